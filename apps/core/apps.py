@@ -10,5 +10,5 @@ class CoreConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Write row-level security and grants when every table exists; `core` is listed last in INSTALLED_APPS."""
+        """Write row-level security and grants once every table exists. `core` is last in INSTALLED_APPS."""
         post_migrate.connect(write_policies_after_migrate, sender=self, dispatch_uid="anneal.write_policies")

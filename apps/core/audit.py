@@ -1,4 +1,4 @@
-"""The audit log: who did what to which object, written in the transaction that did it."""
+"""The audit log: actor, action and target of each change, written in the same transaction as the change."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +10,7 @@ from apps.core.models import AuditEntry
 
 
 class NoTransaction(Exception):
-    """Audit, postings and outbox messages must stand or fall with the change they describe."""
+    """The caller has no open transaction. Audit entries, postings and outbox messages must commit with their change."""
 
 
 def require_transaction() -> None:
@@ -24,7 +24,7 @@ def record(*, organization: Any, by: str, action: str, target: str, **details: A
 
 
 def record_in_each(*, organizations: Iterable[Any], by: str, action: str, target: str, **details: Any) -> None:
-    """Append the same entry to the logs of several organizations, None for that of the platform, in one statement."""
+    """Append the same entry to the logs of several organizations in one statement. None is the platform's log."""
     require_transaction()
     origin = current()
     AuditEntry.objects.bulk_create(

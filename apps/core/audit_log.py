@@ -1,4 +1,4 @@
-"""Reading the audit log: filters, pages by key, and lines for export."""
+"""Reading the audit log: filters, keyset pages, and lines for export."""
 
 import datetime
 import json
@@ -14,7 +14,7 @@ from apps.core.http.csv_text import csv_chunks
 from apps.core.models import AuditEntry
 
 PAGE = 50
-MAX_EXPORTED = 10_000  # of one file; `before` or `until` asks for what is older
+MAX_EXPORTED = 10_000  # per file; `before` or `until` selects older entries
 COLUMNS = ("id", "created_at", "actor", "action", "target", "ip", "user_agent", "details")
 _MAX_VALUE = 128
 _MAX_ID = 18  # digits of a bigint
@@ -22,14 +22,17 @@ _MAX_ID = 18  # digits of a bigint
 
 @dataclass(frozen=True, kw_only=True)
 class AuditFilter:
-    """Which entries to read; "" and None leave a field open. An `action` that ends in a dot stands for all under it."""
+    """The entries to read. "" and None leave a field open.
+
+    An `action` that ends in a dot matches all actions under it.
+    """
 
     actor: str = ""
     action: str = ""
     target: str = ""
     since: datetime.datetime | None = None
     until: datetime.datetime | None = None
-    before: int | None = None  # an id: only older entries
+    before: int | None = None  # an id; only older entries match
 
 
 def read_filter(given: Mapping[str, Any]) -> AuditFilter:
@@ -44,7 +47,7 @@ def _moment(given: Mapping[str, Any], name: str) -> datetime.datetime | None:
         return None
     try:
         found = parse_datetime(text) or parse_date(text)
-    except ValueError:  # it looks like a date and is none
+    except ValueError:  # it looks like a date but is not one
         found = None
     if found is None:
         raise InvalidValue(f"'{name}' is a date or time such as 2026-01-31 or 2026-01-31T12:00:00Z.", param=name)
@@ -63,7 +66,7 @@ def _id(given: Mapping[str, Any]) -> int | None:
 
 
 def list_entries(*, organization: Any, chosen: AuditFilter) -> QuerySet[AuditEntry]:
-    """Return an organization's entries, or for None the platform's own, newest first."""
+    """Return an organization's entries, newest first; for None, the platform's own."""
     rows = AuditEntry.objects.filter(organization_id=getattr(organization, "pk", organization)).order_by("-id")
     equal = {"actor": chosen.actor, "target": chosen.target}
     rows = rows.filter(**{name: value for name, value in equal.items() if value})
@@ -95,7 +98,7 @@ def as_object(entry: AuditEntry) -> dict[str, Any]:
 def export(rows: QuerySet[AuditEntry], *, kind: str) -> tuple[Iterator[bytes], str]:
     """Return the newest entries as the chunks of a `csv` or `jsonl` file, and its media type. Raises InvalidValue.
 
-    The rows are read at once: a response is sent after its transaction.
+    The rows are read at once, because a response is sent after its transaction.
     """
     if kind not in ("csv", "jsonl"):
         raise InvalidValue("An export is csv or jsonl.", param="export")

@@ -1,6 +1,6 @@
-"""Anticipated failures: each has a stable code, a sentence for the customer, the field at fault and the fix.
+"""Anticipated failures. Each has a stable code, a sentence for the customer, the field at fault and the fix.
 
-The public API renders one as an OpenAI-shaped error, a form as a field error, htmx as a 422 with the form again.
+The public API renders one as an OpenAI-shaped error, a form as a field error, and htmx as a 422 with the form again.
 """
 
 from enum import IntEnum
@@ -13,7 +13,7 @@ class Status(IntEnum):
     FORBIDDEN = 403
     NOT_FOUND = 404
     TIMED_OUT = 408  # OpenAI clients retry it
-    STALE_LEASE = 409  # OpenAI clients retry 409: workers only, never on the public API
+    STALE_LEASE = 409  # OpenAI clients retry 409, so it is for workers only and never on the public API
     TOO_LARGE = 413
     UNPROCESSABLE = 422
     TOO_MANY = 429
@@ -21,7 +21,7 @@ class Status(IntEnum):
 
 
 class DomainError(Exception):
-    """Base of every failure we foresee; subclasses live in the module that raises them."""
+    """Base of every anticipated failure. Subclasses live in the module that raises them."""
 
     code: ClassVar[str] = "invalid_request"
     status: ClassVar[Status] = Status.INVALID
@@ -35,13 +35,13 @@ class DomainError(Exception):
         self.data = data
 
     def as_openai(self) -> dict[str, dict[str, Any]]:
-        """Return the body of OpenAI's error object, with our extra data beside its four members."""
+        """Return the body of OpenAI's error object, with extra data beside its four members."""
         body = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": body | self.data}
 
 
 class NotFound(DomainError):
-    """Unknown, or another tenant's: the two are never told apart."""
+    """The object is unknown or another tenant's. Answers never distinguish the two."""
 
     code = "not_found"
     status = Status.NOT_FOUND
@@ -58,13 +58,13 @@ class InvalidValue(DomainError):
 
 
 class InvalidState(DomainError):
-    """The object is in a state that does not allow this; permanent, so 400 and not 409."""
+    """The object is in a state that does not allow this. This is permanent, so the status is 400 and not 409."""
 
     code = "invalid_state"
 
 
 class QuotaExceeded(DomainError):
-    """A limit of the organization; waiting does not help, so clients must not retry."""
+    """A limit of the organization is reached. Waiting does not help, so clients must not retry."""
 
     code = "insufficient_quota"
     status = Status.TOO_MANY

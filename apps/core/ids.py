@@ -26,13 +26,13 @@ def new_ulid() -> str:
     return written + _random_tail()
 
 
-_moment = -1, ""  # the milliseconds of the last identifier, and how they are written
-_tails: list[str] = []  # made many at a time: to ask the kernel for each costs more than all the rest of an id
+_moment = -1, ""  # the milliseconds of the last identifier, and their encoding
+_tails: list[str] = []  # made in batches, because one kernel call costs more than the rest of an id
 os.register_at_fork(after_in_child=_tails.clear)
 
 
 def _random_tail() -> str:
-    """Return 16 characters of five random bits each; never the same to two threads or processes."""
+    """Return 16 characters of five random bits each; no two threads or processes get the same."""
     try:
         return _tails.pop()
     except IndexError:
@@ -51,7 +51,7 @@ def new_id(prefix: str, separator: str = "_") -> str:
 
 
 def ulid_of(identifier: str) -> str:
-    """Return the ULID inside a prefixed id. Raises ValueError when there is none."""
+    """Return the ULID inside a prefixed id. Raises ValueError if there is none."""
     tail = identifier[-ULID_LENGTH:]
     if not _ULID.fullmatch(tail):
         raise ValueError(f"{identifier!r} does not end in a ULID")
@@ -59,7 +59,7 @@ def ulid_of(identifier: str) -> str:
 
 
 class IdField(models.CharField):
-    """A primary key like `ds_01h…`; the prefix says what the id names."""
+    """A primary key like `ds_01h…`. The prefix names the kind of object."""
 
     def __init__(self, *, prefix: str, separator: str = "_", **kwargs: Any) -> None:
         self.prefix, self.separator = prefix, separator

@@ -1,4 +1,4 @@
-"""Tables every feature writes to and none owns: the audit log and the outbox."""
+"""Tables that every feature writes to: the audit log and the outbox."""
 
 import pgtrigger
 from django.db import models
@@ -8,7 +8,7 @@ from apps.core.database.policies import OWN_ORGANIZATION
 
 
 class AuditEntry(models.Model):
-    """One thing somebody did. Append-only; `organization` is null for operator actions on the platform itself."""
+    """One action in the audit log. Append-only. `organization` is null for operator actions on the platform itself."""
 
     id = models.BigAutoField(primary_key=True)
     organization = models.ForeignKey("accounts.Organization", on_delete=models.PROTECT, null=True, related_name="+")
@@ -33,7 +33,7 @@ class AuditEntry(models.Model):
 
 
 def _acting_organization() -> Coalesce:
-    """Return the SQL for the organization that a transaction acts for, "" where it acts for none."""
+    """Return the SQL for the organization that a transaction acts for; "" if there is none."""
     setting = models.Func(models.Value("anneal.organization"), models.Value(True), function="current_setting")
     return Coalesce(setting, models.Value(""), output_field=models.CharField())
 

@@ -1,4 +1,4 @@
-"""Money is integer nano-USD (1e-9 USD): exact for a single token's price, 9.2e9 USD in a bigint."""
+"""Money as integer nano-USD (1e-9 USD): exact for a single token's price; a bigint holds 9.2e9 USD."""
 
 from decimal import Decimal
 
@@ -10,7 +10,7 @@ LARGEST_USD = 9_000_000_000
 def rated(*, quantity: int, price_nano: int, per: int) -> int:
     """Return the price of `quantity` units at `price_nano` per `per` units, rounded half up to the nano.
 
-    Call it on cumulative quantities and post the difference: then rounding never adds up.
+    Call it on cumulative quantities and post the difference, so that rounding errors never add up.
     """
     if quantity < 0 or price_nano < 0 or per <= 0:
         raise ValueError("quantity and price must not be negative, per must be positive")
@@ -18,7 +18,7 @@ def rated(*, quantity: int, price_nano: int, per: int) -> int:
 
 
 def usd_to_nano(usd: Decimal) -> int:
-    """Return the exact nano amount. Raises ValueError for more than nine decimals, and for more than a bigint holds."""
+    """Return the exact nano amount. Raises ValueError for more than nine decimals or more than LARGEST_USD."""
     if not usd.is_finite() or usd.copy_abs() > LARGEST_USD:
         raise ValueError(f"an amount is at most {LARGEST_USD} dollars")
     nano = usd * NANO_PER_USD
@@ -32,14 +32,14 @@ def nano_to_usd(nano: int) -> Decimal:
 
 
 def usd_decimal(nano: int) -> str:
-    """Return the exact amount as an API gives it: plain decimal digits, such as 0.0000001, never an exponent."""
+    """Return the exact amount for an API: plain decimal digits, such as 0.0000001, never an exponent."""
     return f"{nano_to_usd(nano).normalize():f}"
 
 
 def dollars(nano: int) -> str:
-    """Return the exact amount as a message names it, to the cent at least: $2.50, -$0.07, $0.0000001.
+    """Return the exact amount for a message, with at least two decimals: $2.50, -$0.07, $0.0000001.
 
-    A rounded amount in a message could be too little to act on, or read as nothing.
+    A rounded amount in a message could be too little to act on, or look like zero.
     """
     amount = nano_to_usd(abs(nano)).normalize()
     places = max(2, -int(amount.as_tuple().exponent))

@@ -1,1 +1,1 @@
-"""PostgreSQL as the foundation: tenancy, policies, guarded transitions, locks and the one clock."""
+"""PostgreSQL foundation: tenancy, policies, guarded transitions, locks and the clock."""

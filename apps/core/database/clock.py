@@ -1,4 +1,4 @@
-"""The one clock: the database's, so that no worker's skew decides a lease, a price or an expiry."""
+"""The database clock. It is the only clock, so that no worker's skew decides a lease, a price or an expiry."""
 
 import datetime
 

@@ -1,10 +1,10 @@
-"""Row-level security and grants of every table, written after each migration from what the models say of themselves.
+"""Row-level security and grants of every table, written after each migration from attributes of the models.
 
-A model says: `tenant_condition` (SQL; without it the table has no tenant and needs a `tenancy_reason`),
-`is_append_only`, and `app_access` ("none", "add", "read", "write") where the web role may do less or more than usual.
-A secret has a table of its own, so that whoever may not read it reads all else by whole rows.
-`app_kept_columns` are booleans that the web role leaves as they are: a grant for each other column would do it too, but
-Django writes all columns of a row that it saves.
+A model declares `tenant_condition` (SQL; without it the table has no tenant and needs a `tenancy_reason`),
+`is_append_only`, and `app_access` ("none", "add", "read", "write") where the web role may do less or more than usual. A
+secret has a separate table, so that roles without access to it can still read whole rows of everything else.
+`app_kept_columns` are booleans that the web role cannot change. A grant on each other column would have the same
+effect, but Django writes all columns of a row that it saves.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ ROLES = (APP_ROLE, SYSTEM_ROLE, "anneal_internal", "anneal_gateway")
 OWN_ORGANIZATION = "organization_id = nullif(current_setting('anneal.organization', true), '')"
 
 
-# Usage arrives by COPY, in a table of the gateway's own connection.
+# Usage arrives by COPY into a temporary table of the gateway's connection.
 _GRANT_TEMPORARY = """
     DO $$ BEGIN EXECUTE format('GRANT TEMPORARY ON DATABASE %I TO anneal_gateway', current_database()); END $$
 """
@@ -47,11 +47,11 @@ _KEEP_COLUMNS = f"""
 
 
 class UnsafeDatabaseRole(Exception):
-    """The process is connected under a role for which row-level security is off."""
+    """The process is connected under a role that bypasses row-level security."""
 
 
 def refuse_unsafe_role() -> None:
-    """Raise UnsafeDatabaseRole when row-level security would not hold for this connection."""
+    """Raise UnsafeDatabaseRole if this connection bypasses row-level security."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT rolname FROM pg_roles WHERE rolname = session_user AND (rolsuper OR rolbypassrls)")
         row = cursor.fetchone()
@@ -62,7 +62,7 @@ def refuse_unsafe_role() -> None:
 
 
 def write_policies_after_migrate(**said: Any) -> None:
-    """Call `write_policies` for `migrate`; `flush` sends the same signal without a plan and changes no table."""
+    """Call `write_policies` after `migrate`. `flush` sends the same signal without a plan and changes no table."""
     if "plan" in said:
         write_policies()
 
@@ -70,8 +70,9 @@ def write_policies_after_migrate(**said: Any) -> None:
 def write_policies() -> None:
     """Enable and force row-level security and write grants on every table. Idempotent; runs after each migrate.
 
-    A table at a time, locked before its first statement: a GRANT takes no lock on the table yet changes its row of
-    pg_class, for which an autovacuum of that table then waits, holding the lock that ALTER TABLE asks for.
+    Each table has its own transaction, which locks it before the first statement. A GRANT changes the table's row of
+    pg_class without locking the table. An autovacuum of the table then waits for that row while it holds the lock that
+    ALTER TABLE needs.
     """
     with connection.cursor() as cursor:
         cursor.execute(f"GRANT USAGE ON SCHEMA public TO {', '.join(ROLES)}")

@@ -1,4 +1,4 @@
-"""Search by name and id over a few kinds of rows, each kind bounded: what the command palette asks."""
+"""Search by name and id over a few kinds of rows, with a limit for each kind. Used by the command palette."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from django.shortcuts import render
 MIN_CHARACTERS = 2
 _MAX_CHARACTERS = 80
 _MAX_WORDS = 5
-_SHOWN = 5  # of each kind
+_SHOWN = 5  # per kind
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of object: its rows, the fields to look in, and how a row is shown."""
+    """One kind of object: its rows, the fields to search, and the display of a row."""
 
     label: str
     icon: str
@@ -33,13 +33,16 @@ class Kind:
     show: Callable[..., Hit]
 
     def find(self, words: list[str]) -> list[Hit]:
-        """Return the first rows in which each word stands somewhere, in the order of `rows`."""
+        """Return the first rows that contain every word, each in any of the fields, in the order of `rows`."""
         each = (reduce(or_, (Q(**{f"{field}__icontains": word}) for field in self.fields)) for word in words)
         return [self.show(row) for row in self.rows.filter(reduce(and_, each))[:_SHOWN]]
 
 
 def render_hits(request: HttpRequest, kinds: list[Kind], *, prefix: str) -> HttpResponse:
-    """Answer with the groups that match `q`; nothing below `MIN_CHARACTERS`. Ids on the page begin with `prefix`."""
+    """Return a response with the groups that match `q`.
+
+    It has no groups if `q` is shorter than `MIN_CHARACTERS`. Ids on the page begin with `prefix`.
+    """
     text = request.GET.get("q", "").strip()[:_MAX_CHARACTERS]
     words = text.split()[:_MAX_WORDS] if len(text) >= MIN_CHARACTERS else []
     groups = [(kind, hits) for kind in kinds if (hits := kind.find(words))] if words else []

@@ -1,9 +1,9 @@
-"""Who may see which rows, enforced by PostgreSQL.
+"""Tenant isolation: the rows each role may see, enforced by PostgreSQL.
 
 Each process logs in under a role that is neither superuser nor BYPASSRLS. Under `anneal_app` a row is visible only
-while `anneal.organization` names its organization (or `anneal.user` its member), and both are set inside the
-transaction, so that a pooled connection carries nothing over. `anneal_sys` sees all tenants by an explicit policy.
-apps/core/database/policies.py writes policies and grants after each migration from what the models say of themselves.
+while `anneal.organization` names its organization (or `anneal.user` its member). Both are set inside the transaction,
+so a pooled connection carries nothing over. `anneal_sys` sees all tenants by an explicit policy.
+apps/core/database/policies.py writes policies and grants after each migration from attributes of the models.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,10 @@ from apps.core.database.policies import APP_ROLE, OWN_ORGANIZATION, SYSTEM_ROLE
 
 class OrganizationQuerySet(models.QuerySet):
     def for_organization(self, organization: Any) -> Self:
-        """Return only the organization's rows; the second of three walls (see the module docstring)."""
+        """Return only the organization's rows.
+
+        This is a second check beside row-level security (see the module docstring).
+        """
         return self.filter(organization_id=getattr(organization, "pk", organization))
 
 
@@ -36,21 +39,21 @@ class OrganizationModel(models.Model):
 
 @contextmanager
 def tenant(*, organization: Any = None, user: Any = None) -> Iterator[None]:
-    """Run a transaction that sees one organization's rows (and, for `user`, that person's own memberships)."""
+    """Run a transaction that sees one organization's rows and, for `user`, that person's own memberships."""
     with _acting(APP_ROLE, organization=_key(organization), user=_key(user)):
         yield
 
 
 @contextmanager
 def system() -> Iterator[None]:
-    """Run a transaction that sees every tenant: operator pages, invitation tokens. The caller audits what it does."""
+    """Run a transaction that sees every tenant: operator pages, invitation tokens. The caller audits its actions."""
     with _acting(SYSTEM_ROLE, organization="", user=""):
         yield
 
 
 @contextmanager
 def all_tenants() -> Iterator[None]:
-    """See every tenant's rows for sums over several; a role that is bound to none sees them as it is."""
+    """Show every tenant's rows, for sums over several tenants. Roles other than APP_ROLE see them anyway."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT current_user")
         (role,) = cursor.fetchone()
@@ -62,7 +65,7 @@ def all_tenants() -> Iterator[None]:
 
 
 def set_organization(organization: Any) -> None:
-    """Choose the organization for the rest of the `tenant` block in progress."""
+    """Set the organization for the rest of the current `tenant` block."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT set_config('anneal.organization', %s, true)", [_key(organization)])
 
@@ -74,7 +77,7 @@ def _acting(role: str, *, organization: str, user: str) -> Iterator[None]:
         before = _identity() if is_nested else None
         _assume(role, organization, user)
         yield
-        if before is not None:  # SET LOCAL outlives a savepoint that commits; a rollback restores it by itself
+        if before is not None:  # SET LOCAL outlives a savepoint that commits; a rollback restores it
             _assume(*before)
 
 

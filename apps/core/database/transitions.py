@@ -1,7 +1,7 @@
-"""Moves between states: one table of legal moves feeds a guarded UPDATE, a database trigger and the drawn diagram.
+"""State transitions: one table of legal moves feeds a guarded UPDATE, a database trigger and the diagram.
 
-`advance` is the only way a status changes. Two callers who both see the old state cannot both win: the UPDATE names
-the states it may leave, and exactly one row must change.
+`advance` is the only way to change a status. If two callers both see the old state, only one can succeed: the UPDATE
+names the states that it may leave, and exactly one row must change.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ class IllegalTransition(Exception):
 
 
 def sources_of(transitions: Transitions, target: str) -> list[str]:
-    """Return the states that may move to `target`. Raises ValueError when none may."""
+    """Return the states that may move to `target`. Raises ValueError if there are none."""
     sources = sorted(state for state, targets in transitions.items() if target in targets)
     if not sources:
         raise ValueError(f"no state may move to {target!r}")
@@ -38,9 +38,10 @@ def advance(
     guard: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> None:
-    """Move `row` to state `to` and set `changes` with it, or raise IllegalTransition and change nothing.
+    """Move `row` to state `to` and set `changes` with it.
 
-    `guard` holds further conditions of the UPDATE (a fencing token, say). `row` is refreshed in place on success.
+    If the move is illegal, raises IllegalTransition and changes nothing. `guard` holds further conditions of the
+    UPDATE, such as a fencing token. `row` is refreshed in place on success.
     """
     if not try_advance(row, to=to, transitions=transitions, guard=guard, **changes):
         raise IllegalTransition(f"{type(row).__name__} {row.pk} may not move to {to!r} from where it is")
@@ -54,7 +55,7 @@ def try_advance(
     guard: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> bool:
-    """Do as `advance`, but return whether the move was made: for callers to whom losing the race is normal."""
+    """Move `row` as `advance` does and return whether it moved. For callers that may normally lose the race."""
     manager = type(row)._base_manager
     condition = {"pk": row.pk, "status__in": sources_of(transitions, to)} | dict(guard or {})
     changed = manager.filter(**condition).update(status=to, **changes)
@@ -64,7 +65,7 @@ def try_advance(
 
 
 def status_trigger(name: str, transitions: Transitions) -> pgtrigger.FSM:
-    """Return the trigger that refuses any other move, whoever tries it."""
+    """Return the trigger that refuses every other move, from any client."""
     moves = [(source, target) for source, targets in transitions.items() for target in sorted(targets)]
     return pgtrigger.FSM(name=name, field="status", transitions=sorted(moves))
 

@@ -1,1 +1,1 @@
-"""What every HTTP process shares: the ASGI application, connections, fair shares, origins."""
+"""Code shared by every HTTP process: the ASGI application, connections, fair shares, origins."""

@@ -1,4 +1,4 @@
-"""What the dashboard and the operator console share: the mark of who may open a view, and pages for failures."""
+"""Code shared by the dashboard and the operator console: the access mark of a view, and pages for failures."""
 
 import logging
 from collections.abc import Callable
@@ -21,20 +21,23 @@ View = Callable[..., HttpResponseBase]
 
 @dataclass(frozen=True)
 class Access:
-    """What a view asks of its reader; the guard tests read it from the view's `access` attribute."""
+    """The access that a view requires. Guard tests read it from the view's `access` attribute."""
 
     audience: Literal["public", "person", "organization", "operator"]
     permission: str | None = None
 
 
 def public_view(view: View) -> View:
-    """Mark a view that anybody may open and that shows no organization's data."""
+    """Mark a view that is open to all and shows no organization's data."""
     view.access = Access("public")  # type: ignore[attr-defined]
     return view
 
 
 def redirect_to_sign_in(request: HttpRequest) -> HttpResponse:
-    """Send to the sign-in page and back; a form posted by nobody is not replayed, and htmx leaves the whole page."""
+    """Redirect to the sign-in page and back.
+
+    A form posted without a session is not replayed. For htmx, the whole page is redirected.
+    """
     response = redirect_to_login(request.get_full_path() if request.method == "GET" else "/")
     if getattr(request, "htmx", False):
         return HttpResponseClientRedirect(response.url)
@@ -42,7 +45,7 @@ def redirect_to_sign_in(request: HttpRequest) -> HttpResponse:
 
 
 def answer(request: HttpRequest, run: Callable[[], HttpResponseBase]) -> HttpResponseBase:
-    """Run a view and turn what it did not handle into a page: 404 and 403 as Django's, the rest with its sentence."""
+    """Run a view and convert unhandled errors to pages: Django's for 404 and 403, the others with their message."""
     try:
         return run()
     except NotFound as error:

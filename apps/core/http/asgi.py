@@ -1,4 +1,4 @@
-"""What every HTTP process does before and after a view: request ids, limits on bodies, and pages for errors.
+"""Code that every HTTP process runs around a view: request ids, limits on bodies, and pages for errors.
 
 Machine paths (the public APIs, the worker API, signed objects) get OpenAI-shaped JSON; people get a page.
 """
@@ -32,13 +32,13 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MACHINE_PREFIXES = ("/v1/", "/api/", "/internal/", "/objects/")
 REQUEST_ID_HEADER = "x-request-id"
-PROCESSOR_SECONDS = "anneal.processor_seconds"  # where a scope has them
+PROCESSOR_SECONDS = "anneal.processor_seconds"  # key in the scope
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{8,64}")
 
 MIB = 1024 * 1024
 DEFAULT_BODY_BYTES = 4 * MIB
 
-# How slowly a body may come: never silent for so long, and after a minute at least so many bytes a second.
+# Limits for slow bodies: the longest silence, and the fewest bytes per second after the first minute.
 _IDLE_SECONDS, _FREE_SECONDS, _MIN_BYTES_PER_SECOND = 30.0, 60.0, 8 * 1024
 
 
@@ -54,7 +54,7 @@ class UnknownUrl(NotFound):
 
 
 class TooSlow(DomainError):
-    """The body of a request did not come in time."""
+    """The body of a request did not arrive in time."""
 
     code = "request_timeout"
     status = Status.TIMED_OUT
@@ -62,14 +62,14 @@ class TooSlow(DomainError):
 
 
 class ServerFault(DomainError):
-    """A bug or a broken dependency; the sentence says nothing of the inside."""
+    """A bug or a broken dependency. The message reveals no internals."""
 
     code = "server_error"
     type = "server_error"
 
 
 def request_id_from(value: str | None) -> str:
-    """Return the caller's request id when it is harmless to log and echo, else a fresh one."""
+    """Return the caller's request id if it is safe to log and echo; otherwise a new one."""
     return usable_request_id(value) or new_id("req")
 
 
@@ -78,9 +78,9 @@ def usable_request_id(value: str | None) -> str | None:
 
 
 class MeasuredRequest(ASGIRequest):
-    """A request whose length is that of its body as it arrived.
+    """A request whose length is that of its received body.
 
-    Django and REST framework read no body without a length, and a chunked one comes without (RFC 9112 §7.1).
+    Django and REST framework read no body without a length, and a chunked body has none (RFC 9112 §7.1).
     """
 
     def __init__(self, scope: Scope, body_file: IO[bytes]) -> None:
@@ -90,12 +90,10 @@ class MeasuredRequest(ASGIRequest):
 
 
 class DjangoApplication(ASGIHandler):
-    """Django as an ASGI application; `django.setup()` comes first.
+    """Django as an ASGI application. Call `django.setup()` first.
 
-    A client takes as long as it likes to read its answer, so an answer is sent without a connection to the database.
-
-    When a request ends, its scope has the processor time of the thread that it ran in, which was its own, and of its
-    error page.
+    A client may read its answer slowly, so an answer is sent without holding a database connection. When a request
+    ends, its scope has the processor time of the request's own thread and of its error page.
     """
 
     request_class = MeasuredRequest
@@ -112,19 +110,19 @@ class DjangoApplication(ASGIHandler):
 
 
 def give_back_connection() -> None:
-    """Put this thread's connection to the database back into the pool."""
+    """Return this thread's database connection to the pool."""
     if not connection.in_atomic_block:
         connection.close()
 
 
 def _end_of_thread() -> float:
-    """Return the processor seconds of a request's thread. Django closes nothing when an answer breaks off by a bug."""
+    """Return the processor seconds of a request's thread. Django closes nothing if a bug interrupts an answer."""
     give_back_connection()
     return time.thread_time()
 
 
 class RequestIdMiddleware:
-    """Give every request an id and every response the same one in `x-request-id`."""
+    """Gives every request an id, and every response the same id in `x-request-id`."""
 
     sync_capable = True
     async_capable = True
@@ -152,7 +150,7 @@ def _with_id(response: HttpResponseBase, identifier: str) -> HttpResponseBase:
 
 
 class RefuseNulMiddleware(MiddlewareMixin):
-    """Refuse NUL in paths and queries once: PostgreSQL stores none, so a lookup by one would fail as a bug does."""
+    """Refuses NUL in paths and queries. PostgreSQL stores no NUL, so a lookup by one would fail like a bug."""
 
     def process_request(self, request: HttpRequest) -> HttpResponse | None:
         has_nul = "\0" in request.path or "\0" in unquote(request.META.get("QUERY_STRING", ""))
@@ -163,7 +161,7 @@ class RefuseNulMiddleware(MiddlewareMixin):
 
 
 class Allowance(NamedTuple):
-    """How much of a request's body is taken, and what to answer beyond it where "too large" is not the reason."""
+    """How much of a request's body is read, and the error beyond it if "too large" is not the reason."""
 
     limit_bytes: int
     refusal: DomainError | None = None
@@ -172,8 +170,8 @@ class Allowance(NamedTuple):
 class BodyLimit(NamedTuple):
     """The largest body of requests whose path starts with `prefix`.
 
-    `judge` decides on one request before any of its body is read: it returns what this one may send, at most
-    `limit_bytes`, or raises a DomainError to refuse it. Bodies up to the default limit need no judging unless
+    `judge` decides on one request before its body is read. It returns the size that this request may send, at most
+    `limit_bytes`, or raises a DomainError to refuse it. Bodies up to the default limit are not judged unless
     `is_judged_always`.
     """
 
@@ -185,10 +183,10 @@ class BodyLimit(NamedTuple):
 
 
 class LimitBodies:
-    """ASGI: refuse a body above its path's limit before it fills a disk, whether or not its length was declared.
+    """ASGI: refuses a body above its path's limit before it fills a disk, even if its length was not declared.
 
-    Django writes a body to the disk to its end before any view runs, so a limit in a view comes too late, and so does
-    its question who is asking: paths that take much are judged here.
+    Django writes the whole body to disk before any view runs. A limit or a permission check in a view is therefore too
+    late, so paths with large bodies are judged here.
     """
 
     def __init__(self, application: Application, limits: Sequence[BodyLimit] = ()) -> None:
@@ -234,7 +232,7 @@ class LimitBodies:
 
 
 class _CountedBody:
-    """Counts what the application reads; past the limits the application sees a client that went away."""
+    """Counts the bytes that the application reads. Past the limits, the application sees a client that disconnected."""
 
     def __init__(self, receive: Receive, send: Send, *, limit_bytes: int) -> None:
         self._receive, self._send = receive, send
@@ -260,7 +258,10 @@ class _CountedBody:
         return {"type": "http.disconnect"} if self.is_exceeded else message
 
     def _patience_seconds(self) -> float | None:
-        """Return how long to wait for more; for ever once the body is whole, as what comes then is the client's end."""
+        """Return the seconds to wait for more.
+
+        None means forever: once the body is complete, only a disconnect follows.
+        """
         if self._is_whole:
             return None
         spent = asyncio.get_running_loop().time() - self._began
@@ -272,7 +273,7 @@ class _CountedBody:
 
 
 def declared_length(scope: Scope) -> int:
-    """Return the Content-Length of a request, zero when there is none or it is no number."""
+    """Return the Content-Length of a request; zero if it is missing or not a number."""
     for name, value in scope["headers"]:
         if name == b"content-length":
             return int(value) if value.isdigit() else 0
@@ -280,7 +281,7 @@ def declared_length(scope: Scope) -> int:
 
 
 def _is_small(scope: Scope) -> bool:
-    """Tell whether the request announced a body within the default limit."""
+    """Return whether the request announced a body within the default limit."""
     return 0 < declared_length(scope) <= DEFAULT_BODY_BYTES
 
 
@@ -292,7 +293,7 @@ def _too_large(limit_bytes: int) -> TooLarge:
 
 
 def error_headers(error: DomainError) -> dict[str, str]:
-    """Return what tells an OpenAI client whether, and when, to try again."""
+    """Return the headers that control whether and when an OpenAI client retries."""
     if error.is_retryable:
         return {"Retry-After": str(error.data.get("retry_after_seconds", 1))}
     return {"x-should-retry": "false"} if error.status is Status.TOO_MANY else {}
@@ -303,7 +304,10 @@ def error_response(error: DomainError, *, status: int | None = None) -> JsonResp
 
 
 async def send_error(send: Send, error: DomainError, *, request_id: str | None = None) -> None:
-    """Answer an ASGI request with an OpenAI-shaped error and close the connection: its body may be half read."""
+    """Answer an ASGI request with an OpenAI-shaped error.
+
+    The connection is closed, because its body may be half read.
+    """
     response = error_response(error)
     response.headers[REQUEST_ID_HEADER] = request_id or new_id("req")
     response.headers["Connection"] = "close"
@@ -313,7 +317,7 @@ async def send_error(send: Send, error: DomainError, *, request_id: str | None =
 
 
 async def send_page(send: Send, error: DomainError, page: str, *, notice: str = "") -> None:
-    """Answer an ASGI request with a page, or with a notice that htmx shows over the page it is on."""
+    """Answer an ASGI request with a page, or with a notice that htmx shows over the current page."""
     headers = error_headers(error) | {"content-type": "text/html; charset=utf-8", "cache-control": "no-store"}
     headers |= {REQUEST_ID_HEADER: new_id("req"), "connection": "close"}
     if notice:
@@ -328,10 +332,10 @@ def is_machine_path(path: str) -> bool:
 
 
 def _of_the_pool(handler: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
-    """Let a handler of errors run in a thread of the event loop's pool.
+    """Let an error handler run in a thread of the event loop's pool.
 
     Django answers an exception there and not in the request's own thread. These threads never end, and the end of a
-    request closes the connections of its own thread only: each would keep one of the database's pool for good.
+    request closes only its own thread's connections. So each would keep a database connection from the pool forever.
     """
 
     @wraps(handler)
@@ -372,7 +376,7 @@ def bad_request(request: HttpRequest, exception: Exception | None = None) -> Htt
 def server_error(request: HttpRequest) -> HttpResponse:
     if is_machine_path(request.path):
         return error_response(ServerFault("The server had an error while processing your request."), status=500)
-    # Without the request: no context processor, so no query, when the database may be what failed.
+    # Render without the request: no context processor and so no query, because the database may have failed.
     page = render_to_string("errors/500.html", {"status": 500, "request_id": getattr(request, "id", "")})
     return HttpResponse(page, status=500)
 
@@ -383,7 +387,7 @@ def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
 
 
 def error_page(request: HttpRequest, status: int, *, message: str = "") -> HttpResponse:
-    """Render templates/errors/<status>.html, or the general page for a status without one of its own."""
+    """Render templates/errors/<status>.html, or the general page if the status has no template."""
     context = {
         "status": status,
         "title": HTTPStatus(status).phrase.capitalize(),

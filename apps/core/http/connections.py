@@ -1,9 +1,9 @@
-"""uvicorn's HTTP connections, with limits on the head of a request and on what one address may hold open.
+"""uvicorn's HTTP connections, with limits on the head of a request and on the connections of one address.
 
     uvicorn --http apps.core.http.connections:Connection
 
-uvicorn waits for ever for the rest of a head, and takes one of any size. The limits are those of deploy/nginx, which
-holds them in front of these processes where there is one.
+uvicorn waits forever for the rest of a head and accepts one of any size. The limits are those of deploy/nginx, which
+enforces them in front of these processes if it is used.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from apps.core.http.fair_shares import OpenCounts
 HEAD_SECONDS = 15.0
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 100
-MAX_CONNECTIONS = 256  # of one address that is no proxy
-MAX_AHEAD = 64  # requests of one connection that came before their turn
+MAX_CONNECTIONS = 256  # of one address that is not a proxy
+MAX_AHEAD = 64  # requests of one connection that arrived before their turn
 
 _CLOSED = [(b"content-length", b"0"), (b"connection", b"close")]
 _TOO_LARGE_HEAD = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -27,13 +27,13 @@ _open = OpenCounts()
 
 
 async def refuse_head(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer in place of the application."""
+    """Answer 431 in place of the application."""
     await send({"type": "http.response.start", "status": 431, "headers": _CLOSED})
     await send({"type": "http.response.body", "body": b""})
 
 
 class TooManyAhead(Exception):
-    """A client sends requests faster than they are answered; the parser stops, and the connection ends with 400."""
+    """A client sends requests faster than they are answered. The parser stops, and the connection ends with 400."""
 
 
 class Connection(HttpToolsProtocol):
@@ -42,7 +42,7 @@ class Connection(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     _is_in_head = False
     _head_bytes = 0
-    _address = ""  # counted while it is open
+    _address = ""  # counted while the connection is open
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -82,7 +82,7 @@ class Connection(HttpToolsProtocol):
         self._stop_waiting()
         size_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if size_bytes > MAX_HEAD_BYTES or len(self.headers) > MAX_HEADERS:
-            self.app = refuse_head  # of this connection, which ends with the answer
+            self.app = refuse_head  # for this connection, which ends with the answer
         super().on_headers_complete()
         if len(self.pipeline) > MAX_AHEAD:  # one read of the socket may bring thousands
             raise TooManyAhead
@@ -104,13 +104,13 @@ class Connection(HttpToolsProtocol):
     def _end_waiting(self) -> None:
         self._head_timer = None
         if self.flow.read_paused:
-            self._wait_for_head()  # it is we who do not read
+            self._wait_for_head()  # this server paused reading, so the client is not late
         else:
             self.transport.close()
 
 
 def _is_proxy(host: str) -> bool:
-    """Tell whether connections of this address are those of many clients."""
+    """Return whether connections from this address are those of many clients."""
     return bool(settings.TRUSTED_PROXIES) and host in _proxies().trusted_hosts
 
 

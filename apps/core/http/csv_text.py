@@ -1,4 +1,4 @@
-"""CSV that no spreadsheet takes for formulas, made in chunks."""
+"""CSV in chunks, with cells that no spreadsheet runs as formulas."""
 
 import csv
 import io
@@ -10,7 +10,7 @@ _ROWS_PER_CHUNK = 200
 
 
 def csv_chunks(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[bytes]:
-    """Yield a CSV file. Text that a spreadsheet would run as a formula gets an apostrophe before it."""
+    """Yield a CSV file. Text that a spreadsheet would run as a formula is prefixed with an apostrophe."""
     buffer = io.StringIO()
     writer = csv.writer(buffer)
     writer.writerow(header)

@@ -1,7 +1,7 @@
-"""Fair shares of one process: how much each owner may ask for in a minute, and who runs next.
+"""Fair shares within one process: limits per owner and minute, and turns between owners.
 
-Kept in this process: with several processes a limit holds for each of them. An owner is any string: a key, a person, an
-organization, an address. All of it belongs to one event loop.
+Each process keeps its own counts, so each applies the limits separately. An owner is any string: a key, a person, an
+organization, an address. Use every object inside one event loop.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ _FORGET_SECONDS = 120.0
 
 
 class TooManyWaiting(Exception):
-    """The owner has as many waiting as are allowed, or nothing came free in time."""
+    """The owner has the maximum number of waiters, or no place became free in time."""
 
 
 @dataclass(slots=True)
@@ -23,27 +23,27 @@ class _Bucket:
 
 
 class Buckets:
-    """A token bucket for each owner; full it holds what the owner may take in a minute."""
+    """A token bucket for each owner. A full bucket holds one minute's worth."""
 
     def __init__(self) -> None:
         self._buckets: dict[str, _Bucket] = {}
         self._swept_at = time.monotonic()
 
     def wait_seconds(self, owner: str, per_minute: float, amount: float = 1.0) -> float:
-        """Return how long until the owner can take so much, 0 if now."""
+        """Return the seconds until the owner can take `amount`; 0 if now."""
         missing = amount - self._at(owner, per_minute).left
         return max(0.0, missing * 60 / per_minute)
 
     def take(self, owner: str, per_minute: float, amount: float = 1.0) -> None:
-        """Take so much; what was not there becomes a debt, which the owner waits for."""
+        """Take `amount`. A missing amount becomes a debt, and the owner waits until it is paid back."""
         self._at(owner, per_minute).left -= amount
 
     def share_left(self, owner: str, per_minute: float) -> float:
-        """Return how full the owner's bucket is, 1 when nothing was taken for a minute."""
+        """Return the fill level of the owner's bucket: 1 if full, below 0 in debt."""
         return self._at(owner, per_minute).left / per_minute
 
     def _at(self, owner: str, per_minute: float) -> _Bucket:
-        """Return the owner's bucket, filled up to now."""
+        """Return the owner's bucket, refilled up to now."""
         now = time.monotonic()
         bucket = self._buckets.get(owner)
         if bucket is None:
@@ -60,7 +60,7 @@ class Buckets:
 
 
 class OpenCounts:
-    """Counts what each owner has open at once."""
+    """Counts the open items of each owner."""
 
     def __init__(self) -> None:
         self._open: dict[str, int] = defaultdict(int)
@@ -78,10 +78,10 @@ class OpenCounts:
 
 
 class Places:
-    """A fixed number of places. Those who wait for one get it in turns between owners, not between requests."""
+    """A fixed number of places. Waiting requests get them in turns between owners, not between requests."""
 
     def __init__(self, total: int, *, most_waiting: int, wait_seconds: float) -> None:
-        """`most_waiting` holds for each owner."""
+        """`most_waiting` applies to each owner."""
         self._free = total
         self._most_waiting, self._wait_seconds = most_waiting, wait_seconds
         self._running = OpenCounts()
@@ -118,7 +118,7 @@ class Places:
         self._running.add(owner)
 
     def _leave(self, owner: str, turn: "asyncio.Future[None]") -> None:
-        """Forget one who waits no longer, whether or not its turn came in the same moment."""
+        """Remove a waiter that has given up, even if its turn came in the same moment."""
         if turn.done() and not turn.cancelled():
             self.give_back(owner)
             return
@@ -128,7 +128,7 @@ class Places:
                 del self._queues[owner]
 
     def _call_next(self) -> None:
-        """Give free places to the owners in turn; one who had a turn goes to the end."""
+        """Give free places to the owners in turn. An owner that had a turn goes to the end."""
         while self._free and (owner := self._next_owner()) is not None:
             queue = self._queues.pop(owner)
             _, turn = queue.popleft()

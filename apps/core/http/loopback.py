@@ -1,11 +1,11 @@
-"""Whether an address is this machine's own. Imports no Django."""
+"""Check for loopback URLs. Imports no Django."""
 
 import ipaddress
 from urllib.parse import urlsplit
 
 
 def is_loopback(url: str) -> bool:
-    """Tell whether a URL names this machine alone."""
+    """Return whether a URL names only this machine."""
     host = urlsplit(url).hostname or ""
     if host == "localhost" or host.endswith(".localhost"):
         return True

@@ -1,4 +1,4 @@
-"""Where the request in progress came from: address and browser, for the audit log."""
+"""Origin of the current request: address and browser, for the audit log."""
 
 import ipaddress
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ USER_AGENT_LENGTH = 200
 
 @dataclass(frozen=True)
 class Origin:
-    """`ip` is None where the server does not know it, such as behind a Unix socket."""
+    """The address and browser of a request. `ip` is None if the server does not know it, as behind a Unix socket."""
 
     ip: str | None = None
     user_agent: str = ""
@@ -26,13 +26,13 @@ _current: ContextVar[Origin | None] = ContextVar("origin", default=None)
 
 
 def current() -> Origin:
-    """Return the origin of the request in progress, an empty one outside of a request."""
+    """Return the origin of the current request; an empty one outside of a request."""
     return _current.get() or Origin()
 
 
 @sync_and_async_middleware
 def OriginMiddleware(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:  # noqa: N802 - as Django names middleware
-    """Remember the origin of each request while it is answered. The front door's address counts as the client's."""
+    """Store the origin of each request while it is answered. The front door's address counts as the client's."""
 
     async def answer_async(request: HttpRequest) -> Any:
         with _remembered(request):
@@ -60,7 +60,7 @@ def _remembered(request: HttpRequest) -> Iterator[None]:
 
 
 def _address(text: str) -> str | None:
-    """Return an IP address as PostgreSQL takes it, without the zone of a link-local one; None for anything else."""
+    """Return an IP address in PostgreSQL's form, without the zone of a link-local one; None for any other text."""
     try:
         return str(ipaddress.ip_address(text.partition("%")[0]))
     except ValueError:

@@ -1,6 +1,6 @@
-"""When a request runs: from the end of its body to the start of its answer, in a place that it waits for.
+"""Places for running requests. A request holds one from the end of its body to the start of its answer.
 
-A body on its way and an answer that is read slowly hold no place.
+A body in transit and an answer that is read slowly hold no place.
 """
 
 import hashlib
@@ -50,9 +50,9 @@ class Run:
 
 
 class TakeTurns:
-    """ASGI: few requests run at once, and they take turns between credentials. All that were never good are one.
+    """ASGI: a few requests run at once and take turns between credentials. All unverified credentials share one turn.
 
-    A request of a machine may wait for rows of the database, and holds a connection while it does.
+    A machine's request may wait for database rows, and holds a connection meanwhile.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class TakeTurns:
     ) -> None:
         self._application, self._most_of_one = application, most_of_one
         self._places = Places(places, most_waiting=most_waiting, wait_seconds=wait_seconds)
-        self._known: OrderedDict[str, None] = OrderedDict()  # digests of credentials that were good, the last one last
+        self._known: OrderedDict[str, None] = OrderedDict()  # digests of verified credentials, most recent last
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

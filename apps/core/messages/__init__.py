@@ -1,1 +1,1 @@
-"""What happens after a commit: the outbox, live updates and the invalidation of cached keys."""
+"""Effects after a commit: the outbox, live updates and the invalidation of cached keys."""

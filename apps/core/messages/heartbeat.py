@@ -1,4 +1,4 @@
-"""Doing something every few seconds beside work that takes long: renewing the claim on it, say."""
+"""Periodic calls beside long work, such as renewing its claim."""
 
 import logging
 import threading
@@ -12,9 +12,9 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def beating(beat: Callable[[], object], *, every_seconds: float) -> Iterator[None]:
-    """Call `beat` in a thread, with a database connection of its own, until the block ends.
+    """Call `beat` in a thread with its own database connection until the block ends.
 
-    A beat that the database refuses is tried again at the next.
+    A beat that fails with a database error is repeated at the next interval.
     """
     is_done = threading.Event()
 

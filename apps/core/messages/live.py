@@ -1,4 +1,4 @@
-"""Telling watchers that a row changed: a Redis message after commit, lost without harm because the row is the truth."""
+"""Live updates: a Redis message after each commit that changes a row. Losing one is harmless: the row is the truth."""
 
 import logging
 from functools import cache, partial
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 def announce_after_commit(*, channel: str, payload: str) -> None:
-    """Publish once the transaction in progress commits; watchers also look at the row from time to time."""
+    """Publish once the current transaction commits. Watchers also read the row periodically."""
     transaction.on_commit(partial(_publish, channel, payload))
 
 

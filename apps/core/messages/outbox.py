@@ -1,14 +1,14 @@
-"""Effects that must follow a commit: a row written with the change, delivered afterwards, at least once.
+"""Effects that must follow a commit: a row written with the change, delivered afterwards at least once.
 
-Handlers are named in settings.OUTBOX_HANDLERS (topic -> dotted path of a function taking `key` and `payload`), so that
-core knows no product. A handler must be idempotent.
+Handlers are named in settings.OUTBOX_HANDLERS (topic -> dotted path of a function taking `key` and `payload`), so core
+depends on no product code. A handler must be idempotent.
 
-Each message stands in a lane, which has a worker of its own (apps/config/celery.py), so that nothing slow holds up
-what is urgent. In a lane what is urgent goes first, then one organization in turn: a thousand messages of one
-organization delay each message of another by one. settings.OUTBOX_SHARES says which organizations have one turn
-together. Handlers of the lane `control` take milliseconds and run in the
-transaction that marks them as sent. Those of other lanes may take an hour: they run under a claim that is renewed
-while they live.
+Each message is in a lane with its own worker (apps/config/celery.py), so slow effects do not delay urgent ones. Within
+a lane, urgent messages go first; then organizations take turns. A thousand messages of one organization delay each
+message of another by one. settings.OUTBOX_SHARES defines which organizations share one turn.
+
+Handlers of the lane `control` take milliseconds and run in the transaction that marks them as sent. Handlers of other
+lanes may take an hour. They run under a claim that is renewed while they run.
 """
 
 import datetime
@@ -31,22 +31,23 @@ from apps.core.models import OutboxMessage
 logger = logging.getLogger(__name__)
 
 CONTROL = "control"
-# From here on an effect is shown to the operators; it is tried again every hour until an operator removes its cause.
+# After this many attempts, operators see the effect. It is retried every hour until an operator fixes the cause.
 STUCK_ATTEMPTS = 8
-KEPT = datetime.timedelta(days=7)  # a message that was sent
-CLAIM = datetime.timedelta(seconds=60)  # a worker that has not renewed it for so long has died
+KEPT = datetime.timedelta(days=7)  # for a sent message
+CLAIM = datetime.timedelta(seconds=60)  # a worker that has not renewed its claim for this long has died
 _RENEW_SECONDS = 15.0
 _PRUNED_AT_ONCE = 10_000
 _BACKOFF_SECONDS = 2
 _BACKOFF_LIMIT_SECONDS = 3600
-_BACKOFF_DOUBLINGS = 12  # then the limit is reached
-_MAX_COUNTED = 30_000  # what its column holds
+_BACKOFF_DOUBLINGS = 12  # after these doublings the limit is reached
+_MAX_COUNTED = 30_000  # the maximum of its column
 
 
 def publish(*, topic: str, key: str, payload: dict[str, Any], organization: Any = None, lane: str = "") -> None:
-    """Queue one effect with the change in progress; the same key again is the same effect.
+    """Queue one effect with the current change. A repeated key is the same effect.
 
-    It waits for the turn of `organization`, by default the one the transaction acts for, in the topic's lane or `lane`.
+    The message waits for the turn of `organization`, in the topic's lane or in `lane`. The default organization is the
+    one that the transaction acts for.
     """
     require_transaction()
     if topic not in settings.OUTBOX_HANDLERS:
@@ -61,7 +62,7 @@ def publish(*, topic: str, key: str, payload: dict[str, Any], organization: Any 
 
 
 def deliver_due(*, lane: str | None = None, limit: int = 100) -> int:
-    """Deliver up to `limit` messages of a lane that are due, or of every lane; return how many were sent."""
+    """Deliver up to `limit` due messages of a lane, or of each lane; return how many were sent."""
     if lane is None:
         return sum(deliver_due(lane=each, limit=limit) for each in (CONTROL, *sorted(lanes())))
     deliver = _deliver if lane == CONTROL else _carry_out
@@ -74,13 +75,15 @@ def deliver_due(*, lane: str | None = None, limit: int = 100) -> int:
 
 
 def lanes() -> frozenset[str]:
-    """Return the lanes beside `control`."""
+    """Return the lanes other than `control`."""
     return frozenset(settings.OUTBOX_LANES.values())
 
 
 def _in_turn(lane: str, limit: int) -> list[int]:
-    """Return which messages are next: urgent ones, then one of each share holder, first of the one that was served
-    longest ago."""
+    """Return the next messages.
+
+    Urgent ones come first, then one of each share holder, starting with the one served longest ago.
+    """
     due = OutboxMessage.objects.filter(lane=lane, sent_at=None, next_attempt_at__lte=db_now())
     turn = Window(RowNumber(), partition_by=[F("share"), F("is_urgent")], order_by="id")
     candidates = due.annotate(turn=turn).filter(turn__lte=limit)
@@ -101,7 +104,7 @@ def _in_turn(lane: str, limit: int) -> list[int]:
 
 
 def _share_holders(shares: set[str]) -> dict[str, str]:
-    """Return whose turn each of these waits for, with the other organizations whose turns count for the same."""
+    """Return the share holder of each organization, including other organizations that share a turn with them."""
     return {share: share for share in shares} | import_string(settings.OUTBOX_SHARES)(organizations=shares)
 
 
@@ -121,17 +124,17 @@ def _deliver(pk: int) -> bool:
             with transaction.atomic():
                 _handle(message)
             message.sent_at = now
-        except Exception as error:  # noqa: BLE001 - a process edge: the message stays and is tried again later
+        except Exception as error:  # noqa: BLE001 - a process edge: the message stays and is retried later
             _put_off(message, error, now)
         message.save(update_fields=["attempts", "taken_at", "sent_at", "next_attempt_at", "last_error"])
         return message.sent_at is not None
 
 
-# --- long ones --------------------------------------------------------------------------------------------------------
+# --- long effects -----------------------------------------------------------------------------------------------------
 
 
 def _carry_out(pk: int) -> bool:
-    """Carry out a message under a claim; return whether it was done. A claim that ends with its worker is due again."""
+    """Carry out a message under a claim; return whether it succeeded. If the worker dies, the message is due again."""
     message = _claim(pk)
     if message is None:
         return False
@@ -139,7 +142,7 @@ def _carry_out(pk: int) -> bool:
     try:
         with beating(partial(_renew, mine), every_seconds=_RENEW_SECONDS):
             _handle(message)
-    except Exception as error:  # noqa: BLE001 - a process edge: the message stays and is tried again later
+    except Exception as error:  # noqa: BLE001 - a process edge: the message stays and is retried later
         _put_off(message, error, db_now())
         mine.update(next_attempt_at=message.next_attempt_at, last_error=message.last_error)
         return False
@@ -147,8 +150,10 @@ def _carry_out(pk: int) -> bool:
 
 
 def _claim(pk: int) -> OutboxMessage | None:
-    """Return the message when it is ours until the claim ends: later each time, so that one that kills its worker
-    comes to cost ever less."""
+    """Return the message if it could be claimed; None otherwise.
+
+    The claim gets longer with each attempt, so a message that kills its worker costs less over time.
+    """
     with transaction.atomic():
         now = db_now()
         due = OutboxMessage.objects.filter(pk=pk, sent_at=None, next_attempt_at__lte=now)
@@ -176,7 +181,7 @@ def _handle(message: OutboxMessage) -> None:
 def _put_off(message: OutboxMessage, error: Exception, now: datetime.datetime) -> None:
     message.next_attempt_at = now + _backoff(message.attempts)
     message.last_error = f"{type(error).__name__}: {error}"[:500]
-    # The error's own words may quote an address or a link: they stay in the table, for operators.
+    # The error's text may quote an address or a link, so it stays in the table, for operators only.
     name = type(error).__name__
     logger.warning("outbox message %d (%s) failed %d times: %s", message.pk, message.topic, message.attempts, name)
 
@@ -187,12 +192,12 @@ def _backoff(attempts: int) -> datetime.timedelta:
 
 
 def list_stuck(*, limit: int = 50) -> list[OutboxMessage]:
-    """Return the messages that were tried in vain again and again, oldest first."""
+    """Return the messages that failed at least STUCK_ATTEMPTS times, oldest first."""
     stuck = OutboxMessage.objects.filter(sent_at=None, attempts__gte=STUCK_ATTEMPTS).order_by("id")
     return list(stuck[:limit])
 
 
 def prune(*, now: datetime.datetime) -> int:
-    """Delete messages that were sent long ago; return how many. A key used again after that is a new effect."""
+    """Delete messages sent more than KEPT ago; return how many. A key used again after that is a new effect."""
     old = OutboxMessage.objects.filter(sent_at__lt=now - KEPT).order_by("id").values("pk")[:_PRUNED_AT_ONCE]
     return OutboxMessage.objects.filter(pk__in=old).delete()[0]

@@ -1,4 +1,4 @@
-"""Where an audited request came from, and indexes for reading the log."""
+"""Origin of audited requests, and indexes for reading the log."""
 
 from django.db import migrations, models
 

@@ -1,1 +1,1 @@
-"""The object store: a directory or S3, reached by signed URLs."""
+"""The object store: a directory or S3, accessed through signed URLs."""

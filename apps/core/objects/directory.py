@@ -1,4 +1,4 @@
-"""Objects as files of one directory, opened to others by URLs that this installation signs and answers itself."""
+"""Objects as files in one directory, shared through URLs that this installation signs and serves itself."""
 
 import base64
 import hashlib
@@ -33,7 +33,7 @@ from apps.core.objects.types import (
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """What one signed URL allows. `content_bytes` is the exact length of a PUT's body."""
+    """The permission that one signed URL gives. `content_bytes` is the exact length of a PUT's body."""
 
     method: str
     key: str
@@ -42,7 +42,7 @@ class Grant(msgspec.Struct, frozen=True):
     content_bytes: int | None = None
 
     def digest(self) -> str:
-        """Return the HMAC-SHA256 of every field, safe in a URL."""
+        """Return the HMAC-SHA256 over every field, URL-safe."""
         size = "" if self.content_bytes is None else str(self.content_bytes)
         message = "\n".join([self.method, self.key, str(self.expires), self.filename, size])
         secret = b"objects:" + settings.SIGNING_KEY.encode()
@@ -50,7 +50,7 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class DirectoryStore:
-    """Objects as files below `root`, for one machine. Drafts are written aside, synced, then named."""
+    """Objects as files below `root`, for one machine. Drafts are written separately, synced, then renamed."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -70,9 +70,9 @@ class DirectoryStore:
     def put_once(
         self, key: str, chunks: Iterable[bytes], *, limit_bytes: int, exact: bool, sha256: str | None = None
     ) -> StoredObject:
-        """Write an object that must not exist; the same content again is no error.
+        """Write an object that must not exist yet. Writing the same content again is allowed.
 
-        Raises WrongContent, ObjectExists, and PrefixClosed below a prefix that was closed, and keeps nothing then.
+        Raises WrongContent, ObjectExists, and PrefixClosed below a closed prefix; it then keeps nothing.
         """
         target = self._path(key)
         self._require_open(key)
@@ -83,7 +83,7 @@ class DirectoryStore:
             if sha256 is not None and not hmac.compare_digest(sha256, stored.sha256):
                 raise WrongContent("The bytes received do not have the announced SHA-256; send them again.")
             _give_new_name(draft, target, stored)
-            self._require_open(key)  # closed meanwhile: either we see the mark, or who closed it sees our file
+            self._require_open(key)  # closed meanwhile: either this check sees the mark, or the closer sees this file
         except PrefixClosed:
             target.unlink(missing_ok=True)
             raise
@@ -125,7 +125,7 @@ class DirectoryStore:
                 try:
                     found = path.lstat()
                 except FileNotFoundError:
-                    continue  # deleted while we looked
+                    continue  # deleted during the listing
                 yield str(path.relative_to(self.root)), ObjectInfo(found.st_size, found.st_mtime)
 
     def compose(
@@ -172,21 +172,21 @@ class DirectoryStore:
         return draft, StoredObject(size, digest.hexdigest())
 
     def _require_open(self, key: str) -> None:
-        """Raise PrefixClosed for an object below a prefix to which nothing more may be written."""
+        """Raise PrefixClosed for an object below a closed prefix."""
         parts = key.split("/")
         for depth in range(3, len(parts)):
             if (self._closed / _mark_of("/".join(parts[:depth]))).exists():
                 raise PrefixClosed("The upload was completed or given up; start a new one.")
 
     def _remove_stale_drafts(self) -> None:
-        """This function will remove what writers that were killed left behind, and marks that no URL outlives."""
+        """Delete drafts that killed writers left behind, and marks of closed prefixes older than any URL."""
         oldest = time.time() - STALE_DRAFT_SECONDS
         for left in (*self._drafts.iterdir(), *self._closed.iterdir()):
             try:
                 if left.stat().st_mtime < oldest:
                     left.unlink()
             except FileNotFoundError:
-                continue  # another process cleans up too
+                continue  # another process cleans up at the same time
 
 
 def _mark_of(prefix: str) -> str:
@@ -194,7 +194,7 @@ def _mark_of(prefix: str) -> str:
 
 
 def check_grant(grant: Grant, signature: str) -> None:
-    """Raise InvalidSignature unless `signature` was made for exactly this grant and it has not expired."""
+    """Raise InvalidSignature unless `signature` was made for exactly this grant and has not expired."""
     is_genuine = hmac.compare_digest(grant.digest().encode(), signature.encode())
     if not is_genuine or grant.expires < time.time():
         raise InvalidSignature("The link is not valid, or it has expired; ask for a new one.")
@@ -216,7 +216,7 @@ def _give_name(draft: Path, target: Path) -> None:
 
 
 def _give_new_name(draft: Path, target: Path, stored: StoredObject) -> None:
-    """Name the draft unless the name is taken; `link` decides that in one step."""
+    """Name the draft unless the name is taken. `link` checks and names in one step."""
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         os.link(draft, target)

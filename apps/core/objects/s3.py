@@ -1,4 +1,4 @@
-"""Objects in an S3-compatible bucket. Credentials come from boto3's own chain."""
+"""Objects in an S3-compatible bucket."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ from apps.core.objects.types import (
     tapped,
 )
 
-SMALLEST_PART_BYTES = 5 * 1024 * 1024  # S3 refuses smaller ones but for the last
+SMALLEST_PART_BYTES = 5 * 1024 * 1024  # S3 refuses smaller ones, except the last
 
 
 class S3Store:
@@ -45,7 +45,7 @@ class S3Store:
 
     def put_stream(self, key: str, chunks: Iterable[bytes]) -> StoredObject:
         source = _HashedStream(chunks)
-        # Parts are sent one after another: memory stays at two parts, and a failure aborts the whole upload.
+        # Parts are sent one after another, so memory holds at most two parts. A failure aborts the whole upload.
         transfer = TransferConfig(use_threads=False, multipart_chunksize=MULTIPART_BYTES)
         self._client.upload_fileobj(source, self._bucket, self._name(key), Config=transfer)
         return source.stored()
@@ -94,12 +94,12 @@ class S3Store:
             return self.put_stream(key, tapped(self, part_keys, on_chunk))
         source = _HashedStream(tapped(self, part_keys, on_chunk))
         while source.read(CHUNK_BYTES):
-            pass  # read for its hash; the copy below stays inside the bucket
+            pass  # read for the hash; the copy below stays inside the bucket
         self._copy_parts(key, part_keys)
         return source.stored()
 
     def _copy_parts(self, key: str, part_keys: Sequence[str]) -> None:
-        """This function will make one object of others without their bytes leaving the bucket."""
+        """Combine objects into one without moving their bytes out of the bucket."""
         target = {"Bucket": self._bucket, "Key": self._name(key)}
         upload_id = self._client.create_multipart_upload(**target)["UploadId"]
         try:
@@ -142,7 +142,7 @@ class S3Store:
 
 
 class _HashedStream:
-    """Chunks as the file object boto3 reads from, hashed and counted on the way."""
+    """Chunks as the file object that boto3 reads from, hashed and counted on the way."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = iter(chunks)
@@ -169,8 +169,8 @@ class _HashedStream:
 
 
 def _s3_client(endpoint: str | None, region: str | None) -> Any:
-    # Path style where an endpoint is named: such servers rarely have a DNS name for each bucket. Checksums only when
-    # asked for: not every S3-compatible server takes the newer default.
+    # A named endpoint gets path style, because such servers rarely have a DNS name for each bucket. Checksums are sent
+    # only on request, because not every S3-compatible server accepts the newer default.
     config = Config(
         signature_version="s3v4",
         retries={"mode": "standard", "max_attempts": 4},

@@ -1,8 +1,8 @@
-"""Where files live: a directory or an S3-compatible bucket behind one interface, opened to others by signed URLs only.
+"""Storage of files: a directory or an S3-compatible bucket behind one interface, shared only through signed URLs.
 
 `store()` is the store of settings.OBJECT_STORE: `file:///path` or
-`s3://bucket[/prefix]?endpoint=URL&public_endpoint=URL&region=NAME`. Trainers, serving agents and customers never reach
-it but through `signed_url`; a directory store's URLs are answered by apps/core/objects/views.py.
+`s3://bucket[/prefix]?endpoint=URL&public_endpoint=URL&region=NAME`. Trainers, serving agents and customers access it
+only through `signed_url`. apps/core/objects/views.py answers a directory store's URLs.
 """
 
 import functools
@@ -74,7 +74,7 @@ __all__ = [
 
 
 def store() -> ObjectStore:
-    """Return the store this installation is configured for."""
+    """Return the store that this installation is configured for."""
     return open_store(settings.OBJECT_STORE)
 
 
@@ -90,7 +90,7 @@ def open_store(url: str) -> ObjectStore:
 
 
 def read_object(key: str, *, limit_bytes: int = 16 * 1024 * 1024) -> bytes:
-    """Return a small object whole. Raises ObjectMissing, and WrongContent when it is longer than the limit."""
+    """Return a whole small object. Raises ObjectMissing, and WrongContent if it is longer than the limit."""
     with store().open_stream(key) as stream:
         content = stream.read(limit_bytes + 1)
     if len(content) > limit_bytes:
@@ -99,7 +99,7 @@ def read_object(key: str, *, limit_bytes: int = 16 * 1024 * 1024) -> bytes:
 
 
 def hash_object(key: str) -> StoredObject:
-    """Read an object whole and return its true size and hash: how an upload is verified. Raises ObjectMissing."""
+    """Read a whole object and return its true size and hash, to verify an upload. Raises ObjectMissing."""
     digest, size = hashlib.sha256(), 0
     with store().open_stream(key) as stream:
         for chunk in read_chunks(stream):

@@ -1,4 +1,4 @@
-"""What every object store agrees on: keys, errors, and the interface. `apps.core.objects.store` hands out the store."""
+"""Types common to all object stores: keys, errors, and the interface. `apps.core.objects.store` returns the store."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,19 +12,19 @@ from apps.core.errors import DomainError, NotFound, PermissionDenied, Status
 Method = Literal["GET", "PUT"]
 Base = Literal["internal", "public"]
 
-# No segment starts with a dot, so no key can climb or hide; nothing in it needs quoting in a URL.
+# No segment starts with a dot, so no key can leave its folder or be hidden. No character needs quoting in a URL.
 KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*", re.ASCII)
-KEY_LIMIT = 300  # the width of the columns that hold keys
+KEY_LIMIT = 300  # the width of the columns that store keys
 CHUNK_BYTES = 256 * 1024
 UNSIZED_PUT_LIMIT_BYTES = 1024 * 1024
 STALE_DRAFT_SECONDS = 24 * 3600
 MULTIPART_BYTES = 8 * 1024 * 1024
-ONCE = {"If-None-Match": "*"}  # of a PUT: nothing is replaced (RFC 9110 §13.1.2)
-CHECKSUM_HEADER = "x-amz-checksum-sha256"  # S3's own, so that a client need not know which store it talks to
+ONCE = {"If-None-Match": "*"}  # for a PUT that replaces nothing (RFC 9110 §13.1.2)
+CHECKSUM_HEADER = "x-amz-checksum-sha256"  # S3's own header, so that a client need not know which store it uses
 
 
 class InvalidKey(ValueError):
-    """A key that `object_key` or `platform_key` would never make."""
+    """A key that `object_key` or `platform_key` would never return."""
 
 
 class ObjectMissing(NotFound):
@@ -34,20 +34,20 @@ class ObjectMissing(NotFound):
 
 
 class ObjectExists(DomainError):
-    """Another content already has this key; keys are written once."""
+    """Other content already has this key. Keys are written once."""
 
     code = "object_exists"
     status = Status.INVALID
 
 
 class PrefixClosed(DomainError):
-    """Nothing more may be written here, even with a URL that was signed before."""
+    """The prefix is closed: nothing more may be written here, even with a URL signed earlier."""
 
     code = "upload_closed"
 
 
 class WrongContent(DomainError):
-    """The bytes sent are not those announced; nothing was kept."""
+    """The bytes sent are not those announced. Nothing was kept."""
 
     code = "wrong_content"
 
@@ -59,7 +59,7 @@ class InvalidSignature(PermissionDenied):
 
 
 class StoredObject(msgspec.Struct, frozen=True):
-    """What a whole object is. `sha256` is lower-case hex."""
+    """Size and hash of a whole object. `sha256` is lower-case hex."""
 
     bytes: int
     sha256: str
@@ -71,27 +71,28 @@ class ObjectInfo(msgspec.Struct, frozen=True):
 
 
 class ObjectStore(Protocol):
-    """Objects are whole or absent: a write that fails leaves nothing under its key."""
+    """Stores whole objects. A failed write leaves nothing under its key."""
 
     def put_stream(self, key: str, chunks: Iterable[bytes]) -> StoredObject:
-        """Write an object from a stream, replacing one of the same key, and say what was written."""
+        """Write an object from a stream, replacing any with the same key; return its size and hash."""
 
     def open_stream(self, key: str, *, offset: int = 0) -> IO[bytes]:
-        """Open an object for reading from `offset`; a context manager. Raises ObjectMissing."""
+        """Open an object for reading from `offset`, as a context manager. Raises ObjectMissing."""
 
     def stat(self, key: str) -> ObjectInfo:
-        """Return size and time of an object. Raises ObjectMissing."""
+        """Return the size and modification time of an object. Raises ObjectMissing."""
 
     def delete(self, key: str) -> None:
-        """Remove an object; one that is not there is no error."""
+        """Delete an object; a missing one is not an error."""
 
     def delete_prefix(self, prefix: str) -> None:
-        """Remove every object below `prefix`, which names a whole folder and no organization's root."""
+        """Delete every object below `prefix`, which names a whole folder and not an organization's root."""
 
     def close_prefix(self, prefix: str) -> bool:
-        """Refuse from now on every PUT below `prefix`, also by URLs signed before; return whether the store can.
+        """Refuse every further PUT below `prefix`, even by URLs signed earlier; return whether the store supports this.
 
-        A bucket cannot: its signed URLs work until they expire, and who deletes the prefix does so again after that.
+        A bucket does not: its signed URLs work until they expire, so the caller must delete the prefix again after
+        that.
         """
 
     def list_objects(self, prefix: str) -> Iterator[tuple[str, ObjectInfo]]:
@@ -100,9 +101,9 @@ class ObjectStore(Protocol):
     def compose(
         self, key: str, part_keys: Sequence[str], *, on_chunk: Callable[[bytes], None] = lambda _: None
     ) -> StoredObject:
-        """Write an object that is other objects one after another; `on_chunk` sees its bytes in order.
+        """Write an object that concatenates other objects; `on_chunk` sees its bytes in order.
 
-        Raises ObjectMissing. What `on_chunk` raises leaves nothing under the key.
+        Raises ObjectMissing. If `on_chunk` raises, nothing is left under the key.
         """
 
     def signed_url(
@@ -116,11 +117,11 @@ class ObjectStore(Protocol):
         content_bytes: int | None = None,
         is_once: bool = False,
     ) -> str:
-        """Return a URL that allows this one thing until it expires.
+        """Return a URL that allows this one operation until it expires.
 
-        `filename` is what a browser saves a download as. A PUT must carry exactly `content_bytes`; without it a
-        directory store takes up to 1 MiB. A PUT with `is_once` must carry the header of `ONCE`, and never replaces an
-        object; in a directory none does.
+        `filename` is the name under which a browser saves a download. A PUT must carry exactly `content_bytes`; without
+        it a directory store accepts up to 1 MiB. A PUT with `is_once` must carry the header of `ONCE` and never
+        replaces an object. In a directory store, no PUT does.
         """
 
 
@@ -135,14 +136,14 @@ def platform_key(kind: str, *parts: str) -> str:
 
 
 def checked_key(key: str) -> str:
-    """Return `key` when it has the shape of one. Raises InvalidKey."""
+    """Return `key` if it is well formed. Raises InvalidKey."""
     if len(key) > KEY_LIMIT or not KEY.fullmatch(key):
         raise InvalidKey(f"{key[:80]!r} is no object key")
     return key
 
 
 def checked_prefix(prefix: str) -> str:
-    """Return the folder `prefix` names, when it is below an organization or a kind. Raises InvalidKey."""
+    """Return the folder that `prefix` names, if it is below an organization or a kind. Raises InvalidKey."""
     key = checked_key(prefix.removesuffix("/"))
     if key.count("/") < 2:
         raise InvalidKey(f"{prefix!r} is not below an organization or a kind")
@@ -150,25 +151,25 @@ def checked_prefix(prefix: str) -> str:
 
 
 class Readable(Protocol):
-    """Anything bytes can be read from: a file, an upload, the body of a request."""
+    """A source of bytes: a file, an upload, the body of a request."""
 
     def read(self, size: int, /) -> bytes: ...
 
 
 def read_chunks(stream: Readable) -> Iterator[bytes]:
-    """Yield what is left of a stream in pieces of bounded size."""
+    """Yield the rest of a stream in chunks of at most CHUNK_BYTES."""
     while chunk := stream.read(CHUNK_BYTES):
         yield chunk
 
 
 def attachment(filename: str) -> str:
-    """Return a Content-Disposition that saves under `filename` and can carry nothing else (RFC 6266)."""
+    """Return a Content-Disposition that saves under `filename` and cannot inject anything else (RFC 6266)."""
     plain = re.sub(r"[^A-Za-z0-9 _.()+-]", "_", filename)[:150] or "download"
     return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(filename[:150], safe='')}"
 
 
 def tapped(store: ObjectStore, keys: Iterable[str], on_chunk: Callable[[bytes], None]) -> Iterator[bytes]:
-    """Yield the bytes of objects one after another, shown to `on_chunk` first. Raises ObjectMissing."""
+    """Yield the bytes of objects one after another, after passing each chunk to `on_chunk`. Raises ObjectMissing."""
     for key in keys:
         with store.open_stream(key) as stream:
             for chunk in read_chunks(stream):

@@ -1,4 +1,4 @@
-"""Signed objects, mounted under /objects/ of the web and of the internal process."""
+"""Signed objects, mounted under /objects/ of the web process and of the internal process."""
 
 from django.urls import path
 

@@ -1,6 +1,6 @@
-"""The door of a directory store: GET and PUT of one object each, opened by a signed URL and by nothing else.
+"""HTTP access to a directory store: GET and PUT of single objects through signed URLs only.
 
-No session, no API key and no database: the signature says what is allowed. Bytes are streamed both ways.
+It uses no session, API key or database; the signature defines the permission. Bytes are streamed both ways.
 """
 
 import asyncio
@@ -46,12 +46,12 @@ _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
 
 class RangeNotSatisfiable(Exception):
-    """The range asked for lies outside the object."""
+    """The requested range lies outside the object."""
 
 
-@csrf_exempt  # the signature is the permission; a browser sends no credential along
+@csrf_exempt  # the signature is the permission; a browser sends no credential
 async def signed_object(request: HttpRequest, key: str) -> HttpResponseBase:
-    """Serve GET and HEAD, or take a PUT, as far as the URL's signature allows."""
+    """Serve a GET or HEAD, or accept a PUT, within the limits of the URL's signature."""
     if request.method not in ("GET", "HEAD", "PUT"):
         return HttpResponse(status=405, headers={"Allow": "GET, HEAD, PUT"})
     try:
@@ -72,7 +72,7 @@ def _directory() -> DirectoryStore:
 
 
 async def authorize_put(scope: Scope) -> Allowance:
-    """Return what the URL of a PUT was signed for, before a byte of its body is read. Raises InvalidSignature."""
+    """Return the allowance that a PUT's URL was signed for, before its body is read. Raises InvalidSignature."""
     _directory()
     query = QueryDict(scope.get("query_string", b"").decode("latin-1"))
     grant = _read_grant(scope["method"], scope["path"].removeprefix(_PREFIX), query)
@@ -99,7 +99,7 @@ def _read_grant(method: str | None, key: str, query: QueryDict) -> Grant:
 
 
 class _FileChunks:
-    """A part of an open file as an asynchronous stream; the response closes it, also when the client goes away."""
+    """A part of an open file as an asynchronous stream. The response closes it, even if the client disconnects."""
 
     def __init__(self, file: IO[bytes], length: int) -> None:
         self._file, self._left = file, length
@@ -135,10 +135,10 @@ async def _send(request: HttpRequest, directory: DirectoryStore, grant: Grant) -
 
 
 def object_response(request: HttpRequest, key: str, *, filename: str) -> StreamingHttpResponse:
-    """Return a response that streams one object as a download, to a caller who was already allowed it.
+    """Return a response that streams one object as a download, for a caller whose access was already checked.
 
-    Raises ObjectMissing, and then nothing was sent. A server that is asynchronous gets an asynchronous stream: Django
-    would read another one into memory whole.
+    Raises ObjectMissing before anything is sent. An ASGI request gets an asynchronous stream, because Django would read
+    a synchronous one into memory as a whole.
     """
     info = store().stat(key)
     file = store().open_stream(key)
@@ -158,7 +158,7 @@ def _download_headers(filename: str) -> dict[str, str]:
 
 
 def _range_of(header: str, size: int) -> tuple[int, int]:
-    """Return the first and last byte to send; several ranges or other units are answered with the whole."""
+    """Return the first and last byte to send. Several ranges or other units get the whole object."""
     match = _RANGE.fullmatch(header.strip())
     if not match or match.groups() == ("", ""):
         return 0, size - 1
@@ -186,7 +186,7 @@ async def _receive(request: HttpRequest, directory: DirectoryStore, grant: Grant
 
 
 def _refuse_wrong_length(header: str | None, limit: int, *, exact: bool) -> None:
-    """Raise WrongContent before a byte is read where the announced length already says so."""
+    """Raise WrongContent before any byte is read if the announced length is wrong."""
     if header is None or not header.isdigit():
         return
     if int(header) > limit or (exact and int(header) != limit):

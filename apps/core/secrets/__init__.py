@@ -1,1 +1,1 @@
-"""Secrets that must be read back, sealed under keys derived from SECRET_KEY."""
+"""Recoverable secrets, sealed under keys derived from SECRET_KEY."""

@@ -1,4 +1,4 @@
-"""Moving every stored secret to the present SECRET_KEY. A column that holds one is a BinaryField named `…_sealed`."""
+"""Resealing of every stored secret under the current SECRET_KEY. A BinaryField named `…_sealed` holds a secret."""
 
 from collections.abc import Iterator
 
@@ -18,12 +18,18 @@ def sealed_columns() -> Iterator[tuple[type[models.Model], str]]:
 
 @transaction.atomic
 def reseal_all() -> int:
-    """Seal anew what is sealed under an older key; return how many were. Raises SealBroken and changes nothing then."""
+    """Reseal all values that are sealed under an older key; return how many.
+
+    If a value cannot be unsealed, raises SealBroken and changes nothing.
+    """
     return sum(_reseal(model, column) for model, column in sealed_columns())
 
 
 def move_sealed(source: type[models.Model], column: str, target: type[models.Model], target_column: str) -> None:
-    """Give what `source` holds to rows of `target` with the same primary key: for a migration. Raises SealBroken."""
+    """Copy the secrets of `source` to rows of `target` with the same primary key.
+
+    Used by migrations. Raises SealBroken.
+    """
     for row in source._default_manager.exclude(**{column: None}).only("pk", column):
         secret = unseal(getattr(row, column), place=place_of(table=source._meta.db_table, column=column, row_id=row.pk))
         place = place_of(table=target._meta.db_table, column=target_column, row_id=row.pk)

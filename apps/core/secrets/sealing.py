@@ -1,8 +1,7 @@
-"""Sealing of the few secrets that must be read back: AES-256-GCM under a key derived from settings.SECRET_KEY.
+"""Sealing of the few recoverable secrets: AES-256-GCM under a key derived from settings.SECRET_KEY.
 
-A sealed value opens only in the place it was sealed for: moved to another row, it stays closed. It names its key,
-so that SECRET_KEY can be replaced: the old one is in SECRET_KEY_FALLBACKS until `manage.py reseal` has sealed every
-value anew.
+A sealed value opens only in the place it was sealed for, not in another row. It names its key, so SECRET_KEY can be
+replaced: the old key stays in SECRET_KEY_FALLBACKS until `manage.py reseal` has resealed every value.
 """
 
 import hashlib
@@ -20,11 +19,11 @@ _KEY_ID_BYTES, _NONCE_BYTES = 8, 12
 
 
 class SealBroken(Exception):
-    """The value was altered, moved to another place, or sealed under a secret key that is not known any more."""
+    """The value was altered, moved to another place, or sealed under a secret key that is no longer known."""
 
 
 def place_of(*, table: str, column: str, row_id: str) -> bytes:
-    """Return the name of one field of one row, to which a seal is bound."""
+    """Return the name of one field of one row; a seal is bound to it."""
     return f"{table}:{column}:{row_id}".encode()
 
 
@@ -35,7 +34,7 @@ def seal(secret: str, *, place: bytes) -> bytes:
 
 
 def unseal(sealed: bytes, *, place: bytes) -> str:
-    """Return what was sealed for `place`. Raises SealBroken."""
+    """Return the secret that was sealed for `place`. Raises SealBroken."""
     sealed = bytes(sealed)
     keys = [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]
     if sealed[:1] == _VERSION:
@@ -59,13 +58,13 @@ def unseal(sealed: bytes, *, place: bytes) -> str:
 
 
 def is_current(sealed: bytes) -> bool:
-    """Tell whether the value is sealed under SECRET_KEY itself, and names it."""
+    """Return whether the value is sealed under the current SECRET_KEY and names it."""
     return bytes(sealed)[: 1 + _KEY_ID_BYTES] == _VERSION + _key_id(settings.SECRET_KEY)
 
 
 @cache
 def _key_id(secret_key: str) -> bytes:
-    """Return eight bytes that tell keys apart and nothing of the key."""
+    """Return eight bytes that identify a key and reveal nothing about it."""
     return hashlib.sha256(b"anneal seal key id" + secret_key.encode()).digest()[:_KEY_ID_BYTES]
 
 

@@ -1,4 +1,4 @@
-"""How figures, times, states and form controls are written on a page. Pure: values in, short text out."""
+"""Template filters and tags for figures, times, states and form controls. Pure: values in, short text out."""
 
 import datetime
 import re
@@ -23,11 +23,11 @@ _METHODS = {"lora": "LoRA", "qlora": "QLoRA", "full": "Full fine-tuning"}
 _ICON = '<svg class="{}" {}><use href="{}#{}"/></svg>'
 _TICKED = re.compile("`([^`]+)`")
 _UNNAMED = SafeString('aria-hidden="true"')
-DJANGO_TEXTAREA_ROWS = "10"  # what Django writes when a form did not choose
+DJANGO_TEXTAREA_ROWS = "10"  # Django's value if a form did not choose one
 
 
 class Status(NamedTuple):
-    """How a state is shown: word, tone of the badge, icon; `live` replaces the icon by a pulsing dot."""
+    """How a state is shown: word, badge tone, icon. `live` replaces the icon with a pulsing dot."""
 
     label: str
     tone: str = ""
@@ -35,7 +35,7 @@ class Status(NamedTuple):
     live: bool = False
 
 
-# Every state a page may show, of any object; the words are those of docs/CONTEXT.md.
+# All states that a page may show, of any object, in the words of docs/CONTEXT.md.
 STATUSES: dict[str, Status] = {
     "validating_files": Status("Checking data", "info", live=True),
     "validating": Status("Checking data", "info", live=True),
@@ -96,13 +96,13 @@ STATUSES: dict[str, Status] = {
 
 @register.filter
 def status(value: str) -> Status:
-    """Return how to show a state; one that is not listed is shown by its own name, without colour."""
+    """Return how to show a state. An unlisted state is shown by its name, without colour."""
     return STATUSES.get(value) or Status(value.replace("_", " ").capitalize())
 
 
 @register.filter
 def usd(nano: int | None) -> str:
-    """Write nano-USD as dollars: $1.24; below a cent in cents with two significant digits: 0.046¢, not $0.00."""
+    """Format nano-USD as dollars ($1.24); below a cent, as cents with two significant digits (0.046¢, not $0.00)."""
     if nano is None:
         return NONE
     amount = nano_to_usd(abs(nano))
@@ -117,7 +117,7 @@ def usd(nano: int | None) -> str:
 
 @register.filter
 def usd_exact(nano: int | None) -> str:
-    """Write nano-USD as dollars without rounding: for an amount that a person enters."""
+    """Format nano-USD as dollars without rounding, for an amount that a person enters."""
     return NONE if nano is None else dollars(nano)
 
 
@@ -128,13 +128,13 @@ def usd_hour(nano_per_hour: int | None) -> str:
 
 @register.filter
 def number(value: float | None) -> str:
-    """Write a count with thousands separators."""
+    """Format a count with thousands separators."""
     return NONE if value is None else f"{value:,}"
 
 
 @register.filter
 def tokens(count: int | None) -> str:
-    """Write a count short: 950, 8,192, then with three significant digits: 18.2K, 9.42M, 1.2B."""
+    """Format a count briefly: 950, 8,192, then with three significant digits: 18.2K, 9.42M, 1.2B."""
     if count is None:
         return NONE
     if abs(count) < 10_000:
@@ -144,7 +144,7 @@ def tokens(count: int | None) -> str:
 
 @register.filter(name="bytes")
 def bytes_(size: int | None) -> str:
-    """Write a size in decimal units as file managers and networks do: 61.4 MB."""
+    """Format a size in decimal units, as file managers and networks do: 61.4 MB."""
     if size is None:
         return NONE
     if abs(size) < 1_000:
@@ -154,7 +154,7 @@ def bytes_(size: int | None) -> str:
 
 @register.filter
 def memory(size: int | None) -> str:
-    """Write device memory in binary gigabytes, as drivers count it: 44.3 GiB, 80 GiB."""
+    """Format device memory in binary gigabytes, as drivers count it: 44.3 GiB, 80 GiB."""
     if size is None:
         return NONE
     gib = size / GIB
@@ -168,13 +168,13 @@ def method_name(method: str) -> str:
 
 @register.filter
 def ticks(text: str) -> SafeString:
-    """Show what a message quotes in backticks as code; the rest of it is escaped."""
+    """Render text in backticks as code, and escape the rest."""
     return SafeString(_TICKED.sub(r"<code>\1</code>", escape(text)))
 
 
 @register.filter
 def percent(share: float | None, decimals: int = 0) -> str:
-    """Write a share of one: 0.314 is 31%. A share that is neither none nor all never reads 0% or 100%."""
+    """Format a share of one: 0.314 is 31%. Only shares of exactly 0 and 1 are shown as 0% and 100%."""
     if share is None:
         return NONE
     step = 10**-decimals
@@ -188,7 +188,7 @@ def percent(share: float | None, decimals: int = 0) -> str:
 
 @register.filter
 def signed_percent(share: float | None, decimals: int = 0) -> str:
-    """Write a difference as a share with its sign: +3.1%, −12.0%, 0.0%."""
+    """Format a difference as a signed percentage: +3.1%, −12.0%, 0.0%."""
     if share is None:
         return NONE
     value = round(share * 100, decimals)
@@ -198,7 +198,7 @@ def signed_percent(share: float | None, decimals: int = 0) -> str:
 
 @register.filter
 def duration(seconds: float | None) -> str:
-    """Write a measured span with its two largest units: 9s, 3m 40s, 1h 24m, 2d 3h."""
+    """Format a measured duration in its two largest units: 9s, 3m 40s, 1h 24m, 2d 3h."""
     if seconds is None:
         return NONE
     total = max(0, round(seconds))
@@ -213,7 +213,7 @@ def duration(seconds: float | None) -> str:
 
 @register.filter
 def about(seconds: float | None) -> str:
-    """Write an estimated span no finer than it is known: under 1 min, 50 min, 1h 24m, 3d 4h."""
+    """Format an estimated duration no more precisely than it is known: under 1 min, 50 min, 1h 24m, 3d 4h."""
     if seconds is None:
         return NONE
     if seconds < 60:
@@ -225,7 +225,7 @@ def about(seconds: float | None) -> str:
 
 @register.filter
 def ago(moment: datetime.datetime | None) -> str:
-    """Write how long ago a moment was, or how far ahead it lies."""
+    """Format how long ago a moment was, or how far ahead it lies."""
     if moment is None:
         return "never"
     seconds = (timezone.now() - moment).total_seconds()
@@ -253,7 +253,7 @@ def moment(value: datetime.datetime | None, style: str = "ago") -> SafeString | 
 
 @register.simple_tag
 def icon(name: str, size: str = "", label: str = "", tone: str = "") -> SafeString:
-    """Draw one of the sprite's icons; without a label it says nothing to a screen reader."""
+    """Draw an icon of the sprite. Without a label, screen readers skip it."""
     classes = join_class("i", size and f"i-{size}", tone)
     named = format_html('role="img" aria-label="{}"', label) if label else _UNNAMED
     return format_html(_ICON, classes, named, static("icons.svg"), name)
@@ -261,7 +261,7 @@ def icon(name: str, size: str = "", label: str = "", tone: str = "") -> SafeStri
 
 @register.simple_tag
 def join_class(*classes: str) -> str:
-    """Join the class names that are not empty."""
+    """Join the non-empty class names."""
     return " ".join(name for name in classes if name)
 
 
@@ -274,7 +274,7 @@ def initials(name: str) -> str:
 
 @register.filter
 def control_kind(field: BoundField) -> str:
-    """Say how a field is laid out: `check`, `choices` or `input`."""
+    """Return the layout of a field: `check`, `choices` or `input`."""
     widget = field.field.widget
     if isinstance(widget, CheckboxInput):
         return "check"
@@ -283,7 +283,7 @@ def control_kind(field: BoundField) -> str:
 
 @register.simple_tag
 def control(field: BoundField, **attrs: Any) -> SafeString:
-    """Render a field's widget with the class of its kind, or the `class` given; `data_x` becomes `data-x`."""
+    """Render a field's widget with the class of its kind, or the given `class`; `data_x` becomes `data-x`."""
     widget = field.field.widget
     own = {name.replace("_", "-"): value for name, value in attrs.items() if value not in (None, "", False)}
     classes = join_class(str(own.pop("class", "")) or _control_class(widget), widget.attrs.get("class", ""))
@@ -308,7 +308,7 @@ _FORMATS = {"date": "%-d %b %Y", "time": "%H:%M UTC", "datetime": "%-d %b %Y, %H
 
 
 def _scaled(value: int, base: int, units: tuple[str, ...]) -> str:
-    """Write value in the largest fitting unit with three significant digits, without trailing zeros."""
+    """Format a value in the largest fitting unit with three significant digits, without trailing zeros."""
     scaled, power = value / base, 0
     while abs(scaled) >= base - 0.5 and power < len(units) - 1:
         scaled, power = scaled / base, power + 1

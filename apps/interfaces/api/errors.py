@@ -1,4 +1,4 @@
-"""One mapping from what went wrong to OpenAI's error object, so that `openai` raises the right class."""
+"""Mapping of failures to OpenAI's error object, so that `openai` raises the right class."""
 
 import logging
 from typing import Any, ClassVar
@@ -45,7 +45,7 @@ def exception_handler(exception: Exception, context: dict[str, Any]) -> Response
 
 
 def _of_view(exception: Exception, view: Any) -> DomainError | None:
-    """Name what this view takes in place of a method or a body that it does not."""
+    """Return an error that names the methods or body types this view accepts."""
     request = view.request
     match exception:
         case exceptions.MethodNotAllowed():
@@ -59,7 +59,7 @@ def _of_view(exception: Exception, view: Any) -> DomainError | None:
 
 
 def as_domain_error(exception: Exception) -> DomainError | None:
-    """Translate Django's and REST framework's exceptions; None for one that nobody foresaw."""
+    """Translate Django's and REST framework's exceptions; return None for an unforeseen one."""
     match exception:
         case DomainError():
             return exception
@@ -90,7 +90,7 @@ def as_domain_error(exception: Exception) -> DomainError | None:
 
 
 def _invalid(detail: Any) -> InvalidValue:
-    """Name the first field at fault and what is wrong with it."""
+    """Return an error for the first invalid field."""
     path: list[str] = []
     while isinstance(detail, dict | list) and detail:
         key = next(iter(detail)) if isinstance(detail, dict) else 0

@@ -8,7 +8,7 @@ from django.views.decorators.http import require_safe
 from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.renderers import OpenApiJsonRenderer
 
-_building = Lock()  # the generator is made for one thread
+_building = Lock()  # the generator is not thread-safe
 
 
 @require_safe

@@ -48,7 +48,7 @@ urlpatterns = [
     path("api/v1/integrations/<str:kind>", integrations.IntegrationDetail.as_view(), name="api_integration_detail"),
     path("api/v1/me", me.MeView.as_view(), name="api_me"),
     path("api/v1/schema", schema.show, name="api_schema"),
-    # Last: what has no address here is an OpenAI-shaped 404, in debug mode too.
+    # Last: unknown addresses get an OpenAI-shaped 404, in debug mode too.
     path("v1/<path:rest>", unknown_url, name="api_unknown_v1"),
     path("api/<path:rest>", unknown_url, name="api_unknown"),
     *(path(first, unknown_url, name="api_without_v1") for first in ("v1", "api", *WITHOUT_V1)),

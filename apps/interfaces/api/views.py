@@ -16,10 +16,10 @@ from apps.core.database.tenancy import tenant
 
 
 class ApiView(APIView):
-    """A view for bearer keys. `required_scope` names the scope of each method it answers.
+    """A view for bearer keys. `required_scope` names the scope of each method that the view answers.
 
-    Permission check and handler run in one transaction that sees the key's organization only; what the handler raises
-    undoes what it did. The handler finds the key as `self.identity` and its organization as `self.organization`.
+    Permission check and handler run in one transaction that sees only the key's organization. An exception of the
+    handler rolls it back. The handler finds the key as `self.identity` and its organization as `self.organization`.
     """
 
     required_scope: ClassVar[dict[str, str]] = {}
@@ -27,13 +27,13 @@ class ApiView(APIView):
     organization: Organization
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        """Do as APIView.dispatch does, but let an error leave the transaction before it becomes a response."""
+        """Dispatch as APIView does, but let an error leave the transaction before it becomes a response."""
         self.args, self.kwargs = args, kwargs
         self.headers = self.default_response_headers
         self.request = self.initialize_request(request, *args, **kwargs)
         try:
             response = self._respond(self.request)
-        except Exception as error:  # noqa: BLE001 - handle_exception re-raises what nobody foresaw
+        except Exception as error:  # noqa: BLE001 - handle_exception re-raises unforeseen errors
             response = self.handle_exception(error)
         self.response = self.finalize_response(self.request, cast(Response, response), *args, **kwargs)
         return self.response
@@ -64,5 +64,5 @@ class ApiView(APIView):
 
     @property
     def actor(self) -> str:
-        """Who acts, for audit: the key."""
+        """The actor for the audit log: the key."""
         return self.identity.key_id

@@ -3,7 +3,7 @@
     uvicorn --factory apps.interfaces.gateway.app:create_app \\
         --http apps.interfaces.gateway.http.connections:Connection --uds run/gateway.sock
 
-Django is set up for its ORM only: keys, routes and slices are read through the domain's own functions in threads.
+Django is set up for its ORM only. Threads read keys, routes and slices through the domain's own functions.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ _GARBAGE_THRESHOLDS = 20_000, 20, 20
 
 
 def create_app() -> Application:
-    """Return the ASGI application. It refuses to start under a role for which row-level security is off."""
+    """Return the ASGI application. It refuses to start under a database role that bypasses row-level security."""
     gateway = Gateway(spool_root=settings.HOME / "spool")
     services = gateway.services
     doors: dict[str, Application] = {path: Inference(services, surface) for path, surface in SURFACES.items()}
@@ -72,8 +72,8 @@ def create_app() -> Application:
 
     @markcoroutinefunction
     def application(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        # Inference goes straight to its door: routing and middleware cost as much as reading the request, and a
-        # coroutine here would be one more to go through at each step of every answer.
+        # Inference goes straight to its handler. Routing and middleware cost as much as reading the request, and a
+        # coroutine here would add a step to each resumption of every answer.
         door = doors.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         return (door or others)(scope, receive, send)
 
@@ -81,7 +81,7 @@ def create_app() -> Application:
 
 
 class Gateway:
-    """Everything one gateway process holds, and the order in which it starts and stops."""
+    """All parts of one gateway process, and the order in which they start and stop."""
 
     def __init__(self, *, spool_root: Path) -> None:
         name = new_id("gateway")
@@ -136,7 +136,7 @@ class Gateway:
             await self._settle()
 
     async def _settle(self) -> None:
-        """Ship what is metered and return the money; what cannot be shipped now stays on disk for the next process."""
+        """Ship the metered usage and return the money. Usage not shipped in time stays on disk for the next process."""
         try:
             async with asyncio.timeout(_FLUSH_SECONDS):
                 await self._recorder.flush()
@@ -149,7 +149,7 @@ class Gateway:
         self._database.close()
 
     async def health(self, request: Request) -> Response:
-        """Tell whether requests can be metered, without which none is admitted, and how long the loop stood still."""
+        """Report whether requests can be metered, without which none is admitted, and the longest event-loop stalls."""
         is_well = self._recorder.has_room()
         body = {
             "status": "ok" if is_well else "spool is full",
@@ -161,14 +161,14 @@ class Gateway:
 
 
 def _tune() -> None:
-    """Spare the hot path what suits programs with much garbage and few threads."""
+    """Turn off defaults that suit programs with much garbage and few threads but slow down the hot path."""
     gc.collect()
-    gc.freeze()  # Django and its models live as long as the process: never looked through again
+    gc.freeze()  # Django and its models live as long as the process, so skip them in every collection
     gc.set_threshold(*_GARBAGE_THRESHOLDS)
 
 
 def _stop_when_broken(task: "asyncio.Task[None]") -> None:
-    """End the process when one of its loops ended by a bug: the supervisor starts a whole one."""
+    """End the process when a bug ended one of its loops; the supervisor then starts a new one."""
     if not task.cancelled() and task.exception() is not None:
         logger.critical("a background task failed", exc_info=task.exception())
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The gateway's way to the database: short calls in a few threads, never on the event loop."""
+"""Database access of the gateway: short calls in a few threads, never on the event loop."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 from django.db import InterfaceError, OperationalError, connection
 
 THREADS = 4
-# A restarted server leaves up to this many broken connections in the pool, each noticed at its next use.
+# A restarted server leaves up to this many broken connections in the pool. Each is noticed at its next use.
 _ATTEMPTS = THREADS + 1
 _BROKEN_SECONDS = 1.0
 
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 class Database:
-    """Runs domain calls in threads. Each must be safe to repeat: a broken connection is tried again at once."""
+    """Runs domain calls in threads. Each call must be safe to repeat: it is retried at once on a broken connection."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="database")
@@ -28,7 +28,7 @@ class Database:
     async def call(
         self, function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Result:
-        """Return what `function` returns. Raises one of DATABASE_ERRORS when the database is away."""
+        """Return the result of `function`. Raises one of DATABASE_ERRORS when the database is away."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, partial(call_again, partial(function, *args, **kwargs)))
 
@@ -37,14 +37,14 @@ class Database:
 
 
 def call_again(call: Callable[[], Result]) -> Result:
-    """Return what `call` returns, which must be safe to repeat. Raises one of DATABASE_ERRORS."""
+    """Return the result of `call`, which must be safe to repeat. Raises one of DATABASE_ERRORS."""
     began_at = time.monotonic()
     for _ in range(_ATTEMPTS - 1):
         try:
             return _call(call)
         except DATABASE_ERRORS:
             if time.monotonic() - began_at > _BROKEN_SECONDS:
-                raise  # away, not only forgotten by the pool: another attempt would wait as long
+                raise  # the database is away, so another attempt would wait as long
     return _call(call)
 
 

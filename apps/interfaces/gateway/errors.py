@@ -1,4 +1,4 @@
-"""What the gateway refuses, as OpenAI's error object with the headers that tell a client whether to try again."""
+"""The gateway's errors as OpenAI error objects, with headers that tell a client whether to retry."""
 
 import msgspec
 
@@ -7,20 +7,20 @@ from apps.core.http.asgi import REQUEST_ID_HEADER, error_headers
 
 
 class InvalidApiKey(DomainError):
-    """No key, or one that is malformed, unknown, revoked or expired; the answer does not tell which."""
+    """The key is missing, malformed, unknown, revoked or expired. The answer does not reveal which."""
 
     code = "invalid_api_key"
     status = Status.UNAUTHENTICATED
 
 
 class ModelNotFound(NotFound):
-    """Unknown, or another organization's. The sentence names no model, so that the two answers are the same bytes."""
+    """The model is unknown or another organization's. The message names no model, so both answers are identical."""
 
     code = "model_not_found"
 
 
 class InvalidJson(DomainError):
-    """The body is no JSON; the public API's other half answers with the same code."""
+    """The body is not JSON. The rest of the public API uses the same code."""
 
     code = "invalid_json"
 
@@ -30,13 +30,13 @@ class MissingParameter(DomainError):
 
 
 class UnsupportedParameter(DomainError):
-    """A field whose silent loss would change the meaning of the request."""
+    """A field that would change the meaning of the request if it were silently ignored."""
 
     code = "unsupported_parameter"
 
 
 class UnknownParameter(DomainError):
-    """A field that neither OpenAI nor we document; an engine's private field among them."""
+    """A field that neither OpenAI nor this API documents, such as an engine's private field."""
 
     code = "unknown_parameter"
 
@@ -46,7 +46,7 @@ class ContextLengthExceeded(DomainError):
 
 
 class PriceNotSet(DomainError):
-    """An operator has not priced the model; nothing is given away silently, and waiting does not help."""
+    """No operator has priced the model. It is not served for free, and waiting does not help."""
 
     code = "price_not_set"
     status = Status.UNAVAILABLE
@@ -54,7 +54,7 @@ class PriceNotSet(DomainError):
 
 
 class EngineError(DomainError):
-    """The model failed in the middle of an answer; nothing of it is charged."""
+    """The model failed in the middle of an answer. Nothing of it is charged."""
 
     code = "engine_error"
     status = Status.UNAVAILABLE
@@ -63,7 +63,7 @@ class EngineError(DomainError):
 
 
 class RequestFailed(DomainError):
-    """The engine is well and failed on this request alone; it would fail on it again, on every replica."""
+    """The engine works but fails on this request. It would fail again on every replica."""
 
     code = "request_failed"
     status = Status.UNPROCESSABLE
@@ -80,7 +80,7 @@ def body_of(error: DomainError) -> bytes:
 
 
 def headers_of(error: DomainError, request_id: str) -> bytes:
-    """Return the headers as lines."""
+    """Return the header lines."""
     named = error_headers(error) | {"content-type": "application/json", REQUEST_ID_HEADER: request_id}
     if error.status is Status.UNAVAILABLE and not error.is_retryable:
         named["x-should-retry"] = "false"

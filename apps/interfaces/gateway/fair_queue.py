@@ -1,9 +1,9 @@
-"""Which replica takes the next request, and whose request that is when all of them are full.
+"""Fair choice of the replica for a request, and of the waiting request that gets a free place.
 
-Each replica has so many places. While it has free ones the least busy replica answers; when there is none, requests
-wait in a queue of their own tenant, and a place that comes free goes to the tenant with the fewest requests on that
-replica. The last places are kept for tenants with few requests there, so that a burst of one does not make the next
-wait for the end of an answer. Counted in this process: with several gateways each has its own places.
+Each replica has a fixed number of places. While places are free, the least busy replica answers. When all are full,
+requests wait in a queue for each tenant, and a freed place goes to the waiting tenant with the fewest requests on that
+replica. The last places are kept for tenants with few requests there, so that one tenant's burst does not make the next
+tenant wait for a whole answer. Each gateway process counts its places separately.
 """
 
 import asyncio
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from apps.core.errors import RateLimited, Unavailable
 
-MAX_WAITING = 256  # of one tenant
+MAX_WAITING = 256  # per tenant
 MAX_WAIT_SECONDS = 60.0
-_KEPT_SHARE = 8  # one place of so many
+_KEPT_SHARE = 8  # one place in this many
 
 
 @dataclass(slots=True)
@@ -50,12 +50,12 @@ class _Waiting:
 
 
 class FairQueue:
-    """Use inside one event loop."""
+    """Gives out the replicas' places. Use inside one event loop."""
 
     def __init__(self, *, places: int) -> None:
         self._places = places
         self._replicas: dict[str, _Replica] = {}
-        self._queues: dict[str, deque[_Waiting]] = {}  # the tenant served longest ago first
+        self._queues: dict[str, deque[_Waiting]] = {}  # the tenant served longest ago comes first
 
     def count_waiting(self) -> int:
         return sum(len(queue) for queue in self._queues.values())
@@ -68,8 +68,8 @@ class FairQueue:
         return self.take_free(tenant, replica_ids) or await self._wait(tenant, replica_ids)
 
     def take_free(self, tenant: str, replica_ids: Collection[str]) -> str | None:
-        """Return the replica on which the tenant now has a place; None while all are full."""
-        # Whoever waits is entitled to none of these: a place that comes free is given at once.
+        """Return the replica on which the tenant now has a place; None if all are full."""
+        # These places belong to no waiting request, because a freed place is given away at once.
         free = [one for one in replica_ids if self._of(one).has_place_for(tenant)]
         if not free:
             return None
@@ -96,7 +96,7 @@ class FairQueue:
             raise
 
     def _leave(self, tenant: str, waiting: _Waiting) -> None:
-        """Undo a wait that ended without use, also when the place was given in the same instant."""
+        """Undo a wait that ended unused, even if it was given a place in the same instant."""
         if waiting.given.done() and not waiting.given.cancelled():
             self.give_back(tenant, waiting.given.result())
             return
@@ -107,7 +107,7 @@ class FairQueue:
                 del self._queues[tenant]
 
     def give_back(self, tenant: str, replica_id: str) -> None:
-        """Free the place, and give what is free to those who wait."""
+        """Free the place and give free places to waiting requests."""
         self._of(replica_id).give_back(tenant)
         while self._queues and self._give_one(replica_id):
             pass
@@ -122,7 +122,7 @@ class FairQueue:
             queue = self._queues.pop(tenant)
             queue.remove(waiting)
             if queue:
-                self._queues[tenant] = queue  # behind the others
+                self._queues[tenant] = queue  # goes behind the others
             replica.take(tenant)
             waiting.given.set_result(replica_id)
             return True
@@ -148,24 +148,27 @@ _SHORTEST_REST_SECONDS, _MAX_REST_SECONDS = 1.0, 10.0
 @dataclass(slots=True)
 class _Health:
     failures: int = 0  # in a row
-    tenants: set[str] = field(default_factory=set)  # whose requests failed
-    is_replicas: bool = False  # one of them was the replica's own fault
+    tenants: set[str] = field(default_factory=set)  # owners of the failed requests
+    is_replicas: bool = False  # one of the failures was the replica's own fault
     rests_until: float = 0.0
 
     @property
     def is_unwell(self) -> bool:
-        """One tenant's requests alone do not show that a replica is broken: they may be what breaks."""
+        """Return whether the replica counts as broken.
+
+        One tenant's requests alone do not show that; they may be the cause.
+        """
         return self.failures >= _FAILURES and (self.is_replicas or len(self.tenants) > 1)
 
 
 class Breaker:
-    """Leaves a replica alone for a while after several failures in a row, then lets one request find out."""
+    """Pauses a replica after several failures in a row, then lets one request test it."""
 
     def __init__(self) -> None:
         self._health: dict[str, _Health] = {}
 
     def allowed(self, replica_ids: Iterable[str]) -> list[str]:
-        """Return those that may be asked now."""
+        """Return the replicas that may be asked now."""
         if not self._health:
             return list(replica_ids)
         now = time.monotonic()
@@ -175,7 +178,7 @@ class Breaker:
         self._health.pop(replica_id, None)
 
     def note_failure(self, replica_id: str, tenant: str, *, is_replicas: bool = False) -> None:
-        """Count a failure of this tenant's request; `is_replicas`: no request could have caused it."""
+        """Count a failure of this tenant's request. `is_replicas` means that no request could have caused it."""
         health = self._health.setdefault(replica_id, _Health())
         health.failures += 1
         health.tenants.add(tenant)
@@ -185,7 +188,7 @@ class Breaker:
             health.rests_until = time.monotonic() + rest
 
     def note_trial(self, replica_id: str) -> None:
-        """Keep others away from a replica that rested, until the one asking now knows."""
+        """Keep other requests away from a rested replica until the current one has its result."""
         health = self._health.get(replica_id)
         if health is not None and health.is_unwell:
             health.rests_until = time.monotonic() + _SHORTEST_REST_SECONDS

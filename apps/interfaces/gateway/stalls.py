@@ -1,4 +1,4 @@
-"""How long the event loop stood still: while it does, no customer of this gateway gets a byte."""
+"""Stalls of the event loop. During a stall, no customer of this gateway receives a byte."""
 
 import asyncio
 import logging
@@ -9,14 +9,14 @@ logger = logging.getLogger(__name__)
 
 _EVERY_SECONDS = 0.05
 _WINDOW_SECONDS = 60.0
-LONG_SECONDS = 0.2  # told in the log
+LONG_SECONDS = 0.2  # longer stalls are logged
 
 
 class Stalls:
     """The stalls of the last minute, and the longest since the start."""
 
     def __init__(self) -> None:
-        self._recent: deque[tuple[float, float]] = deque()  # when, and how long; each shorter than those before it
+        self._recent: deque[tuple[float, float]] = deque()  # time and length; each is shorter than those before it
         self.longest_seconds = 0.0
 
     async def watch(self) -> None:
@@ -28,7 +28,7 @@ class Stalls:
             self.note(loop.time() - due)
 
     def note(self, seconds: float) -> None:
-        """Note that the loop came so much too late."""
+        """Note that the loop was this late."""
         if seconds > LONG_SECONDS:
             logger.warning("the event loop stood still for %.0f ms", seconds * 1000)
         self.longest_seconds = max(self.longest_seconds, seconds)
@@ -42,6 +42,6 @@ class Stalls:
             self._recent.popleft()
 
     def longest_of_last_minute(self) -> float:
-        """Return it in seconds."""
+        """Return the longest stall of the last minute in seconds."""
         self._forget()
         return self._recent[0][1] if self._recent else 0.0

@@ -1,4 +1,4 @@
-"""How many calls one machine may make: each is a transaction, and the others wait for theirs."""
+"""Rate limit of worker calls. Each call is a transaction that others wait for."""
 
 import hashlib
 import threading
@@ -8,15 +8,15 @@ from collections.abc import Callable
 from apps.core.errors import RateLimited
 
 CALLS_A_SECOND, CALLS_AT_ONCE = 50.0, 500.0
-_MAX_KNOWN = 10_000  # credentials; whose bucket is full again need not be known
+_MAX_KNOWN = 10_000  # credentials; one with a full bucket can be forgotten
 
 
 class Pace:
-    """A bucket of calls for each credential, in this process. Safe between threads."""
+    """A token bucket of calls for each credential, in this process. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._left: dict[bytes, tuple[float, float]] = {}  # by digest: calls left, and when that was so
+        self._left: dict[bytes, tuple[float, float]] = {}  # by digest: calls left, and the time of that count
         self._lock = threading.Lock()
 
     def take(self, credential: str) -> None:

@@ -1,4 +1,4 @@
-"""Which measurements a pool still needs, and keeping those its workers report."""
+"""Measurements that a pool still needs, and storage of those that its workers report."""
 
 import datetime
 
@@ -15,15 +15,15 @@ from apps.finetuning.pools import operations
 
 _MAX_PROBE_TOKENS = 512
 _MAX_SHAPE_NAME = 60
-_MAX_A_DAY = 1_000  # of a worker: a calibration's grid is some hundred points, each of ten seconds
-_PROBED = (Method.LORA, Method.QLORA)  # full training is timed by what these tell of the pool
+_MAX_A_DAY = 1_000  # per worker: a calibration's grid has some hundred points of ten seconds each
+_PROBED = (Method.LORA, Method.QLORA)  # the duration of full training is derived from these
 
 
 def list_missing(*, worker: Worker, about_to_measure: str = "") -> tuple[ProbeRequest, ...]:
-    """Return what to measure: each installed base model by each probed method without a row in the worker's pool.
+    """Return the missing measurements: each installed base model and probed method without a row in the worker's pool.
 
-    The hub's token of a gated model comes with the base model that the worker is about to measure, and with no other;
-    a machine that takes no work measures nothing.
+    The hub's token of a gated model comes only with the base model that the worker is about to measure. A machine that
+    accepts no work measures nothing.
     """
     if not _may_measure(worker):
         return ()
@@ -63,10 +63,10 @@ def _request(base_model: BaseModel, method: Method, *, has_token: bool) -> Probe
 
 
 def record(*, worker: Worker, report: ProbeReport) -> None:
-    """Keep the report of a trainer.
+    """Store a trainer's report.
 
-    Raises NotFound for a base model that is not in the catalogue, InvalidValue for no model, PermissionDenied for
-    another kind of worker, RateLimited for one that measures more than a machine can.
+    Raises NotFound for a base model that is not in the catalogue, InvalidValue without a base model or a valid shape,
+    PermissionDenied for another kind of worker, RateLimited for a worker that reports more than a machine can measure.
     """
     if worker.kind != "trainer":
         raise PermissionDenied("A trainer measures; a replica does not.")
@@ -83,7 +83,7 @@ def record(*, worker: Worker, report: ProbeReport) -> None:
 
 
 def _base_model(report: ProbeReport) -> BaseModel | None:
-    """The model that was measured; None for made-up weights, which say of what shape they were."""
+    """Return the measured model; None for made-up weights, which the report describes by their shape."""
     if not report.base_model_id:
         if not report.shape or len(report.shape) > _MAX_SHAPE_NAME or not report.config:
             raise InvalidValue("A measurement is of a base model, or of a shape with its config.", param="shape")

@@ -1,4 +1,4 @@
-"""/internal/v1: parse, authenticate, one domain call, encode."""
+"""The HTTP views of /internal/v1: parse, authenticate, one domain call, encode."""
 
 import functools
 import hmac
@@ -54,7 +54,7 @@ def endpoint(method: str) -> Callable[[View], View]:
 @endpoint("POST")
 def enroll(request: HttpRequest) -> HttpResponse:
     body = _decode(request, wire.EnrollRequest)
-    with transaction.atomic():  # a machine whose address is refused keeps its token
+    with transaction.atomic():  # a machine whose address is refused keeps its enrolment token
         worker, token, answer = operations.enroll(request=body)
         if token.base_model is None:
             return _json(answer)
@@ -140,7 +140,7 @@ def observed(request: HttpRequest, replica_id: str) -> HttpResponse:
 
 @endpoint("GET")
 def metrics(request: HttpRequest) -> HttpResponse:
-    """Every replica's and adapter's figures, for a monitor with the installation's own token."""
+    """Return the figures of all replicas and adapters, for a monitor with the installation's own token."""
     if not hmac.compare_digest(_bearer(request).encode(), metrics_token().encode()):
         raise PermissionDenied("Metrics need the token that the operator's page of a replica shows.")
     return HttpResponse(render_metrics(), content_type=CONTENT_TYPE)
@@ -169,7 +169,7 @@ def _bearer(request: HttpRequest) -> str:
 
 def _decode(request: HttpRequest, kind: type[Body]) -> Body:
     try:
-        # PostgreSQL stores no NUL, and a log line may hold one.
+        # PostgreSQL stores no NUL, but a log line may hold one.
         return msgspec.json.decode(_NUL.sub(rb"\1\\ufffd", request.body), type=kind)
     except RequestDataTooBig as error:
         raise TooLarge("The body has more than 2 MiB.") from error

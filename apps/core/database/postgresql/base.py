@@ -1,7 +1,7 @@
-"""Django's PostgreSQL backend without the second index that it gives every text key for LIKE.
+"""Django's PostgreSQL backend without the second index that Django creates on each text key for LIKE.
 
-Our databases compare text by its bytes (collation C, `deploy/postgres/roles.sql`), where the first index serves LIKE
-too: of 532 indexes 211 were such copies, and each row written paid for them.
+Our databases compare text by bytes (collation C, `deploy/postgres/roles.sql`), so the first index serves LIKE too. Of
+532 indexes, 211 were such copies, and each row written paid for them.
 """
 
 from typing import Any

@@ -19,9 +19,10 @@ class AuditLog(ApiView):
     required_scope = {"GET": Permission.AUDIT_READ}
 
     def get(self, request: Request) -> HttpResponseBase:
-        """Return entries newest first: `actor`, `action`, `target`, `since` and `until` filter, `before` goes on.
+        """Return entries newest first.
 
-        With `export` csv or jsonl the answer is a file of up to 10,000 entries.
+        `actor`, `action`, `target`, `since` and `until` filter; `before` gets the next page. With `export` csv or
+        jsonl, the answer is a file of up to 10,000 entries.
         """
         rows = list_entries(organization=self.organization, chosen=read_filter(request.query_params))
         if kind := request.query_params.get("export"):

@@ -1,4 +1,4 @@
-"""What the key's organization has, what it was charged, and that its books balance."""
+"""Balance, charges and ledger sum of the key's organization."""
 
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -15,7 +15,7 @@ class BillingView(ApiView):
     def get(self, request: Request) -> Response:
         """Return balance, spending and the sum of the organization's ledger entries, which is zero.
 
-        Usage is charged every few seconds: `unrated_requests` counts those recorded and not charged yet.
+        Usage is charged every few seconds. `unrated_requests` counts the requests recorded but not yet charged.
         """
         balance = get_balance(organization=self.organization)
         spending = get_spending(organization=self.organization)

@@ -1,4 +1,4 @@
-"""Our own calls on files: choose which column is what, and repair bad rows into a new version."""
+"""Anneal's own calls on files: map columns, and repair bad rows into a new version."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ class RepairRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FileRepair(ApiView):
-    """Write a new version with the bad rows mended (`repair`) or left out (`drop`); poll it like any upload."""
+    """Write a new version with the bad rows repaired (`repair`) or left out (`drop`). Poll it like any upload."""
 
     required_scope = {"POST": Permission.DATASET_WRITE}
 
@@ -44,7 +44,7 @@ class ColumnsRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FileColumns(ApiView):
-    """GET: the columns of a file and what its first rows become, under `?mapping=` too. POST: read it so."""
+    """GET: the columns of a file and its first rows as converted, also under `?mapping=`. POST: apply a mapping."""
 
     required_scope = {"GET": Permission.VIEW, "POST": Permission.DATASET_WRITE}
 

@@ -1,4 +1,4 @@
-"""POST /api/v1/estimates: what a job would need, take and cost on each pool, before anything is started."""
+"""POST /api/v1/estimates: a job's requirements, duration and cost on each pool, before anything starts."""
 
 import datetime
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class MethodType(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class EstimateRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`needed_by`: when the adapter must be there, as Unix seconds or RFC 3339; the recommendation keeps to it."""
+    """`needed_by` is the deadline for the adapter, as Unix seconds or RFC 3339. The recommendation respects it."""
 
     model: str
     training_file: str
@@ -86,7 +86,7 @@ class Estimates(ApiView):
 
 
 def parse_needed_by(value: int | str | None, now: datetime.datetime) -> datetime.datetime | None:
-    """Return the moment asked for. Raises InvalidValue for what is none, has no time zone or lies in the past."""
+    """Return the requested moment. Raises InvalidValue if it is malformed, has no time zone or lies in the past."""
     if value is None:
         return None
     moment = _moment(value)
@@ -122,10 +122,10 @@ def options_object(
 
 
 def option_object(quoted: PoolQuote, ranking: Ranking, deadline_seconds: float | None) -> dict[str, Any]:
-    """Return one row of the table; money in dollars as decimal strings, exact.
+    """Return one row of the table, with money in dollars as exact decimal strings.
 
-    `cost_usd` holds the minimum charge; `least_cap_usd` is the least that `budget.max_cost_usd` may be.
-    `finish_seconds` run from now, with queue, start-up and download; where no worker is online, as if one were free.
+    `cost_usd` includes the minimum charge. `least_cap_usd` is the lowest valid `budget.max_cost_usd`. `finish_seconds`
+    run from now and include queue, start-up and download. If no worker is online, they assume a free one.
     """
     estimate, finish = quoted.estimate, finish_seconds(quoted.estimate)
     badges = [name for name in ("recommended", "cheapest", "fastest") if getattr(ranking, name) == quoted.key]
@@ -155,7 +155,7 @@ def option_object(quoted: PoolQuote, ranking: Ranking, deadline_seconds: float |
 
 
 def delivery_object(delivery: Delivery) -> dict[str, Any]:
-    """Return in which forms the result arrives and what each costs, before anything is launched."""
+    """Return the forms in which the result is delivered and the price of each, before anything is launched."""
     per_million = (delivery.input_nano_per_million, delivery.output_nano_per_million)
     return {
         "delivered_as": delivery.delivered_as,
@@ -176,7 +176,10 @@ def delivery_object(delivery: Delivery) -> dict[str, Any]:
 
 
 def _remedy_object(way: Remedy) -> dict[str, Any]:
-    """`changes` are fields of the request to set, such as {"quantization": "nf4"}; `pool` is one to take instead."""
+    """Return a remedy.
+
+    `changes` are request fields to set, such as {"quantization": "nf4"}; `pool` is another pool to use.
+    """
     changes: dict[str, Any] = {}
     if method := way.changes.get("method"):
         changes["quantization"] = "nf4" if method == Method.QLORA else "none"
@@ -201,5 +204,5 @@ def _percentiles(values: Sequence[Any]) -> dict[str, Any]:
 
 
 def usd(nano: int | None) -> str | None:
-    """Return an exact amount in dollars, None for none."""
+    """Return an exact amount in dollars; None stays None."""
     return None if nano is None else usd_decimal(nano)

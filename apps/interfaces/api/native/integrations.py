@@ -1,4 +1,4 @@
-"""/api/v1/integrations: the organization's keys of experiment trackers. A key goes in and never comes out."""
+"""/api/v1/integrations: the organization's keys of experiment trackers. A stored key is never shown."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from apps.interfaces.api.views import ApiView
 
 
 class StoreKey(msgspec.Struct, forbid_unknown_fields=True):
-    """`key` of W&B or token of MLflow; `url` of the MLflow tracking server."""
+    """`key` is W&B's key or MLflow's token; `url` is that of the MLflow tracking server."""
 
     key: str
     url: str = ""

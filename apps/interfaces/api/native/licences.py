@@ -1,4 +1,4 @@
-"""/api/v1/models/{model}/licence: whether a base model's licence must be accepted, and accepting it."""
+"""/api/v1/models/{model}/licence: whether a base model's licence must be accepted, and its acceptance."""
 
 from typing import Any
 
@@ -16,13 +16,13 @@ from apps.interfaces.api.views import ApiView
 
 
 class AcceptLicence(msgspec.Struct, forbid_unknown_fields=True):
-    """`licence` repeats the name that GET answers with."""
+    """`licence` repeats the name in the GET answer."""
 
     licence: str
 
 
 class ModelLicence(ApiView):
-    """Accepting counts for the whole organization and is kept with who did it, and when."""
+    """Acceptance counts for the whole organization and is stored with its actor and time."""
 
     required_scope = {"GET": Permission.VIEW, "POST": Permission.JOB_WRITE}
 

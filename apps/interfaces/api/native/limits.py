@@ -1,4 +1,4 @@
-"""GET /api/v1/models/{model}/limits: what may be asked of a model, and what is chosen when nothing is."""
+"""GET /api/v1/models/{model}/limits: the limits of a model's settings, and the defaults."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from apps.interfaces.api.views import ApiView
 
 
 class ModelLimits(ApiView):
-    """Of a base model, or of a fine-tuned one to continue: then the adapter's shape is part of the choice."""
+    """The limits of a base model, or of a fine-tuned one to continue; then the adapter's shape limits the choice."""
 
     required_scope = {"GET": Permission.VIEW}
 

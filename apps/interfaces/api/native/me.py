@@ -1,4 +1,4 @@
-"""Who a key speaks for."""
+"""The organization and permissions of a key."""
 
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -11,7 +11,7 @@ class MeView(ApiView):
     required_scope = {"GET": Permission.VIEW}
 
     def get(self, request: Request) -> Response:
-        """Return the organization, the key and what it may do."""
+        """Return the organization, the key and its scopes."""
         identity = self.identity
         return Response(
             {

@@ -1,4 +1,4 @@
-"""Our own calls on serving: aliases, whether an adapter is warm, and keeping it so."""
+"""Anneal's own calls on serving: aliases, an adapter's warmth, and keeping it warm."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ class AliasRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AliasList(ApiView):
-    """GET: every alias. POST: make one, move it, or try a version on `canary_percent` of its requests."""
+    """GET: all aliases. POST: create or move one, or send `canary_percent` of its requests to another version."""
 
     required_scope = {"GET": Permission.VIEW, "POST": Permission.ADAPTER_WRITE}
 
@@ -52,14 +52,14 @@ class AliasDetail(ApiView):
         return Response(alias_object(aliases.get_alias(organization=self.organization, id=alias_id)))
 
     def delete(self, request: Request, alias_id: str) -> Response:
-        """Requests for its name get 404 from now on; its versions stay."""
+        """Delete the alias. Requests for its name then get 404; its versions stay."""
         alias = aliases.get_alias(organization=self.organization, id=alias_id)
         aliases.delete_alias(alias=alias, by=self.actor)
         return Response({"id": alias_id, "object": "alias", "deleted": True})
 
 
 class AliasRollback(ApiView):
-    """End a canary, or return to the version before this one, at once."""
+    """End a canary, or return to the previous version, at once."""
 
     required_scope = {"POST": Permission.ADAPTER_WRITE}
 
@@ -74,7 +74,10 @@ class ServingRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ModelServing(ApiView):
-    """GET: is the model warm, cold or loading. POST: serve it or stop, keep it warm for its price or by demand."""
+    """GET: whether the model is warm, cold or loading.
+
+    POST: start or stop serving; keep it warm for a price or by demand.
+    """
 
     required_scope = {"GET": Permission.VIEW, "POST": Permission.ADAPTER_WRITE}
 
@@ -95,14 +98,14 @@ class ModelServing(ApiView):
         return Response(serving_object(version))
 
 
-# What an engine says of itself, in the words of the API; everything else is called the same.
+# The engine's states in the API's words; states not listed have the same name.
 _STATES = {"loaded": "warm", "waiting": "loading"}
 
 
 def serving_object(version: AdapterVersion) -> dict[str, Any]:
     state = serving_states(versions=[version])[version.pk]
     deployment = Deployment.objects.filter(adapter_version=version, removed_at=None).first()
-    # A whole model's own replica never gives it up: there is nothing to pay for.
+    # A whole model's own replica never unloads it, so there is nothing to pay for.
     price = None if version.status == "files_only" else warmth.warm_price(base_model=version.adapter.base_model)
     return {
         "object": "model.serving",

@@ -36,15 +36,15 @@ from apps.interfaces.api.requests.parsers import PlainMultiPartParser
 from apps.interfaces.api.views import ApiView
 
 MAX_LIMIT = 10_000
-LISTED_RESULTS = 100  # on one page: the size of each is counted once
-LISTED_ERRORS = 20  # of each file; all that are kept come with the file itself
+LISTED_RESULTS = 100  # per page; the size of each is computed once and then cached
+LISTED_ERRORS = 20  # per file; GET of a single file returns all stored errors
 _STATUSES = {"uploaded": "uploaded", "validating": "uploaded", "ready": "processed", "invalid": "error"}
-# What other services keep files for and this one does not; said by name, so that nobody thinks of a typo.
+# Purposes of other services that are not offered here, refused by name so that they do not look like typos.
 _OTHER_PURPOSES = {"assistants", "batch", "vision", "user_data", "assistants_output", "batch_output"}
 
 
 class FileList(ApiView):
-    """List files; upload one as multipart form data, in whatever order its fields come."""
+    """List files; upload one as multipart form data with its fields in any order."""
 
     required_scope = {"GET": Permission.VIEW, "POST": Permission.DATASET_WRITE}
     parser_classes = [PlainMultiPartParser]
@@ -117,7 +117,7 @@ class FileContent(ApiView):
 def file_object(
     version: DatasetVersion, *, tokens: dict[str, Any] | None = None, most_errors: int = LISTED_ERRORS
 ) -> dict[str, Any]:
-    """Return OpenAI's file object; `validation` is ours, its errors named as in their batch errors."""
+    """Return OpenAI's file object. `validation` is ours; its errors are named as in OpenAI's batch errors."""
     first = version.errors[0] if version.errors else None
     return {
         "id": version.pk,
@@ -178,7 +178,7 @@ def _required_purpose(data: Any) -> str:
 
 
 def refuse_other_purposes(purpose: str) -> None:
-    """Raise InvalidValue for a purpose that exists elsewhere, saying so."""
+    """Raise InvalidValue for a purpose that exists only on other services."""
     if purpose in _OTHER_PURPOSES:
         message = f"Files for '{purpose}' are not kept here; use 'fine-tune' or 'evals'."
         raise InvalidValue(message, param="purpose")
@@ -194,7 +194,7 @@ def _required_file(request: Request) -> UploadedFile:
 
 
 def _expires_after(data: Any) -> int | None:
-    """Return `expires_after[seconds]` of the form. Raises InvalidValue naming what is wrong with it."""
+    """Return `expires_after[seconds]` of the form. Raises InvalidValue that names the invalid part."""
     anchor, seconds = data.get("expires_after[anchor]"), data.get("expires_after[seconds]")
     if anchor is None and seconds is None:
         return None

@@ -1,9 +1,8 @@
 """/v1/fine_tuning/jobs: OpenAI's surface, with our own fields beside theirs.
 
 Ours, sent in `extra_body`: `lora {rank, alpha, dropout, target_modules, use_dora, use_rslora}`, `quantization "nf4"`
-(QLoRA), `recipe {method, learning_rate, epochs, …}` with the ecosystem's names, `compute {pool, gpu_count}`,
-`budget {max_cost_usd}`, and `dry_run`, which answers with what the job would take and whether it would start, and
-creates nothing.
+(QLoRA), `recipe {method, learning_rate, epochs, …}` with the ecosystem's names, `compute {pool, gpu_count}`, `budget
+{max_cost_usd}`, and `dry_run`. A dry run returns the job's estimate and whether it would start, and creates nothing.
 """
 
 import hashlib
@@ -98,7 +97,7 @@ class EvaluationChoice(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ComputeChoice(msgspec.Struct, forbid_unknown_fields=True):
-    """`pool` may be the id of an estimate's option, such as "h200:4"; left out, the cheapest is taken."""
+    """`pool` may be the id of an estimate's option, such as "h200:4". If it is missing, the cheapest option is used."""
 
     pool: str | None = None
     gpu_count: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
@@ -135,19 +134,19 @@ class CreateJob(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResumeJob(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/fine_tuning/jobs/{id}/resume; OpenAI's clients send none."""
+    """The body of POST /v1/fine_tuning/jobs/{id}/resume. OpenAI's clients send none."""
 
     budget: BudgetChoice | None = None
 
 
 class StartJobAgain(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /api/v1/fine_tuning/jobs/{id}/retry. Without a budget what the suggestion says is held."""
+    """The body of POST /api/v1/fine_tuning/jobs/{id}/retry. Without a budget, the suggestion's amount is held."""
 
     budget: BudgetChoice | None = None
 
 
 class JobList(ApiView):
-    """List jobs, newest first; create one, or rehearse it."""
+    """List jobs, newest first; create one, or make a dry run."""
 
     required_scope = {"GET": "view", "POST": "job.write"}
 
@@ -167,7 +166,7 @@ class JobList(ApiView):
             body,
             request.data,
             idempotency_key=_idempotency_key(request),
-            # OpenAI's SDK sends no such key, but counts its retries: one of them must not become a second job.
+            # OpenAI's SDK sends no such key but counts its retries. A retry must not become a second job.
             is_retry=request.headers.get("X-Stainless-Retry-Count", "0") not in ("", "0"),
         )
         if body.dry_run:
@@ -200,7 +199,7 @@ class JobDetail(ApiView):
     required_scope = {"GET": "view"}
 
     def get(self, request: Request, job_id: str) -> Response:
-        """Return the job; a failed one with whose fault it is, the evidence and the suggested change with its price."""
+        """Return the job. A failed one includes the blame, the evidence and the suggested change with its price."""
         job = queries.get_job(organization=self.organization, id=job_id)
         found = job_object(job)
         if why := explain(job=job, now=db_now()):
@@ -209,7 +208,7 @@ class JobDetail(ApiView):
 
 
 class JobAction(ApiView):
-    """POST cancel, pause or resume; each answers with the job."""
+    """POST cancel, pause or resume. Each returns the job."""
 
     required_scope = {"POST": "job.write"}
     action = ""
@@ -229,7 +228,10 @@ class JobAction(ApiView):
 
 
 class JobRetry(ApiView):
-    """Start a failed job again with the suggested change. `error.suggestion` of the job tells it, and its price."""
+    """Start a failed job again with the suggested change.
+
+    The job's `error.suggestion` shows the change and its price.
+    """
 
     required_scope = {"POST": "job.write"}
 
@@ -267,7 +269,7 @@ class JobCheckpoints(ApiView):
 
 
 class CheckpointServing(ApiView):
-    """Have the model of a checkpoint answer, under its `fine_tuned_model_checkpoint`."""
+    """Make a checkpoint's model answer requests under its `fine_tuned_model_checkpoint`."""
 
     required_scope = {"POST": Permission.ADAPTER_WRITE}
 
@@ -280,7 +282,7 @@ class JobTensorBoard(ApiView):
     required_scope = {"GET": "view"}
 
     def get(self, request: Request, job_id: str) -> HttpResponse:
-        """Return the metrics so far as a TensorBoard event file; its name is one that TensorBoard looks for."""
+        """Return the metrics so far as a TensorBoard event file, under a name that TensorBoard recognizes."""
         job = queries.get_job(organization=self.organization, id=job_id)
         body = b"".join(event_file(read_points(job=job), began_at=job.created_at.timestamp()))
         headers = {"Content-Disposition": attachment(file_name(job)), "Cache-Control": "private, no-store"}
@@ -288,7 +290,10 @@ class JobTensorBoard(ApiView):
 
 
 def require_scope_of_judge(identity: KeyIdentity, evaluation: Any) -> None:
-    """A judge's calls are inference in the name of the key: it must hold that scope itself."""
+    """Raise PermissionDenied if a judge is requested by a key without the scope for inference.
+
+    A judge's calls are inference in the name of the key.
+    """
     plan = msgspec.convert(evaluation, EvaluationPlan | None)
     is_judged = plan is not None and plan.grader.kind is GraderKind.JUDGE
     if is_judged and Permission.INFERENCE not in identity.scopes:
@@ -306,7 +311,7 @@ def _idempotency_key(request: Request) -> str | None:
 def parse_request(
     body: CreateJob, data: Any, *, idempotency_key: str | None = None, is_retry: bool = False
 ) -> JobRequest:
-    """Return the domain's request; `data` is the body as sent. Raises InvalidValue naming the field."""
+    """Return the domain's request; `data` is the body as sent. Raises InvalidValue that names the field."""
     recipe = dict(body.recipe or {})
     _require_one_method(body.method)
     method = parse_method(body.quantization, recipe.pop("method", None))
@@ -337,7 +342,7 @@ def parse_request(
 
 
 def _require_one_method(method: MethodChoice | None) -> None:
-    """Raise InvalidValue where settings of another method than the chosen one were sent: they would have no effect."""
+    """Raise InvalidValue if settings of a method other than the chosen one were sent, because they have no effect."""
     if method is None:
         return
     names = [field.name for field in msgspec.structs.fields(method) if field.name != "type"]
@@ -365,7 +370,7 @@ def _hyperparameters(body: CreateJob) -> dict[str, Any]:
 
 
 def _evaluation_plan(choice: EvaluationChoice | None) -> dict[str, Any] | None:
-    """Return the plan for the worker, None for the default one. Raises InvalidValue."""
+    """Return the plan for the worker; None for the default plan. Raises InvalidValue."""
     if choice is None:
         return None
     asked = choice.grader

@@ -1,4 +1,4 @@
-"""Jobs, their events, checkpoints and dry runs as the API's objects: OpenAI's members, and ours beside them."""
+"""API objects of jobs, their events, checkpoints and dry runs: OpenAI's members, and ours beside them."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ from apps.interfaces.api.native.estimates import usd
 
 
 def job_object(job: FineTuningJob) -> dict[str, Any]:
-    """Return the job as OpenAI's object, with what we know beyond it."""
+    """Return the job as OpenAI's object, with our additional members."""
     recipe, now = job.hyperparameters, db_now()
     progress = get_progress(job=job, now=now)
     theirs = {
@@ -56,7 +56,7 @@ def job_object(job: FineTuningJob) -> dict[str, Any]:
 
 
 def _multiplier(job: FineTuningJob) -> Any:
-    """As it was asked for: its effect is part of the recipe's learning rate."""
+    """Return the multiplier as requested. Its effect is part of the recipe's learning rate."""
     asked = job.requested.get("learning_rate_multiplier")
     return "auto" if asked is None else asked
 
@@ -68,7 +68,7 @@ def _method_object(recipe: dict[str, Any], theirs: dict[str, Any]) -> dict[str, 
 
 
 def dry_run_object(asked: JobRequest, rehearsal: Rehearsal) -> dict[str, Any]:
-    """Return what creating the job would have done; `refusal` is the error that it would have been answered with."""
+    """Return the result that creating the job would have had. `refusal` is the error it would have returned."""
     refusal = rehearsal.refusal
     return {
         "object": "fine_tuning.job.dry_run",
@@ -113,13 +113,13 @@ def _ours(job: FineTuningJob, recipe: dict[str, Any], progress: Progress) -> dic
 
 
 def _held_nano(job: FineTuningJob) -> int:
-    """What is set aside now: nothing once the job is paused or ended."""
+    """Return the amount held now: zero once the job is paused or ended."""
     is_held = job.status not in JOB_TERMINAL and job.status != "paused"
     return attempts.resume_hold_nano(job=job) if is_held else 0
 
 
 def _queue_position(job: FineTuningJob) -> int | None:
-    """The place in the pool's whole queue; other tenants' runs are counted, never shown."""
+    """Return the place in the pool's whole queue. Other tenants' runs are counted but never shown."""
     run = queries.get_active_run(job=job) if job.status == "queued" else None
     return queue_position(run=run, now=db_now()) if run and run.status == "queued" else None
 
@@ -153,7 +153,7 @@ def explained(why: Explanation) -> dict[str, Any]:
 
 
 def _blame(code: str) -> str:
-    """Whose fault it is; what is no run's failure was refused before anything ran."""
+    """Return the party at fault. A code that is not a run's failure was refused before anything ran."""
     return FailureCode(code).blame.value if code in list(FailureCode) else Blame.CUSTOMER.value
 
 
@@ -170,7 +170,7 @@ def event_object(event: JobEvent) -> dict[str, Any]:
 
 
 def checkpoint_object(row: Checkpoint) -> dict[str, Any]:
-    """Return OpenAI's object. Its model answers when it is asked for; None where no engine loads such an adapter."""
+    """Return OpenAI's object. Its model is loaded on demand; its name is None if no engine loads such an adapter."""
     metrics = {name: value for name, value in row.metrics.items() if value is not None}
     return {
         "id": row.pk,

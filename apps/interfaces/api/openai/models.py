@@ -1,4 +1,4 @@
-"""/v1/models: the base models on offer and the caller's own fine-tuned models; nobody else's exist."""
+"""/v1/models: the base models on offer and the organization's own fine-tuned models. Others are never shown."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ class ModelList(ApiView):
 
 
 class ModelDetail(ApiView):
-    """One model by name; names hold `:` and may hold `/`."""
+    """One model by name. Names contain `:` and may contain `/`."""
 
     required_scope = {"GET": Permission.VIEW, "DELETE": Permission.ADAPTER_DELETE}
 
@@ -43,7 +43,7 @@ class ModelDetail(ApiView):
         return Response(_tuned_object(version, self.organization))
 
     def delete(self, request: Request, model: str) -> Response:
-        """Stop serving a fine-tuned model and delete its weights; its name is never used again."""
+        """Stop serving a fine-tuned model and delete its weights. Its name is never used again."""
         if _find_base(model):
             raise PermissionDenied("Base models belong to the platform and cannot be deleted.", param="model")
         delete_model(organization=self.organization, model_name=model, by=self.actor, now=db_now())

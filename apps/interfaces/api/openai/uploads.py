@@ -31,7 +31,7 @@ class UploadRequest(msgspec.Struct, forbid_unknown_fields=True):
     purpose: str
     mime_type: str = "application/octet-stream"
     expires_after: ExpiresAfter | None = None
-    mapping: dict[str, Any] | None = None  # ours
+    mapping: dict[str, Any] | None = None  # our own field
 
 
 class CompleteRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -40,7 +40,7 @@ class CompleteRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class UploadList(ApiView):
-    """Announce an upload."""
+    """Create an upload."""
 
     required_scope = {"POST": Permission.DATASET_WRITE}
 
@@ -65,7 +65,7 @@ class UploadList(ApiView):
 
 
 class UploadParts(ApiView):
-    """Take one part as multipart form data."""
+    """Store one part, sent as multipart form data."""
 
     required_scope = {"POST": Permission.DATASET_WRITE}
     parser_classes = [PlainMultiPartParser]
@@ -80,7 +80,7 @@ class UploadParts(ApiView):
 
 
 class UploadComplete(ApiView):
-    """Make a file of the parts, in the order in which they are named."""
+    """Combine the parts into a file, in the order in which they are named."""
 
     required_scope = {"POST": Permission.DATASET_WRITE}
 

@@ -1,1 +1,1 @@
-"""What every API view shares: authentication, parsing, names, permissions and pages."""
+"""Code shared by all API views: authentication, parsing, names, permissions and pages."""

@@ -15,10 +15,13 @@ _SHOWN_LENGTH = 13
 
 
 class ApiKeyAuthentication(authentication.BaseAuthentication):
-    """Sets `request.auth` to the KeyIdentity; there is no `request.user`, programs are not people."""
+    """Sets `request.auth` to the KeyIdentity. There is no `request.user`, because programs are not people."""
 
     def authenticate(self, request: Request) -> tuple[None, KeyIdentity]:
-        """Raises AuthenticationFailed, the same for every way in which a key does not work."""
+        """Return None and the key's identity.
+
+        Raises AuthenticationFailed, with the same answer for every reason why a key does not work.
+        """
         scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
         secret = secret.strip()
         if scheme.lower() != "bearer" or not secret:
@@ -33,5 +36,5 @@ class ApiKeyAuthentication(authentication.BaseAuthentication):
 
 
 def _shown(secret: str) -> str:
-    """Return enough of a key to recognise it and too little to use it."""
+    """Return enough of a key to recognize it but too little to use it."""
     return secret[:_SHOWN_LENGTH] + "…" if secret.isprintable() else "…"

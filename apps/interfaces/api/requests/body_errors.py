@@ -1,6 +1,6 @@
-"""What is wrong with a body, in the words of the client: the field as it was sent, its value, and what it may be.
+"""Errors of a request body in the client's words: the field as sent, its value, and the allowed values.
 
-msgspec says where a body does not fit its struct; the words come from the struct itself.
+msgspec reports where a body does not fit its struct; the words come from the struct itself.
 """
 
 import json
@@ -24,7 +24,7 @@ class MissingParameter(DomainError):
 
 
 def explain(error: msgspec.ValidationError, data: Any, kind: Any) -> DomainError:
-    """Return the error for a body `data` that is no `kind`."""
+    """Return the error for a body `data` that is not a valid `kind`."""
     match = _AT_PATH.fullmatch(str(error))
     what, path = (match["what"], match["path"]) if match else (str(error), "")
     param, value, expected = _follow(path, data, inspect.type_info(kind))
@@ -40,7 +40,7 @@ def explain(error: msgspec.ValidationError, data: Any, kind: Any) -> DomainError
 
 
 def _follow(path: str, data: Any, kind: inspect.Type) -> tuple[str, Any, inspect.Type]:
-    """Return the field that msgspec's path names, what the client sent there, and what was expected."""
+    """Return the field that msgspec's path names, its value as sent, and its expected type."""
     param, value, expected = "", data, kind
     for step in _STEP.finditer(path):
         if step["name"]:
@@ -55,7 +55,7 @@ def _follow(path: str, data: Any, kind: inspect.Type) -> tuple[str, Any, inspect
 
 
 def _parts(kind: inspect.Type) -> list[inspect.Type]:
-    """Return what a value may be, without null."""
+    """Return the types that a value may have, without null."""
     parts = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
     return [part for part in parts if not isinstance(part, inspect.NoneType)]
 
@@ -117,7 +117,7 @@ def _taken(param: str, kind: inspect.Type) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Return a value as the client wrote it, cut where it is long."""
+    """Return a value as the client wrote it, shortened if it is long."""
     return _cut(json.dumps(value, ensure_ascii=False))
 
 

@@ -1,4 +1,4 @@
-"""OpenAI's pages: `limit`, `after=<last id>`, answered by `data` and `has_more`."""
+"""OpenAI's pages: requested by `limit` and `after=<last id>`, returned as `data` and `has_more`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ T = TypeVar("T", bound=Model)
 
 
 def read_limit(request: Request, *, default: int, maximum: int) -> int:
-    """Raises InvalidValue unless `limit` is a whole number from 1 to `maximum`."""
+    """Return `limit` or the default. Raises InvalidValue unless it is a whole number from 1 to `maximum`."""
     text = request.query_params.get("limit")
     if text is None:
         return default
@@ -35,7 +35,7 @@ def page(
     """Return one page of `rows` as OpenAI's list object.
 
     `order` names a time or number and a unique field, each with `-` for descending, both in one direction. An `after`
-    that names no row of `rows` (unknown, or another tenant's) raises InvalidValue: a page that starts anywhere else
+    that names no row of `rows` (unknown, or another tenant's) raises InvalidValue, because a page that starts elsewhere
     would repeat or lose items.
     """
     limit = read_limit(request, default=default_limit, maximum=maximum)
@@ -47,9 +47,9 @@ def page(
 
 @dataclass(frozen=True)
 class Source:
-    """One kind of rows of a list that has several, each with the annotations `listed_at` and `listed_id`.
+    """One kind of rows of a list with several kinds, each with the annotations `listed_at` and `listed_id`.
 
-    A page holds at most `most` of this kind.
+    A page holds at most `most` rows of this kind.
     """
 
     rows: QuerySet[Any]
@@ -60,7 +60,7 @@ class Source:
 def merged_page(
     request: Request, sources: Sequence[Source], *, default_limit: int, maximum: int, is_descending: bool
 ) -> dict[str, Any]:
-    """Return one page of several kinds of rows in the order of their times, as `page` does of one kind."""
+    """Return one page of several kinds of rows ordered by time, as `page` does for one kind."""
     limit = read_limit(request, default=default_limit, maximum=maximum)
     sign = "-" if is_descending else ""
     order = (f"{sign}listed_at", f"{sign}listed_id")
@@ -71,7 +71,7 @@ def merged_page(
         most = min(limit, source.most)
         fetched = list(rows.order_by(*order)[: most + 1])
         found += [(row.listed_at, row.listed_id, row, source.render) for row in fetched[:most]]
-        ends += [(row.listed_at, row.listed_id) for row in fetched[most:]]  # what is beyond it is not known
+        ends += [(row.listed_at, row.listed_id) for row in fetched[most:]]  # rows beyond this one are unknown
     found.sort(key=itemgetter(0, 1), reverse=is_descending)
     if ends:
         end = max(ends) if is_descending else min(ends)

@@ -1,4 +1,4 @@
-"""Reading request bodies: OpenAI clients send an empty one where nothing is to say, and types come from msgspec."""
+"""Parsing of request bodies into msgspec types. OpenAI clients send an empty body where they have nothing to send."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from apps.interfaces.api.requests.body_errors import explain
 
 T = TypeVar("T")
 _MAX_DEPTH = 64
-_LARGEST_INTEGER = 2**63 - 1  # what the database holds
+_LARGEST_INTEGER = 2**63 - 1  # the maximum of the database's columns
 _MAX_DIGITS = 400
 _MAX_PARAM = 200
 
@@ -28,12 +28,15 @@ class InvalidForm(DomainError):
 
 
 class EmptyTolerantJSONParser(JSONParser):
-    """Reads strict JSON; an empty body is an empty object (openai sends one on cancel, pause and resume)."""
+    """Reads strict JSON. An empty body is an empty object (openai sends one on cancel, pause and resume)."""
 
     def parse(
         self, stream: IO[bytes], media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
     ) -> Any:
-        """Raises InvalidJson for what is not UTF-8 JSON, names a key twice, or holds a value that cannot be kept."""
+        """Return the parsed body.
+
+        Raises InvalidJson if it is not UTF-8 JSON, names a key twice, or holds a value that cannot be stored.
+        """
         body = stream.read()
         if not body.strip():
             return {}
@@ -73,7 +76,7 @@ class PlainMultiPartParser(MultiPartParser):
 
 
 def read_body(data: Any, kind: type[T]) -> T:
-    """Convert a parsed body to a struct. Raises InvalidValue or MissingParameter naming the field at fault."""
+    """Convert a parsed body to a struct. Raises InvalidValue or MissingParameter that names the field at fault."""
     try:
         return msgspec.convert(data, kind, strict=True)
     except msgspec.ValidationError as error:
@@ -85,7 +88,7 @@ def _unreadable(why: str) -> InvalidJson:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse a key given twice: readers disagree on which one counts."""
+    """Refuse a repeated key, because parsers disagree on which one counts."""
     found = dict(pairs)
     if len(found) != len(pairs):
         seen: set[str] = set()
@@ -105,7 +108,10 @@ def _integer(text: str) -> int:
 
 
 def _find_unstorable(value: Any, depth: int = 0) -> tuple[str, str] | None:
-    """Return where a value is that PostgreSQL cannot hold, and what is wrong with it; and nesting beyond reason."""
+    """Return the place and fault of a value that PostgreSQL cannot store or that is nested too deeply.
+
+    None means that there is no such value.
+    """
     if depth > _MAX_DEPTH:
         return "", f"is nested deeper than {_MAX_DEPTH} levels"
     match value:

@@ -1,4 +1,4 @@
-"""What a key may do: the view names a scope per method, and a method without one is closed."""
+"""Permissions of a key: the view names a scope for each method, and a method without one is closed."""
 
 from typing import TYPE_CHECKING, cast
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class HasScope(permissions.BasePermission):
-    """Requires `view.required_scope[method]`; HEAD counts as GET."""
+    """Requires `view.required_scope[method]`. HEAD counts as GET."""
 
     def has_permission(self, request: Request, view: "APIView") -> bool:
-        """Raises PermissionDenied naming the missing scope."""
+        """Return whether the method is open. Raises PermissionDenied that names the missing scope."""
         identity = cast(KeyIdentity, request.auth)
         method = "GET" if request.method == "HEAD" else request.method
         scope = getattr(view, "required_scope", {}).get(method)

@@ -1,4 +1,4 @@
-"""How programs name a method and an adapter, in jobs and in estimates alike."""
+"""Names of methods and adapter settings in the API, shared by jobs and estimates."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ class LoraChoice(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def parse_method(quantization: str | None, method: Any = None) -> Method:
-    """Return how weights are trained: `method` of the recipe, or what the quantization implies. Raises InvalidValue."""
+    """Return the training method: the recipe's `method` or the one implied by the quantization. Raises InvalidValue."""
     if quantization not in (None, "none", "nf4"):
         raise InvalidValue("quantization must be 'nf4' (QLoRA) or left out (LoRA).", param="quantization")
     if method is None:
@@ -34,7 +34,7 @@ def parse_method(quantization: str | None, method: Any = None) -> Method:
 
 
 def parse_objective(kind: str | None) -> Objective | None:
-    """Return what `method.type` asks for, None for what the rows are for. Raises InvalidValue."""
+    """Return the objective that `method.type` asks for; None if the rows decide. Raises InvalidValue."""
     if kind is None:
         return None
     _require_offered(kind, param="method.type")
@@ -50,7 +50,7 @@ def _require_offered(name: Any, *, param: str) -> None:
 
 
 def adapter_fields(lora: LoraChoice | None) -> dict[str, Any]:
-    """Return the recipe's fields that describe the adapter; None where nothing was asked."""
+    """Return the recipe's fields that describe the adapter; None for those not requested."""
     chosen = lora or LoraChoice()
     return {
         "lora_rank": chosen.rank,

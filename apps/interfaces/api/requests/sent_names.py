@@ -1,4 +1,4 @@
-"""The names a client sent its values under: OpenAI's, ours or the ecosystem's. The domain has one for each value."""
+"""Field names as clients sent them: OpenAI's, ours or the ecosystem's. The domain has one name for each value."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ _OF_LORA = {
 
 @contextmanager
 def as_sent(data: Any) -> Iterator[None]:
-    """Let an error about a value name the field in which the body `data` has it."""
+    """Make an error about a value name the field that holds it in the body `data`."""
     try:
         yield
     except DomainError as error:
@@ -43,7 +43,7 @@ def as_sent(data: Any) -> Iterator[None]:
 
 
 def _sent_name(name: str, data: Any) -> str | None:
-    """Return where the body has the value; the last of these that has it is the one that counts."""
+    """Return the field that holds the value in the body. If several do, the last one counts."""
     method = data.get("method")
     kind = method.get("type", "supervised") if isinstance(method, dict) else None
     theirs, lora = _OF_OPENAI.get(name), _OF_LORA.get(name)

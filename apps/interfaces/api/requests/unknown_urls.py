@@ -1,4 +1,4 @@
-"""Addresses of a program that lead nowhere here: each answer says why, and what to do instead."""
+"""Answers to unknown API addresses: each explains the problem and the fix."""
 
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
@@ -8,12 +8,12 @@ from apps.core.errors import NotFound
 from apps.core.http.asgi import UnknownUrl, error_response
 
 _POSTED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
-# First parts of addresses that a client asks for whose base URL lacks /v1; no page of the dashboard begins like them.
+# First parts of addresses requested by a client whose base URL lacks /v1. No dashboard page begins like them.
 WITHOUT_V1 = (
     "assistants", "audio", "batches", "chat", "completions", "embeddings", "evals", "files", "fine_tuning", "images",
     "models", "moderations", "responses", "threads", "uploads", "vector_stores",
 )  # fmt: skip
-# What OpenAI has beyond what is served here; named, so that clients do not look for a typing error.
+# Parts of OpenAI's API that are not served here, named so that clients do not look for a typo.
 _NOT_OFFERED = (
     ("/v1/assistants", "Assistants are"),
     ("/v1/audio", "Speech and transcription are"),
@@ -45,7 +45,7 @@ class NotOffered(NotFound):
 
 @csrf_exempt
 def unknown_url(request: HttpRequest, rest: str = "") -> HttpResponse:
-    """Answer for every address of the API that is none, in debug mode too."""
+    """Answer every unknown address of the API, in debug mode too."""
     address = request.path.rstrip("/")
     name = next((name for prefix, name in _NOT_OFFERED if address.startswith(prefix)), None)
     if name:

@@ -1,1 +1,1 @@
-"""Whose request this is and whether it may run now: keys and limits."""
+"""Admission: which key a request belongs to, and whether its limits let it run now."""

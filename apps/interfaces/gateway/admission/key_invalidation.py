@@ -1,4 +1,4 @@
-"""Hearing from the database that keys, their makers' rights or limits changed: a revoked key stops at once."""
+"""LISTEN for changes to keys, their makers' rights and limits, so that a revoked key stops working at once."""
 
 import asyncio
 import logging
@@ -18,13 +18,16 @@ _AGAIN_SECONDS = 1.0
 
 
 async def keep_listening(keys: Keys, database: Database) -> None:
-    """Forget keys as news of them comes, until cancelled. Without a connection they age as they always do."""
+    """Forget keys as their changes are announced, until cancelled.
+
+    Without a connection, cached keys expire as usual.
+    """
     while True:
         try:
             async with await psycopg.AsyncConnection.connect(autocommit=True, **_parameters()) as connection:
                 await connection.execute(f"LISTEN {CHANNEL}")
-                await database.call(db_now)  # after an outage its pool connects later: keys are needed until then
-                keys.forget_all()  # what changed before this
+                await database.call(db_now)  # after an outage its pool reconnects later, and keys need it
+                keys.forget_all()  # anything changed before this point
                 async for news in connection.notifies():
                     if news.payload == EVERYBODY:
                         keys.forget_all()

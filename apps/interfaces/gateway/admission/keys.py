@@ -1,4 +1,4 @@
-"""Whom a bearer key speaks for: remembered for at most two seconds, so that a revoked key stops within five."""
+"""Lookup of bearer keys, cached for at most two seconds so that a revoked key stops working within five."""
 
 import asyncio
 import hashlib
@@ -22,11 +22,11 @@ from apps.interfaces.gateway.admission.limits import Limits
 from apps.interfaces.gateway.database import DATABASE_ERRORS, Database
 from apps.interfaces.gateway.errors import InvalidApiKey
 
-FRESH_SECONDS = 1.0  # then looked up again beside the request
-USABLE_SECONDS = 2.0  # then looked up again before the request
-# While the database is away nobody can revoke a key either: those in use stay usable for as long as this.
+FRESH_SECONDS = 1.0  # older entries are looked up again in the background
+USABLE_SECONDS = 2.0  # older entries are looked up again before the request
+# While the database is away, no key can be revoked either. Cached keys then stay usable for this long.
 OUTAGE_SECONDS = 30.0
-_MAX_LOOKUP_SECONDS = 1.0  # a database that takes longer counts as away
+_MAX_LOOKUP_SECONDS = 1.0  # a slower database counts as away
 _TRY_AGAIN_SECONDS = 3.0
 _MAX_KEYS = 20_000
 _SHOWN_LENGTH = 13
@@ -44,7 +44,7 @@ class Caller:
 
     key_id: str
     organization_id: str
-    share_holder: str  # whom turns and limits count; several organizations that never paid may have the same
+    share_holder: str  # owner of turns and limits; several organizations that never paid may share one
     cache_salt: str
     limits: tuple[Limits, Limits]  # the organization's, then the key's
 
@@ -62,14 +62,14 @@ class _Entry:
 class Keys:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._secret = secrets.token_bytes(16)  # of the digests in memory: nothing else knows them
+        self._secret = secrets.token_bytes(16)  # keys the digests in memory; known only to this process
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
         self._lookups: dict[bytes, asyncio.Task[_Entry]] = {}
         self._away_until = 0.0
         self._forgotten = 0
 
     def forget(self, organization_id: str) -> None:
-        """Look the organization's keys up again before their next request: one may have been revoked."""
+        """Look up the organization's keys again before their next request, because one may have been revoked."""
         self._entries = OrderedDict(
             (known, entry)
             for known, entry in self._entries.items()
@@ -82,7 +82,10 @@ class Keys:
         self._forgotten += 1
 
     async def identify(self, authorization: str | None) -> Caller:
-        """Raises InvalidApiKey, PermissionDenied (no scope for inference), Unavailable."""
+        """Return the caller that the key belongs to.
+
+        Raises InvalidApiKey, PermissionDenied (no scope for inference), Unavailable.
+        """
         secret = _secret_in(authorization)
         known = hashlib.blake2b(secret.encode(), digest_size=16, key=self._secret).digest()
         entry = self._entries.get(known)
@@ -98,7 +101,7 @@ class Keys:
         return entry.caller
 
     async def _entry(self, known: bytes, secret: str) -> _Entry:
-        """Return what is known of a key that was not looked up a moment ago."""
+        """Return the entry of a key that was not looked up within FRESH_SECONDS."""
         entry = self._entries.get(known)
         if entry is None and not is_well_formed(secret):
             raise InvalidApiKey(WRONG.format(shown=_shown(secret)))
@@ -116,7 +119,7 @@ class Keys:
             raise Unavailable("API keys cannot be checked at the moment. Try again shortly.") from error
 
     def _begin_lookup(self, known: bytes, secret: str) -> "asyncio.Task[_Entry]":
-        """Return the lookup of this key in progress, beginning one when there is none."""
+        """Return this key's lookup in progress; start one if there is none."""
         if known not in self._lookups:
             task = asyncio.ensure_future(self._look_up(known, secret))
             self._lookups[known] = task
@@ -126,12 +129,12 @@ class Keys:
     def _finish_lookup(self, known: bytes, task: "asyncio.Task[_Entry]") -> None:
         del self._lookups[known]
         if not task.cancelled():
-            task.exception()  # seen here: a lookup begun beside a request has nobody else to look
+            task.exception()  # retrieved here because no caller awaits a background lookup
 
     async def _look_up(self, known: bytes, secret: str) -> _Entry:
         started_at, forgotten = time.monotonic(), self._forgotten
         identity, caller = await self._database.call(_find, secret)
-        if forgotten != self._forgotten:  # what was read may be older than the news
+        if forgotten != self._forgotten:  # the row may have been read before the change
             identity, caller = await self._database.call(_find, secret)
         self._entries[known] = entry = _Entry(identity, caller, started_at)
         self._entries.move_to_end(known)
@@ -179,7 +182,10 @@ def _limits_of_key(key_id: str) -> Limits:
 
 
 def _cache_salt(organization_id: str) -> str:
-    """Return what keeps one organization from timing which prompts another's filled the prefix cache with."""
+    """Return a salt for the engine's prefix cache.
+
+    Without it, one organization could find out by timing which prompts another has cached.
+    """
     return hmac.new(settings.SIGNING_KEY.encode(), f"cache salt {organization_id}".encode(), hashlib.sha256).hexdigest()
 
 
@@ -192,5 +198,5 @@ def _secret_in(authorization: str | None) -> str:
 
 
 def _shown(secret: str) -> str:
-    """Return enough of a key to recognise it and too little to use it."""
+    """Return enough of a key to recognize it but too little to use it."""
     return secret[:_SHOWN_LENGTH] + "…" if secret.isprintable() else "…"

@@ -1,6 +1,6 @@
-"""What an organization, and each of its keys, may ask for: requests and tokens a minute, requests at once.
+"""Limits of organizations and their keys: requests and tokens per minute, and concurrent requests.
 
-Kept in this process: with several gateways a limit holds for each of them.
+Counts are kept in this process, so each gateway applies the limits separately.
 """
 
 import math
@@ -13,9 +13,9 @@ from operator import attrgetter
 from apps.core.errors import RateLimited
 
 MAX_OPEN = 512
-# The engine compiles grammars in a pool all tenants share; a slow one holds a place for tens of seconds.
+# The engine compiles grammars in a pool that all tenants share; a slow one holds a place for tens of seconds.
 MAX_OPEN_STRUCTURED = 2
-MAX_ENGINE_FAILURES = 30  # a minute, of one organization
+MAX_ENGINE_FAILURES = 30  # per minute, of one organization
 _FORGET_SECONDS = 120.0
 
 _HEADERS = (("limit", "d"), ("remaining", "d"), ("reset", "b"))
@@ -23,10 +23,10 @@ _HEADERS = (("limit", "d"), ("remaining", "d"), ("reset", "b"))
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of an organization or of one key; None: no limit of its own."""
+    """Limits of an organization or of one key. None means that no such limit is set."""
 
     owner_id: str
-    owner: str  # as a sentence begins: "Your organization"
+    owner: str  # starts a sentence: "Your organization"
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrent_requests: int | None = None
@@ -39,7 +39,7 @@ class _Bucket:
 
 
 class _Buckets:
-    """A token bucket for each owner: full it holds a minute's worth."""
+    """A token bucket for each owner. A full bucket holds one minute's worth."""
 
     def __init__(self, what: str, rate_of: Callable[[Limits], int | None]) -> None:
         self._what, self._rate_of = what, rate_of
@@ -49,7 +49,7 @@ class _Buckets:
         self._lines = "".join(lines).encode()
 
     def _at(self, owner_id: str, per_minute: int, now: float) -> _Bucket:
-        """Return the owner's bucket, filled up to now."""
+        """Return the owner's bucket, refilled up to now."""
         bucket = self._buckets.get(owner_id)
         if bucket is None:
             self._sweep(now)
@@ -65,9 +65,9 @@ class _Buckets:
             self._buckets = {k: v for k, v in self._buckets.items() if now - v.since < _FORGET_SECONDS}
 
     def take(self, limits: Sequence[Limits], amount: int = 1) -> None:
-        """Take the amount of all, or of none when one of them has less.
+        """Take the amount from every bucket, or from none if one has too little.
 
-        Raises RateLimited with the seconds until it can be had.
+        Raises RateLimited with the seconds until the amount is available.
         """
         now, found = time.monotonic(), []
         for one in limits:
@@ -75,7 +75,7 @@ class _Buckets:
             if per_minute is None:
                 continue
             bucket = self._at(one.owner_id, per_minute, now)
-            # More than a minute's worth is let through when the bucket is full: it could never go otherwise.
+            # A request for more than a minute's worth passes when the bucket is full; otherwise it could never pass.
             wanted = amount if amount < per_minute else per_minute
             if wanted > bucket.left or not per_minute:
                 raise self._refusal(one, per_minute, wanted - bucket.left)
@@ -92,7 +92,7 @@ class _Buckets:
         )
 
     def correct(self, limits: Sequence[Limits], *, taken: int, used: int) -> None:
-        """Take what was used above what was taken, or give it back. What was used unforeseen leaves a debt."""
+        """Charge the difference between `used` and `taken`, or return it. Unforeseen use leaves a debt."""
         now = time.monotonic()
         for one in limits:
             per_minute = self._rate_of(one)
@@ -102,7 +102,7 @@ class _Buckets:
                 bucket.left = left if left < per_minute else per_minute
 
     def headers(self, limits: Sequence[Limits], now: float) -> bytes:
-        """Return the headers, as lines, of the one with less left; none where there is no limit."""
+        """Return the header lines of the owner with the least left; empty if no limit is set."""
         left, tightest = math.inf, None
         for one in limits:
             per_minute = self._rate_of(one)
@@ -124,11 +124,11 @@ class Rates:
         self._tokens = _Buckets("tokens", attrgetter("tokens_per_minute"))
         self._failures = _Buckets("requests on which an engine fails", lambda _: MAX_ENGINE_FAILURES)
         self.take_request = self._requests.take
-        self.take_tokens = self._tokens.take  # what is known of a request; `correct` it when more is
+        self.take_tokens = self._tokens.take  # the first estimate; `correct` it later
         self.correct = self._tokens.correct
 
     def take_all_tokens(self, limits: Sequence[Limits], amount: int, *, taken: int) -> None:
-        """Take the amount in place of what was taken before; that stays taken when this raises RateLimited."""
+        """Replace the amount taken before by a new one. If this raises RateLimited, the old amount stays taken."""
         self._tokens.correct(limits, taken=taken, used=0)
         try:
             self._tokens.take(limits, amount)
@@ -137,21 +137,21 @@ class Rates:
             raise
 
     def require_failures_left(self, limits: Sequence[Limits]) -> None:
-        """Raises RateLimited for an organization on whose requests engines failed too often."""
+        """Raise RateLimited for an organization on whose requests engines failed too often."""
         self._failures.take(limits[:1], 0)
 
     def note_failure(self, limits: Sequence[Limits]) -> None:
-        """Count a request on which an engine failed, against its organization."""
+        """Count an engine failure against the organization that sent the request."""
         self._failures.correct(limits[:1], taken=0, used=1)
 
     def headers(self, limits: Sequence[Limits]) -> bytes:
-        """Return the standard x-ratelimit-* headers, as lines: of organization and key the one with less left."""
+        """Return the standard x-ratelimit-* header lines of the organization or key with the least left."""
         now = time.monotonic()
         return self._requests.headers(limits, now) + self._tokens.headers(limits, now)
 
 
 def duration(seconds: float) -> str:
-    """Return a time as OpenAI writes it in these headers: 20ms, 1.5s, 6m0s."""
+    """Return a duration as OpenAI writes it in these headers: 20ms, 1.5s, 6m0s."""
     if seconds < 1:
         return f"{seconds * 1000:.0f}ms"
     minutes, rest = divmod(seconds, 60)
@@ -159,18 +159,18 @@ def duration(seconds: float) -> str:
 
 
 class OpenRequests:
-    """Counts what each organization and each key has in progress."""
+    """Counts the requests in progress of each organization and each key."""
 
     def __init__(self) -> None:
         self._open: dict[str, int] = defaultdict(int)
         self._structured: dict[str, int] = defaultdict(int)
 
     def one_more(self, limits: Sequence[Limits]) -> "_Place":
-        """Hold a place while the block runs; the organization's limits come first. Entering raises RateLimited."""
+        """Hold a place while the block runs. The organization's limits come first. Entering raises RateLimited."""
         return _Place(self._take, self._give_back, limits)
 
     def one_more_structured(self, limits: Sequence[Limits]) -> "_Place":
-        """Hold one of the places for requests with a grammar while the block runs. Entering raises RateLimited."""
+        """Hold a place for a request with a grammar while the block runs. Entering raises RateLimited."""
         return _Place(self._take_structured, self._give_back_structured, limits)
 
     def _take(self, limits: Sequence[Limits]) -> None:
@@ -198,7 +198,7 @@ class OpenRequests:
 
 
 class _Place:
-    """A block with a place. No generator: this is entered for every request."""
+    """A block that holds a place. Not a generator, because every request enters one."""
 
     __slots__ = ("_give_back", "_limits", "_take")
 

@@ -1,1 +1,1 @@
-"""The way to the engines: routes, connections, streams of answers and faulty replicas."""
+"""Access to the engines: routes, connections, streams of answers and faulty replicas."""

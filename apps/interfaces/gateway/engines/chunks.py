@@ -1,7 +1,7 @@
-"""The engine's stream of server-sent events: what it says, what it used, and what of it a customer gets to see.
+"""The engine's stream of server-sent events: its content, its token usage, and the form in which customers get it.
 
-The engine is always asked for a stream with usage in each chunk, so that an answer cut short is metered too; a customer
-who did not ask for a stream gets its chunks put together again.
+The engine is always asked for a stream with usage in each chunk, so that an interrupted answer is metered too. A
+customer who did not ask for a stream gets the chunks assembled into one answer.
 """
 
 from typing import Annotated, Any
@@ -13,14 +13,14 @@ from apps.interfaces.gateway.requests.schema import MAX_CHOICES, MAX_PROMPTS
 
 DONE = b"[DONE]"
 LARGEST_EVENT_BYTES = 4 * 1024 * 1024
-# No token is longer, of any vocabulary; an answer that goes on is none.
+# No vocabulary has a longer token, so an answer beyond this length is faulty.
 _MAX_TOKEN_BYTES, _MAX_ANSWER_BYTES = 1024, 64 * 1024 * 1024
-_MAX_SHOWN = 10**18  # of a count in a message: JSON knows numbers of any length
-# How a complete answer may end. The engine's "abort" and "error" are failures that look like answers.
+_MAX_SHOWN = 10**18  # cap of a count in a message, because JSON numbers can have any length
+# The ways in which a complete answer may end. The engine's "abort" and "error" are failures that look like answers.
 GOOD_ENDS = frozenset({"stop", "length", "content_filter", "tool_calls"})
 
 
-# --- What the engine sends --------------------------------------------------------------------------------------------
+# --- The engine's messages --------------------------------------------------------------------------------------------
 
 
 class _CachedTokens(msgspec.Struct, gc=False):
@@ -39,7 +39,7 @@ class CalledPart(msgspec.Struct, omit_defaults=True, gc=False):
 
 
 class ToolCallPart(msgspec.Struct, omit_defaults=True, gc=False):
-    """A part of one call; the parts of a call share its index."""
+    """A part of one call. All parts of a call share its index."""
 
     index: int
     id: str | None = None
@@ -55,7 +55,7 @@ class Delta(msgspec.Struct, omit_defaults=True, gc=False):
 
 
 class EngineChoice(msgspec.Struct, gc=False):
-    """A choice of either surface: chat sends `delta`, completions `text`."""
+    """A choice of either surface: chat sends `delta`, completions send `text`."""
 
     index: Annotated[int, Meta(ge=0, lt=MAX_PROMPTS * MAX_CHOICES)]
     delta: Delta | None = None
@@ -65,7 +65,10 @@ class EngineChoice(msgspec.Struct, gc=False):
 
     @property
     def content_bytes(self) -> int:
-        """Return the bytes of what it says, in UTF-8: no token of it is shorter, but for the few that are not shown."""
+        """Return the length of the choice's content in UTF-8 bytes.
+
+        Every token has at least one byte, except the few that are not shown.
+        """
         delta = self.delta
         if delta is None:
             return _utf8_length(self.text)
@@ -86,7 +89,7 @@ def _utf8_length(text: str) -> int:
 
 
 class EngineFault(msgspec.Struct, gc=False):
-    """The engine's own error object, in a body or in a stream. `code` is an HTTP status, or a word of the proxy's."""
+    """The engine's own error object, in a body or in a stream. `code` is an HTTP status or one of the proxy's words."""
 
     message: str = ""
     param: str | None = None
@@ -106,7 +109,7 @@ class SseParser:
         self._rest = b""
 
     def feed(self, content: bytes) -> list[bytes]:
-        """Return the payloads that are complete. Raises ValueError for an event without end."""
+        """Return the complete payloads. Raises ValueError for an event without an end."""
         lines = (self._rest + content).split(b"\n")
         self._rest = lines.pop()
         if len(self._rest) > LARGEST_EVENT_BYTES:
@@ -119,18 +122,18 @@ _decode_chunks = msgspec.json.Decoder(list[EngineChunk]).decode
 
 
 def decode_chunks(payloads: list[bytes]) -> list[EngineChunk]:
-    """Return the chunks of payloads, read in one go. Raises msgspec.DecodeError when one of them is none."""
+    """Return the chunks of all payloads, decoded at once. Raises msgspec.DecodeError if one is not a chunk."""
     return _decode_chunks(b"[%b]" % b",".join(payloads))
 
 
-# --- What was used ----------------------------------------------------------------------------------------------------
+# --- Token usage ------------------------------------------------------------------------------------------------------
 
 
 class TokenBounds(msgspec.Struct, frozen=True):
-    """What a replica is believed about the tokens of one request.
+    """Upper bounds for the tokens that a replica may report for one request.
 
-    `input` and `output` are what was reserved: nothing above them is billed. No engine that works counts more than
-    `possible_input` or `possible_output` of any prompt: a replica that does is faulty.
+    `input` and `output` are the reserved counts; nothing above them is billed. No working engine counts more than
+    `possible_input` or `possible_output` for any prompt, so a replica that does is faulty.
     """
 
     input: int
@@ -140,10 +143,10 @@ class TokenBounds(msgspec.Struct, frozen=True):
 
 
 class Meter(msgspec.Struct):
-    """Token counts of an answer as far as it got, as the replica says them and never beyond the request's bounds.
+    """Token counts of an answer so far: those the replica reports, limited to the request's bounds.
 
-    A chunk's usage is cumulative for its own choice, with the tokens of the prompt that choice belongs to; the chunk
-    without choices, at the end, has the sums.
+    A chunk's usage is cumulative for its own choice and includes the tokens of that choice's prompt. The last chunk has
+    no choices and holds the sums.
     """
 
     choice_count: int  # per prompt
@@ -152,7 +155,7 @@ class Meter(msgspec.Struct):
     outputs: dict[int, int] = {}
     total: EngineUsage | None = None
     finishes: dict[int, str] = {}
-    content_bytes: int = 0  # of what the answer says, as this gateway has seen it
+    content_bytes: int = 0  # of the answer's content, as received by this gateway
 
     def observe(self, *chunks: EngineChunk) -> None:
         latest: dict[int, EngineUsage] = {}  # by choice
@@ -174,7 +177,7 @@ class Meter(msgspec.Struct):
                 self.outputs[index] = written
 
     def reset(self) -> None:
-        """Forget the answer of an engine in whose place another is asked."""
+        """Forget the answer of one engine before another is asked."""
         self.prompts.clear()
         self.outputs.clear()
         self.finishes.clear()
@@ -196,7 +199,7 @@ class Meter(msgspec.Struct):
 
     @property
     def engine_input_tokens(self) -> int:
-        """Return the tokens of the prompts as the engine's own counter has them: once for each choice."""
+        """Return the prompt tokens as the engine's own counter has them: once for each choice."""
         if self.total:
             return self.input_tokens * self.choice_count
         counted = sum(self.prompts.get(index // self.choice_count, 0) for index in self.outputs)
@@ -212,7 +215,7 @@ class Meter(msgspec.Struct):
 
     @property
     def excess(self) -> str:
-        """Return which counts go beyond what was reserved, empty when none does."""
+        """Return a description of the counts above the reserved ones; empty if there are none."""
         bounds = self.bounds
         if bounds is None or (self._claimed_input <= bounds.input and self._claimed_output <= bounds.output):
             return ""
@@ -220,7 +223,7 @@ class Meter(msgspec.Struct):
 
     @property
     def fault(self) -> str:
-        """Return which counts no working engine makes of this request, empty when there are none."""
+        """Return a description of the counts that no working engine makes for this request; empty if there are none."""
         bounds, read, written = self.bounds, self._claimed_input, self._claimed_output
         if self._is_endless:
             return f"answered {self.content_bytes} bytes without an end"
@@ -237,7 +240,7 @@ class Meter(msgspec.Struct):
 
     @property
     def is_sound(self) -> bool:
-        """Tell whether every choice that ended did so as a complete answer may, and all say no more than was asked."""
+        """Return whether each finished choice ended as a complete answer may, within the possible length."""
         return GOOD_ENDS.issuperset(self.finishes.values()) and not self._is_endless
 
     @property
@@ -250,12 +253,12 @@ class Meter(msgspec.Struct):
         return self.finishes.get(0, "stop")
 
     def usage(self) -> "Usage":
-        """Return what the customer is told: what is billed."""
+        """Return the usage shown to the customer, which is the billed usage."""
         read, written = self.input_tokens, self.output_tokens
         return Usage(read, written, read + written, CachedTokens(self.cached_input_tokens))
 
 
-# --- What the customer gets -------------------------------------------------------------------------------------------
+# --- The customer's messages ------------------------------------------------------------------------------------------
 
 
 class CachedTokens(msgspec.Struct, gc=False):
@@ -296,7 +299,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class Renderer(msgspec.Struct, frozen=True):
-    """Writes answers of one request under its public names: never the engine's ids, names or extra fields."""
+    """Writes the answers of one request under its public names; never shows the engine's ids, names or extra fields."""
 
     id: str
     created: int
@@ -305,16 +308,16 @@ class Renderer(msgspec.Struct, frozen=True):
     wants_usage: bool
 
     def event(self, chunk: EngineChunk) -> bytes:
-        """Return the chunk as a server-sent event, without the usage that only we asked for."""
+        """Return the chunk as a server-sent event, without the usage that only the gateway asked for."""
         choices = [_chat_chunk(c) if self.is_chat else _completion(c) for c in chunk.choices]
         return self._event(choices, None if self.wants_usage else UNSET)
 
     def opening(self) -> bytes:
-        """Return what comes before the first chunk of a stream."""
+        """Return the bytes before the first chunk of a stream."""
         return b""
 
     def closing(self, meter: Meter) -> bytes:
-        """Return what ends a complete stream."""
+        """Return the bytes that end a complete stream."""
         usage = self._event([], meter.usage()) if self.wants_usage else b""
         return usage + b"data: [DONE]\n\n"
 
@@ -324,7 +327,7 @@ class Renderer(msgspec.Struct, frozen=True):
         return b"data: " + _encoder.encode(answer) + b"\n\n"
 
     def whole(self, assembler: "Assembler", meter: Meter) -> bytes:
-        """Return the answer to a request that did not ask for a stream."""
+        """Return the whole answer to a request that did not ask for a stream."""
         kind = "chat.completion" if self.is_chat else "text_completion"
         choices = [part.chat() if self.is_chat else part.completion() for part in assembler.parts()]
         return _encoder.encode(_Answer(self.id, kind, self.created, self.model_name, choices, meter.usage()))
@@ -339,7 +342,7 @@ def _completion(choice: EngineChoice) -> _CompletionChoice:
 
 
 class _Part(msgspec.Struct):
-    """One choice, put together from its chunks."""
+    """One choice, assembled from its chunks."""
 
     index: int
     texts: list[str] = []
@@ -349,7 +352,7 @@ class _Part(msgspec.Struct):
     finish_reason: str | None = None
 
     def add_rest(self, choice: EngineChoice) -> None:
-        """Add what few chunks have: all but the text."""
+        """Add all but the text; few chunks have these fields."""
         if choice.delta is not None:
             if choice.delta.reasoning:
                 self.reasoning.append(choice.delta.reasoning)
@@ -394,7 +397,7 @@ class _Part(msgspec.Struct):
 
 
 class Assembler:
-    """Puts the chunks of an answer together."""
+    """Assembles the chunks of an answer."""
 
     def __init__(self) -> None:
         self._parts: dict[int, _Part] = {}

@@ -1,7 +1,7 @@
-"""HTTP/1.1 to the proxies beside the engines: kept connections, one POST at a time on each, its answer as it comes.
+"""HTTP/1.1 client of the proxies beside the engines: kept connections, each with one POST at a time, streamed answers.
 
-A general client spends more on one request than everything else the gateway does with it; a replica needs none of
-redirects, cookies, compression or proxies.
+A general client would cost more per request than all other work of the gateway. Replicas need no redirects, cookies,
+compression or proxies.
 """
 
 import asyncio
@@ -19,23 +19,23 @@ from apps.contracts.addresses.replicas import AddressRefused, AddressRules, is_i
 from apps.interfaces.gateway.http.transports import CoalescingTransport
 
 CONNECT_SECONDS = 5.0
-FIRST_BYTE_SECONDS = 600.0  # a queue of long answers may stand before it; the customer's own connection ends the wait
+FIRST_BYTE_SECONDS = 600.0  # long answers may be queued before it; if the customer disconnects, the wait ends
 IDLE_SECONDS = 120.0  # between two parts of an answer
-_KEEP_ALIVE_SECONDS = 15.0  # below the proxy's 75, so that it never closes a connection we are about to use
+_KEEP_ALIVE_SECONDS = 15.0  # below the proxy's 75, so that it never closes a connection just before its next use
 _MAX_BUFFERED_BYTES = 256 * 1024
-_LOOK_SECONDS = 5.0  # the longest between two looks; a timer for each part of an answer costs as much as reading it
+_LOOK_SECONDS = 5.0  # longest interval between checks; a timer for each part of an answer costs as much as reading it
 
 
 class Unreachable(Exception):
-    """No connection could be made: the replica never saw the request."""
+    """No connection could be made, so the replica never saw the request."""
 
 
 class Broken(Exception):
-    """The connection ended, fell silent or spoke no HTTP before the answer was complete."""
+    """The connection ended, fell silent or broke HTTP before the answer was complete."""
 
 
 class Answer:
-    """The status and the body of one answer. Close it: what is not read to its end stops the engine."""
+    """The status and body of one answer. Close it: closing before the end stops the engine."""
 
     __slots__ = ("_connection", "status")
 
@@ -45,15 +45,15 @@ class Answer:
 
     @property
     def has_ended(self) -> bool:
-        """Tell whether all of it was read."""
+        """Return whether the body was read to its end."""
         return self._connection.is_drained
 
     async def read(self) -> bytes:
-        """Return what has arrived, waiting for something; nothing at the end. Raises Broken."""
+        """Return the bytes received, waiting if there are none yet; empty at the end. Raises Broken."""
         return await self._connection.read()
 
     async def read_all(self, most_bytes: int) -> bytes:
-        """Return the body, or its first bytes where it has more. Raises Broken."""
+        """Return the body, truncated to `most_bytes`. Raises Broken."""
         parts, size = [], 0
         while size < most_bytes and (content := await self.read()):
             parts.append(content)
@@ -70,7 +70,8 @@ class Answer:
 class Replica:
     """The connections to one replica, at `unix:///path` or `http(s)://host:port`. Use inside one event loop.
 
-    Where `rules` are given, none is made to an address that they refuse; a name is looked up each time.
+    If `rules` are given, no connection is made to an address that they refuse. Host names are resolved for each
+    connection.
     """
 
     def __init__(self, url: str, rules: AddressRules | None = None) -> None:
@@ -97,11 +98,11 @@ class Replica:
             except Broken:
                 if kept.has_answered or kept.was_silent:
                     raise
-                # The replica closed it while we took it from the shelf.
+                # The replica closed the connection while it was taken from the idle ones.
         return await (await self._connect()).send(content)
 
     def _open(self, path: str, token: str) -> bytes:
-        """Return how requests to the path begin; there are few paths, and one token at a time."""
+        """Return the first header lines of requests to the path. There are few paths, and one token at a time."""
         self._openings = {known: opening for known, opening in self._openings.items() if known[1] == token}
         opening = (
             f"POST {path} HTTP/1.1\r\nHost: {self._host_header}\r\nAuthorization: Bearer {token}\r\n"
@@ -131,7 +132,7 @@ class Replica:
             raise Unreachable(repr(error)) from error
 
     async def _connect_to_one(self, loop: asyncio.AbstractEventLoop) -> "_Connection":
-        """Return a connection to the first of the host's addresses that takes one. Raises OSError, AddressRefused."""
+        """Return a connection to the first address of the host that accepts one. Raises OSError, AddressRefused."""
         failure: OSError | None = None
         name = self._host if self._tls else None
         for host in await self._addresses(loop):
@@ -159,7 +160,7 @@ class Replica:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection; goes back to `shelf` after a complete answer."""
+    """One connection; returns to `shelf` after a complete answer."""
 
     def __init__(self, shelf: "deque[_Connection]") -> None:
         self._shelf = shelf
@@ -168,7 +169,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._look: asyncio.TimerHandle | None = None
-        self._silent_at = math.inf  # when whoever waits has waited too long
+        self._silent_at = math.inf  # deadline for the next byte
         self._parts: list[bytes] = []
         self._size_bytes = 0
         self._fault: str | None = None
@@ -180,10 +181,10 @@ class _Connection(asyncio.Protocol):
         self.is_open = False
         self.idle_since = 0.0
 
-    # --- What a request asks of it.
+    # --- Called for a request.
 
     async def send(self, content: bytes) -> Answer:
-        """Raises Broken."""
+        """Send the request; return its answer. Raises Broken."""
         assert self._transport is not None
         self.has_answered = self._is_whole = False
         self._transport.write(content)
@@ -191,18 +192,18 @@ class _Connection(asyncio.Protocol):
             while not self.has_answered:
                 await self._wait(FIRST_BYTE_SECONDS)
         except BaseException:
-            self.abort()  # nobody else holds this connection yet
+            self.abort()  # no other code holds this connection yet
             raise
         return Answer(self, self._parser.get_status_code())
 
     async def read(self) -> bytes:
-        """Raises Broken."""
+        """Return the bytes received, waiting if there are none yet. Raises Broken."""
         while not self._parts and not self._is_whole:
             await self._wait(IDLE_SECONDS)
         return self.take_received()
 
     async def _wait(self, seconds: float) -> None:
-        """Wait until something came. Raises Broken."""
+        """Wait for any data. Raises Broken."""
         if self._fault is not None:
             raise Broken(self._fault)
         self._waiter = self._loop.create_future()
@@ -246,7 +247,7 @@ class _Connection(asyncio.Protocol):
         return content
 
     def let_go(self) -> None:
-        """Keep the connection for the next request when this answer is complete, else end it."""
+        """Keep the connection for the next request if this answer is complete; otherwise end it."""
         if self.is_drained and self._keeps_alive and self.is_open:
             self.idle_since = time.monotonic()
             self._shelf.append(self)
@@ -258,10 +259,10 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # --- What asyncio and the parser tell it.
+    # --- Called by asyncio and the parser.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        own = cast(asyncio.Transport, transport)  # uvloop's own class is no subclass
+        own = cast(asyncio.Transport, transport)  # uvloop's class is not a subclass
         self._transport = CoalescingTransport(own, self._loop)
         self.is_open = True
 

@@ -1,4 +1,4 @@
-"""Replicas whose counts cannot be true: told to the database, so that no gateway asks them again."""
+"""Reports of replicas whose counts cannot be true. The database isolates them, so that no gateway asks them again."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ _RETRY_SECONDS = 1.0
 
 
 class Faults:
-    """Accusations by replica, until the database has them. Use inside one event loop."""
+    """Accusations by replica, kept until the database has them. Use inside one event loop."""
 
     def __init__(self, database: Database, routes: Routes) -> None:
         self._database = database
@@ -22,14 +22,14 @@ class Faults:
         self._task: asyncio.Task[None] | None = None
 
     def accuse(self, replica_id: str, reason: str) -> None:
-        """Have the replica isolated; another accusation of the same replica meanwhile adds nothing."""
+        """Isolate the replica. Further accusations of the same replica add nothing until this one is stored."""
         logger.critical("replica %s is faulty and gets no more requests: %s", replica_id, reason)
         self._waiting.setdefault(replica_id, reason)
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(self._tell())
 
     async def _tell(self) -> None:
-        """Tell all that wait, however long the database is away, and read the routes again."""
+        """Store every accusation, however long the database is away, and refresh the routes."""
         while self._waiting:
             replica_id, reason = next(iter(self._waiting.items()))
             try:

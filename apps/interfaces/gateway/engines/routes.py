@@ -1,4 +1,4 @@
-"""Which model names can be asked for, where they answer and what they cost: read from the database every second."""
+"""Model names with their replicas and prices, read from the database every second."""
 
 import asyncio
 import logging
@@ -25,16 +25,17 @@ from apps.serving.queries import AliasRoute, Route, list_alias_routes, list_rout
 logger = logging.getLogger(__name__)
 
 REFRESH_SECONDS = 1.0
-# A name not found may be of an adapter registered since the last reading: the table is read again, this often at most.
+# A missing name may belong to an adapter registered since the last read. The table is then read again, at most this
+# often.
 MIN_SECONDS_BETWEEN_REFRESHES = 0.25
-# What was asked for is counted this often: replicas hold adapters by demand.
+# Requests are counted this often, because adapters are placed on replicas by demand.
 NOTE_SECONDS = 5.0
-MAX_LOAD_SECONDS = 20.0  # how long a request waits for an adapter that a replica is loading
+MAX_LOAD_SECONDS = 20.0  # longest wait of a request for an adapter that a replica is loading
 
 
 @dataclass(frozen=True)
 class Price:
-    """One price rule: so many nano-USD for `per` tokens."""
+    """One price rule: a price in nano-USD for `per` tokens."""
 
     id: str
     price_nano: int
@@ -50,7 +51,7 @@ class Prices:
 @dataclass(frozen=True)
 class _Table:
     routes: dict[str, Route]
-    prices: dict[tuple[str, str | None], Price]  # of a SKU, for everybody or for one organization
+    prices: dict[tuple[str, str | None], Price]  # of a SKU, for all organizations (None) or for one
     clock_offset_seconds: float
     aliases: dict[str, AliasRoute]
     largest_body_bytes: int = largest_body(0, takes_media=False)
@@ -64,11 +65,11 @@ class Routes:
         self._asked_at = -math.inf
         self._reading = asyncio.Lock()
         self._news = asyncio.Condition()
-        self._asked: Counter[str] = Counter()  # requests by adapter version, since they were last noted
+        self._asked: Counter[str] = Counter()  # requests by adapter version since the last store
         self._noted_at = -math.inf
 
     async def refresh(self) -> None:
-        """Raises one of DATABASE_ERRORS; what was read before stays in use."""
+        """Read the table again. Raises one of DATABASE_ERRORS; the previous table then stays in use."""
         async with self._reading:
             await self._read()
 
@@ -80,7 +81,7 @@ class Routes:
             self._news.notify_all()
 
     async def _refresh_since(self, moment: float) -> None:
-        """Have the table read after `moment`; all who ask meanwhile share one reading."""
+        """Have the table read after `moment`. All concurrent callers share one read."""
         async with self._reading:
             if self._asked_at < moment:
                 await asyncio.sleep(self._asked_at + MIN_SECONDS_BETWEEN_REFRESHES - time.monotonic())
@@ -98,10 +99,10 @@ class Routes:
                 logger.warning("routes not refreshed: %s", error)
 
     async def find(self, model_name: str, *, organization_id: str) -> Route:
-        """Return the route of a base model or of the organization's own adapter, once a replica can answer it.
+        """Return the route of a base model or of the organization's own adapter once a replica can answer it.
 
-        An adapter that is being loaded is waited for, and a cold one is asked back. Raises ModelNotFound; Unavailable
-        when no replica has it in time.
+        Waits for an adapter that is being loaded and requests a cold one. Raises ModelNotFound; Unavailable when no
+        replica has it in time.
         """
         ready = self._visible(self._resolve_alias(model_name, organization_id), organization_id)
         if ready is not None and ready.upstreams:
@@ -123,7 +124,7 @@ class Routes:
         return route
 
     async def _ask_for_checkpoint(self, model_name: str, organization_id: str) -> None:
-        """Have the model of a checkpoint made that is named for the first time, and wait for its route.
+        """Request the model of a checkpoint that is named for the first time, and wait for its route.
 
         Raises one of DATABASE_ERRORS; Unavailable when it takes too long.
         """
@@ -139,7 +140,7 @@ class Routes:
             raise Unavailable(message, param="model") from late
 
     def require_known(self, model_name: str, *, organization_id: str) -> Route:
-        """Return the route of a name that the organization may ask for, whether or not it can answer.
+        """Return the route of a name that the organization may use, even if no replica can answer it.
 
         Raises ModelNotFound.
         """
@@ -151,7 +152,7 @@ class Routes:
         return route
 
     async def _note_request(self, route: Route | None) -> None:
-        """Count the request of an adapter, for the next time that is noted; that of a cold one at once."""
+        """Count the request of an adapter in the next batch; for a cold adapter, store the counts at once."""
         if route is None or not route.adapter_version_id:
             return
         self._asked[route.adapter_version_id] += 1
@@ -161,7 +162,7 @@ class Routes:
                 await self._refresh_since(time.monotonic())
 
     async def _note_requests(self) -> None:
-        """Raises one of DATABASE_ERRORS; what could not be noted is left for the next time."""
+        """Store the counts. Raises one of DATABASE_ERRORS; the counts are then kept for the next time."""
         asked, self._asked = self._asked, Counter()
         self._noted_at = time.monotonic()
         if not asked:
@@ -173,11 +174,11 @@ class Routes:
             raise
 
     def _resolve_alias(self, model_name: str, organization_id: str) -> str:
-        """Return the version's name that an alias of the organization stands for in this request."""
+        """Return the version name that an alias of the organization stands for in this request."""
         alias = self._table.aliases.get(model_name)
         if alias is None or alias.organization_id != organization_id:
             return model_name
-        is_canary = alias.canary_target and random.randrange(100) < alias.canary_percent  # noqa: S311 - a share, no secret
+        is_canary = alias.canary_target and random.randrange(100) < alias.canary_percent  # noqa: S311 - not a secret
         return alias.canary_target if is_canary else alias.target
 
     def _visible(self, model_name: str, organization_id: str) -> Route | None:
@@ -190,11 +191,11 @@ class Routes:
 
     @property
     def largest_body_bytes(self) -> int:
-        """The bytes of the largest body that any model here can use."""
+        """Return the size in bytes of the largest body that any model here can use."""
         return self._table.largest_body_bytes
 
     def prices_of(self, route: Route, *, organization_id: str) -> Prices:
-        """Return what the route's tokens cost the organization; adapters cost what their base does.
+        """Return the route's token prices for the organization. Adapters cost the same as their base model.
 
         Raises PriceNotSet.
         """
@@ -206,12 +207,12 @@ class Routes:
         return found
 
     def now(self) -> float:
-        """Return Unix time by the database's clock, to within the time a query takes."""
+        """Return Unix time by the database clock, accurate to the duration of one query."""
         return time.time() + self._table.clock_offset_seconds
 
 
 def _prices_of(prices: dict[tuple[str, str | None], Price], base_model_name: str, organization_id: str) -> Prices:
-    """Raises PriceNotSet."""
+    """Return the input and output prices, an organization's own before the general one. Raises PriceNotSet."""
     skus = [f"inference:{way}:{base_model_name}" for way in ("input", "output")]
     found = [prices.get((sku, organization_id)) or prices.get((sku, None)) for sku in skus]
     if found[0] is None or found[1] is None:
@@ -223,7 +224,7 @@ def _prices_of(prices: dict[tuple[str, str | None], Price], base_model_name: str
 
 
 def _read() -> _Table:
-    """Return it all as of one moment: no model without the price or the replica that came with it."""
+    """Return the table as of one moment, so that each model has the price and replica that came with it."""
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         prices = {

@@ -1,8 +1,7 @@
-"""Talking to the proxies beside the engines: which one, when another is tried, and what their refusals mean to us.
+"""Requests to the proxies beside the engines: choice of replica, retries, and translation of refusals.
 
-Another replica is tried only while nothing of an answer exists: it could not be reached, is busy, starting or dying,
-has lost the adapter, or ended the answer before its first token. What is wrong with the request itself is never
-retried.
+Another replica is tried only before the first token: after the first one could not be reached, is busy, starting or
+dying, has lost the adapter, or ended its answer too early. Errors of the request itself are never retried.
 """
 
 import asyncio
@@ -32,21 +31,21 @@ from apps.serving.queries import Route, Upstream
 
 logger = logging.getLogger(__name__)
 
-# A request that kills its engine must not walk through all of them; replicas that were not reached do not count.
+# A request that kills its engine must not go through all of them. Replicas that were not reached do not count.
 MAX_ATTEMPTS = 2
 _END_SECONDS = 2
 _ERROR_BYTES = 64 * 1024
 
 _DYING = ("cannot schedule new futures", "EngineCore encountered an issue")
-_NAN = "not JSON compliant"  # how an engine whose logits are not finite answers 400: its fault, not the request's
+_NAN = "not JSON compliant"  # from the 400 of an engine whose logits are not finite: its fault, not the request's
 _TRUNCATED = (Broken, TimeoutError, ValueError, msgspec.DecodeError)
 
 
 class TryAnother(Exception):
-    """This replica cannot answer, another might.
+    """This replica cannot answer; another one might.
 
-    `is_unreached`: it never saw the request. `is_busy`: it is well, only full or without this adapter. `is_down`: it
-    says itself that it serves nothing now.
+    `is_unreached`: it never saw the request. `is_busy`: it works but is full or lacks the adapter. `is_down`: it
+    reports that it serves nothing now.
     """
 
     def __init__(
@@ -57,13 +56,13 @@ class TryAnother(Exception):
 
 
 class Progress(msgspec.Struct):
-    """How far a request got. `is_sent`: an engine has seen it, and may have worked on it before it counted a token."""
+    """How far a request got. `is_sent`: an engine has seen it and may have worked on it before counting a token."""
 
     is_sent: bool = False
 
 
 class Call(msgspec.Struct, frozen=True):
-    """What is asked of whichever replica answers."""
+    """A request, independent of the replica that answers it."""
 
     tenant: str
     path: str
@@ -82,10 +81,10 @@ class Upstreams:
         self._replicas: dict[str, Replica] = {}
 
     async def begin(self, route: Route, call: Call) -> "EngineAnswer":
-        """Return the answer of the first replica that gives one, its first token there.
+        """Return the answer of the first replica that gives one, with its first token.
 
-        Its place is taken, and the engine at work, until it is ended. Raises Unavailable, RateLimited,
-        ContextLengthExceeded, InvalidValue, RequestFailed.
+        The answer holds a place on the replica until `end`. Raises Unavailable, RateLimited, ContextLengthExceeded,
+        InvalidValue, RequestFailed.
         """
         body = msgspec.json.encode(_engine_body(route, call.request, call.cache_salt))
         untried = {upstream.replica_id: upstream for upstream in route.upstreams}
@@ -111,7 +110,7 @@ class Upstreams:
         )
 
     def _note_failure(self, replica_id: str, call: Call, reason: BaseException) -> None:
-        """Hold against the replica what is not the fault of the request, of its customer, or of being busy."""
+        """Count a failure against the replica unless the request, the customer or load caused it."""
         if isinstance(reason, DomainError) or (isinstance(reason, TryAnother) and reason.is_busy):
             self._breaker.note_success(replica_id)
         if not isinstance(reason, TryAnother):
@@ -145,7 +144,7 @@ class Upstreams:
         return answer
 
     def end(self, call: Call, answer: "EngineAnswer") -> None:
-        """Free its place; the engine stops where it is not done."""
+        """Free the answer's place. The engine stops if it is not done."""
         answer.close()
         self.turns.give_back(call.tenant, answer.replica_id)
 
@@ -155,7 +154,7 @@ class Upstreams:
 
 
 def _engine_body(route: Route, request: EngineRequest, cache_salt: str) -> dict[str, Any]:
-    """Return what the engine is sent: the checked fields under its own model name, always as a metered stream."""
+    """Return the engine's request body: the checked fields and the engine's model name, always as a metered stream."""
     return request.fields | {
         "model": route.engine_name,
         "cache_salt": cache_salt,
@@ -168,7 +167,7 @@ def _engine_body(route: Route, request: EngineRequest, cache_salt: str) -> dict[
 
 
 class _EngineFailed(Exception):
-    """The stream holds an error, or an end that is none."""
+    """The stream holds an error or an invalid end."""
 
     def __init__(self, fault: EngineFault) -> None:
         super().__init__(fault.message)
@@ -176,7 +175,7 @@ class _EngineFailed(Exception):
 
 
 class EngineAnswer:
-    """The chunks of one answer, metered as they arrive; iterated over, in batches of those that arrive together."""
+    """The chunks of one answer, metered as they arrive. Iteration yields batches of chunks that arrived together."""
 
     def __init__(self, response: Answer, request: EngineRequest, meter: Meter, *, replica_id: str) -> None:
         self.replica_id = replica_id
@@ -185,13 +184,13 @@ class EngineAnswer:
         self._meter = meter
         self._parser = SseParser()
         self._first: list[EngineChunk] = []
-        self._is_done = False  # no more bytes come
+        self._is_done = False  # no more bytes will come
         self._has_said_done = False
 
     async def read_to_first_token(self) -> None:
-        """Hold back what comes before the first token: until then another replica can still take over.
+        """Hold back everything before the first token, because until then another replica can still take over.
 
-        Raises TryAnother, or what the request itself is at fault for: some of that the engine finds only in the stream.
+        Raises TryAnother, or an error of the request itself; the engine reports some of these only in the stream.
         """
         try:
             while not self._is_done:
@@ -209,7 +208,7 @@ class EngineAnswer:
         return self
 
     async def __anext__(self) -> list[EngineChunk]:
-        """Raises EngineError when the answer is never complete."""
+        """Return the next chunks. Raises EngineError if the answer ends incomplete."""
         if self._first:
             first, self._first = self._first, []
             return first
@@ -239,7 +238,7 @@ class EngineAnswer:
         return chunks
 
     async def _read_end(self) -> None:
-        """Behind [DONE] only the end of the body follows: read, so that the connection can be used again."""
+        """Read the end of the body after [DONE], so that the connection can be reused."""
         if not self._response.has_ended:
             async with asyncio.timeout(_END_SECONDS):
                 while await self._response.read():
@@ -254,23 +253,23 @@ class EngineAnswer:
         try:
             chunks = decode_chunks(payloads)
         except msgspec.DecodeError:
-            for payload in payloads:  # what came before the broken one counts
+            for payload in payloads:  # chunks before the broken one count
                 self._observe([decode_chunk(payload)])
             raise
         self._observe(chunks)
         return chunks
 
     def _observe(self, chunks: list[EngineChunk]) -> None:
-        """Meter the chunks. Raises _EngineFailed when one of them tells of a failure."""
+        """Meter the chunks. Raises _EngineFailed if one of them reports a failure."""
         self._meter.observe(*chunks)
         for chunk in chunks:
-            if chunk.error is not None:  # the engine sends [DONE] after an error too: the error decides
+            if chunk.error is not None:  # the engine sends [DONE] even after an error, so the error decides
                 raise _EngineFailed(chunk.error)
         if not self._meter.is_sound:
             raise _EngineFailed(EngineFault("the answer was aborted"))
 
     def close(self) -> None:
-        """Let go of the connection; of an answer that is not complete, meter what has arrived and abort the rest."""
+        """Release the connection. If the answer is incomplete, meter the chunks that arrived and abort the rest."""
         if not self._is_done:
             with suppress(_EngineFailed, *_TRUNCATED):
                 self._decode(self._response.read_nowait())
@@ -281,7 +280,7 @@ _FAILED = "The model failed while answering. Nothing of this request is charged;
 
 
 def _has_token(chunks: list[EngineChunk]) -> bool:
-    """Tell whether the answer has begun, or ended without any."""
+    """Return whether the answer has its first token or ended without one."""
     for chunk in chunks:
         for choice in chunk.choices:
             if choice.finish_reason or choice.has_content:
@@ -298,14 +297,14 @@ class _ErrorEnvelope(msgspec.Struct):
 
 _CONTEXT = re.compile(r"maximum context length is (\d+) tokens|max_model_len\D*(\d+)|max_total_tokens\D*(\d+)")
 _COUNTED = re.compile(r"contains (at least )?(\d+) (input tokens|characters)")
-# How a replica's proxy says that only this request waits, and that all do.
+# Error codes of a replica's proxy: only this request waits (_WELL), or all requests do (_DOWN).
 _WELL = ("replica_busy", "model_loading", "model_not_found")
 _DOWN = "replica_not_ready"
 _OUTPUT_FIELDS = ("max_tokens", "max_completion_tokens")
 
 
 async def _refusal(response: Answer, request: EngineRequest) -> Exception:
-    """Return what a status other than 200 means."""
+    """Return the error for a status other than 200."""
     try:
         raw = await response.read_all(_ERROR_BYTES)
     except Broken as error:
@@ -318,7 +317,7 @@ async def _refusal(response: Answer, request: EngineRequest) -> Exception:
 
 
 def _meaning_of(found: EngineFault, status: int | str | None, request: EngineRequest) -> Exception:
-    """Return TryAnother, or an error of ours without the engine's inside."""
+    """Return TryAnother, or a domain error that shows no engine internals."""
     logger.info("replica answered %s: %s", status, found.message[:500])
     if status in (400, 422) and _NAN not in found.message:
         return _bad_request(found, request)
@@ -342,7 +341,7 @@ _NO_TOOLS = (
 
 
 def _bad_request(found: EngineFault, request: EngineRequest) -> DomainError:
-    """Return what the engine finds wrong, where it is known in words of ours: its own may show its inside."""
+    """Return the engine's complaint in our own words if it is known, because the engine's text may show internals."""
     limit = _CONTEXT.search(found.message)
     if found.param in _OUTPUT_FIELDS and limit:
         return InvalidValue(

@@ -1,1 +1,1 @@
-"""The customers' side: connections, bodies and answers."""
+"""The customer's side: connections, bodies and answers."""

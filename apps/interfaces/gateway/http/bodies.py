@@ -1,7 +1,7 @@
-"""What bodies may take before anything is known of them: bytes, time and tokens.
+"""Limits of a request body before it is parsed: bytes, time and tokens.
 
-A body is held in memory until it is whole, and read by a parser that holds up everything else. So both are bounded by
-what the installation's models could use, and counted against the organization that sends it.
+A body is held in memory until it is complete, and parsing it blocks everything else. So both are limited by what the
+installation's models could use, and counted against the organization that sends it.
 """
 
 from collections import defaultdict
@@ -12,36 +12,39 @@ from apps.core.errors import DomainError, RateLimited, Status, Unavailable
 from apps.core.http.asgi import DEFAULT_BODY_BYTES, MIB
 
 BODY_SECONDS = 30.0
-MAX_OF_ONE = 32 * MIB  # of bodies that are not read to their end, of one organization
+MAX_OF_ONE = 32 * MIB  # of one organization's incomplete bodies
 MAX_OF_ALL = 256 * MIB
 PARSED_ASIDE_BYTES = 256 * 1024  # a larger body is parsed in a thread
 
-_FIXED_BYTES = 256 * 1024  # for tools, schemas and what stands around the words
-_BYTES_PER_TOKEN = 16  # about 4 of English; JSON writes some characters with 12
+_FIXED_BYTES = 256 * 1024  # for tools, schemas and JSON syntax
+_BYTES_PER_TOKEN = 16  # English has about 4; JSON writes some characters with 12
 _BYTES_PER_TOKEN_UNREAD, _MAX_TOKENS_UNREAD = 16, 32_768
 
 
 class BodyTooSlow(DomainError):
-    """The body did not come to its end in time."""
+    """The body was not complete in time."""
 
     code = "request_timeout"
     status = Status.TIMED_OUT
 
 
 def largest_body(context_length: int, *, takes_media: bool) -> int:
-    """Return the bytes of the largest body that a model of this context can use; images stand in it whole."""
+    """Return the size in bytes of the largest body that a model with this context can use, images included."""
     if takes_media:
         return DEFAULT_BODY_BYTES
     return min(DEFAULT_BODY_BYTES, _FIXED_BYTES + context_length * _BYTES_PER_TOKEN)
 
 
 def tokens_unread(body_bytes: int) -> int:
-    """Return what a body counts of the tokens per minute before it is parsed, and when it is refused then."""
+    """Return the tokens that a body counts as before it is parsed.
+
+    A body refused before parsing counts as these too.
+    """
     return min(body_bytes // _BYTES_PER_TOKEN_UNREAD, _MAX_TOKENS_UNREAD)
 
 
 class Bodies:
-    """Counts the bytes of bodies that are being read. Use inside one event loop."""
+    """Counts the bytes of bodies being read. Use inside one event loop."""
 
     def __init__(self) -> None:
         self._held: defaultdict[str, int] = defaultdict(int)  # by organization
@@ -51,7 +54,7 @@ class Bodies:
         return _Reading(self, organization_id)
 
     def add(self, organization_id: str, count: int) -> None:
-        """Raises RateLimited, Unavailable; then nothing is added."""
+        """Count the bytes; a negative count gives them back. Raises RateLimited or Unavailable, adding nothing."""
         if count > 0 and self._held[organization_id] + count > MAX_OF_ONE:
             raise RateLimited(
                 f"Your organization is sending {MAX_OF_ONE // MIB} MiB of request bodies at once, the most allowed. "
@@ -66,7 +69,7 @@ class Bodies:
 
 
 class _Reading:
-    """One body; what it holds is given back at the end of the block."""
+    """One body. Its bytes are given back at the end of the block."""
 
     __slots__ = ("_bodies", "_organization_id", "_size")
 
@@ -77,7 +80,7 @@ class _Reading:
         return self
 
     def note(self, size: int) -> None:
-        """Count the body as so large. Raises RateLimited, Unavailable."""
+        """Count the body at this size in bytes. Raises RateLimited, Unavailable."""
         self._bodies.add(self._organization_id, size - self._size)
         self._size = size
 

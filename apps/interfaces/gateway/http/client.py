@@ -1,4 +1,4 @@
-"""The customer's side of one request: its body, its answer, and whether anybody still waits for it."""
+"""The customer's side of one request: its body, its answer, and whether the customer is still connected."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from apps.interfaces.gateway.errors import body_of, event_of, headers_of
 from apps.interfaces.gateway.http.bodies import BODY_SECONDS, BodyTooSlow
 from apps.interfaces.gateway.http.connections import EXCHANGE, Exchange
 
-# The engine does not wait for a slow reader, so what it wrote piles up here: such a reader is cut off.
+# The engine does not wait for a slow reader, so its output piles up here. Such a reader is cut off.
 SLOWEST_READ_SECONDS = 60
 _REQUEST_ID = REQUEST_ID_HEADER.encode()
 _STREAM_LINES = (
@@ -35,11 +35,11 @@ class Client:
         self.ulid = new_ulid()
         given = headers.get(_REQUEST_ID)
         self.request_id = (given and usable_request_id(given.decode("latin-1"))) or f"req_{self.ulid}"
-        self.limit_headers: Callable[[], bytes] = bytes  # asked when the answer begins, once the key is known
+        self.limit_headers: Callable[[], bytes] = bytes  # called when the answer begins, once the key is known
         self._has_started = False
 
     async def read_body(self, *, most_bytes: int = DEFAULT_BODY_BYTES, note: Callable[[int], None]) -> bytes:
-        """Return the body; `note` is told how much of one that comes in parts is here, and may raise.
+        """Return the body. `note` gets the bytes received so far of a body that comes in parts, and may raise.
 
         Raises TooLarge, BodyTooSlow, ClientGone.
         """
@@ -75,7 +75,7 @@ class Client:
         self._exchange.start(200, _STREAM_LINES + self._lines())
 
     async def send_part(self, content: bytes) -> None:
-        """Raises ClientGone when the customer does not read."""
+        """Send a part of the stream. Raises ClientGone if the customer does not read."""
         await self._readable()
         self._exchange.write(content, more=True)
 
@@ -90,7 +90,7 @@ class Client:
         self._exchange.answer(200, _JSON_LINE + self._lines(), content)
 
     async def refuse(self, error: DomainError, *, status: int | None = None) -> None:
-        """Answer with the error; in the middle of a stream, end it with an error event and no [DONE]."""
+        """Answer with the error. In the middle of a stream, end it with an error event and no [DONE]."""
         if self._has_started:
             await self.end(event_of(error))
             return
@@ -103,7 +103,10 @@ class Client:
         return b"x-request-id: %b\r\n%b" % (self.request_id.encode(), self.limit_headers())
 
     async def _readable(self) -> None:
-        """Wait until the customer has read most of what was sent before."""
+        """Wait until the customer has read most of the previous output.
+
+        Raises ClientGone after SLOWEST_READ_SECONDS.
+        """
         if self._exchange.is_blocked:
             try:
                 async with asyncio.timeout(SLOWEST_READ_SECONDS):

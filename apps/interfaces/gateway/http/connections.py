@@ -1,10 +1,10 @@
-"""The customers' connections: uvicorn's, with the way of one request and its answer kept as short as it can be.
+"""The customers' connections: uvicorn's protocol with a shorter path for each request and answer.
 
     uvicorn --http apps.interfaces.gateway.http.connections:Connection
 
-uvicorn gives every request a timer, an event, a list of checked headers and two packets: together a sixth of all that
-the gateway does for it. Here the applications of the gateway take the `Exchange` out of the scope and ask for what they
-need; to any other application it speaks ASGI.
+For each request, uvicorn makes a timer, an event, a list of checked headers and two packets: together a sixth of the
+gateway's work for it. The gateway's applications take the `Exchange` from the scope and ask for only what they need;
+other applications can use it through ASGI.
 """
 
 import asyncio
@@ -23,17 +23,17 @@ from apps.core.http.asgi import Application, Message, Scope
 from apps.core.http.connections import MAX_AHEAD, TooManyAhead
 from apps.interfaces.gateway.http.transports import CoalescingTransport
 
-EXCHANGE = "anneal.exchange"  # where a scope has it
-_MAX_PIPELINED = 16  # requests read ahead of their turn; more are left in the socket
+EXCHANGE = "anneal.exchange"  # key in the scope
+_MAX_PIPELINED = 16  # requests read ahead of their turn; more stay in the socket
 _MAX_HEAD_BYTES = 64 * 1024
-_HEAD_SECONDS = 30.0  # for all of a head to come
-_LOOK_SECONDS = 10.0  # the longest between two looks at the times
+_HEAD_SECONDS = 30.0  # for a complete head
+_LOOK_SECONDS = 10.0  # longest interval between two checks of the deadlines
 _TOO_LARGE_HEAD = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _WITHOUT_BODY = (204, 304)
 
 
 class Connection(HttpToolsProtocol):
-    """Reads requests and has them answered one after the other."""
+    """Reads requests and has them answered in order."""
 
     def __init__(
         self,
@@ -42,18 +42,18 @@ class Connection(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        # Of a line that is repeated the last one counts. The parser fills it without a frame of Python's for each line.
+        # Of repeated header lines, the last one counts. The parser fills this without a Python frame for each line.
         self._lines: dict[bytes, bytes] = {}
         self.on_header = self._lines.__setitem__  # type: ignore[assignment,method-assign]
         super().__init__(config, server_state, app_state, _loop)
-        self.headers = []  # uvicorn looks through them for a WebSocket, which nothing here speaks
+        self.headers = []  # uvicorn looks here for a WebSocket; none is supported
         self.ws_protocol_class = None
         self._application = cast(Application, self.app)
-        self._incoming: Exchange  # the one that is read
+        self._incoming: Exchange  # being read
         self._waiting: deque[tuple[Scope, Exchange]] = deque()
-        self._current: Exchange | None = None  # the one that is answered
+        self._current: Exchange | None = None  # being answered
         self._is_in_head = False
-        self._head_bytes = 0  # of a head that is not complete
+        self._head_bytes = 0  # of an incomplete head
         self._head_since = math.inf
         self._idle_since = math.inf
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -86,7 +86,7 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
-            return  # what came with the end of the connection is nobody's request
+            return  # bytes that come with the end of the connection belong to no request
         super().data_received(data)
         if self._is_in_head:
             self._head_bytes += len(data)
@@ -146,16 +146,16 @@ class Connection(HttpToolsProtocol):
         self.tasks.add(task)
 
     def opening(self, status: int) -> bytes:
-        """Return how an answer begins: its status and the headers that all answers have."""
+        """Return the start of an answer: its status line and the headers that all answers have."""
         common = self.server_state.default_headers
         known = _openings.get(status)
-        if known is None or known[0] is not common:  # uvicorn makes them anew each second, with the date
+        if known is None or known[0] is not common:  # uvicorn renews them each second, with the date
             lines = b"".join([b"%b: %b\r\n" % pair for pair in common])
             known = _openings[status] = common, STATUS_LINE[status] + lines
         return known[1]
 
     def on_response_complete(self) -> None:
-        """Begin the next request, which may have come already, or wait for it for so long."""
+        """Begin the next request if it is there already; otherwise wait for one until the keep-alive timeout."""
         self.server_state.total_requests += 1
         self._current = None
         if self.transport.is_closing():
@@ -170,12 +170,12 @@ class Connection(HttpToolsProtocol):
         self._look_later(self.timeout_keep_alive)
 
     def _look_later(self, seconds: float) -> None:
-        """Look then, at the latest; one timer is enough for all times of a connection."""
+        """Check the deadlines after at most this long. One timer serves all deadlines of a connection."""
         if self._idle_timer is None:
             self._idle_timer = self.loop.call_later(min(seconds, _LOOK_SECONDS), self.timeout_keep_alive_handler)
 
     def _unset_keepalive_if_required(self) -> None:
-        """Something came: not idle. The timer stays, as one for each request costs as much as reading it."""
+        """Note that data came. The timer stays, because a new one for each request costs as much as reading it."""
         self._idle_since = math.inf
 
     def timeout_keep_alive_handler(self) -> None:
@@ -188,7 +188,7 @@ class Connection(HttpToolsProtocol):
             self._look_later(left)
 
     def shutdown(self) -> None:
-        """Close after the answers under way, at once where there are none."""
+        """Close after the answers in progress, or at once if there are none."""
         if self._current is None:
             self.transport.close()
             return
@@ -211,13 +211,13 @@ class Exchange:
     def __init__(
         self, connection: Connection, headers: dict[bytes, bytes], version: str, *, keeps_alive: bool, has_body: bool
     ) -> None:
-        """`has_body`: whether the answer has one."""
+        """`has_body`: whether the answer has a body."""
         self.headers = headers
         self.keeps_alive = keeps_alive
-        self.size_bytes = 0  # of the body, as far as it came and was not taken
+        self.size_bytes = 0  # bytes of the body received and not yet taken
         self.is_whole = self.is_gone = self.response_complete = False
-        self.task: asyncio.Task[None] | None = None  # in which it is answered
-        self.on_gone: Callable[[], None] | None = None  # told when the customer leaves before the end of the answer
+        self.task: asyncio.Task[None] | None = None  # the task that answers it
+        self.on_gone: Callable[[], None] | None = None  # called if the customer leaves before the end of the answer
         self._connection = connection
         self._version = version
         self._parts: list[bytes] = []
@@ -227,10 +227,10 @@ class Exchange:
         self._has_body = has_body
         self._head = b""
 
-    # --- What the connection tells it.
+    # --- Called by the connection.
 
     def add_body(self, content: bytes) -> int:
-        """Return how much waits to be taken."""
+        """Add a part of the body; return the bytes not yet taken."""
         self._parts.append(content)
         self.size_bytes += len(content)
         if self._waiter is not None:
@@ -249,7 +249,7 @@ class Exchange:
             self.on_gone()
 
     async def run(self, application: Application, scope: Scope) -> None:
-        """Have it answered, and give the customer an end where the application gave none."""
+        """Have the request answered, and end the answer if the application did not."""
         try:
             await application(scope, self.receive, self.send)
         except BaseException as error:
@@ -274,7 +274,7 @@ class Exchange:
     # --- Reading.
 
     async def news(self) -> None:
-        """Wait for more of the body, its end, the end of the answer, or the customer's leaving."""
+        """Wait for more of the body, its end, the end of the answer, or the customer's disconnection."""
         if self._waits_for_100:
             self._waits_for_100 = False
             self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -286,7 +286,7 @@ class Exchange:
             self._waiter = None
 
     def take_body(self) -> bytes:
-        """Return what came of the body."""
+        """Return the part of the body received so far."""
         content = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()
         self.size_bytes = 0
@@ -295,7 +295,7 @@ class Exchange:
         return content
 
     async def receive(self) -> Message:
-        """As ASGI has it."""
+        """Receive a message as ASGI defines it."""
         while not (self._parts or self.is_gone or self.response_complete or self.is_whole > self._has_told_end):
             await self.news()
         if self.is_gone or self.response_complete:
@@ -307,23 +307,26 @@ class Exchange:
 
     @property
     def is_blocked(self) -> bool:
-        """Tell whether the customer reads more slowly than the answer is written: wait until it is `drained`."""
+        """Return whether the customer reads more slowly than the answer is written.
+
+        If so, wait until it is `drained`.
+        """
         return self._connection.flow.write_paused and not self.is_gone
 
     async def drained(self) -> None:
         await self._connection.flow.drain()
 
     def answer(self, status: int, lines: bytes, body: bytes) -> None:
-        """Send a whole answer; `lines` are its headers, each with its end."""
+        """Send a whole answer. `lines` are its headers, each with its line end."""
         self.start(status, b"%bcontent-length: %d\r\n" % (lines, len(body)), has_length=True)
         self.write(body, more=False)
 
     def start(self, status: int, lines: bytes, *, has_length: bool = False) -> None:
-        """Begin an answer, whose head is sent with the first part. Without a length it is sent in chunks."""
+        """Begin an answer. Its head is sent with the first part. Without a length it is sent in chunks."""
         self._has_started = True
         self._is_chunked = not has_length and self._has_body and self._version == "1.1" and status not in _WITHOUT_BODY
         if self._waits_for_100 and not self.is_whole:
-            self.keeps_alive = False  # whether the body comes nevertheless is not known
+            self.keeps_alive = False  # the body may or may not come nevertheless
         coding = b"transfer-encoding: chunked\r\n" if self._is_chunked else b""
         closing = b"" if self.keeps_alive else b"connection: close\r\n"
         self._head = b"%b%b%b%b\r\n" % (self._connection.opening(status), lines, coding, closing)
@@ -349,7 +352,7 @@ class Exchange:
             self._connection.on_response_complete()
 
     async def send(self, message: Message) -> None:
-        """As ASGI has it."""
+        """Send a message as ASGI defines it."""
         if message["type"] == "http.response.start":
             headers = {name.lower(): value for name, value in message.get("headers", ())}
             if b"close" in headers.pop(b"connection", b"").lower():

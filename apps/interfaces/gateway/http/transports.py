@@ -1,14 +1,14 @@
-"""Writing at the end of a turn of the event loop."""
+"""Writes batched at the end of an event-loop iteration."""
 
 import asyncio
 from typing import Any
 
 
 class CoalescingTransport(asyncio.Transport):
-    """A transport whose writes are held until all that came in one turn of the loop was answered.
+    """A transport that holds writes until the end of the current event-loop iteration.
 
-    A write wakes whoever reads it, and on a busy machine the reader takes the processor at once: written one after the
-    other, they do so once for all of a turn and not once for each. Reading and aborting are not held up.
+    Each write wakes its reader, which on a busy machine takes the processor at once. Batched writes cost one such
+    switch for each iteration instead of one for each write. Reading and aborting are not delayed.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -27,16 +27,16 @@ class CoalescingTransport(asyncio.Transport):
         self._call_soon(self._write, data)
 
     def _write(self, data: Any) -> None:
-        if not self._transport.is_closing():  # or the other side left meanwhile
+        if not self._transport.is_closing():  # the other side may have left meanwhile
             self._transport.write(data)
 
     def close(self) -> None:
-        """Close behind what was written; nothing can be written any more."""
+        """Close after the pending writes. Nothing more can be written."""
         self._is_closing = True
         self._call_soon(self._transport.close)
 
     def abort(self) -> None:
-        """Close at once; what is held is dropped."""
+        """Close at once and drop pending writes."""
         self._is_closing = True
         self._transport.abort()
 

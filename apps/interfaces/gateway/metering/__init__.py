@@ -1,1 +1,1 @@
-"""Money for each request: spending slices, tickets, the recorder and its spool."""
+"""Metering of each request: spending slices, tickets, the recorder and its spool."""

@@ -1,6 +1,6 @@
-"""The gateway's side of its recorder: what is metered goes there, and what becomes of it is heard here.
+"""The gateway's side of its recorder: sends what is metered and receives what became of it.
 
-Nothing is waited for but the disk: requests that end while others are written and synced are written together next.
+The recorder waits only for the disk. Requests that end during one write and sync are written together in the next.
 """
 
 import asyncio
@@ -26,15 +26,15 @@ from apps.interfaces.gateway.metering.spool import End, Start, claim_folder, enc
 logger = logging.getLogger(__name__)
 
 MIN_FREE_BYTES = 256 * 1024 * 1024
-MAX_WAITING = 100_000  # with the database away for long, nobody is served on credit that cannot be written down
+MAX_WAITING = 100_000  # limit for a long database outage: usage beyond it is not served on credit
 _COMMAND = (sys.executable, "-m", "apps.interfaces.gateway.metering.recorder_process")
 _LOOK_SECONDS = 1.0
-_START_SECONDS = 0.01  # a beginning is written when it is once to twice as old, unless its end is there by then
+_START_SECONDS = 0.01  # a start is written when it is once to twice this old, unless its request has ended by then
 
 
 @dataclass(slots=True)
 class _Batch:
-    """What came in while the last batch was written; written and synced together."""
+    """Entries that arrived during the last write; they are written and synced together."""
 
     contents: list[bytes] = field(default_factory=list)
     ends: list[UsageRecord] = field(default_factory=list)
@@ -42,16 +42,16 @@ class _Batch:
 
 
 class Recorder(asyncio.Protocol):
-    """Use inside one event loop."""
+    """Writes usage through the recorder process. Use inside one event loop."""
 
     def __init__(self, root: Path, *, name: str, settled: Callable[[str, int], None]) -> None:
-        """`settled` is told how many more requests of a slice are in the database, or will never be."""
+        """`settled` gets a slice's id and the number of its requests that are now in the database or never will be."""
         self.folder = root / name
-        self.waiting = 0  # requests on the disk that the database does not know yet
+        self.waiting = 0  # requests on the disk that the database does not have yet
         self._settled = settled
         self._batch, self._sent = _Batch(), _Batch()
         self._is_writing = self._is_ageing = False
-        self._young: dict[str, Start] = {}  # begun lately, by id
+        self._young: dict[str, Start] = {}  # started recently, by id
         self._older: dict[str, Start] = {}
         self._frames = Frames()
         self._is_well = self._is_roomy = True
@@ -59,7 +59,7 @@ class Recorder(asyncio.Protocol):
         self._is_closing = False
 
     async def open(self) -> None:
-        """Claim the folder and start the process that writes into it. Raises ConnectionError when it does not start."""
+        """Claim the folder and start the process that writes into it. Raises ConnectionError if it does not start."""
         self._loop = asyncio.get_running_loop()
         self._gone, self._news = self._loop.create_future(), asyncio.Event()
         self._lock = claim_folder(self.folder.parent, self.folder.name)
@@ -68,12 +68,12 @@ class Recorder(asyncio.Protocol):
             descriptors = (its.fileno(), self._lock)
             command = [*_COMMAND, str(self.folder), *map(str, descriptors)]
             self._process = subprocess.Popen(command, pass_fds=descriptors)
-        self._is_well = False  # until it says so
+        self._is_well = False  # until the process reports it
         self._transport, _ = await self._loop.create_connection(lambda: self, sock=ours)
         await self._heard(lambda: self._is_well)
 
     def has_room(self) -> bool:
-        """Tell whether requests can be metered: without it none may be admitted."""
+        """Return whether requests can be metered. If not, none may be admitted."""
         now = time.monotonic()
         if now - self._looked_at > _LOOK_SECONDS:
             self._looked_at = now
@@ -81,9 +81,9 @@ class Recorder(asyncio.Protocol):
         return self._is_roomy and self._is_well and self.waiting <= MAX_WAITING
 
     def start(self, entry: Start) -> None:
-        """Write that a request begins, unless it ends at once: then its end tells both.
+        """Write that a request begins, unless it ends at once; then its end covers both.
 
-        Reaches the disk with the next end. Losing it costs a count, not a charge.
+        The entry reaches the disk with the next end. Losing it costs a count, not a charge.
         """
         self._young[entry.id] = entry
         if not self._is_ageing:
@@ -91,7 +91,7 @@ class Recorder(asyncio.Protocol):
             self._loop.call_later(_START_SECONDS, self._age)
 
     def _age(self) -> None:
-        """Write the beginnings that are old by now."""
+        """Write the starts that are old enough."""
         self._batch.contents.extend(map(encode, self._older.values()))
         self._older, self._young = self._young, {}
         self._is_ageing = bool(self._older)
@@ -100,7 +100,10 @@ class Recorder(asyncio.Protocol):
         self._hand_over()
 
     def end(self, record: UsageRecord) -> "asyncio.Future[bool]":
-        """Write what a request used, also when the future is cancelled, which tells whether it is on the disk."""
+        """Write what a request used, even if the future is cancelled.
+
+        The future's result: whether it is on the disk.
+        """
         if self._young.pop(record.id, None) is None:
             self._older.pop(record.id, None)
         batch = self._batch
@@ -113,11 +116,14 @@ class Recorder(asyncio.Protocol):
         return waiter
 
     def _hand_over_soon(self) -> None:
-        """Hand over behind what else this turn of the loop ends: a sync costs the same for one and for many."""
+        """Send after everything else that ends in this event-loop iteration.
+
+        A sync costs the same for one record or many.
+        """
         self._loop.call_soon(self._loop.call_soon, self._hand_over)
 
     def _hand_over(self) -> None:
-        """Send what came in, unless the last batch is not written yet."""
+        """Send the collected entries, unless the last batch is still being written."""
         if self._is_writing or not self._batch.contents:
             return
         self._is_writing = True
@@ -129,12 +135,12 @@ class Recorder(asyncio.Protocol):
             self._transport.write(frame(kind, b"".join(self._sent.contents)))
 
     async def flush(self) -> None:
-        """Have everything shipped, to stop. Raises ConnectionError when the recorder dies first."""
+        """Ship everything before stopping. Raises ConnectionError if the recorder dies first."""
         self._transport.write(frame(Kind.FLUSH))
         await self._heard(lambda: not (self.waiting or self._is_writing or self._batch.contents))
 
     async def _heard(self, is_so: Callable[[], bool]) -> None:
-        """Wait until what the process says makes it so. Raises ConnectionError."""
+        """Wait until messages from the process make the condition true. Raises ConnectionError."""
         while not is_so():
             if self._gone.done():
                 raise ConnectionError("the recorder is gone")
@@ -142,7 +148,7 @@ class Recorder(asyncio.Protocol):
             await self._news.wait()
 
     async def close(self) -> None:
-        """Let the process end; it removes the folder when nothing is left to ship."""
+        """Let the process end. It removes the folder if nothing is left to ship."""
         self._is_closing = True
         if not self._gone.done():
             self._transport.write_eof()
@@ -150,7 +156,7 @@ class Recorder(asyncio.Protocol):
         await asyncio.to_thread(self._process.wait)
         os.close(self._lock)
 
-    # --- What the process says.
+    # --- Messages from the process.
 
     def data_received(self, data: bytes) -> None:
         for kind, content in self._frames.feed(data):
@@ -188,7 +194,7 @@ class Recorder(asyncio.Protocol):
             self._settled(slice_id, count)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the gateway when its recorder died: the supervisor starts a whole one, which ships what is left."""
+        """End the gateway if its recorder died. The supervisor starts a new one, which ships what is left."""
         self._gone.set_result(None)
         self._news.set()
         if not self._is_closing:

@@ -1,12 +1,13 @@
-"""The process beside each gateway that writes what is metered to the disk and brings it to the database.
+"""The process beside each gateway that writes metered usage to disk and ships it to the database.
 
     python -m apps.interfaces.gateway.metering.recorder_process FOLDER SOCKET LOCK
 
-SOCKET and LOCK are descriptors it inherits: its end of a pair whose other end the gateway has, and the held lock of its
-folder. Syncing files and filling COPYs in the gateway itself would hold up every request for Python's one lock.
+SOCKET and LOCK are inherited descriptors: one end of a socket pair whose other end the gateway has, and the held lock
+of the folder. Syncing files and filling COPYs in the gateway itself would block every request on Python's global lock.
 
-The gateway sends frames of entries, one at a time, and is told when they are written. When the gateway is gone, what
-is written stays for another one to ship: only that one knows that the money set aside here is nobody's any more.
+The gateway sends frames of entries, one at a time, and gets a reply when they are written. When the gateway is gone,
+the written entries stay for another gateway to ship. Only that gateway knows that the money set aside here is no longer
+in use.
 """
 
 import gc
@@ -36,14 +37,14 @@ logger = logging.getLogger(__name__)
 
 _RECEIVE_BYTES = 256 * 1024
 _TEND_INTERVAL = struct.pack("ll", 1, 0)  # seconds and microseconds
-_SWITCH_SECONDS = 0.0005  # a sync that ended must not wait long for the thread that ships
+_SWITCH_SECONDS = 0.0005  # a finished sync must not wait long for the thread that ships
 
 
 class RecorderProcess:
-    """One thread writes what comes over the connection, the other ships it."""
+    """One thread writes what arrives on the connection; the other ships it."""
 
     def __init__(self, folder: Path, connection: socket.socket) -> None:
-        # The kernel's own timeout: Python's would ask whether something came before each time it takes it.
+        # The kernel's own timeout: Python's would poll the socket before each read.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TEND_INTERVAL)
         self._connection = connection
         self._segments = Segments(folder)
@@ -66,7 +67,7 @@ class RecorderProcess:
                 self._segments.close()
 
     def _receive(self) -> bytes | None:
-        """Return what came; None when nothing did for a while, and nothing at all at the end."""
+        """Return the bytes received; None if none came for a while; empty at the end."""
         try:
             return self._connection.recv(_RECEIVE_BYTES)
         except BlockingIOError:
@@ -79,7 +80,7 @@ class RecorderProcess:
             self._shipper.run()
         except BaseException:
             logger.critical("the shipper failed", exc_info=True)
-            os._exit(1)  # which ends the gateway: its supervisor starts a whole one
+            os._exit(1)  # this ends the gateway, and its supervisor starts a new one
 
     def _handle(self, kind: Kind, content: bytes) -> None:
         if kind is Kind.FLUSH:
@@ -109,7 +110,7 @@ class RecorderProcess:
 
     def _tend(self) -> None:
         with self._segments_lock:
-            with suppress(OSError):  # the next who writes meets it too, and is told
+            with suppress(OSError):  # the next write meets the error too and reports it
                 self._segments.prepare()
             self._segments.rotate()
             if self._has_failed and self._is_well():
@@ -117,7 +118,10 @@ class RecorderProcess:
                 self._send(Kind.WELL)
 
     def _is_well(self) -> bool:
-        """See whether the disk can be written again: nobody else would, while no request is admitted."""
+        """Return whether the disk can be written again.
+
+        No request would find out, because none is admitted meanwhile.
+        """
         try:
             self._segments.probe()
         except OSError:
@@ -137,15 +141,15 @@ class RecorderProcess:
             with self._sending:
                 self._connection.sendall(frame(kind, content))
         except (BrokenPipeError, ConnectionResetError):
-            pass  # the gateway is gone, which the other thread sees too
+            pass  # the gateway is gone; the other thread notices too
 
 
 def main(arguments: Sequence[str]) -> None:
     folder, descriptor, _lock = arguments
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # meant for the gateway, which says itself when it is done
+        signal.signal(number, signal.SIG_IGN)  # meant for the gateway, which closes the connection when it is done
     sys.setswitchinterval(_SWITCH_SECONDS)
-    gc.freeze()  # Django and its models live as long as the process: never looked through again
+    gc.freeze()  # Django and its models live as long as the process, so skip them in every collection
     RecorderProcess(Path(folder), socket.socket(fileno=int(descriptor))).run()
     os._exit(0)  # the thread that ships may be waiting for the database
 

@@ -1,4 +1,4 @@
-"""What a gateway and its recorder say to each other."""
+"""The messages between a gateway and its recorder."""
 
 import struct
 from collections.abc import Iterator
@@ -8,13 +8,13 @@ _FRAME = struct.Struct("<BI")
 
 
 class Kind(IntEnum):
-    """What a frame is: the first three go to the recorder, the others come from it."""
+    """The kind of a frame. The first three go to the recorder; the others come from it."""
 
-    STARTS = 1  # entries, to be on the disk with the next ends
-    ENDS = 2  # entries, to be on the disk now
-    FLUSH = 3  # ship without gathering: the gateway stops
-    WRITTEN = 4  # the answer to each STARTS and ENDS; its content is 1 when they are as they should be, else 0
-    SHIPPED = 5  # JSON: how many requests of each slice the database now knows
+    STARTS = 1  # entries to write to the disk with the next ends
+    ENDS = 2  # entries to write to the disk now
+    FLUSH = 3  # ship without gathering, because the gateway stops
+    WRITTEN = 4  # the reply to each STARTS and ENDS; its content is 1 if they were written as requested, else 0
+    SHIPPED = 5  # JSON: how many more requests of each slice the database has
     WELL = 6  # entries can be written, for the first time or again
 
 
@@ -23,13 +23,13 @@ def frame(kind: Kind, content: bytes = b"") -> bytes:
 
 
 class Frames:
-    """Puts frames together from what arrives."""
+    """Assembles frames from the bytes received."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[tuple[Kind, bytes]]:
-        """Yield the frames that are complete."""
+        """Yield the complete frames."""
         self._rest += data
         place = 0
         while place + _FRAME.size <= len(self._rest):

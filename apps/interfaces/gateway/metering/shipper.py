@@ -1,4 +1,4 @@
-"""Brings what is on the spool into the database, and only then lets the spool forget it."""
+"""Shipping of the spool to the database. The spool forgets only what the database has."""
 
 import asyncio
 import datetime
@@ -19,7 +19,7 @@ from apps.interfaces.gateway.metering.spool import Orphan, Start, adopt_orphans
 
 logger = logging.getLogger(__name__)
 
-# A transaction costs as much as a hundred records, so few and large ones: what ends meanwhile waits for the next.
+# A transaction costs as much as a hundred records, so few and large ones are used.
 BATCH = 1000
 GATHER_SECONDS = 0.25
 ADOPT_SECONDS = 10.0
@@ -27,10 +27,10 @@ _MAX_PAUSE_SECONDS = 5.0
 
 
 class Shipper:
-    """`add` what is durable; `run` sends it, in a thread of its own."""
+    """Ships records: `add` durable ones, and `run` sends them in a separate thread."""
 
     def __init__(self, shipped: Callable[[Sequence[UsageRecord], Sequence[str]], None]) -> None:
-        """`shipped` is told of each batch the database has, and the ids that the spool may forget."""
+        """`shipped` gets each batch that the database has, and the ids that the spool may forget."""
         self._shipped = shipped
         self._waiting: deque[UsageRecord] = deque()
         self._has_work = threading.Event()
@@ -41,11 +41,11 @@ class Shipper:
         self._has_work.set()
 
     def flush_now(self) -> None:
-        """Gather no more before a batch is sent: the gateway stops."""
+        """Send batches without gathering more, because the gateway stops."""
         self._hurries.set()
 
     def run(self) -> None:
-        """Send for ever; what the database does not take now is tried again."""
+        """Send forever; retry what the database does not take now."""
         pause = GATHER_SECONDS
         while True:
             self._has_work.wait()
@@ -59,9 +59,9 @@ class Shipper:
                 logger.warning("usage not recorded yet, %d requests wait on disk: %s", len(self._waiting), error)
 
     def ship(self) -> None:
-        """Send all that wait now, and not what comes meanwhile: under load that would never end.
+        """Send all records that wait now. Later ones are left out, because under load that would never end.
 
-        Raises one of DATABASE_ERRORS; what was not sent still waits.
+        Raises one of DATABASE_ERRORS; unsent records then still wait.
         """
         self._has_work.clear()
         count = len(self._waiting)
@@ -82,7 +82,7 @@ class Shipper:
 
 
 def record(batch: Sequence[UsageRecord]) -> list[str]:
-    """Record the batch; return the ids, without those the database refuses for good, which stay on disk.
+    """Record the batch; return the recorded ids. Records that the database refuses for good stay on disk.
 
     Raises one of DATABASE_ERRORS.
     """
@@ -97,11 +97,11 @@ def record(batch: Sequence[UsageRecord]) -> list[str]:
     return [each.id for each in batch]
 
 
-# --- What dead gateways left ------------------------------------------------------------------------------------------
+# --- Leftovers of dead gateways ---------------------------------------------------------------------------------------
 
 
 async def keep_adopting(database: Database, root: Path) -> None:
-    """Ship what dead gateways left, now and from time to time, until cancelled."""
+    """Ship what dead gateways left, now and every ADOPT_SECONDS, until cancelled."""
     while True:
         try:
             await recover_orphans(database, root)
@@ -111,7 +111,10 @@ async def keep_adopting(database: Database, root: Path) -> None:
 
 
 async def recover_orphans(database: Database, root: Path) -> None:
-    """Record everything that dead gateways metered and count what they could not. Safe to be killed and repeated."""
+    """Record all usage that dead gateways metered, and count the requests they did not meter.
+
+    Safe to kill and repeat.
+    """
     for orphan in await database.call(lambda: list(adopt_orphans(root))):
         try:
             is_done = await _ship_orphan(database, orphan)
@@ -144,7 +147,7 @@ def _lost_records(starts: Sequence[Start]) -> list[UsageRecord]:
 
 
 def _lost(start: Start) -> UsageRecord:
-    """Return the record of a request whose gateway died before it was metered: the platform pays for it."""
+    """Return the record of a request whose gateway died before it was metered. The platform pays for it."""
     return UsageRecord(
         id=start.id,
         organization_id=start.organization_id,

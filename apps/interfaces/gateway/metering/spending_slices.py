@@ -1,7 +1,7 @@
-"""What this gateway may still spend with each key of its organization's money, decided without a query.
+"""The part of an organization's money that this gateway may spend for each key, checked without a query.
 
-The worst case of a request is reserved before it starts and settled at what it used. The money was set aside in the
-ledger first (billing.slices), so whatever happens here, no more is spent than the wallet had.
+The worst case of a request is reserved before it starts and settled at its actual cost. The money was first set aside
+in the ledger (billing.slices), so no more can be spent than the wallet had.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ from apps.interfaces.gateway.database import DATABASE_ERRORS, Database
 logger = logging.getLogger(__name__)
 
 RENEW_SECONDS = 15.0
-# Not spent from when not renewed for so long by our own clock, well before the ledger takes it back.
+# A slice not renewed for this long by our own clock is not spent from, well before the ledger takes it back.
 FENCE_SECONDS = SLICE_SECONDS - 10.0
 IDLE_SECONDS = 5.0
 REFILL_SHARE = 0.3
 _TEND_SECONDS = 1.0
 _REFUSAL_SECONDS = 1.0
-_NOTHING_NANO = 1_000  # less than any request costs at worst
+_NOTHING_NANO = 1_000  # less than the worst case of any request
 
 
-_Owner = tuple[str, str]  # organization and key: a budget may end one key's spending and not another's
+_Owner = tuple[str, str]  # organization and key, because a budget may stop one key and not another
 
 
 @dataclass
@@ -41,7 +41,7 @@ class _Slice:
     last_grant_nano: int
     spent_nano: int = 0
     reserved_nano: int = 0
-    unshipped: int = 0  # requests reserved here that the database does not know yet
+    unshipped: int = 0  # requests reserved here that the database does not have yet
     used_at: float = field(default_factory=time.monotonic)
 
     @property
@@ -66,7 +66,7 @@ class _KeySlices:
 
 
 class SliceShare(msgspec.Struct, frozen=True):
-    """The worst case of one request, set aside in a slice; in none when the model costs nothing."""
+    """The worst case of one request, set aside in a slice. There is no slice if the model costs nothing."""
 
     slice: _Slice | None
     amount_nano: int
@@ -76,7 +76,7 @@ class SliceShare(msgspec.Struct, frozen=True):
         return self.slice.hold_id if self.slice else ""
 
     def settle(self, spent_nano: int) -> None:
-        """Free what was reserved and count what was spent. Once."""
+        """Free the reserved amount and count the spent one. Call once."""
         if self.slice is not None:
             self.slice.reserved_nano -= self.amount_nano
             self.slice.spent_nano += spent_nano
@@ -90,7 +90,7 @@ class SpendingSlices:
         self._slices: dict[str, _Slice] = {}  # every slice with requests to ship, current or not
 
     def require_credit(self, organization_id: str, key_id: str) -> None:
-        """Refuse who had nothing left a moment ago, before the request is read. Raises QuotaExceeded."""
+        """Refuse keys that had nothing left a moment ago, before the request is read. Raises QuotaExceeded."""
         key_slices = self._spending_slices.get((organization_id, key_id))
         if key_slices is None or key_slices.refusal is None:
             return
@@ -107,7 +107,8 @@ class SpendingSlices:
         key_slices = self._spending_slices.get(owner)
         if key_slices is None:
             key_slices = self._spending_slices[owner] = _KeySlices()
-        # Again after each lease: others take from the slice without the lock while this one waits for the ledger.
+        # Check again after each lease: other requests take from the slice without the lock during the wait for the
+        # ledger.
         while not _can_give(key_slices, amount_nano):
             async with key_slices.lock:
                 if not _can_give(key_slices, amount_nano):
@@ -132,12 +133,12 @@ class SpendingSlices:
                 if current is not None and current.free_nano < REFILL_SHARE * current.last_grant_nano:
                     await self._lease(owner, key_slices, max(current.free_nano, 0) + 1)
         except (QuotaExceeded, Unavailable):
-            pass  # the request that needs more will say so
+            pass  # the request that needs more will report it
         finally:
             key_slices.refill = None
 
     async def _lease(self, owner: _Owner, key_slices: _KeySlices, amount_nano: int) -> None:
-        """Have at least the amount free in the key's slice; the caller holds its lock."""
+        """Make at least the amount free in the key's slice. The caller holds its lock."""
         current = key_slices.current if key_slices.current and key_slices.current.is_usable() else None
         short_nano = amount_nano - (current.free_nano if current else 0)
         _raise_recent_refusal(key_slices, short_nano)
@@ -163,12 +164,12 @@ class SpendingSlices:
         current.amount_nano, current.renewed_at = leased.amount_nano, started_at
 
     def note_settled(self, slice_id: str, count: int) -> None:
-        """Note that the database knows so many more requests of the slice, or never will."""
+        """Note that `count` more requests of the slice are in the database or never will be."""
         if found := self._slices.get(slice_id):
             found.unshipped -= count
 
     async def maintain(self) -> None:
-        """Renew what is in use and return what is idle, until cancelled."""
+        """Renew slices in use and return idle ones, until cancelled."""
         while True:
             await asyncio.sleep(_TEND_SECONDS)
             try:
@@ -197,14 +198,14 @@ class SpendingSlices:
             key_slices.current = None
 
     async def return_idle(self, *, at_once: bool = False) -> None:
-        """Close slices that nothing was asked of for a while, or, `at_once`, all with nothing left to ship."""
+        """Close idle slices, or with `at_once` all slices with nothing left to ship."""
         for one in list(self._slices.values()):
             if not one.unshipped and (at_once or one.is_idle()):
                 await self._return(one)
 
     async def _return(self, one: _Slice) -> None:
         key_slices = self._spending_slices.setdefault(one.owner, _KeySlices())
-        async with key_slices.lock:  # a request that finds the wallet short waits until this money is back in it
+        async with key_slices.lock:  # a request that finds the wallet short waits until this money is back
             if one.unshipped:
                 return
             if key_slices.current is one:
@@ -221,7 +222,7 @@ def _can_give(key_slices: _KeySlices, amount_nano: int) -> bool:
 
 
 def _raise_recent_refusal(key_slices: _KeySlices, short_nano: int) -> None:
-    """Answer as the ledger did a moment ago: an organization without credit must not keep it busy."""
+    """Repeat the ledger's recent refusal, so that an organization without credit does not keep the ledger busy."""
     is_recent = time.monotonic() - key_slices.refused_at < _REFUSAL_SECONDS
     if key_slices.refusal is not None and is_recent and short_nano >= key_slices.refused_nano:
         raise type(key_slices.refusal)(key_slices.refusal.message, **key_slices.refusal.data)

@@ -1,10 +1,10 @@
-"""What was metered, on disk before the customer has the end of the answer, until the database has it.
+"""The spool: usage on disk, written before the customer has the end of the answer and kept until the database has it.
 
-A gateway writes into a folder of its own: `HOME/spool/<name>/<number>.open`, renamed to `.seg` when full or old, and
-deleted when the database holds all of it. A record is its length, its CRC-32 and JSON; a torn tail was never confirmed
-to anybody and is ignored. Records overwrite zeros that were synced before, so that syncing them changes nothing of the
-file but its content: half the work for the disk, and no disk can be full then. The folder's lock is held while its
-gateway or the recorder of it lives, so that any other gateway can tell that both died and ship what they left.
+Each gateway writes into its own folder. A segment `HOME/spool/<name>/<number>.open` is renamed to `.seg` when full or
+old, and deleted when the database holds all of it. A record is its length, its CRC-32 and JSON. A torn tail was never
+confirmed and is ignored. Records overwrite zeros that were synced before, so syncing a record changes only the file's
+content. That halves the disk's work, and the disk cannot be full at that point. The folder's lock is held while its
+gateway or that gateway's recorder lives, so another gateway can detect that both died and ship what they left.
 """
 
 import fcntl
@@ -27,14 +27,14 @@ logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 8 * 1024 * 1024
 SEGMENT_SECONDS = 10.0
-_PREPARED_BYTES = 1024 * 1024  # so much of a segment is made at a time
-_LOW_BYTES = 64 * 1024  # with less left, more is made before it is needed
+_PREPARED_BYTES = 1024 * 1024  # how much of a segment is prepared at a time
+_LOW_BYTES = 64 * 1024  # with less left, more is prepared in advance
 _HEADER = struct.Struct("<II")
 _LARGEST_RECORD_BYTES = 64 * 1024
 
 
 class Start(msgspec.Struct, frozen=True, tag="start", kw_only=True):
-    """A request was admitted; without an `End` its gateway died before it could be metered."""
+    """A request was admitted. Without an `End`, its gateway died before it could be metered."""
 
     id: str
     organization_id: str
@@ -46,7 +46,7 @@ class Start(msgspec.Struct, frozen=True, tag="start", kw_only=True):
 
 
 class End(msgspec.Struct, frozen=True, tag="end"):
-    """What a request used."""
+    """The metered usage of a request."""
 
     record: UsageRecord
 
@@ -66,7 +66,7 @@ def encode(entry: Entry) -> bytes:
 
 
 def read_entries(path: Path) -> Iterator[Entry]:
-    """Yield the entries of a segment up to its end or to the first one that is not whole."""
+    """Yield the entries of a segment up to its end or its first incomplete one."""
     content = path.read_bytes()
     place = 0
     for entry, end in _parse(content):
@@ -82,7 +82,7 @@ def parse_entries(content: bytes) -> list[Entry]:
 
 
 def _parse(content: bytes) -> Iterator[tuple[Entry, int]]:
-    """Yield each whole entry and where it ends; what is prepared and not yet written has the length zero."""
+    """Yield each complete entry and its end offset. Space that is prepared but not yet written has length zero."""
     place = 0
     while place + _HEADER.size <= len(content):
         length, checksum = _HEADER.unpack_from(content, place)
@@ -102,13 +102,13 @@ class _Segment:
     descriptor: int
     opened_at: float
     size_bytes: int = 0
-    prepared_bytes: int = 0  # zeros as far as here, on the disk
+    prepared_bytes: int = 0  # end of the zeros on the disk
     needed: set[str] = field(default_factory=set)  # requests whose record here is not in the database yet
     is_full: bool = False
 
 
 class Segments:
-    """The segments of one folder, written one after the other. Not for two threads at a time."""
+    """The segments of one folder, written one after the other. Not thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -117,7 +117,7 @@ class Segments:
         self._number = 0
 
     def append(self, content: bytes, *, is_synced: bool) -> None:
-        """Write entries; synced, they and all before them are on the disk. Raises OSError."""
+        """Write entries. With `is_synced`, they and all earlier entries are on the disk. Raises OSError."""
         segment = self._current()
         try:
             if segment.size_bytes + len(content) > segment.prepared_bytes:
@@ -126,25 +126,25 @@ class Segments:
             if is_synced:
                 os.fdatasync(segment.descriptor)
         except OSError:
-            segment.is_full = True  # nothing can be read behind a torn record
+            segment.is_full = True  # nothing behind a torn record can be read
             raise
         segment.size_bytes += len(content)
 
     def keep(self, ids: Iterable[str]) -> None:
-        """Keep what was appended last until these requests are forgotten."""
+        """Keep the last appended entries until these requests are forgotten."""
         segment = self._segments[-1]
         for request_id in ids:
             segment.needed.add(request_id)
             self._holders[request_id].append(segment)
 
     def prepare(self) -> None:
-        """Make room for what comes, while nobody waits. Raises OSError."""
+        """Prepare space in advance, while no write waits. Raises OSError."""
         segment = self._segments[-1] if self._segments else None
         if segment and not segment.is_full and segment.prepared_bytes - segment.size_bytes < _LOW_BYTES:
             _prepare(segment, 0)
 
     def probe(self) -> None:
-        """Raises OSError while the disk cannot be written."""
+        """Check that the disk can be written. Raises OSError if it cannot."""
         os.fdatasync(self._current().descriptor)
 
     def _current(self) -> _Segment:
@@ -157,13 +157,13 @@ class Segments:
         return self._segments[-1]
 
     def forget(self, ids: Iterable[str]) -> None:
-        """Drop requests that the database has."""
+        """Drop requests that are in the database."""
         for request_id in ids:
             for segment in self._holders.pop(request_id, ()):
                 segment.needed.discard(request_id)
 
     def rotate(self) -> None:
-        """Close what is full or old, and delete what the database has all of."""
+        """Close segments that are full or old, and delete those that are wholly in the database."""
         for segment in list(self._segments):
             is_old = time.monotonic() - segment.opened_at > SEGMENT_SECONDS
             if not segment.is_full and (is_old or segment.size_bytes >= SEGMENT_BYTES):
@@ -176,7 +176,7 @@ class Segments:
                 self._segments.remove(segment)
 
     def close(self) -> None:
-        """Let go of the folder; remove it when nothing is left to ship."""
+        """Release the folder; remove it if nothing is left to ship."""
         for segment in self._segments:
             os.close(segment.descriptor)
         if not any(segment.needed for segment in self._segments):
@@ -184,7 +184,7 @@ class Segments:
 
 
 def _prepare(segment: _Segment, at_least_bytes: int) -> None:
-    """Lengthen the segment by zeros, and have them on the disk before anything overwrites them."""
+    """Extend the segment by zeros and sync them before anything overwrites them."""
     count = max(_PREPARED_BYTES, at_least_bytes)
     _write_all(segment.descriptor, bytes(count), at=segment.prepared_bytes)
     os.fsync(segment.descriptor)
@@ -212,7 +212,10 @@ _HIDDEN = ".new-"
 
 
 def claim_folder(root: Path, name: str) -> int:
-    """Make the folder; return its lock, held before the folder has the name under which others look for dead ones."""
+    """Create the folder; return its lock.
+
+    The lock is held before the folder gets the name under which gateways look for dead ones.
+    """
     hidden = root / f"{_HIDDEN}{name}"
     hidden.mkdir(parents=True, mode=0o700)
     lock = _lock(hidden)
@@ -224,7 +227,7 @@ def claim_folder(root: Path, name: str) -> int:
 
 
 def _lock(folder: Path) -> int | None:
-    """Return the held lock of a folder, or None while another process lives that holds it."""
+    """Return the held lock of a folder, or None if another live process holds it."""
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -236,7 +239,10 @@ def _lock(folder: Path) -> int | None:
 
 @dataclass(frozen=True)
 class Orphan:
-    """What a dead gateway left. `ends` are to be recorded; `starts` have no end here: lost, or shipped before."""
+    """The leftovers of a dead gateway.
+
+    `ends` are to be recorded. `starts` have no end here: lost, or shipped before.
+    """
 
     folder: Path
     lock: int
@@ -244,24 +250,24 @@ class Orphan:
     starts: tuple[Start, ...]
 
     def remove(self) -> None:
-        """Delete it, once the database has all of it."""
+        """Delete the folder once the database has all of it."""
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self.lock)
 
     def leave(self) -> None:
-        """Leave it for another time."""
+        """Leave the folder for another time."""
         os.close(self.lock)
 
 
 def adopt_orphans(root: Path) -> Iterator[Orphan]:
-    """Yield the folders whose process is dead, held so that no other gateway takes them too."""
+    """Yield the folders of dead processes, locked so that no other gateway takes them too."""
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         if folder.name.startswith(_HIDDEN) or not folder.is_dir():
             continue
         try:
             lock = _lock(folder)
         except FileNotFoundError:
-            continue  # another gateway was faster
+            continue  # another gateway took it first
         if lock is not None:
             yield _read_orphan(folder, lock)
 

@@ -1,4 +1,4 @@
-"""One request's way through the books: reserved, begun on the spool, ended on the spool, shipped."""
+"""The accounting of one request: reserved, started and ended on the spool, shipped."""
 
 import asyncio
 import datetime
@@ -21,21 +21,21 @@ from apps.serving.queries import Route
 
 logger = logging.getLogger(__name__)
 
-# An engine may have been started with a longer context than the catalogue has for its base model (YaRN stretches it
-# four times), and a tokenizer that normalizes Unicode may read more tokens than the body has bytes. Both are beyond
-# what was reserved, and neither is the replica's fault.
+# An engine may have a longer context than the catalogue has for its base model (YaRN stretches it four times), and a
+# tokenizer that normalizes Unicode may read more tokens than the body has bytes. Both exceed the reserved count, and
+# neither is the replica's fault.
 _MAX_CONTEXTS = 4
 
 
 def cost_nano(prices: Prices, *, input_tokens: int, output_tokens: int) -> int:
-    """Return what the tokens cost, rounded up as reservations are."""
+    """Return the cost of the tokens in nano-USD, rounded up as reservations are."""
     return price_ceiling(
         quantity=input_tokens, price_nano=prices.input.price_nano, per=prices.input.per
     ) + price_ceiling(quantity=output_tokens, price_nano=prices.output.price_nano, per=prices.output.per)
 
 
 def bounds_of(request: EngineRequest, context_length: int) -> TokenBounds:
-    """Return what is reserved for the request, in tokens, and what no working engine counts more than."""
+    """Return the reserved token counts of the request and the highest counts that a working engine can make."""
     longest = _MAX_CONTEXTS * context_length
     reserved_input = request.input_tokens_bound(context_length)
     return TokenBounds(
@@ -47,7 +47,7 @@ def bounds_of(request: EngineRequest, context_length: int) -> TokenBounds:
 
 
 class Ticket(msgspec.Struct):
-    """An admitted request. Must be finished exactly once, however it ends."""
+    """An admitted request. Finish it exactly once, with any outcome."""
 
     metering: "Metering"
     id: str
@@ -69,7 +69,7 @@ class Ticket(msgspec.Struct):
         return int((time.monotonic() - self.started_at) * 1000)
 
     def finish(self, finish: str, *, is_charged: bool = True) -> "asyncio.Future[bool]":
-        """Write down what was used and settle the share; the future tells whether it is on the disk."""
+        """Record the usage and settle the share. The future's result: whether it is on the disk."""
         assert not self.is_finished
         self.is_finished = True
         self._judge_counts()
@@ -78,7 +78,7 @@ class Ticket(msgspec.Struct):
         return self.metering.end(record)
 
     def _judge_counts(self) -> None:
-        """Have a replica isolated whose counts no working engine makes; nothing beyond the share is billed."""
+        """Isolate a replica with counts that no working engine makes. Nothing beyond the share is billed."""
         if not self.replica_id:
             return
         if fault := self.meter.fault:
@@ -145,7 +145,6 @@ class Metering:
         return ticket
 
     def accuse(self, replica_id: str, reason: str) -> None:
-        """Have the replica isolated."""
         self._faults.accuse(replica_id, reason)
 
     def end(self, record: UsageRecord) -> "asyncio.Future[bool]":

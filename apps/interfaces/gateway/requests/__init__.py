@@ -1,1 +1,1 @@
-"""What a request may contain: fields, media, tools, JSON schemas and grammars."""
+"""The content of requests: fields, media, tools, JSON schemas and grammars."""

@@ -1,6 +1,6 @@
-"""The arguments of functions that were called, as a conversation repeats them.
+"""The arguments of called functions, as a conversation repeats them.
 
-A chat template takes them as an object, so the engine parses them; what it cannot parse it answers with a 500.
+A chat template takes them as an object, so the engine parses them and answers unparsable ones with a 500.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ ARGUMENTS_DEPTH = 32
 
 
 def read_arguments(text: str, *, param: str) -> str:
-    """Return the arguments as the engine can parse them. Raises InvalidValue."""
+    """Return the arguments in a form that the engine can parse. Raises InvalidValue."""
     if not text:
         return "{}"
     if len(text) > ARGUMENTS_BYTES or len(raw := text.encode()) > ARGUMENTS_BYTES:
@@ -31,7 +31,7 @@ def read_arguments(text: str, *, param: str) -> str:
 
 
 def is_deeper(value: Any, levels: int) -> bool:
-    """Tell whether objects and lists are nested in more than so many levels."""
+    """Return whether objects and lists are nested deeper than `levels`."""
     layer = [value]
     for _ in range(levels + 1):
         layer = [one for one in layer if isinstance(one, dict | list)]

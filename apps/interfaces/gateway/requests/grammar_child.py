@@ -1,7 +1,7 @@
 """Compile JSON schemas for the gateway within limits: `python -m apps.interfaces.gateway.requests.grammar_child`.
 
 Reads frames (four bytes of length, then a schema as JSON) from standard input and answers each on standard output with
-a `Verdict`. A schema that uses too much processor time or memory ends this process; the parent starts another.
+a `Verdict`. A schema that uses too much processor time or memory ends this process, and the parent starts another.
 """
 
 import re
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LENGTH_BYTES = 4
 MEMORY_BYTES = 512 * 1024 * 1024
 CPU_SECONDS = 0.2
-# What engines compile it with (gpu_workers/engine/command.py), beside what the gateway writes into the schema.
+# The compile options of engines (gpu_workers/engine/command.py), beside those the gateway writes into the schema.
 _OPTIONS: "JsonCompileOptions" = {"whitespace_flexible": False}
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -31,7 +31,7 @@ _MAX_REASON = 200
 
 
 class Verdict(msgspec.Struct, array_like=True):
-    """Why a schema cannot be compiled, and where; no reason when it can."""
+    """Why and where a schema cannot be compiled; the reason is empty if it can."""
 
     reason: str = ""
     place: str = ""
@@ -45,20 +45,20 @@ def judge(raw: bytes) -> Verdict:
 
 
 def _fault_of(schema: str) -> str:
-    """Return the compiler's words for what is wrong, or nothing."""
+    """Return the compiler's message, or an empty string if the schema is valid."""
     try:
         grammar = LLMatcher.grammar_from_json_schema(schema, defaults=_OPTIONS)
         is_wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar, None)
-    except BaseException as error:  # noqa: BLE001 - a panic of the compiler is no Exception
+    except BaseException as error:  # noqa: BLE001 - a panic of the compiler is not an Exception
         return f"{error}" or "it cannot be compiled"
     return messages[0] if is_wrong else ""
 
 
-# --- Where ------------------------------------------------------------------------------------------------------------
+# --- Location of a fault ----------------------------------------------------------------------------------------------
 
 
 def _place_of(schema: Any, fault: str) -> list[str]:
-    """Return the path to the innermost schema that has the fault when it is compiled alone."""
+    """Return the path to the innermost schema that has the same fault when compiled alone."""
     shared = {name: schema[name] for name in ("$defs", "definitions") if isinstance(schema.get(name), dict)}
     wanted, path, looks = _headline(fault), [], 0
     waiting = _schemas_in(schema)
@@ -90,7 +90,7 @@ def _headline(fault: str) -> str:
     return fault.partition("\n  while processing")[0]
 
 
-# --- What -------------------------------------------------------------------------------------------------------------
+# --- Wording of a fault -----------------------------------------------------------------------------------------------
 
 _QUOTED = re.compile(r'"([^"]+)"')
 _WORDS = [

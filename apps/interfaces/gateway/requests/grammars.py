@@ -1,7 +1,7 @@
-"""Whether an engine can compile a schema, found out beside the gateway before the engine sees it.
+"""Checks that an engine can compile a schema, made before the engine sees it.
 
-An engine compiles for all tenants at once, some of it in the loop that writes all answers. So a schema is compiled
-here first, in a process with little processor time and memory, one organization's schemas in turn with the others'.
+An engine compiles for all tenants, partly in the loop that writes all answers. So the gateway compiles a schema first
+in a child process with little processor time and memory. Organizations take turns.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from apps.interfaces.gateway.fair_queue import FairQueue
 
 logger = logging.getLogger(__name__)
 
-WALL_SECONDS = 10.0  # only a machine that stands still needs so long for a fifth of a second of work
+WALL_SECONDS = 10.0  # only a stalled machine needs this long for a fifth of a second of work
 VERDICTS_KEPT = 4096
 _ROOT = Path(__file__).parents[4]
 _LENGTH_BYTES = 4
@@ -31,27 +31,30 @@ _TOO_COSTLY = "The schema takes too long to compile. Use fewer alternatives, sho
 
 
 class CheckedSchema(NamedTuple):
-    """A schema of a request, and the field it stands in."""
+    """A schema of a request, and the name of its field."""
 
     param: str
     schema: dict[str, Any]
 
 
 class SchemaTooCostly(InvalidValue):
-    """Compiling it took more time or memory than one schema may."""
+    """Compiling the schema took more time or memory than one schema may take."""
 
 
 class Grammars:
-    """Use inside one event loop; `close` when done."""
+    """Checks schemas in a child process and caches the verdicts. Use inside one event loop; `close` when done."""
 
     def __init__(self) -> None:
         self._turns = FairQueue(places=1)
-        self._verdicts: OrderedDict[bytes, InvalidValue | None] = OrderedDict()  # by hash, the one used last at the end
+        self._verdicts: OrderedDict[bytes, InvalidValue | None] = OrderedDict()  # by hash, most recently used last
         self._asked: dict[bytes, asyncio.Task[InvalidValue | None]] = {}
         self._child: asyncio.subprocess.Process | None = None
 
     async def require(self, tenant: str, schemas: Sequence[CheckedSchema]) -> None:
-        """Raises InvalidValue naming the place in the schema, SchemaTooCostly, RateLimited, Unavailable."""
+        """Require that an engine can compile the schemas.
+
+        Raises InvalidValue naming the place in the schema, SchemaTooCostly, RateLimited, Unavailable.
+        """
         for param, schema in schemas:
             raw = msgspec.json.encode(schema)
             key = hashlib.blake2b(raw, digest_size=16).digest()
@@ -64,7 +67,7 @@ class Grammars:
                 raise type(refusal)(refusal.message, param=param)
 
     async def _find_out(self, tenant: str, key: bytes, raw: bytes) -> InvalidValue | None:
-        """Return the refusal of a schema that is not remembered. A customer who leaves does not end the finding out."""
+        """Return the verdict on a schema that is not cached. The check goes on if the customer leaves."""
         task = self._asked.get(key)
         if task is None:
             task = self._asked[key] = asyncio.create_task(self._compile(tenant, raw))
@@ -87,7 +90,7 @@ class Grammars:
             await self._end_child()
             raise Unavailable(_AWAY) from error
         except (OSError, asyncio.IncompleteReadError) as error:
-            if await self._end_child() < 0:  # by a limit
+            if await self._end_child() < 0:  # ended by a limit
                 return SchemaTooCostly(_TOO_COSTLY)
             raise Unavailable(_AWAY) from error
         finally:
@@ -106,7 +109,7 @@ class Grammars:
             return msgspec.json.decode(await child.stdout.readexactly(length), type=tuple[str, str])
 
     async def _end_child(self) -> int:
-        """Return how the child ended: below zero by a signal, as its limits end it."""
+        """Return the exit code of the child: below zero for a signal, as sent by its limits."""
         child, self._child = self._child, None
         if child is None:
             return 0

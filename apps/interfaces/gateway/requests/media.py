@@ -1,9 +1,9 @@
-"""Images and audio in a chat: read from its parts, and let through only where the model takes them and the host may be
-asked.
+"""Images and audio in a chat: parsed from its parts, and allowed only if the model accepts them and their host is
+listed.
 
-The engine itself fetches a URL, from inside the operator's network: so only hosts the operator named, by HTTPS on its
-usual port, and no addresses. What the engine gets is built from the fields below; its own `uuid` of a part would hand
-out what another tenant has in the engine's cache.
+The engine itself fetches a URL from inside the operator's network. So only hosts that the operator listed are allowed,
+over HTTPS on its usual port, and no IP addresses. The engine's content is built from the fields below: its own `uuid`
+of a part would reveal what another tenant has in the engine's cache.
 """
 
 import re
@@ -16,10 +16,10 @@ from apps.core.errors import InvalidValue
 from apps.interfaces.gateway.errors import MissingParameter, UnsupportedParameter
 
 MAX_MEDIA = 8  # in one request
-MEDIA_TOKENS_ESTIMATE = 1024  # what one image costs about, for limits per minute; the bill goes by the engine's count
+MEDIA_TOKENS_ESTIMATE = 1024  # rough cost of one image, for limits per minute; billing uses the engine's count
 
-# One spelling only, so that the engine's parser cannot read another host out of it: no user, no other port, no address
-# (the last label begins with a letter), nothing but printable ASCII and no backslash.
+# Only one spelling is allowed, so that the engine's parser cannot read another host from it: no user, no other port, no
+# IP address (the last label begins with a letter), only printable ASCII and no backslash.
 _HTTPS = re.compile(r"https://(?P<host>(?:[a-z0-9-]+\.)+[a-z][a-z0-9-]*)(?::443)?(?:[/?][!-\[\]-~]*)?", re.IGNORECASE)
 _INLINE = {
     "image": re.compile(r"data:image/(?:png|jpeg|webp|gif);base64,"),
@@ -29,7 +29,7 @@ _MAX_URL = 2048
 
 
 class Link(msgspec.Struct):
-    """`detail` of an image is OpenAI's and has no effect."""
+    """A media URL. OpenAI's `detail` of an image has no effect."""
 
     url: str
 
@@ -48,19 +48,19 @@ class ContentPart(msgspec.Struct):
 
 
 class Medium(msgspec.Struct, frozen=True):
-    """One image or sound of a request, and the field it stands in. `url` None: its bytes stand in the request."""
+    """One image or sound of a request, and the name of its field. `url` is None if the bytes are in the request."""
 
-    kind: str  # what a base model must list in `media`
+    kind: str  # must be listed in a base model's `media`
     type: str
     place: str
     url: str | None
 
 
 def read_parts(parts: list[ContentPart], *, place: str, may_hold_media: bool, media: list[Medium]) -> Any:
-    """Return the engine's content of a message, adding what is no text to `media`. Raises DomainErrors.
+    """Return the engine's content of a message, and add all non-text parts to `media`. Raises DomainErrors.
 
-    Texts alone are joined, as the engine's own templates do: then it never sees parts, which an adapter's name could
-    capture.
+    Text-only parts are joined, as the engine's own templates do. The engine then never sees parts, which an adapter's
+    name could capture.
     """
     read = [_read_part(part, f"{place}[{number}]", may_hold_media, media) for number, part in enumerate(parts)]
     if all("text" in part for part in read):
@@ -90,7 +90,7 @@ _KINDS = {"image_url": "image", "audio_url": "audio", "input_audio": "audio"}
 
 
 def require_allowed(media: Collection[Medium], *, taken: Collection[str], hosts: Collection[str]) -> None:
-    """Raises UnsupportedParameter where the model does not take such media, InvalidValue for a URL not to be asked."""
+    """Raise UnsupportedParameter if the model does not accept such media, InvalidValue for a disallowed URL."""
     for medium in media:
         if medium.kind not in taken:
             raise UnsupportedParameter(

@@ -1,4 +1,4 @@
-"""From JSON to a request's fields; what is wrong is told in a sentence that names the field and what it takes."""
+"""Parsing of JSON bodies. Each error is a sentence that names the field and its allowed values."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ Parsed = TypeVar("Parsed", bound=msgspec.Struct)
 
 
 def decode_body(raw: bytes, decoder: "msgspec.json.Decoder[Parsed]") -> Parsed:
-    """Raises DomainErrors that name the field."""
+    """Return the decoded body. Raises DomainErrors that name the field."""
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
@@ -26,7 +26,7 @@ def decode_body(raw: bytes, decoder: "msgspec.json.Decoder[Parsed]") -> Parsed:
 
 
 def convert_body(fields: dict[str, Any], kind: type[Parsed], names: Mapping[str, str]) -> Parsed:
-    """Return a body made of another surface's request, whose `names` for its fields stand in refusals."""
+    """Return a body converted from another surface's request. Refusals use that surface's field `names`."""
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
@@ -40,7 +40,7 @@ def _where(text: str) -> str:
     return f", from byte {found[1]} on" if found else ""
 
 
-# --- msgspec's words in ours ------------------------------------------------------------------------------------------
+# --- msgspec's messages in our words ----------------------------------------------------------------------------------
 
 _AT = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`(?P<place>.*)`)?$", re.DOTALL)
 _FIELD = re.compile(r"`(\w+)`$")
@@ -56,7 +56,7 @@ _SIGNS = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
 
 
 def _refusal(text: str, kind: type[Any], names: Mapping[str, str] | None = None) -> DomainError:
-    """Turn msgspec's "Expected `int` >= 1 - at `$.n`" into an error that names the field."""
+    """Convert msgspec's "Expected `int` >= 1 - at `$.n`" into an error that names the field."""
     found = _AT.match(text)
     assert found is not None  # it matches any text
     what, place = found["what"], found["place"] or "$"
@@ -102,7 +102,7 @@ def _in_plain_words(what: str, kind: type[Any], place: str) -> str:
     return f"is not valid: {what[:1].lower()}{what[1:]}"
 
 
-# --- What stands at a place -------------------------------------------------------------------------------------------
+# --- Types at a place -------------------------------------------------------------------------------------------------
 
 
 def _fields_at(kind: type[Any], place: str) -> list[str]:
@@ -114,7 +114,7 @@ def _values_at(kind: type[Any], place: str) -> list[Any]:
     return [value for one in _types_at(kind, place) if isinstance(one, inspect.LiteralType) for value in one.values]
 
 
-_described: dict[type[Any], inspect.Type] = {}  # by kind of body; there are few
+_described: dict[type[Any], inspect.Type] = {}  # by kind of body, of which there are few
 
 
 def _types_at(kind: type[Any], place: str) -> list[inspect.Type]:

@@ -1,6 +1,6 @@
-"""The fields a request may have. What the engine gets is built from these alone; an unknown field is refused by name.
+"""The fields a request may have. The engine's request is built from these alone; an unknown field is refused by name.
 
-Bounds follow what one tenant's request may cost the others: many sequences crowd out other requests, and prompt
+Bounds limit what one tenant's request may cost the others: many sequences crowd out other requests, and prompt
 log-probabilities stall a batch.
 """
 
@@ -25,7 +25,7 @@ from apps.interfaces.gateway.requests.structured import (
     tools_fields,
 )
 
-MAX_CHOICES = 8  # as many as engines are started to take
+MAX_CHOICES = 8  # the most that engines are started to accept
 MAX_SEQUENCES = 32  # prompts times choices
 MAX_PROMPTS = 8
 MAX_LOGPROBS = 5
@@ -35,7 +35,7 @@ MAX_TOKENS = 2**24  # longer than any model's context
 NOT_MODERATED = "Nothing here judges requests or answers."
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions, and the engine's
 
-# What a chat template adds of its own, at most: a default system prompt and the turn of the assistant.
+# The most tokens that a chat template adds: a default system prompt and the assistant's turn.
 _TEMPLATE_TOKENS = 256
 _MAX_TOKEN_ID = 9  # digits
 
@@ -54,13 +54,13 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Sampling(msgspec.Struct, omit_defaults=True):
-    """Fields of both surfaces that go to the engine as they are."""
+    """Fields of both surfaces that go to the engine unchanged."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=1_000_000)] | None = None
     min_p: _Probability | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0.1, le=10)] | None = None  # less makes logits infinite
+    repetition_penalty: Annotated[float, Meta(ge=0.1, le=10)] | None = None  # lower values make logits infinite
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
@@ -101,13 +101,13 @@ class ChatBody(Sampling, forbid_unknown_fields=True):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    # Refused when given: their loss would change what the answer means.
+    # Refused when given, because ignoring them would change the meaning of the answer.
     functions: Any = None
     function_call: Any = None
     audio: Any = None
     web_search_options: Any = None
     moderation: Any = None
-    # Accepted and ignored: documented by OpenAI, without effect on what an open model here answers.
+    # Accepted and ignored: OpenAI documents them, but they have no effect on the answers of open models.
     user: Any = None
     store: Any = None
     metadata: Any = None
@@ -145,7 +145,7 @@ IGNORED = {
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A checked request: what the engine is to do, and the most it can cost."""
+    """A checked request: the engine's task and its maximum cost."""
 
     model_name: str
     fields: dict[str, Any]
@@ -157,28 +157,31 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     choice_count: int  # per prompt
     max_tokens: int | None
     body_bytes: int
-    echoed: dict[str, Any] = {}  # what the answer repeats of the request
+    echoed: dict[str, Any] = {}  # request fields that the answer repeats
     media: tuple[Medium, ...] = ()  # checked once the model is known
-    schemas: tuple[CheckedSchema, ...] = ()  # which the engine will compile
+    schemas: tuple[CheckedSchema, ...] = ()  # for the engine to compile
 
     def input_tokens_bound(self, context_length: int) -> int:
-        """Return what the prompts can be at most: no token is shorter than a byte of the body, but of an image."""
+        """Return the most tokens that the prompts can have.
+
+        A token has at least one byte of the body, except in images.
+        """
         if self.media:
             return self.prompt_count * context_length
         return min(self.prompt_count * context_length, self.body_bytes + _TEMPLATE_TOKENS)
 
     def tokens_estimate(self) -> int:
-        """Return about what it will use, for limits per minute, with the answers that were asked for."""
+        """Return the approximate tokens of the request and its answers, for limits per minute."""
         return self.prompt_tokens_estimate() + self.prompt_count * self.choice_count * (self.max_tokens or 256)
 
     def prompt_tokens_estimate(self) -> int:
-        """Return about what its prompts are: four bytes a token."""
-        if self.media:  # one in the body may be megabytes long and costs no more than a link to it
+        """Return the approximate tokens of the prompts: four bytes per token, or a fixed number per image or sound."""
+        if self.media:  # media in the body may be megabytes long and costs no more than a link to it
             return len(self.media) * MEDIA_TOKENS_ESTIMATE
         return self.body_bytes // 4
 
     def output_tokens_bound(self, context_length: int) -> int:
-        """Return what the answers can be at most: what was asked for, and never more than the context."""
+        """Return the most tokens that the answers can have: the requested ones, and never more than the context."""
         return self.prompt_count * self.choice_count * min(self.max_tokens or context_length, context_length)
 
 
@@ -193,7 +196,7 @@ def parse_chat(raw: bytes) -> EngineRequest:
 def chat_request(
     body: ChatBody, *, body_bytes: int, prompt_param: str = "messages", echoed: dict[str, Any] | None = None
 ) -> EngineRequest:
-    """Return what the engine is asked. Raises DomainErrors that name the field."""
+    """Return the engine's request. Raises DomainErrors that name the field."""
     model_name = _model_name(body)
     _require_stream(body)
     if body.functions or body.function_call or body.audio or body.web_search_options or body.moderation:
@@ -210,7 +213,7 @@ def chat_request(
         raise InvalidValue("`top_logprobs` needs `logprobs: true` beside it.", param="top_logprobs")
     if body.logprobs is not None or body.top_logprobs is not None:
         fields |= _given(logprobs=body.logprobs, top_logprobs=body.top_logprobs)
-    if body.max_completion_tokens is not None:  # the newer name of the same field wins
+    if body.max_completion_tokens is not None:  # the newer name of the same field takes precedence
         fields.pop("max_tokens", None)
         fields["max_completion_tokens"] = body.max_completion_tokens
     response_format = response_format_field(body.response_format)
@@ -268,7 +271,7 @@ def parse_completion(raw: bytes) -> EngineRequest:
 
 
 def _model_name(body: ChatBody | CompletionBody) -> str:
-    """An engine asked for no model answers with its base model: refused here."""
+    """Return the model's name. A request without one is refused, because the engine would use its base model."""
     if not body.model:
         raise MissingParameter("`model` is required: the name of a base model or of one of yours.", param="model")
     return body.model
@@ -341,7 +344,7 @@ def _called(call: ToolCall, param: str) -> dict[str, Any]:
 
 
 def _prompts(prompt: str | list[Any] | None) -> tuple[str | list[Any], int]:
-    """Return the prompt as the engine takes it and how many it is: a text, token ids, or a list of either."""
+    """Return the prompt in the engine's form and the number of prompts: a text, token ids, or a list of either."""
     if prompt is None or prompt == []:
         raise MissingParameter("`prompt` must hold at least one prompt.", param="prompt")
     if isinstance(prompt, str):

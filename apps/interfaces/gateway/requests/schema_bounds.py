@@ -1,8 +1,8 @@
-"""How large a JSON schema may be, bounded by what one tenant's may cost the others before anything compiles it.
+"""Limits on the size of a JSON schema, checked before anything compiles it, so that no tenant slows down the others.
 
-A counted repetition is written out as often as it counts, and the work grows faster than what is written out:
-xgrammar 0.2.8 takes 6.6 s of processor time for `(a|b|c){1,4000}`, with nothing that stops it. Within these bounds no
-schema that the gateway lets through took it longer than half a second.
+The compiler expands each counted repetition, and its work grows faster than the expanded size: xgrammar 0.2.8 takes 6.6
+seconds of processor time for `(a|b|c){1,4000}`, and nothing stops it. No schema within these limits took xgrammar
+longer than half a second.
 """
 
 import re
@@ -20,20 +20,20 @@ SCHEMA_ENUM = 500
 SCHEMA_BOUND = 4096  # of minLength, maxLength, minItems, maxItems
 PATTERN_BYTES = 512
 PATTERN_COUNT = 64  # the highest count of a repetition
-PATTERN_EXPANDED = 1000  # characters of one pattern with its repetitions written out
-SCHEMA_EXPANDED = 4000  # and of all patterns of a schema
+PATTERN_EXPANDED = 1000  # characters of one pattern with its repetitions expanded
+SCHEMA_EXPANDED = 4000  # of all patterns of a schema
 
 _BOUNDS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-_OWN = "x-guidance"  # how the engine's compiler is told what to do: ours to write
+_OWN = "x-guidance"  # options of the engine's compiler, which only the gateway may write
 
 
 def require_bounded(schema: dict[str, Any], param: str) -> None:
-    """Raises InvalidValue that names the place in the schema."""
+    """Raise InvalidValue that names the place in the schema if the schema exceeds a limit."""
     if len(msgspec.json.encode(schema)) > SCHEMA_BYTES:
         raise InvalidValue(f"The schema is larger than {SCHEMA_BYTES} bytes.", param=param)
     properties = expanded = 0
     for depth, place, value in _walk(schema):
-        if depth > SCHEMA_DEPTH * 2:  # a level of a schema is an object in `properties` or `anyOf`: two of JSON
+        if depth > SCHEMA_DEPTH * 2:  # each level of a schema has two of JSON, such as an object inside `properties`
             raise InvalidValue(f"The schema is nested deeper than {SCHEMA_DEPTH} levels at `{place}`.", param=param)
         if isinstance(value, dict):
             properties += _count_properties(value)
@@ -50,7 +50,7 @@ def require_bounded(schema: dict[str, Any], param: str) -> None:
 
 
 def _walk(schema: Any) -> Iterator[tuple[int, str, Any]]:
-    """Yield every object and list of the schema with its depth in JSON and its place."""
+    """Yield each object and list of the schema with its depth in JSON and its place."""
     waiting: list[tuple[int, str, Any]] = [(0, "", schema)]
     while waiting:
         depth, place, value = waiting.pop()
@@ -85,7 +85,7 @@ def _patterns_of(value: dict[str, Any]) -> list[str]:
     return [pattern for pattern in patterns if isinstance(pattern, str)]
 
 
-_ENDLESS = 10**7  # of a count with too many digits
+_ENDLESS = 10**7  # for a count with too many digits
 
 
 # --- Patterns ---------------------------------------------------------------------------------------------------------
@@ -99,11 +99,11 @@ _PART = re.compile(
 
 
 def _expanded_size(pattern: str, place: str, param: str) -> int:
-    """Return how many characters a pattern has with its repetitions written out. Raises InvalidValue."""
+    """Return the number of characters of a pattern with its repetitions expanded. Raises InvalidValue."""
     at = f" at `{place}`" if place else ""
     if len(pattern.encode()) > PATTERN_BYTES:
         raise InvalidValue(f"The pattern{at} is longer than {PATTERN_BYTES} bytes.", param=param)
-    sizes, last = [0], 0  # of the groups that are open, and of what a repetition would repeat
+    sizes, last = [0], 0  # sizes of the open groups, and of the part that a repetition would repeat
     for found in _PART.finditer(pattern):
         part = found[0]
         if found["least"]:
@@ -136,6 +136,6 @@ def _expanded_size(pattern: str, place: str, param: str) -> int:
 
 
 def _highest_count(found: re.Match[str]) -> int:
-    """Return how often a counted repetition repeats at most; without an end, once more than at least."""
+    """Return the highest count of a repetition; if it is unbounded, one more than its minimum."""
     counts = [int(digits) if len(digits) < 8 else _ENDLESS for digits in found.group("least", "most") if digits]
     return max(counts) + (found["comma"] is not None and not found["most"])

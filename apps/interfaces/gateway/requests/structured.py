@@ -1,4 +1,4 @@
-"""Structured answers: JSON schemas and tools, as a request has them and as the engine gets them."""
+"""Structured answers: JSON schemas and tools, as requests contain them and as the engine receives them."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -14,7 +14,7 @@ from apps.interfaces.gateway.requests.schema_bounds import require_bounded
 MAX_TOOLS = 64
 TOOLS_BYTES = 32 * 1024
 _SCHEMA = "response_format.json_schema.schema"
-_ONE_OF_AS_ANY_OF = {"x-guidance": {"coerce_one_of": True}}  # as no compiler of grammars can do better
+_ONE_OF_AS_ANY_OF = {"x-guidance": {"coerce_one_of": True}}  # no grammar compiler can do better
 
 
 class JsonSchema(msgspec.Struct, omit_defaults=True):
@@ -95,7 +95,7 @@ def response_format_field(given: ResponseFormat | None) -> dict[str, Any] | None
 
 
 def schemas_to_compile(fields: dict[str, Any]) -> Iterator[CheckedSchema]:
-    """Yield the schemas that the engine makes a grammar of; of tools only where the model must call one of them."""
+    """Yield the schemas that the engine compiles; those of tools only if strict or if a tool call is required."""
     response_format = fields.get("response_format")
     if response_format and response_format["type"] == "json_schema":
         yield CheckedSchema(_SCHEMA, response_format["json_schema"]["schema"])

@@ -1,7 +1,8 @@
-"""POST /v1/embeddings: every base model here writes text, and vLLM makes embeddings only of models made for them.
+"""POST /v1/embeddings, which is refused: each base model here generates text, and vLLM embeds only with embedding
+models.
 
-For a model that writes text vLLM has no such route (404, without an error object). So a request is identified, limited
-and checked like any other, and then told what is wrong with the model it names.
+For a text-generating model, vLLM has no such route (404 without an error object). So a request is authenticated,
+limited and checked like any other, and then refused with the reason.
 """
 
 from typing import Any, Literal
@@ -16,11 +17,11 @@ from apps.interfaces.gateway.requests.parsing import decode_body
 from apps.interfaces.gateway.surfaces.inference import Services
 
 PATH = "/v1/embeddings"
-MAX_BYTES = 256 * 1024  # enough for any request to learn that it is not answered
+MAX_BYTES = 256 * 1024  # large enough for any request to get its refusal
 
 
 class EmbeddingsUnsupported(DomainError):
-    """The model is there, and writes text."""
+    """The model exists but generates text."""
 
     code = "model_not_supported"
 
@@ -37,7 +38,7 @@ _decoder = msgspec.json.Decoder(EmbeddingBody)
 
 
 class Embeddings:
-    """The route, as plain ASGI."""
+    """The embeddings route, as plain ASGI."""
 
     def __init__(self, services: Services) -> None:
         self._services = services

@@ -1,7 +1,7 @@
 """POST /v1/chat/completions, /v1/completions and /v1/responses, as plain ASGI.
 
-A request is identified, limited, parsed, routed and paid for before the engine sees it. An answer is complete for the
-customer only when what it used is on the disk; a customer who leaves stops the engine and pays for what it wrote.
+A request is authenticated, limited, parsed, routed and paid for before the engine sees it. A customer gets the end of
+an answer only when its usage is on the disk. A customer who leaves stops the engine and pays for the tokens it wrote.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _FREE = nullcontext()
 
 @dataclass(frozen=True)
 class Services:
-    """What the routes share."""
+    """Objects shared by all routes."""
 
     keys: Keys
     routes: Routes
@@ -47,11 +47,11 @@ class Services:
     spending_slices: SpendingSlices
     bodies: Bodies
     grammars: Grammars
-    media_hosts: frozenset[str]  # what the engines may fetch images and audio from
+    media_hosts: frozenset[str]  # hosts from which the engines may fetch images and audio
 
 
 class AnswerRenderer(Protocol):
-    """How an answer is written for the customer."""
+    """Writes answers for the customer."""
 
     def opening(self) -> bytes: ...
     def event(self, chunk: EngineChunk) -> bytes: ...
@@ -61,7 +61,7 @@ class AnswerRenderer(Protocol):
 
 @dataclass(frozen=True)
 class Surface:
-    """One public route: how its requests are read, where the engine answers them, how answers are written."""
+    """One public route: its parser, its path on the engine, and its renderer of answers."""
 
     parse: Callable[[bytes], EngineRequest]
     engine_path: str
@@ -90,7 +90,7 @@ SURFACES = {
 
 
 class Inference:
-    """One of the routes."""
+    """One inference route, as plain ASGI."""
 
     def __init__(self, services: Services, surface: Surface) -> None:
         self._services = services
@@ -117,7 +117,7 @@ class Inference:
     async def _serve(self, caller: Caller, client: Client) -> None:
         """Read the request and answer it within the limit of tokens per minute.
 
-        A body counts before it is parsed, and a request that an engine has seen counts in any case.
+        A body counts before it is parsed. A request that an engine has seen always counts.
         """
         rates, progress = self._services.rates, Progress()
         request, taken = await self._read(caller, client)
@@ -135,7 +135,7 @@ class Inference:
             rates.correct(caller.limits, taken=estimate, used=used)
 
     async def _read(self, caller: Caller, client: Client) -> tuple[EngineRequest, int]:
-        """Return the request and the tokens that its body was counted as."""
+        """Return the request and the number of tokens charged for its body."""
         services, parse = self._services, self._surface.parse
         with services.bodies.reading(caller.share_holder) as reading:
             raw = await client.read_body(most_bytes=services.routes.largest_body_bytes, note=reading.note)
@@ -171,7 +171,8 @@ class Inference:
             _finish(ticket, "error", is_charged=False)
             raise
         finally:
-            # Cancelled because the customer left, too slow a reader, or a bug: what the engine wrote is used.
+            # The task was cancelled, by a customer who left, too slow a reader, or a bug. The engine's output still
+            # counts.
             _finish(ticket, "aborted", is_charged=True)
 
 
@@ -201,9 +202,9 @@ async def _send_whole(answer: EngineAnswer, ticket: Ticket, renderer: AnswerRend
 
 
 async def _written(ticket: Ticket) -> None:
-    """Wait until what the answer used is on the disk; only then may the customer have the end of it.
+    """Wait until the answer's usage is on the disk. Only then may the customer get the end of the answer.
 
-    A customer who leaves meanwhile ends the waiting, not the writing.
+    If the customer leaves meanwhile, the wait ends but the write goes on. Raises EngineError if the write failed.
     """
     if not await ticket.finish(ticket.meter.finish):
         raise EngineError("The answer could not be completed. Try the request again.")

@@ -1,6 +1,6 @@
-"""POST /v1/responses without a memory: each request is put to the engine as a chat, its answer rendered as a Response.
+"""POST /v1/responses without stored state: each request is sent to the engine as a chat, and rendered as a Response.
 
-Nothing is stored, so whatever refers to an earlier response is refused.
+Nothing is stored, so any reference to an earlier response is refused.
 """
 
 from collections.abc import Sequence
@@ -37,8 +37,8 @@ IGNORED = (
     "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning", "safety_identifier",
     "service_tier", "stream_options", "truncation", "user",
 )  # fmt: skip
-_NAMES = {"messages": "input", "max_tokens": "max_output_tokens"}  # of the chat's fields here
-_LOGPROBS = "message.output_text.logprobs"  # the one thing to `include` that answers have here
+_NAMES = {"messages": "input", "max_tokens": "max_output_tokens"}  # the chat's field names on this surface
+_LOGPROBS = "message.output_text.logprobs"  # the only value of `include` with data in these answers
 
 
 Metadata = Annotated[
@@ -81,7 +81,7 @@ _Parts = Annotated[list[Part], Meta(max_length=MAX_PARTS)]
 
 
 class Item(msgspec.Struct):
-    """One item of `input`: a message, a call of a function, or what the function answered."""
+    """One item of `input`: a message, a function call, or a function's result."""
 
     type: str = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
@@ -134,7 +134,7 @@ _decoder = msgspec.json.Decoder(ResponsesBody)
 
 
 def parse_response(raw: bytes) -> EngineRequest:
-    """Return the request to /v1/responses as one to the engine's chat. Raises DomainErrors that name the field."""
+    """Return a request to /v1/responses as a chat request. Raises DomainErrors that name the field."""
     body = decode_body(raw, _decoder)
     for name, instead in _REFUSED.items():
         if getattr(body, name):
@@ -249,7 +249,7 @@ class ResponseRenderer:
     _number: int = 0
     _assembler: Assembler = field(default_factory=Assembler)
     _is_text_open: bool = False
-    _calls_open: list[int] = field(default_factory=list)  # the engine's numbers of the calls, as they began
+    _calls_open: list[int] = field(default_factory=list)  # the engine's indexes of the calls, in the order they began
 
     def opening(self) -> bytes:
         response = self._response("in_progress", [], None)
@@ -258,7 +258,7 @@ class ResponseRenderer:
         )
 
     def event(self, chunk: EngineChunk) -> bytes:
-        """Return the events that a chunk brings; of several choices there is only one here."""
+        """Return the events for a chunk. There is only one choice here."""
         self._assembler.add(chunk)
         written = b""
         for choice in chunk.choices:
@@ -301,7 +301,7 @@ class ResponseRenderer:
         return self._calls_open.index(index) + int(self._is_text_open)
 
     def closing(self, meter: Meter) -> bytes:
-        """Return the events that complete every item and the response; this surface has no [DONE]."""
+        """Return the events that complete each item and the response. This surface has no [DONE]."""
         response = self._finished(self._assembler, meter)
         written = b"" if self._is_text_open or self._calls_open else self._text("")
         for number, item in enumerate(response["output"]):
@@ -366,7 +366,7 @@ def _text_part(text: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
 
 
 def _logprobs(given: dict[str, Any] | None) -> Sequence[Any]:
-    """Return the tokens' log-probabilities of a chat, whose shape is this surface's too."""
+    """Return the tokens' log-probabilities of a chat; they have the same shape here."""
     return (given or {}).get("content") or ()
 
 
