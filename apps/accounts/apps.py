@@ -8,7 +8,7 @@ class AccountsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Listen to what other packages tell in no other way, in the processes where people sign in."""
+        """Connect the sign-in and second-factor signals, in processes where people sign in."""
         if not apps.is_installed("allauth.mfa"):
             return
         from allauth.mfa import signals  # noqa: PLC0415 - imports models

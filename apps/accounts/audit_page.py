@@ -1,4 +1,4 @@
-"""What a page of the audit log shows; the dashboard and the operator console share it."""
+"""The context of an audit log page, shared by the dashboard and the operator console."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,9 +14,9 @@ _FIELDS = ("actor", "action", "target", "since", "until", "organization")
 
 
 def page_context(query: Mapping[str, str], *, organization: Organization | None) -> dict[str, Any]:
-    """Return a page of the log of an organization, or for None of the platform's own.
+    """Return a page of an organization's log; for None, a page of the platform's own log.
 
-    A filter that cannot be read leaves `error`, and the newest entries.
+    A filter that cannot be read sets `error` and returns the newest entries.
     """
     error = ""
     try:

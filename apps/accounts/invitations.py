@@ -1,7 +1,7 @@
 """Invitations: mailed links that make their reader a member.
 
-An invitation is worth no more than the person who sent it. It closes when that person leaves or loses the right to give
-its role, and the right is checked again when it is accepted.
+An invitation is only as valid as its sender's rights. It closes when the sender leaves or loses the right to give its
+role, and that right is checked again on acceptance.
 """
 
 import datetime
@@ -21,8 +21,8 @@ from apps.core.errors import InvalidState, NotFound, PermissionDenied, RateLimit
 from apps.core.messages import outbox
 
 INVITATION_LIFETIME = datetime.timedelta(days=7)
-# An invitation is mail to a stranger with words of the sender's choice.
-MAX_OPEN, MAX_A_DAY = 20, 50  # of an organization
+# An invitation is mail to a stranger, with words chosen by the sender.
+MAX_OPEN, MAX_A_DAY = 20, 50  # per organization
 _A_DAY = datetime.timedelta(days=1)
 
 
@@ -31,25 +31,25 @@ class AlreadyMember(InvalidState):
 
 
 class InvitationClosed(InvalidState):
-    """The invitation was accepted, withdrawn or has expired, or its sender may no longer give its role."""
+    """The invitation was accepted, was withdrawn or has expired, or its sender may no longer give its role."""
 
     code = "invitation_closed"
 
 
 class UnverifiedSender(PermissionDenied):
-    """Only people who have confirmed an address of their own send mail to others."""
+    """The sender has no confirmed address, which mail to others requires."""
 
     code = "address_unverified"
 
 
 class TooManyInvitations(RateLimited):
-    """The organization, or the address, has had its share of invitations for now."""
+    """The organization or the address has reached its limit of invitations for now."""
 
     code = "too_many_invitations"
 
 
 class WrongAddress(PermissionDenied):
-    """The invitation is for the owner of one address, and the reader has not shown to be that person."""
+    """The invitation is for the owner of one address, and the reader has not proven to be that person."""
 
     code = "wrong_address"
 
@@ -64,11 +64,11 @@ def invite_member(
     now: datetime.datetime,
     only_for_address: bool | None = None,
 ) -> Invitation:
-    """Mail a link that makes its reader a member; an open invitation of the same address is replaced.
+    """Mail a link that makes its reader a member, replacing an open invitation of the same address.
 
-    An address is mailed once a day: an invitation of the last day is changed instead, and its link stays. With
-    `only_for_address` the reader's account must have that address, verified; by default this holds for roles that
-    manage members. Raises AlreadyMember, PermissionDenied, UnverifiedSender, TooManyInvitations, InvalidValue.
+    An address is mailed once a day: within that day its invitation is changed instead, and its link stays the same.
+    With `only_for_address`, the reader's account must have that address, verified; by default this applies to roles
+    that manage members. Raises AlreadyMember, PermissionDenied, UnverifiedSender, TooManyInvitations, InvalidValue.
     """
     acting = lock_members(organization, by)
     require_grantable(acting, known_role(role))
@@ -98,7 +98,7 @@ def _mailed_today(organization: Organization, email: str, now: datetime.datetime
 
 
 def _require_room(organization: Organization, by: User, email: str, now: datetime.datetime) -> None:
-    """Raise UnverifiedSender, or TooManyInvitations naming what is used up. The members are locked: none slips by."""
+    """Raise UnverifiedSender, or TooManyInvitations naming the limit. The member rows are locked, so none slips by."""
     if not has_verified_address(user=by):
         raise UnverifiedSender("Confirm your own email address before you invite others.")
     rows = Invitation.objects.for_organization(organization)
@@ -112,7 +112,7 @@ def _require_room(organization: Organization, by: User, email: str, now: datetim
 
 
 def _mail(organization: Organization, email: str, now: datetime.datetime, **fields: object) -> Invitation:
-    """Make an invitation in place of the address's earlier one, and queue its mail."""
+    """Create an invitation that replaces the address's earlier one, and queue its mail."""
     Invitation.objects.for_organization(organization).still_open().filter(email__iexact=email).update(revoked_at=now)
     invitation = Invitation(
         organization=organization, email=email, created_at=now, expires_at=now + INVITATION_LIFETIME, **fields
@@ -128,7 +128,7 @@ def _mail(organization: Organization, email: str, now: datetime.datetime, **fiel
 
 
 def invitation_token(invitation_id: str) -> str:
-    """Return the secret of an invitation's link, derived and so kept nowhere: neither in the row nor in the outbox."""
+    """Return the secret of an invitation's link. It is derived, so neither the row nor the outbox stores it."""
     digest = hmac.new(settings.SIGNING_KEY.encode(), f"invitation:{invitation_id}".encode(), hashlib.sha256)
     return digest.hexdigest()
 
@@ -138,7 +138,7 @@ def _sha256(token: str) -> str:
 
 
 def find_invitation(*, token: str) -> Invitation:
-    """Return the invitation of a link. Run it under `system()`: its reader is no member yet. Raises NotFound."""
+    """Return the invitation of a link. Run it under `system()`: its reader is not a member yet. Raises NotFound."""
     rows = Invitation.objects.filter(token_sha256=_sha256(token))
     invitation = rows.select_related("organization", "invited_by").first()
     if invitation is None:
@@ -150,8 +150,8 @@ def find_invitation(*, token: str) -> Invitation:
 def accept_invitation(*, token: str, user: User, now: datetime.datetime) -> Membership:
     """Make `user` a member. Run it under `system()`.
 
-    Raises NotFound, InvitationClosed, WrongAddress, AlreadyMember. Unless the invitation is only for its address, the
-    link may be used once from any account.
+    Raises NotFound, InvitationClosed, WrongAddress, AlreadyMember. Unless the invitation is only for its address, any
+    account may use the link, once.
     """
     invitation = find_invitation(token=token)
     if invitation.organization.suspended_at:
@@ -176,7 +176,10 @@ def accept_invitation(*, token: str, user: User, now: datetime.datetime) -> Memb
 
 
 def _lock_for_acceptance(invitation: Invitation) -> list[Membership]:
-    """Take the locks of a removal, in its order: after this the sender either is still a member or is not."""
+    """Take the locks of a removal, in its order, and return the members.
+
+    With them held, the sender is either still a member or not, for the whole transaction.
+    """
     rows = Membership.objects.for_organization(invitation.organization_id)
     return list(rows.select_for_update(of=("self",)).select_related("user").order_by("id"))
 

@@ -1,7 +1,7 @@
-"""Mail, sent from the outbox: a mail server that is away delays a message and never a request.
+"""Mail, sent from the outbox: a mail server that is down delays messages, never a request.
 
-A payload names what to write (`kind`) and for whom by id. Links that carry a secret are made here, at the last moment,
-so that no secret lies in a table.
+A payload names the kind of message (`kind`) and its recipient by id. Links with a secret are made here, just before
+sending, so that no table holds a secret.
 """
 
 import re
@@ -23,14 +23,14 @@ _NAME_LENGTH = 60
 
 
 def send(*, key: str, payload: Payload) -> None:
-    """Write and send one message; outbox handler of the topic `mail`. Raises KeyError for an unknown kind."""
+    """Write and send one message. Outbox handler of the topic `mail`. Raises KeyError for an unknown kind."""
     message = _KINDS[payload["kind"]](payload)
     if message is not None:
         message.send()
 
 
 def _invitation(payload: Payload) -> EmailMessage | None:
-    """Write to somebody invited; nobody, when the invitation was withdrawn before the mail left."""
+    """Return the mail to the invited person; return None if the invitation was withdrawn or accepted meanwhile."""
     rows = Invitation.objects.filter(pk=payload["invitation_id"], revoked_at=None, accepted_at=None)
     invitation = rows.select_related("organization", "invited_by").first()
     if invitation is None:
@@ -70,19 +70,19 @@ def _email_confirmation(payload: Payload) -> EmailMessage | None:
 
 
 def _plain(payload: Payload) -> EmailMessage:
-    """Send a text written by the caller; it must hold no secret."""
+    """Return a message with the caller's text, which must hold no secret."""
     return EmailMessage(payload["subject"], payload["body"], settings.DEFAULT_FROM_EMAIL, [payload["to"]])
 
 
 def plain_name(name: str) -> str:
-    """Return a name as it may stand in a mail to a stranger: one short line in which no program finds a link."""
+    """Return a name that is safe in mail to a stranger: one short line in which no mail program finds a link."""
     words = re.sub(r"[^\w\s.,'’&()+-]", " ", name)
-    words = re.sub(r"\.(?=\S)", " ", words)  # the dot of a host name, not that of an abbreviation
+    words = re.sub(r"\.(?=\S)", " ", words)  # the dots of host names, not those of abbreviations
     return " ".join(words.split()).lstrip(" .,'+-")[:_NAME_LENGTH].strip()
 
 
 def _written(template: str, *, to: str, **context: Any) -> EmailMessage:
-    """Render `mail/<template>.txt`: its first line is the subject."""
+    """Render `mail/<template>.txt`; its first line is the subject."""
     text = render_to_string(f"mail/{template}.txt", context | {"public_url": settings.PUBLIC_URL})
     subject, _, body = text.strip().partition("\n")
     return EmailMessage(subject.strip(), body.strip() + "\n", settings.DEFAULT_FROM_EMAIL, [to])

@@ -28,7 +28,7 @@ class UserManager(BaseUserManager["User"]):
 
 
 class User(AbstractBaseUser):
-    """A person; what they may do depends on their membership in each organization."""
+    """A person. Their permissions depend on their membership in each organization."""
 
     id = IdField(prefix="user")
     email = models.EmailField(unique=True)
@@ -88,12 +88,12 @@ class Organization(models.Model):
 
     @property
     def share_holder(self) -> str:
-        """The id of whom fair shares and limits count: the organization, or its founder as long as it shares."""
+        """The id that fair shares and limits count by: the organization's, or its founder's while it shares."""
         return self.pk if self.has_own_share else self.founded_by_id or self.pk
 
     @classmethod
     def share_holder_by(cls, path: str = "") -> models.Case:
-        """Return the SQL of `share_holder`; `path` leads to the organization, as in "organization__"."""
+        """Return the SQL of `share_holder`. `path` leads to the organization, as in "organization__"."""
         own = models.F(f"{path}id")
         return models.Case(
             models.When(**{f"{path}has_own_share": True}, then=own),
@@ -119,12 +119,12 @@ class Membership(OrganizationModel):
 
 class InvitationQuerySet(OrganizationQuerySet):
     def still_open(self) -> "InvitationQuerySet":
-        """Return only invitations neither accepted nor revoked; some of them may have expired."""
+        """Return the invitations neither accepted nor revoked. Some of them may have expired."""
         return self.filter(accepted_at=None, revoked_at=None)
 
 
 class Invitation(OrganizationModel):
-    """A mailed link that makes its reader a member. Only the hash of its token is kept."""
+    """A mailed link that makes its reader a member. Only the hash of its token is stored."""
 
     id = IdField(prefix="inv")
     email = models.EmailField()
@@ -173,7 +173,7 @@ class ApiKeyQuerySet(OrganizationQuerySet):
 
 
 class ApiKey(OrganizationModel):
-    """A bearer key for programs. The key is shown once; only its HMAC is kept."""
+    """A bearer key for programs. The key is shown once; only its HMAC is stored."""
 
     id = IdField(prefix="key")
     kind = models.CharField(max_length=8, choices=KeyKind, default=KeyKind.SECRET)

@@ -1,4 +1,4 @@
-"""Changing organizations, memberships and keys. Each change is audited in its own transaction."""
+"""Operations that change organizations, memberships and keys, each audited in its own transaction."""
 
 import datetime
 import secrets
@@ -23,14 +23,14 @@ _SLUG_ATTEMPTS = 8
 
 
 class LastOwner(InvalidState):
-    """An organization keeps at least one owner, who alone can give its management away."""
+    """An organization must keep at least one owner, because only an owner can hand over its management."""
 
     code = "last_owner"
 
 
 @dataclass(frozen=True)
 class IssuedKey:
-    """A new key with its secret, which exists nowhere else from now on."""
+    """A new key with its secret, which is stored nowhere else."""
 
     key: ApiKey
     secret: str
@@ -41,7 +41,7 @@ class IssuedKey:
 
 @transaction.atomic
 def create_organization(*, name: str, owner: User, now: datetime.datetime) -> Organization:
-    """Create an organization owned by `owner`. The `tenant` block in progress, if any, acts for it from here on."""
+    """Create an organization owned by `owner`. A surrounding `tenant` block acts for it from here on."""
     organization = _insert_organization(name=_clean_name(name), owner=owner, now=now)
     Membership.objects.create(organization=organization, user=owner, role=Owner.name, created_at=now)
     audit.record(
@@ -53,14 +53,14 @@ def create_organization(*, name: str, owner: User, now: datetime.datetime) -> Or
 def list_founded(*, user: User) -> list[str]:
     """Return the ids of the organizations a person founded. Run it under `system()`.
 
-    The person stays locked until the transaction ends, so that two requests do not count the same ones.
+    The person stays locked until the transaction ends, so that two requests cannot both count the same ones.
     """
     User.objects.select_for_update().get(pk=user.pk)
     return list(Organization.objects.filter(founded_by=user).values_list("pk", flat=True))
 
 
 def _insert_organization(*, name: str, owner: User, now: datetime.datetime) -> Organization:
-    """Insert under the first free slug. Other organizations are invisible here, so the unique index is asked."""
+    """Insert under the first free slug. Other organizations are invisible here, so the unique index decides."""
     for attempt in range(_SLUG_ATTEMPTS):
         organization = Organization(name=name, slug=_slug(name, attempt), founded_by=owner, created_at=now)
         set_organization(organization)
@@ -81,7 +81,7 @@ def _slug(name: str, attempt: int) -> str:
 
 @transaction.atomic
 def rename_organization(*, organization: Organization, name: str, by: User) -> None:
-    """Change the shown name. The slug stays: it is part of the names of the organization's models."""
+    """Change the display name. The slug stays, because the names of the organization's models contain it."""
     before, organization.name = organization.name, _clean_name(name)
     organization.save(update_fields=["name"])
     audit.record(
@@ -96,7 +96,7 @@ def rename_organization(*, organization: Organization, name: str, by: User) -> N
 
 @transaction.atomic
 def set_second_factor_policy(*, organization: Organization, is_required: bool, by: User) -> None:
-    """Demand a second factor of every member, or no longer. The caller makes sure that `by` has one."""
+    """Demand a second factor of every member, or stop demanding it. The caller makes sure that `by` has one."""
     if organization.requires_second_factor == is_required:
         return
     organization.requires_second_factor = is_required
@@ -124,7 +124,7 @@ def _clean_name(name: str) -> str:
 def change_role(
     *, organization: Organization, membership_id: str, role: str, by: User, now: datetime.datetime
 ) -> Membership:
-    """Give a member another role, and close the invitations that the member could no longer send.
+    """Give a member another role, and close the invitations the member may no longer send.
 
     Raises PermissionDenied, LastOwner, NotFound, InvalidValue.
     """
@@ -145,9 +145,9 @@ def change_role(
 
 @transaction.atomic
 def remove_member(*, organization: Organization, membership_id: str, by: User, now: datetime.datetime) -> None:
-    """End a membership, revoke the member's keys, and close the invitations that the member sent or could use.
+    """End a membership, revoke the member's keys, and close the invitations the member sent or could use.
 
-    Anybody may leave; to remove others, a member needs the right to manage members.
+    Any member may leave; removing others needs the right to manage members.
     """
     acting = lock_members(organization, by)
     membership = get_membership(organization=organization, id=membership_id)
@@ -168,19 +168,19 @@ def remove_member(*, organization: Organization, membership_id: str, by: User, n
 def _revoke_invitations_by(
     membership: Membership, now: datetime.datetime, *, keep: frozenset[str] = frozenset()
 ) -> int:
-    """Close the open invitations a member sent, but for those of the roles in `keep`; return how many."""
+    """Close the open invitations a member sent, except for roles in `keep`; return how many."""
     rows = Invitation.objects.for_organization(membership.organization_id).still_open()
     return rows.filter(invited_by=membership.user_id).exclude(role__in=keep).update(revoked_at=now)
 
 
 def _revoke_invitations_to(membership: Membership, now: datetime.datetime) -> int:
-    """Close the open invitations to the member's address, which would let them come back; return how many."""
+    """Close the open invitations to the member's address, which would let them return; return how many."""
     rows = Invitation.objects.for_organization(membership.organization_id).still_open()
     return rows.filter(email__iexact=membership.user.email).update(revoked_at=now)
 
 
 def lock_members(organization: Organization, by: User) -> Membership:
-    """Serialise changes to who is a member, so that two owners cannot remove each other; return the actor's own row."""
+    """Lock all members, so that two owners cannot remove each other; return the actor's own membership."""
     members = Membership.objects.for_organization(organization).select_for_update().order_by("id")
     acting = next((member for member in members if member.user_id == by.pk), None)
     if acting is None:
@@ -196,7 +196,10 @@ def _grantable_roles(role: str) -> frozenset[str]:
 
 
 def require_grantable(acting: Membership, *roles: str) -> None:
-    """A member manages only roles that hold no more than the member's own: an admin makes and unmakes no owner."""
+    """Raise PermissionDenied unless the member may manage all these roles.
+
+    A member manages only roles with no more permissions than their own: an admin cannot make or remove an owner.
+    """
     if not has_permission(acting.role, Permission.MEMBER_MANAGE):
         raise PermissionDenied(f"Your role, {acting.role}, does not allow managing members.")
     for role in roles:
@@ -230,7 +233,7 @@ def issue_key(
     now: datetime.datetime,
     limits: KeyLimits = NO_LIMITS,
 ) -> IssuedKey:
-    """Make an API key that may do at most what its maker may. Raises InvalidValue, PermissionDenied."""
+    """Create an API key that may do at most what its maker may. Raises InvalidValue, PermissionDenied."""
     _require_scopes(organization, frozenset(scopes), by)
     if expires_at is not None and expires_at <= now:
         raise InvalidValue("The key would be expired at once.", param="expires_at")
@@ -254,9 +257,9 @@ def issue_member_token(
     name: str = "Playground",
     lifetime: datetime.timedelta = MEMBER_TOKEN_LIFETIME,
 ) -> IssuedKey:
-    """Make a key that asks in a member's name for minutes: inference only. Raises PermissionDenied.
+    """Create a key, valid for minutes, that acts for a member: inference only. Raises PermissionDenied.
 
-    Not audited one by one: it grants nothing the session does not, and what it does is metered.
+    Not audited one by one: it grants nothing beyond the session, and its use is metered.
     """
     scopes = frozenset({Permission.INFERENCE.value})
     _require_role(membership, scopes)
@@ -291,7 +294,7 @@ def _require_role(membership: Membership, scopes: frozenset[str]) -> None:
 
 @transaction.atomic
 def revoke_key(*, organization: Organization, key_id: str, by: User, now: datetime.datetime) -> ApiKey:
-    """Revoke a key; one already revoked stays as it is. Members revoke their own, admins anybody's.
+    """Revoke a key; one already revoked stays as it is. Members revoke their own keys, admins all.
 
     Raises NotFound, PermissionDenied.
     """
@@ -320,7 +323,7 @@ def revoke_keys_of(*, user: User, now: datetime.datetime) -> int:
 
 
 def note_key_use(*, identity: KeyIdentity, now: datetime.datetime) -> None:
-    """Remember when a key was last used, to the minute: a write per request would cost more than it tells."""
+    """Store when a key was last used, to the minute: a write per request would cost more than it is worth."""
     if identity.last_used_at is not None and now - identity.last_used_at < USE_NOTED_EVERY:
         return
     stale = Q(last_used_at=None) | Q(last_used_at__lte=now - USE_NOTED_EVERY)

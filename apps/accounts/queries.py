@@ -1,4 +1,4 @@
-"""Reading people, memberships, invitations and keys."""
+"""Queries for people, memberships, invitations and keys."""
 
 import dataclasses
 import datetime
@@ -16,7 +16,7 @@ from apps.core.errors import NotFound
 
 
 class KeyIdentity(msgspec.Struct, frozen=True):
-    """Who a bearer key speaks for. `scopes` are what key and maker's role both allow at this moment."""
+    """The identity behind a bearer key. `scopes` are those that both the key and its maker's role allow now."""
 
     key_id: str
     organization_id: str
@@ -30,7 +30,7 @@ class KeyIdentity(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class KeyLimits:
-    """What one key may ask of inference, within its organization's limits; None: no limit of its own."""
+    """The limits of one key for inference, within its organization's limits. None: the key has no own limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -41,9 +41,10 @@ NO_LIMITS = KeyLimits()
 
 
 def find_key(*, secret: str) -> KeyIdentity | None:
-    """Return whom a key speaks for; None for a malformed, unknown, revoked or expired key, or a maker who left.
+    """Return the identity of a key; return None if it is malformed, unknown, revoked or expired, or its maker left.
 
-    The lookup is the SQL function `find_api_key`, the only way a role bound to one tenant can read a foreign key row.
+    The lookup is the SQL function `find_api_key`, the only way for a role bound to one tenant to read another's key
+    row.
     """
     if not is_well_formed(secret):
         return None
@@ -72,13 +73,13 @@ def _identity(row: tuple[Any, ...]) -> KeyIdentity:
 
 
 def get_key_limits(*, key_id: str) -> KeyLimits:
-    """Return the key's own limits of inference."""
+    """Return the key's own limits for inference."""
     names = [field.name for field in dataclasses.fields(KeyLimits)]
     return KeyLimits(**(ApiKey.objects.filter(pk=key_id).values(*names).first() or {}))
 
 
 def get_organization(*, id: str) -> Organization:
-    """Raises NotFound."""
+    """Return the organization. Raises NotFound."""
     organization = Organization.objects.filter(pk=id).first()
     if organization is None:
         raise NotFound("No such organization.")
@@ -92,7 +93,7 @@ def list_memberships_of(*, user: User) -> list[Membership]:
 
 
 def get_membership(*, organization: Organization, id: str) -> Membership:
-    """Raises NotFound."""
+    """Return the membership. Raises NotFound."""
     membership = Membership.objects.for_organization(organization).filter(pk=id).select_related("user").first()
     if membership is None:
         raise NotFound("No such member.")
@@ -115,7 +116,7 @@ def list_open_invitations(*, organization: Organization, now: datetime.datetime)
 
 
 def get_invitation(*, organization: Organization, id: str) -> Invitation:
-    """Raises NotFound."""
+    """Return the invitation. Raises NotFound."""
     invitation = Invitation.objects.for_organization(organization).filter(pk=id).first()
     if invitation is None:
         raise NotFound("No such invitation.")
@@ -123,13 +124,13 @@ def get_invitation(*, organization: Organization, id: str) -> Invitation:
 
 
 def list_keys(*, organization: Organization) -> QuerySet[ApiKey]:
-    """Return the API keys, newest first, revoked ones included; members' browser tokens are left out."""
+    """Return the API keys, newest first, including revoked ones but not members' browser tokens."""
     rows = ApiKey.objects.for_organization(organization).filter(kind=KeyKind.SECRET)
     return rows.select_related("created_by").order_by("-created_at", "-id")
 
 
 def get_key(*, organization: Organization, id: str) -> ApiKey:
-    """Raises NotFound."""
+    """Return the key. Raises NotFound."""
     key = list_keys(organization=organization).filter(pk=id).first()
     if key is None:
         raise NotFound("No such API key.")
@@ -137,7 +138,7 @@ def get_key(*, organization: Organization, id: str) -> ApiKey:
 
 
 def find_actor(*, organization: Any, actor: str) -> Membership | None:
-    """Return the member an actor id stands for, the maker of a key that still holds; None where there is none now."""
+    """Return the member behind an actor id, or the maker of an unrevoked key; return None if there is none now."""
     people = [actor]
     if not actor.startswith("user_"):
         keys = ApiKey.objects.for_organization(organization).filter(pk=actor, revoked_at=None)
@@ -146,7 +147,7 @@ def find_actor(*, organization: Any, actor: str) -> Membership | None:
 
 
 def name_of_actor(*, organization: Organization, actor: str) -> str:
-    """Return who an actor id of the organization's own rows stands for, in words for a page."""
+    """Return the display name for an actor id from the organization's own rows."""
     if actor.startswith("user_"):
         user = User.objects.filter(pk=actor).first()
         return str(user) if user else "a former member"
@@ -157,7 +158,7 @@ def name_of_actor(*, organization: Organization, actor: str) -> str:
 
 
 def names_of_actors(*, organization: Organization | None, actors: set[str]) -> dict[str, str]:
-    """Return who each actor id stands for, in words for a page; an organization reads no operator's name."""
+    """Return the display name for each actor id. An organization does not see operators' names."""
     users = User.objects.filter(pk__in=[actor for actor in actors if actor.startswith("user_")])
     mine = set(Membership.objects.filter(organization=organization, user__in=users).values_list("user_id", flat=True))
     names = {

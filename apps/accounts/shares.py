@@ -1,7 +1,7 @@
-"""Whom queues and limits count: an organization that paid by itself, the others together with all of their founder.
+"""The share holders that queues and limits count by.
 
-Anybody makes several organizations. One that never paid, and whose limits no operator has set, has no share of its own:
-it has one with the others that its founder made.
+Anyone can create several organizations. An organization that never paid, and whose limits no operator has set,
+therefore has no share of its own: it shares one with its founder's other such organizations.
 """
 
 from collections.abc import Collection, Iterator
@@ -23,7 +23,7 @@ def list_sharing(*, organizations: Collection[str]) -> dict[str, str]:
 
 
 def get_share_holder(*, organization: Any) -> str:
-    """Return whom fair shares and limits count for an organization; its own id where it is not visible."""
+    """Return the share holder of an organization; return its own id if it is not visible."""
     organization_id = getattr(organization, "pk", organization)
     found = Organization.objects.filter(pk=organization_id).annotate(holder=Organization.share_holder_by())
     return found.values_list("holder", flat=True).first() or organization_id
@@ -31,9 +31,9 @@ def get_share_holder(*, organization: Any) -> str:
 
 @contextmanager
 def share_of(organization: Any) -> Iterator[list[str]]:
-    """Run with a view of all organizations that share with this one; yields their ids, its own among them.
+    """Make all organizations that share with this one visible; yield their ids, including its own.
 
-    What is read there of others is added up and never shown.
+    Data read from the others may only be summed, never shown.
     """
     organization_id = getattr(organization, "pk", organization)
     if get_share_holder(organization=organization_id) == organization_id:
@@ -44,8 +44,8 @@ def share_of(organization: Any) -> Iterator[list[str]]:
 
 
 def give_own_share(*, organization: Any) -> None:
-    """Count the organization by itself from now on."""
+    """Count the organization separately from now on."""
     organization_id = getattr(organization, "pk", organization)
     sharing = Organization.objects.filter(pk=organization_id, has_own_share=False)
-    if sharing.exists():  # not each role that comes here may write it, and none has to
+    if sharing.exists():  # some database roles that get here may not write it, and never need to
         sharing.update(has_own_share=True)

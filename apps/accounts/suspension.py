@@ -1,7 +1,7 @@
-"""Suspending an organization: an operator closes it, with a reason, and opens it again.
+"""Suspending an organization: an operator closes it, with a reason, and later opens it again.
 
-Its pages, keys and invitations are refused from then on, its queued runs wait and its running jobs pause with a
-checkpoint. Nothing of it is deleted.
+From then on its pages, keys and invitations are refused, its queued runs wait, and its running jobs pause with a
+checkpoint. No data is deleted.
 """
 
 import datetime
@@ -18,7 +18,7 @@ REASON_LENGTH = 500
 
 @transaction.atomic
 def suspend_organization(*, organization: Organization, by: str, reason: str, now: datetime.datetime) -> None:
-    """Close an organization. Raises InvalidState when it is closed already, InvalidValue without a reason."""
+    """Close an organization. Raises InvalidState if it is already closed, InvalidValue without a reason."""
     reason = _cleaned(reason)
     rows = Organization.objects.filter(pk=organization.pk, suspended_at=None)
     if not rows.update(suspended_at=now):
@@ -33,7 +33,10 @@ def suspend_organization(*, organization: Organization, by: str, reason: str, no
 
 @transaction.atomic
 def reinstate_organization(*, organization: Organization, by: str, reason: str) -> None:
-    """Open an organization again. Paused jobs stay paused until a member resumes them. Raises as above."""
+    """Open an organization again. Paused jobs stay paused until a member resumes them.
+
+    Raises InvalidState if it is not closed, InvalidValue without a reason.
+    """
     reason = _cleaned(reason)
     if not Organization.objects.filter(pk=organization.pk, suspended_at__isnull=False).update(suspended_at=None):
         raise InvalidState(f"{organization.name} is not suspended.")

@@ -1,4 +1,4 @@
-"""Celery's way into the domain: each task makes one call."""
+"""Celery tasks of the accounts; each makes one call."""
 
 from typing import Any
 

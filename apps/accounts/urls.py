@@ -1,4 +1,4 @@
-"""The pages of allauth that we show. Its own list has more, each a form to guard and to style."""
+"""The allauth pages that we use. allauth's own list has more, and each would need guarding and styling."""
 
 from allauth.account import views
 from allauth.mfa.base import views as mfa
@@ -8,7 +8,7 @@ from allauth.mfa.webauthn import views as webauthn
 from django.urls import path, re_path, reverse_lazy
 from django.views.decorators.http import require_http_methods, require_safe
 
-# allauth takes a PUT for a POST, and some of its pages answer a POST that means nothing.
+# allauth treats a PUT as a POST, and some of its pages answer a POST that has no meaning.
 form = require_http_methods(["GET", "HEAD", "POST"])
 page = require_safe
 
@@ -29,7 +29,7 @@ urlpatterns = [
         page(views.password_reset_from_key_done),
         name="account_reset_password_from_key_done",
     ),
-    # Our user ids contain an underscore, which allauth's own pattern does not match.
+    # Our user ids contain an underscore, which allauth's pattern does not match.
     re_path(
         r"^password/reset/key/(?P<uidb36>\w+)-(?P<key>.+)/$",
         form(views.password_reset_from_key),

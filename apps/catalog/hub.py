@@ -1,4 +1,4 @@
-"""A base model of a hub, at one commit: its text files in a folder, its weights by their hashes alone.
+"""A base model on a hub, at one commit: its text files in a folder, and the hashes of its weights.
 
 Workers download the weights themselves and check each file against these hashes.
 """
@@ -19,7 +19,7 @@ _TEXT_LIMIT_BYTES = 64 * 1024**2  # the largest tokenizer.json seen is 33 MB (Ge
 
 
 class HubUnavailable(DomainError):
-    """The hub does not answer; trying again later may help."""
+    """The hub does not answer. A later attempt may succeed."""
 
     code = "hub_unavailable"
     status = Status.UNAVAILABLE
@@ -28,9 +28,9 @@ class HubUnavailable(DomainError):
 
 
 def download_text_files(*, repo: str, revision: str, token: str | None, into: Path) -> dict[str, str]:
-    """Put configuration, tokenizer and template into `into`; return the SHA-256 of each file of weights.
+    """Download configuration, tokenizer and template into `into`; return the SHA-256 of each weights file.
 
-    Raises ModelRefused where the repository is closed to the token or not safetensors, HubUnavailable.
+    Raises ModelRefused if the token does not open the repository or it is not safetensors, HubUnavailable.
     """
     try:
         info = HfApi(endpoint=settings.HUB_URL, token=token or False).model_info(
@@ -61,7 +61,7 @@ def download_text_files(*, repo: str, revision: str, token: str | None, into: Pa
 
 
 def _files_of(info: ModelInfo) -> tuple[list[str], dict[str, str]]:
-    """Return the text files to read and the weights' hashes; whatever else lies in the repository is never fetched."""
+    """Return the text files to download and the weights' hashes. Other files of the repository are never fetched."""
     texts, weights = [], {}
     for file in info.siblings or ():
         if file.rfilename in TEXT_FILES:

@@ -1,6 +1,7 @@
-"""Licences of base models that an organization must accept before it trains on them, and who did.
+"""Licences of base models that an organization must accept before training, and their acceptances.
 
-Permissive licences ask nothing of their users; community licences and terms of use bind whoever trains and serves.
+Permissive licences need no acceptance. Community licences and terms of use bind everyone who trains or serves the
+model.
 """
 
 import datetime
@@ -12,26 +13,26 @@ from apps.core.errors import DomainError, InvalidValue
 
 
 class LicenceNotAccepted(DomainError):
-    """The model's licence binds the organization that uses it, and nobody accepted it for this one."""
+    """The model's licence binds its users, and no member has accepted it for this organization."""
 
     code = "licence_not_accepted"
 
 
 def find_acceptance(*, organization: Any, base_model: BaseModel) -> LicenceAcceptance | None:
-    """Return who accepted the licence as it is stated now; one that changed must be accepted anew."""
+    """Return the acceptance of the licence as currently named; a changed licence must be accepted again."""
     accepted = LicenceAcceptance.objects.for_organization(organization)
     return accepted.filter(base_model=base_model, licence=base_model.licence).first()
 
 
 def is_licence_missing(*, organization: Any, base_model: BaseModel) -> bool:
-    """Return whether somebody of the organization must accept the licence before a job starts."""
+    """Return whether a member of the organization must accept the licence before a job starts."""
     if not base_model.demands_acceptance:
         return False
     return find_acceptance(organization=organization, base_model=base_model) is None
 
 
 def require_licence(*, organization: Any, base_model: BaseModel) -> None:
-    """Raise LicenceNotAccepted where the licence must be accepted and was not."""
+    """Raise LicenceNotAccepted if the licence must be accepted and was not."""
     if is_licence_missing(organization=organization, base_model=base_model):
         raise LicenceNotAccepted(
             f"{base_model.display_name} is under {base_model.licence!r}, which your organization has not accepted. "
@@ -44,9 +45,9 @@ def require_licence(*, organization: Any, base_model: BaseModel) -> None:
 def accept_licence(
     *, organization: Any, base_model: BaseModel, licence: str, by: str, now: datetime.datetime
 ) -> LicenceAcceptance:
-    """Accept for the organization; `licence` repeats its name, so that what is accepted is what was read.
+    """Accept the licence for the organization. `licence` repeats its name, as proof of which licence was read.
 
-    Accepting again changes nothing. Raises InvalidValue where another licence is named or none is to be accepted.
+    Accepting again changes nothing. Raises InvalidValue if another licence is named or none needs acceptance.
     """
     if not base_model.demands_acceptance:
         raise InvalidValue(f"{base_model.display_name} has no licence that must be accepted.", param="model")

@@ -1,4 +1,4 @@
-"""Reading a base model's folder: only safetensors and text files of a known family, nothing that could run code."""
+"""Functions that read a base model's folder: only safetensors and text files of a known family, never code."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from apps.core.errors import InvalidValue
 from apps.estimates.models.architectures import Architecture, from_config, parameter_count
 from apps.estimates.models.families import ArchitectureError
 
-# What trainer and engine are both known to run without code from the repository.
+# The model types that both trainer and engine run without code from the repository.
 MODEL_TYPES = frozenset(
     {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "phi3", "olmo2", "gpt_oss"}
 )
@@ -35,19 +35,19 @@ TEXT_FILES = frozenset(
     }
 )
 _REQUIRED = ("config.json", "tokenizer.json", "tokenizer_config.json")
-# Python and pickle in all their disguises; their mere presence beside the weights is refused.
+# Files of Python code, or of formats that can carry pickled code. Their mere presence beside the weights is refused.
 _CODE_SUFFIXES = frozenset({".py", ".pyc", ".so", ".pkl", ".pickle", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"})
 _HEADER_LIMIT_BYTES = 100_000_000
 
 
 class ModelRefused(InvalidValue):
-    """A base model that cannot be used safely, and why."""
+    """A base model that cannot be used safely, with the reason."""
 
     code = "base_model_refused"
 
 
 class ModelFolder(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the catalogue keeps of an installed model; `path` is "" where workers fetch it from the hub."""
+    """The data of an installed model that the catalogue stores. `path` is "" if workers fetch it from the hub."""
 
     path: str
     config: dict[str, Any]
@@ -59,7 +59,7 @@ class ModelFolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_model_folder(path: Path, *, roots: Sequence[Path]) -> ModelFolder:
-    """Read and check a local model. Raises ModelRefused naming what is wrong and what would be right."""
+    """Read and check a local model. Raises ModelRefused with the fault and its fix."""
     folder = _inside(path, roots)
     files = _list_files(folder, roots)
     config = _read_config(folder)
@@ -77,7 +77,7 @@ def read_model_folder(path: Path, *, roots: Sequence[Path]) -> ModelFolder:
 
 
 def read_hub_folder(folder: Path, *, weights_sha256: Mapping[str, str]) -> ModelFolder:
-    """Read and check the text files of a hub's model; its weights are known by their hashes. Raises ModelRefused."""
+    """Read and check the text files of a hub's model. Only the hashes of its weights are known. Raises ModelRefused."""
     texts = sorted(file for file in folder.iterdir() if file.name in TEXT_FILES)
     _require_files({file.name for file in texts} | weights_sha256.keys(), param="repo")
     config = _read_config(folder)
@@ -154,7 +154,7 @@ def _read_renderer(folder: Path) -> ChatRenderer:
 
 
 def _count_parameters(file: Path) -> int:
-    """Sum the elements of all tensors, read from the header alone (https://github.com/huggingface/safetensors)."""
+    """Return the number of elements of all tensors, from the header (https://github.com/huggingface/safetensors)."""
     return sum(math.prod(tensor["shape"]) for name, tensor in _read_header(file) if name != "__metadata__")
 
 

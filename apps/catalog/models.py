@@ -1,4 +1,4 @@
-"""What can be trained, on what, and for how much."""
+"""Base models, their licences, GPU types and prices."""
 
 import re
 
@@ -12,14 +12,14 @@ from apps.core.database.policies import OWN_ORGANIZATION
 from apps.core.database.tenancy import OrganizationModel
 from apps.core.ids import IdField
 
-# What asks nothing of those who use the weights. A row that names two licences is read as the stricter one.
+# Licences without conditions on the use of the weights. A row with two licences is read as the stricter one.
 _PERMISSIVE = re.compile(r"(?:apache|mit|bsd|isc|cc0)\b(?!.*(?:except|also applies|\band\b))", re.IGNORECASE)
 
-_MEDIA_CONFIGS = {"image": "vision_config", "audio": "audio_config"}  # where a config.json describes the encoder
+_MEDIA_CONFIGS = {"image": "vision_config", "audio": "audio_config"}  # the key of the encoder's config in config.json
 
 
 class BaseModel(models.Model):
-    """A model customers fine-tune: a hub repository at one commit, or a path on the workers."""
+    """A model that customers fine-tune: a hub repository at one commit, or a path on the workers."""
 
     id = IdField(prefix="bm")
     name = models.SlugField(max_length=80, unique=True, help_text="What customers put in `model`.")
@@ -58,12 +58,12 @@ class BaseModel(models.Model):
 
     @property
     def served_name(self) -> str:
-        """The engine's name for it; customers never see or send it."""
+        """The engine's name for the model; customers never see or send it."""
         return f"b-{self.pk.removeprefix('bm_')}"
 
     @property
     def media(self) -> tuple[str, ...]:
-        """What it takes beside text, as its config says: "image", "audio"."""
+        """The inputs beside text that its config declares: "image", "audio"."""
         return tuple(kind for kind, key in _MEDIA_CONFIGS.items() if self.config.get(key))
 
     @property
@@ -73,12 +73,12 @@ class BaseModel(models.Model):
 
     @property
     def licence_url(self) -> str:
-        """Where the licence can be read."""
+        """The address where the licence can be read."""
         return f"https://huggingface.co/{self.repo}" if self.repo else self.source_url
 
 
 class HubToken(models.Model):
-    """What opens the repository of a gated model. A table of its own: web and gateway read the model and not this."""
+    """The token of a gated model's repository. In a separate table, because web and gateway may read only the model."""
 
     base_model = models.OneToOneField(BaseModel, on_delete=models.CASCADE, primary_key=True, related_name="hub_token")
     token_sealed = models.BinaryField()
@@ -88,7 +88,7 @@ class HubToken(models.Model):
 
 
 class LicenceAcceptance(OrganizationModel):
-    """An organization's yes to the licence of a base model, as it was named then."""
+    """An organization's acceptance of a base model's licence, as it was named then."""
 
     id = IdField(prefix="lic")
     base_model = models.ForeignKey(BaseModel, on_delete=models.PROTECT, related_name="+")
@@ -108,7 +108,7 @@ class LicenceAcceptance(OrganizationModel):
 
 
 class GpuType(models.Model):
-    """A GPU with its datasheet figures and where they were read."""
+    """A GPU with its datasheet figures and their source."""
 
     key = models.SlugField(max_length=40, primary_key=True)
     name = models.CharField(max_length=80)
@@ -138,8 +138,10 @@ _NO_OVERLAP = """
 
 
 class PriceRule(models.Model):
-    """What one SKU costs from one moment to the next, everybody or one customer. Never edited: a new price closes the
-    old rule, and every charge keeps the rule it was made under."""
+    """The price of one SKU from one moment to the next, for all customers or one.
+
+    Rules are never edited: a new price closes the old rule, and every charge keeps its rule.
+    """
 
     id = IdField(prefix="price")
     sku = models.CharField(

@@ -1,4 +1,4 @@
-"""Changing the catalogue: base models in and out, prices from one moment to the next."""
+"""Operations that change the catalogue: adding and retiring base models, and setting prices."""
 
 import datetime
 import itertools
@@ -30,11 +30,11 @@ _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SKU = re.compile(r"training:[a-z0-9-]+|(?:inference:(?:input|output)|warm):[a-z0-9.-]+|storage:bytes")
 _DEMO = Path(__file__).resolve().parents[2] / "demo"
-UNKNOWN_CONTEXT_TOKENS = 4096  # where no source gives a model's context: what every listed family can do
+UNKNOWN_CONTEXT_TOKENS = 4096  # for a model whose context no source gives: every listed family supports this
 
 
 def base_model_roots() -> tuple[Path, ...]:
-    """Return the folders a local base model may lie in: the configured ones and the demo's own."""
+    """Return the folders that may hold a local base model: the configured ones and the demo's own."""
     return (*settings.BASE_MODEL_ROOTS, _DEMO)
 
 
@@ -54,11 +54,11 @@ def add_base_model(
     source_url: str = "",
     default_recipe: dict[str, Any] | None = None,
 ) -> BaseModel:
-    """Add a model from a local folder, ready to train, or a hub repository at one commit, listed but not installed.
+    """Add a model: from a local folder, ready to train, or a hub repository at one commit, listed but not installed.
 
-    A repository needs its `config` (config.json), to be quoted before `install_from_hub`, which is asked for here, has
-    read its files. Adding a folder under the name of a model that is listed but not installed installs it. Raises
-    ModelRefused, InvalidValue.
+    A repository needs its `config` (config.json), so that it can be quoted before `install_from_hub` has read its
+    files; this function requests that installation. Adding a folder under the name of a model that is only listed
+    installs it. Raises ModelRefused, InvalidValue.
     """
     if (path is None) == (not repo):
         raise InvalidValue("Give either a local path or a hub repository.", param="path")
@@ -95,7 +95,10 @@ def _row_for(name: str, display_name: str) -> BaseModel:
 
 @transaction.atomic
 def request_install(*, base_model: BaseModel, by: str, now: datetime.datetime) -> None:
-    """Ask for the files of a listed model from the hub, at its commit. Raises InvalidState where that cannot be."""
+    """Request the files of a listed model from the hub, at its commit.
+
+    Raises InvalidState if the model is installed or retired, or names no repository and commit.
+    """
     if base_model.is_installed or base_model.retired_at:
         raise InvalidState(f"{base_model.name} is installed or retired already.", param="model")
     if not (base_model.repo and base_model.revision):
@@ -108,7 +111,7 @@ def request_install(*, base_model: BaseModel, by: str, now: datetime.datetime) -
 
 
 def install_from_hub(*, base_model: BaseModel) -> None:
-    """Read the model's text files from the hub and take it into service; a refusal is kept on its row."""
+    """Read the model's text files from the hub and install it; a refusal is stored on its row."""
     if base_model.is_installed or base_model.retired_at:
         return
     with tempfile.TemporaryDirectory(prefix="anneal-hub-") as place:
@@ -144,7 +147,7 @@ def _keep_installed(base_model_id: str, read: ModelFolder, folder: Path) -> None
 def _fill_from_folder(
     row: BaseModel, read: ModelFolder, default_recipe: dict[str, Any], *, folder: Path | None = None
 ) -> None:
-    """Take over what was read; `folder` holds the tokenizer where the model itself has no path here."""
+    """Copy the data of the folder that was read. `folder` holds the tokenizer if the model itself has no path here."""
     row.path, row.config, row.is_installed = read.path, read.config, True
     row.parameter_count = read.parameter_count
     row.context_length = read.architecture.max_position_embeddings or UNKNOWN_CONTEXT_TOKENS
@@ -171,7 +174,7 @@ def _fill_from_repository(row: BaseModel, *, repo: str, revision: str, config: d
 
 
 def keep_hub_token(*, base_model: BaseModel, hub_token: str) -> None:
-    """Seal what opens the model's repository in place of what did before; "" where nothing has to."""
+    """Seal the token of the model's repository, replacing the previous one; "" deletes it."""
     HubToken.objects.filter(base_model=base_model).delete()
     if hub_token:
         sealed = seal(hub_token, place=hub_token_place(base_model))
@@ -180,9 +183,9 @@ def keep_hub_token(*, base_model: BaseModel, hub_token: str) -> None:
 
 @transaction.atomic
 def reinstall_base_model(*, base_model: BaseModel, by: str) -> bool:
-    """Take over the files of an installed model's folder where they have changed; return whether they had.
+    """Reload the files of an installed model's folder if they have changed; return whether they had.
 
-    For models still being made, such as the demo's: adapters trained on the old files no longer fit.
+    For models still in development, such as the demo's: adapters trained on the old files no longer fit.
     """
     folder = read_model_folder(Path(base_model.path), roots=base_model_roots())
     if folder.files_sha256 == base_model.files_sha256:
@@ -195,7 +198,7 @@ def reinstall_base_model(*, base_model: BaseModel, by: str) -> bool:
 
 @transaction.atomic
 def retire_base_model(*, base_model: BaseModel, by: str, now: datetime.datetime) -> None:
-    """Offer the model no longer; what was trained on it stays. Raises InvalidState when it was retired already."""
+    """Stop offering the model; what was trained on it stays. Raises InvalidState if it is already retired."""
     if not BaseModel.objects.filter(pk=base_model.pk, retired_at=None).update(retired_at=now):
         raise InvalidState(f"{base_model.name} was retired already.", param="model")
     base_model.refresh_from_db()
@@ -215,9 +218,9 @@ def set_price(
     tiers: Sequence[Tier] = (),
     effective_from: datetime.datetime | None = None,
 ) -> PriceRule:
-    """Set what `per` units of a SKU cost from now on, or from `effective_from`: for all, or for one organization.
+    """Set the price of `per` units of a SKU, from now or `effective_from`, for all customers or one organization.
 
-    The rule before it closes and stays; one that begins later stays too, and ends this one. Raises InvalidValue.
+    The previous rule is closed and kept. A rule that begins later is kept too, and ends this one. Raises InvalidValue.
     """
     _check_price(sku=sku, unit=unit, price_nano=price_nano, per=per, tiers=tiers)
     begin = effective_from or now

@@ -1,4 +1,4 @@
-"""What a quantity costs under a rule, with its volume tiers. Pure."""
+"""The cost of a quantity under a rule, with its volume tiers. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 from apps.core.money import rated
 
 STORAGE_SKU = "storage:bytes"
-# A gigabyte is 1e9 bytes and a month 730 hours, whatever the month: so that a gigabyte costs the same every day.
+# A gigabyte is 1e9 bytes and a month is always 730 hours, so that a gigabyte costs the same every day.
 GB_MONTH_BYTE_HOURS = 730 * 10**9
 HOUR_MS = 3_600_000
 MILLION = 1_000_000
@@ -17,14 +17,14 @@ _PER = {"gpu_ms": HOUR_MS, "tokens": MILLION, "warm_ms": HOUR_MS, "byte_hours": 
 
 @dataclass(frozen=True)
 class Tier:
-    """From so many units of a calendar month on, the rule's `per` units cost `price_nano`."""
+    """From `from_units` of a calendar month on, the rule's `per` units cost `price_nano`."""
 
     from_units: int
     price_nano: int
 
 
 def unit_of(sku: str) -> str:
-    """Return what a SKU is counted in: gpu_ms, tokens, warm_ms or byte_hours."""
+    """Return the unit of a SKU: gpu_ms, tokens, warm_ms or byte_hours."""
     return _UNITS[sku.partition(":")[0]]
 
 
@@ -50,7 +50,7 @@ def tiers_of(rule: Any) -> list[Tier]:
 
 
 def tiered_nano(*, quantity: int, price_nano: int, per: int, tiers: Sequence[Tier]) -> int:
-    """Return what a calendar month's `quantity` costs, each band of it at its own price, rounded once, half up."""
+    """Return the cost of a calendar month's `quantity`: each tier at its own price, rounded once, half up."""
     steps = [Tier(0, price_nano), *tiers]
     ends = [*(tier.from_units for tier in steps[1:]), max(quantity, steps[-1].from_units)]
     times_per = sum(

@@ -1,4 +1,4 @@
-"""What can be trained and what it costs."""
+"""Queries for base models and prices."""
 
 import datetime
 from functools import lru_cache
@@ -16,13 +16,13 @@ TOKENIZER_LIMIT_BYTES = 64 * 1024 * 1024
 
 
 class UnknownModel(NotFound):
-    """No base model of this name can be used."""
+    """No usable base model has this name."""
 
     code = "model_not_found"
 
 
 class ModelNotInstalled(InvalidState):
-    """The model is listed for quotes, but its tokenizer, template or weights are not at hand."""
+    """The model is listed for quotes, but its tokenizer, template or weights are not available here."""
 
     code = "model_not_installed"
 
@@ -36,7 +36,7 @@ def list_base_models(*, only_installed: bool = False) -> QuerySet[BaseModel]:
 
 
 def get_base_model(*, name: str) -> BaseModel:
-    """Return a model on offer by the name customers put in `model`. Raises UnknownModel."""
+    """Return a model on offer by the name customers send in `model`. Raises UnknownModel."""
     found = BaseModel.objects.filter(name=name, retired_at=None).first()
     if found is None:
         raise UnknownModel(
@@ -50,7 +50,7 @@ def list_gpu_types() -> QuerySet[GpuType]:
 
 
 def active_price(*, sku: str, organization: Any = None, now: datetime.datetime | None = None) -> PriceRule | None:
-    """Return what a SKU costs at this moment: the organization's own price, else everybody's; None without one."""
+    """Return the price of a SKU now: the organization's own, else the general one; return None if there is none."""
     rules = _in_force(now).filter(Q(organization=None) | Q(organization_id=_key(organization)), sku=sku)
     return rules.order_by(F("organization").asc(nulls_last=True)).first()
 
@@ -58,19 +58,19 @@ def active_price(*, sku: str, organization: Any = None, now: datetime.datetime |
 def list_active_prices(
     *, prefix: str, organization: Any = None, now: datetime.datetime | None = None
 ) -> list[PriceRule]:
-    """Return what the SKUs that begin so cost the organization at this moment, each once."""
+    """Return the organization's current price of each SKU that begins with `prefix`."""
     rules = _in_force(now).filter(Q(organization=None) | Q(organization_id=_key(organization)), sku__startswith=prefix)
     own_last = rules.order_by("sku", F("organization").asc(nulls_first=True))
     return list({rule.sku: rule for rule in own_last}.values())
 
 
 def list_all_active_prices(*, prefix: str) -> QuerySet[PriceRule]:
-    """Return the prices in force, those of single organizations too."""
+    """Return all prices in force, including those of single organizations."""
     return _in_force(None).filter(sku__startswith=prefix)
 
 
 def list_prices(*, sku: str | None = None) -> QuerySet[PriceRule]:
-    """Return price rules, the newest of each SKU first; past and coming ones and single customers' included."""
+    """Return all price rules, past, present and future, newest first for each SKU and organization."""
     rules = PriceRule.objects.all() if sku is None else PriceRule.objects.filter(sku=sku)
     return rules.select_related("organization").order_by("sku", "organization", "-effective_from")
 
@@ -85,7 +85,7 @@ def _key(organization: Any) -> Any:
 
 
 def inference_sku(base_model: BaseModel, *, direction: str) -> str:
-    """Return the SKU of a model's `input` or `output` tokens; adapters are priced as their base."""
+    """Return the SKU of a model's `input` or `output` tokens; adapters have the price of their base model."""
     return f"inference:{direction}:{base_model.name}"
 
 
@@ -99,13 +99,13 @@ def hub_token_place(base_model: BaseModel) -> bytes:
 
 
 def open_hub_token(*, base_model: BaseModel) -> str | None:
-    """Return the token that opens a gated repository, or None. Raises SealBroken. Never log or show it."""
+    """Return the token of a gated repository, or None. Raises SealBroken. Never log or show it."""
     found = HubToken.objects.filter(base_model=base_model).first()
     return unseal(bytes(found.token_sealed), place=hub_token_place(base_model)) if found else None
 
 
 def chat_renderer(*, base_model: BaseModel) -> ChatRenderer:
-    """Return the model's renderer, kept in this process. Raises ModelNotInstalled."""
+    """Return the model's renderer, cached in this process. Raises ModelNotInstalled."""
     if not base_model.chat_template or not base_model.tokenizer_key:
         raise ModelNotInstalled(
             f"{base_model.display_name} is not installed here, so its tokens cannot be counted. Choose another model.",
@@ -117,6 +117,6 @@ def chat_renderer(*, base_model: BaseModel) -> ChatRenderer:
 
 @lru_cache(maxsize=8)
 def _renderer(chat_template: str, tokenizer_key: str, special_tokens: tuple[tuple[str, Any], ...]) -> ChatRenderer:
-    # The key names the tokenizer's own hash, so an entry never goes stale.
+    # The key names the tokenizer's hash, so an entry never goes stale.
     tokenizer = read_object(tokenizer_key, limit_bytes=TOKENIZER_LIMIT_BYTES)
     return ChatRenderer(chat_template, tokenizer, **dict(special_tokens))

@@ -1,4 +1,4 @@
-"""First content of the catalogue, from apps/catalog/data and the demo folder. Rows that exist are left alone."""
+"""The first content of the catalogue, from apps/catalog/data and the demo folder. Existing rows are not changed."""
 
 import datetime
 import json
@@ -19,14 +19,14 @@ from apps.estimates.physics import gpus
 DATA = Path(__file__).resolve().parent / "data"
 DEMO = Path(__file__).resolve().parents[2] / "demo"
 DEMO_MODEL = "anneal-demo"
-# What a new installation charges until its operator sets prices: enough to see money move, little enough for a demo.
+# The prices of a new installation until its operator sets them: enough to see money move, little enough for a demo.
 _MILLION_INPUT_TOKENS_NANO = 10 * NANO_PER_CENT
 _MILLION_OUTPUT_TOKENS_NANO = 20 * NANO_PER_CENT
 _URL = re.compile(r"https?://\S+")
 
 
 class Seeded(msgspec.Struct, frozen=True, kw_only=True):
-    """How many rows were new."""
+    """The number of new rows."""
 
     gpu_types: int
     base_models: int
@@ -36,7 +36,7 @@ class Seeded(msgspec.Struct, frozen=True, kw_only=True):
 
 @transaction.atomic
 def seed_catalog(*, by: str, now: datetime.datetime) -> Seeded:
-    """Add the GPU types, base models and first prices that are missing; install the demo's model where it is there."""
+    """Add missing GPU types, base models and first prices; install or update the demo's model if its files exist."""
     return Seeded(
         gpu_types=_seed_gpu_types(),
         base_models=_seed_base_models(),
@@ -71,7 +71,7 @@ def _seed_base_models() -> int:
 
 
 def _rename_licences(named: dict[str, str]) -> None:
-    """Give the rows of an older seed, as far as no operator has taken them up, today's name of their licence."""
+    """Update the licence names of rows from an older seed that no operator has changed or installed."""
     untouched = BaseModel.objects.filter(
         name__in=named, added_by="system", is_installed=False, install_requested_at=None
     )

@@ -1,4 +1,4 @@
-"""The web process: dashboard and public API, with inference passed through to the gateway."""
+"""The web process: dashboard and public API; it passes inference through to the gateway."""
 
 import os
 from typing import Any, cast

@@ -14,7 +14,7 @@ from apps.core.http.turns import TakeTurns  # noqa: E402
 from apps.core.objects.views import OBJECT_LIMIT  # noqa: E402
 
 guard_roles()
-# They share one interpreter and twelve connections to the database.
+# Requests share one interpreter and twelve database connections.
 application = TakeTurns(
     LimitBodies(cast(Application, DjangoApplication()), [OBJECT_LIMIT]),
     places=4, most_of_one=1, most_waiting=16, wait_seconds=10.0,

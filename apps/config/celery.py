@@ -1,4 +1,4 @@
-"""The control plane's Celery: short idempotent tasks; long work is a row, and its message only a doorbell."""
+"""The control plane's Celery app, for short idempotent tasks. Long work is a row; its message is only a doorbell."""
 
 import logging
 
@@ -9,10 +9,10 @@ from kombu.pools import producers
 
 from apps.config.schedule import SCHEDULE
 
-CONTROL = "control"  # the default queue, and the lane of the outbox that is delivered there
+CONTROL = "control"  # the default queue, and the outbox lane delivered there
 logger = logging.getLogger(__name__)
 
-# A request waits for this publish and must not for long: the periodic sweep delivers whatever it lost.
+# A request waits for this publish, so it must be short. The periodic sweep delivers what it lost.
 _WAKE_OPTIONS = {"max_retries": 0, "socket_connect_timeout": 1, "socket_timeout": 1}
 _WAKE_SECONDS = 1
 
@@ -25,7 +25,7 @@ app.config_from_object(
         "task_serializer": "json",
         "accept_content": ["json"],
         "task_default_queue": CONTROL,
-        # `core.carry_out` names its queue itself: each lane of the outbox is one.
+        # `core.carry_out` sets its queue itself: the lane of the outbox.
         "task_routes": {"datasets.sweep_orphans": {"queue": "data"}, "payments.*": {"queue": "payments"}},
         "task_acks_late": True,
         "task_reject_on_worker_lost": True,
@@ -43,7 +43,7 @@ app.autodiscover_tasks([f"apps.{name}" for name in _WITH_TASKS])
 
 
 def wake_outbox(lane: str) -> None:
-    """Ask for a delivery of a lane of the outbox now; when the broker is away, the periodic sweep delivers."""
+    """Request a delivery of an outbox lane now. If the broker is down, the periodic sweep delivers instead."""
     name, options = "core.deliver_outbox", {}
     if lane != CONTROL:
         name, options = "core.carry_out", {"queue": lane, "kwargs": {"lane": lane}}

@@ -1,4 +1,4 @@
-"""The only reader of the process environment: one frozen Env, loud about what is missing or malformed."""
+"""The only reader of the process environment: one frozen Env. Missing or malformed variables raise."""
 
 import os
 from collections.abc import Mapping
@@ -12,16 +12,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class MissingVariable(Exception):
-    """A variable without which the process must not start; the message says how to set it."""
+    """A required variable is missing. The message says how to set it."""
 
 
 class MalformedVariable(Exception):
-    """A variable whose value cannot be read; the message says what it takes."""
+    """A variable's value cannot be read. The message names the accepted values."""
 
 
 @dataclass(frozen=True)
 class Env:
-    """Where this process finds its services. See the configuration table in README.md."""
+    """The addresses and settings of this process. See the configuration table in README.md."""
 
     home: Path
     debug: bool
@@ -115,7 +115,7 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 def _switch(environ: Mapping[str, str], name: str, *, default: bool) -> bool:
-    """Read `on` or `off`. Raises MalformedVariable for anything else: a typing error must not switch security off."""
+    """Read `on` or `off`. Raises MalformedVariable for other values: a typing error must not switch security off."""
     match environ.get(name, ""):
         case "":
             return default

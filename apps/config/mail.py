@@ -1,4 +1,4 @@
-"""How mail leaves, read from one URL."""
+"""Django's mail settings, read from one URL."""
 
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
@@ -22,13 +22,13 @@ class Mail:
     password: str = ""
     use_tls: bool = False
     use_ssl: bool = False
-    folder: str = ""  # where messages are written instead of sent
+    folder: str = ""  # the folder that messages are written to instead of being sent
 
 
 def read_mail_url(url: str) -> Mail:
     """Read `console://`, `file:///folder`, `smtp://user:password@host:587` or `smtps://…`. Raises UnknownMailScheme.
 
-    A password, and mail on the submission port, never go in clear: STARTTLS is asked for (RFC 8314 §3.3).
+    A password, and mail on the submission port, are never sent in clear: STARTTLS is required (RFC 8314 §3.3).
     """
     parts = urlsplit(url)
     if parts.scheme == "console":

@@ -1,6 +1,6 @@
-"""Mail written to files, for an installation without a mail server. Only the owner of the files may read them.
+"""A mail backend that writes files, for an installation without a mail server.
 
-Links that reset passwords are in these messages.
+Only the owner of the files may read them, because messages contain links that reset passwords.
 """
 
 import os
@@ -16,7 +16,7 @@ class EmailBackend(filebased.EmailBackend):
         super().__init__(*args, **kwargs)
 
     def open(self) -> bool:
-        """Open a file of mode 0600 for the messages of this connection, unless one is open; tell whether it was."""
+        """Open a file of mode 0600 for this connection's messages, unless one is open; return whether it was opened."""
         if self.stream is not None:
             return False
         path = self._get_filename()

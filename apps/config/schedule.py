@@ -1,10 +1,10 @@
-"""What happens by the clock. In code, so that a deploy changes it."""
+"""The periodic tasks. They are defined in code, so that a deploy changes them."""
 
 from typing import Any
 
 
 def _lane(name: str) -> dict[str, Any]:
-    """Ring a lane of the outbox; a bell that no worker heard before the next one rings is dropped."""
+    """Return the schedule entry that wakes an outbox lane. A message that no worker took before the next is dropped."""
     options = {"queue": name, "expires": 5}
     return {"task": "core.carry_out", "schedule": 5.0, "kwargs": {"lane": name}, "options": options}
 

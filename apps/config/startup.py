@@ -1,4 +1,4 @@
-"""What a process checks of itself before it serves anybody."""
+"""Checks that a process makes before it serves requests."""
 
 from django.db import connection
 
@@ -6,6 +6,6 @@ from apps.core.database.policies import refuse_unsafe_role
 
 
 def guard_roles() -> None:
-    """Refuse to serve under a role for which row-level security is off. Raises UnsafeDatabaseRole."""
+    """Refuse to serve under a role that bypasses row-level security. Raises UnsafeDatabaseRole."""
     refuse_unsafe_role()
     connection.close()

@@ -1,1 +1,1 @@
-"""How people sign in: allauth's pages, second factors, sessions and verified addresses."""
+"""Sign-in: allauth's pages, second factors, sessions and verified addresses."""

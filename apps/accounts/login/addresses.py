@@ -1,4 +1,4 @@
-"""E-mail addresses that people have shown to be theirs. Only for processes in which allauth is installed."""
+"""E-mail addresses that people have proven to own. Only for processes in which allauth is installed."""
 
 from allauth.account.models import EmailAddress
 
@@ -6,11 +6,11 @@ from apps.accounts.models import User
 
 
 def has_verified_address(*, user: User, email: str = "") -> bool:
-    """Tell whether a person has shown that mail to `email`, or to any address of theirs, reaches them."""
+    """Return whether a person has proven to receive mail at `email`; without `email`, at any of their addresses."""
     verified = EmailAddress.objects.filter(user_id=user.pk, verified=True)
     return (verified.filter(email__iexact=email) if email else verified).exists()
 
 
 def mark_verified(*, user: User) -> None:
-    """Take the login address of a person as verified, because an operator vouches for it or made the account."""
+    """Mark a person's login address as verified, because an operator vouches for it or made the account."""
     EmailAddress.objects.update_or_create(user=user, email=user.email, defaults={"verified": True, "primary": True})

@@ -1,4 +1,4 @@
-"""How allauth's sign-up, login and password pages behave here."""
+"""The adapter for allauth's sign-up, login and password pages."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from apps.core.messages import outbox
 
 
 class AccountAdapter(DefaultAccountAdapter):
-    """Mail goes through the outbox; addresses are kept in lower case."""
+    """Sends mail through the outbox and keeps addresses in lower case."""
 
     error_messages = DefaultAccountAdapter.error_messages | {
         "email_password_mismatch": "That email and password don't match.",
@@ -42,12 +42,12 @@ class AccountAdapter(DefaultAccountAdapter):
             record_for_person(user=user, action="person.sign_out")
 
     def authentication_failed(self, request: HttpRequest, **credentials: Any) -> None:
-        """Record the attempt; the address that was typed is kept only where it is that of an account."""
+        """Record the attempt. The typed address is kept only if it belongs to an account."""
         user = User.objects.filter(email=str(credentials.get("email", "")).strip().lower()).first()
         record_for_person(user=user, action="person.sign_in_failed", by=ANONYMOUS)
 
     def queue_password_reset(self, *, user: User | None, email: str) -> None:
-        """Queue the mail without its token, which is made when the mail is sent; without an account none is sent."""
+        """Queue the mail without its token, which is made on sending. Without an account, no mail is sent."""
         self._queue({"kind": "password_reset", "user_id": user.pk if user else "", "email": email})
 
     def send_account_already_exists_mail(self, email: str) -> None:
@@ -55,7 +55,7 @@ class AccountAdapter(DefaultAccountAdapter):
         self._queue({"kind": "account_exists", "email": email})
 
     def send_confirmation_mail(self, request: HttpRequest, emailconfirmation: Any, signup: bool) -> None:
-        """Queue the mail without its link, which is made when the mail is sent."""
+        """Queue the mail without its link, which is made on sending."""
         self._queue({"kind": "email_confirmation", "address_id": emailconfirmation.email_address.pk})
 
     def send_mail(self, template_prefix: str, email: str, context: dict[str, Any]) -> None:

@@ -1,8 +1,9 @@
-"""The text of an API key: what it looks like, and what of it is kept.
+"""The text of an API key: its format, and the parts of it that are stored.
 
-`ann_live_` (or `ann_web_` for a member's browser), 30 random base62 characters (178 bits), 6 more that are the CRC-32
-of all before them: a typing error or a truncated paste is told without a query, and secret scanners can be exact.
-178 random bits need no slow hash (OWASP ASVS 6.5.2: 112 suffice); the pepper makes a stolen table useless.
+A key is `ann_live_` (or `ann_web_` for a member's browser), 30 random base62 characters (178 bits), and 6 more: the
+CRC-32 of all before them. The CRC detects a typing error or a truncated paste without a query, and lets secret scanners
+match exactly. 178 random bits need no slow hash (OWASP ASVS 6.5.2: 112 suffice); the pepper makes a stolen table
+useless.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ LIVE_PREFIX = "ann_live_"
 WEB_PREFIX = "ann_web_"
 RANDOM_LENGTH = 30
 CHECKSUM_LENGTH = 6
-SHOWN_LENGTH = 4  # random characters kept to recognise a key by
+SHOWN_LENGTH = 4  # random characters stored so that people recognise a key
 
 _ALPHABET = string.digits + string.ascii_uppercase + string.ascii_lowercase
 
@@ -28,7 +29,7 @@ def new_secret(prefix: str) -> str:
 
 
 def is_well_formed(secret: str) -> bool:
-    """Tell whether `secret` can be a key at all, without a query."""
+    """Return whether `secret` has the format of a key, without a query."""
     prefix = next((known for known in (LIVE_PREFIX, WEB_PREFIX) if secret.startswith(known)), None)
     if prefix is None or len(secret) != len(prefix) + RANDOM_LENGTH + CHECKSUM_LENGTH or not secret.isascii():
         return False
@@ -45,11 +46,11 @@ def checksum(body: str) -> str:
 
 
 def fingerprint(secret: str) -> str:
-    """Return what is stored in place of the key: HMAC-SHA256 under the installation's pepper, in hex."""
+    """Return the value stored in place of the key: HMAC-SHA256 under the installation's pepper, in hex."""
     return hmac.new(settings.KEY_PEPPER.encode(), secret.encode(), hashlib.sha256).hexdigest()
 
 
 def shown_prefix(secret: str) -> str:
-    """Return the first characters, which may be shown."""
+    """Return the first characters of a key, which may be shown."""
     prefix = WEB_PREFIX if secret.startswith(WEB_PREFIX) else LIVE_PREFIX
     return secret[: len(prefix) + SHOWN_LENGTH]

@@ -1,4 +1,4 @@
-"""Forms of allauth's pages that ask for more than allauth does."""
+"""Forms for allauth's pages with our own fields and rules."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from apps.accounts.operations import create_organization, revoke_keys_of
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import system, tenant
 
-# Set while somebody who followed an invitation signs up: they come to join, not to found.
+# Set while a person who followed an invitation signs up: they join an organization and do not found one.
 SESSION_INVITATION = "invitation_token"
 
 
@@ -25,7 +25,7 @@ _HELP_ON_PASSWORDS = "At least 10 characters, and not one of the common ones."
 
 
 class PlainFields:
-    """Labels instead of placeholders, which vanish when one types, and one sentence on passwords instead of a list."""
+    """Labels instead of placeholders, which vanish on typing, and one sentence on passwords instead of a list."""
 
     fields: dict[str, forms.Field]
 
@@ -41,7 +41,7 @@ class LoginForm(PlainFields, allauth_forms.LoginForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.fields["login"].widget.attrs["autofocus"] = True
-        self.fields["password"].help_text = ""  # the page has a link of its own
+        self.fields["password"].help_text = ""  # the page has its own link
 
 
 class ReauthenticateForm(PlainFields, allauth_forms.ReauthenticateForm):
@@ -75,7 +75,7 @@ class ChangePasswordForm(PlainFields, allauth_forms.ChangePasswordForm):
     )
 
     def save(self) -> None:
-        """Change the password and, if asked to, revoke the person's keys: both or neither."""
+        """Change the password and, if requested, revoke the person's keys, in one transaction."""
         assert isinstance(self.user, User)
         with system():
             super().save()
@@ -85,7 +85,7 @@ class ChangePasswordForm(PlainFields, allauth_forms.ChangePasswordForm):
 
 class ResetPasswordForm(PlainFields, allauth_forms.ResetPasswordForm):
     def save(self, request: HttpRequest, **kwargs: Any) -> str:
-        """Queue the same message for a known and an unknown address: answer and effort tell nothing."""
+        """Queue the same message for a known and an unknown address, so answer and effort reveal nothing."""
         email: str = self.cleaned_data["email"]
         get_adapter().queue_password_reset(user=self.users[0] if self.users else None, email=email)
         return email
@@ -99,7 +99,7 @@ class ResetPasswordKeyForm(PlainFields, allauth_forms.ResetPasswordKeyForm):
     )
 
     def save(self) -> None:
-        """Set the password and revoke the person's keys unless they are to be kept: both or neither."""
+        """Set the password and revoke the person's keys unless they asked to keep them, in one transaction."""
         assert isinstance(self.user, User)
         with system():
             super().save()
@@ -108,7 +108,7 @@ class ResetPasswordKeyForm(PlainFields, allauth_forms.ResetPasswordKeyForm):
 
 
 class SignUpForm(PlainFields, allauth_forms.SignupForm):
-    """Sign-up makes a person and, unless an invitation brought them, an organization of their own."""
+    """Creates a person and, unless an invitation brought them, an organization for them."""
 
     name = forms.CharField(max_length=120, required=False, label="Your name")
     organization = forms.CharField(
@@ -128,15 +128,15 @@ class SignUpForm(PlainFields, allauth_forms.SignupForm):
         return " ".join(self.cleaned_data["name"].split())
 
     def try_save(self, request: HttpRequest) -> tuple[User | None, HttpResponse | None]:
-        """Create the account. For an address that has one, answer the same after the same work, and write to it."""
+        """Create the account. For an address that has one, answer the same after the same work, and mail its owner."""
         if self.account_already_exists:
             make_password(self.cleaned_data["password1"])
         return super().try_save(request)
 
     def save(self, request: HttpRequest) -> User:
-        """Create person and organization together or not at all."""
+        """Create the person and the organization in one transaction."""
         if not get_adapter().is_email_verified(request, self.cleaned_data["email"]):
-            get_adapter().unstash_verified_email(request)  # an invitation to another address proves nothing of this one
+            get_adapter().unstash_verified_email(request)  # an invitation to another address does not verify this one
         with tenant():
             user: User = super().save(request)
             user.name = self.cleaned_data["name"]

@@ -1,7 +1,7 @@
-"""What people do with their own account, in the audit log: sign-in, password, second factor.
+"""Audit entries about people's own accounts: sign-in, password, second factor.
 
-Each such entry is written to the platform's log and to that of every organization the person is then a member of, so
-that an organization reads of its members alone.
+Each entry is written to the platform's log and to the log of every organization the person is then a member of, so an
+organization reads only about its members.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ ANONYMOUS = "anonymous"
 
 
 def record_for_person(*, user: User | None, action: str, by: str = "", **details: Any) -> None:
-    """Append an entry about a person's account, for None about an address without one. Runs in any context."""
+    """Append an entry about a person's account; None means an address without an account. Runs in any context."""
     with system():
         memberships = Membership.objects.filter(user=user).order_by("organization_id") if user else []
         audit.record_in_each(

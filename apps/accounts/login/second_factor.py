@@ -1,7 +1,7 @@
-"""Second factors: authenticator apps, passkeys and recovery codes, and who must have one.
+"""Second factors: authenticator apps, passkeys and recovery codes, and the checks that demand one.
 
 A person with a second factor is asked for it at sign-in. A session that began before the factor was added has not shown
-it yet, so that pages which demand one look at the session too.
+it yet, so pages that demand one check the session too.
 """
 
 import base64
@@ -28,7 +28,7 @@ _PLACE = place_of(table="mfa_authenticator", column="data", row_id="")
 
 
 class SecondFactorAdapter(DefaultMFAAdapter):
-    """The secrets of authenticator apps and recovery codes are sealed in the database."""
+    """Seals the secrets of authenticator apps and recovery codes in the database."""
 
     error_messages = DefaultMFAAdapter.error_messages | {"incorrect_code": "That code is not right. Try the next one."}
 
@@ -44,7 +44,7 @@ def has_second_factor(user: User) -> bool:
 
 
 def require_second_factor(request: HttpRequest, *, why: str) -> HttpResponse | None:
-    """Return where to send a signed-in person whose session has shown no second factor; None when it has."""
+    """Return where to send a signed-in person whose session has not shown a second factor; None if it has."""
     user = request.user
     assert isinstance(user, User)
     if not has_second_factor(user):
@@ -58,7 +58,7 @@ def require_second_factor(request: HttpRequest, *, why: str) -> HttpResponse | N
 
 
 def require_of_operator(request: HttpRequest) -> HttpResponse | None:
-    """Return where to send an operator who has shown no second factor, if this installation asks for one."""
+    """Return where to send an operator who has not shown a second factor; None if they have or need none."""
     if not settings.OPERATOR_MFA:
         return None
     return require_second_factor(request, why="Operators of this installation need a second factor.")

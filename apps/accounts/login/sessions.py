@@ -1,4 +1,4 @@
-"""How old a session is: recent enough for a sensitive act, and not idle for too long with an operator's rights."""
+"""The age of a session: recent enough for a sensitive act, and not idle too long with an operator's rights."""
 
 import time
 from typing import Any
@@ -19,14 +19,14 @@ _NOTED_EVERY_SECONDS = 60
 
 
 def note_sign_in(*, request: HttpRequest, **_: Any) -> None:
-    """Keep when this session began; receiver of Django's `user_logged_in`."""
+    """Store when this session began; receiver of Django's `user_logged_in`."""
     request.session[_SIGNED_IN_AT] = time.time()
 
 
 def require_recent_sign_in(request: HttpRequest) -> None:
     """Raise ReauthenticationRequired unless the person signed in, or confirmed it, in the last minutes.
 
-    allauth's middleware then asks for the password or second factor and carries the request on.
+    allauth's middleware then asks for the password or second factor and continues the request.
     """
     records = get_authentication_records(request, request.user)
     last = max([request.session.get(_SIGNED_IN_AT, 0), *(record["at"] for record in records)])

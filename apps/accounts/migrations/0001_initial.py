@@ -10,7 +10,7 @@ from apps.core.database.initial_migration import InitialMigration
 from django.conf import settings
 from django.db import migrations, models
 
-# The one door between tenants: from the HMAC of a presented key to the identity it stands for.
+# The only lookup across tenants: it maps the HMAC of a presented key to the identity behind the key.
 FIND_API_KEY = """
 CREATE FUNCTION find_api_key(presented text)
 RETURNS TABLE (

@@ -1,4 +1,4 @@
-"""Organizations that demand a second factor of their members."""
+"""The policy of an organization to demand a second factor of its members."""
 
 from django.db import migrations, models
 

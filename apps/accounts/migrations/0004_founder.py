@@ -1,4 +1,4 @@
-"""Who founded an organization: a person without a payment founds a few."""
+"""The founder of an organization: a person who never paid may found only a few."""
 
 import django.db.models.deletion
 from django.conf import settings

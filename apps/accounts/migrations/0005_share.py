@@ -1,4 +1,4 @@
-"""Organizations of one founder that never paid have one share of queues and limits together."""
+"""One share of queues and limits for all of a founder's organizations that never paid."""
 
 from django.db import migrations, models
 

@@ -1,4 +1,4 @@
-"""The token of a gated repository stands in a table of its own, which web and gateway cannot read."""
+"""A separate table for the token of a gated repository, which web and gateway cannot read."""
 
 import django.db.models.deletion
 from django.db import migrations, models

@@ -1,4 +1,4 @@
-"""Settings of every process; dev, test, prod and internal change only what differs."""
+"""Settings of every process. dev, test, prod and internal change only the differences."""
 
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -31,21 +31,21 @@ STRIPE_PORTAL_CONFIGURATION = ENV.stripe_portal
 STRIPE_TAX = ENV.stripe_tax
 STRIPE_METER = ENV.stripe_meter
 STRIPE_API_BASE = ENV.stripe_api_base
-# Requests that one gateway has in progress on one replica; an engine takes ANNEAL_ENGINE_MAX_QUEUED_REQUESTS in all.
+# Requests that one gateway runs on one replica at once. An engine accepts ANNEAL_ENGINE_MAX_QUEUED_REQUESTS in all.
 REPLICA_PLACES = ENV.replica_places
-# Where engines of multimodal models may fetch images and audio; the engines hold the same list.
+# The hosts from which engines of multimodal models may fetch images and audio. The engines have the same list.
 MEDIA_HOSTS = frozenset(ENV.media_hosts)
-# Where replicas may be without an operator's word, and which local addresses they may have.
+# Where replicas may be without an operator's approval, and which local addresses they may have.
 REPLICA_ADDRESSES = AddressRules.read(ENV.replica_addresses)
-# The longest file that an upload in parts may make, as it is sent: of a gzip archive its own size.
+# The largest file that an upload in parts may make, in bytes as sent: for a gzip archive, its compressed size.
 MAX_UPLOAD_BYTES = ENV.max_upload_bytes
-# Without progress, after which a worker ends its run; the control plane ends it after twice as long.
+# After this time without progress, a worker ends its run; the control plane ends it after twice as long.
 STALL_SECONDS = ENV.stall_seconds
-# Of one key or session in one web process; apps/interfaces/web/edge/request_limits.py derives the others from it.
+# The limit of one key or session in one web process. apps/interfaces/web/edge/request_limits.py derives the others.
 WEB_REQUESTS_PER_MINUTE = ENV.web_requests_per_minute
 WEB_SECONDS_PER_MINUTE = ENV.web_seconds_per_minute
 WEB_PLACES = ENV.web_places
-# Only these may say whose request they pass on.
+# Only these proxies may name the client of a request they forward.
 TRUSTED_PROXIES = ENV.trusted_proxies
 
 ALLOWED_HOSTS = [urlsplit(PUBLIC_URL).hostname, "localhost", "127.0.0.1", *ENV.allowed_hosts]
@@ -112,7 +112,7 @@ TEMPLATES = [
         "BACKEND": "django.template.backends.django.DjangoTemplates",
         "DIRS": [ROOT / "templates"],
         "OPTIONS": {
-            # Cotton and partials both want to wrap the loaders; this order is the one in which both work.
+            # Both Cotton and partials wrap the loaders; both work only in this order.
             "loaders": [
                 (
                     "template_partials.loader.Loader",
@@ -164,7 +164,7 @@ def _database(url: str) -> dict[str, Any]:
 DATABASES = {"default": _database(ENV.database_url)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-# What each narrower role may do, by app label or model; anneal_app and anneal_sys follow from the models.
+# What each narrower role may do, by app label or model. The grants of anneal_app and anneal_sys follow from the models.
 ROLE_GRANTS: dict[str, dict[str, str]] = {
     "anneal_internal": {
         "finetuning": "write",
@@ -176,7 +176,7 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "catalog": "read",
         "accounts.organization": "read",
         "accounts.membership": "read",
-        "accounts.apikey": "extend",  # a run's judge is asked with a key of minutes, in its job's maker's name
+        "accounts.apikey": "extend",  # a run's judge is called with a short-lived key of the job's maker
     },
     "anneal_gateway": {
         "accounts.apikey": "write",
@@ -184,15 +184,15 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "accounts.membership": "read",
         "adapters": "read",
         "serving": "read",
-        "serving.deployment": "write",  # a request for an adapter is noted, so that the replicas keep it
-        "serving.placement": "write",  # and a cold one is given a place at once
+        "serving.deployment": "write",  # requests for an adapter are noted, so that replicas keep it
+        "serving.placement": "write",  # and a cold adapter is placed at once
         "serving.replica": "write",
         "catalog": "read",
         "catalog.hubtoken": "none",
         "billing": "write",
         "core.outboxmessage": "add",
         "finetuning.quota": "read",
-        "finetuning.checkpoint": "read",  # a name that no version has may be a checkpoint's
+        "finetuning.checkpoint": "read",  # a name that matches no version may be a checkpoint's
         "finetuning.finetuningjob": "read",
     },
 }
@@ -226,12 +226,12 @@ ACCOUNT_FORMS = {
     "reauthenticate": "apps.accounts.login.forms.ReauthenticateForm",
 }
 ACCOUNT_REAUTHENTICATION_TIMEOUT = 15 * 60
-ACCOUNT_RATE_LIMITS = {"signup": "20/h/ip"}  # of one address, or of one IPv6 network
+ACCOUNT_RATE_LIMITS = {"signup": "20/h/ip"}  # per address, or per IPv6 network
 MAX_UNPAID_ORGANIZATIONS = ENV.most_unpaid_organizations
 MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
 MFA_ADAPTER = "apps.accounts.login.second_factor.SecondFactorAdapter"
 MFA_TOTP_ISSUER = "Anneal"
-MFA_TOTP_TOLERANCE = 1  # codes of the step before and after: RFC 6238 §5.2
+MFA_TOTP_TOLERANCE = 1  # accepts codes of the step before and after: RFC 6238 §5.2
 MFA_FORMS = {
     "authenticate": "apps.accounts.login.forms.SecondFactorForm",
     "reauthenticate": "apps.accounts.login.forms.SecondFactorAgainForm",
@@ -244,8 +244,8 @@ LOGIN_URL = reverse_lazy("account_login")
 LOGIN_REDIRECT_URL = "/"
 ACCOUNT_LOGOUT_REDIRECT_URL = reverse_lazy("account_login")
 
-# Operators: whether the console asks for a second factor, and after how many seconds without a request they must sign
-# in again (0: never). Off where only this machine can reach the pages.
+# Operators: whether the console requires a second factor, and after how many idle seconds they must sign in
+# again (0: never). Both are off if only this machine can reach the pages.
 OPERATOR_MFA = ENV.operator_mfa
 OPERATOR_IDLE_SECONDS = 30 * 60 if OPERATOR_MFA else 0
 
@@ -260,7 +260,7 @@ SECURE_REFERRER_POLICY = "same-origin"
 
 
 def store_origins(url: str) -> list[str]:
-    """Return where browsers reach an S3 store; a directory store answers at our own origin."""
+    """Return the origins at which browsers reach an S3 store; a directory store is served at our own origin."""
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query))
     if parts.scheme != "s3":
@@ -279,7 +279,7 @@ CONTENT_SECURITY_POLICY = {
         "style-src": ["'self'"],
         "img-src": ["'self'", "data:"],
         "font-src": ["'self'"],
-        # A browser sends the parts of an upload straight to a store that is not this origin.
+        # A browser sends the parts of an upload straight to a store on another origin.
         "connect-src": ["'self'", *store_origins(OBJECT_STORE)],
         "manifest-src": ["'self'"],
         "form-action": ["'self'"],
@@ -291,10 +291,10 @@ CONTENT_SECURITY_POLICY = {
 STATIC_URL = "/static/"
 STATIC_ROOT = HOME / "static"
 STATICFILES_DIRS = [ROOT / "static"]
-# Only ours: no page uses a file of a package, and to compress theirs takes nearly all the time.
+# Only our own files: no page uses a package's files, and compressing those takes most of the time.
 STATICFILES_FINDERS = ["django.contrib.staticfiles.finders.FileSystemFinder"]
 STORAGES = {
-    "default": {"BACKEND": "django.core.files.storage.InMemoryStorage"},  # uploads go through core.object_store
+    "default": {"BACKEND": "django.core.files.storage.InMemoryStorage"},  # uploads use core.object_store
     "staticfiles": {"BACKEND": "whitenoise.storage.CompressedManifestStaticFilesStorage"},
 }
 FILE_UPLOAD_HANDLERS = ["django.core.files.uploadhandler.TemporaryFileUploadHandler"]
@@ -312,7 +312,7 @@ EMAIL_BACKEND = _mail.backend
 EMAIL_HOST, EMAIL_PORT = _mail.host, _mail.port
 EMAIL_HOST_USER, EMAIL_HOST_PASSWORD = _mail.user, _mail.password
 EMAIL_FILE_PATH = _mail.folder or None
-MAIL_FOLDER = ENV.mail_folder  # where people of an installation without a mail server find their messages
+MAIL_FOLDER = ENV.mail_folder  # where people find their messages if there is no mail server
 EMAIL_USE_TLS, EMAIL_USE_SSL = _mail.use_tls, _mail.use_ssl
 
 CACHES = {
@@ -340,16 +340,17 @@ SPECTACULAR_SETTINGS = {
     "SERVE_PERMISSIONS": [],
 }
 
-# Limits of an organization that never had credit, paid or granted by an operator; the others have the defaults of
-# apps.finetuning.models.Quota. Anybody can make such an organization, so it is given what trying things out takes.
+# Limits of an organization that never had credit, paid or granted by an operator. The others have the defaults of
+# apps.finetuning.models.Quota. Anyone can create such an organization, so its limits allow trying things out only.
 UNPAID_LIMITS = {"storage_bytes": 500_000_000, "queued_jobs": 3, "concurrent_gpus": 1}
-# What an organization may still store: asked by intake, known to the app that keeps models as well as files.
+# The function that returns the bytes an organization may still store. Intake calls it; it lives in the app that stores
+# models as well as files.
 STORAGE_LEFT = "apps.finetuning.usage.storage.left_bytes"
 
-# Which organizations have one turn together in the outbox: ids -> ids with whom they count as.
+# The organizations that take one turn together in the outbox: ids -> ids of their share holders.
 OUTBOX_SHARES = "apps.accounts.shares.list_sharing"
-# Outbox topic -> function(key, payload); each is idempotent.
 OUTBOX_WAKE = "apps.config.celery.wake_outbox"
+# Outbox topic -> function(key, payload). Each function is idempotent.
 OUTBOX_HANDLERS = {
     "mail": "apps.accounts.mail.send",
     "billing.alert": "apps.billing.invoices.mail.send_alert",
@@ -376,9 +377,9 @@ OUTBOX_HANDLERS = {
     "payments.charge": "apps.payments.tasks.ring_charge",
     "payments.event": "apps.payments.tasks.ring_event",
 }
-# Topic -> the lane of its messages, each with a worker of its own; the others are short effects of `control`. A mail
-# server that is away, or a customer's file of gigabytes, delays its own lane and nothing else. Small files have a lane
-# (apps.datasets.intake.lanes) in which no large one can stand before them.
+# Topic -> the lane of its messages, each with its own worker; other topics are short effects of `control`. A mail
+# server that is down, or a customer's file of gigabytes, delays only its own lane. Small files have a lane
+# (apps.datasets.intake.lanes) in which no large file can delay them.
 OUTBOX_LANES = {
     "mail": "mail",
     "billing.alert": "mail",
@@ -390,7 +391,7 @@ OUTBOX_LANES = {
     "upload.closed": "data-small",
     "objects.delete": "data-small",
 }
-# Topics that go before the others of their lane: a machine or money waits for them.
+# Topics that precede the others of their lane, because a machine or money waits for them.
 OUTBOX_URGENT = frozenset({"train.wake", "budget.exhausted", "payments.suspended"})
 
 LOGGING = {

@@ -1,4 +1,4 @@
-"""One machine, plain HTTP: what `make demo` and `make dev` run."""
+"""Settings for one machine over plain HTTP, used by `make demo` and `make dev`."""
 
 from apps.config.settings.base import *  # noqa: F403
 from apps.config.settings.base import DEBUG, STORAGES

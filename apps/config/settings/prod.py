@@ -1,4 +1,4 @@
-"""Behind a TLS front door."""
+"""Settings for an installation behind a TLS proxy."""
 
 from apps.config.settings.base import *  # noqa: F403
 

@@ -1,4 +1,4 @@
-"""Unit, API and browser tests: real PostgreSQL and Redis, cheap password hashing, mail in memory."""
+"""Settings of the unit, API and browser tests: real PostgreSQL and Redis, cheap password hashing, mail in memory."""
 
 from apps.config.settings.base import *  # noqa: F403
 from apps.config.settings.base import DATABASES, STORAGES
@@ -12,5 +12,5 @@ ACCOUNT_RATE_LIMITS = False  # type: ignore[assignment]
 OPERATOR_MFA, OPERATOR_IDLE_SECONDS = False, 0
 CELERY_TASK_ALWAYS_EAGER = False
 REPLICA_ADDRESSES = AddressRules.read(["unix:///", "127.0.0.0/8"])
-# Each process its own: to clear the one in Redis is to empty that Redis, with the queues of all other processes in it.
+# Each process has its own cache: clearing one in Redis would empty that Redis, with the queues of all other processes.
 CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}

@@ -1,4 +1,4 @@
-"""`anneal`: what can be asked without a server. Also `python -m apps.interfaces.cli`."""
+"""`anneal`: commands that need no server. Also `python -m apps.interfaces.cli`."""
 
 import argparse
 import sys
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from apps.interfaces.cli import estimate, output
 from apps.interfaces.cli.errors import BadOption
 
-WRONG_INPUT = 2  # as argparse itself exits
+WRONG_INPUT = 2  # the same as argparse's own exit status
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""What was found for each GPU type and number of them, and which to take."""
+"""The estimates for each GPU type and count, and the choice among them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from apps.interfaces.cli.catalog import Price
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One GPU type and number of them."""
+    """The estimate for one GPU type and count."""
 
     gpu: Gpu
     price: Price | None
@@ -24,7 +24,7 @@ class Answer:
 
 
 def rank_answers(answers: Iterable[Answer], *, within_hours: float | None) -> Ranking:
-    """Compare the answers that have a time and a price; nothing waits in a queue here."""
+    """Rank the answers that have a time and a price. There is no queue here."""
     choices = []
     for answer in answers:
         estimate = answer.estimate

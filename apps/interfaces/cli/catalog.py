@@ -1,4 +1,4 @@
-"""The tables that come with the repository: models, GPUs and what a GPU-hour costs where nobody says."""
+"""The tables that come with the repository: models, GPUs, and default prices of a GPU-hour."""
 
 import statistics
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ ALL = "all"
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A decoder model to train, by its name in the table or from a file."""
+    """A decoder model to train, named in the table or read from a file."""
 
     name: str
     architecture: Architecture
@@ -32,14 +32,14 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """Dollars for an hour of one GPU, and whose they are."""
+    """The dollars for an hour of one GPU, and their source."""
 
     usd_per_hour: float
     origin: str
 
 
 def find_model(name: str) -> Model:
-    """Return a model of the table, or the one of a config.json (or of the folder it lies in). Raises BadOption."""
+    """Return a model of the table, or of a config.json file or its folder. Raises BadOption."""
     rows = _models()
     found = rows.get(name.lower()) or rows.get(name.rpartition("/")[2].lower())
     if found:
@@ -56,7 +56,7 @@ def find_model(name: str) -> Model:
 
 
 def find_gpus(name: str) -> list[Gpu]:
-    """Return the GPU type by its key, by the beginning of one (the table's first), or all of them. Raises BadOption."""
+    """Return the GPU type with this key, the table's first whose key begins so, or all. Raises BadOption."""
     types, keys = gpu_types(), matching(name)
     if keys:
         return [types[key] for key in (keys if name.lower() == ALL else keys[:1])]
@@ -64,7 +64,7 @@ def find_gpus(name: str) -> list[Gpu]:
 
 
 def matching(name: str) -> list[str]:
-    """Return the keys that a name may stand for, the one it is read as first."""
+    """Return the keys that a name may mean, with the chosen one first."""
     wanted = name.lower().replace("_", "-").replace(" ", "-")
     keys = list(gpu_types())
     if wanted in keys:
@@ -73,7 +73,7 @@ def matching(name: str) -> list[str]:
 
 
 def list_price(gpu: Gpu) -> Price | None:
-    """Return the middle of the published on-demand prices of a GPU type, or None where nobody published one."""
+    """Return the median published on-demand price of a GPU type; return None if no price is published."""
     prices = [
         each["usd_per_gpu_hour"]
         for each in _gpu_rows()[gpu.key].get("prices", ())
@@ -103,7 +103,7 @@ def _gpu_rows() -> dict[str, Mapping[str, Any]]:
 
 @cache
 def _models() -> dict[str, Mapping[str, Any]]:
-    """The table's rows by lower-case name, and by the last part of their repository's."""
+    """Return the table's rows by lower-case name, and by the last part of their repository's name."""
     rows = msgspec.json.decode((_DATA / "models.json").read_bytes())["models"]
     by_repo = {row["hf_repo"].rpartition("/")[2].lower(): row for row in rows if row.get("hf_repo")}
     return by_repo | {row["name"].lower(): row for row in rows}

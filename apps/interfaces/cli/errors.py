@@ -1,4 +1,4 @@
-"""Input that cannot be answered, with the option at fault and what was probably meant."""
+"""Errors for input that cannot be answered, with the option at fault and the names probably meant."""
 
 import difflib
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ _CLOSE_ENOUGH = 0.4
 
 
 class BadOption(Exception):
-    """`option` is the command line's own spelling, such as "--gpu"; `near` are names that exist."""
+    """An option has a wrong value. `option` is its spelling, such as "--gpu"; `near` are similar names that exist."""
 
     def __init__(self, option: str, message: str, *, near: Iterable[str] = ()) -> None:
         super().__init__(message)
@@ -17,7 +17,7 @@ class BadOption(Exception):
 
 
 def near_names(name: str, known: Iterable[str], *, most: int = 4) -> tuple[str, ...]:
-    """Return the known names most like this one: those that contain it, then those spelled alike."""
+    """Return the known names most like this one: those that contain it, then those with similar spelling."""
     wanted, by_lower = name.lower(), {each.lower(): each for each in known}
     containing = sorted(each for each in by_lower if wanted and wanted in each)
     alike = difflib.get_close_matches(wanted, list(by_lower), n=most, cutoff=_CLOSE_ENOUGH)

@@ -16,7 +16,7 @@ from apps.interfaces.cli.answers import Answer, rank_answers
 from apps.interfaces.cli.catalog import Model, Price
 from apps.interfaces.cli.errors import BadOption
 
-# What the estimator calls a thing -> the option it came from.
+# The estimator's field names -> the options they came from.
 _OPTIONS = {
     "lora_rank": "--rank",
     "max_length": "--seq",
@@ -27,7 +27,7 @@ _OPTIONS = {
     "gpu_count": "--gpus",
     "price_nano": "--price",
 }
-# GPUs of one machine, as they are sold and rented; Grace-Blackwell racks join theirs in one NVLink domain.
+# The most GPUs sold and rented in one machine. Grace-Blackwell racks join theirs in one NVLink domain.
 _IN_ONE_MACHINE, _IN_ONE_RACK, _RACK_PREFIX = 8, 72, "gb"
 _MAX_SUGGESTED_GPUS = 64
 _MAX_DOLLARS = 1e6
@@ -78,7 +78,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> str:
-    """Return what to print. Raises BadOption naming the option at fault."""
+    """Return the text to print. Raises BadOption naming the option at fault."""
     model = catalog.find_model(given.model)
     types, counts = catalog.find_gpus(given.gpu), _counts(given.gpus)
     request = _request(given, model)
@@ -90,7 +90,7 @@ def run(given: argparse.Namespace) -> str:
 
 
 def _also(name: str) -> str:
-    """Say which other types a short name could have meant."""
+    """Return a note on the other types that a short name could have meant."""
     key, *others = catalog.matching(name)
     return f"{name} is read as {key}; there is also {', '.join(others)}.\n" if others and name != catalog.ALL else ""
 
@@ -131,7 +131,7 @@ def _request(given: argparse.Namespace, model: Model) -> QuoteRequest:
 
 
 def _tokens_and_rows(given: argparse.Namespace) -> tuple[int, int]:
-    """Rows as long as --seq stand for whichever of the two is not said."""
+    """Return tokens and rows; the missing one is computed from the other with rows as long as --seq."""
     if given.tokens is None and given.rows is None:
         raise BadOption("--tokens", "say how much there is to train: --tokens, --rows, or both")
     for option, value in (("--tokens", given.tokens), ("--rows", given.rows)):
@@ -174,7 +174,7 @@ def _answer(request: QuoteRequest, gpu: Gpu, count: int, given: argparse.Namespa
 
 
 def _with_list_price(fix: Fix) -> Fix:
-    """Price a change to another type, which the estimator knows the time of alone."""
+    """Add a price to a change to another GPU type, for which the estimator knows only the time."""
     if fix.gpu_key is None or fix.train_seconds_p50 is None:
         return fix
     price = catalog.list_price(catalog.gpu_types()[fix.gpu_key])
@@ -200,7 +200,7 @@ def _counts(text: str) -> list[int]:
 
 
 def _whole(text: str) -> int:
-    """Read 4096, 4_096 or 10e6."""
+    """Return the whole number written as 4096, 4_096 or 10e6."""
     value = float(text.replace(",", ""))
     if not math.isfinite(value) or value != int(value):
         raise ValueError(text)
@@ -235,7 +235,7 @@ def _hours(text: str) -> float:
     return value
 
 
-# argparse names the type in its message: "invalid whole number value".
+# argparse shows the type's name in its message: "invalid whole number value".
 _whole.__name__, _dollars.__name__, _hours.__name__ = "whole number", "dollar", "hours"
 _gib.__name__ = "GiB"
 _rate.__name__ = "interruptions an hour"

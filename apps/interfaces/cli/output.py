@@ -1,4 +1,4 @@
-"""What `anneal estimate` prints: a table with the memory of the best option by part, or one JSON object."""
+"""The output of `anneal estimate`: a table with the best option's memory by part, or one JSON object."""
 
 import json
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _BOTTLENECKS = {"memory_bandwidth": "bandwidth", "fixed_cost": "fixed cost", "ho
 def as_text(
     *, model: Model, request: QuoteRequest, answers: Sequence[Answer], ranking: Ranking, within_hours: float | None
 ) -> str:
-    """Return the table, the best option's memory by part, and what would make a job fit that does not."""
+    """Return the table, the best option's memory by part, and changes that would make a job fit if it does not."""
     ordered = sorted(answers, key=_order)
     lines = [_title(model, request), "", *_table([_HEAD, *(_row(answer, ranking) for answer in ordered)])]
     best = _best(ordered, ranking)
@@ -37,7 +37,7 @@ def as_text(
 def as_json(
     *, model: Model, request: QuoteRequest, answers: Sequence[Answer], ranking: Ranking, within_hours: float | None
 ) -> str:
-    """Return one object: the question as understood, every answer, and which to take."""
+    """Return one object: the request as understood, every answer, and the recommended one."""
     question = {name: value for name, value in msgspec.to_builtins(request).items() if name != "architecture"}
     return (
         json.dumps(
@@ -56,7 +56,7 @@ def as_json(
 
 
 def error_text(error: BadOption, *, as_json: bool) -> str:
-    """Return the refusal: the option, what is wrong with it, and names that exist."""
+    """Return the error message: the option, what is wrong with it, and existing names."""
     if as_json:
         return json.dumps({"error": {"field": error.option, "message": error.message, "near": error.near}}) + "\n"
     meant = f" Did you mean {_or(error.near)}?" if error.near else ""

@@ -1,4 +1,4 @@
-"""Who may open the operator console: people marked as operators of this installation."""
+"""Access to the operator console, for people marked as operators of this installation."""
 
 from functools import partial, wraps
 from typing import Any
@@ -12,7 +12,7 @@ from apps.core.http.access import Access, View, answer, redirect_to_sign_in
 
 
 def operator_view(view: View) -> View:
-    """Require an operator; the view sees every tenant in one transaction and audits what it does."""
+    """Require an operator. The view sees every tenant in one transaction, and its actions are audited."""
 
     @wraps(view)
     def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -25,7 +25,7 @@ def operator_view(view: View) -> View:
 
 
 def operator_id(request: HttpRequest) -> str:
-    """Return who acts, for audit."""
+    """Return the operator's id, for the audit log."""
     return str(request.user.pk)
 
 

@@ -1,4 +1,4 @@
-"""The audit log of the platform itself and, by its id, of any organization."""
+"""The audit logs of the platform and of any organization, chosen by its id."""
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render

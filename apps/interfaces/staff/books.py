@@ -1,4 +1,4 @@
-"""The books as operators see them: balances, what is owed, adjustments, reconciliation, and the margin of each pool."""
+"""The books for operators: balances, receivables, adjustments, reconciliation, and the margin of each pool."""
 
 import datetime
 
@@ -28,7 +28,7 @@ _DECIDED_SHOWN = 20
 @require_safe
 @operator_view
 def show(request: HttpRequest) -> HttpResponse:
-    """Show every tenant's balance, aged receivables, adjustments that wait, and what reconciliation found."""
+    """Show every tenant's balance, aged receivables, pending adjustments, and reconciliation results."""
     lots = sum_lots()
     organizations = Organization.objects.order_by("name")
     names = {each.pk: each.name for each in organizations}
@@ -58,7 +58,7 @@ def show(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @operator_view
 def adjust(request: HttpRequest, organization_id: str) -> HttpResponse:
-    """Give or take credit, or refund a job's charge; above the limit it waits for another operator."""
+    """Give or take credit, or refund a job's charge. Above the limit, it waits for another operator's approval."""
     organization = get_object_or_404(Organization, pk=organization_id)
     form = AdjustmentForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
@@ -70,7 +70,7 @@ def adjust(request: HttpRequest, organization_id: str) -> HttpResponse:
                 refund_of=form.cleaned_data["refund_of"].strip(),
                 by=operator_id(request),
                 now=db_now(),
-                id=form.cleaned_data["once"],  # a double click is one adjustment
+                id=form.cleaned_data["once"],  # a double click makes only one adjustment
             )
         except DomainError as error:
             add_domain_error(form, error)
@@ -87,7 +87,7 @@ def adjust(request: HttpRequest, organization_id: str) -> HttpResponse:
 @require_POST
 @operator_view
 def decide(request: HttpRequest, adjustment_id: str) -> HttpResponse:
-    """Approve or reject what another operator asked for."""
+    """Approve or reject another operator's request."""
     wanted = get_object_or_404(Adjustment, pk=adjustment_id)
     act = approve_adjustment if request.POST.get("decision") == "approve" else reject_adjustment
     try:
@@ -102,7 +102,7 @@ def decide(request: HttpRequest, adjustment_id: str) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @operator_view
 def margin(request: HttpRequest) -> HttpResponse:
-    """Show what each pool earned, cost and idled in a month; a POST says what its GPUs cost."""
+    """Show what each pool earned, cost and left idle in a month; a POST sets what its GPUs cost."""
     now = db_now()
     month = _month(request.GET.get("month", ""), now)
     form = PoolCostForm(request.POST or None, initial={"from_day": month})

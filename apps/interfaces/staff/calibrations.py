@@ -1,4 +1,4 @@
-"""What a pool's finished runs taught its quotes: the versions, and going back to one or to none."""
+"""The calibrations of a pool: its versions, and selecting one or none."""
 
 import math
 from typing import Any
@@ -24,7 +24,7 @@ _LEFT_OUT = (("resumed", "resumed"), ("out_of_memory", "out of memory"), ("other
 @require_safe
 @operator_view
 def index(request: HttpRequest, pool_id: str) -> HttpResponse:
-    """Show a pool's versions, how good its estimates were, and its points on made-up weights."""
+    """Show a pool's versions, the errors of its estimates, and its grid points."""
     pool = get_object_or_404(queries.list_pools().select_related("calibration"), pk=pool_id)
     points = calibrations.list_points(pool=pool)
     report = accuracy.measure(points)
@@ -44,7 +44,7 @@ def index(request: HttpRequest, pool_id: str) -> HttpResponse:
 @require_POST
 @operator_view
 def use(request: HttpRequest, pool_id: str) -> HttpResponse:
-    """Quote with the version of `number`, or with none where it is empty."""
+    """Quote with the version `number`, or with none if it is empty."""
     pool = get_object_or_404(queries.list_pools(), pk=pool_id)
     number = _number(request.POST.get("number", ""))
     calibrations.use_version(pool=pool, number=number, by=operator_id(request))
@@ -56,7 +56,7 @@ def use(request: HttpRequest, pool_id: str) -> HttpResponse:
 @require_POST
 @operator_view
 def follow(request: HttpRequest, pool_id: str) -> HttpResponse:
-    """Quote with the newest version, always."""
+    """Always quote with the newest version."""
     pool = get_object_or_404(queries.list_pools(), pk=pool_id)
     calibrations.follow_newest(pool=pool, by=operator_id(request))
     messages.success(request, f"Quotes of {pool.name} use its newest calibration.")

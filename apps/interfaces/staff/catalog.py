@@ -63,7 +63,7 @@ def _add(form: BaseModelForm, by: str) -> BaseModel:
 @require_POST
 @operator_view
 def install_base_model(request: HttpRequest, base_model_id: str) -> HttpResponse:
-    """Ask again for the files of a model that the hub did not hand over."""
+    """Request again the files of a model that the hub did not deliver."""
     base_model = get_object_or_404(BaseModel, pk=base_model_id, retired_at=None)
     try:
         operations.request_install(base_model=base_model, by=operator_id(request), now=db_now())
@@ -86,14 +86,14 @@ def retire_base_model(request: HttpRequest, base_model_id: str) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @operator_view
 def prices(request: HttpRequest) -> HttpResponse:
-    """List every price there ever was; a POST shows what a new one would change, and sets it once confirmed."""
+    """List all prices, past, present and future; a POST previews a new price and sets it once confirmed."""
     form = PriceForm(request.POST or None, initial={"sku": request.GET.get("sku", "")})
     preview = None
     if request.method == "POST" and form.is_valid():
         try:
             with transaction.atomic():
                 rule = _set_price(form, by=operator_id(request))
-                if not _is_confirmed(request, form):  # checked as if it were set, and not set
+                if not _is_confirmed(request, form):  # validated as if it were set, then rolled back
                     transaction.set_rollback(True)
         except DomainError as error:
             add_domain_error(form, error)
@@ -108,7 +108,7 @@ def prices(request: HttpRequest) -> HttpResponse:
 
 
 def _is_confirmed(request: HttpRequest, form: PriceForm) -> bool:
-    """Tell whether what is sent is what was previewed: another figure is previewed again."""
+    """Return whether the posted values are those that were previewed; changed values are previewed again."""
     return request.POST.get("confirmed") == form.previewed()
 
 

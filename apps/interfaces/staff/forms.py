@@ -56,12 +56,12 @@ class PoolForm(forms.Form):
 
     @property
     def spot_interruptions(self) -> float | None:
-        """Return the interruptions an hour of a spot pool, None of any other."""
+        """Return the interruptions per hour of a spot pool; return None for other pools."""
         return self.cleaned_data["interruptions_per_hour"] if self.cleaned_data["is_spot"] else None
 
 
 class PoolEditForm(PoolForm):
-    """The part of a pool that may change."""
+    """The fields of a pool that may change."""
 
     is_open = forms.BooleanField(required=False, label="Accepts new jobs")
     serves_whole_models = forms.BooleanField(
@@ -111,7 +111,7 @@ class WorkerTokenForm(forms.Form):
 
 
 class OptionalJson(forms.JSONField):
-    """Shows nothing where nothing was given; Django's own shows the word null."""
+    """A JSON field that is shown empty without a value; Django's own shows the word null."""
 
     def prepare_value(self, value: Any) -> str:
         return "" if value is None else super().prepare_value(value)
@@ -139,7 +139,7 @@ class BaseModelForm(forms.Form):
 
 
 def _sku_choices() -> list[tuple[str, Any]]:
-    """Return every SKU that something here is charged by, in groups."""
+    """Return every SKU that can be charged, in groups."""
     models = list(BaseModel.objects.order_by("name"))
     groups = {
         "GPU time": [training_sku(pool) for pool in GpuPool.objects.order_by("name")],
@@ -182,7 +182,7 @@ class PriceForm(forms.Form):
         self.fields["sku"].choices = _sku_choices  # type: ignore[attr-defined]
 
     def previewed(self) -> str:
-        """Return what identifies these values, to know them again when they are confirmed."""
+        """Return a text that identifies these values, to recognise them on confirmation."""
         data = self.cleaned_data
         owner = data["organization"].pk if data["organization"] else ""
         return f"{data['sku']} {data['price_usd']:f} {owner} {data['effective_from'] or ''} {data['tiers']}"
@@ -221,7 +221,7 @@ class QuotaForm(forms.Form):
     weight = forms.IntegerField(min_value=1, max_value=100, label="Share of a busy pool", initial=1)
 
     def limits(self) -> dict[str, int | None]:
-        """Return every limit; an empty field lifts it."""
+        """Return every limit; an empty field lifts its limit."""
         return {name: self.cleaned_data[name] for name in LIMITS}
 
 

@@ -1,4 +1,4 @@
-"""Payments at Stripe: what came in, refunds, disputes, and whether the books and Stripe agree."""
+"""Payments at Stripe: payments received, refunds, disputes, and differences between the books and Stripe."""
 
 from django import forms
 from django.contrib import messages
@@ -42,7 +42,7 @@ def index(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @operator_view
 def refund(request: HttpRequest, topup_id: str) -> HttpResponse:
-    """Send unspent credit of one payment back to its card."""
+    """Refund unspent credit of one payment to its card."""
     topup = get_object_or_404(TopUp.objects.select_related("organization"), pk=topup_id)
     form = RefundForm(request.POST or None)
     if request.method == "POST" and form.is_valid() and _is_requested(form, topup, operator_id(request)):
@@ -71,7 +71,7 @@ def _is_requested(form: RefundForm, topup: TopUp, by: str) -> bool:
 @require_POST
 @operator_view
 def resolve(request: HttpRequest, difference_id: str) -> HttpResponse:
-    """Close a difference with what was done about it."""
+    """Close a difference with a note on how it was resolved."""
     note = request.POST.get("note", "").strip()
     if note:
         reconciliation.resolve_difference(difference_id=difference_id, by=operator_id(request), note=note, now=db_now())

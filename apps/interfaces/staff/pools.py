@@ -1,4 +1,4 @@
-"""GPU pools and their workers: create, edit, admit by a one-time token, cordon, drain, revoke."""
+"""GPU pools and their workers: create, edit, admit with a one-time token, cordon, drain, revoke."""
 
 from django.conf import settings
 from django.contrib import messages
@@ -31,7 +31,7 @@ _ACTIONS = {
 @require_http_methods(["GET", "HEAD", "POST"])
 @operator_view
 def index(request: HttpRequest) -> HttpResponse:
-    """List the pools, and above them what the platform owes and cannot do; a POST creates a pool."""
+    """List the pools, and the platform's debts and faults above them; a POST creates a pool."""
     form = PoolForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         try:
@@ -86,7 +86,7 @@ def detail(request: HttpRequest, pool_id: str) -> HttpResponse:
 @require_POST
 @operator_view
 def issue_token(request: HttpRequest, pool_id: str) -> HttpResponse:
-    """Make a one-time token and show the one command that uses it; the answer is the only time it is seen."""
+    """Create a one-time token and show, this once, the command that uses it."""
     pool = get_object_or_404(queries.list_pools(), pk=pool_id)
     form = WorkerTokenForm(request.POST)
     if not form.is_valid():
@@ -107,7 +107,7 @@ def issue_token(request: HttpRequest, pool_id: str) -> HttpResponse:
 
 
 def _admission_command(pool: GpuPool, kind: str, token: str) -> str:
-    """Return the line for the new machine's shell; a replica also says where the gateway reaches it."""
+    """Return the shell command for the new machine; a replica's also gives the address where the gateway reaches it."""
     where = (
         f"ANNEAL_REPLICA_LISTEN=0.0.0.0:{_REPLICA_PORT} ANNEAL_REPLICA_URL=http://$(hostname -f):{_REPLICA_PORT} "
         if kind == "replica"

@@ -1,4 +1,4 @@
-"""What a new price would change: what was used last month, and jobs whose price is fixed already."""
+"""The effect of a new price: on last month's usage, and on jobs whose price is already fixed."""
 
 import datetime
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from apps.finetuning.models import FineTuningJob
 
 @dataclass(frozen=True)
 class Affected:
-    """One organization's last calendar month: what it was charged, and what it would have been."""
+    """One organization's last calendar month: the actual charge, and the charge at the new price."""
 
     organization: Organization
     quantity: int
@@ -33,7 +33,7 @@ class Affected:
 
 @dataclass(frozen=True)
 class PricePreview:
-    """`kept` jobs were quoted and keep their price; `waiting` ones will be quoted the new one."""
+    """What a new price changes. `kept` jobs are quoted and keep their price; `waiting` jobs get the new one."""
 
     month: datetime.date
     affected: list[Affected]
@@ -54,7 +54,7 @@ class PricePreview:
 def preview_price(
     *, sku: str, price_nano: int, per: int, tiers: Sequence[Tier], organization: Any, now: datetime.datetime
 ) -> PricePreview:
-    """Return what the price would have made of last month, and what it means for jobs under way."""
+    """Return the effect of the price on last month's charges and on unfinished jobs."""
     first = (now.astimezone(datetime.UTC).date().replace(day=1) - datetime.timedelta(days=1)).replace(day=1)
     after = now.astimezone(datetime.UTC).date().replace(day=1)
     used = _used_training(sku, first, after) if sku.startswith("training:") else _used_metered(sku, first, after)
@@ -107,7 +107,7 @@ def _jobs_under_way(sku: str, price_nano: int, per: int, organization: Any) -> t
 
 
 def _at(cost_nano: int, rule: PriceRule, price_nano: int, per: int) -> int:
-    """Return an expected cost at another price: the same time, priced anew."""
+    """Return an expected cost at another price for the same time."""
     if not rule.price_nano:
         return 0
     return rated(quantity=cost_nano * rule.per * price_nano, price_nano=1, per=rule.price_nano * per)

@@ -1,4 +1,4 @@
-"""Replicas: how each is doing, which adapters it holds, and taking one out for an upgrade without a gap."""
+"""Replicas: their state and adapters, and taking one out for an upgrade without an interruption."""
 
 from django.conf import settings
 from django.contrib import messages
@@ -32,7 +32,7 @@ def index(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @operator_view
 def detail(request: HttpRequest, replica_id: str) -> HttpResponse:
-    """Show one replica with its adapters and how its figures are scraped; a POST also shows the token for that."""
+    """Show one replica with its adapters and how to scrape its metrics; a POST also shows the token for that."""
     replica = get_object_or_404(_replicas(), pk=replica_id)
     spoken = replica.loaded.select_related("adapter_version__adapter", "organization").order_by("state", "pk")
     scrape = (
@@ -55,7 +55,7 @@ def detail(request: HttpRequest, replica_id: str) -> HttpResponse:
 @require_POST
 @operator_view
 def drain(request: HttpRequest, replica_id: str) -> HttpResponse:
-    """Take the replica out, or (?off) back in."""
+    """Drain the replica; with ?off, put it back into service."""
     replica = get_object_or_404(Replica, pk=replica_id)
     is_out = "off" not in request.POST
     operations.drain_replica(replica=replica, is_draining=is_out, by=operator_id(request))
@@ -67,7 +67,7 @@ def drain(request: HttpRequest, replica_id: str) -> HttpResponse:
 @require_POST
 @operator_view
 def accept(request: HttpRequest, replica_id: str) -> HttpResponse:
-    """Accept the address that the replica gave when it enrolled."""
+    """Accept the address that the replica gave at enrolment."""
     replica = get_object_or_404(Replica, pk=replica_id)
     operations.accept_address(replica=replica, by=operator_id(request))
     messages.success(request, f"Requests may be sent to {replica.url}.")
@@ -77,7 +77,7 @@ def accept(request: HttpRequest, replica_id: str) -> HttpResponse:
 @require_POST
 @operator_view
 def clear(request: HttpRequest, replica_id: str) -> HttpResponse:
-    """Send requests again to a replica that was isolated."""
+    """Clear an isolated replica, so that it gets requests again."""
     replica = get_object_or_404(Replica, pk=replica_id)
     clear_replica(replica=replica, by=operator_id(request))
     messages.success(request, "The replica gets requests again.")
@@ -93,7 +93,7 @@ def _loaded(replica: Replica) -> QuerySet[LoadedAdapter]:
 
 
 def _left(replica: Replica) -> int:
-    """Return how many of its adapters no other replica has yet: at none it may be stopped."""
+    """Return how many of its adapters no other replica has loaded. At zero, it may be stopped."""
     mine = _loaded(replica).values("adapter_version")
     elsewhere = answering().filter(adapter_version__in=mine, replica__draining_at=None).exclude(replica=replica)
     return _loaded(replica).exclude(adapter_version__in=elsewhere.values("adapter_version")).count()

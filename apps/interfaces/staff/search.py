@@ -1,4 +1,4 @@
-"""What the command palette finds for operators: organizations and GPU pools."""
+"""Search for the command palette of operators: organizations and GPU pools."""
 
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse

@@ -1,4 +1,4 @@
-"""Make the first operator of an installation, or give an existing person that right."""
+"""Create the first operator of an installation, or give an existing person that right."""
 
 from getpass import getpass
 from typing import Any
@@ -48,7 +48,7 @@ class Command(BaseCommand):
 
 
 def _require_known_owner(user: User) -> None:
-    """Raise CommandError unless the account is open and its owner has shown to read mail at its address."""
+    """Raise CommandError unless the account is open and its owner has proven to receive mail at its address."""
     if not user.is_active:
         raise CommandError(f"The account {user.email} is closed.")
     if not has_verified_address(user=user, email=user.email):
@@ -59,7 +59,7 @@ def _require_known_owner(user: User) -> None:
 
 
 def _take_over(user: User, password: str) -> None:
-    """Lock out everybody who could use the account so far; a new password ends its sessions."""
+    """Lock out everyone who could use the account so far; the new password ends all its sessions."""
     user.is_active = True
     user.set_password(password)
     user.save(update_fields=["is_active", "password"])

@@ -1,4 +1,4 @@
-"""The demonstration's organization, pools and prices; made by the same operations an operator would call."""
+"""The demonstration's organization, pools and prices, made by the operations that operators use."""
 
 import datetime
 import os
@@ -30,19 +30,19 @@ from apps.finetuning.quotes.pool_facts import training_sku
 from apps.serving.models import Replica
 
 EMAIL = "demo@anneal.localhost"
-# What earlier versions gave every installation; replaced at the next start.
-_FORMER_PASSWORD = "anneal-demo-password"  # noqa: S105 - known to everybody, and refused
+# The password that earlier versions gave every installation. It is replaced at the next start.
+_FORMER_PASSWORD = "anneal-demo-password"  # noqa: S105 - publicly known, and refused
 ORGANIZATION = "Northline Support"
 LOCAL_POOL = "local-cpu"
 STARTING_CREDIT_NANO = 25 * NANO_PER_USD
 _HOUR_MS = 3_600_000
-_LOCAL_PRICE_NANO = 600_000_000  # $0.60 an hour: an example, to be set by the operator
-# Pools that can be quoted before anybody connects a worker, at the first on-demand price their catalogue row cites.
+_LOCAL_PRICE_NANO = 600_000_000  # $0.60 per hour: an example for the operator to change
+# Pools that can be quoted before a worker connects, at the first on-demand price in their catalogue row.
 _QUOTED_POOLS = (("l4", "l4-24"), ("l40s", "l40s-48"), ("a100-80", "a100-sxm-80"), ("h100", "h100-sxm-80"))
 
 
 class DemoAccount(msgspec.Struct, frozen=True):
-    """How the main job and its reader sign in; kept in one file that only its owner may read."""
+    """The sign-in data of the main job and its reader, kept in one file that only its owner may read."""
 
     email: str
     password: str
@@ -59,15 +59,15 @@ class Seeded:
 
 
 def seed_local_workers(*, home: Path, now: datetime.datetime) -> None:
-    """Make the pools that are missing and put a token where each local worker looks for it. Safe to run again."""
+    """Create missing pools and put a token where each local worker looks for it. Safe to run again."""
     _seed_pools(now)
     _seed_worker_tokens(home)
 
 
 def seed_account(*, home: Path, now: datetime.datetime) -> Seeded:
-    """Make the demonstration's operator, organization and key, and return how to sign in. Safe to run again.
+    """Create the demonstration's operator, organization and key, and return how to sign in. Safe to run again.
 
-    The password is random, and kept in `demo.json` alone. The account is an operator's: it has no place in an
+    The password is random and stored only in `demo.json`. The account is an operator's, so it must not exist in an
     installation that others can reach.
     """
     path = home / "demo.json"
@@ -108,7 +108,7 @@ def _new_account(now: datetime.datetime) -> DemoAccount:
 
 
 def _operator() -> tuple[User, str]:
-    """Return the demonstration's operator with a new random password; sessions under an earlier one end."""
+    """Return the demonstration's operator with a new random password, which ends earlier sessions."""
     password = secrets.token_urlsafe(12)
     user = User.objects.filter(email=EMAIL).first()
     if user is None:
@@ -148,7 +148,7 @@ def _seed_pool(name: str, gpu_key: str, memory_bytes: int, price_nano: int, now:
 
 
 def _seed_worker_tokens(home: Path) -> None:
-    """Put a fresh one-time token where each local worker looks for it, unless it is enrolled already."""
+    """Put a fresh one-time token where each local worker looks for it, unless it is already enrolled."""
     pool = GpuPool.objects.get(name=LOCAL_POOL)
     base_model = BaseModel.objects.get(name=DEMO_MODEL)
     for kind, model in (("trainer", None), ("replica", base_model)):
@@ -159,7 +159,7 @@ def _seed_worker_tokens(home: Path) -> None:
 
 
 def _is_enrolled(credential: Path) -> bool:
-    """Whether the file holds a credential that this database accepts."""
+    """Return whether the file holds a credential that this database accepts."""
     try:
         authenticate(credential=msgspec.json.decode(credential.read_bytes(), type=EnrollResponse).credential)
     except (FileNotFoundError, msgspec.DecodeError, UnknownWorker):
@@ -168,7 +168,7 @@ def _is_enrolled(credential: Path) -> bool:
 
 
 def _is_reachable(credential: Path) -> bool:
-    """Whether the enrolled replica is where the settings have it: a home that was moved has its socket elsewhere."""
+    """Return whether the replica's address is allowed by the settings. A moved home folder has its socket elsewhere."""
     enrollment = msgspec.json.decode(credential.read_bytes(), type=EnrollResponse)
     url = Replica.objects.values_list("url", flat=True).filter(pk=enrollment.replica_id).first()
     try:
@@ -178,7 +178,7 @@ def _is_reachable(credential: Path) -> bool:
 
 
 def _write_private(path: Path, content: bytes) -> None:
-    """Replace the file at once: a kill at any moment leaves the old one or the new one."""
+    """Replace the file atomically: after a kill at any moment, it has the old or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = path.with_name(path.name + ".part")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -1,4 +1,4 @@
-"""The audit log of an organization: who did what, when and from where; as a page and as a file."""
+"""The audit log of an organization, as a page and as a file: who did what, when and from where."""
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
@@ -23,7 +23,7 @@ def index(request: HttpRequest, organization: Organization, membership: Membersh
 @require_safe
 @organization_view(Permission.AUDIT_READ)
 def download(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponseBase:
-    """Send the newest entries that match as CSV or JSON lines; that it was done is an entry too."""
+    """Send the newest matching entries as CSV or JSON lines. The download itself is audited."""
     kind = request.GET.get("export", "csv")
     rows = list_entries(organization=organization, chosen=read_filter(request.GET))
     chunks, content_type = export(rows, kind=kind)

@@ -43,7 +43,7 @@ class InviteForm(forms.Form):
     )
 
     def only_for_address(self) -> bool | None:
-        """Return what was chosen, None to decide by the role."""
+        """Return the choice made; return None to decide by the role."""
         chosen = self.cleaned_data["accepted_by"]
         return chosen == "address" if chosen else None
 
@@ -53,7 +53,7 @@ class InviteForm(forms.Form):
 
 
 def grantable_roles(by: Membership) -> list[str]:
-    """Return the roles a member may give: none that holds more than the member's own."""
+    """Return the roles that a member may give: those without any permission that the member lacks."""
     return [name for name, role in ROLES.items() if role.permissions <= ROLES[by.role].permissions]
 
 
@@ -84,7 +84,7 @@ class KeyForm(forms.Form):
         self.fields["scopes"].initial = [scope for scope in held if scope not in _NOT_AT_FIRST]
 
     def expires_at(self, now: datetime.datetime) -> datetime.datetime | None:
-        """Return the moment chosen, None for never."""
+        """Return the chosen moment; return None for never."""
         days = self.cleaned_data["expires"]
         return now + datetime.timedelta(days=int(days)) if days else None
 

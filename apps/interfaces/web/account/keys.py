@@ -25,7 +25,7 @@ _SESSION_ISSUED = "issued_key"
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.VIEW, is_sensitive=True)
 def index(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
-    """List keys; a POST makes one, and the page it leads to shows its secret once."""
+    """List keys. A POST creates one and redirects to a page that shows its secret once."""
     if request.method != "POST":
         return _page(request, organization, membership, KeyForm(by=membership), issued=_take_issued(request))
     require(membership, Permission.KEY_MANAGE)
@@ -43,13 +43,13 @@ def _place(key_id: str) -> bytes:
 
 
 def _take_issued(request: HttpRequest) -> dict[str, str] | None:
-    """Return the secret that was just issued in this session and its key's id, once; sealed until then."""
+    """Return the key id and secret just issued in this session, once. The session keeps the secret sealed."""
     kept = request.session.pop(_SESSION_ISSUED, None) if request.method == "GET" else None
     if kept is None:
         return None
     try:
         secret = unseal(base64.b64decode(kept["sealed"]), place=_place(kept["key_id"]))
-    except SealBroken:  # the installation's secret key was changed in between
+    except SealBroken:  # the installation's secret key was changed meanwhile
         return None
     return {"key_id": kept["key_id"], "secret": secret}
 

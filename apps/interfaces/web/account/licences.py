@@ -1,4 +1,4 @@
-"""Accepting a base model's licence for the organization, from the page where it is in the way."""
+"""Accepting a base model's licence for the organization, from the page that requires it."""
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
@@ -17,7 +17,7 @@ from apps.interfaces.web.shell.access import organization_view
 @require_POST
 @organization_view(Permission.JOB_WRITE)
 def accept(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
-    """Accept, and go back to where it was asked."""
+    """Accept the licence and return to the page that asked for it."""
     base_model = get_base_model(name=request.POST.get("model", ""))
     accept_licence(
         organization=organization,

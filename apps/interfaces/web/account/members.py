@@ -1,4 +1,4 @@
-"""Who belongs to an organization: list, invite, change role, remove, and the page behind a mailed invitation."""
+"""The members of an organization: list, invite, change role, remove, and the page of a mailed invitation."""
 
 from allauth.account.adapter import get_adapter
 from django.contrib import messages
@@ -89,7 +89,7 @@ def change_role(
 def remove(
     request: HttpRequest, organization: Organization, membership: Membership, membership_id: str
 ) -> HttpResponse:
-    """Remove a member, or leave: the operation asks for the right to manage members unless it is oneself."""
+    """Remove a member, or leave. Removing another member needs the right to manage members."""
     try:
         operations.remove_member(
             organization=organization, membership_id=membership_id, by=membership.user, now=db_now()
@@ -124,9 +124,9 @@ def revoke_invitation(
 @require_http_methods(["GET", "HEAD", "POST"])
 @public_view
 def accept_invitation(request: HttpRequest, token: str) -> HttpResponse:
-    """Show what an invitation offers and, posted by somebody signed in, accept it.
+    """Show what an invitation offers; a POST by a signed-in person accepts it.
 
-    Whoever holds the link sees the organization's name and nothing else of it.
+    The page shows only the organization's name, because anyone who has the link can open it.
     """
     with system():
         try:
@@ -138,7 +138,7 @@ def accept_invitation(request: HttpRequest, token: str) -> HttpResponse:
         is_open = invitation.is_open(now=db_now())
         if is_open and not request.user.is_authenticated:
             request.session[SESSION_INVITATION] = token
-            # The link was mailed there and nowhere else: who opens it reads mail at that address.
+            # The link was mailed to this address only, so a visitor who opens it can read mail there.
             get_adapter().stash_verified_email(request, invitation.email)
     template = "members/invitation.html" if is_open else "members/invitation_closed.html"
     return render(request, template, {"invitation": invitation, "next": request.path})

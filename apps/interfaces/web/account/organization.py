@@ -43,7 +43,10 @@ def settings(request: HttpRequest, organization: Organization, membership: Membe
 @require_POST
 @organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
 def second_factor(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
-    """Demand a second factor of every member, or no longer; an owner who has none would lock themselves out."""
+    """Demand a second factor of every member, or stop demanding it.
+
+    An owner without one must add one first, so that they do not lock themselves out.
+    """
     is_required = request.POST.get("is_required") == "on"
     if is_required and not has_second_factor(membership.user):
         messages.error(request, "Add a second factor to your own account first.")
@@ -67,7 +70,7 @@ def switch(request: HttpRequest) -> HttpResponse:
 
 
 def _require_room_to_found(user: User) -> None:
-    """Raise QuotaExceeded when a person who never paid has founded enough: each organization has limits of its own."""
+    """Raise QuotaExceeded if a person who never paid has founded too many: each organization has its own limits."""
     with system():
         founded = operations.list_founded(user=user)
         if len(founded) >= site.MAX_UNPAID_ORGANIZATIONS and not has_paid_lot(organizations=founded):

@@ -1,4 +1,4 @@
-"""Experiment trackers: the form that stores an organization's key, and the wizard's that says where a job reports."""
+"""The forms of experiment trackers: one stores an organization's key, the other chooses where a job reports."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -25,7 +25,7 @@ class TrackerForm(forms.Form):
 
 
 class TrackingForm(forms.Form):
-    """A project for each tracker whose key is stored; left empty, the job does not report there."""
+    """A project for each tracker whose key is stored. If a field is empty, the job does not report to that tracker."""
 
     wandb = forms.CharField(required=False, max_length=128, label="W&B project")
     mlflow = forms.CharField(required=False, max_length=128, label="MLflow experiment")
@@ -40,11 +40,11 @@ class TrackingForm(forms.Form):
 
     @property
     def integrations(self) -> list[dict[str, Any]]:
-        """Return a checked form as the API's field."""
+        """Return the API's field for a checked form."""
         chosen = ((kind, self.cleaned_data.get(kind, "")) for kind in self.fields)
         return [{"type": kind, kind: {"project": project}} for kind, project in chosen if project]
 
 
 def trackers_given(requested: Mapping[str, Any]) -> dict[str, str]:
-    """Return the form's values that ask for what a job was asked for."""
+    """Return the form values that reproduce what a job asked for."""
     return {one["type"]: one[one["type"]]["project"] for one in requested.get("integrations") or ()}

@@ -1,4 +1,4 @@
-"""Keys of experiment trackers: what is stored, storing one, taking one away."""
+"""The keys of experiment trackers: list, store, delete."""
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
@@ -18,7 +18,7 @@ from apps.interfaces.web.shell.access import organization_view, require
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.VIEW)
 def index(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
-    """Show which keys there are; a POST stores one."""
+    """Show which keys are stored; a POST stores one."""
     form = TrackerForm(request.POST or None)
     if request.method == "POST":
         require(membership, Permission.JOB_WRITE)

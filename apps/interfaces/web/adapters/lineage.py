@@ -1,4 +1,4 @@
-"""Where an adapter version comes from and what came of it, for its page."""
+"""The origin of an adapter version and the jobs that continued it, for its page."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _MAX_COMPARED = 4  # columns of the playground
 
 @dataclass(frozen=True)
 class Ancestor:
-    """What training began with, other than the base model; no address where it was deleted."""
+    """What training began with, if not a base model. A deleted one has no address."""
 
     label: str
     url: str
@@ -54,13 +54,13 @@ def ancestor_of(job: FineTuningJob | None) -> Ancestor | None:
 
 
 def list_descendants(version: AdapterVersion) -> list[FineTuningJob]:
-    """Return the newest jobs that began with the version."""
+    """Return the newest jobs that continued the version."""
     jobs = list_jobs(organization=version.organization_id).filter(requested__start_from__version=version.pk)
     return list(jobs[:_MAX_DESCENDANTS])
 
 
 def siblings_of(version: AdapterVersion) -> list[Sibling]:
-    """Return every usable version of the adapter, newest first, with how it is served and what stands for it."""
+    """Return every usable version of the adapter, newest first, with its serving state and its aliases."""
     versions = list(list_siblings(version=version))
     states = serving_states(versions=versions)
     names: dict[str, list[str]] = {}
@@ -73,7 +73,7 @@ def siblings_of(version: AdapterVersion) -> list[Sibling]:
 
 
 def comparison_url(version: AdapterVersion, siblings: Iterable[Sibling]) -> str:
-    """Return where the version and the newest others that answer stand beside each other; "" with no two of them."""
+    """Return the address that compares the version with the newest other deployed ones; "" without two of them."""
     served = [one.version.model_name for one in siblings if one.serving.is_deployed]
     if len(served) < 2 or version.model_name not in served:
         return ""

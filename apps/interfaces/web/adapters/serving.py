@@ -1,4 +1,4 @@
-"""What a person does to a served adapter: move an alias, roll it back, keep a version warm."""
+"""The actions on a served adapter: move an alias, roll it back, keep a version warm."""
 
 from collections.abc import Callable
 from urllib.parse import urlencode
@@ -25,7 +25,7 @@ from apps.serving import keep_warm as warmth
 def point_alias(
     request: HttpRequest, organization: Organization, membership: Membership, version_id: str
 ) -> HttpResponse:
-    """Make an alias of this version, move it here, or try this version on a share of its requests."""
+    """Point a new or an existing alias at this version, or make it the canary for a share of the alias's requests."""
     version = get_version(organization=organization, id=version_id)
     percent = request.POST.get("canary_percent", "").strip()
     name = request.POST.get("name", "").strip()
@@ -74,7 +74,7 @@ def delete_alias(
 def keep_warm(
     request: HttpRequest, organization: Organization, membership: Membership, version_id: str
 ) -> HttpResponse:
-    """Keep the version warm for its price (?off ends it)."""
+    """Keep the version warm at its price; ?off stops it."""
     version = get_version(organization=organization, id=version_id)
 
     def act() -> str:
@@ -92,7 +92,7 @@ def keep_warm(
 def try_checkpoint(
     request: HttpRequest, organization: Organization, membership: Membership, checkpoint_id: str
 ) -> HttpResponse:
-    """Have the checkpoint's adapter served, and open it in the playground beside its base model."""
+    """Deploy the checkpoint's adapter and open it in the playground beside its base model."""
     try:
         version = serve_checkpoint(organization=organization, checkpoint_id=checkpoint_id)
     except NotFound:

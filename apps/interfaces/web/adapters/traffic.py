@@ -1,4 +1,4 @@
-"""What a version was asked and what that cost, for its page."""
+"""The requests to a version and their cost, for its page."""
 
 import datetime
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ TRAFFIC_DAYS = 30
 
 @dataclass(frozen=True)
 class Traffic:
-    """Of the last days; `cost_nano` counts what is not charged yet, too."""
+    """The requests of the last days. `cost_nano` includes usage that is not charged yet."""
 
     days: int
     requests: int

@@ -1,4 +1,4 @@
-"""Adapters: what training left, where it answers, its files; serve it, stop serving it, delete it."""
+"""The adapter pages: list, detail, files, deploy, undeploy, delete."""
 
 import json
 from typing import Any
@@ -44,7 +44,7 @@ _CHANGING = ("waiting", "loading")
 @require_safe
 @organization_view(Permission.VIEW)
 def index(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
-    """List the versions that can be used; htmx asks for the table alone."""
+    """List the usable versions; htmx asks for the table alone."""
     page = Paginator(queries.list_versions(organization=organization), _PAGE).get_page(request.GET.get("page"))
     versions = list(page.object_list)
     states = serving_states(versions=versions)
@@ -67,7 +67,7 @@ def index(request: HttpRequest, organization: Organization, membership: Membersh
 @require_safe
 @organization_view(Permission.VIEW)
 def detail(request: HttpRequest, organization: Organization, membership: Membership, version_id: str) -> HttpResponse:
-    """Show one version; htmx asks for its state alone while that changes."""
+    """Show one version; while its state changes, htmx asks for the state alone."""
     version = queries.get_version(organization=organization, id=version_id)
     return _answer(request, "adapters/detail.html", "#state", _detail(version, organization, membership))
 
@@ -138,7 +138,7 @@ def _download_address(version: AdapterVersion) -> str:
 def download(
     request: HttpRequest, organization: Organization, membership: Membership, version_id: str
 ) -> HttpResponseBase:
-    """Send one file by a link good for minutes (?file=), or the whole adapter as an archive."""
+    """Send one file through a link valid for minutes (?file=), or the whole adapter as an archive."""
     version = queries.get_version(organization=organization, id=version_id)
     name = request.GET.get("file", "")
     kind = request.GET.get("export", "")
@@ -163,7 +163,7 @@ def download(
 
 
 def _model_documents(job: FineTuningJob | None, version: AdapterVersion, export: str) -> dict[str, str]:
-    """Model card and reproducibility file by name; none for a version that no job of ours made."""
+    """Return the model card and the reproducibility file by name; none for a version that no job here made."""
     if job is None:
         return {}
     bundle = json.dumps(reproducibility(job=job, version=version), indent=2, default=str)
@@ -205,7 +205,7 @@ def undeploy(request: HttpRequest, organization: Organization, membership: Membe
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.ADAPTER_DELETE, is_sensitive=True)
 def delete(request: HttpRequest, organization: Organization, membership: Membership, version_id: str) -> HttpResponse:
-    """Ask for the adapter's name typed in full, then unload the version and delete its files."""
+    """Require the adapter's name typed in full, then unload the version and delete its files."""
     version = queries.get_version(organization=organization, id=version_id)
     name = version.adapter.name
     context: dict[str, Any] = {"version": version, "typed": name}

@@ -1,4 +1,4 @@
-"""Budgets of an organization, and the labels its keys are charged back by."""
+"""The budgets of an organization, and the labels by which its keys are charged back."""
 
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
@@ -21,7 +21,7 @@ from apps.interfaces.web.shell.access import organization_view, require
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.VIEW)
 def index(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
-    """List budgets with what is spent and held under each; a POST sets one."""
+    """List budgets with the amounts spent and held under each; a POST sets one."""
     form = BudgetForm(request.POST or None, organization=organization)
     if request.method == "POST":
         require(membership, Permission.ORGANIZATION_MANAGE)

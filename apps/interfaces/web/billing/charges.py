@@ -1,4 +1,4 @@
-"""Why this charge: from any line down to the run's seconds or the tokens' hours."""
+"""The page that explains a charge: from one line down to the run's seconds or the hourly tokens."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from apps.finetuning.usage.charges import MINIMUM_SECONDS
 from apps.interfaces.web.billing.usage import MOVEMENTS
 from apps.interfaces.web.shell.access import organization_view
 
-_HOURS_SHOWN = 800  # a month and a bit
+_HOURS_SHOWN = 800  # a little more than a month
 
 
 @require_safe

@@ -1,4 +1,4 @@
-"""Billing: balance and credit, what is held, invoices with their files, the price book, and the profile bills go to."""
+"""The billing page: balance, credit, holds, invoices with their files, the price book, and the billing profile."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ def show(request: HttpRequest, organization: Organization, membership: Membershi
 @require_safe
 @organization_view(Permission.VIEW)
 def prices(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
-    """Show what everything costs this organization now."""
+    """Show every price that this organization pays now."""
     rules = list_active_prices(prefix="", organization=organization)
     groups = {"training": "GPU time", "inference": "Tokens", "warm": "Kept warm", "storage": "Storage"}
     grouped = [(title, [rule for rule in rules if rule.sku.startswith(f"{kind}:")]) for kind, title in groups.items()]

@@ -1,6 +1,6 @@
-"""Billing settings: top up, the card, auto-recharge, Stripe's portal, payments. Hidden where no payments are taken.
+"""The payment settings: top up, the card, auto-recharge, Stripe's portal, payments. Hidden without a payment provider.
 
-Nothing here asks Stripe. What needs it is written down and done by a task; the page that waits for it polls.
+No view here calls Stripe. It stores what it needs, a task carries it out, and the waiting page polls.
 """
 
 from collections.abc import Callable
@@ -77,7 +77,7 @@ def _initial(order: autorecharge.AutoRecharge) -> dict[str, object]:
 @require_POST
 @organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
 def top_up(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
-    """Ask for a page on which credit is paid for."""
+    """Request a page to pay for credit."""
     _refuse_without_payments()
     form = TopUpForm(request.POST)
     if form.is_valid():
@@ -93,7 +93,7 @@ def top_up(request: HttpRequest, organization: Organization, membership: Members
 @require_POST
 @organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
 def leave_card(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
-    """Ask for a page on which a card is left for later."""
+    """Request a page to save a card for later."""
     _refuse_without_payments()
     return redirect("web:billing_page", request_page(organization=organization, kind="card", by=membership.user_id).pk)
 
@@ -101,7 +101,7 @@ def leave_card(request: HttpRequest, organization: Organization, membership: Mem
 @require_POST
 @organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
 def open_portal(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
-    """Ask for a visit to Stripe's portal: cards, address, tax ids, invoices."""
+    """Request a visit to Stripe's portal: cards, address, tax ids, invoices."""
     _refuse_without_payments()
     return redirect(
         "web:billing_page", request_page(organization=organization, kind="portal", by=membership.user_id).pk
@@ -138,7 +138,7 @@ def _is_saved(form: AutoRechargeForm, organization: Organization, membership: Me
 @require_safe
 @organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
 def page(request: HttpRequest, organization: Organization, membership: Membership, page_id: str) -> HttpResponse:
-    """Wait for a page of Stripe's and go there; coming back from it, wait for what became of it."""
+    """Wait for one of Stripe's pages and go there; after the return, wait for the result."""
     _refuse_without_payments()
     asked = HostedPage.objects.for_organization(organization).select_related("topup").filter(pk=page_id).first()
     if asked is None:
@@ -154,14 +154,17 @@ def page(request: HttpRequest, organization: Organization, membership: Membershi
 
 
 def _leaving(request: HttpRequest, asked: HostedPage) -> Callable[[str], HttpResponse] | None:
-    """Return how to go to Stripe: once, by the poll that finds the page ready. A form's redirect may not leave us."""
+    """Return the redirect to Stripe, once: for the poll that finds the page ready.
+
+    A redirect in answer to a form must not leave this origin.
+    """
     was_waiting = request.GET.get("waiting") == "1"
     is_fresh = asked.status == "ready" and (asked.topup is None or asked.topup.status == "open")
     return HttpResponseClientRedirect if getattr(request, "htmx", False) and was_waiting and is_fresh else None
 
 
 def _ask_what_became_of(topup: TopUp) -> None:
-    """Have a task ask Stripe, at most every five seconds: a webhook may be late, or have been lost."""
+    """Have a task ask Stripe, at most every five seconds: a webhook may be late or lost."""
     moment = int(db_now().timestamp()) // 5
     outbox.publish(topic="payments.topup", key=f"payments.topup:{topup.pk}:{moment}", payload={"topup_id": topup.pk})
 

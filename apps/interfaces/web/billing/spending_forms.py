@@ -1,4 +1,4 @@
-"""Forms of the billing pages."""
+"""Forms for budgets and spending."""
 
 from decimal import Decimal
 from typing import Any
@@ -18,7 +18,7 @@ _ASKED_FOR = {
 
 
 class BudgetForm(forms.Form):
-    """`target` is what the scope names: `name=value` of a label, or the key or member chosen."""
+    """A budget. `target` is what the scope names: `name=value` of a label, or the chosen key or member."""
 
     scope = forms.ChoiceField(choices=BudgetScope.choices, label="For")
     key = forms.ChoiceField(required=False, label="Key")
@@ -47,7 +47,7 @@ class BudgetForm(forms.Form):
             raise forms.ValidationError("Whole percentages, with commas between: 50, 80, 100.") from error
 
     def clean(self) -> dict[str, Any]:
-        """Ask for what the chosen scope names; the page shows that field alone."""
+        """Require what the chosen scope names; the page shows that field alone."""
         cleaned: dict[str, Any] = super().clean() or self.cleaned_data
         scope = cleaned.get("scope", "")
         if scope in _ASKED_FOR and not cleaned.get(scope) and scope not in self.errors:

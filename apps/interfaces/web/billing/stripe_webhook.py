@@ -1,4 +1,4 @@
-"""Where Stripe tells what happened: verified, stored, answered; handled by a task."""
+"""The endpoint of Stripe's webhooks: it verifies, stores and answers them; a task handles them."""
 
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.csrf import csrf_exempt
@@ -14,7 +14,7 @@ from apps.payments.stripe import gateway
 @require_POST
 @public_view
 def receive(request: HttpRequest) -> HttpResponse:
-    """Store one webhook. The signature is the credential; Stripe repeats whatever is not answered with 200."""
+    """Store one webhook. The signature is the credential; Stripe repeats every webhook not answered with 200."""
     if not gateway.is_configured():
         return HttpResponse(status=404)
     try:

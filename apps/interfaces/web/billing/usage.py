@@ -1,4 +1,4 @@
-"""Usage: what was spent by day and model, by job, and every movement of money; as pages and as CSV."""
+"""Usage pages and CSV: what was spent by day and model, by job, and every movement of money."""
 
 import datetime
 from collections import defaultdict
@@ -33,7 +33,7 @@ from apps.interfaces.web.shell.downloads import stream_download
 
 PERIODS = (7, 30, 90)
 TRAINING = "Training"
-_SERIES_SHOWN = 5  # more colours than that cannot be told apart; the rest is one
+_SERIES_SHOWN = 5  # more colours are hard to distinguish; the remaining models share one series
 _OTHER = "Other models"
 _PAGE = 20
 _JOBS_SHOWN = 10
@@ -59,7 +59,7 @@ MOVEMENTS = {
     "payment_refunded": "Paid back",
     "release": "Hold released",
 }
-# What is set aside for requests: apps/billing/usage/slices.py.
+# Reasons of movements between the wallet and the slices held for requests: apps/billing/usage/slices.py.
 _REASONS_OF_SLICES = {
     ("hold", ""): "requests in progress",
     ("settle", "slice returned"): "requests, the unused part",
@@ -69,7 +69,7 @@ _REASONS_OF_SLICES = {
 
 @dataclass
 class ModelUse:
-    """What one model was used for in the period; `cost_nano` counts usage that is not charged yet, too."""
+    """How one model was used in the period. `cost_nano` includes usage that is not charged yet."""
 
     name: str
     label: str
@@ -81,7 +81,7 @@ class ModelUse:
 
 @dataclass(frozen=True)
 class JobUse:
-    """What the ledger charged for one job in the period, at a pause or its end, and the day it last did."""
+    """The ledger's charges for one job in the period, made at pauses and at its end. `day` is that of the last one."""
 
     job: FineTuningJob
     title: str
@@ -92,12 +92,12 @@ class JobUse:
 
 @dataclass(frozen=True)
 class Movement:
-    """One ledger transaction as its owner sees it."""
+    """One ledger transaction as the organization sees it."""
 
     at: datetime.datetime
     words: str
     reason: str
-    url: str  # of the job, or of why it was charged
+    url: str  # of the job, or of the page that explains the charge
     wallet_nano: int
     held_nano: int
 
@@ -161,7 +161,7 @@ def _group(request: HttpRequest) -> str:
 
 
 def _grouped(organization: Organization, group: str, lines: Sequence[Spend]) -> list[tuple[str, int]]:
-    """Return what each key, member or label cost in the period, most first."""
+    """Return the cost of each key, member or label in the period, highest first."""
     if group == "label":
         name = get_profile(organization=organization).chargeback_label
         return [
@@ -185,7 +185,7 @@ def _period(days: int) -> tuple[datetime.date, datetime.date]:
 
 
 def _by_job(organization: Organization, training: Sequence[Spend]) -> list[JobUse]:
-    """Return what each job was charged, the last charged first."""
+    """Return the charges of each job, the last charged first."""
     charges: dict[str, list[Spend]] = defaultdict(list)
     for line in training:
         charges[line.subject].append(line)
@@ -214,14 +214,14 @@ def _by_model(series: Iterable[UsageSeries]) -> list[ModelUse]:
         if line.sku.startswith("inference:input:"):
             use.requests += line.request_count
             use.input_tokens += line.quantity
-        elif line.sku.startswith("inference:output:"):  # time kept warm is no tokens
+        elif line.sku.startswith("inference:output:"):  # other SKUs, such as time kept warm, count no tokens
             use.output_tokens += line.quantity
         use.cost_nano += _cost_nano(line)
     return sorted(uses.values(), key=lambda use: -use.cost_nano)
 
 
 def _label(model_name: str) -> str:
-    """Return a short name: of `ft:<base>:<organization>:<suffix>:<id>` the suffix, or the id where there is none."""
+    """Return a short name: the suffix of `ft:<base>:<organization>:<suffix>:<id>`, or its id if it has no suffix."""
     parts = model_name.split(":")
     return (parts[3] or parts[4]) if len(parts) == 5 else model_name
 
@@ -274,7 +274,7 @@ def _movement(posted: LedgerTransaction, source: str) -> Movement:
 
 
 def _reason(posted: LedgerTransaction) -> str:
-    """Return why money moved; a charge for usage names what was used, and of which model."""
+    """Return the reason of a movement; for a charge for usage, what was used and of which model."""
     if words := _REASONS_OF_SLICES.get((posted.kind, posted.reason)):
         return words
     sku, _, subject = posted.reason.partition(" ")

@@ -1,13 +1,13 @@
-"""Geometry of the static charts: plain numbers in, frozen shapes out. Templates draw them with attributes only."""
+"""Geometry of the static charts: functions from numbers to frozen shapes, which templates draw with attributes only."""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-# Device memory above this share of a card is called little headroom; the same line the compute step explains.
+# Above this share of a card's memory, a job has little headroom. The compute step explains the same limit.
 TIGHT_SHARE = 0.88
 SEGMENT_GAP = 0.5
-CHAR_PX = 6.2  # mean advance of Geist 500 at 11 px, for keeping labels apart
+CHAR_PX = 6.2  # mean width of a character of Geist 500 at 11 px, for keeping labels apart
 LABEL_HEIGHT_PX = 12
 
 
@@ -39,7 +39,7 @@ class MemoryBar:
 
 
 def memory_bar(parts: Iterable[tuple[str, float]], capacity: float, *, usable: float | None = None) -> MemoryBar:
-    """Lay memory parts out on one card; `usable` is what of the capacity may be filled (all of it when absent)."""
+    """Lay out memory parts on one card. `usable` is the part of the capacity that may be filled; the default is all."""
     listed = list(parts)
     need = sum(value for _, value in listed)
     fits = need <= (capacity if usable is None else usable)
@@ -63,7 +63,7 @@ class Tick:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryLines:
-    """Need against the capacities of the cards on offer."""
+    """The memory needed, against the capacities of the cards on offer."""
 
     width: int
     height: int
@@ -74,7 +74,7 @@ class MemoryLines:
 def memory_lines(
     parts: Iterable[tuple[str, float]], capacities: Sequence[float], *, chosen: float | None = None, unit: str = "GiB"
 ) -> MemoryLines:
-    """Lay memory parts out against capacity lines; a line whose label would touch its neighbour loses the label."""
+    """Lay out memory parts against capacity lines. A line whose label would touch its neighbour gets no label."""
     width, listed = 408, list(parts)
     need = sum(value for _, value in listed)
     top = 1.06 * max([need, *capacities])
@@ -93,7 +93,7 @@ def memory_lines(
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """A choice with a finish time and a cost; a muted one is shown and cannot be taken."""
+    """An option with a finish time and a cost. A muted one is shown but cannot be chosen."""
 
     key: str
     label: str
@@ -105,7 +105,7 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """`label` is empty where it would cover something else; the title still names the point."""
+    """A drawn option. `label` is empty if it would cover something else; the title still names the point."""
 
     option: Option
     label: str
@@ -127,7 +127,7 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class Scatter:
-    """Cost against finish time, with the options that can be taken and nothing else beats joined by `front`."""
+    """Cost against finish time. `front` joins the available options that no other option beats."""
 
     width: int
     height: int
@@ -151,7 +151,7 @@ class Scatter:
 
 
 def scatter(options: Sequence[Option], *, chosen: str = "", deadline_seconds: float | None = None) -> Scatter:
-    """Place options by finish time and cost. Raises ValueError when there is none."""
+    """Place options by finish time and cost. Raises ValueError without options."""
     if not options:
         raise ValueError("a scatter needs at least one option")
     width, height, left, right, top, bottom = 372, 190, 42, 362, 18, 164
@@ -184,7 +184,7 @@ def scatter(options: Sequence[Option], *, chosen: str = "", deadline_seconds: fl
 
 
 def pareto_front(options: Iterable[Option]) -> list[Option]:
-    """Return the options for which no other is at once as fast and as cheap, from fast to slow."""
+    """Return the options for which no other is both as fast and as cheap, from fast to slow."""
     front: list[Option] = []
     for option in sorted(options, key=lambda item: (item.seconds, item.cost)):
         if not front or option.cost < front[-1].cost:
@@ -214,9 +214,9 @@ class Histogram:
 
 
 def histogram(bounds: Sequence[tuple[int, int]], *, limit: int | None = None, unit: str = "tokens") -> Histogram:
-    """Draw ascending (upper bound, rows) pairs as equal bars; those wholly past `limit` are marked `over`.
+    """Draw ascending (upper bound, rows) pairs as equal bars; those wholly beyond `limit` are marked `over`.
 
-    A bucket with few rows keeps a visible sliver, since the rare long rows are what one looks for.
+    A bucket with few rows keeps a visible sliver, because the rare long rows matter most.
     """
     width, height, base_y, top = 268, 96, 78, 8
     step = width / max(1, len(bounds))
@@ -246,7 +246,10 @@ class Sparkline:
 
 
 def sparkline(values: Sequence[float], *, low: float | None = None, high: float | None = None) -> Sparkline:
-    """Draw values evenly over 200 by 28; without a given range, theirs. One value is drawn as a level line."""
+    """Draw values evenly over 200 by 28 units.
+
+    The default range is that of the values. One value becomes a level line.
+    """
     width, height, pad = 200, 28, 1.5
     if not values:
         return Sparkline(width=width, height=height, line="", area="", last=None)
@@ -268,7 +271,7 @@ def sparkline(values: Sequence[float], *, low: float | None = None, high: float 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One day: a hover target over the full height and the rectangles stacked in it."""
+    """One day: a hover target over the full height, and the rectangles stacked in it."""
 
     label: str
     title: str
@@ -308,7 +311,7 @@ class Days:
 def stacked_days(
     days: Sequence[tuple[str, dict[str, float]]], *, series: Sequence[str], prefix: str = "$", suffix: str = ""
 ) -> Days:
-    """Stack each day's amounts in the order of `series`; past the sixth, series share the last colour."""
+    """Stack each day's amounts in the order of `series`. Series after the sixth share the last colour."""
     width, height, left, top, bottom = 1080, 220, 52, 12, 192
     right = width - 4
     peak = max([sum(amounts.get(name, 0) for name in series) for _, amounts in days], default=0)
@@ -370,14 +373,14 @@ def _bar(x: float, base_y: float, width: float, height: float, title: str, *, ov
 
 
 def _inside(x: float, *, half: float, width: float) -> tuple[float, str]:
-    """Return where to anchor a label at x so that it stays between 0 and width."""
+    """Return the position and anchor of a label at x that keep it between 0 and width."""
     if x < half:
         return 0, "start"
     return (width, "end") if x > width - half else (x, "middle")
 
 
 def _limit_position(bounds: Sequence[tuple[int, int]], limit: int | None, step: float) -> float | None:
-    """Return where the limit cuts the row of buckets, or None when it lies outside them."""
+    """Return where the limit crosses the row of buckets; return None if it lies outside them."""
     low = 0
     for index, (high, _) in enumerate(bounds):
         if limit is not None and low <= limit < high:
@@ -387,7 +390,7 @@ def _limit_position(bounds: Sequence[tuple[int, int]], limit: int | None, step: 
 
 
 def _laid_out(parts: Sequence[tuple[str, float]], scale: float, *, gap: float) -> tuple[Segment, ...]:
-    """Place parts one after another, each shortened by the gap that separates it from the next."""
+    """Place parts one after another, each shortened by the gap to the next."""
     x, segments = 0.0, []
     for index, (label, value) in enumerate(parts):
         width = value * scale
@@ -398,7 +401,7 @@ def _laid_out(parts: Sequence[tuple[str, float]], scale: float, *, gap: float) -
 
 
 def _spaced(ticks: Sequence[Tick], width: int) -> tuple[Tick, ...]:
-    """Blank the labels that would touch one already written; the chosen line's label is written first."""
+    """Blank the labels that would touch a placed one. The chosen line's label is placed first."""
     taken: list[tuple[float, float]] = []
     shown: dict[float, Tick] = {}
     for tick in sorted(ticks, key=lambda item: item.state != "on"):
@@ -422,8 +425,10 @@ def _labelled(
     bottom: int,
     rules: Sequence[float],
 ) -> tuple[Point, ...]:
-    """Put each label above, below, right or left of its dot, at the first place that touches nothing, if there is one;
-    the chosen dot has its label in any case."""
+    """Place each label above, below, right or left of its dot, at the first position that touches nothing.
+
+    A label without such a position is left out, except that of the chosen dot.
+    """
     taken = [(x - 6, y - 6, x + 6, y + 6) for _, x, y in dots] + [(rule - 1, top, rule + 1, bottom) for rule in rules]
     points: dict[str, Point] = {}
     for option, x, y in sorted(dots, key=lambda dot: dot[0].key != chosen):
@@ -454,7 +459,7 @@ def _touch(one: tuple[float, float, float, float], other: tuple[float, float, fl
 
 
 def _steps(low: float, high: float, sizes: Sequence[float]) -> list[float]:
-    """Return three to six round values covering low..high, by the smallest step size that needs no more."""
+    """Return three to six round values covering low..high, with the smallest step size that needs no more."""
     for size in sizes:
         start = math.floor(low / size + 1e-9)
         count = math.ceil(high / size - 1e-9) - start
@@ -465,7 +470,7 @@ def _steps(low: float, high: float, sizes: Sequence[float]) -> list[float]:
 
 
 def _decimal_steps(span: float) -> list[float]:
-    """Return step sizes 1, 2, 2.5, 5 times powers of ten around a fifth of the span."""
+    """Return the step sizes 1, 2, 2.5 and 5 times powers of ten around a fifth of the span."""
     power = 10.0 ** math.floor(math.log10(max(span, 1e-9) / 5))
     return [round(factor * power, 12) for factor in (1, 2, 2.5, 5, 10, 20, 25, 50)]
 

@@ -1,4 +1,4 @@
-"""Which column of a file is what, with its first rows as they would be kept; and the repair of bad rows."""
+"""The pages that assign a file's columns, with a preview of its first rows, and that repair bad rows."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ from apps.interfaces.web.shell.access import organization_view
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.DATASET_WRITE)
 def columns(request: HttpRequest, organization: Organization, membership: Membership, file_id: str) -> HttpResponse:
-    """Show the columns under the chosen format; POST has the file read so, unless only a preview is asked for."""
+    """Show the columns under the chosen format; a POST converts the file, unless it only asks for a preview."""
     version = queries.get_version(organization=organization, id=file_id)
     data = request.POST if request.method == "POST" else request.GET
     mapping = _chosen(version, data)
@@ -46,7 +46,7 @@ def columns(request: HttpRequest, organization: Organization, membership: Member
 @require_POST
 @organization_view(Permission.DATASET_WRITE)
 def repair(request: HttpRequest, organization: Organization, membership: Membership, file_id: str) -> HttpResponse:
-    """Start a new version without the bad rows, or with them mended."""
+    """Create a new version without the bad rows, or with them fixed."""
     version = queries.get_version(organization=organization, id=file_id)
     mode = RepairMode.DROP if request.POST.get("mode") == RepairMode.DROP else RepairMode.REPAIR
     try:
@@ -65,20 +65,20 @@ def repair(request: HttpRequest, organization: Organization, membership: Members
 @require_POST
 @organization_view(Permission.DATASET_WRITE)
 def dismiss(request: HttpRequest, organization: Organization, membership: Membership, file_id: str) -> HttpResponse:
-    """Take a file with errors off the overview."""
+    """Remove a file with errors from the overview."""
     version = queries.get_version(organization=organization, id=file_id)
     operations.dismiss_errors(version=version, by=membership.user_id, now=db_now())
     return redirect("web:overview")
 
 
 def _chosen(version: DatasetVersion, data: Any) -> Mapping:
-    """Return the mapping of the form: its columns, else those named as the format expects."""
+    """Return the form's mapping; without one for its format, return the stored mapping or suggest one."""
     known = mapping_of(version)
     wanted = data.get("format", "")
     if wanted not in FIELDS:
         return known or suggest(version, Format.PROMPT_COMPLETION)
     format = Format(wanted)
-    if data.get("for") != format:  # another format was chosen: its columns are not asked yet
+    if data.get("for") != format:  # the format was changed: its columns have not been asked for yet
         return known if known and known.format == format else suggest(version, format)
     present = version.layout.get("columns", ())
     columns = {field.name: data.get(f"column.{field.name}", "") for field in FIELDS[format]}

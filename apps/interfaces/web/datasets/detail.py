@@ -1,4 +1,4 @@
-"""One file: its figures, its rows as a model sees them, and what to look at before training."""
+"""The page of one file: its figures, its rows as a model sees them, and what to check before training."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -60,7 +60,7 @@ _FOUND = {
 
 @dataclass(frozen=True)
 class Check:
-    """One finding: `level` is ok, info, warn or bad; `url` is where to look."""
+    """One finding. `level` is ok, info, warn or bad; `url` is the page that shows it."""
 
     level: str
     text: str
@@ -71,8 +71,10 @@ class Check:
 @require_safe
 @organization_view(Permission.VIEW)
 def detail(request: HttpRequest, organization: Organization, membership: Membership, file_id: str) -> HttpResponse:
-    """Show a file; htmx gets the part it asks for: the row viewer, the button's price, or the whole while a task
-    is at it."""
+    """Show a file. htmx gets the part it asks for.
+
+    The parts are the row viewer, the button's price, or the whole dataset while a task is running.
+    """
     version = queries.get_version(organization=organization, id=file_id)
     model = chosen_model(request)
     part = request.headers.get("HX-Target", "") if request.headers.get("HX-Request") else ""
@@ -90,7 +92,7 @@ def detail(request: HttpRequest, organization: Organization, membership: Members
 
 
 def _part(request: HttpRequest, name: str, context: dict[str, Any]) -> HttpResponse:
-    """Render one part of the page, or with "" the whole."""
+    """Render one part of the page, or all of it if the name is ""."""
     response = render(request, "datasets/detail.html" + (f"#{name}" if name else ""), context)
     patch_vary_headers(response, ["HX-Request", "HX-Target"])
     return response
@@ -103,7 +105,7 @@ def find_count(version: DatasetVersion, model: BaseModel | None) -> TokenCount |
 def _count(
     version: DatasetVersion, model: BaseModel | None
 ) -> tuple[TokenCount | None, operations.RowRefused | None, bool]:
-    """Return the count, or the row that prevents it, or whether a task is at it."""
+    """Return the token count, the row that prevents it, and whether a task is counting."""
     if version.status != "ready" or model is None:
         return None, None, False
     found = queries.find_token_count(version=version, base_model=model)
@@ -129,7 +131,7 @@ def _summary(
     checks = _checks(address, looked, refusal)
     cut = cut_at(count, address.limit)
     trained = _trained_tokens(address, count)
-    is_text = kind_of(version) is RowKind.TEXT  # none of it is cut
+    is_text = kind_of(version) is RowKind.TEXT  # no row is cut
     return {
         "count": count,
         "cut": cut,
@@ -158,21 +160,21 @@ def _summary(
 
 
 def _trained_tokens(address: Address, count: TokenCount | None) -> int:
-    """Return what one epoch trains: where inputs are trained too, every token of a conversation."""
+    """Return the tokens that one epoch trains on: all tokens of a conversation if inputs are trained too."""
     if count is None:
         return 0
     return count.tokens if address.train_on is TrainOn.ALL else count.trained_tokens
 
 
 def _is_comparing(address: Address, looked: RowContext) -> bool:
-    """Whether a task, which `look` asked for, is comparing the file with the chosen one."""
+    """Return whether a task requested by `look` is comparing the file with the chosen one."""
     if not address.against or looked.repeats is not None or address.version.status != "ready":
         return False
     return queries.get_version(organization=address.version.organization_id, id=address.against).status == "ready"
 
 
 def _others(version: DatasetVersion) -> list[tuple[str, str]]:
-    """Return the files it can be compared with."""
+    """Return the files that it can be compared with."""
     versions = queries.list_versions(organization=version.organization_id).filter(status="ready").exclude(pk=version.pk)
     return [
         (other.pk, f"Validation: {other.dataset.name}, {other.filename}")
@@ -253,7 +255,7 @@ def _found(address: Address, looked: RowContext) -> list[Check]:
 
 
 def _compared(address: Address, looked: RowContext) -> list[Check]:
-    """Say how many rows repeat the chosen validation file."""
+    """Return how many rows repeat the chosen validation file."""
     if looked.repeats is None:
         return []
     equal, near = looked.repeats.count(Repeats.A_ROW), looked.repeats.count(Repeats.NEARLY_A_ROW)
@@ -289,7 +291,7 @@ def _overlaps(address: Address, looked: RowContext) -> list[Check]:
 
 
 def _shared_urls(address: Address, other: DatasetVersion) -> tuple[str, str]:
-    """Return where the rows of both files are listed, equal and near ones; nothing is left of a deleted file."""
+    """Return the addresses of the equal and the similar rows of both files; none for a deleted file."""
     if other.status == "deleted":
         return "", ""
     looked = replace(address, against=other.pk)

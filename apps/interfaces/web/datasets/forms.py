@@ -4,7 +4,7 @@ from django import forms
 
 
 class UploadForm(forms.Form):
-    """One file; without a name the file's own is taken, and a name again makes its next version."""
+    """One file with an optional name. The default is the file's own name; an existing name makes its next version."""
 
     name = forms.CharField(
         required=False,

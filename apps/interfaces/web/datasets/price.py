@@ -1,4 +1,4 @@
-"""What training on a file as its page shows it costs at the least: asked for after the page, for quotes take time."""
+"""The lowest price of training on a file as its page shows it. Loaded after the page, because quotes take time."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from apps.interfaces.web.wizard.plan import Choices, Plan
 
 
 def training_choices(address: Address, model: BaseModel | None) -> dict[str, str]:
-    """Return what the wizard must know to train what the page shows."""
+    """Return the wizard's choices that train what the page shows."""
     chosen = {"dataset": address.version.pk}
     if model:
         chosen["model"] = model.name
@@ -27,17 +27,17 @@ def training_choices(address: Address, model: BaseModel | None) -> dict[str, str
 
 
 def wizard_url(chosen: Mapping[str, str]) -> str:
-    """Return where the wizard goes on from these choices: at the base model, which the page only looks through."""
+    """Return the wizard's address for these choices, at the base model step: the page's model is only for viewing."""
     return Choices(chosen).url(step="model")
 
 
 def least_nano(organization: Organization, chosen: Mapping[str, str]) -> int | None:
-    """Return the median cost of the cheapest way to train that can be launched now, None without one."""
+    """Return the median cost of the cheapest option that can be launched now; return None if there is none."""
     plan = Plan(organization, Choices(chosen))
     try:
         quotes = plan.quotes_of_kinds(plan.form.kinds) if plan.form else {}
     except DomainError:
-        return None  # the wizard says why
+        return None  # the wizard shows the reason
     costs = [
         quoted.estimate.cost_nano_p50
         for of_kind in quotes.values()

@@ -1,4 +1,4 @@
-"""A training row as a page shows it: what the model sees, which part is trained, where its tokens are cut. Pure."""
+"""A training row as a page shows it: what the model sees, which part is trained, where it is cut. Pure."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of text that is one control token, or none."""
+    """A piece of text: one control token, or text without any."""
 
     text: str
     is_control: bool = False
@@ -21,7 +21,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Part:
-    """Pieces in a row that are all trained, or all not; or all beyond the limit, where nothing is."""
+    """Consecutive pieces that are all trained, all untrained, or all beyond the limit."""
 
     is_trained: bool
     pieces: tuple[Piece, ...]
@@ -54,8 +54,8 @@ class RowView:
     token_count: int
     trained_count: int
     limit: int | None = None
-    longest: int = 0  # of the sequences the row makes: a preference makes two
-    is_text: bool = False  # running text goes on in pieces of the limit, none of it cut
+    longest: int = 0  # of the row's sequences: a preference has two
+    is_text: bool = False  # plain text is split at the limit, not cut
 
     @property
     def hidden_token_count(self) -> int:
@@ -73,7 +73,7 @@ class RowView:
 def view_row(
     row: Row, renderer: ChatRenderer, *, limit: int | None = None, train_on: TrainOn = TrainOn.ASSISTANT
 ) -> RowView:
-    """Show a row of any kind as the model sees it; raises RowError. `train_on` is for conversations."""
+    """Return a row of any kind as the model sees it. Raises RowError. `train_on` applies to conversations."""
     if isinstance(row, PreferenceRow):
         pair = renderer.render_pair(row)
         sides = (row_view(row.chosen, pair.chosen, renderer, limit=limit),
@@ -85,7 +85,7 @@ def view_row(
 def row_view(
     row: ChatRow | TextRow, rendered: RenderedRow, renderer: ChatRenderer, *, limit: int | None = None
 ) -> RowView:
-    """Divide a rendered row into turns and tokens, and at the limit."""
+    """Split a rendered row into turns and tokens, and cut it at the limit."""
     is_text = isinstance(row, TextRow)
     text, kept = rendered.text, rendered if limit is None or is_text else rendered.truncate(limit)
     spans = renderer.token_spans(text, is_plain=is_text)
@@ -104,7 +104,7 @@ def row_view(
 
 
 def _both(chosen: RowView, rejected: RowView) -> RowView:
-    """Show a preference: what comes before once, then each answer by its name."""
+    """Join both sides of a preference: the shared turns once, then both answers, labelled."""
     last, other = chosen.turns[-1], rejected.turns[-1]
     answers = (replace(last, role="preferred"), replace(other, role="not preferred"))
     return RowView(
@@ -118,7 +118,7 @@ def _both(chosen: RowView, rejected: RowView) -> RowView:
 
 
 def _turn_spans(row: ChatRow | TextRow, text: str, controls: Sequence[Span]) -> list[tuple[str, Span]]:
-    """Cut the text after each message's end of turn; what a template puts before a message goes with it."""
+    """Split the text after each message's end of turn; the template's text before a message belongs to that message."""
     if isinstance(row, TextRow):
         return [("text", (0, len(text)))]
     cuts, position = [], 0
@@ -134,7 +134,7 @@ def _turn_spans(row: ChatRow | TextRow, text: str, controls: Sequence[Span]) -> 
 
 
 def _end_of_turn(text: str, written: int, controls: Sequence[Span]) -> int:
-    """Return where the control token after `written` ends, with the line break some templates put behind it."""
+    """Return the end of the control token after `written`, including the line break that some templates add."""
     index = bisect_left(controls, (written, 0))
     end = controls[index][1] if index < len(controls) else written
     return end + len(text[end:]) - len(text[end:].lstrip("\r\n"))

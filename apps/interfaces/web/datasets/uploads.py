@@ -1,7 +1,7 @@
-"""Resumable uploads from a browser: a plan, signed addresses for its parts, and what has arrived of it.
+"""Resumable uploads from a browser: the plan, signed addresses for the parts, and the parts received.
 
-The page's script speaks to these in JSON. Parts go straight to the store, so that neither a reload nor a restart of
-this process loses what was sent.
+The page's script calls these views with JSON. Parts go straight to the store, so a reload of the page or a restart of
+this process loses no data.
 """
 
 from typing import Any
@@ -56,14 +56,14 @@ def create(request: HttpRequest, organization: Organization, membership: Members
 @require_http_methods(["GET", "HEAD"])
 @organization_view(Permission.DATASET_WRITE)
 def state(request: HttpRequest, organization: Organization, membership: Membership, upload_id: str) -> HttpResponse:
-    """Return the plan and the numbers of the parts that are here."""
+    """Return the plan and the numbers of the parts received."""
     return JsonResponse(_plan(uploads.get_upload(organization=organization, id=upload_id)))
 
 
 @require_POST
 @organization_view(Permission.DATASET_WRITE)
 def sign(request: HttpRequest, organization: Organization, membership: Membership, upload_id: str) -> HttpResponse:
-    """Return an address for each of some parts, good for minutes."""
+    """Return a signed address for each requested part, valid for minutes."""
     upload = uploads.get_upload(organization=organization, id=upload_id)
     try:
         urls = uploads.sign_parts(upload=upload, numbers=_read(request, Wanted).numbers, now=db_now())
@@ -75,7 +75,7 @@ def sign(request: HttpRequest, organization: Organization, membership: Membershi
 @require_POST
 @organization_view(Permission.DATASET_WRITE)
 def complete(request: HttpRequest, organization: Organization, membership: Membership, upload_id: str) -> HttpResponse:
-    """Make a file of the parts and say where its page is."""
+    """Join the parts into a file and return the address of its page."""
     upload = uploads.get_upload(organization=organization, id=upload_id)
     try:
         completed = uploads.complete_upload(
@@ -99,7 +99,7 @@ def cancel(request: HttpRequest, organization: Organization, membership: Members
 
 
 def _plan(upload: Upload, *, is_new: bool = False) -> dict[str, Any]:
-    # The store is not asked of a new one: were it away, the client would announce its file again and again.
+    # Do not ask the store about a new upload: if the store were down, the client would announce its file repeatedly.
     is_planned = upload.part_bytes is not None
     is_listed = is_planned and not is_new and upload.status == "pending"
     return {

@@ -1,4 +1,4 @@
-"""The row viewer of a dataset: a list of rows, and one of them as the model sees it. All of it is in the address."""
+"""The row viewer of a dataset: a list of rows, and one of them as the model sees it. Its state is in the address."""
 
 import json
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from apps.finetuning.recipes.completion import choose_longest_row
 from apps.interfaces.web.datasets.row_view import RowView, view_row
 
 ROWS_SHOWN = 20
-ROWS_BEFORE = 2  # shown above a row that a link points at; a phone's list shows three rows
+ROWS_BEFORE = 2  # shown above the row that a link points at; a phone's list shows three rows
 VIEWS = (("chat", "Chat"), ("tokens", "Tokens"), ("json", "JSON"))
 SHARES = ((0, "None held out"), (5, "5 % held out"), (10, "10 % held out"), (20, "20 % held out"))
 DEFAULT_SEED = 42
@@ -41,19 +41,19 @@ _FINDING_ROWS = 20
 
 @dataclass(frozen=True)
 class Address:
-    """What the page shows, all of it in its URL. `find` lists the rows of one finding instead of all."""
+    """The state of the page, all of it in its URL. `find` lists the rows of one finding instead of all rows."""
 
     version: DatasetVersion
     model: str
     limit: int
-    usual_limit: int  # what training takes where nobody sets one
+    usual_limit: int  # the limit that training uses by default
     share: int
     seed: int
     first: int
     line: int
     view: str
     find: str
-    against: str  # the validation file it is compared with, "" for none
+    against: str  # the validation file to compare with, "" for none
     train_on: TrainOn
 
     def url(self, **changes: Any) -> str:
@@ -86,16 +86,16 @@ class ListedRow:
 
 @dataclass(frozen=True)
 class RowContext:
-    """What is known of the version and shown with its rows."""
+    """The version's counts and findings, shown with its rows."""
 
     model: BaseModel | None
     count: TokenCount | None
     inspection: VersionInspection | None
-    held: list[bool] | None  # of each row, where the file is small enough to say at once
-    repeats: bytes | None = None  # of each row: what it `Repeats` of the file it is compared with
+    held: list[bool] | None  # whether each row is held out; None if unknown or too slow to find
+    repeats: bytes | None = None  # for each row, what it `Repeats` of the compared file
 
     def lines_of(self, address: Address) -> list[int]:
-        """Return the first lines of what the address asks to find."""
+        """Return the lines of the first rows that the address asks to find."""
         if address.find == HELD_OUT:
             return [at for at, is_held in enumerate(self.held or [], 1) if is_held]
         if address.find in _REPEATS:
@@ -117,7 +117,7 @@ def model_options() -> list[tuple[str, str]]:
 
 
 def limit_options(model: BaseModel | None) -> list[tuple[int, str]]:
-    """Return the limits to choose from, the model's own last."""
+    """Return the limits to choose from in ascending order, up to the model's context length."""
     longest = model.context_length if model else LIMITS[-1]
     own = {min(model.default_recipe.get("max_length", longest), longest)} if model else set()
     limits = {longest, *own, *(each for each in LIMITS if each < longest)}
@@ -125,7 +125,7 @@ def limit_options(model: BaseModel | None) -> list[tuple[int, str]]:
 
 
 def _usual_limit(version: DatasetVersion, model: BaseModel | None, count: TokenCount | None) -> int:
-    """Return the limit that training takes where nobody sets one."""
+    """Return the limit that training uses by default."""
     if model is None:
         return LIMITS[-1]
     longest = count.longest_row_tokens if count else None
@@ -163,7 +163,7 @@ def _number(request: HttpRequest, name: str, default: int) -> int:
 
 
 def look(version: DatasetVersion, model: BaseModel | None, address: Address, count: TokenCount | None) -> RowContext:
-    """Gather what is known of the rows besides themselves."""
+    """Collect the version's counts and findings."""
     inspection = inspections.find_inspection(version=version) if version.status == "ready" else None
     held = None
     if inspection and address.share and (version.rows or 0) <= inspections.KEYS_READ_NOW:
@@ -172,7 +172,7 @@ def look(version: DatasetVersion, model: BaseModel | None, address: Address, cou
 
 
 def _repeats(version: DatasetVersion, file_id: str) -> bytes | None:
-    """Return of each row what it repeats of the other file, None where that is not known yet. Raises UnknownFile."""
+    """Return for each row what it repeats of the other file; return None while unknown. Raises UnknownFile."""
     if not file_id:
         return None
     other = queries.get_version(organization=version.organization_id, id=file_id)
@@ -181,12 +181,12 @@ def _repeats(version: DatasetVersion, file_id: str) -> bytes | None:
 
 
 def cut_at(count: TokenCount | None, limit: int) -> Mapping[str, Any] | None:
-    """Return what this limit cuts, where it was counted."""
+    """Return what this limit cuts; return None if that was not counted."""
     return next((cut for cut in count.cuts if cut["limit"] == limit), None) if count else None
 
 
 def viewer_context(address: Address, looked: RowContext, *, is_pending: bool) -> dict[str, Any]:
-    """Return what the viewer's template shows."""
+    """Return the context of the viewer's template."""
     lines = looked.lines_of(address) if address.find else []
     previews = [] if is_pending else _previews(address, lines)
     rows = [_listed(preview, looked, address) for preview in previews]
@@ -230,7 +230,7 @@ def _pages(address: Address, rows: list[ListedRow], lines: list[int]) -> dict[st
 
 
 def _previews(address: Address, lines: list[int]) -> list[RowPreview]:
-    """Return the rows from the first one shown; a line that lies outside of them moves the list to itself."""
+    """Return the rows from the first one shown; if the chosen line lies outside them, start the list at that line."""
     version = address.version
     if address.find:
         wanted = [line for line in lines if line >= address.first][:_FINDING_ROWS]
@@ -309,7 +309,7 @@ def _sides(preview: RowPreview, model: BaseModel | None, train_on: TrainOn) -> t
 def _rendered(
     preview: RowPreview | None, model: BaseModel | None, address: Address
 ) -> tuple[RowView | None, dict[str, Any] | None]:
-    """Return the row as the model sees it, or what is wrong with it."""
+    """Return the row as the model sees it, or its error."""
     if preview is None:
         return None, None
     if preview.error:

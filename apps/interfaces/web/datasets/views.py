@@ -1,4 +1,4 @@
-"""Datasets: list, upload, one file with its rows as a model sees them, download, delete."""
+"""The dataset pages: list, upload, one file with its rows as a model sees them, download, delete."""
 
 from typing import Any
 
@@ -25,11 +25,11 @@ from apps.interfaces.web.datasets.forms import UploadForm
 from apps.interfaces.web.datasets.viewer import chosen_model, model_options
 from apps.interfaces.web.shell.access import organization_view
 
-IN_PARTS_FROM_BYTES = 32 * 1024**2  # below, one request is quicker and sending it again costs little
+IN_PARTS_FROM_BYTES = 32 * 1024**2  # smaller files go in one request: it is quicker, and sending it again costs little
 _PENDING = ("uploaded", "validating")
 
 
-# --- list and upload --------------------------------------------------------------------------------------------------
+# --- List and upload --------------------------------------------------------------------------------------------------
 
 
 @require_safe
@@ -57,7 +57,7 @@ def index(request: HttpRequest, organization: Organization, membership: Membersh
 
 
 def _command(separator: str = " ") -> str:
-    """Return how to upload the same from a shell, on one line or with a line for each argument."""
+    """Return the shell command for the same upload, with its arguments joined by `separator`."""
     arguments = [
         f"curl {settings.PUBLIC_URL}/v1/files",
         '-H "Authorization: Bearer $ANNEAL_API_KEY"',
@@ -70,7 +70,7 @@ def _command(separator: str = " ") -> str:
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.DATASET_WRITE)
 def upload(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
-    """Take a file from a form; the file streams from disk to the store, and a task validates it."""
+    """Accept a file from a form. It streams from disk to the store, and a task validates it."""
     form = UploadForm(request.POST, request.FILES) if request.method == "POST" else UploadForm()
     if request.method == "POST" and form.is_valid():
         version = _create(form, organization, membership)
@@ -109,13 +109,13 @@ def _storage(organization: Organization) -> dict[str, int | None]:
     return {"used_bytes": used_bytes, "limit_bytes": limit_bytes, "percent": percent}
 
 
-# --- download and delete ----------------------------------------------------------------------------------------------
+# --- Download and delete ----------------------------------------------------------------------------------------------
 
 
 @require_safe
 @organization_view(Permission.VIEW)
 def download(request: HttpRequest, organization: Organization, membership: Membership, file_id: str) -> HttpResponse:
-    """Send the browser to a link that is good for a few minutes."""
+    """Redirect the browser to a link that is valid for a few minutes."""
     version = queries.get_version(organization=organization, id=file_id)
     audit.record(organization=organization, by=membership.user_id, action="dataset.downloaded", target=version.pk)
     response = HttpResponseRedirect(queries.download_url(version=version))
@@ -126,7 +126,7 @@ def download(request: HttpRequest, organization: Organization, membership: Membe
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.DATASET_WRITE, is_sensitive=True)
 def delete(request: HttpRequest, organization: Organization, membership: Membership, file_id: str) -> HttpResponse:
-    """Ask for the file's name typed in full, then delete it."""
+    """Require the file's name typed in full, then delete it."""
     version = queries.get_version(organization=organization, id=file_id)
     context: dict[str, Any] = {"version": version, "typed": version.filename}
     if request.method != "POST":

@@ -1,1 +1,1 @@
-"""In front of Django: the front door and the limits that hold for web and API alike."""
+"""The ASGI layers in front of Django: the front door and the limits shared by web and API."""

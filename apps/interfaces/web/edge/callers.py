@@ -1,7 +1,7 @@
-"""Who sends a request, as far as that can be told before its body is read: a key or a session, whose, from where.
+"""The caller of a request, found before its body is read: its key or session, their owner, and its address.
 
-The answer is kept for a minute. It decides how much is taken and how soon, never what the caller may do: that is asked
-of the database by the view.
+The result is cached for a minute. It decides how much a request may take and how soon; it never decides what the caller
+may do. For that, the view asks the database.
 """
 
 import hashlib
@@ -30,18 +30,18 @@ _KEPT_SECONDS, _MAX_KEPT = 60.0, 10_000
 
 
 class Caller(NamedTuple):
-    """Ids, each with its kind in front, so that one table can hold limits of all of them."""
+    """Ids, each prefixed with its kind, so that one table can hold the limits of all kinds."""
 
     credential: str  # the key or the session
     person: str
-    organization: str | None  # or the founder whom it shares with; None for a person who is in none
+    organization: str | None  # the share holder; None for a person without an organization
 
 
 _known: "OrderedDict[bytes, tuple[float, Caller]]" = OrderedDict()
 
 
 def address_of(scope: Scope) -> str:
-    """Return the network that limits count as one: an IPv4 address, or the /64 that one IPv6 customer has."""
+    """Return the network that limits count as one: an IPv4 address, or the /64 of one IPv6 customer."""
     host = (scope.get("client") or ("unknown",))[0]
     try:
         address = ipaddress.ip_address(host)
@@ -53,7 +53,7 @@ def address_of(scope: Scope) -> str:
 
 
 def credential_of(scope: Scope) -> tuple[str, str]:
-    """Return the secret of a bearer key, or else the key of a session; either may be empty, and either may be wrong."""
+    """Return the secret of a bearer key, or else a session key. Either may be empty or wrong."""
     headers = dict(scope["headers"])
     scheme, _, secret = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
     secret = secret.strip()
@@ -64,13 +64,13 @@ def credential_of(scope: Scope) -> tuple[str, str]:
 
 
 def recall(credential: tuple[str, str]) -> Caller | None:
-    """Return the caller where it was found within the last minute."""
+    """Return the caller if it was found within the last minute."""
     until, caller = _known.get(_digest(credential), (0.0, None))
     return caller if time.monotonic() < until else None
 
 
 async def find(credential: tuple[str, str]) -> Caller | None:
-    """Return the caller, asking the database where the answer is not known; None for a wrong key or session."""
+    """Return the caller, from the database if it is not cached; return None for a wrong key or session."""
     if caller := recall(credential):
         return caller
     if not any(credential):
@@ -90,7 +90,7 @@ def _digest(credential: tuple[str, str]) -> bytes:
 
 
 def _look_up(secret: str, session_key: str) -> Caller | None:
-    """Run in a thread, with a connection of its own."""
+    """Find the caller in the database. Runs in a thread with a separate connection."""
     try:
         return _of_key(secret) if secret else _of_session(session_key)
     finally:
@@ -108,7 +108,7 @@ def _of_key(secret: str) -> Caller | None:
 
 def _of_session(session_key: str) -> Caller | None:
     session = import_module(settings.SESSION_ENGINE).SessionStore(session_key)
-    # Of the request get_user looks at the session only.
+    # get_user reads only the session of the request.
     user = get_user(cast(HttpRequest, SimpleNamespace(session=session)))
     if not isinstance(user, User):
         return None

@@ -1,7 +1,7 @@
-"""The public origin of an installation without a proxy in front: inference goes to the gateway, the rest to Django.
+"""The public origin of an installation without a proxy: inference goes to the gateway, the rest to Django.
 
-The inference routes are passed through unbuffered in both directions by plain ASGI, so that a streamed answer costs
-no thread and none of Django's request stack. When the client goes away, so does the request to the gateway.
+Plain ASGI passes inference through unbuffered in both directions, so that a streamed answer costs no thread and none of
+Django's request stack. When the client disconnects, the request to the gateway is closed too.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ INFERENCE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/res
 CONNECT_TIMEOUT_SECONDS = 5
 BODY_LIMITS = (*UPLOAD_LIMITS, OBJECT_LIMIT)
 
-# RFC 9110 §7.6.1: these speak of one connection only. Cookies belong to the dashboard and stay here.
+# RFC 9110 §7.6.1: these headers describe one connection only. Cookies belong to the dashboard and are not forwarded.
 _HOP_BY_HOP = frozenset(
     {
         b"connection",
@@ -87,7 +87,7 @@ class GatewayClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def pass_through(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with what the gateway answers, or 503 when it cannot be reached."""
+        """Send the gateway's answer, or 503 if the gateway cannot be reached."""
         request_id = request_id_from(_header(scope, REQUEST_ID_HEADER.encode()))
         client = _Client(receive, send)
         answering = asyncio.ensure_future(self._answer(scope, client, request_id))
@@ -108,7 +108,7 @@ class GatewayClient:
                 error = Unavailable("The inference gateway is not available. Try again in a moment.")
                 await send_error(client.send, error, request_id=request_id)
             case aiohttp.ClientError() | TimeoutError():
-                # Headers are out: an answer left unfinished breaks the connection, which no client takes for its end.
+                # Headers are sent: an unfinished answer breaks the connection, so no client takes it for complete.
                 return
             case BaseException():
                 raise outcome
@@ -123,7 +123,7 @@ class GatewayClient:
         await client.end()
 
     def _connection(self) -> aiohttp.ClientSession:
-        """Return the session, made on first use: it belongs to the running event loop."""
+        """Return the session, created on first use because it belongs to the running event loop."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=self._connector(),
@@ -146,7 +146,7 @@ class GatewayClient:
 
 
 class _Client:
-    """The two directions of one caller's connection."""
+    """Both directions of one caller's connection."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive, self.send = receive, send
@@ -165,7 +165,7 @@ class _Client:
         self._has_sent_body.set()
 
     async def left(self) -> None:
-        """Return when the caller has gone away after sending its body."""
+        """Return when the caller disconnects after sending its body."""
         await self._has_sent_body.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass

@@ -1,10 +1,11 @@
-"""Fair use of the web process: no key, person, organization or address takes it from the others.
+"""Fair use of the web process: no key, person, organization or address can take it from the others.
 
-Each of them has a bucket of requests and one of processor time, both for a minute. What a request took is measured, so
-that costly routes need no list that goes out of date. What runs at once is counted too: few views, since they share one
-interpreter, and some more bodies, downloads and live streams. Waiting views take turns, organization by organization.
+Each of them has a bucket of requests and one of processor time, both per minute. The time of each request is measured,
+so no list of costly routes is needed. Concurrency is limited too: few views run at once, because they share one
+interpreter; more bodies, downloads and live streams may be open. Waiting views take turns, organization by
+organization.
 
-Kept in this process: with several web processes a limit holds for each of them (docs/limits.md).
+The counts are kept in this process: with several web processes, a limit holds for each of them (docs/limits.md).
 """
 
 import math
@@ -31,15 +32,16 @@ from apps.core.http.fair_shares import Buckets, OpenCounts, Places, TooManyWaiti
 from apps.core.http.turns import Run
 from apps.interfaces.web.edge import callers
 
-_STATIC = "/static/"  # files of the dashboard itself: a page has several, which browsers keep
+_STATIC = "/static/"  # files of the dashboard: a page loads several, which browsers cache
 _UPLOAD_PREFIXES = ("/v1/files", "/v1/uploads", "/datasets")
 _WAIT_SECONDS, _MAX_WAITING = 10.0, 32
-# Views share one interpreter: each one more of an organization slows down those of the others by as much.
+# Views share one interpreter: each further view of one organization slows down the others. An owner takes at most
+# a quarter of the places, and only one place after using more than a tenth of its processor time.
 _PART_OF_ONE, _LEFT_OF_A_QUIET_ONE = 4, 0.9
 
 
 class Share(NamedTuple):
-    """What one owner may take, as multiples of what a key or session may."""
+    """The limits of one owner, as multiples of those of a key or session."""
 
     requests: float
     seconds: float
@@ -47,14 +49,14 @@ class Share(NamedTuple):
     uploads: int
 
 
-# An organization is more than one key, an address more than one organization: an office, a university.
+# An organization uses more than one key, and an address may serve several organizations: an office, a university.
 _SHARES = {
     "key": Share(1, 1, 24, 4),
     "session": Share(1, 1, 24, 4),
     "person": Share(2, 1.5, 36, 6),
     "organization": Share(2, 1.5, 48, 8),
     "address": Share(4, 3, 96, 16),
-    "anonymous": Share(1, 0.5, 24, 4),  # an address, for those who are not signed in
+    "anonymous": Share(1, 0.5, 24, 4),  # an address, for callers who are not signed in
     "static": Share(5, 3, 96, 16),  # an address, for the files of the dashboard
 }
 _NAMES = {
@@ -69,7 +71,7 @@ _NAMES = {
 
 
 class WebLimits(NamedTuple):
-    """What one key or session may take in a minute (seconds of the processor), and how many views run at once."""
+    """The limits of one key or session per minute (seconds are processor time), and how many views run at once."""
 
     requests_per_minute: int
     seconds_per_minute: int
@@ -77,7 +79,7 @@ class WebLimits(NamedTuple):
 
 
 class LimitRequests:
-    """ASGI: holds requests to the limits, in front of everything that costs."""
+    """ASGI layer that applies the limits before any costly work."""
 
     def __init__(self, application: Application, limits: WebLimits) -> None:
         self._application = application
@@ -109,7 +111,7 @@ class LimitRequests:
             await send_refusal(scope, send, run.refusal)
 
     async def _owners(self, scope: Scope) -> Sequence[str]:
-        """Return all whose limits hold for a request; the last one is whom it takes turns for."""
+        """Return all owners whose limits apply to a request. The request takes turns for the last one."""
         address = callers.address_of(scope)
         if scope["path"].startswith(_STATIC):
             return [f"static {address}"]
@@ -117,14 +119,14 @@ class LimitRequests:
         anonymous = f"anonymous {address}"
         caller = callers.recall(credential)
         if caller is None and any(credential):
-            self._take_request([anonymous])  # before the database is asked
+            self._take_request([anonymous])  # before asking the database
             caller = await callers.find(credential)
         if caller is None:
             return [address, anonymous]
         return [address, *(owner for owner in (caller.credential, caller.person, caller.organization) if owner)]
 
     def _take_request(self, owners: Sequence[str]) -> None:
-        """Take one request of each, or of none when one has none left. Raises RateLimited."""
+        """Take one request from each owner, or from none if one has none left. Raises RateLimited."""
         for owner in owners:
             requests, seconds = self._rates(owner)
             wait = self._requests.wait_seconds(owner, requests)
@@ -137,7 +139,7 @@ class LimitRequests:
             self._requests.take(owner, self._rates(owner)[0])
 
     def _open_for(self, owners: Sequence[str], *, is_upload: bool) -> list[tuple[OpenCounts, str]]:
-        """Count one more open request, and one more upload. Raises RateLimited."""
+        """Count one more open request and, if it is one, one more upload. Raises RateLimited."""
         for owner in owners:
             share = _share(owner)
             if self._open[owner] >= share.open:
@@ -179,7 +181,7 @@ class LimitRequests:
 
 
 async def send_refusal(scope: Scope, send: Send, refusal: DomainError) -> None:
-    """Answer a program with an error object, htmx with a notice that leaves the page as it is, a person with a page."""
+    """Answer a program with an error object, htmx with a notice that keeps the page, and a person with a page."""
     headers = dict(scope["headers"])
     if is_machine_path(scope["path"]):
         await send_error(send, refusal)
@@ -191,12 +193,12 @@ async def send_refusal(scope: Scope, send: Send, refusal: DomainError) -> None:
 
 @lru_cache(maxsize=256)
 def _page(status: int, message: str) -> str:
-    """Kept, because a flood is answered with the same page over and over."""
+    """Render the page. Cached, because a flood gets the same page over and over."""
     return render_to_string("errors/refused.html", {"status": status, "message": message})
 
 
 def _is_upload(scope: Scope) -> bool:
-    """Tell whether the body may be large: of an undeclared length that is not known."""
+    """Return whether the body is or may be large. A body of undeclared length may be."""
     if scope["method"] not in ("POST", "PUT") or not scope["path"].startswith(_UPLOAD_PREFIXES):
         return False
     is_chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])

@@ -1,32 +1,32 @@
-"""Who may send a large file: asked before its body is read, because Django writes all of it to the disk first.
+"""The limits of large bodies. They are checked before the body is read, because Django writes all of it to disk first.
 
-A body above the default limit, declared or counted, is taken only from a key or a session that the database knows. What
-either may do with it is decided by the view.
+A body above the default limit, declared or counted, is accepted only from a key or session that the database knows. The
+view decides what that caller may do.
 """
 
 from apps.core.errors import DomainError, Status
 from apps.core.http.asgi import DEFAULT_BODY_BYTES, MIB, Allowance, BodyLimit, Scope
 from apps.interfaces.web.edge import callers
 
-# A multipart envelope around the largest file the API takes, 512 MB (OpenAI's own limit).
+# A multipart envelope around the largest file the API accepts, 512 MB (OpenAI's own limit).
 UPLOAD_BYTES = 513 * MIB
-PART_BYTES = 65 * MIB  # the same around a part of an upload
+PART_BYTES = 65 * MIB  # the same around one part of an upload
 
 
 class NotSignedIn(DomainError):
-    """A large body came from nobody we know."""
+    """A large body came from an unknown caller."""
 
     code = "invalid_api_key"
     status = Status.UNAUTHENTICATED
 
 
 async def authorize_upload(scope: Scope) -> Allowance:
-    """Return the whole limit for a caller we know, else the default one."""
+    """Return the limit of a whole file for a known caller, else the default one."""
     return await _judge(scope, UPLOAD_BYTES)
 
 
 async def judge_part(scope: Scope) -> Allowance:
-    """Return the limit of a part for a caller we know, else the default one."""
+    """Return the limit of a part for a known caller, else the default one."""
     return await _judge(scope, PART_BYTES)
 
 

@@ -1,4 +1,4 @@
-"""The installation's public page of how far its estimates were from what runs took; it names no tenant."""
+"""The installation's public page on how far its estimates were from actual runs. It names no tenant."""
 
 from typing import Any
 
@@ -25,8 +25,8 @@ from apps.interfaces.web.shell.access import public_view
 @public_view
 @require_safe
 def show(request: HttpRequest) -> HttpResponse:
-    """Show every pool above the floor, to anybody."""
-    with tenant():  # as nobody: what a tenant owns is not even visible here
+    """Show every pool above the floor; no sign-in is needed."""
+    with tenant():  # without an organization, so that row-level security hides all tenants' rows
         pools = [_pool(row) for row in list_public_reports()]
     context = {
         "pools": pools,

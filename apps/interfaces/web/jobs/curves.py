@@ -1,4 +1,4 @@
-"""A job's metrics as its charts and figures need them: of each step the last attempt's, thinned to what can be seen."""
+"""A job's metrics for its charts and figures: the last attempt's values of each step, thinned to what is visible."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,7 +11,7 @@ from apps.finetuning import queries
 from apps.finetuning.models import FineTuningJob, JobEvent
 from apps.interfaces.web.shell.live import with_units
 
-_MAX_POINTS = 500  # beyond it a chart shows no more and costs more
+_MAX_POINTS = 500  # more points cost more and show nothing new
 _CURVES = (
     "train_loss",
     "valid_loss",
@@ -36,7 +36,7 @@ def with_number(job: FineTuningJob, name: str) -> QuerySet[Any]:
 
 
 def thinned(job: FineTuningJob) -> list[dict[str, Any]]:
-    """Return the data of as many steps as a chart can show, evenly and with the last, and of as many evaluations."""
+    """Return the data of evenly spread steps and evaluations, as many as a chart can show, each with the last one."""
     step = Cast(KeyTextTransform("step", "data"), IntegerField())
     steps = metrics_of(job).annotate(step=step).annotate(place=Window(DenseRank(), order_by=F("step").asc()))
     evaluated = with_number(job, "valid_loss").annotate(place=Window(RowNumber(), order_by=F("sequence").asc()))
@@ -51,7 +51,7 @@ def _every_nth(rows: QuerySet[JobEvent], count: int) -> Iterable[tuple[int, dict
 
 
 def curves_of(job: FineTuningJob) -> dict[str, Any]:
-    """The last attempt's word counts: a resumed attempt repeats steps the lost one had reported."""
+    """Return the curves. For each step the last attempt's values win, because a resumed attempt repeats lost steps."""
     by_step: dict[int, dict[str, Any]] = {}
     for data in thinned(job):
         shown = {name: value for name, value in with_units(data).items() if value is not None}

@@ -1,4 +1,4 @@
-"""The comparison of base and tuned model, as tables of the job page and the adapter page show it."""
+"""The report that compares base and tuned model, as tables for the job page and the adapter page."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ _TONES = {"better": "ok", "worse": "bad", "level": ""}
 
 
 def evaluation_of(version: AdapterVersion | None) -> dict[str, Any] | None:
-    """Return the report with its rows ready to be shown; None without one."""
+    """Return the report with its rows prepared for the page; return None without a report."""
     report = report_of(version) if version is not None else None
     if report is None:
         return None

@@ -1,4 +1,4 @@
-"""A finished job's estimate beside what it took, as rows for its page."""
+"""A finished job's estimates beside its actual figures, as rows for its page."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from apps.finetuning.models import CalibrationPoint, FineTuningJob
 
 @dataclass(frozen=True, kw_only=True)
 class OutcomeRow:
-    """One quantity. `difference` is estimate / actual - 1; `is_within` None where the estimate had no range."""
+    """One quantity. `difference` is estimate / actual - 1. `is_within` is None if the estimate had no range."""
 
     name: str
     estimate: str
@@ -21,13 +21,13 @@ class OutcomeRow:
 
 
 def find_outcome(job: FineTuningJob) -> CalibrationPoint | None:
-    """Return what a job that succeeded took; None of any other."""
+    """Return the actual figures of a job that succeeded; return None for any other."""
     points = CalibrationPoint.objects.for_organization(job.organization_id)
     return points.filter(run__job=job, outcome="succeeded").first()
 
 
 def outcome_rows(point: CalibrationPoint | None) -> list[OutcomeRow]:
-    """Return memory, speed, time and cost beside their estimates; nothing without an outcome."""
+    """Return memory, speed, time and cost beside their estimates; return no rows without an outcome."""
     if point is None:
         return []
     seconds = (point.estimated_seconds, point.estimated_seconds_p10, point.estimated_seconds_p90)

@@ -1,4 +1,4 @@
-"""A job's own recipe: in words for its page, and as the API call that would create it again."""
+"""A job's recipe, in words for its page and as the API call that would create the job again."""
 
 from functools import partial
 from typing import Any
@@ -20,14 +20,14 @@ _OFF_BY_DEFAULT = ("use_rslora", "cpu_offload")
 
 
 def method_words(job: FineTuningJob) -> str:
-    """Return the way it is trained, such as "QLoRA, rank 16"."""
+    """Return how the job trains, such as "QLoRA, rank 16"."""
     recipe = _recipe(job)
     name = kind_of(base_model=job.base_model, recipe=recipe).name
     return name if recipe.method is Method.FULL else f"{name}, rank {recipe.lora_rank}"
 
 
 def recipe_lines(job: FineTuningJob) -> list[tuple[str, str]]:
-    """Return (name, value) of what people ask about."""
+    """Return (name, value) pairs of the settings people ask about."""
     recipe = _recipe(job)
     kind = kind_of(base_model=job.base_model, recipe=recipe)
     scaled = " / √rank" if recipe.use_rslora else ""
@@ -48,13 +48,13 @@ def recipe_lines(job: FineTuningJob) -> list[tuple[str, str]]:
 
 
 def recipe_reasons(job: FineTuningJob) -> list[ChosenValue]:
-    """Return every value with the reason it was chosen for, as it was told at creation."""
+    """Return every value with the reason given for it at creation."""
     choices = msgspec.convert(job.requested.get("choices") or [], list[Choice])
     return values_in_words(choices, _recipe(job))
 
 
 def recipe_samples(job: FineTuningJob, *, model: str) -> list[dict[str, str]]:
-    """Return the job as calls to copy, with the values it ran with; `model` names what it began with."""
+    """Return the job as API calls to copy, with the values it ran with. `model` names what it began with."""
     recipe, asked = _recipe(job), job.requested
     after = AfterTrainingForm(given_of(asked), judges=partial(list_judges, organization=job.organization_id))
     is_known = after.is_valid()

@@ -1,4 +1,4 @@
-"""Fine-tuning jobs: the list, one job with its live chart, and what may be done to it."""
+"""Fine-tuning jobs: the list, one job with its live chart, and the actions on it."""
 
 import datetime
 import re
@@ -51,7 +51,7 @@ _GIB = 2**30
 
 
 class MemberRequest(HttpRequest):
-    """A request whose organization has been entered."""
+    """A request with its current organization set."""
 
     organization: Organization
     htmx: HtmxDetails
@@ -59,14 +59,14 @@ class MemberRequest(HttpRequest):
 
 @dataclass(frozen=True)
 class Phase:
-    """One step of a job as people see it: Validate, Queue, Boot, Train, Export, Ready."""
+    """One phase of a job as people see it: Validate, Queue, Boot, Train, Ready."""
 
     name: str
     state: str = ""  # "done", "now", "failed", "stopped"
     note: str = ""
     percent: float | None = None
     long: bool = False
-    share: int | None = None  # of a job that ended: twelfths of its whole time
+    share: int | None = None  # of an ended job: twelfths of its whole time
 
 
 @require_safe
@@ -97,14 +97,14 @@ def index(request: MemberRequest, organization: Organization, membership: Member
 @require_safe
 @organization_view(Permission.VIEW)
 def detail(request: MemberRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
-    """Show one job; htmx asks again for the parts that change when its state does."""
+    """Show one job; when its state changes, htmx asks again for the parts that depend on it."""
     job = queries.get_job(organization=organization, id=job_id)
     target = request.headers.get("HX-Target", "").partition("#")[2]
     part = ("#news" if target == "events" else "#state") if request.htmx else ""
     response = render(request, f"jobs/detail.html{part}", _detail(job, membership))
     patch_vary_headers(response, ["HX-Request", "HX-Target"])
     if part and job.status in JOB_TERMINAL:
-        response.headers["HX-Refresh"] = "true"  # its report, certificate and files stand all over the page
+        response.headers["HX-Refresh"] = "true"  # its report, certificate and files appear in many places on the page
     return response
 
 
@@ -117,7 +117,7 @@ def chart(request: HttpRequest, organization: Organization, membership: Membersh
 
 
 def stream(request: MemberRequest, job_id: str) -> HttpResponseBase:
-    """Server-sent events of the job, from Last-Event-ID (or ?after) on."""
+    """Stream the job's server-sent events, starting after Last-Event-ID or ?after."""
     opened = _open_stream(request, job_id=job_id)
     if opened.status_code != 204:
         return opened
@@ -132,14 +132,14 @@ def stream(request: MemberRequest, job_id: str) -> HttpResponseBase:
 
 
 def _sequence(text: str) -> int:
-    """Return the number a browser sends back; anything else begins at the start."""
+    """Return the number that a browser sends back; return 0, the start, for anything else."""
     return int(text) if re.fullmatch("[0-9]{1,9}", text) else 0
 
 
 @require_safe
 @organization_view(Permission.VIEW)
 def _open_stream(request: HttpRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
-    """Authorise in a transaction of its own, so that a watcher holds no connection."""
+    """Authorise in a separate transaction, so that a watcher holds no connection."""
     queries.get_job(organization=organization, id=job_id)
     _watcher(request, organization).require_room()
     return HttpResponse(status=204)
@@ -168,7 +168,7 @@ def pause(request: HttpRequest, organization: Organization, membership: Membersh
 @require_POST
 @organization_view(Permission.JOB_WRITE)
 def resume(request: HttpRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
-    """Queue a paused job again; `cap` sets another one, as it must where the cap stopped the job."""
+    """Queue a paused job again. `cap` sets a new spend cap; it is required if the old one stopped the job."""
     form = CapForm(request.POST)
     if not form.is_valid():
         messages.error(request, "The new cap is an amount in dollars, such as 2.50.")
@@ -180,7 +180,7 @@ def resume(request: HttpRequest, organization: Organization, membership: Members
 @require_POST
 @organization_view(Permission.JOB_WRITE)
 def retry(request: HttpRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
-    """Start a failed job again with the suggested change, holding the `cap` that its button said."""
+    """Start a failed job again with the suggested change, holding the `cap` shown on the button."""
     job = queries.get_job(organization=organization, id=job_id)
     form = CapForm(request.POST)
     if not form.is_valid():
@@ -208,7 +208,7 @@ def _act(
     return redirect("web:job_detail", job_id=job_id)
 
 
-# --- what the pages show ----------------------------------------------------------------------------------------
+# --- Contexts of the pages --------------------------------------------------------------------------------------
 
 
 def title_of(job: FineTuningJob) -> str:
@@ -266,14 +266,14 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
 
 
 def _estimated_seconds(job: FineTuningJob, *, is_live: bool) -> float:
-    """Return what the estimate said of the time shown: from claim to end while it is live, then what is billed."""
+    """Return the estimate for the time shown: from claim to end while the job is live, then the billed time."""
     if is_live:
         return job.estimate.get("run_seconds_p50") or job.estimate.get("train_seconds_p50") or 0.0
     return (job.estimate.get("billed_seconds_p50") or 0.0) * job.gpu_count
 
 
 def _pause_state(job: FineTuningJob) -> dict[str, Any] | None:
-    """What resuming would set aside, and whether the cap must be raised first; None unless the job is paused."""
+    """Return what a resume would hold and whether it needs a higher cap; return None unless the job is paused."""
     if job.status != "paused":
         return None
     return {
@@ -285,7 +285,7 @@ def _pause_state(job: FineTuningJob) -> dict[str, Any] | None:
 
 
 def _phases(job: FineTuningJob, now: datetime.datetime) -> list[Phase]:
-    """Return where the job is; what was queued again is told of the latest attempt."""
+    """Return the phases of a job; after a requeue they describe the latest attempt."""
     run = job.runs.order_by("-attempt").first()
     queued, taken, trained = (run.created_at, run.leased_at, run.training_started_at) if run else (None, None, None)
     now = run.finished_at or now if run else now
@@ -312,7 +312,7 @@ def _phases(job: FineTuningJob, now: datetime.datetime) -> list[Phase]:
 
 
 def _with_end(phases: list[Phase], job: FineTuningJob) -> list[Phase]:
-    """Mark where a job that failed or was stopped came to its end."""
+    """Mark the phase in which a job failed or was stopped."""
     marks = {"failed": "failed", "cancelled": "stopped", "paused": "stopped"}
     mark = marks.get(job.status)
     if mark is None:

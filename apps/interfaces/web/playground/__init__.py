@@ -1,1 +1,1 @@
-"""The playground: conversations with up to four models, and rows made of them."""
+"""The playground: conversations with up to four models, and dataset rows made from them."""

@@ -1,4 +1,4 @@
-"""What the playground does with a conversation: show the prompt as the model reads it, keep it as an evaluation row."""
+"""Actions on a playground conversation: show the prompt as the model reads it, save it as an evaluation row."""
 
 import json
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from apps.interfaces.web.shell.access import organization_view
 from apps.serving.aliases import list_aliases
 
 DATASET_NAME = "Playground rows"
-_MAX_BYTES = 8 * 2**20  # of the dataset of saved rows; start another one then
+_MAX_BYTES = 8 * 2**20  # of the dataset of saved rows; beyond it, start another dataset
 
 _Text = Annotated[str, msgspec.Meta(max_length=100_000)]
 
@@ -57,7 +57,7 @@ def render_prompt(request: HttpRequest, organization: Organization, membership: 
 @require_POST
 @organization_view(Permission.DATASET_WRITE)
 def save_row(request: HttpRequest, organization: Organization, membership: Membership) -> JsonResponse:
-    """Add the conversation, the answer last, as a row to the dataset of saved rows: its next version."""
+    """Add the conversation, with the answer last, as a row to the next version of the dataset of saved rows."""
     try:
         asked = _read(request)
         if asked.messages[-1].role != "assistant":
@@ -91,7 +91,7 @@ def _append(organization: Organization, asked: Conversation, *, by: str) -> Data
 
 
 def _base_of(organization: Organization, model_name: str) -> BaseModel:
-    """Return the base model behind a base model's name, a version's or an alias's. Raises ModelNotFound."""
+    """Return the base model behind the name of a base model, a version or an alias. Raises ModelNotFound."""
     base = list_base_models(only_installed=True).filter(name=model_name).first()
     if base is not None:
         return base

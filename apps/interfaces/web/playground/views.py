@@ -1,4 +1,4 @@
-"""The playground: up to four models beside each other, streamed from the gateway with a member's short-lived token."""
+"""The playground: up to four models side by side, streamed from the gateway with a member's short-lived token."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ _NOTES = {
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOption:
-    """A model that can be asked. Prices are nano-USD per million tokens, None where none is set."""
+    """A model that can be asked. Prices are nano-USD per million tokens, None without a price."""
 
     name: str
     label: str
@@ -53,7 +53,7 @@ class ModelOption:
 @require_safe
 @organization_view(Permission.VIEW)
 def show(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
-    """Show a column for each ?model=; for one or none, an adapter (the newest) beside its base model."""
+    """Show a column for each ?model=. With one or none, show an adapter (the newest by default) and its base model."""
     bases, adapters = _options(organization)
     known = {option.name for option in (*bases, *adapters)}
     wanted = [name for name in request.GET.getlist("model") if name in known][:_MAX_COLUMNS]
@@ -76,7 +76,7 @@ def show(request: HttpRequest, organization: Organization, membership: Membershi
 @require_POST
 @organization_view(Permission.INFERENCE)
 def token(request: HttpRequest, organization: Organization, membership: Membership) -> JsonResponse:
-    """Make the browser's own key: inference only, for minutes, metered and limited like any other."""
+    """Create the browser's own key: inference only, valid for minutes, metered and limited like any other."""
     now = db_now()
     issued = issue_member_token(membership=membership, now=now)
     expires_at = issued.key.expires_at
@@ -134,7 +134,7 @@ def _prices(model: BaseModel, organization: Organization) -> dict[str, Any]:
 
 
 def _trained_system_message(organization: Organization, chosen: Iterable[str]) -> str:
-    """Return the system message of the first row that a chosen adapter was trained on; "" where there is none."""
+    """Return the system message of the first row that a chosen adapter was trained on; return "" without one."""
     version = list_versions(organization=organization).filter(model_name__in=chosen).first()
     jobs = find_jobs_of_adapters(organization=organization, versions=[version] if version else [])
     job = next(iter(jobs.values()), None)
@@ -156,7 +156,7 @@ def _groups(bases: list[ModelOption], adapters: list[ModelOption]) -> list[dict[
 
 
 def _pair(bases: list[ModelOption], adapters: list[ModelOption], wanted: str) -> tuple[str, str]:
-    """Return the names in the left and the right column; "": none yet."""
+    """Return the names in the left and the right column; "" for an empty column."""
     first_base = bases[0].name if bases else ""
     if any(option.name == wanted for option in bases):
         return wanted, next((option.name for option in adapters if option.base_name == wanted), "")

@@ -1,1 +1,1 @@
-"""What every page shares: access, navigation, frame, theme, search, live updates, downloads."""
+"""The parts that all pages share: access, navigation, frame, theme, search, live updates, downloads."""

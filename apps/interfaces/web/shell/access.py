@@ -1,4 +1,4 @@
-"""Who may open a page: every view of an organization's data goes through `organization_view`."""
+"""Access to pages: every view of an organization's data goes through `organization_view`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ SESSION_ORGANIZATION = "organization_id"
 
 
 def person_view(view: View) -> View:
-    """Require a signed-in person, member of an organization or not; the current one, if any, is on the request."""
+    """Require a signed-in person, with or without an organization. The current one, if any, is set on the request."""
 
     @wraps(view)
     def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -38,8 +38,8 @@ def person_view(view: View) -> View:
 def organization_view(permission: Permission, *, is_sensitive: bool = False) -> Callable[[View], View]:
     """Require membership with `permission`; the view gets `organization` and `membership` and sees only their rows.
 
-    The whole view is one transaction: what it raises undoes what it did. A POST to a sensitive view asks people who
-    signed in some time ago for their password again.
+    The whole view is one transaction, so an error undoes its changes. A POST to a sensitive view asks for the password
+    again if the person signed in some time ago.
     """
 
     def decorate(view: View) -> View:
@@ -85,7 +85,7 @@ def _as_member(view: View, permission: Permission, request: HttpRequest, *args: 
 
 @contextmanager
 def _entering(request: HttpRequest) -> Iterator[Membership | None]:
-    """See the rows of the reader's current organization; `is_inside` tells the frame of the page that it does."""
+    """Make the rows of the reader's current organization visible; `is_inside` reports this to the page's frame."""
     with tenant(user=request.user):
         membership = find_membership(request)
         if membership is not None:
@@ -98,7 +98,10 @@ def _entering(request: HttpRequest) -> Iterator[Membership | None]:
 
 
 def find_membership(request: HttpRequest) -> Membership | None:
-    """Choose the session's organization, else the person's first, and leave both on the request."""
+    """Return the membership of the session's organization, else of the person's first.
+
+    Both the membership and its organization are set on the request.
+    """
     assert isinstance(request.user, User)
     request.memberships = memberships = list_memberships_of(user=request.user)  # type: ignore[attr-defined]
     if not memberships:

@@ -1,4 +1,4 @@
-"""Every form as an API call: the same request in curl and Python, with the exact values of the page."""
+"""The API call behind each form: the same request in curl and Python, with the exact values of the page."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -32,13 +32,13 @@ def job_samples(
     gpu_count: int = 1,
     cap_usd: str = "",
 ) -> list[dict[str, str]]:
-    """Return POST /v1/fine_tuning/jobs; `recipe` holds what differs from the model's own choice."""
+    """Return POST /v1/fine_tuning/jobs. `recipe` holds the values that differ from the model's own choice."""
     standard: dict[str, Any] = {"model": model, "training_file": training_file}
     if validation_file:
         standard["validation_file"] = validation_file
     if suffix:
         standard["suffix"] = suffix
-    if objective is Objective.ORPO:  # the others follow the rows
+    if objective is Objective.ORPO:  # the rows determine the other objectives
         standard["method"] = {"type": objective.value}
     if integrations:
         standard["integrations"] = list(integrations)
@@ -107,7 +107,7 @@ def _javascript(body: Mapping[str, Any]) -> str:
 
 
 def _literal(value: Any, indent: str = "    ") -> str:
-    """Write a value as Python; JSON of strings and numbers is Python as well."""
+    """Return a value as Python source. JSON of strings and numbers is valid Python too."""
     inner = indent + "    "
     if isinstance(value, dict) and value:
         lines = [f"{inner}{json.dumps(name)}: {_literal(item, inner)}," for name, item in value.items()]

@@ -1,4 +1,4 @@
-"""Files made while they are sent, and archives of stored objects."""
+"""Downloads that are produced while they are sent, and archives of stored objects."""
 
 import asyncio
 import io
@@ -15,8 +15,8 @@ from apps.core.objects.store import attachment, read_chunks, store
 def stream_download(
     request: HttpRequest, chunks: Iterator[bytes], *, filename: str, content_type: str
 ) -> StreamingHttpResponse:
-    """Return a response that sends `chunks` as they are made; making them must not need the database."""
-    # Under ASGI Django would read an ordinary iterator into memory whole.
+    """Return a response that sends `chunks` as they are produced. Producing them must not need the database."""
+    # Under ASGI, Django would read an ordinary iterator into memory whole.
     body: Any = _in_threads(chunks) if isinstance(request, ASGIRequest) else chunks
     headers = {
         "Content-Type": content_type,
@@ -33,7 +33,10 @@ async def _in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def zip_chunks(files: Sequence[tuple[str, str]], *, texts: Sequence[tuple[str, str]] = ()) -> Iterator[bytes]:
-    """Yield a ZIP archive of `texts` (name, content) and `files` (name, object key), uncompressed as weights are."""
+    """Yield a ZIP archive of `texts` (name, content) and `files` (name, object key).
+
+    The files are stored uncompressed, because they are weights.
+    """
     sink = _Sink()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
         for name, text in texts:
@@ -48,7 +51,7 @@ def zip_chunks(files: Sequence[tuple[str, str]], *, texts: Sequence[tuple[str, s
 
 
 class _Sink(io.RawIOBase):
-    """Where the archive is written to; it cannot seek, so sizes follow their file."""
+    """The archive's output. It cannot seek, so sizes follow their file."""
 
     def __init__(self) -> None:
         super().__init__()

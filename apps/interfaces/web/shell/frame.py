@@ -1,4 +1,4 @@
-"""What the frame of every page shows: the organizations of the reader, the balance, what is running, the theme."""
+"""The context of every page's frame: the reader's organizations, the balance, what is running, the theme."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +20,7 @@ _ACTIVE = ("validating_files", "queued", "running", "pausing")
 
 
 def context(request: HttpRequest) -> dict[str, Any]:
-    """Template context processor; what needs a query is asked only by a page that shows it.
+    """Return the template context. Queries run only on pages that show their results.
 
     Pages of the operator console and error pages belong to no organization: they show the reader's current one.
     """
@@ -41,13 +41,13 @@ def context(request: HttpRequest) -> dict[str, Any]:
 
 
 def theme_of(request: HttpRequest) -> str:
-    """Return the chosen theme, "" to follow the system."""
+    """Return the chosen theme; return "" to follow the system."""
     theme = request.COOKIES.get(THEME_COOKIE, "")
     return theme if theme in THEMES else ""
 
 
 def _seeing(request: HttpRequest, organization: Organization | None) -> AbstractContextManager[None]:
-    """Return what makes the organization's rows visible: nothing more inside one of its own views."""
+    """Return a context that makes the organization's rows visible; a no-op inside one of its own views."""
     return nullcontext() if getattr(request, "is_inside", False) else tenant(organization=organization)
 
 

@@ -1,8 +1,8 @@
-"""Server-sent events of one job: what a watcher missed from the table, then what comes, each with its sequence as id.
+"""Server-sent events of one job: the events a watcher missed, then new ones, each with its sequence as id.
 
-One Redis subscriber a process; a watcher whose message is lost still sees the row within seconds. The number of
-watchers is limited for each person and organization, and so is what they ask of the database. Once a minute each
-watcher is checked again.
+Each process has one Redis subscriber. A watcher whose message is lost still sees the row within seconds. The number of
+watchers per person and organization is limited, and so are their database queries. Once a minute, each watcher's access
+is checked again.
 """
 
 import asyncio
@@ -36,9 +36,9 @@ from apps.interfaces.web.shell.access import require
 
 logger = logging.getLogger(__name__)
 
-LOOK_ANYWAY_SECONDS = 5.0  # how long a watcher waits for a message before it looks at the table
-MAX_LOOKS_PER_SECOND = 4.0  # of all watchers of this process that wait for a message
-MIN_SECONDS = 0.25  # between two looks of one watcher, however many messages come
+LOOK_ANYWAY_SECONDS = 5.0  # how long a watcher waits for a message before it reads the table
+MAX_LOOKS_PER_SECOND = 4.0  # for all watchers of this process that wait for a message
+MIN_SECONDS = 0.25  # between two reads of one watcher, however many messages come
 ASK_AGAIN_SECONDS = 60.0
 MAX_OF_PERSON, MAX_OF_ORGANIZATION = 8, 40
 _PREFIX = "anneal:live:"
@@ -46,14 +46,14 @@ _RETRY_SECONDS = 1.0
 
 
 class Hub:
-    """Wakes the watchers of a channel when Redis says that something changed."""
+    """Wakes the watchers of a channel when Redis announces a change."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, set[asyncio.Event]] = defaultdict(set)
         self._task: asyncio.Task[None] | None = None
 
     async def wait(self, channel: str, seconds: float) -> None:
-        """Return when the channel changed, or after so many seconds."""
+        """Return when the channel changes, or after `seconds`."""
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._listen())
         bell = asyncio.Event()
@@ -95,7 +95,7 @@ _open = OpenCounts()
 
 @dataclass(frozen=True)
 class Watcher:
-    """A person in a session, watching jobs of one organization."""
+    """A person in a session who watches jobs of one organization."""
 
     person: User
     session_key: str
@@ -106,7 +106,7 @@ class Watcher:
         return f"person {self.person.pk}", f"organization {self.organization_id}"
 
     def require_room(self) -> None:
-        """Raises RateLimited where the person or the organization watches as much as they may."""
+        """Raise RateLimited if the person or the organization has reached its limit of live pages."""
         limits = (MAX_OF_PERSON, MAX_OF_ORGANIZATION)
         for owner, most, name in zip(self.owners, limits, ("You follow", "Your organization follows"), strict=True):
             if _open[owner] >= most:
@@ -114,7 +114,7 @@ class Watcher:
                 raise RateLimited(text, retry_after_seconds=30)
 
     async def may_watch(self) -> bool:
-        """Tell whether the session still belongs to a member who may see jobs."""
+        """Return whether the session still belongs to a member who may see jobs."""
         is_signed_in = await callers.find(("", self.session_key)) is not None
         return is_signed_in and await sync_to_async(self._is_member)()
 
@@ -129,13 +129,13 @@ class Watcher:
         except DomainError:
             return False
         finally:
-            give_back_connection()  # nothing is held while the watcher waits
+            give_back_connection()  # a waiting watcher holds no connection
 
 
 async def follow_job(*, watcher: Watcher, job_id: str, after: int) -> AsyncIterator[bytes]:
-    """Yield the job's events after `after` until the job is over; ends with the event `done`.
+    """Yield the job's events after `after` until the job is over, then the event `done`.
 
-    Ends without it when the watcher may watch no longer.
+    Ends without `done` if the watcher's access ends.
     """
     for owner in watcher.owners:
         _open.add(owner)
@@ -174,11 +174,11 @@ def _read(organization_id: str, job_id: str, after: int) -> tuple[list[JobEvent]
             job = get_job(organization=organization_id, id=job_id)
             return list_events_after(job=job, sequence=after), job.status, _figures(job)
     finally:
-        give_back_connection()  # nothing is held while the watcher waits
+        give_back_connection()  # a waiting watcher holds no connection
 
 
 def _figures(job: FineTuningJob) -> dict[str, Any]:
-    """Return the figures of the job's page that change while it runs, as the page itself writes them."""
+    """Return the figures of the job's page that change while it runs, formatted as the page formats them."""
     progress = get_progress(job=job, now=db_now())
     return {
         "percent": progress.percent,
@@ -189,7 +189,7 @@ def _figures(job: FineTuningJob) -> dict[str, Any]:
 
 
 def with_units(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a step's metrics with memory in GiB and the GPU's load in percent, as a chart's axis has them."""
+    """Return a step's metrics in the chart's units: memory in GiB and GPU load in percent."""
     memory, load = data.get("memory_bytes"), data.get("gpu_utilization")
     shown = {
         "memory_gib": None if memory is None else round(memory / 2**30, 3),

@@ -1,4 +1,4 @@
-"""The one list of places in the product: sidebar, command palette and `g` keys are all drawn from it."""
+"""The list of all places in the product. The sidebar, the command palette and the `g` keys are built from it."""
 
 from dataclasses import dataclass
 
@@ -11,9 +11,9 @@ from apps.payments.stripe.gateway import is_configured
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A page of the main navigation. `views` are prefixes of the view names it stands for.
+    """A page of the main navigation. `views` are the prefixes of its view names.
 
-    `is_payments`: shown only where this installation takes payments.
+    `is_payments`: shown only if this installation takes payments.
     """
 
     label: str
@@ -27,7 +27,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """A thing to do from anywhere, offered by the command palette to roles that may; `key` works outside of fields."""
+    """An action that the command palette offers to roles that may do it. `key` works outside of fields."""
 
     label: str
     icon: str
@@ -103,7 +103,7 @@ ACTIONS = (
 
 
 def sections(request: HttpRequest) -> list[Section]:
-    """Return the sidebar of this request; the operator's part only for operators."""
+    """Return the sidebar of this request, with the operator's part only for operators."""
     match = request.resolver_match
     view = match.view_name if match else ""
     listed: list[tuple[str, tuple[Place, ...]]] = [("", MAIN), ("Account", ACCOUNT)]
@@ -113,7 +113,7 @@ def sections(request: HttpRequest) -> list[Section]:
 
 
 def actions(request: HttpRequest) -> list[Link]:
-    """Return what the reader's role may do in the current organization; nothing without one."""
+    """Return the actions of the reader's role in the current organization; none without an organization."""
     membership = getattr(request, "membership", None)
     if membership is None:
         return []
@@ -140,7 +140,7 @@ def _links(places: tuple[Place, ...], view: str) -> tuple[Link, ...]:
 
 
 def _url(name: str) -> str:
-    """Return the address of a named page, "" where this process does not serve it (internal has no dashboard)."""
+    """Return the address of a named page; return "" if this process does not serve it (internal has no dashboard)."""
     try:
         return reverse(name)
     except NoReverseMatch:

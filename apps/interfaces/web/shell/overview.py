@@ -1,4 +1,4 @@
-"""The first page: what runs, what needs somebody, what there is to spend; and how to begin."""
+"""The first page: what is running, what needs attention, the credit left, and how to begin."""
 
 import datetime
 from typing import Any
@@ -64,7 +64,7 @@ def _figures(organization: Organization) -> dict[str, Any]:
 
 
 def _attention(organization: Organization) -> dict[str, Any]:
-    """Return what somebody should look at: failed and paused jobs, and files that cannot be trained on."""
+    """Return what needs attention: failed and paused jobs, and files that cannot be trained on."""
     since = db_now() - _RECENT
     jobs = list_jobs(organization=organization)
     failed = jobs.filter(status="failed", finished_at__gte=since)[:_SHOWN]

@@ -1,4 +1,4 @@
-"""What the command palette finds in an organization: datasets, jobs, adapters, aliases, keys and base models."""
+"""Search for the command palette in an organization: datasets, jobs, adapters, aliases, keys and base models."""
 
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
@@ -27,7 +27,7 @@ def show(request: HttpRequest, organization: Organization, membership: Membershi
 
 
 def _kinds(membership: Membership) -> list[Kind]:
-    """Return what a member of this role can open."""
+    """Return the kinds that a member of this role can open."""
     organization = membership.organization
     aliases = Alias.objects.for_organization(organization).order_by("name", "id")
     kinds = [

@@ -1,4 +1,4 @@
-"""Every component in every state on one page: for people who build pages, and for the browser tests."""
+"""Every component in every state on one page, for developers and the browser tests."""
 
 import datetime
 import math
@@ -53,7 +53,7 @@ class SampleForm(forms.Form):
 @require_safe
 @person_view
 def show(request: HttpRequest) -> HttpResponse:
-    """Render the style guide to developers and operators; to anyone else the page does not exist."""
+    """Render the style guide for developers and operators; raise 404 for anyone else."""
     _require_access(request)
     return render(request, "styleguide/show.html", _forms() | _charts() | _domain() | _lists())
 
@@ -61,7 +61,7 @@ def show(request: HttpRequest) -> HttpResponse:
 @require_safe
 @person_view
 def metrics(request: HttpRequest) -> JsonResponse:
-    """Answer the sample curve of the live chart."""
+    """Return the sample curve of the live chart."""
     _require_access(request)
     steps = list(range(4, DONE_STEPS + 1, 4))
     evaluated = {step: 0.80 + 0.95 * math.exp(-step / 130) + 0.27 * math.exp(-step / 640) for step in steps}
@@ -82,7 +82,7 @@ def _require_access(request: HttpRequest) -> None:
 
 
 def _loss(step: int) -> float:
-    """A smooth curve with a repeatable ripple; nothing random, so that screenshots compare."""
+    """Return a smooth curve with a repeatable ripple; without randomness, so that screenshots compare."""
     ripple = 0.03 * math.sin(step * 1.7) * math.cos(step * 0.31)
     return 0.742 + 1.05 * math.exp(-step / 120) + 0.30 * math.exp(-step / 700) + ripple
 

@@ -1,4 +1,4 @@
-"""The reader's choice between light and dark, kept in a cookie so that the first paint has it."""
+"""The reader's choice between light and dark, kept in a cookie so that the first paint uses it."""
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest
 from django.shortcuts import redirect
@@ -14,7 +14,7 @@ ONE_YEAR_SECONDS = 365 * 24 * 3600
 @public_view
 @require_POST
 def switch(request: HttpRequest) -> HttpResponse:
-    """Keep `theme` (light, dark, or empty to follow the system) and go back to the page it was chosen on."""
+    """Store `theme` (light, dark, or empty to follow the system) and return to the page it was chosen on."""
     theme = request.POST.get("theme", "")
     if theme and theme not in THEMES:
         return HttpResponseBadRequest("A theme is light, dark or empty.")
@@ -27,7 +27,7 @@ def switch(request: HttpRequest) -> HttpResponse:
 
 
 def _back(request: HttpRequest) -> HttpResponse:
-    if request.headers.get("Sec-Fetch-Mode") == "cors":  # app.js has switched the page already
+    if request.headers.get("Sec-Fetch-Mode") == "cors":  # app.js has already switched the page
         return HttpResponse(status=204)
     referrer = request.headers.get("Referer", "")
     is_ours = url_has_allowed_host_and_scheme(referrer, allowed_hosts={request.get_host()}, require_https=False)

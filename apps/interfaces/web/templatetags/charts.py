@@ -1,4 +1,4 @@
-"""Charts that stand in every row of a table, written in one go: a component each would take most of a page's time."""
+"""Charts in every row of a table, each written by one function: a component each would take most of a page's time."""
 
 from html import escape
 
@@ -12,7 +12,7 @@ register = template.Library()
 
 @register.simple_tag
 def memory_bar(bar: MemoryBar, size: str = "", label: str = "", unit: str = "GiB") -> SafeString:
-    """Draw what a job needs of one card; `label` takes the place of the sentence that says so."""
+    """Draw the memory a job needs of one card. `label` replaces the sentence that describes it."""
     capacity = f"{bar.capacity:.1f}".removesuffix(".0")
     does_not_fit = "" if bar.fits else ", does not fit"
     said = escape(label or f"{bar.need:.1f} of {capacity} {unit}{does_not_fit}")

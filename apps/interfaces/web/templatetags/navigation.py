@@ -1,4 +1,4 @@
-"""Gives templates the navigation of the current request."""
+"""Template tags for the navigation of the current request."""
 
 from django import template
 from django.template import Context

@@ -1,4 +1,4 @@
-"""What the wizard asks about the time after training: how answers are graded, and in which forms the result is kept."""
+"""The wizard's form for what happens after training: the grader of the answers and the exports of the result."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -24,11 +24,11 @@ _OPERATIONS = (
     ("like", "contains"),
     ("ilike", "contains, in any case"),
 )
-# All choices stand in the address, which front doors cut at 8 KB; a schema is longer once it is written there.
+# All choices are kept in the address, which front doors cut at 8 KB. A schema grows when it is URL-encoded.
 MAX_SCHEMA_CHARACTERS = 3_000
 MAX_CRITERION_CHARACTERS = 1_000
 _PLAIN = {"autocomplete": "off", "autocapitalize": "off", "spellcheck": "false"}
-# Which fields belong to which grader, each with its name there; the others are not looked at.
+# Each grader's fields, with the name that each has in the grader. Other fields are ignored.
 _FIELDS_OF = {
     GraderKind.STRING_CHECK: {"operation": "operation", "reference": "reference"},
     GraderKind.REGEX: {"pattern": "pattern"},
@@ -38,7 +38,7 @@ _FIELDS_OF = {
 
 
 class AfterTrainingForm(forms.Form):
-    """The grader of the comparison with the base, and the exports. Valid, it has `graded_by` and `exports`."""
+    """The grader of the comparison with the base model, and the exports. A valid form has `graded_by` and `exports`."""
 
     grader = forms.ChoiceField(
         label="Grade answers by",
@@ -98,8 +98,11 @@ class AfterTrainingForm(forms.Form):
         judges: Callable[[], Sequence[tuple[str, str]]] = tuple,
         why_no_gguf: str = "",
     ) -> None:
-        """`judges` tells the models that may be asked, by name, with their labels, once they are shown or one is
-        named; `why_no_gguf` closes that export."""
+        """Create the form from the values in `given`.
+
+        `judges` returns the (name, label) pairs of the models that may judge. It is called only when they are shown or
+        one is named. `why_no_gguf` disables the GGUF export and is its help text.
+        """
         shown = {"grader": GraderKind.EXACT_MATCH.value, "operation": "eq"}
         super().__init__(shown | {name: value for name, value in given.items() if value and name in self.base_fields})
         cast(forms.ChoiceField, self.fields["judge"]).choices = judges
@@ -110,13 +113,13 @@ class AfterTrainingForm(forms.Form):
 
     @property
     def exports(self) -> tuple[str, ...]:
-        """Return the exports of a form that was checked."""
+        """Return the exports chosen in a checked form."""
         chosen = ((MERGED_16BIT, "merged"), (GGUF, "gguf"))
         return tuple(kind for kind, field in chosen if self.cleaned_data.get(field))
 
     @property
     def changed(self) -> dict[str, Any]:
-        """Return the grader as the API's field, without what is the default; nothing for the default grader."""
+        """Return the grader as the API's field, without default values; return {} for the default grader."""
         kind = self.graded_by.kind
         names = _FIELDS_OF.get(kind, {}).values()
         named = {name: getattr(self.graded_by, name) for name in names if getattr(self.graded_by, name)}
@@ -124,11 +127,11 @@ class AfterTrainingForm(forms.Form):
 
     @property
     def plan(self) -> dict[str, Any] | None:
-        """Return what the job is asked for, None where that is the default."""
+        """Return the evaluation plan that the job asks for; return None for the default."""
         return dict(msgspec.to_builtins(EvaluationPlan(grader=self.graded_by))) if self.changed else None
 
     def words(self) -> str:
-        """Return the grader in a line."""
+        """Return the grader in one line of text."""
         by = self.graded_by
         match by.kind:
             case GraderKind.STRING_CHECK:
@@ -174,7 +177,7 @@ def _schema_of(text: str) -> dict[str, Any]:
 
 
 def given_of(requested: Mapping[str, Any]) -> dict[str, str]:
-    """Return the form's values that ask for what a job was asked for; what is too long for it is left out."""
+    """Return the form values that reproduce what a job asked for, without values too long for the form."""
     made = requested.get("exports") or ()
     exports = {field: "on" for kind, field in ((MERGED_16BIT, "merged"), (GGUF, "gguf")) if kind in made}
     if not requested.get("evaluation"):

@@ -1,4 +1,4 @@
-"""The wizard's compute step: every option with its memory, finish and cost, and what follows from the chosen one."""
+"""The wizard's compute step: every option with its memory, finish and cost, and the details of the chosen one."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -26,7 +26,7 @@ from apps.interfaces.web.wizard.plan import Plan
 
 
 def compute_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
-    """Return what the step's page and its live parts show; without rows when the recipe or the deadline is wrong."""
+    """Return the context of the page and its live parts, without rows if the recipe or the deadline is wrong."""
     quotes, problem = ([], None) if plan.compute_form.errors else quotes_of(plan)
     now, needed_by = plan.now, plan.compute_form.deadline
     asked = plan.choices.get("pool") if plan.choices.get("pool") != request.GET.get("auto") else ""
@@ -69,7 +69,7 @@ def compute_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
 
 
 def _require_cap(plan: Plan, chosen: PoolQuote | None) -> None:
-    """Mark a cap that does not pay for one start on the chosen pool."""
+    """Add an error to a cap that does not cover one start on the chosen pool."""
     form = plan.compute_form
     if form.cap_nano is None or chosen is None:
         return
@@ -87,12 +87,12 @@ def _way_url(plan: Plan, **changes: str) -> str:
 
 
 def _with_several(request: HttpRequest, asked: str) -> bool:
-    """Show several GPUs where it is asked for, and on a page that opens with such an option chosen."""
+    """Return whether to show options with several GPUs: on request, or if the page opens with one of them chosen."""
     return "several" in request.GET or (":" in asked and not request.headers.get("HX-Request"))
 
 
 def _is_several_needed(quotes: Sequence[PoolQuote], deadline_seconds: float | None) -> bool:
-    """Whether only several GPUs are sure to meet the deadline."""
+    """Return whether only options with several GPUs are sure to meet the deadline."""
     if deadline_seconds is None or rank_quotes(_few(quotes), deadline_seconds=deadline_seconds).recommended:
         return False
     return rank_quotes(quotes, deadline_seconds=deadline_seconds).recommended is not None
@@ -103,7 +103,10 @@ def _errors(plan: Plan) -> bool:
 
 
 def _few(quotes: Sequence[PoolQuote]) -> list[PoolQuote]:
-    """Return one option a pool: one GPU, or the fewest that hold the job, with the single one that says why."""
+    """Return for each pool the single-GPU option and, if that does not fit, the one with the fewest GPUs.
+
+    A single-GPU option that does not fit stays in the list: it shows why.
+    """
     fitting = {quoted.pool.name for quoted in quotes if quoted.gpu_count == 1 and quoted.estimate.fits}
     fewest: dict[str, int] = {}
     for quoted in sorted(quotes, key=lambda quoted: quoted.gpu_count):
@@ -113,7 +116,7 @@ def _few(quotes: Sequence[PoolQuote]) -> list[PoolQuote]:
 
 
 def quotes_of(plan: Plan) -> tuple[list[PoolQuote], DomainError | None]:
-    """Return the plan's quotes, or the reason why there are none."""
+    """Return the plan's quotes, or the error that prevents them."""
     try:
         return plan.quotes(), None
     except DomainError as error:
@@ -121,14 +124,14 @@ def quotes_of(plan: Plan) -> tuple[list[PoolQuote], DomainError | None]:
 
 
 def best_quote(quotes: Sequence[PoolQuote]) -> PoolQuote | None:
-    """Return the quote to name a price by: the first launchable one, else the first that has a price at all."""
+    """Return the quote to show as the price: the first launchable one, else the first with a price, else the first."""
     launchable = next((quoted for quoted in quotes if quoted.is_launchable), None)
     priced = next((quoted for quoted in quotes if quoted.estimate.cost_nano_p50 is not None), None)
     return launchable or priced or next(iter(quotes), None)
 
 
 def _chosen(quotes: Sequence[PoolQuote], asked: str, ranking: Ranking) -> PoolQuote | None:
-    """Return what was asked for while it can be launched; else what is recommended, or nearest to the deadline."""
+    """Return the requested option if launchable, else the recommended, the fastest, or the first launchable one."""
     launchable = {quoted.key: quoted for quoted in quotes if quoted.is_launchable}
     for key in (asked, ranking.recommended, ranking.fastest):
         if key in launchable:
@@ -137,7 +140,7 @@ def _chosen(quotes: Sequence[PoolQuote], asked: str, ranking: Ranking) -> PoolQu
 
 
 def samples(plan: Plan, quoted: PoolQuote | None) -> list[dict[str, str]]:
-    """Return the plan as calls to copy."""
+    """Return the plan as API calls to copy."""
     form = plan.form
     if form is None or not form.is_valid():
         return []

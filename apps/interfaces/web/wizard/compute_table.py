@@ -1,4 +1,4 @@
-"""The compute step's table: one option a row, with its badges, and the charts that go with the chosen one."""
+"""The compute step's table, with one option per row and its badges, and the charts of the chosen option."""
 
 import datetime
 from collections.abc import Callable, Iterable, Sequence
@@ -15,10 +15,10 @@ from apps.interfaces.web.charts import geometry
 
 HOUR_MS = 3_600_000
 ORDERS = (("", "Recommended"), ("cost", "Cost"), ("finish", "Finish"))
-_FAR_COST = 4  # times the cheapest: beyond, an option that something beats is not drawn
-_DATED_SECONDS = 20 * 3600  # a finish farther away is told with its date
-_LABELLED_POINTS = 8  # of the scatter; beyond, only those that matter carry their name
-# What people tell apart, in the order of the bar; the estimate knows finer parts.
+_FAR_COST = 4  # times the cheapest cost: above it, an option that another one beats is not drawn
+_DATED_SECONDS = 20 * 3600  # a finish later than this is shown with its date
+_LABELLED_POINTS = 8  # of the scatter; with more points, only the important ones are labelled
+# The memory groups that people distinguish, in the order of the bar. The estimate has finer parts.
 _GROUPS = (
     ("Weights", ("weights",)),
     ("Activations", ("activations",)),
@@ -38,7 +38,7 @@ _BOTTLENECKS = {
 
 @dataclass(frozen=True, kw_only=True)
 class TableView:
-    """How the table is looked at. `way_url(**changes)` makes the link that applies changes to the recipe."""
+    """How the table is shown. `way_url(**changes)` returns the link that applies changes to the recipe."""
 
     chosen: PoolQuote | None
     now: datetime.datetime
@@ -50,7 +50,7 @@ class TableView:
 
 @dataclass(frozen=True, kw_only=True)
 class RemedyRow:
-    """One change that makes a job fit, as the table offers it; without a url it cannot be applied here."""
+    """One change that makes a job fit. Without a url it cannot be applied here."""
 
     text: str
     short: str
@@ -60,7 +60,7 @@ class RemedyRow:
 
 
 class DeadlineMark(NamedTuple):
-    """How a finish stands to the deadline: icon, word for who does not see it, tone."""
+    """How a finish compares with the deadline: an icon, a word for screen readers, and a tone."""
 
     icon: str
     word: str
@@ -76,10 +76,12 @@ _DEADLINE_MARKS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeRow:
-    """One option as the table shows it. `finish_seconds` is from now, wait included, and as if a worker were free where
-    none is online; None where it cannot be known. `finish_at` and `late_at` are None without a worker.
+    """One option as the table shows it.
 
-    `in_time` is "yes" when the 90th percentile meets the deadline, "maybe" when the median does, "no" when neither.
+    `finish_seconds` counts from now and includes the queue. If no worker is online, it assumes a free worker; it is
+    None if it cannot be known. `finish_at` and `late_at` are None without a worker.
+
+    `in_time` is "yes" if the 90th percentile meets the deadline, "maybe" if only the median does, else "no".
     """
 
     quoted: PoolQuote
@@ -101,7 +103,7 @@ class ComputeRow:
 
     @property
     def name(self) -> str:
-        """The GPU, and how many of it where they are several."""
+        """The name of the GPU, with the number of GPUs if there are several."""
         gpu, count = self.quoted.pool.gpu_type.name, self.quoted.gpu_count
         return gpu if count == 1 else f"{count} × {gpu}"
 
@@ -114,7 +116,7 @@ class ComputeRow:
         share = self.quoted.estimate.utilisation
         return None if share is None else round(share * 100)
 
-    # --- the cells, in words: a table of a hundred options is written from few values a row ---
+    # --- The cells as text: computed from a few values per row, because a table can have a hundred options ---
 
     @property
     def css(self) -> str:
@@ -144,7 +146,7 @@ class ComputeRow:
 
     @property
     def short_way(self) -> RemedyRow | None:
-        """The first way out, where it can be said beside the bar."""
+        """The first remedy, if it can be applied here and has a short text to show beside the bar."""
         first = self.ways[0] if self.ways else None
         return first if first and first.url and first.short else None
 
@@ -178,8 +180,10 @@ class ComputeRow:
 
 
 def compute_rows(quotes: Sequence[PoolQuote], *, view: TableView) -> list[ComputeRow]:
-    """Return the table's rows in the order asked for; by default launchable ones first, the recommended one before
-    them all."""
+    """Return the table's rows in the order asked for.
+
+    By default the launchable ones come first, led by the recommended one.
+    """
     has_choice = sum(quoted.is_launchable for quoted in quotes) > 1
     rows = [_row(quoted, view, has_choice=has_choice) for quoted in quotes]
     return sorted(rows, key=lambda row: _rank(row, view.order))
@@ -232,9 +236,10 @@ def _remedy_row(way: Remedy, view: TableView) -> RemedyRow:
 
 
 def _rank(row: ComputeRow, order: str) -> tuple[bool, bool, float]:
-    """Sorted by cost or finish every option takes its place; by recommendation what can start now comes first.
+    """Return the sort key of a row.
 
-    Python's sort is stable, so that the quotes' own order, by cost, decides the rest.
+    Sorting by cost or finish ranks every option that fits, launchable or not; the recommended order puts launchable
+    ones first. Python's sort is stable, so ties keep the quotes' own order, by cost.
     """
     far = float("inf")
     by = {
@@ -249,7 +254,7 @@ def _rank(row: ComputeRow, order: str) -> tuple[bool, bool, float]:
 def memory_parts(parts: Iterable[tuple[str, int]]) -> list[tuple[str, float]]:
     """Return the (key, bytes) parts of an estimate as a few (label, GiB) pairs, without empty ones.
 
-    A part that belongs to no group is shown under its own key: the bar always adds up to the peak.
+    A part that belongs to no group is shown under its own key, so the bar always adds up to the peak.
     """
     amounts = dict(parts)
     known = {key for _, keys in _GROUPS for key in keys}
@@ -259,7 +264,7 @@ def memory_parts(parts: Iterable[tuple[str, int]]) -> list[tuple[str, float]]:
 
 
 def memory_lines(row: ComputeRow, rows: Sequence[ComputeRow]) -> geometry.MemoryLines:
-    """Draw the chosen row's peak against the memory of every card on offer."""
+    """Draw the row's peak against the memory of every card on offer."""
     capacities = sorted({round(each.bar.capacity, 1) for each in rows})
     return geometry.memory_lines(_parts(row.quoted.estimate), capacities, chosen=round(row.bar.capacity, 1), unit="GiB")
 
@@ -269,11 +274,11 @@ def _parts(estimate: Estimate) -> list[tuple[str, float]]:
 
 
 def cost_scatter(rows: Sequence[ComputeRow], *, chosen: ComputeRow | None, view: TableView) -> geometry.Scatter | None:
-    """Draw cost against finish of every row that has both, or None when none has.
+    """Draw cost against finish of every row that has both; return None if no row has.
 
-    A pool without a live worker is drawn as if one were free now. Of many options only those that nothing beats, and
-    the chosen one, carry their names, and what costs many times the cheapest is left out: it would press all others
-    into a corner. All are in the table beside the picture.
+    A pool without a live worker is drawn as if one were free now. With many options, only the chosen one and those that
+    no other option beats are labelled. Other options that cost many times the cheapest are left out, because they would
+    squeeze the rest into a corner; the table beside the chart lists all.
     """
     timed = [(row, finish_seconds(row.quoted.estimate)) for row in rows]
     priced = [(row, finish) for row, finish in timed if finish and row.cost_nano is not None]
@@ -297,7 +302,7 @@ def cost_scatter(rows: Sequence[ComputeRow], *, chosen: ComputeRow | None, view:
 
 
 def picture_rows(rows: Sequence[ComputeRow], *, view: TableView) -> list[dict[str, Any]]:
-    """Return the picture's values for a table beside it, soonest first."""
+    """Return the chart's values for the table beside it, soonest first."""
     timed = [(row, finish_seconds(row.quoted.estimate)) for row in rows if row.cost_nano is not None]
     listed = [
         {
@@ -314,7 +319,7 @@ def picture_rows(rows: Sequence[ComputeRow], *, view: TableView) -> list[dict[st
 
 
 def scatter_label(rows: Sequence[ComputeRow], *, view: TableView) -> str:
-    """Say in a sentence what the picture shows."""
+    """Return a sentence that describes the chart."""
     listed = picture_rows(rows, view=view)
     if not listed:
         return ""

@@ -22,7 +22,7 @@ RECIPE_FIELDS = (
     "train_on", "validation_share", "seed",
 )  # fmt: skip
 ADAPTER_FIELDS = ("lora_rank", "use_rslora", "lora_alpha")
-# What other values are chosen by: changing one of these changes the values nobody set.
+# The fields that other values depend on. Changing one of these changes every value the user has not set.
 _READ: dict[str, Callable[[str], Any]] = {"lora_rank": int, "use_rslora": lambda text: text == "True"}
 _DECISIVE = tuple(_READ)
 _OURS = "Our choice: "
@@ -40,11 +40,14 @@ _DECIMAL = {"step": "any", "inputmode": "decimal", "autocomplete": "off"}
 
 
 class RecipeForm(forms.Form):
-    """How to train: what is left out, or not yet asked, is chosen for the model, the method and the rows.
+    """How to train. A field that is left out, or not asked yet, is chosen for the model, the method and the rows.
 
-    Each field says why its value was chosen. A value that was only shown for another method (`shown` says which) and
-    left alone is chosen anew. Valid, the form has `recipe`, complete, `choices`, each value of it with its reason, and
-    `changed`, the fields that differ from the choice; `renewed` names the fields whose shown values no longer hold.
+    Each field's help text gives the reason for its value. `shown` names the state the values were shown for: a value
+    shown for another method and left unchanged is chosen again. `renewed` names the fields whose shown values no longer
+    hold.
+
+    A valid form has `recipe`, which is complete, `choices`, each value with its reason, and `changed`, the fields that
+    differ from the choice.
     """
 
     method = forms.ChoiceField(label="Method")
@@ -119,8 +122,11 @@ class RecipeForm(forms.Form):
         data: completion.DataFacts | None = None,
         shape: Mapping[str, Any] = _NO_SHAPE,
     ) -> None:
-        """`objectives` are what the rows can be for, the usual first. `shape` is what the adapter fixes that is
-        continued, {} for one that begins anew."""
+        """Create the form from the values in `given`.
+
+        `objectives` are those the rows allow, the usual one first. `shape` holds the values fixed by the adapter that
+        this job continues; it is {} for a new adapter.
+        """
         self._shape = shape
         given = {name: text for name, text in given.items() if name not in shape}
         self._asked = [given[name].lower() for name in ("method", "objective") if name in given]
@@ -159,7 +165,7 @@ class RecipeForm(forms.Form):
         self.changed: dict[str, Any] = {}
 
     def _offer_objectives(self) -> None:
-        """Leave out what these rows give no choice of."""
+        """Remove the fields in which these rows leave no choice."""
         if len(self._objectives) == 1:
             del self.fields["objective"]
         else:
@@ -181,7 +187,7 @@ class RecipeForm(forms.Form):
         return [self[name] for name in self.renewed]
 
     def recipe_of(self, kind: Kind) -> Hyperparameters:
-        """Return the recipe of a form that was checked, by another way to train. Raises InvalidValue."""
+        """Return the recipe of a checked form for another way to train. Raises InvalidValue."""
         return self._recipe_of(kind).hyperparameters
 
     def _recipe_of(self, kind: Kind) -> completion.Recipe:
@@ -192,8 +198,10 @@ class RecipeForm(forms.Form):
         return self._choose_any(objective=objective, method=method, asked={**asked, **self._shape})
 
     def _chosen(self, state: str) -> dict[str, completion.Choice]:
-        """Return the choice for each field in a state such as `dpo/lora.64.True`: objective, method, what else
-        decides."""
+        """Return the choice for each field in a state such as `dpo/lora.64.True`.
+
+        A state is the objective, the method, and the values of the fields that others depend on.
+        """
         name, _, rest = state.rpartition("/")
         objective = self._objectives.get(name, self.chosen_objective)
         key, *decisive = rest.split(".")
@@ -206,7 +214,7 @@ class RecipeForm(forms.Form):
         try:
             followed = self._fields_of(objective, kind, {name: _READ[name](text) for name, text in asked.items()})
         except (InvalidValue, ValueError):
-            return own  # the field itself says what is wrong with it
+            return own  # the field itself reports its error
         return followed | {name: own[name] for name in _DECISIVE}
 
     def _fields_of(self, objective: Objective, kind: Kind, asked: Mapping[str, Any]) -> dict[str, completion.Choice]:
@@ -215,7 +223,7 @@ class RecipeForm(forms.Form):
         return {choice.name: choice for choice in chosen if choice.name in RECIPE_FIELDS}
 
     def _explain(self, choices: Iterable[completion.Choice], limits: Limits, *, changed: Collection[str]) -> None:
-        """Say why each value was chosen, beside a value of the customer's own as what was chosen instead."""
+        """Write into each help text why its value was chosen; a changed field shows the reason for our own choice."""
         for choice in choices:
             limit = limits.of(choice.name)
             if choice.name not in self.fields or limit is None:
@@ -244,7 +252,7 @@ class RecipeForm(forms.Form):
 
 
 class CapForm(forms.Form):
-    """The most a run may cost; empty means the suggested cap."""
+    """The most a run may cost. An empty field means the suggested cap."""
 
     cap = forms.DecimalField(
         required=False,
@@ -265,13 +273,13 @@ class CapForm(forms.Form):
 
     @property
     def cap_nano(self) -> int | None:
-        """Return the cap of a form that was checked, None when it was left empty or is wrong."""
+        """Return the cap of a checked form; return None if it is empty or wrong."""
         cap = self.cleaned_data.get("cap")
         return None if cap is None else usd_to_nano(cap)
 
 
 class ComputeForm(CapForm):
-    """When the adapter is needed, and the most a run may cost; empty means any time, and the suggested cap."""
+    """When the adapter is needed, and the most a run may cost. Empty fields mean any time and the suggested cap."""
 
     needed_by = forms.CharField(
         required=False,
@@ -280,11 +288,11 @@ class ComputeForm(CapForm):
     )
 
     def __init__(self, given: Mapping[str, str]) -> None:
-        moment = given.get("needed_by", "").removesuffix("Z")  # as the control wants it
+        moment = given.get("needed_by", "").removesuffix("Z")  # as the date input expects it
         super().__init__({"cap": given.get("cap", ""), "needed_by": moment})
 
     def clean_needed_by(self) -> datetime.datetime | None:
-        """Read a moment without a zone as UTC: the page's script sends nothing else."""
+        """Read a moment without a zone as UTC, because the page's script sends UTC only."""
         text = self.cleaned_data["needed_by"]
         if not text:
             return None
@@ -299,13 +307,13 @@ class ComputeForm(CapForm):
 
     @property
     def deadline(self) -> datetime.datetime | None:
-        """Return the deadline of a form that was checked, None when there is none or it is wrong."""
+        """Return the deadline of a checked form; return None if there is none or it is wrong."""
         moment: datetime.datetime | None = self.cleaned_data.get("needed_by")
         return moment
 
 
 def _continues(kind: Kind, shape: Mapping[str, Any]) -> bool:
-    """Whether an adapter of this shape can be trained on in this way."""
+    """Return whether an adapter of this shape can be trained further in this way."""
     return kind.method is not Method.FULL and kind.use_dora == bool(shape.get("use_dora"))
 
 

@@ -1,4 +1,4 @@
-"""The wizard's method step: every way to train with its price and what it delivers, the recipe, and what follows."""
+"""The wizard's method step: every way to train with its price and what it delivers, the recipe, and the details."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -32,7 +32,7 @@ _WORDS = {
 
 
 def method_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
-    """Return what the step shows; without prices where there is no quote for these choices."""
+    """Return the context of the step, without prices if there is no quote for these choices."""
     form = plan.form
     assert form is not None and plan.base_model is not None
     kinds = form.kinds
@@ -43,8 +43,8 @@ def method_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
         "adapter_fields": ADAPTER_FIELDS,
         "shown": first_row(plan),
         "other_values": other_values(form.choices, form.recipe) if form.is_valid() and form.recipe else [],
-        "judge_calls": 2 * EvaluationPlan().max_answers,  # base and tuned
-        "kept": partial(_kept, plan),  # asked for by the page, not by the live panel
+        "judge_calls": 2 * EvaluationPlan().max_answers,  # base and tuned model
+        "kept": partial(_kept, plan),  # called by the page only, not by the live panel
     }
     try:
         quoted = {key: best_quote(quotes) for key, quotes in plan.quotes_of_kinds(kinds).items()}
@@ -52,7 +52,7 @@ def method_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
         return after | {"form": form, "problem": error, "needs": "No quote for these choices"}
     return after | {
         "form": form,
-        "methods": partial(_choices, kinds, quoted, plan),  # asked for by the page, not by the live panel
+        "methods": partial(_choices, kinds, quoted, plan),  # called by the page only, not by the live panel
         "method_prices": [(kind.key, _cost_nano(quoted.get(kind.key))) for kind in kinds],
         "method_needs": [(key, quote.estimate.peak_bytes if quote else None) for key, quote in quoted.items()],
         "quote": quoted.get(form.kind.key),
@@ -65,8 +65,10 @@ def _cost_nano(quoted: PoolQuote | None) -> int | None:
 
 
 def _kept(plan: Plan) -> dict[str, int | None]:
-    """Return the size of the model as either export writes it, and what keeping files costs; None for not known and
-    for nothing."""
+    """Return the size of the whole model in either export, and the price of storing files.
+
+    The size is None if it is unknown; the price is None if storage costs nothing.
+    """
     assert plan.base_model is not None
     size_bytes = whole_model_bytes(base_model=plan.base_model)
     return {"bytes": size_bytes, "nano_per_gb_month": storage_nano_per_gb_month(organization=plan.organization)}
@@ -92,7 +94,7 @@ def _choice(kind: Kind, quoted: Mapping[str, PoolQuote | None], plan: Plan, serv
 
 
 def _delivery_words(kind: Kind, base_model: BaseModel, served: str) -> list[str]:
-    """Return what is to be known of a result that is not served here as an adapter."""
+    """Return how a result that is not served as an adapter is delivered; return nothing for an adapter."""
     if kind.delivered_as == "adapter":
         return []
     size_bytes = whole_model_bytes(base_model=base_model)
@@ -101,7 +103,7 @@ def _delivery_words(kind: Kind, base_model: BaseModel, served: str) -> list[str]
 
 
 def _serving_words(organization: Organization, base_model: BaseModel) -> str:
-    """Return whether a whole model can answer here, and at which price."""
+    """Return whether a whole model can be served here, and at which price."""
     prices = whole_model_prices(organization=organization, base_model=base_model)
     if prices is None:
         return "not served here"

@@ -1,4 +1,4 @@
-"""What the wizard knows: the choices that stand in the address, and the chosen things themselves."""
+"""The wizard's state: the choices in the address, and the objects they name."""
 
 import datetime
 from collections.abc import Mapping, Sequence
@@ -33,9 +33,10 @@ _PROVIDES = {"dataset": "dataset", "model": "model", "method": "method", "comput
 _AFTER = tuple(AfterTrainingForm.base_fields)
 _METHOD = ("method", "objective", "shown", *RECIPE_FIELDS, "suffix", *_AFTER, *TrackingForm.base_fields)
 _NAMES = ("dataset", "validation", "model", *_METHOD, "pool", "cap", "needed_by")
-# What the compute step lets one change beside its table.
+# The recipe fields that can be changed beside the compute step's table.
 LIVE_FIELDS = ("epochs", "batch_size", "max_length", "lora_rank")
-# What the form of a step carries itself; the rest travels in hidden fields. A new recipe asks for compute again.
+# The fields that each step's own form sends; the rest travels in hidden fields. A new recipe drops the pool and the
+# cap.
 _OWN = {
     "dataset": ("dataset", "validation", "pool", "cap"),
     "model": ("model", "pool", "cap"),
@@ -47,7 +48,7 @@ _OWN = {
 
 @dataclass(frozen=True)
 class Choices:
-    """What was chosen so far, by the names of the address."""
+    """The choices made so far, keyed by their names in the address."""
 
     values: Mapping[str, str]
 
@@ -69,7 +70,7 @@ class Choices:
         return [(name, value) for name, value in self.values.items() if name not in _OWN[step]]
 
     def reachable(self) -> list[str]:
-        """Return the steps whose every earlier step is answered."""
+        """Return the steps that can be opened: each one whose earlier steps are all answered."""
         steps = []
         for step in STEPS:
             steps.append(step)
@@ -80,14 +81,14 @@ class Choices:
 
 @dataclass(frozen=True)
 class Plan:
-    """The chosen things themselves, as far as they are chosen, and what they cost on each pool."""
+    """The objects chosen so far, and their quotes on each pool."""
 
     organization: Organization
     choices: Choices
 
     @cached_property
     def version(self) -> DatasetVersion | None:
-        """Raises UnknownFile for a file that is not the organization's."""
+        """The training file. Raises UnknownFile for a file that is not the organization's."""
         file_id = self.choices.get("dataset")
         return get_version(organization=self.organization, id=file_id) if file_id else None
 
@@ -98,13 +99,13 @@ class Plan:
 
     @cached_property
     def beginning(self) -> StartPoint | None:
-        """Where the weights begin: a base model, or what is continued. Raises NotFound."""
+        """Where the weights begin: a base model, or the adapter or checkpoint to continue. Raises NotFound."""
         name = self.choices.get("model")
         return find_start_point(organization=self.organization, model=name) if name else None
 
     @property
     def base_model(self) -> BaseModel | None:
-        """Raises NotFound."""
+        """The base model of the beginning. Raises NotFound."""
         return self.beginning.base_model if self.beginning else None
 
     @cached_property
@@ -133,7 +134,7 @@ class Plan:
 
     @cached_property
     def tracking(self) -> TrackingForm:
-        """Where the job reports besides here, already checked."""
+        """The external trackers the job reports to, already checked."""
         stored = {row.kind for row in list_tracker_keys(organization=self.organization)}
         form = TrackingForm(self.choices.values, stored=stored)
         form.is_valid()
@@ -141,26 +142,26 @@ class Plan:
 
     @cached_property
     def comparison(self) -> VersionComparison | None:
-        """How the training file repeats the validation file. None without one, and where that is not known yet."""
+        """Which training rows repeat the validation file; None without a validation file, or while it is unknown."""
         if self.version is None or self.validation is None:
             return None
         return find_or_compare(version=self.version, other=self.validation)
 
     @property
     def is_comparing(self) -> bool:
-        """Whether a task is looking for what of the training file repeats the validation file."""
+        """Whether a task is comparing the training file with the validation file."""
         files = (self.version, self.validation)
         return self.comparison is None and all(file is not None and file.status == "ready" for file in files)
 
     @property
     def has_held_out_rows(self) -> bool:
-        """Whether the recipe leaves rows that base and tuned model can be compared on."""
+        """Whether the recipe leaves rows to compare the base and the tuned model on."""
         recipe = self.form.recipe if self.form and self.form.is_valid() else None
         return self.validation is not None or bool(recipe and recipe.validation_share)
 
     @property
     def delivery(self) -> Delivery | None:
-        """What the job hands over, where its recipe is complete."""
+        """What the job delivers; None while its recipe is incomplete."""
         if self.base_model is None or self.form is None or not self.form.is_valid() or self.form.recipe is None:
             return None
         return deliver(
@@ -172,12 +173,12 @@ class Plan:
 
     @cached_property
     def counting(self) -> BaseModel | None:
-        """The model whose tokenizer counts."""
+        """The model whose tokenizer counts the tokens."""
         return counting_model(self.base_model) if self.base_model else None
 
     @cached_property
     def count(self) -> TokenCount | None:
-        """Of the training file, None while nobody has counted it."""
+        """The token count of the training file, None until it has been counted."""
         if self.version is None or self.counting is None:
             return None
         return find_token_count(version=self.version, base_model=self.counting)
@@ -191,17 +192,17 @@ class Plan:
 
     @cached_property
     def is_counting(self) -> bool:
-        """Whether the file is too large to count at once and a task is at it."""
+        """Whether a task is counting a file too large to be counted within a request."""
         if self.version is None or self.counting is None or self.version.status != "ready":
             return False
         return is_still_counting(version=self.version, count=self.count, base_model=self.counting)
 
     def quotes(self) -> list[PoolQuote]:
-        """Return the quotes of the recipe, with the ways out of what does not fit. Raises what get_quotes raises."""
+        """Return the quotes of the recipe, with remedies for those that do not fit. Raises what get_quotes raises."""
         return self._quotes([self.form.kind])[0] if self._can_be_quoted and self.form else []
 
     def quotes_of_kinds(self, kinds: Sequence[Kind]) -> dict[str, list[PoolQuote]]:
-        """Return the quotes of the same recipe by each way to train, by its key. Raises what get_quotes raises."""
+        """Return the quotes of the same recipe for each way to train, by its key. Raises what get_quotes raises."""
         if not self._can_be_quoted:
             return {kind.key: [] for kind in kinds}
         return dict(zip((kind.key for kind in kinds), self._quotes(kinds, with_ways=False), strict=True))
@@ -216,7 +217,7 @@ class Plan:
         assert self.base_model is not None and counting is not None
         validation = self.validation if self.validation and self.validation.status == "ready" else None
         counted = count_files(version=version, count=self.count, validation=validation, counting=counting)
-        self.__dict__["count"] = counted.count  # counted just now where it was not there
+        self.__dict__["count"] = counted.count  # the file may have been counted only now
         recipes = [form.recipe if kind is form.kind else form.recipe_of(kind) for kind in kinds]
         return quote_counted(
             base_model=self.base_model, counted=counted, recipes=recipes, now=self.now, with_ways=with_ways
@@ -224,11 +225,11 @@ class Plan:
 
     @cached_property
     def now(self) -> datetime.datetime:
-        """The moment that prices, queues and the deadline are told for."""
+        """The moment that prices, queues and the deadline are calculated for."""
         return db_now()
 
     def refusal(self) -> DomainError | None:
-        """Return why the chosen files cannot be trained on, if they cannot."""
+        """Return why the chosen files cannot be trained on; return None if they can."""
         try:
             for version, param in ((self.version, "training_file"), (self.validation, "validation_file")):
                 if version is not None:

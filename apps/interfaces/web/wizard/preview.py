@@ -1,4 +1,4 @@
-"""The first row of the chosen file as this recipe would train it, by the code that trains."""
+"""The first row of the chosen file as this recipe would train it, rendered by the training code."""
 
 from apps.catalog.queries import chat_renderer
 from apps.contracts.chat import RowError, TrainOn
@@ -8,7 +8,7 @@ from apps.interfaces.web.wizard.plan import Plan
 
 
 def first_row(plan: Plan) -> RowView | None:
-    """Return None where there is nothing to show: no file or recipe yet, or a model that is not installed."""
+    """Return the first row; return None without a file or recipe, or if the model is not installed."""
     model, version, form = plan.base_model, plan.version, plan.form
     if model is None or version is None or form is None or not form.is_valid() or form.recipe is None:
         return None

@@ -1,4 +1,4 @@
-"""Each value of a recipe in words, with the sentence that says why it was chosen."""
+"""The values of a recipe in words, each with the reason it was chosen."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ _OF_ADAPTER = frozenset({"lora_rank", "use_dora", "use_rslora", "lora_alpha", "l
 
 @dataclass(frozen=True)
 class ChosenValue:
-    """`value` is "" where the reason begins with it."""
+    """A value and the reason it was chosen. `value` is "" if the reason begins with it."""
 
     name: str
     value: str
@@ -46,14 +46,14 @@ class ChosenValue:
 
 
 def other_values(choices: Iterable[Choice], recipe: Hyperparameters) -> list[ChosenValue]:
-    """Return the values that the wizard shows in no field."""
+    """Return the values for which the wizard has no field."""
     return values_in_words(choices, recipe, leave_out={*RECIPE_FIELDS, "use_dora"})
 
 
 def values_in_words(
     choices: Iterable[Choice], recipe: Hyperparameters, *, leave_out: Collection[str] = ()
 ) -> list[ChosenValue]:
-    """Return the choices that count for this recipe."""
+    """Return the choices that apply to this recipe."""
     hidden = {*leave_out, *_without_effect(recipe)}
     return [_in_words(choice) for choice in choices if choice.name in _NAMES and choice.name not in hidden]
 

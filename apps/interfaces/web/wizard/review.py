@@ -1,4 +1,4 @@
-"""The wizard's review: the whole plan on one page, with what is held, what is delivered and at which price."""
+"""The wizard's review: the whole plan on one page, with the hold, the delivery and the prices."""
 
 import secrets
 from typing import Any
@@ -25,7 +25,7 @@ FILES = {
 
 
 def review_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
-    """Return what the review shows; it may be launched when its pool can take it and its cap can be held."""
+    """Return the context of the review; a job can be launched if its pool can take it and its cap can be held."""
     quotes, problem = quotes_of(plan)
     named = next((quoted for quoted in quotes if quoted.key == plan.choices.get("pool")), None)
     cap_form = plan.compute_form

@@ -1,4 +1,4 @@
-"""The new fine-tune wizard: dataset, model, method, compute, review, launch. What is chosen stands in the address."""
+"""The new fine-tune wizard: dataset, model, method, compute, review, launch. The address holds all choices."""
 
 import re
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ HEADINGS = {
     "compute": "Choose compute",
     "review": "Review and launch",
 }
-# Where a refusal of the job is mended; anything else is shown on the review itself.
+# The step where a refusal of the job is fixed. Any other refusal is shown on the review itself.
 _STEP_OF_PARAM = {
     "training_file": "dataset",
     "validation_file": "dataset",
@@ -57,7 +57,7 @@ _STEP_OF_PARAM = {
     "budget.max_cost_usd": "compute",
 }
 _CONTINUED_SHOWN = 20
-# What htmx asks for by its target: the price alone, or the price with the table it stands for.
+# The parts that htmx asks for by target: the price alone, or the price with its table.
 _PARTS = {"price-live": "wizard/quote.html", "compute-live": "wizard/live.html"}
 
 
@@ -65,7 +65,7 @@ _PARTS = {"price-live": "wizard/quote.html", "compute-live": "wizard/live.html"}
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.JOB_WRITE)
 def new(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
-    """Show the step the address has come to; a POST launches the job that the review shows."""
+    """Show the step that the address has reached; a POST launches the reviewed job."""
     plan = Plan(organization, Choices.of(request.POST if request.method == "POST" else request.GET))
     if request.method == "POST":
         return _launch(request, plan, membership)
@@ -104,7 +104,7 @@ def _launch(request: HttpRequest, plan: Plan, membership: Membership) -> HttpRes
         objective=form.chosen_objective,
         hyperparameters=form.changed | ({"use_dora": True} if form.kind.use_dora else {}),
         pool=plan.choices.get("pool") or None,
-        gpu_count=None if ":" in plan.choices.get("pool") else 1,  # an option's key names its GPUs
+        gpu_count=None if ":" in plan.choices.get("pool") else 1,  # a key with ":" includes the number of GPUs
         spend_cap_nano=int(cap_nano),
         suffix=form.cleaned_data["suffix"],
         requested={"evaluation": plan.after.plan, "exports": list(plan.after.exports)},
@@ -121,13 +121,13 @@ def _launch(request: HttpRequest, plan: Plan, membership: Membership) -> HttpRes
 
 
 def first_url(version: DatasetVersion | None, base_model: BaseModel | None) -> str:
-    """Return the wizard's address with what is already there filled in, as far as it can be answered at once."""
+    """Return the wizard's address with the file filled in and, if there is a file, the model."""
     given = {"dataset": version.pk if version else "", "model": base_model.name if version and base_model else ""}
     return Choices({}).url(**given)
 
 
 def again_url(job: FineTuningJob, *, changes: Mapping[str, Any] | None = None) -> str:
-    """Return the wizard's address at the compute step, with a job's own recipe and what to change of it."""
+    """Return the wizard's address at the compute step, with a job's own recipe and the given changes."""
     values = job.hyperparameters | dict(changes or {})
     recipe = {name: str(values[name]) for name in RECIPE_FIELDS if name in values}
     given = {
@@ -142,7 +142,7 @@ def again_url(job: FineTuningJob, *, changes: Mapping[str, Any] | None = None) -
 
 
 def beginning_of(job: FineTuningJob) -> str:
-    """Return what the job began with by the name of the address; the base model where that was deleted meanwhile."""
+    """Return what the job began with, by its name in the address; the base model if that was deleted meanwhile."""
     start = job.requested.get("start_from") or {}
     name = start.get("model") or start.get("checkpoint") or ""
     try:
@@ -151,7 +151,7 @@ def beginning_of(job: FineTuningJob) -> str:
         return job.base_model.name
 
 
-# --- what the steps show --------------------------------------------------------------------------------------------
+# --- Contexts of the steps --------------------------------------------------------------------------------------------
 
 
 def _page(
@@ -165,7 +165,7 @@ def _page(
     problem = problem or context.get("problem")
     part = _PARTS.get(request.headers.get("HX-Target", "").partition("#")[2])
     is_live = bool(part and request.headers.get("HX-Request"))
-    # A grader that is not written yet does not keep anyone from seeing the price.
+    # An unfinished grader must not hide the price.
     looked_at = ("form", "compute_form") if is_live else ("form", "compute_form", "after", "tracking")
     is_bad = bool(problem or any(context[name].errors for name in looked_at if name in context))
     context |= {
@@ -279,10 +279,10 @@ def _steps(plan: Plan, now: str) -> list[dict[str, str]]:
 
 
 def _recipe(plan: Plan, quoted: PoolQuote | None, *, step: str) -> list[dict[str, str]]:
-    """Return the strip above every step: each part links to where it is changed."""
+    """Return the parts of the strip above every step; each links to the step that changes it."""
     reachable = plan.choices.reachable()
     version, model, form = plan.version, plan.base_model, plan.form
-    is_chosen = "compute" in reachable or step == "method"  # the method step shows what is chosen there
+    is_chosen = "compute" in reachable or step == "method"  # the method step shows the chosen option
     recipe = form.recipe if form and is_chosen and form.is_valid() else None
     parts: list[tuple[str, str, str, str]] = [
         ("Dataset", version.dataset.name if version else "", _dataset_detail(plan), "dataset"),

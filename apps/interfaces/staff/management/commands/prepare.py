@@ -1,4 +1,4 @@
-"""Make an installation ready to serve, in one process; safe to run again."""
+"""Prepare an installation to serve, in one process. Safe to run again."""
 
 from argparse import ArgumentParser
 from typing import Any
@@ -44,7 +44,7 @@ class Command(BaseCommand):
 
 
 def _refuse_demo_for_others() -> None:
-    """Raise CommandError where others can reach the pages, or the database is not of this machine alone."""
+    """Raise CommandError if others can reach the pages, or the database is not the embedded one."""
     if not is_loopback(settings.PUBLIC_URL):
         raise CommandError(
             f"The demonstration's account is an operator's, and {settings.PUBLIC_URL} is reachable for others. Use "
@@ -55,7 +55,7 @@ def _refuse_demo_for_others() -> None:
 
 
 def _are_static_files_changed() -> bool:
-    # Compressing them takes seconds; the manifest is written last.
+    # Compressing the files takes seconds; the manifest is written last.
     manifest = settings.STATIC_ROOT / "staticfiles.json"
     files = (path for folder in settings.STATICFILES_DIRS for path in folder.rglob("*.*"))
     return not manifest.exists() or manifest.stat().st_mtime_ns < max(path.stat().st_mtime_ns for path in files)

@@ -1,4 +1,4 @@
-"""`manage.py reseal`: seal every stored secret under ANNEAL_SECRET_KEY, after it was replaced."""
+"""`manage.py reseal`: seal every stored secret again, after ANNEAL_SECRET_KEY was replaced."""
 
 from typing import Any
 
