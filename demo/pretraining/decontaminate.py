@@ -25,10 +25,10 @@ def read_rows(path: Path) -> list[tuple[str, str]]:
 
 
 class Checker:
-    """Reports why a passage overlaps with the benchmark, or None when it is clean.
+    """Returns why a passage overlaps with the benchmark, or None if it is clean.
 
-    A passage is flagged when it contains a label (with underscores or with spaces, in any case), shares a
-    6-word sequence with a benchmark row, or contains a whole row that is shorter than 6 words.
+    A passage is flagged when it contains a label (with underscores or with spaces, in any case), shares a 6-word
+    sequence with a benchmark row, or contains a whole row that is shorter than 6 words.
     """
 
     def __init__(self, rows: Iterable[tuple[str, str]]) -> None:

@@ -77,7 +77,7 @@ def batches(
 
 
 def factor(step: int, total: int, warmup: int, kind: str) -> float:
-    """Learning-rate factor: linear warm-up, then linear, cosine or constant."""
+    """Return the learning-rate factor: linear warm-up, then linear, cosine or constant."""
     if step < warmup:
         return (step + 1) / warmup
     done = (step - warmup) / max(1, total - warmup)
@@ -114,7 +114,7 @@ def train(model: torch.nn.Module, data: list[Any], options: argparse.Namespace, 
 
 @torch.no_grad()
 def accuracy(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, rows: list[Row]) -> float:
-    """Exact-match accuracy of plain greedy decoding."""
+    """Return the exact-match accuracy of plain greedy decoding."""
     model.eval()
     rows = sorted(rows, key=lambda row: len(row[0]))
     right = 0

@@ -96,7 +96,7 @@ def curve_rows(rows: list[dict[str, str]], count: int = 14) -> str:
 
 
 def source_rows(provenance: dict[str, Any]) -> str:
-    """One table row per source."""
+    """Return one table row per source."""
     line = "| {name} | {version} | {licence} | {registry} | {records:,} | {bytes:,} | {dropped_for_overlap} |"
     return "\n".join(line.format(**source) for source in provenance["sources"])
 
