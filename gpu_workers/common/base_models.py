@@ -1,4 +1,4 @@
-"""Where a base model lies on this machine."""
+"""The location of a base model on this machine."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from apps.contracts.runs import BaseModelRef
 
 
 class NotInstalled(Exception):
-    """The base model's local path leads nowhere that this worker may read."""
+    """The base model's local path leads to nothing that this worker may read."""
 
 
 def locate_base_model(base_model: BaseModelRef, roots: tuple[Path, ...]) -> BaseModelRef:

@@ -1,4 +1,4 @@
-"""Score an answer between 0 and 1. Answers and patterns are the customer's: everything here is bounded in time."""
+"""Scores of answers, between 0 and 1. Answers and patterns are the customer's: everything here is bounded in time."""
 
 import json
 from collections.abc import Sequence
