@@ -117,7 +117,7 @@ def _given_variables(home: Path) -> dict[str, str]:
 def _is_external(given: Mapping[str, str], own: EmbeddedServices) -> bool:
     """Return whether the variables name other services than our own; a shell that has read `env` names our own."""
     ours = {f"DATABASE_{role.upper()}_URL": own.database_url(role) for role in ROLES} | {"REDIS_URL": own.redis_url}
-    is_plain_ours = given.get("DATABASE_URL", "") in ("", *ours.values())  # sys's in a shell that has read `env`
+    is_plain_ours = given.get("DATABASE_URL", "") in ("", *ours.values())  # sys's URL in a shell that has read `env`
     if is_plain_ours and all(given.get(name, url) == url for name, url in ours.items()):
         return False
     if missing := sorted(ours.keys() - given.keys()):

@@ -227,7 +227,7 @@ PROGRAMS: tuple[Program, ...] = (
             ("ANNEAL_WORKER_CREDENTIAL_FILE", "${home}/replica/credential.json"),
             ("ANNEAL_ENROLL_TOKEN_FILE", "${home}/replica/enroll.token"),
         ),
-        stop_seconds=45,  # to report it: a third of ANNEAL_ENGINE_DRAIN_SECONDS; 2.5 s; to answer: all of it
+        stop_seconds=45,  # a third of ANNEAL_ENGINE_DRAIN_SECONDS to report, 2.5 s for routes, all of it for answers
     ),
     Program(
         "trainer",

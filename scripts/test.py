@@ -126,14 +126,14 @@ class Run:
         return True
 
     def finish(self) -> None:
-        """Read the report of a process that has ended."""
+        """Read the report of a finished process."""
         self.seconds = time.monotonic() - self.started
         report = _report_of(self.part)
         self.cases = _read_cases(report) if report.exists() else []
 
 
 def main(arguments: Sequence[str] | None = None, *, all_parts: Sequence[Part] = PARTS) -> int:
-    """Run the parts that the command line names and return the exit code."""
+    """Run the parts that the command line names; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [part.name for part in all_parts]
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(names)}; all by default")

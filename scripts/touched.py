@@ -89,7 +89,7 @@ def _kinship(module: str, test: str) -> int | None:
 
 
 def _find_importers(root: Path, code: Collection[str]) -> dict[str, set[str]]:
-    """Return for each module the modules that import it, at the top or inside a function."""
+    """Return, for each module, the modules that import it, at the top or inside a function."""
     known = set(code)
     importers: dict[str, set[str]] = defaultdict(set)
     for file in code:
@@ -129,7 +129,7 @@ def _with_readers(root: Path, code: Iterable[str], changed: Collection[str]) -> 
 
 
 def _name_in_text(file: str) -> str:
-    """Return how templates and modules name a template, a component or a static file."""
+    """Return the name by which templates and modules refer to a template, a component or a static file."""
     name = file.partition("/")[2]
     if file.startswith("templates/cotton/"):
         return "<c-" + name.removeprefix("cotton/").removesuffix(".html").replace("/", ".").replace("_", "-")

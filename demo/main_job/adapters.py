@@ -1,4 +1,4 @@
-"""The finished adapter behind its public name: served, asked and scored."""
+"""The finished adapter under its public name: served, asked and scored."""
 
 import random
 import time

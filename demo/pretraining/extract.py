@@ -1,4 +1,4 @@
-"""Turn downloaded packages into clean English passages: plain text and short chat exchanges."""
+"""Extraction of clean English passages from downloaded packages: plain text and short chat exchanges."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def first_sentence(text: str) -> str:
 
 
 def described_name(name: str, doc: str) -> Iterator[Record]:
-    """Yield a description and, where the name is readable, a description -> name exchange."""
+    """Yield a description and, if the name is readable, a description -> name exchange."""
     paragraphs = [clean(part) for part in re.split(r"\n\s*\n", doc)]
     paragraphs = [part for part in paragraphs if is_prose(part)]
     if not paragraphs:

@@ -143,7 +143,6 @@ def split_rows(split: str, limit: int) -> tuple[list[Row], list[Row]]:
 
 
 def parse() -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=HERE.parent / "base_model")
     parser.add_argument("--method", choices=["base", "lora", "qlora"], default="lora")
@@ -164,7 +163,6 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Command line entry."""
     options = parse()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     torch.set_num_threads(options.threads)

@@ -59,7 +59,7 @@ SYSTEM_PROMPTS = (
 
 @dataclass
 class Settings:
-    """Everything that decides the outcome of a run."""
+    """All settings that affect the outcome of a run."""
 
     seed: int = 20261121
     minutes: float = 60.0
@@ -261,7 +261,6 @@ class Run:
 
 
 def main() -> None:
-    """Command line entry."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)

@@ -136,7 +136,6 @@ def facts(checkpoint: Path, tokenizer_dir: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Command line entry."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--tokenizer", type=Path, required=True)

@@ -41,7 +41,7 @@ MIN_REPEATS = 3
 _BATCHES = 8
 _MAX_STEPS = 400
 _TRAINED_SHARE = 0.5
-_LENGTH_SPREAD = 0.75  # of the mean length; the distribution is symmetric about the mean
+_LENGTH_SPREAD = 0.75  # of the mean length; as many rows are longer as are shorter
 
 
 class StepEnd(NamedTuple):

@@ -53,7 +53,7 @@ class StaleLease(ApiError):
 
 
 class Unauthorized(ApiError):
-    """The credential or lease token is not accepted."""
+    """The credential or the lease token is not accepted."""
 
 
 class Unavailable(Exception):
@@ -104,7 +104,7 @@ class ApiClient:
         return self._call("POST", "/enroll", request, EnrollResponse, token="", patience_seconds=0)
 
     def claim(self, request: ClaimRequest) -> ClaimResponse | None:
-        """Return the next run of this worker's pool with its lease, or None when nothing waits."""
+        """Return the next run of this worker's pool with its lease, or None if no run waits."""
         return self._optional("POST", "/claim", request, ClaimResponse, patience_seconds=20)
 
     def list_missing_probes(self, *, base_model_id: str = "") -> MissingProbes:

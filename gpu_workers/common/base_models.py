@@ -12,9 +12,9 @@ class NotInstalled(Exception):
 
 
 def locate_base_model(base_model: BaseModelRef, roots: tuple[Path, ...]) -> BaseModelRef:
-    """Return the reference with an absolute path inside one of `roots`; a hub model comes back unchanged.
+    """Return the reference with an absolute path inside one of `roots`; a hub model is returned unchanged.
 
-    The roots keep a path from the control plane from opening any other folder of this machine.
+    The roots stop a path of the control plane from opening any other folder of this machine.
     """
     if base_model.path is None:
         return base_model

@@ -95,7 +95,7 @@ class ServingConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def models_dir(self) -> Path:
-        """Return the folder of the one whole model of such a replica; its path is the same for agent and engine."""
+        """Return the folder of a whole model, which is served alone; the path is the same for agent and engine."""
         return self.worker.work_dir.resolve() / "models"
 
     @property

@@ -213,7 +213,7 @@ def _is_part(process: Process) -> bool:
     return read_title(process).startswith("VLLM::") or "multiprocessing.spawn" in read_command(process)
 
 
-# --- both -------------------------------------------------------------------------------------------------------
+# --- shared by both ---------------------------------------------------------------------------------------------
 
 
 def _start(
@@ -227,7 +227,7 @@ def _start(
         die_with_parent(death_signal)
         if not is_session_leader:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
-        if os.getppid() != parent:  # it died before the request was made
+        if os.getppid() != parent:  # the parent died before the request was made
             os._exit(1)
 
     return subprocess.Popen(

@@ -12,7 +12,7 @@ from gpu_workers.common.private_files import write_private
 
 
 class Memory(msgspec.Struct):
-    """What outlives the agent (`serving.json`): desired state, verdicts, and whose files may be in use."""
+    """The state that outlives the agent (`serving.json`): desired state, verdicts, and the last cleanup."""
 
     desired: DesiredState | None = None
     rejected: dict[str, str] = {}
@@ -22,7 +22,7 @@ class Memory(msgspec.Struct):
 
 
 class MemoryFile:
-    """The memory, and its file."""
+    """The memory with its file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -107,7 +107,7 @@ class Trials:
                 reason = "In quarantine: invalid numbers appeared while it was in use."
                 self.settle(name, LoadState.FAILED, reason)
 
-    # --- the canary engine's ----------------------------------------------------------------------------------------
+    # --- canary engine ----------------------------------------------------------------------------------------------
 
     def has_passed(self, name: str, folder_name: str) -> bool:
         """Return whether exactly these files passed on the canary engine."""

@@ -22,7 +22,7 @@ from gpu_workers.trainer.run_supervisor import RunSupervisor
 
 log = logging.getLogger(__name__)
 
-_SECONDS_BETWEEN_LOOKS = 2.0  # check for a run during a measurement
+_SECONDS_BETWEEN_LOOKS = 2.0  # between checks for a run, during a measurement
 
 
 class Agent:

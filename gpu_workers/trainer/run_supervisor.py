@@ -308,7 +308,7 @@ class RunSupervisor:
             refused = self._failed(code or FailureCode.INTERNAL_ERROR, "The result of the attempt was refused.")
             self._api.finish(self._lease, refused)
 
-    # --- what is said ----------------------------------------------------------------------------------------------
+    # --- reporting -------------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
         for event in self._tail.read():

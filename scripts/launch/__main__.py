@@ -1,6 +1,6 @@
 """Start every process of Anneal under a supervisor, prepare the data, run the main job, and stop without a trace.
 
-scripts/up.py calls this program inside .venv and describes the options.
+scripts/up.py calls this program inside .venv and passes its options on.
 """
 
 import argparse

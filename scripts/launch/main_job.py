@@ -63,7 +63,7 @@ def after_main_job(prepared: Prepared, code: int) -> str:
 
 
 def run_for_figures(starting: Starting) -> dict[str, Any]:
-    """Run the main job and a QLoRA job to their end and return their figures, or `error`."""
+    """Run the main job and a QLoRA job to their end; return their figures, or `error`."""
     prepared = starting.prepared
     if not has_demo(prepared):
         return {"error": "The main job needs the demo account, which needs embedded services and a local URL."}

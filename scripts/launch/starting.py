@@ -138,8 +138,7 @@ def _prepare_data(prepared: Prepared) -> None:
 
 
 def has_demo(prepared: Prepared) -> bool:
-    """Return whether this launch creates the demonstration's operator account: only if no other machine can reach it.
-    """
+    """Return whether this launch creates the demo's operator account: only if no other machine can reach it."""
     return prepared.services is not None and is_loopback(prepared.public_url)
 
 

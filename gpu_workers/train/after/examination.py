@@ -85,7 +85,7 @@ def is_adapter(trained: Path) -> bool:
     return (trained / WEIGHTS_FILE).is_file()
 
 
-# --- three ways to look at base and tuned model -----------------------------------------------------------------------
+# --- three ways to examine base and tuned model -----------------------------------------------------------------------
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -97,7 +97,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class _Dense:
-    """Both in memory, one after the other."""
+    """Examines base and tuned model in memory, one after the other."""
 
     note = ""
 
@@ -128,7 +128,7 @@ class _Dense:
 
 
 class _Quantized(_Dense):
-    """The comparison on the 4-bit base that was trained, the probe on the 16-bit one, weight by weight."""
+    """Compares on the 4-bit base that was trained, and scores the probe on the 16-bit base, weight by weight."""
 
     note = _QUANTIZED_NOTE
 
@@ -147,7 +147,7 @@ class _Quantized(_Dense):
 
 
 class _Streamed:
-    """Weight by weight from the files: some of the held-out rows are scored, none is answered."""
+    """Scores some of the held-out rows weight by weight from the files, and generates no answers."""
 
     def __init__(self, base: Path, trained: Path) -> None:
         self._base = base

@@ -62,7 +62,7 @@ def score_logits(logits: torch.Tensor, example: Example) -> RowScore:
 
 @torch.no_grad()
 def token_logprobs(model: torch.nn.Module, token_ids: Sequence[int]) -> tuple[float, ...]:
-    """Return the log-probability of every token but the first, given those before it."""
+    """Return the log-probability of every token but the first, given the tokens before it."""
     return logprobs_of(_logits(model, token_ids), token_ids)
 
 

@@ -58,7 +58,7 @@ class RunCallback(ProgressCallback):
         self._training = training
         self._evaluated_step = 0
         self._save_seconds = 0.0
-        # If an attempt ends while its exports are made, the next attempt has nothing to train and only makes them.
+        # Saved so that, if this attempt ends during its exports, the next one only has to make the exports.
         self.saves_last_step = bool(spec.exports) and spec.hyperparameters.method is not Method.FULL
         self._spec = spec
         self._sampler = sampler

@@ -25,7 +25,7 @@ def write_adapter(
 ) -> None:
     """Write weights and config; raises TrainingFailed for numbers that no replica would serve.
 
-    A run that diverges may not show NaN: before a normalization, weights of 1e30 give a finite loss.
+    A run that diverges may not show NaN: a normalization makes the loss finite even for weights of 1e30.
     """
     weights, config = folder / WEIGHTS_FILE, adapter_config(spec)
     save_file(adapter_tensors(model, dtype=dtype, state_dict=state_dict), weights, metadata={"format": "pt"})

@@ -43,7 +43,7 @@ def _forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Te
 
 
 class _Product(torch.autograd.Function):
-    """x W' + scale · x A' B' for a frozen W."""
+    """Computes x W' + scale · x A' B' for a frozen W."""
 
     @staticmethod
     def forward(

@@ -96,7 +96,7 @@ def scatter_optimizer(model: torch.nn.Module, optimizer: Any, file: Path) -> Non
 
 
 def whole(value: Any) -> Any:
-    """Return a tensor gathered from its shards, if it has any; every process must call this."""
+    """Return a value gathered from its shards, if it has any; every process must call this."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
