@@ -33,7 +33,7 @@ class NumberWatch:
         self.baseline = await self._engine.count_corrupted_requests()
 
     async def check(self, activity: int) -> None:
-        """Read the count, unless the engine did nothing since the last check at the same `activity`."""
+        """Read the count, unless `activity` is unchanged since the last successful check."""
         if self._get_state() is None or activity == self._checked_activity:
             return
         async with self.lock:

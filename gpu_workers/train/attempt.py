@@ -209,7 +209,7 @@ class Attempt:
             manifest, progress = open_checkpoint(folder)
         except (BrokenArtifact, IncompleteCheckpoint) as error:
             raise TrainingFailed(FailureCode.CHECKPOINT_INVALID, f"The checkpoint cannot be used: {error}") from error
-        if folder.name == RESUME_FOLDER and not self._is_shrunk:  # this attempt's own checkpoint is too big
+        if folder.name == RESUME_FOLDER and not self._is_shrunk:  # else its plan was too big
             adopted = adopt_plan(manifest, self._spec.hyperparameters)
             self._spec = msgspec.structs.replace(self._spec, hyperparameters=adopted)
         changed = explain_inexact_resume(manifest, self._spec)

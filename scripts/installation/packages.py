@@ -25,8 +25,8 @@ def install_locked(
 ) -> None:
     """Install locks with pip: from the addresses of an earlier installation, else from the indexes.
 
-    Every file is checked against the locks' hashes. The addresses are kept after that check, and contain the hashes.
-    pip contacts an index for each package even if it has the wheel, so a full cache alone does not help when no index
+    The files must match the hashes of the locks. The addresses are kept after that check, and contain the hashes. pip
+    contacts an index for each package even if it has the wheel, so a full cache alone does not help when no index
     answers. The addresses are in pip's cache beside the wheels. Raises NoWheel, or SetupFailed, naming a silent index.
     """
     into = ["--target", str(target)] if target else []
