@@ -1,1 +1,1 @@
-"""What runs on a GPU machine: trainer and serving agents. They reach the control plane through /internal/v1 alone."""
+"""The processes of a GPU machine: trainer and serving agents. They use the control plane's /internal/v1 only."""

@@ -23,7 +23,7 @@ def main(package: Path) -> None:
 
 
 def symbol(name: str, svg: str) -> str:
-    """Return the icon's shapes as one <symbol>; of the outer <svg> only the 24 px view box is kept."""
+    """Return the icon's shapes as one <symbol>; only the 24 px view box of the outer <svg> is kept."""
     shapes = svg[svg.index(">", svg.index("<svg")) + 1 : svg.rindex("</svg>")]
     shapes = re.sub(r"\s+", " ", shapes).strip().replace(" />", "/>").replace("> <", "><")
     return f'<symbol id="{name}" viewBox="0 0 24 24" fill="none" {STROKE}>{shapes}</symbol>'

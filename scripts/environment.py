@@ -1,4 +1,4 @@
-"""What the processes of one data directory share: ports, addresses, secrets made once, and the services they use."""
+"""Settings that the processes of one data directory share: ports, addresses, lasting secrets, and services."""
 
 import json
 import os
@@ -18,9 +18,9 @@ from scripts.processes import PROGRAMS, REPOSITORY, Place, Program
 SECRETS = ("ANNEAL_SECRET_KEY", "ANNEAL_KEY_PEPPER", "ANNEAL_SIGNING_KEY")
 WEB_PORT, INTERNAL_PORT = 8000, 8001
 LOCAL_POOL = "local-cpu"
-# The demo's matrices feed no more than this; the trainer also keeps to the cores that it finds free.
+# The demo's matrices cannot use more; the trainer also limits itself to the free cores.
 MAX_TRAINER_THREADS = 4
-DRAIN_SECONDS = "3"  # what Ctrl-C may wait for answers that are being written
+DRAIN_SECONDS = "3"  # Ctrl-C waits this long for unfinished answers
 
 _OURS = re.compile(r"STRIPE_|ANNEAL_|DATABASE_|REDIS_URL|CELERY_|AWS_|DJANGO_SETTINGS_MODULE|FORWARDED_ALLOW_IPS")
 _NOT_SETTABLE = frozenset(
@@ -41,7 +41,7 @@ class EnvironmentIncomplete(Exception):
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything needed to render and start the programs of one data directory."""
+    """The values for rendering and starting the programs of one data directory."""
 
     home: Path
     runtime_dir: Path
@@ -50,7 +50,7 @@ class Prepared:
     known: Mapping[str, str]
     database_urls: Mapping[str, str]
     services: EmbeddedServices | None
-    notes: tuple[str, ...] = ()  # what a launch decided otherwise than expected, in sentences
+    notes: tuple[str, ...] = ()  # unexpected decisions of a launch, in sentences
 
     @property
     def public_url(self) -> str:
@@ -60,16 +60,16 @@ class Prepared:
         return self.place.variables(program, self.known, database_urls=self.database_urls)
 
     def management_variables(self, *, role: str) -> dict[str, str]:
-        """The variables of `manage.py` run by hand or by the launcher."""
+        """Return the variables of `manage.py`, run by hand or by the launcher."""
         return {**self.known, "DATABASE_URL": self.database_urls[role], "ANNEAL_HOME": str(self.home)}
 
 
 def prepare(home: Path, *, is_debug: bool, is_launch: bool) -> Prepared:
-    """This function will settle ports, addresses and secrets of `home`, and start nothing.
+    """Determine ports, addresses and secrets of `home`, and start nothing.
 
-    A launch takes free ports and writes what it chose to `env` and `ports.json`; anything else follows the last one.
-    Variables that are set win. With the five DATABASE_<ROLE>_URL and REDIS_URL set, nothing embedded is used.
-    Raises EnvironmentIncomplete.
+    A launch takes free ports and writes its choice to `env` and `ports.json`; other callers use those of the last
+    launch. Variables that are set take precedence. With the five DATABASE_<ROLE>_URL and REDIS_URL set, nothing
+    embedded is used. Raises EnvironmentIncomplete.
     """
     own = services(home)
     given = _given_variables(home)
@@ -103,21 +103,21 @@ def prepare(home: Path, *, is_debug: bool, is_launch: bool) -> Prepared:
 
 
 def plain_environment() -> dict[str, str]:
-    """This process's environment without anything of ours: each program gets what it may know, and no more."""
+    """Return this process's environment without Anneal's variables: each program gets only those it may know."""
     return {name: value for name, value in os.environ.items() if not _OURS.match(name)}
 
 
 def _given_variables(home: Path) -> dict[str, str]:
-    """What the caller set for us; the variables of another data directory (a test run's, a shell's) are not for us."""
+    """Return the caller's variables for us; those of another data directory (a test run's, a shell's) are ignored."""
     if Path(os.environ.get("ANNEAL_HOME", home)).resolve() != home:
         return {}
     return {name: value for name, value in os.environ.items() if value and _OURS.match(name)}
 
 
 def _is_external(given: Mapping[str, str], own: EmbeddedServices) -> bool:
-    """Whether the variables name other services than our own (as they do in a shell that has read `env`)."""
+    """Return whether the variables name other services than our own; a shell that has read `env` names our own."""
     ours = {f"DATABASE_{role.upper()}_URL": own.database_url(role) for role in ROLES} | {"REDIS_URL": own.redis_url}
-    is_plain_ours = given.get("DATABASE_URL", "") in ("", *ours.values())  # a shell that has read `env` has that of sys
+    is_plain_ours = given.get("DATABASE_URL", "") in ("", *ours.values())  # sys's URL in a shell that has read `env`
     if is_plain_ours and all(given.get(name, url) == url for name, url in ours.items()):
         return False
     if missing := sorted(ours.keys() - given.keys()):
@@ -163,7 +163,7 @@ def _known_variables(
         defaults |= {"ANNEAL_TRAINER_BROKER_URL": embedded.trainer_broker_url}
     known = defaults | {name: value for name, value in given.items() if name not in _NOT_SETTABLE}
     mail = urlsplit(known["ANNEAL_EMAIL_URL"])
-    if mail.scheme == "file":  # pages name the folder; they are not told the URL, which may hold a password
+    if mail.scheme == "file":  # pages show the folder, but never the URL, which may contain a password
         known["ANNEAL_MAIL_FOLDER"] = unquote(mail.path)
     known.setdefault("CELERY_BROKER_URL", known["REDIS_URL"])
     known.setdefault("ANNEAL_TRAINER_BROKER_URL", known["CELERY_BROKER_URL"])
@@ -173,7 +173,7 @@ def _known_variables(
 def _embedded_place(
     home: Path, runtime_dir: Path, known: Mapping[str, str], embedded: EmbeddedServices | None
 ) -> Place:
-    # The engine's socket lies in the replica's folder: where paths are too long for sockets, so is that one.
+    # The engine's socket is in the replica's folder, so that folder moves too where paths are too long for sockets.
     replica_dir = home / "replica" if runtime_dir.parent == home else runtime_dir / "replica"
     gateway = known["ANNEAL_GATEWAY_URL"].removeprefix("unix://")
     return Place(
@@ -208,7 +208,7 @@ def _last_ports(home: Path) -> tuple[int, int]:
 
 
 def _free_port(wanted: int, *, taken: int) -> int:
-    """The first free port from `wanted` on; any free one where the next hundred are not."""
+    """Return the first free port from `wanted` on; any free one if the next hundred are taken."""
     for port in (*range(wanted, min(wanted + 100, 65_536)), 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -231,7 +231,7 @@ def _kept_secrets(home: Path) -> dict[str, str]:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; an empty one where there is none, or none that can be read (a disk was full)."""
+    """Return the JSON object in a file; an empty one if the file is missing or unreadable (a full disk)."""
     try:
         found = json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
@@ -240,7 +240,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _env_file(home: Path, known: Mapping[str, str], database_urls: Mapping[str, str]) -> str:
-    # For people: `set -a; . .anneal/env; set +a` makes manage.py work in a shell, as the role of management commands.
+    # For shells: `set -a; . .anneal/env; set +a` makes manage.py work as the role of management commands.
     by_role = {f"DATABASE_{role.upper()}_URL": url for role, url in database_urls.items()}
     values = {"ANNEAL_HOME": str(home), **known, **by_role, "DATABASE_URL": database_urls["sys"]}
     return "".join(f"{name}={shlex.quote(value)}\n" for name, value in sorted(values.items()))

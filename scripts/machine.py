@@ -1,4 +1,7 @@
-"""What Anneal needs of a machine and what this one has. Standard library only; it runs under any Python from 3.8 on."""
+"""Anneal's requirements of a machine, and checks of this one.
+
+Standard library only; runs under any Python from 3.8 on.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,14 @@ GB = 10**9
 PYTHONS = ((3, 11), (3, 12), (3, 13), (3, 14))
 PYTHONS_TEXT = "3.11 to 3.14"
 ARCHITECTURES = {"x86_64": "x86-64", "amd64": "x86-64", "aarch64": "arm64", "arm64": "arm64"}
-OLDEST_GLIBC = (2, 28)  # what the wheels of torch, pyarrow and Valkey were built for
-CPU_FEATURES = {"x86-64": ("avx2", "fma", "f16c"), "arm64": ("asimd",)}  # the least that vLLM's CPU build runs on
-# What the wheels expect of the system, and Debian's packages of them; a minimal Debian lacks the first.
+OLDEST_GLIBC = (2, 28)  # the wheels of torch, pyarrow and Valkey are built for it
+CPU_FEATURES = {"x86-64": ("avx2", "fma", "f16c"), "arm64": ("asimd",)}  # the minimum for vLLM's CPU build
+# System libraries that the wheels need, and their Debian packages; a minimal Debian lacks the first.
 LIBRARIES = {"libnuma.so.1": "libnuma1", "libstdc++.so.6": "libstdc++6", "libz.so.1": "zlib1g"}
-# All processes take 4.7 GB at most: while a job trains, the engine loads and compiles (0.5 GB of it, the compiler).
+# All processes use 4.7 GB at most: while a job trains, the engine loads and compiles (the compiler uses 0.5 GB of it).
 MEMORY_BYTES = 5 * GB
-# The environments take 3.6 GB (2.6 GB of it torch, vLLM and what they need), pip's downloads 1.2 GB, the data 0.5 GB.
+# The environments take 3.6 GB (2.6 GB of it for torch, vLLM and their dependencies), pip's downloads 1.2 GB, the data
+# 0.5 GB.
 DISK_BYTES = 6 * GB
 TEMPORARY_BYTES = 1 * GB  # pip downloads into the folder for temporary files first
 CONTAINER = "docker compose -f deploy/demo.compose.yaml up --build"
@@ -32,7 +36,7 @@ CONTAINER = "docker compose -f deploy/demo.compose.yaml up --build"
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that is needed; `fix` says what to do where it is missing, and is empty where it is there."""
+    """One requirement; `fix` describes what to do if it is missing, and is empty if it is met."""
 
     name: str
     needed: str
@@ -41,7 +45,7 @@ class Check:
 
 
 def foreign_system() -> str:
-    """One sentence with the command that works here, on a system that Anneal does not run on; else nothing."""
+    """Return a sentence with the command that works here if Anneal does not run on this system, else ""."""
     if sys.platform == "linux":
         return ""
     name = {"Darwin": "macOS"}.get(platform.system(), platform.system())
@@ -49,19 +53,19 @@ def foreign_system() -> str:
 
 
 def checks(repository: Path) -> list[Check]:
-    """Everything that set-up needs before it downloads anything."""
+    """Return the checks of everything that set-up needs before it downloads anything."""
     return [_system(), _python(), _processor(), _libraries(), _memory(), *_disks(repository)]
 
 
 def report(found: list[Check]) -> str:
-    """The checks as a small table, followed by one line for each that failed."""
+    """Return the checks as a small table, followed by one line for each that failed."""
     rows = [("", "needed", "found"), *((check.name, check.needed, check.found) for check in found)]
     lines = [f"  {name:<12}{needed:<43}{value}" for name, needed, value in rows]
     return "\n".join([*lines, *(f"{check.name}: {check.fix}" for check in found if check.fix)]) + "\n"
 
 
 def is_suitable(python: str) -> bool:
-    """Whether this interpreter starts, has a supported version and can make virtual environments."""
+    """Return whether this interpreter starts, has a supported version and can create virtual environments."""
     asked = "import sys, ensurepip, venv; print(*sys.version_info[:2])"
     try:
         done = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=False)
@@ -71,7 +75,7 @@ def is_suitable(python: str) -> bool:
 
 
 def suitable_pythons() -> list[str]:
-    """The interpreters on the path that set-up could use, the oldest first."""
+    """Return the interpreters on the path that set-up could use, the oldest first."""
     paths = [shutil.which(f"python{major}.{minor}") for major, minor in PYTHONS]
     return [path for path in paths if path and is_suitable(path)]
 
@@ -128,7 +132,7 @@ def _memory() -> Check:
 
 
 def free_memory_bytes(root: Path = Path("/")) -> int:
-    """What new processes may take: of the machine, and of the container's limit where there is one."""
+    """Return the memory for new processes: the machine's, within the container's limit if there is one."""
     available = re.search(r"MemAvailable:\s+(\d+) kB", _read(root / "proc/meminfo"))
     free = [int(available[1]) * 1024] if available else []
     for limit, used in (

@@ -1,4 +1,4 @@
-"""The one table of Anneal's programs: what runs, under which variables, in which order it stops.
+"""The one table of Anneal's programs: their commands, their variables, and the order in which they stop.
 
 `make demo` renders it as a supervisor configuration; deploy/compose.yaml repeats the commands and a test compares them.
 """
@@ -12,13 +12,13 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-# What a program may know. A trainer and an engine get no secret of the control plane and no database.
+# The variables that a program may receive. A trainer and an engine get no secret of the control plane and no database.
 CONTROL = frozenset({
     "ANNEAL_SECRET_KEY", "ANNEAL_KEY_PEPPER", "ANNEAL_SIGNING_KEY", "DATABASE_URL", "REDIS_URL", "CELERY_BROKER_URL",
     "ANNEAL_PUBLIC_URL", "ANNEAL_INTERNAL_URL", "ANNEAL_GATEWAY_URL", "ANNEAL_OBJECT_STORE",
     "ANNEAL_BASE_MODEL_ROOTS", "ANNEAL_DEBUG", "DJANGO_SETTINGS_MODULE",
 })  # fmt: skip
-# The bucket's own keys: only for those who sign URLs, read files or delete them.
+# The bucket's own keys: only for programs that sign URLs, read files or delete them.
 STORE_OPTIONS = frozenset({"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION"})
 CONTROL_OPTIONS = frozenset({
     "ANNEAL_SECRET_KEY_FALLBACKS", "ANNEAL_ALLOWED_HOSTS",
@@ -28,7 +28,7 @@ CONTROL_OPTIONS = frozenset({
 })  # fmt: skip
 # The mail server's password is in the URL: only for the one program that sends.
 MAIL_OPTIONS = frozenset({"ANNEAL_EMAIL_URL", "ANNEAL_FROM_EMAIL"})
-# Of one program alone: the web process takes webhooks, for which it has their secret, and makes no calls.
+# For one program only: the web process receives webhooks with their own secret, and makes no calls.
 STRIPE_OPTIONS = frozenset({
     "STRIPE_SECRET_KEY", "STRIPE_WEBHOOK_SECRET", "STRIPE_PORTAL_CONFIGURATION", "STRIPE_TAX", "STRIPE_METER",
     "STRIPE_API_BASE",
@@ -39,8 +39,8 @@ WORKER = frozenset({"ANNEAL_INTERNAL_URL", "ANNEAL_WORK_DIR", "ANNEAL_POOL", "AN
 class Tier(StrEnum):
     """Programs of a tier start and stop together; the last tier stops first.
 
-    Web starts when the services answer and the database is prepared, and has the cores for itself: its address is what
-    people wait for. Control starts when web answers, serving and training when control answers.
+    Web starts when the services answer and the database is prepared, and has the cores for itself, because people wait
+    for its address. Control starts when web answers, serving and training when control answers.
     """
 
     SERVICES = "services"
@@ -54,9 +54,9 @@ class Tier(StrEnum):
 class Program:
     """One long-running process.
 
-    `command` begins with a module of `venv`'s Python; ${names} are filled by the place it runs in. Its variables are
-    `needs` and those of `options` that are set. `role` is its database login; `stop_seconds` what it may take to stop.
-    Where the variable `only_with` is not set it has nothing to do and is left out.
+    `command` begins with a module of `venv`'s Python; its `Place` fills the ${names}. Its variables are `needs` and
+    those of `options` that are set. `role` is its database login; `stop_seconds` is how long it may take to stop. The
+    program is left out if the variable `only_with` is not set, because it would have no work.
     """
 
     name: str
@@ -78,7 +78,7 @@ _UVICORN = (
     "uvicorn --http apps.core.http.connections:Connection --no-server-header --no-access-log --no-proxy-headers "
     "--timeout-keep-alive 75 --timeout-graceful-shutdown 8"
 )
-DRAIN_SECONDS = 120  # streams under way are finished, for as long as this
+DRAIN_SECONDS = 120  # limit for finishing streams that are running
 _GATEWAY_UVICORN = (
     "uvicorn --http apps.interfaces.gateway.http.connections:Connection --no-server-header --no-date-header "
     f"--no-access-log --no-proxy-headers --timeout-keep-alive 75 --timeout-graceful-shutdown {DRAIN_SECONDS}"
@@ -140,7 +140,7 @@ PROGRAMS: tuple[Program, ...] = (
         stop_seconds=100,  # the hard limit of a control task is 90 s
     ),
     Program(
-        # Reading a customer's file takes minutes: it must not hold up leases, mail and money.
+        # Reading a customer's file takes minutes: it must not delay leases, mail and money.
         "celery-data",
         Tier.CONTROL,
         f"{_CELERY} worker --queues data --concurrency 1 --pool prefork --without-gossip --without-mingle",
@@ -156,7 +156,7 @@ PROGRAMS: tuple[Program, ...] = (
         options=CONTROL_OPTIONS | STORE_OPTIONS,
     ),
     Program(
-        # Waits for the mail server, as long as that takes. Alone in one process: it needs little else.
+        # Waits for the mail server as long as necessary. Alone in one process: it needs few resources.
         "celery-mail",
         Tier.CONTROL,
         f"{_CELERY} worker --queues mail --concurrency 1 --pool solo --without-gossip --without-mingle",
@@ -165,7 +165,7 @@ PROGRAMS: tuple[Program, ...] = (
         stop_seconds=30,  # one message: twice EMAIL_TIMEOUT
     ),
     Program(
-        # Alone with the key that moves money; a Stripe that is slow holds up nothing else.
+        # The only program with the key that moves money; a slow Stripe delays nothing else.
         "celery-payments",
         Tier.CONTROL,
         f"{_CELERY} worker --queues payments --concurrency 1 --pool prefork --without-gossip --without-mingle",
@@ -193,7 +193,7 @@ PROGRAMS: tuple[Program, ...] = (
         stop_seconds=60,
     ),
     Program(
-        # Waits until the serving agent has a new adapter version to try; runs a minute longer than that.
+        # Waits until the serving agent has a new adapter version to test, and runs a minute longer than the test.
         "vllm-canary",
         Tier.SERVING,
         "gpu_workers.engine.launcher canary",
@@ -227,7 +227,7 @@ PROGRAMS: tuple[Program, ...] = (
             ("ANNEAL_WORKER_CREDENTIAL_FILE", "${home}/replica/credential.json"),
             ("ANNEAL_ENROLL_TOKEN_FILE", "${home}/replica/enroll.token"),
         ),
-        stop_seconds=45,  # a third of ANNEAL_ENGINE_DRAIN_SECONDS to be heard, 2.5 s, and all of it for answers
+        stop_seconds=45,  # a third of ANNEAL_ENGINE_DRAIN_SECONDS to report, 2.5 s for routes, all of it for answers
     ),
     Program(
         "trainer",
@@ -243,13 +243,13 @@ PROGRAMS: tuple[Program, ...] = (
             ("ANNEAL_WORKER_CREDENTIAL_FILE", "${home}/trainer/credential.json"),
             ("ANNEAL_ENROLL_TOKEN_FILE", "${home}/trainer/enroll.token"),
         ),
-        stop_seconds=120,  # it checkpoints, reports and returns within 110 s
+        stop_seconds=120,  # it saves a checkpoint, reports and returns within 110 s
     ),
 )
 
 
 class Place:
-    """Where the programs run: the values of the ${names}, and how a venv's Python is called there."""
+    """An environment for the programs: the values of the ${names}, and the command of each venv's Python."""
 
     def __init__(self, values: Mapping[str, str], *, pythons: Mapping[str, str]) -> None:
         self._values, self._pythons = dict(values), dict(pythons)
@@ -258,13 +258,13 @@ class Place:
         return string.Template(text).substitute(self._values)
 
     def command(self, program: Program) -> list[str]:
-        """The exact argument list of a program here."""
+        """Return the exact argument list of a program here."""
         return [self._pythons[program.venv], "-m", *shlex.split(self.fill(program.command))]
 
     def variables(
         self, program: Program, known: Mapping[str, str], *, database_urls: Mapping[str, str]
     ) -> dict[str, str]:
-        """The variables a program gets beyond those of any process. Raises KeyError naming one that is not known."""
+        """Return the variables of a program beyond those of any process. Raises KeyError naming an unknown one."""
         threads = self.fill(program.threads)
         own = {name: self.fill(value) for name, value in program.variables}
         own |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
@@ -274,7 +274,7 @@ class Place:
         return given | {name: known[name] for name in program.needs if name not in own} | own
 
 
-# In a container each service has its own machine: same commands, other addresses, Python on the path.
+# In containers each service has its own machine: same commands, other addresses, Python on the path.
 CONTAINER = Place(
     {
         "home": "/var/lib/anneal",

@@ -1,8 +1,8 @@
-"""Take a picture of every page of a running `make demo` or `make dev`, in both themes and two widths.
+"""Take a screenshot of every page of a running `make demo` or `make dev`, in both themes and two widths.
 
     .venv/bin/python -m scripts.screenshots [--home DIR] [--into DIR]
 
-Signs in as the demo's member and follows the links it sees; of pages that differ only in an id, one is taken.
+Signs in as the demo's member and follows all links; of pages that differ only in an id, it takes one.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def _sign_in(context: BrowserContext, email: str, password: str) -> None:
 
 
 def _find_paths(page: Page) -> Iterator[str]:
-    """Every page that can be reached by links, one of each kind, in the order found."""
+    """Yield every page that links lead to, one of each kind, in the order found."""
     queue, seen = ["/"], {"/"}
     while queue:
         path = queue.pop(0)

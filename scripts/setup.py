@@ -1,8 +1,8 @@
-"""Create .venv and .venv-engines and install the locked dependencies; instant when they are up to date.
+"""Create .venv and .venv-engines and install the locked dependencies; instant if they are up to date.
 
-    python3 scripts/setup.py             what `make demo` needs
-    python3 scripts/setup.py --dev       and the tools of `make check` and `make test`
-    python3 scripts/setup.py --browser   and Chromium and Node.js, by apt-get where we are root
+    python3 scripts/setup.py             the requirements of `make demo`
+    python3 scripts/setup.py --dev       also the tools of `make check` and `make test`
+    python3 scripts/setup.py --browser   also Chromium and Node.js, by apt-get if run as root
 
 Standard library only. If Anneal does not support this Python, it continues under a supported one from the path.
 """
@@ -31,7 +31,7 @@ from scripts.installation.environments import Environment, environments, has_nvi
 from scripts.installation.indexes import check_indexes, indexes_of  # noqa: E402
 from scripts.installation.packages import addresses_file, install_locked  # noqa: E402
 
-# `anneal` from any folder; -P: an `apps` folder of the place it is called from is not ours.
+# `anneal` from any folder; -P ignores an `apps` folder in the current directory.
 COMMAND = """#!/bin/sh
 here=$(dirname "$(readlink -f "$0")")
 PYTHONPATH="$here/../..${PYTHONPATH:+:$PYTHONPATH}" exec "$here/python" -P -m apps.interfaces.cli "$@"
@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def set_up(*, dev: bool, browser: bool) -> float | None:
-    """This function will install what is missing and return the seconds it took, or None when nothing was."""
+    """Install missing packages; return the seconds it took, or None if nothing was missing."""
     started = time.monotonic()
     wanted = environments(dev=dev)
     stale = [environment for environment in wanted if not environment.is_up_to_date()]
@@ -85,7 +85,7 @@ def set_up(*, dev: bool, browser: bool) -> float | None:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Let one set-up of this folder run at a time; the next waits and finds its work done."""
+    """Let one set-up of this folder run at a time; the next waits and finds the work done."""
     import fcntl  # noqa: PLC0415  not on Windows, where we are gone by now
 
     with (DATA / "setup.lock").open("a") as file:
@@ -94,7 +94,7 @@ def alone() -> Iterator[None]:
 
 
 def check_machine() -> None:
-    """This function will print what is needed and what was found. Raises SetupFailed where something is missing."""
+    """Print the requirements and the results. Raises SetupFailed if one is missing."""
     found = machine.checks(REPOSITORY)
     sys.stdout.write(f"What Anneal needs, and what this machine has:\n{machine.report(found)}")
     sys.stdout.flush()
@@ -103,9 +103,9 @@ def check_machine() -> None:
 
 
 def check_sources(stale: Sequence[Environment]) -> None:
-    """This function will make sure that an index answers, where pip's cache is not known to have everything.
+    """Make sure that an index answers, unless pip's cache is known to be complete.
 
-    Before environments are made, which takes longer. Raises SetupFailed.
+    Runs before environments are created, which takes longer. Raises SetupFailed.
     """
     python = Path(sys.executable)
     kept = [addresses_file(python, locks) for environment in stale for locks in environment.lock_groups]
@@ -114,7 +114,7 @@ def check_sources(stale: Sequence[Environment]) -> None:
 
 
 def stage(name: str, work: Callable[[], None]) -> None:
-    """This function will do one stage and say how long it took."""
+    """Run one stage and print how long it took."""
     started = time.monotonic()
     work()
     sys.stdout.write(f"  {name:<28} {time.monotonic() - started:6.1f} s\n")
@@ -122,9 +122,9 @@ def stage(name: str, work: Callable[[], None]) -> None:
 
 
 def install(environment: Environment) -> None:
-    """This function will bring one environment to its locks, from nothing where it is not sound. Raises SetupFailed."""
+    """Update one environment to its locks, from scratch if it is not sound. Raises SetupFailed."""
     if environment.is_sound():
-        environment.stamp_file.unlink()  # cut short, it is made anew
+        environment.stamp_file.unlink()  # an interrupted installation starts from scratch
         _install_locks(environment)
     else:
         _install_anew(environment)
@@ -133,7 +133,7 @@ def install(environment: Environment) -> None:
 
 
 def _install_anew(environment: Environment) -> None:
-    """This function will try this Python and then the others of the path, as not each of them has every wheel."""
+    """Test this Python and then the others on the path, because some lack a wheel."""
     failures: dict[str, NoWheel] = {}
     for python in _pythons():
         version = version_of(python)
@@ -160,7 +160,7 @@ def _install_locks(environment: Environment) -> None:
 
 
 def check_torch_build(environment: Environment) -> None:
-    """This function will make sure that torch, where installed, fits the machine. Raises SetupFailed."""
+    """Make sure that torch, if installed, fits the machine. Raises SetupFailed."""
     found = list(environment.directory.glob("lib/python*/site-packages/torch/version.py"))
     is_cpu_build = bool(found) and re.search(r"^cuda[^=]*= None$", found[0].read_text(), re.MULTILINE) is not None
     if found and is_cpu_build is has_nvidia_gpu():
@@ -169,7 +169,7 @@ def check_torch_build(environment: Environment) -> None:
 
 
 def install_command(environment: Environment) -> None:
-    """This function will put the `anneal` command into an environment."""
+    """Write the `anneal` command into an environment."""
     command = environment.directory / "bin/anneal"
     if not command.exists() or command.read_text() != COMMAND:
         command.write_text(COMMAND)

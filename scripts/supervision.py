@@ -1,4 +1,4 @@
-"""Own a supervisord and everything below it: start, look, restart, stop, and prove that nothing is left."""
+"""The supervisord of a launch and everything below it: start, watch, restart, stop, and proof that nothing is left."""
 
 import fcntl
 import os
@@ -29,18 +29,18 @@ from gpu_workers.common.process_tree import (
 from scripts.environment import Prepared, plain_environment
 from scripts.processes import REPOSITORY, Place, Program, Tier
 
-# In the environment of every program, with the data directory as its value. Not ANNEAL_…: workers take those away from
-# their engine and their training child, which must be found too.
+# In the environment of every program, with the data directory as its value. Its name has no ANNEAL_ prefix: workers
+# remove such variables from their engine and their training child, which must be found too.
 LAUNCH_MARK = "LAUNCHED_BY_ANNEAL"
 POLITE_SECONDS = 15.0
 
 
 class LaunchFailed(Exception):
-    """Something did not start or ended; the message says what and shows the end of its log."""
+    """A program did not start, or ended; the message names it and shows the end of its log."""
 
 
 class Supervision:
-    """The supervisord of one data directory. Making it becomes the parent of every orphan below it."""
+    """The supervisord of one data directory. Its constructor makes this process the parent of every orphan below it."""
 
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
@@ -51,10 +51,10 @@ class Supervision:
         become_subreaper()
 
     def start(self) -> None:
-        """This method will start supervisord with all programs stopped. Raises LaunchFailed."""
+        """Start supervisord with all programs stopped. Raises LaunchFailed."""
         self.logs.mkdir(exist_ok=True)
-        self.logs.chmod(0o700)  # of a launch before the launcher set a umask
-        self._socket.unlink(missing_ok=True)  # of a supervisord that was killed
+        self.logs.chmod(0o700)  # from a launch before the launcher set a umask
+        self._socket.unlink(missing_ok=True)  # from a supervisord that was killed
         config = self.prepared.home / "supervisord.conf"
         with os.fdopen(os.open(config, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(self._render())
@@ -86,30 +86,30 @@ class Supervision:
         self._rpc.startProcess(name, False)
 
     def check(self) -> None:
-        """Raises LaunchFailed when supervisord has ended."""
+        """Raise LaunchFailed if supervisord has ended."""
         if self._daemon is None or self._daemon.poll() is not None:
             raise LaunchFailed(f"supervisord has ended{self.tail('supervisord')}")
 
     def states(self) -> dict[str, dict[str, Any]]:
-        """What supervisord says of each program: statename, pid, start, …"""
+        """Return supervisord's state of each program: statename, pid, start, …"""
         return {info["name"]: info for info in self._rpc.getAllProcessInfo()}
 
     def is_running(self, program: Program) -> bool:
-        """Whether the program has run for long enough to count as started."""
+        """Return whether the program has run for long enough to count as started."""
         try:
             return bool(self.states()[program.name]["statename"] == "RUNNING")
-        except (OSError, Fault):  # supervisord is on its way up or down
+        except (OSError, Fault):  # supervisord is starting or stopping
             return False
 
     def memory_bytes(self) -> dict[str, int]:
-        """The proportional memory of each program with all its children, largest first."""
+        """Return the proportional memory of each program with all its children, largest first."""
         found = {name: _tree_memory_bytes(info["pid"]) for name, info in self.states().items() if info["pid"]}
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def stop(self) -> None:
-        """This method will stop every program, the trainer first, and leave nothing; a second Ctrl-C kills at once.
+        """Stop every program, the trainer first, and leave no process; a second Ctrl-C kills at once.
 
-        What outlived an orderly stop is in `leftovers`, and ended.
+        Processes that outlived an orderly stop are listed in `leftovers` and killed.
         """
         if self._daemon is None:
             return
@@ -130,7 +130,7 @@ class Supervision:
 
     def _render(self) -> str:
         home = str(self.prepared.home)
-        # SPT_NOENV: a process that changes its title keeps its environment, and with it the mark.
+        # With SPT_NOENV, a process that changes its title keeps its environment, and with it the mark.
         shared = {"ANNEAL_HOME": home, LAUNCH_MARK: home, "SPT_NOENV": "1", "PYTHONUNBUFFERED": "1"}
         variables = {program.name: self.prepared.variables(program) | shared for program in self.prepared.programs}
         return render_config(
@@ -161,7 +161,10 @@ def render_config(
     runtime_dir: Path,
     variables: Mapping[str, Mapping[str, str]],
 ) -> str:
-    """The supervisor configuration of these programs; `variables` by program name. It holds secrets: keep it 0600."""
+    """Return the supervisor configuration of these programs; `variables` by program name.
+
+    It contains secrets: keep it 0600.
+    """
     sections = [_supervisord_section(home, runtime_dir)]
     sections += [_program_section(program, place, home, variables[program.name]) for program in programs]
     for priority, tier in enumerate(Tier):
@@ -193,8 +196,8 @@ strip_ansi=true
 
 
 def _program_section(program: Program, place: Place, home: Path, variables: Mapping[str, str]) -> str:
-    # A program that keeps failing is tried again for ever, each time a second later than the last. SIGTERM goes to the
-    # program alone, which stops its own children in order (a Celery child would drop its task); SIGKILL goes to all.
+    # A program that keeps failing is restarted for ever, each time a second later than before. SIGTERM goes only to the
+    # program, which stops its own children in order (a Celery child would drop its task); SIGKILL goes to all.
     environment = ",".join(f"{name}={_quoted(value)}" for name, value in sorted(variables.items()))
     return f"""\
 [program:{program.name}]
@@ -217,7 +220,7 @@ stdout_logfile_backups=2
 
 
 def _escaped(text: object) -> str:
-    """`text` as supervisor's reader takes it. Raises ValueError for what it cannot carry in any spelling."""
+    """Return `text` as supervisor's parser expects it. Raises ValueError if it cannot be represented."""
     if re.search(r"""["\n]|\s[;#]""", str(text)):
         raise ValueError(f"a supervisor configuration cannot hold {str(text)!r}: use a plainer path or value")
     return str(text).replace("%", "%%")
@@ -228,12 +231,12 @@ def _quoted(value: str) -> str:
 
 
 def end_with_launcher() -> None:
-    """To be called in a child between fork and exec: it is asked to end when the launcher was killed."""
+    """Make the kernel end this process if the launcher is killed. Call it in a child between fork and exec."""
     die_with_parent(signal.SIGTERM)
 
 
 def lock(home: Path) -> IO[str]:
-    """This function will hold `home` for this process. Raises LaunchFailed when another launcher has it."""
+    """Lock `home` for this process. Raises LaunchFailed if another launcher holds the lock."""
     file = (home / "launch.lock").open("a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -247,7 +250,7 @@ def lock(home: Path) -> IO[str]:
 
 
 def find_leftovers(home: Path) -> tuple[Process, ...]:
-    """Living processes of `home`: our descendants, orphans included, and those of a launcher that was killed."""
+    """Return the living processes of `home`: our descendants, orphans included, and those of a killed launcher."""
     mark = f"{LAUNCH_MARK}={home}".encode()
     marked = [int(entry.name) for entry in Path("/proc").iterdir() if _belongs(entry, mark, home)]
     found = [identify(pid) for pid in marked]
@@ -259,14 +262,14 @@ def _belongs(entry: Path, mark: bytes, home: Path) -> bool:
     if not entry.name.isdigit():
         return False
     try:
-        # PostgreSQL overwrites its environment; it works in its cluster.
+        # PostgreSQL overwrites its environment, but its working directory is its cluster.
         return mark in (entry / "environ").read_bytes().split(b"\0") or (entry / "cwd").readlink() == home / "postgres"
-    except OSError:  # gone, or of another account
+    except OSError:  # gone, or owned by another account
         return False
 
 
 def end(processes: Iterable[Process]) -> None:
-    """This function will ask processes to end, and kill those that do not."""
+    """Request the end of processes, and kill those that do not end."""
     asked = list(processes)
     for process in asked:
         _signal(process, signal.SIGTERM)

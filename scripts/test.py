@@ -1,12 +1,12 @@
-"""Run the tests: parts side by side on all cores, the longest first; what needs the whole machine runs alone, last.
+"""Run the tests: parts in parallel on all cores, the longest first; parts that need the whole machine run alone, last.
 
     python -m scripts.test                   every part
     python -m scripts.test unit api          these parts
-    python -m scripts.test --quick           what the current change touches, within a minute
-    python -m scripts.test --record          every part, and keep what each file took in tests/durations.json
+    python -m scripts.test --quick           the tests of the current change, within a minute
+    python -m scripts.test --record          every part, and store each file's time in tests/durations.json
 
-The output of each part goes to .anneal/test-logs and is shown where the part fails. The last line is
-`N passed, N failed, N skipped`; the exit code is 0 only if each part ran at least one test and none failed.
+The output of each part goes to .anneal/test-logs and is shown if the part fails. The last line is `N passed, N failed,
+N skipped`; the exit code is 0 only if each part ran at least one test and none failed.
 """
 
 import argparse
@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LOGS = ROOT / ".anneal" / "test-logs"
 DURATIONS = ROOT / "tests" / "durations.json"
 PYTHONS = {"web": ROOT / ".venv/bin/python", "engines": ROOT / ".venv-engines/bin/python"}
-# Each environment has its own settings of pytest; paths are written from the repository's root in both.
+# Each environment has its own pytest settings; paths are relative to the repository's root in both.
 CONFIGURATIONS = {"web": "pyproject.toml", "engines": "tests/engines/pytest.ini"}
 WITH_NIGHTLY = ("integration", "e2e")
 QUICK_SECONDS = 60
@@ -46,7 +46,7 @@ _PERCENT = re.compile(rb"\[ *(\d+)%\]")
 class Part:
     """Some folders or files of tests that one process of pytest runs, one test after the other.
 
-    It takes `places` of those that `--at-once` gives, or the whole machine.
+    It uses `places` of the number that `--at-once` allows, or the whole machine.
     """
 
     name: str
@@ -57,11 +57,11 @@ class Part:
     is_alone: bool = False
 
     def seconds(self, durations: dict[str, float]) -> float:
-        """What its files took when they were recorded; one that never was may be the longest."""
+        """Return the recorded time of its files; an unrecorded part may be the longest."""
         return sum(taken for file, taken in durations.items() if self.holds(file)) or math.inf
 
     def holds(self, file: str) -> bool:
-        """Whether a file of tests belongs to this part."""
+        """Return whether a test file belongs to this part."""
         return any(file == path or file.startswith(f"{path}/") for path in self.paths)
 
 
@@ -74,8 +74,8 @@ PARTS = (
     Part("browser", ("tests/browser",)),
     Part("training", ("tests/engines/training", "tests/engines/estimates"), "engines"),
     Part("serving", ("tests/engines/serving",), "engines"),
-    # A platform of fifteen processes that trains and answers: a single other part beside it. Its jobs have caps that a
-    # busy machine does not reach, and no test of it compares a time with a quote.
+    # A platform of fifteen processes that trains and answers: only one other part runs beside it. A busy machine does
+    # not reach the caps of its jobs, and none of its tests compares a time with a quote.
     Part("e2e", ("tests/e2e",), places=2),
 )
 
@@ -92,7 +92,7 @@ class Case:
 
 @dataclass
 class Run:
-    """A part under way or done."""
+    """A running or finished part."""
 
     part: Part
     process: subprocess.Popen[bytes]
@@ -103,22 +103,22 @@ class Run:
 
     @property
     def log(self) -> Path:
-        """Where its output goes."""
+        """Return the file of its output."""
         return LOGS / f"{self.part.name}.log"
 
     @property
     def failures(self) -> int:
-        """How many tests failed; a part that broke down or found no test counts as one."""
+        """Return the number of failed tests; a part that crashed or found no test counts as one."""
         failed = sum(case.outcome == "failed" for case in self.cases)
         return failed or int(self.process.returncode != 0 or not self.cases)
 
     def progress(self) -> str:
-        """How far it is, by what pytest wrote last."""
+        """Return its progress, from pytest's last output."""
         found = _PERCENT.findall(self.log.read_bytes())
         return f"{self.part.name} {int(found[-1]) if found else 0}%"
 
     def has_ended(self) -> bool:
-        """Whether its process has ended; then what it and its children computed is known."""
+        """Return whether its process has ended, and record the CPU time of it and its children if so."""
         before = _cpu_seconds_of_children()
         if self.process.poll() is None:
             return False
@@ -126,18 +126,18 @@ class Run:
         return True
 
     def finish(self) -> None:
-        """Read the report of a process that has ended."""
+        """Read the report of a finished process."""
         self.seconds = time.monotonic() - self.started
         report = _report_of(self.part)
         self.cases = _read_cases(report) if report.exists() else []
 
 
 def main(arguments: Sequence[str] | None = None, *, all_parts: Sequence[Part] = PARTS) -> int:
-    """Run the parts that the command line names and return the exit code."""
+    """Run the parts that the command line names; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [part.name for part in all_parts]
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(names)}; all by default")
-    # One more than there are cores: each part waits for half of its time.
+    # One more than there are cores: each part is idle half of its time.
     parser.add_argument("--at-once", type=int, default=(os.cpu_count() or 1) + 1, help="parts side by side")
     parser.add_argument("--quick", action="store_true", help="what the current change touches, within a minute")
     parser.add_argument("--record", action="store_true", help="keep what each file took in tests/durations.json")
@@ -154,7 +154,7 @@ def main(arguments: Sequence[str] | None = None, *, all_parts: Sequence[Part] = 
     if not parts:
         print("No test belongs to this change.\n0 passed, 0 failed, 0 skipped")
         return 0
-    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell lets its background jobs ignore it
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell makes its background jobs ignore it
         signal.signal(number, signal.default_int_handler)
     try:
         runs = _run(parts, durations, given.at_once)
@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None, *, all_parts: Sequence[Part] = 
 
 
 def _quick_parts(durations: dict[str, float]) -> list[Part]:
-    """Return the parts cut down to the nearest files of tests of the current change."""
+    """Return the parts, limited to the test files nearest to the current change."""
     chosen = pick_tests(ROOT, durations, seconds=QUICK_SECONDS * 0.75)  # the rest is for starting
     parts = [part for part in PARTS if part.places == 1]
     cut = [(part, tuple(file for file in chosen if part.holds(file))) for part in parts]
@@ -175,7 +175,7 @@ def _quick_parts(durations: dict[str, float]) -> list[Part]:
 
 
 def _run(parts: Iterable[Part], durations: dict[str, float], at_once: int) -> list[Run]:
-    """Run the parts side by side, then those that run alone; stop all of them when asked to stop."""
+    """Run the parts in parallel, then those that run alone; stop all of them on a signal."""
     LOGS.mkdir(parents=True, exist_ok=True)
     waiting = sorted(parts, key=lambda part: (part.is_alone, -part.seconds(durations)))
     going: list[Run] = []
@@ -204,14 +204,14 @@ def _next(waiting: Sequence[Part], going: Sequence[Part], at_once: int) -> Part 
 
 
 def has_place(part: Part, others: Sequence[Part], at_once: int) -> bool:
-    """Whether a part may start beside those under way; without any, each may."""
+    """Return whether a part may start beside the running ones; if none runs, each may."""
     if any(each.is_alone for each in (part, *others)):
         return not others
     return not others or sum(each.places for each in (part, *others)) <= at_once
 
 
 def _start(part: Part) -> Run:
-    """Start pytest for one part in a process group of its own: Ctrl-C reaches it through us, once."""
+    """Start pytest for one part in a separate process group: Ctrl-C reaches it through us, once."""
     report = _report_of(part)
     report.unlink(missing_ok=True)
     command = [str(PYTHONS[part.environment]), "-m", "pytest", "-c", CONFIGURATIONS[part.environment], "--rootdir", "."]
@@ -232,7 +232,7 @@ def _start(part: Part) -> Run:
 
 
 def _stop(runs: Sequence[Run]) -> None:
-    """Let pytest take its fixtures down, as Ctrl-C does; kill what is left after a minute."""
+    """Let pytest tear its fixtures down, as on Ctrl-C; kill what is left after a minute."""
     for run in runs:
         run.process.send_signal(signal.SIGINT)
     deadline = time.monotonic() + STOP_SECONDS
@@ -249,7 +249,7 @@ def _report_of(part: Part) -> Path:
 
 
 def _read_cases(report: Path) -> list[Case]:
-    """Return the tests of a JUnit report; one that failed and whose teardown failed too is one test."""
+    """Return the tests of a JUnit report; a test that failed together with its teardown counts once."""
     found: dict[tuple[str, str], Case] = {}
     for node in ElementTree.parse(report).iter("testcase"):  # noqa: S314  pytest wrote it a moment ago
         outcomes = {child.tag for child in node}
@@ -262,14 +262,14 @@ def _read_cases(report: Path) -> list[Case]:
 
 
 class _Screen:
-    """One line that shows how far the parts are; without a terminal, a line every minute."""
+    """One line that shows the parts' progress; without a terminal, a line every minute."""
 
     def __init__(self) -> None:
         self._is_watched = sys.stdout.isatty()
         self._started = self._shown = time.monotonic()
 
     def show(self, going: Sequence[Run], waiting: Sequence[Part]) -> None:
-        """Show the parts under way and those that wait."""
+        """Show the running and the waiting parts."""
         if time.monotonic() - self._shown < (1 if self._is_watched else 60):
             return
         self._shown = time.monotonic()
@@ -279,7 +279,7 @@ class _Screen:
         print(f"\r\033[K{line}" if self._is_watched else line, end="" if self._is_watched else "\n", flush=True)
 
     def end(self, run: Run) -> None:
-        """Say how a part ended, with all of its output where it failed."""
+        """Print the result of a part, with all of its output if it failed."""
         if self._is_watched:
             print("\r\033[K", end="")
         if run.failures:
@@ -294,7 +294,7 @@ def _summary(cases: Sequence[Case], failures: int) -> str:
 
 
 def _cpu_seconds_of_children() -> float:
-    """What all processes computed that were waited for, theirs included."""
+    """Return the CPU seconds of all ended child processes, their children included."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
@@ -304,7 +304,7 @@ def _clock(seconds: float) -> str:
 
 
 def _conclude(runs: Sequence[Run]) -> int:
-    """Print the slowest tests and the time of each part, then the sum of all."""
+    """Print the slowest tests, the time of each part, and the total."""
     for run in runs:
         print(f"\n{run.part.name}: {_clock(run.seconds)}, slowest tests")
         for case in sorted(run.cases, key=lambda case: -case.seconds)[:SLOWEST]:
@@ -315,7 +315,7 @@ def _conclude(runs: Sequence[Run]) -> int:
 
 
 def _record(runs: Sequence[Run], durations: dict[str, float]) -> None:
-    """Write what each file of the parts that ran took; keep the others and forget files that are gone."""
+    """Write the time of each file of the parts that ran; keep the others and drop deleted files."""
     taken: dict[str, float] = defaultdict(float)
     for run in runs:
         for case in run.cases:

@@ -1,15 +1,15 @@
-"""Choose the files of tests that are nearest to the current change: `make test-quick`.
+"""The choice of the test files that are nearest to the current change: `make test-quick`.
 
-The change is what differs from the commit where this branch left the main one, with uncommitted and untracked files.
-The distance from a changed file to a file of tests is
+The change is the difference from the commit where this branch left the main one, with uncommitted and untracked files.
+The distance from a changed file to a test file is
 
     0   it is the changed file
-    1   it imports the changed module, or bears its name: apps/interfaces/web/jobs/views.py and test_jobs.py
+    1   it imports the changed module, or has its name: apps/interfaces/web/jobs/views.py and test_jobs.py
     2   it is in the folder of the changed module's app: apps/billing and tests/unit/billing
     n   it imports the module through n - 1 others
 
-A template or static file counts as the modules and templates that name it. The nearest files are taken while what they
-took when they were recorded fits the time; the command says what is left out.
+A template or static file counts as the modules and templates that name it. The nearest files are chosen as long as
+their recorded times fit the limit; the command prints what is left out.
 """
 
 import ast
@@ -20,13 +20,13 @@ from pathlib import Path
 
 CODE = ("apps", "gpu_workers", "scripts", "demo", "tests")
 TEXTS = ("templates", "static")
-# These start the platform or exist to be long.
+# These start the platform or are long on purpose.
 NEVER = ("tests/e2e/", "tests/bench/")
-UNKNOWN_SECONDS = 5.0  # of a file of tests that was never recorded
+UNKNOWN_SECONDS = 5.0  # of a test file that was never recorded
 
 
 def pick_tests(root: Path, durations: dict[str, float], *, seconds: float) -> list[str]:
-    """Return the files of tests nearest to the change that take so many seconds together."""
+    """Return the test files nearest to the change that together take at most `seconds`."""
     changed = find_changed(root)
     distances = measure_distances(root, changed)
     picked, left = [], seconds
@@ -41,7 +41,7 @@ def pick_tests(root: Path, durations: dict[str, float], *, seconds: float) -> li
 
 
 def find_changed(root: Path) -> set[str]:
-    """Return the files that this branch and its working tree change, the deleted ones too."""
+    """Return the files that this branch and its working tree change, deleted ones included."""
 
     def lines(*arguments: str) -> list[str]:
         done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
@@ -54,7 +54,7 @@ def find_changed(root: Path) -> set[str]:
 
 
 def measure_distances(root: Path, changed: Collection[str]) -> dict[str, int]:
-    """Return how far each file of tests that the change reaches is from it; the nearest way counts."""
+    """Return the distance of each test file that the change reaches; the shortest path counts."""
     code = [path.relative_to(root).as_posix() for folder in CODE for path in (root / folder).rglob("*.py")]
     importers = _find_importers(root, code)
     distances: dict[str, int] = {}
@@ -78,7 +78,7 @@ def _is_test(file: str) -> bool:
 
 
 def _kinship(module: str, test: str) -> int | None:
-    """Return the distance that the names of a module and a file of tests tell: 1, 2 or none."""
+    """Return the distance by the names of a module and a test file: 1, 2 or none."""
     parts = Path(module).parts
     if module == test or parts[0] == "tests" or len(parts) < 2:
         return None
@@ -89,7 +89,7 @@ def _kinship(module: str, test: str) -> int | None:
 
 
 def _find_importers(root: Path, code: Collection[str]) -> dict[str, set[str]]:
-    """Return for each module the modules that import it, at the top or inside a function."""
+    """Return, for each module, the modules that import it, at the top or inside a function."""
     known = set(code)
     importers: dict[str, set[str]] = defaultdict(set)
     for file in code:
@@ -98,7 +98,7 @@ def _find_importers(root: Path, code: Collection[str]) -> dict[str, set[str]]:
             for candidate in (f"{path}.py", f"{path}/__init__.py"):
                 if candidate in known and candidate != file:
                     importers[candidate].add(file)
-    for file in code:  # what pytest hands to the tests below its folder without an import
+    for file in code:  # conftest.py: pytest provides it to the tests below its folder without an import
         if Path(file).name == "conftest.py":
             folder = f"{Path(file).parent}/"
             importers[file] |= {test for test in code if test.startswith(folder) and _is_test(test)}
@@ -115,7 +115,7 @@ def _imported(tree: ast.AST) -> Iterator[str]:
 
 
 def _with_readers(root: Path, code: Iterable[str], changed: Collection[str]) -> set[str]:
-    """Add to the changed files what names a changed template or static file, through any number of templates."""
+    """Add the files that name a changed template or static file, through any number of templates."""
     readers = {path.relative_to(root).as_posix() for path in (root / "templates").rglob("*.html")}
     readers |= {file for file in code if not file.startswith("tests/")}
     texts = {file: (root / file).read_text() for file in readers if (root / file).exists()}
@@ -129,7 +129,7 @@ def _with_readers(root: Path, code: Iterable[str], changed: Collection[str]) -> 
 
 
 def _name_in_text(file: str) -> str:
-    """Return how templates and modules name a template, a component or a static file."""
+    """Return the name by which templates and modules refer to a template, a component or a static file."""
     name = file.partition("/")[2]
     if file.startswith("templates/cotton/"):
         return "<c-" + name.removeprefix("cotton/").removesuffix(".html").replace("/", ".").replace("_", "-")

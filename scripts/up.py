@@ -1,4 +1,4 @@
-"""Install what is missing, then start every process of Anneal and run the main job.
+"""Install missing dependencies, then start every process of Anneal and run the main job.
 
     python3 scripts/up.py [--home DIR] [--main-job | --ci | --reload | --no-main-job]
 

@@ -2,7 +2,7 @@
 
     .venv/bin/python -m scripts.with_services [--home DIR] [--role sys|owner] manage.py makemigrations --check
 
-Uses the servers of a running `make demo` or `make dev`, else starts them and stops them afterwards.
+Uses the servers of a running `make demo` or `make dev`; otherwise starts them and stops them afterwards.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
     .venv/bin/python -m demo.main_job --home .anneal [--rows 200] [--qlora] [--figures FILE]
 
-It talks to the platform with the official `openai` package, also to /api/v1, which has what OpenAI's API lacks. It
-keeps what it did in HOME/demo/state.json: run it again, and it continues where it stopped. For each state of a job it
-has a next step: it raises the cap of a paused job, and starts a new job after a failed or cancelled one.
+The program uses the official `openai` package, also for /api/v1, which covers what OpenAI's API lacks. It saves its
+progress in HOME/demo/state.json; run it again to continue where it stopped. It has a next step for each state of a job:
+it raises the cap of a paused job, and starts a new job after a failed or cancelled one.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def run(asked: argparse.Namespace) -> dict[str, Any]:
-    """Run what was asked for and return the figures; in their place `error` when it did not finish."""
+    """Run the requested jobs and return the figures, or `error` if the main job did not finish."""
     home, stage = asked.home.resolve(), Stage(began_at=asked.began_at)
     try:
         platform = Platform(home)
@@ -74,7 +74,7 @@ def _failed(stage: Stage, home: Path, reason: str, *, process: str) -> dict[str,
 
 
 def _reason(error: openai.APIError, platform: Platform) -> str:
-    """Return why the platform did not do what it was asked for, in words that say what to do."""
+    """Return why the platform refused, in words that name the next step."""
     match error:
         case openai.AuthenticationError():
             return (
@@ -94,7 +94,7 @@ def _reason(error: openai.APIError, platform: Platform) -> str:
 
 
 def _alone(folder: Path) -> IO[str]:
-    """Hold the folder for this process. Raises DemoFailed while another main job has it."""
+    """Lock the folder for this process. Raises DemoFailed while another main job holds the lock."""
     file = (folder / "main_job.lock").open("a")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""The finished adapter behind its public name: served, asked and scored."""
+"""The finished adapter under its public name: served, asked and scored."""
 
 import random
 import time
@@ -17,7 +17,7 @@ LANES = 16
 
 
 def serve(platform: Platform, stage: Stage, job: Any) -> str | None:
-    """Return the adapter's name once it answers; None for one that was deleted or refused and must be made again."""
+    """Return the adapter's name once it answers; None if it was deleted or refused and must be trained again."""
     model, started = job.fine_tuned_model, time.monotonic()
     quiet = Quiet()
     quiet.look(model)
@@ -89,7 +89,7 @@ def show_answers(platform: Platform, stage: Stage, model: str) -> None:
 
 
 def ask(platform: Platform, model: str, text: str) -> str:
-    """Return the greedy answer. An engine that restarts is waited for."""
+    """Return the greedy answer. Wait for an engine that restarts."""
     give_up_at = time.monotonic() + GIVE_UP_SECONDS
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What the job and the answers cost, beside the quote."""
+"""The cost of the job and of the answers, beside the quote."""
 
 from collections.abc import Iterator
 from decimal import Decimal
@@ -23,7 +23,7 @@ def show_bill(platform: Platform, stage: Stage, job: Any) -> dict[str, Any]:
 
 
 def bill_lines(job: dict[str, Any], bill: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what the job and all inference cost, and what is left."""
+    """Yield lines with the cost of the job, the cost of all inference, and the remaining balance."""
     spent, cap = Decimal(job["cost_usd"]), Decimal(job["spend_cap_usd"])
     quote = job["estimate"] or {}
     if quote.get("train_seconds_p50") is not None:

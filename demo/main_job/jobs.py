@@ -13,15 +13,15 @@ from demo.main_job.stages import HINT_SECONDS, POLL_SECONDS, Quiet, Stage, until
 from demo.main_job.state import State
 from demo.main_job.training_file import CHECKS_FILES
 
-CAP_OVER_QUOTE = 20  # a busy machine makes a job slower; what is not spent returns
+CAP_OVER_QUOTE = 20  # a busy machine slows a job; the unspent rest is returned
 MAX_JOBS = 3  # of one kind in one run of this program
 RUNNING_HINT_SECONDS = 120.0  # steps are reported in bundles
 
 
 def train(platform: Platform, state: State, stage: Stage, file_id: str, *, name: str, quantization: str | None) -> Any:
-    """Return a job that succeeded: the one begun before, or a new one after one that failed or was cancelled.
+    """Return a job that succeeded: the earlier one, or a new one if the earlier one failed or was cancelled.
 
-    Raises DemoFailed where another job would fail in the same way, and after MAX_JOBS of them.
+    Raises DemoFailed if another job would fail in the same way, and after MAX_JOBS jobs.
     """
     job = found(lambda: platform.openai.fine_tuning.jobs.retrieve(state[name])) if state[name] else None
     if job is not None:
@@ -47,7 +47,7 @@ def train(platform: Platform, state: State, stage: Stage, file_id: str, *, name:
 
 
 def create_job(platform: Platform, stage: Stage, file_id: str, *, name: str, quantization: str | None) -> Any:
-    """Show what the job will take, and create it with a spend cap far above that. Raises DemoFailed."""
+    """Show the estimate, and create the job with a spend cap far above it. Raises DemoFailed."""
     quote = wait_for_quote(platform, stage, file_id, quantization=quantization)
     p90 = Decimal(quote["cost_usd"]["p90"])
     balance = Decimal(platform.get("/billing")["available_usd"])
@@ -69,7 +69,7 @@ def create_job(platform: Platform, stage: Stage, file_id: str, *, name: str, qua
                 },
             )
         except openai.APIStatusError as refused:
-            if refused.code == "cannot_launch":  # its worker restarts just now
+            if refused.code == "cannot_launch":  # the worker is restarting
                 return None
             if refused.code in ("insufficient_quota", "spend_cap_too_low"):  # the balance is the highest cap
                 raise DemoFailed(f"The job cannot start: {message_of(refused)} {platform.operator_hint}") from refused
@@ -83,7 +83,7 @@ def create_job(platform: Platform, stage: Stage, file_id: str, *, name: str, qua
 def follow(platform: Platform, stage: Stage, job_id: str, *, seen: str = "") -> Any:
     """Print state changes after the event `seen` and draw the live loss until the job is over; return the job.
 
-    What to do next follows from the job's state now, never from its events. A paused job is resumed.
+    The next step follows from the job's current state, never from its events. A paused job is resumed.
     """
     quiet = Quiet()
     while True:
@@ -127,7 +127,7 @@ def _show_event(stage: Stage, event: Any) -> None:
 
 
 def why_it_waits(platform: Platform, job: Any) -> str:
-    """Say what a job that does not move waits for."""
+    """Return why the job does not progress."""
     ours = extra(job)
     match job.status:
         case "validating_files":
@@ -148,7 +148,7 @@ def why_it_waits(platform: Platform, job: Any) -> str:
 
 
 def why_it_ended(job: Any) -> str:
-    """Say in plain words why a job has no adapter."""
+    """Return in plain words why a job has no adapter."""
     if job.status == "cancelled":
         return f"{job.id} was cancelled."
     error = job.error.to_dict() if job.error else {}

@@ -1,4 +1,4 @@
-"""The way from a file of messages to the bill of a served adapter. Read `run_main_job` first."""
+"""The whole sequence, from a file of messages to the bill of a served adapter. Read `run_main_job` first."""
 
 import time
 from pathlib import Path
@@ -52,7 +52,7 @@ def run_qlora_job(platform: Platform, state: State, stage: Stage, *, rows: int, 
 def train_and_serve(
     platform: Platform, state: State, stage: Stage, file_id: str, *, name: str, quantization: str | None
 ) -> tuple[str, Any]:
-    """Return a served adapter's name and the job that made it. What went wrong is done again, a few times at most."""
+    """Return a served adapter's name and its job. Repeats failed steps, a few times at most."""
     for _ in range(MAX_JOBS):
         job = train(platform, state, stage, file_id, name=name, quantization=quantization)
         stage.mark(f"{name}_train")

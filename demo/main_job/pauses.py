@@ -1,4 +1,4 @@
-"""A paused job: why it paused, and what it needs to continue."""
+"""Handling of a paused job: the reason for the pause, and how to continue."""
 
 import time
 from decimal import Decimal
@@ -21,14 +21,14 @@ PAUSE_REASONS = {
 
 
 def resume(platform: Platform, stage: Stage, job: Any, *, is_watched: bool) -> None:
-    """Say why the job paused, raise its cap where that stopped it, and continue it. Raises DemoFailed."""
+    """Print why the job paused, raise its cap if that stopped it, and resume it. Raises DemoFailed."""
     jobs, ours = platform.openai.fine_tuning.jobs, extra(job)
     reason = _why_it_paused(platform, job)
     spent, cap = Decimal(ours["cost_usd"]), Decimal(ours["spend_cap_usd"])
     if is_watched and reason == PAUSE_REASONS["Pause requested"] and _is_resumed_by_a_person(platform, stage, job):
         return
     text, body = f"The job paused because {reason}. It continues from its last checkpoint.", {}
-    # A cap below the least came from a small balance, and what is left of it may not pay for another start.
+    # A cap below the minimum came from a small balance; the rest of it may not pay for another start.
     if 2 * spent >= cap or cap < MIN_CAP_USD:
         balance = Decimal(platform.get("/billing")["available_usd"])
         raised = min(max(MIN_CAP_USD, 2 * cap), spent + balance)
@@ -49,7 +49,7 @@ def resume(platform: Platform, stage: Stage, job: Any, *, is_watched: bool) -> N
 
 
 def _why_it_paused(platform: Platform, job: Any) -> str:
-    """Return the reason that the newest event about it gives."""
+    """Return the reason from the newest pause event."""
     for event in platform.openai.fine_tuning.jobs.list_events(job.id, limit=100):
         for words, reason in PAUSE_REASONS.items():
             if event.message.startswith(words):

@@ -1,17 +1,17 @@
-"""The public doors of a running platform: OpenAI's surface through its own SDK, and ours through the same client."""
+"""The public interfaces of a running platform: OpenAI's API through its own SDK, and ours through the same client."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx2  # what openai's client speaks through
+import httpx2  # the HTTP library of openai's client
 import openai
 
 from demo.main_job.state import read_object
 
 
 class DemoFailed(Exception):
-    """The main job did not finish; the message says why. `process` is the one whose log may say more."""
+    """The main job did not finish; the message gives the reason. The log of `process` may explain it."""
 
     def __init__(self, message: str, *, process: str = "web") -> None:
         super().__init__(message)
@@ -19,7 +19,7 @@ class DemoFailed(Exception):
 
 
 class Platform:
-    """The platform whose data is in `home`. Raises DemoFailed where none was started."""
+    """The platform whose data is in `home`. Raises DemoFailed if none was started."""
 
     def __init__(self, home: Path, *, transport: httpx2.BaseTransport | None = None) -> None:
         self.home = home
@@ -27,8 +27,8 @@ class Platform:
         self.url = read_object(home / "ports.json").get("public_url", "")
         if not self.account or not self.url:
             raise DemoFailed(f"There is no running platform in {home}: start it with `make demo`.")
-        # A proxy of the shell's is not for this machine's own addresses. Retries bridge the restart of a process, and
-        # wait for as long as the platform says where it limits the rate of requests.
+        # The shell's proxy must not apply to this machine's own addresses. Retries bridge the restart of a process, and
+        # wait for as long as the platform asks when it limits the rate of requests.
         self.openai = openai.OpenAI(
             api_key=self.account["api_key"],
             base_url=f"{self.url}/v1",
@@ -49,13 +49,13 @@ class Platform:
 
     @property
     def operator_hint(self) -> str:
-        """Where credit is granted and a suspension lifted."""
+        """Return where an operator grants credit and lifts a suspension."""
         page = f"{self.url}/staff/organizations"
         return f"An operator can grant credit or lift a suspension at {page}; the demo's login is one."
 
 
 def found(retrieve: Callable[[], Any]) -> Any:
-    """Return what is there; None for what was deleted, or belongs to a database that is gone."""
+    """Return the retrieved object; None if it was deleted, or belongs to an earlier database."""
     try:
         return retrieve()
     except openai.NotFoundError:
@@ -63,7 +63,7 @@ def found(retrieve: Callable[[], Any]) -> Any:
 
 
 def extra(answered: Any) -> dict[str, Any]:
-    """Return what the platform answers beyond the fields that the client library knows."""
+    """Return the answer's fields that the client library does not know."""
     fields: dict[str, Any] | None = answered.model_extra
     return fields or {}
 
@@ -74,6 +74,6 @@ def message_of(error: openai.APIError) -> str:
 
 
 def is_passing(error: openai.APIError) -> bool:
-    """Whether the same request may succeed later: a process restarts or is busy."""
+    """Return whether the same request may succeed later: a process restarts or is busy."""
     is_busy = isinstance(error, openai.RateLimitError) and error.code != "insufficient_quota"
     return is_busy or isinstance(error, openai.InternalServerError | openai.APIConnectionError)

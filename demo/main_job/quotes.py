@@ -1,4 +1,4 @@
-"""What a job will take, and what keeps the pool from starting one now."""
+"""The estimate of a job, and the reasons why the pool cannot start one now."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from demo.main_job.stages import Stage, until
 
 
 def wait_for_quote(platform: Platform, stage: Stage, file_id: str, *, quantization: str | None) -> dict[str, Any]:
-    """Print the estimate for each pool, and return that of the pool which trains here."""
+    """Print the estimate for each pool, and return that of the pool that trains here."""
     body = {"model": platform.account["base_model"], "training_file": file_id, "quantization": quantization}
 
     def look() -> dict[str, Any] | None:
@@ -43,12 +43,12 @@ def _pool_line(pool: dict[str, Any]) -> str:
 
 
 def trainer_hint(platform: Platform, file_id: str) -> str:
-    """Say in a sentence why the trainer starts nothing now, as far as the estimate knows."""
+    """Return a sentence that explains why the trainer starts nothing now, as far as the estimate knows."""
     return trainer_obstacle(platform, file_id) or "The trainer is online and busy."
 
 
 def trainer_obstacle(platform: Platform, file_id: str) -> str:
-    """Say why no job of the pool can start; nothing where one could."""
+    """Return why no job of the pool can start; empty if one could."""
     body = {"model": platform.account["base_model"], "training_file": file_id}
     try:
         pools = _own_pools(platform, platform.post("/estimates", body))

@@ -1,4 +1,4 @@
-"""What the reader sees while the main job runs: a line for each stage, a moving bar, and a hint where nothing moves."""
+"""The terminal output of the main job: a line for each stage, a moving bar, and a hint if nothing moves."""
 
 import sys
 import time
@@ -9,7 +9,7 @@ from typing import Any
 from demo.main_job.platform import DemoFailed, Platform
 
 BAR_WIDTH = 28
-BAR_SECONDS = 30.0  # between two lines where no bar can be drawn
+BAR_SECONDS = 30.0  # between two lines if no bar can be drawn
 HINT_SECONDS = 20.0
 GIVE_UP_SECONDS = 900.0
 POLL_SECONDS = 0.5
@@ -17,7 +17,7 @@ POLL_SECONDS = 0.5
 
 @dataclass
 class Stage:
-    """Prints one line for each stage, and a bar that moves while one lasts. Seconds count from `began_at`."""
+    """A line for each stage, and a moving bar while it lasts. Seconds count from `began_at`."""
 
     began_at: float = field(default_factory=time.time)
     is_terminal: bool = field(default_factory=sys.stdout.isatty)
@@ -31,7 +31,7 @@ class Stage:
         sys.stdout.flush()
 
     def bar(self, share: float, text: str) -> None:
-        """Draw the bar; where there is no terminal, print a line now and then."""
+        """Draw the bar; without a terminal, print a line now and then."""
         if self.is_terminal:
             full = round(BAR_WIDTH * min(max(share, 0.0), 1.0))
             sys.stdout.write(f"\r\033[K           {'█' * full}{'░' * (BAR_WIDTH - full)} {share:4.0%}  {text}")
@@ -41,13 +41,13 @@ class Stage:
             self.line("", text)
 
     def mark(self, name: str) -> None:
-        """Keep how long the stage that ends now took."""
+        """Record how long the stage that ends now took."""
         now = time.monotonic()
         self.seconds[name], self._marked_at = round(now - self._marked_at, 1), now
 
 
 class Quiet:
-    """How long nothing changed, and when that is worth a line."""
+    """The time since the last change, and the moments that call for a hint."""
 
     def __init__(self) -> None:
         self._last: Any = None
@@ -72,7 +72,7 @@ class Quiet:
 
     @property
     def is_hint_due(self) -> bool:
-        """Whether to say something now: first after a short while, then after ever longer ones."""
+        """Return whether to print a hint now: the first after a short while, later ones at growing intervals."""
         if self.seconds < self._hint_after:
             return False
         self._hint_after = self.seconds * 3
@@ -82,7 +82,7 @@ class Quiet:
 def until(
     look: Callable[[], Any], hint: Callable[[], str], platform: Platform, stage: Stage, name: str, *, process: str
 ) -> Any:
-    """Return the first true answer of `look`; after a while print `hint` and the log of `process`."""
+    """Return the first true result of `look`; after a while print `hint` and the log of `process`."""
     quiet = Quiet()
     while not (found := look()):
         if quiet.is_too_long:

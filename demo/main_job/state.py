@@ -1,4 +1,4 @@
-"""What the main job did before, kept in one small file."""
+"""The progress of the main job, kept in one small file."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class State:
-    """What was done before, by name. A file that cannot be read counts as none."""
+    """Earlier results, by name. An unreadable file counts as empty."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -17,7 +17,7 @@ class State:
         return self._values.get(name)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Write at once, and so that a kill at any moment leaves the old file or the new one."""
+        """Write at once and atomically: a kill at any moment leaves the old file or the new one."""
         self._values[name] = value
         draft = self._path.with_name(self._path.name + ".part")
         with draft.open("w") as file:
@@ -28,7 +28,7 @@ class State:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; an empty one where there is none that can be read."""
+    """Return the JSON object in a file; an empty one if the file is missing or unreadable."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):

@@ -10,11 +10,11 @@ from demo.main_job.stages import Stage, until
 from demo.main_job.state import State
 
 DATA = Path(__file__).resolve().parents[1] / "banking77"
-CHECKS_FILES = "celery-data-small"  # the demo's files have some megabytes at most
+CHECKS_FILES = "celery-data-small"  # the demo's files are at most a few megabytes
 
 
 def upload(platform: Platform, state: State, stage: Stage, folder: Path) -> str:
-    """Return the id of the training file, uploaded now unless it is there and valid."""
+    """Return the id of the training file; upload it first unless a valid one exists."""
     files = platform.openai.files
     kept = found(lambda: files.retrieve(state["file_id"])) if state["file_id"] else None
     if kept is not None and kept.status != "error":

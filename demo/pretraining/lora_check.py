@@ -77,7 +77,7 @@ def batches(
 
 
 def factor(step: int, total: int, warmup: int, kind: str) -> float:
-    """Learning-rate factor: linear warm-up, then linear, cosine or constant."""
+    """Return the learning-rate factor: linear warm-up, then linear, cosine or constant."""
     if step < warmup:
         return (step + 1) / warmup
     done = (step - warmup) / max(1, total - warmup)
@@ -114,7 +114,7 @@ def train(model: torch.nn.Module, data: list[Any], options: argparse.Namespace, 
 
 @torch.no_grad()
 def accuracy(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, rows: list[Row]) -> float:
-    """Exact-match accuracy of plain greedy decoding."""
+    """Return the exact-match accuracy of plain greedy decoding."""
     model.eval()
     rows = sorted(rows, key=lambda row: len(row[0]))
     right = 0
@@ -143,7 +143,6 @@ def split_rows(split: str, limit: int) -> tuple[list[Row], list[Row]]:
 
 
 def parse() -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=HERE.parent / "base_model")
     parser.add_argument("--method", choices=["base", "lora", "qlora"], default="lora")
@@ -164,7 +163,6 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Command line entry."""
     options = parse()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     torch.set_num_threads(options.threads)

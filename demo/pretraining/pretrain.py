@@ -59,7 +59,7 @@ SYSTEM_PROMPTS = (
 
 @dataclass
 class Settings:
-    """Everything that decides the outcome of a run."""
+    """All settings that affect the outcome of a run."""
 
     seed: int = 20261121
     minutes: float = 60.0
@@ -118,7 +118,7 @@ def encode(records: list[dict[str, Any]], tokenizer: PreTrainedTokenizerFast) ->
 
 
 def blocks(documents: list[list[int]], length: int, rng: random.Random) -> Iterator[Tensor]:
-    """Yield blocks of packed documents for ever, in a new order every epoch."""
+    """Yield blocks of packed documents without end, in a new order every epoch."""
     while True:
         order = list(range(len(documents)))
         rng.shuffle(order)
@@ -128,7 +128,7 @@ def blocks(documents: list[list[int]], length: int, rng: random.Random) -> Itera
 
 
 def optimizers(model: LlamaForCausalLM, settings: Settings) -> list[torch.optim.Optimizer]:
-    """Muon for the projection matrices and AdamW for embeddings and norms."""
+    """Return Muon for the projection matrices and AdamW for embeddings and norms."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
     known = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in known]
@@ -143,14 +143,14 @@ def optimizers(model: LlamaForCausalLM, settings: Settings) -> list[torch.optim.
 
 
 def schedule(step: int, elapsed: float, settings: Settings) -> float:
-    """Warm up over steps, stay stable, then decay linearly over the last part of the time budget."""
+    """Return the learning-rate factor: warm-up over steps, stable, then linear decay over the budget's last part."""
     start = 60 * settings.minutes * (1 - settings.decay_fraction)
     decay = 1.0 - max(0.0, elapsed - start) / (60 * settings.minutes - start)
     return min(1.0, (step + 1) / settings.warmup_steps) * max(0.01, decay)
 
 
 def batch_loss(model: LlamaForCausalLM, batch: Tensor) -> Tensor:
-    """Mean next-token loss of a batch of packed blocks."""
+    """Return the mean next-token loss of a batch of packed blocks."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         hidden = model.model(input_ids=batch, use_cache=False).last_hidden_state
         logits = model.lm_head(hidden[:, :-1])
@@ -159,7 +159,7 @@ def batch_loss(model: LlamaForCausalLM, batch: Tensor) -> Tensor:
 
 @torch.no_grad()
 def evaluate(model: LlamaForCausalLM, held_out: list[Tensor]) -> float:
-    """Mean loss on held-out blocks."""
+    """Return the mean loss on held-out blocks."""
     return sum(batch_loss(model, batch).item() for batch in held_out) / len(held_out)
 
 
@@ -261,7 +261,6 @@ class Run:
 
 
 def main() -> None:
-    """Command line entry."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)

@@ -96,7 +96,7 @@ def curve_rows(rows: list[dict[str, str]], count: int = 14) -> str:
 
 
 def source_rows(provenance: dict[str, Any]) -> str:
-    """One table row per source."""
+    """Return one table row per source."""
     line = "| {name} | {version} | {licence} | {registry} | {records:,} | {bytes:,} | {dropped_for_overlap} |"
     return "\n".join(line.format(**source) for source in provenance["sources"])
 
@@ -136,7 +136,6 @@ def facts(checkpoint: Path, tokenizer_dir: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Command line entry."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--tokenizer", type=Path, required=True)

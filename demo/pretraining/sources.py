@@ -1,4 +1,4 @@
-"""Pinned corpus sources: what is fetched, under which licence, and how much of it is kept."""
+"""Pinned corpus sources: the packages, their licences, and how much of each is kept."""
 
 from __future__ import annotations
 

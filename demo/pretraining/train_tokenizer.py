@@ -64,7 +64,7 @@ def train(lines: list[str]) -> Tokenizer:
 
 
 def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """Wrap the tokenizer with its special tokens and chat template."""
+    """Return the tokenizer with its special tokens and chat template."""
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=SPECIAL[0],
@@ -78,7 +78,6 @@ def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def main() -> None:
-    """Command line entry."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()

@@ -1,1 +1,1 @@
-"""Measurements: the figures that estimates start from."""
+"""Measurements that estimates start from."""

@@ -1,10 +1,10 @@
 """`python -m gpu_workers.bench.calibrate`: measure this machine's GPU type over a grid of shapes, within ten minutes.
 
-Each point is one probe (gpu_workers.bench.probe) in a child of its own: the trainer's own loop on a model with made-up
-weights of real shapes, on one GPU or, on a machine without, on small shapes by the CPU. The points are printed, written
-to --into as JSON lines, and with --post reported through the internal API by this worker's credential (the environment
-of the worker: ANNEAL_INTERNAL_URL, ANNEAL_WORK_DIR), unless the machine was busy with something else. A point that does
-not fit is a point too: `did_not_fit`.
+Each point is one probe (gpu_workers.bench.probe) in a separate child process: the trainer's own loop on a model of real
+shapes with made-up weights. It runs on one GPU, or with small shapes on the CPU of a machine without a GPU. The points
+are printed and written to --into as JSON lines. With --post they are also reported through the internal API with this
+worker's credential (the environment of the worker: ANNEAL_INTERNAL_URL, ANNEAL_WORK_DIR), unless the machine was busy
+with something else. A point that does not fit also counts as a point: `did_not_fit`.
 """
 
 import argparse
@@ -36,8 +36,8 @@ log = logging.getLogger("gpu_workers.bench.calibrate")
 
 BUDGET_SECONDS = 570.0  # under ten minutes, the last report included
 _POINT_SECONDS = 240.0
-_BUSY_GPU_SHARE = 0.05  # of its memory held while no point runs: another process computes there
-# Nothing here comes from the hub; a library that asks it all the same would wait for a network that may not be there.
+_BUSY_GPU_SHARE = 0.05  # memory share in use while no point runs: another process uses it
+# Nothing is loaded from the hub. A library that contacts it anyway would wait for a network that may be missing.
 _OFFLINE = {"HF_HUB_OFFLINE": "1"}
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 _OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "MemoryError")
@@ -57,7 +57,7 @@ def _llama(layers: int, hidden: int, mlp: int, heads: int, kv_heads: int, vocab:
     }
 
 
-# The dimensions of apps/catalog/data/models.json, whose rows carry their sources; the small ones are for CPUs.
+# The dimensions of apps/catalog/data/models.json, which names their sources; the small ones are for CPUs.
 SHAPES = {
     "llama-3.2-1b": _llama(16, 2048, 8192, 32, 8, 128_256, tied=True),
     "llama-3.1-8b": _llama(32, 4096, 14_336, 32, 8, 128_256, tied=False),
@@ -69,7 +69,7 @@ SHAPES = {
 
 
 class Point(msgspec.Struct, frozen=True):
-    """What to measure: rows of `length` tokens, `micro` at a time."""
+    """One measurement: rows of `length` tokens, `micro` at a time."""
 
     shape: str
     method: str
@@ -79,7 +79,7 @@ class Point(msgspec.Struct, frozen=True):
     checkpointing: bool = False
 
 
-# In order of worth: what the budget leaves no time for is at the end.
+# In order of importance: the budget may leave no time for the last points.
 CUDA_GRID = (
     Point("llama-3.1-8b", "qlora", 16, 1024, 1),
     Point("llama-3.1-8b", "lora", 16, 1024, 1),
@@ -109,7 +109,7 @@ CPU_GRID = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure the grid, write and report its points; returns 1 when no point could be measured."""
+    """Measure the grid, write and report its points; return 1 if no point could be measured."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--into", type=Path, help="append the points, one JSON object a line")
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _connect() -> ApiClient:
-    """Before anything is measured: what cannot be reported should be known then."""
+    """Return a client of the control plane. Called before the measurements, to find a missing credential early."""
     config = read_config()
     return ApiClient(config.internal_url, credential=load_credential(config.credential_file).credential)
 
@@ -146,7 +146,7 @@ def grid_of(machine: Machine) -> tuple[Point, ...]:
 def measure_grid(
     machine: Machine, executor: SubprocessExecutor, folder: Path, *, budget_seconds: float
 ) -> Iterator[tuple[Point, ProbeReport | None, str]]:
-    """Yield each point with its report, or without one and with the reason; stop before the budget is spent."""
+    """Yield each point with its report, or with None and the reason; stop before the budget is spent."""
     begun, longest = time.monotonic(), 0.0
     for point in grid_of(machine):
         left = budget_seconds - (time.monotonic() - begun)
@@ -155,7 +155,7 @@ def measure_grid(
             continue
         started = time.monotonic()
         report, reason = measure_point(point, executor, folder, timeout_seconds=min(left, _POINT_SECONDS))
-        if report is not None:  # one that hung says nothing of the others
+        if report is not None:  # a point that hung does not predict the others
             longest = max(longest, time.monotonic() - started)
         yield point, report and msgspec.structs.replace(report, gpu_key=machine.gpu_key), reason
 
@@ -163,12 +163,12 @@ def measure_grid(
 def measure_point(
     point: Point, executor: SubprocessExecutor, folder: Path, *, timeout_seconds: float
 ) -> tuple[ProbeReport | None, str]:
-    """Run one probe in a child; return its report, or None and why there is none."""
+    """Run one probe in a child; return its report, or None and the reason."""
     work_dir = folder / "point"
     shutil.rmtree(work_dir, ignore_errors=True)
     work_dir.mkdir(parents=True)
     replace_file(work_dir / SPEC_FILE, msgspec.json.encode(_request(point)))
-    child = executor.start(work_dir, gpu_count=1)  # with several in sight the trainer would spread over them
+    child = executor.start(work_dir, gpu_count=1)  # with several visible the trainer would use them all
     if child.wait(timeout_seconds) is None:
         child.kill()
         return None, "took_too_long"
@@ -198,7 +198,7 @@ def _request(point: Point) -> ProbeRequest:
 def _keep(
     measured: tuple[Point, ProbeReport | None, str], machine: Machine, into: Path | None, api: ApiClient | None
 ) -> bool:
-    """Print, write and report one point; returns whether it was measured."""
+    """Print, write and report one point; return whether it was measured."""
     point, report, reason = measured
     row = msgspec.to_builtins(point) | _conditions(machine)
     row |= {"reason": reason} if report is None else {"report": msgspec.to_builtins(report)}
@@ -214,7 +214,7 @@ def _keep(
 
 
 def _report(report: ProbeReport, api: ApiClient, *, busy_at: float | None) -> None:
-    """A point that cannot be reported is on paper still, and those after it are measured all the same."""
+    """Report one point. A failure is only printed: the point is written, and the next ones are still measured."""
     if busy_at is not None:
         log.warning("Not reported: this machine is busy with something else (load %s).", busy_at)
         return
@@ -225,11 +225,11 @@ def _report(report: ProbeReport, api: ApiClient, *, busy_at: float | None) -> No
 
 
 def _conditions(machine: Machine) -> dict[str, Any]:
-    """What else decides a figure: the machine, how busy it was, and when."""
+    """Return the conditions that affect a figure: the machine, its load, and the time."""
     cores, load = machine.cores, os.getloadavg()[0]
     return {
         "measured_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "is_busy": load > cores + 1 or _is_gpu_busy(),  # more than this point alone: its speed says nothing
+        "is_busy": load > cores + 1 or _is_gpu_busy(),  # more than this point alone: the speed is not valid
         "gpu_key": machine.gpu_key,
         "driver": machine.gpus[0].driver,
         "cores": cores,
@@ -240,7 +240,7 @@ def _conditions(machine: Machine) -> dict[str, Any]:
 
 
 def _is_gpu_busy() -> bool:
-    """Whether somebody else holds the first GPU, on which the points run; asked between points."""
+    """Return whether another process uses the first GPU, on which the points run; called between points."""
     return any(gpu.free_bytes < (1 - _BUSY_GPU_SHARE) * gpu.total_bytes for gpu in list_gpu_memory()[:1])
 
 

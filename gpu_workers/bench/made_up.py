@@ -1,6 +1,6 @@
-"""Base models of a given shape with made-up weights, built on the device one layer at a time: no hub, no disk.
+"""Base models of a given shape with made-up weights, built on the device one layer at a time, without hub or disk.
 
-Speed and memory depend on shapes alone, so what is measured on such a model holds for the real one.
+Speed and memory depend on shapes alone, so a measurement of such a model holds for the real one.
 """
 
 from pathlib import Path
@@ -17,11 +17,11 @@ from apps.contracts.runs import Method
 from gpu_workers.train.model.hardware import Engine
 from gpu_workers.train.model.loading import attention_implementation, quantization_config
 
-_UNCONVERTED = ["lm_head"]  # what transformers leaves in 16 bit too
+_UNCONVERTED = ["lm_head"]  # transformers leaves it in 16 bit too
 
 
 def write_folder(folder: Path, config: dict[str, Any]) -> Path:
-    """Write what the trainer reads beside the weights, config.json and a tokenizer of two tokens; return the folder."""
+    """Write the trainer's input beside the weights, config.json and a tokenizer of two tokens; return the folder."""
     tokenizer = Tokenizer(WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>"))  # noqa: S106 - not a password
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")  # noqa: S106
     fast.save_pretrained(folder)
@@ -44,12 +44,12 @@ def build_base(folder: Path, *, method: Method, engine: Engine) -> PreTrainedMod
     for module in model.modules():
         _fill(model, module, device, dtype)
     model.tie_weights()
-    model.is_loaded_in_4bit = True  # what PEFT and TRL ask a model that was loaded in NF4
+    model.is_loaded_in_4bit = True  # PEFT and TRL read it on a model that was loaded in NF4
     return model.eval()
 
 
 def _fill(model: PreTrainedModel, module: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Give one module its own parameters and buffers, on the device; at most one layer is ever there in 16 bit."""
+    """Give one module its own parameters and buffers on the device; at most one layer is there in 16 bit at a time."""
     if isinstance(module, Linear4bit):
         made_up = torch.randn(module.weight.shape, device=device, dtype=dtype) * model.config.initializer_range
         old = module.weight

@@ -1,8 +1,8 @@
 """`python -m gpu_workers.bench.probe SPEC.json WORK_DIR`: time the real training loop for some seconds.
 
-The loop is the trainer's own, on made-up rows of one length, so that a figure measured here holds for a job. The model
-is an installed one, or one of a given shape with made-up weights. Reads the hub token from standard input like the
-training child and writes probe.json.
+The loop is the trainer's own, on made-up rows of one length, so a figure measured here holds for a job. The model is an
+installed one, or one of a given shape with made-up weights. The program reads the hub token from standard input, like
+the training child, and writes probe.json.
 """
 
 import itertools
@@ -34,18 +34,21 @@ from gpu_workers.train.model.loading import adapt, fetch_base_model, load_model
 from gpu_workers.train.model.memory import peak_allocated_bytes, peak_memory_bytes
 from gpu_workers.trainer.probes import PROBE_FILE
 
-WARM_UP_STEPS = 8  # as many as there are batches: each shape has been seen
+WARM_UP_STEPS = 8  # the number of batches: each shape has been seen
 MEASURED_SECONDS = 6.0
 REPEATS = 5
 MIN_REPEATS = 3
 _BATCHES = 8
 _MAX_STEPS = 400
 _TRAINED_SHARE = 0.5
-_LENGTH_SPREAD = 0.75  # of the mean length; what is longer than the mean by so much is as frequent as shorter
+_LENGTH_SPREAD = 0.75  # of the mean length; as many rows are longer as are shorter
 
 
 class StepEnd(NamedTuple):
-    """`at` and `waited` in seconds: the clock, and how long this process was ready and found no free core."""
+    """The end of a step: `at` on the clock, and `waited`, the time when the process was ready but had no free core.
+
+    Both are in seconds.
+    """
 
     at: float
     waited: float
@@ -53,7 +56,7 @@ class StepEnd(NamedTuple):
 
 
 class Stopwatch(TrainerCallback):
-    """Notes when each step ended, and ends the training once there is enough to tell a spread."""
+    """Records when each step ended, and ends the training once there are enough steps to measure the spread."""
 
     def __init__(self) -> None:
         self.ends: list[StepEnd] = []
@@ -70,13 +73,13 @@ class Stopwatch(TrainerCallback):
             control.should_training_stop = True
 
     def steps(self) -> list[StepEnd]:
-        """Return what each measured step took."""
+        """Return the duration of each measured step."""
         pairs = itertools.pairwise(self.ends[WARM_UP_STEPS - 1 :])
         return [StepEnd(b.at - a.at, b.waited - a.waited, b.tokens - a.tokens) for a, b in pairs]
 
 
 def main(spec_path: Path, work_dir: Path) -> int:
-    """Measure and write the report; returns the exit code."""
+    """Measure and write the report; return the exit code."""
     torch.set_num_interop_threads(1)
     request = msgspec.json.decode(spec_path.read_bytes(), type=ProbeRequest)
     secrets = msgspec.json.decode(sys.stdin.buffer.readline() or b"{}", type=dict[str, str | None])
@@ -119,7 +122,7 @@ def measure(request: ProbeRequest, work_dir: Path, *, hub_token: str | None) -> 
 
 
 def _report(request: ProbeRequest, steps: list[StepEnd], startup_seconds: float, work_dir: Path) -> ProbeReport:
-    """The speed is that of a core of its own: waiting for one is passing, and counts in the lowest speed alone."""
+    """Return the report. Waiting for a core is temporary: it counts in the lowest speed only, not in the speed."""
     table = np.array(steps)
     repeats = np.array_split(table, min(REPEATS, len(steps)))
     rates = sorted(float(part[:, 2].sum() / (part[:, 0] - part[:, 1]).sum()) for part in repeats)
@@ -150,7 +153,7 @@ def _report(request: ProbeRequest, steps: list[StepEnd], startup_seconds: float,
 
 
 def _made_up_rows(folder: Path, request: ProbeRequest) -> Encoded:
-    """Rows of a model's probe differ in length as a customer's do, with the asked mean; those of a shape are equal."""
+    """Return rows whose lengths vary like a customer's around the requested mean; for a shape, rows of equal length."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_text_config()
     length, count = request.sequence_length, request.micro_batch_size * _BATCHES
     random = np.random.default_rng(0)
@@ -200,12 +203,12 @@ def _processor_name() -> str:
 
 
 def _seconds_waited() -> float:
-    """Return how long this thread was ready to run while its core did something else (proc_pid_schedstat(5))."""
+    """Return how long this thread was ready to run while its core ran something else (proc_pid_schedstat(5))."""
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
 def _seconds_since_start() -> float:
-    """Return how long ago this process began, interpreter and imports included."""
+    """Return the seconds since this process began, interpreter start and imports included."""
     started_ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
     uptime = float(Path("/proc/uptime").read_text().split()[0])
     return uptime - started_ticks / 100

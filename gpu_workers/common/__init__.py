@@ -1,1 +1,1 @@
-"""What every worker process shares: configuration, the control plane's client, files, processes."""
+"""Code that all worker processes share: configuration, the control plane's client, files, processes."""

@@ -1,7 +1,7 @@
-"""The worker's only way to the control plane: typed calls of /internal/v1 with back-off where a repeat is harmless.
+"""The worker's only way to the control plane: typed calls of /internal/v1, retried where a repeat is harmless.
 
 Every route answers a repeated request the same way (claims by lease, events by sequence, uploads by manifest hash,
-finish by lease), so a call is repeated after a connection error, a 429 or a 5xx.
+finish by lease). A call is therefore repeated with back-off after a connection error, a 429 or a 5xx.
 """
 
 import random
@@ -39,7 +39,7 @@ PREFIX = "/internal/v1"
 
 
 class ApiError(Exception):
-    """The control plane refused; `code` is its stable word."""
+    """The control plane refused; `code` is its stable error code."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(f"{status} {code}: {message}")
@@ -49,19 +49,19 @@ class ApiError(Exception):
 
 
 class StaleLease(ApiError):
-    """The lease is someone else's or gone: stop the child at once and forget the run."""
+    """The lease is gone or belongs to another worker: stop the child at once and forget the run."""
 
 
 class Unauthorized(ApiError):
-    """The credential or lease token is not accepted."""
+    """The credential or the lease token is not accepted."""
 
 
 class Unavailable(Exception):
-    """No usable answer within the allowed time: connection errors or 5xx throughout."""
+    """No usable answer within the allowed time: only connection errors or 5xx."""
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """What opens `/leases/{id}/…` for one attempt."""
+    """The access to `/leases/{id}/…` for one attempt."""
 
     id: str
     token: str
@@ -100,17 +100,17 @@ class ApiClient:
     # --- worker credential ---------------------------------------------------------------------------------------
 
     def enroll(self, request: EnrollRequest) -> EnrollResponse:
-        """Redeem a one-time token; not repeated after an answer was lost, because a token works once."""
+        """Redeem a one-time token. Never repeated after a lost answer, because a token works once."""
         return self._call("POST", "/enroll", request, EnrollResponse, token="", patience_seconds=0)
 
     def claim(self, request: ClaimRequest) -> ClaimResponse | None:
-        """Return the next run of this worker's pool with its lease, or None when nothing waits."""
+        """Return the next run of this worker's pool with its lease, or None if no run waits."""
         return self._optional("POST", "/claim", request, ClaimResponse, patience_seconds=20)
 
     def list_missing_probes(self, *, base_model_id: str = "") -> MissingProbes:
-        """Return the measurements the control plane has no row for in this worker's pool.
+        """Return the measurements that the control plane lacks for this worker's pool.
 
-        Those of the base model named come with what its repository asks for.
+        With `base_model_id`, those of that base model come with the access that its repository requires.
         """
         query = f"?base_model={base_model_id}" if base_model_id else ""
         return self._call("GET", f"/probes/missing{query}", None, MissingProbes, patience_seconds=20)
@@ -119,7 +119,7 @@ class ApiClient:
         self._send("POST", "/probes", report, token=self._credential, patience_seconds=60)
 
     def get_desired_state(self, replica_id: str, *, known_generation: int | None = None) -> DesiredState | None:
-        """Return what the replica should hold, or None when nothing changed since `known_generation`."""
+        """Return the adapters that the replica should hold, or None if nothing changed since `known_generation`."""
         query = "" if known_generation is None else f"?known_generation={known_generation}"
         return self._optional("GET", f"/replicas/{replica_id}/desired{query}", None, DesiredState, patience_seconds=0)
 
@@ -129,7 +129,7 @@ class ApiClient:
     # --- lease token ---------------------------------------------------------------------------------------------
 
     def heartbeat(self, lease: Lease, request: HeartbeatRequest) -> HeartbeatResponse:
-        """Prolong the lease. Tried once: the caller beats again soon, and counts what was accepted."""
+        """Extend the lease. Sent once: the caller beats again soon, and counts accepted heartbeats."""
         path = f"/leases/{lease.id}/heartbeat"
         return self._call("POST", path, request, HeartbeatResponse, token=lease.token, patience_seconds=0)
 
@@ -143,7 +143,7 @@ class ApiClient:
         return self._call("POST", path, request, UploadResponse, token=lease.token, patience_seconds=patience_seconds)
 
     def open_judge(self, lease: Lease) -> JudgeAccess:
-        """Return how to ask the judge of the run's plan; each call makes another key."""
+        """Return the access to the judge of the run's plan; each call creates another key."""
         return self._call(
             "POST", f"/leases/{lease.id}/judge", None, JudgeAccess, token=lease.token, patience_seconds=20
         )
@@ -206,7 +206,7 @@ class ApiClient:
 
 
 class _ServerTrouble(Exception):
-    """The control plane answered that it cannot now."""
+    """The control plane answered with a temporary error."""
 
 
 class _ErrorBody(msgspec.Struct):
@@ -219,7 +219,7 @@ class _ErrorEnvelope(msgspec.Struct):
 
 
 def load_credential(path: Path) -> EnrollResponse:
-    """Read what enrolment stored; raises FileNotFoundError before enrolment."""
+    """Read the credential that enrolment stored; raises FileNotFoundError before enrolment."""
     return msgspec.json.decode(path.read_bytes(), type=EnrollResponse)
 
 

@@ -1,6 +1,6 @@
 """Files between a worker and the object store: hashed folders with a manifest, signed downloads and uploads.
 
-A folder is whole when `manifest.json` is in it and every file has the size and hash the manifest says.
+A folder is whole if it contains `manifest.json` and every file has the size and hash from the manifest.
 """
 
 import hashlib
@@ -23,15 +23,15 @@ _TRIES = 6
 
 
 class BrokenArtifact(Exception):
-    """A file is missing, cut off or changed; the message names it."""
+    """A file is missing, truncated or changed; the message names it."""
 
 
 class StoreUnavailable(Exception):
-    """The object store did not take or give a file within the allowed tries."""
+    """The object store did not accept or deliver a file within the allowed number of attempts."""
 
 
 class Interrupted(Exception):
-    """The caller's `should_stop` said so in the middle of a transfer."""
+    """The caller's `should_stop` returned true during a transfer."""
 
 
 # --- sealed folders ----------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def _flush(path: Path) -> None:
 
 
 class Transfers:
-    """Reads and writes objects through signed URLs alone; the URLs carry every right this worker has."""
+    """Reads and writes objects through signed URLs only; the URLs carry all of this worker's rights."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Transfers:
         self._http.close()
 
     def download(self, file: SignedFile, destination: Path) -> None:
-        """Fetch and verify one object; a file that is already there and whole is kept."""
+        """Download and verify one object; keep a file that is already there and whole."""
         if (
             destination.is_file()
             and destination.stat().st_size == file.bytes
@@ -138,11 +138,11 @@ class Transfers:
         partial.replace(destination)
 
     def upload(self, path: Path, url: str) -> None:
-        """Put one file, streamed; one that is there already stays, and a repeated put is harmless."""
+        """Upload one file, streamed. An existing object stays, and a repeated upload is harmless."""
         self._retry(lambda: self._upload_once(path, url))
 
     def upload_folder(self, folder: Path, urls: dict[str, str]) -> None:
-        """Put every file of a sealed folder, the manifest last, so that an object with a manifest is whole."""
+        """Upload every file of a sealed folder, the manifest last, so that an object with a manifest is whole."""
         for file in read_manifest(folder).files:
             self.upload(folder / file.name, urls[file.name])
         self.upload(folder / MANIFEST_FILE, urls[MANIFEST_FILE])
@@ -151,7 +151,7 @@ class Transfers:
         with self._http.stream("GET", file.url) as response, partial.open("wb") as target:
             response.raise_for_status()
             received = 0
-            for chunk in response.iter_bytes():  # as they come: a store that trickles must not keep us in here
+            for chunk in response.iter_bytes():  # unsized chunks: a slow store must not delay the check
                 self._check()
                 self._note_bytes(len(chunk))
                 received += len(chunk)
@@ -160,7 +160,7 @@ class Transfers:
                 target.write(chunk)
 
     def _upload_once(self, path: Path, url: str) -> None:
-        # A length announced: no chunked encoding. The URLs of a bucket are signed for the other header.
+        # An explicit length avoids chunked encoding. The URLs of a bucket are signed for the other header.
         headers = {"Content-Length": str(path.stat().st_size), "If-None-Match": "*"}
         answer = self._http.put(url, content=self._chunks(path), headers=headers)
         if answer.status_code != httpx.codes.PRECONDITION_FAILED:  # else it is there already, and its hash is checked
@@ -171,7 +171,7 @@ class Transfers:
             while chunk := file.read(_CHUNK_BYTES):
                 self._check()
                 yield chunk
-                self._note_bytes(len(chunk))  # it asked for more: these are sent
+                self._note_bytes(len(chunk))  # the next chunk was requested, so this one is sent
 
     def _retry(self, transfer: Callable[[], None]) -> None:
         for attempt in range(_TRIES):
@@ -196,7 +196,7 @@ def _is_temporary(error: Exception) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """Say what went wrong without the URL, which is a credential."""
+    """Return the cause without the URL, which is a credential."""
     if isinstance(error, httpx.HTTPStatusError):
         return f"the object store answered {error.response.status_code}"
     return type(error).__name__

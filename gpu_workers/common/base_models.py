@@ -1,4 +1,4 @@
-"""Where a base model lies on this machine."""
+"""The location of a base model on this machine."""
 
 from pathlib import Path
 
@@ -8,13 +8,13 @@ from apps.contracts.runs import BaseModelRef
 
 
 class NotInstalled(Exception):
-    """The base model's local path leads nowhere that this worker may read."""
+    """The base model's local path leads to nothing that this worker may read."""
 
 
 def locate_base_model(base_model: BaseModelRef, roots: tuple[Path, ...]) -> BaseModelRef:
-    """Return the reference with an absolute path inside one of `roots`; a hub model comes back unchanged.
+    """Return the reference with an absolute path inside one of `roots`; a hub model is returned unchanged.
 
-    The roots keep a path from the control plane from opening any other folder of this machine.
+    The roots stop a path of the control plane from opening any other folder of this machine.
     """
     if base_model.path is None:
         return base_model

@@ -1,4 +1,4 @@
-"""Settings of a worker, read from the environment once; the only reader of it on the worker side."""
+"""Settings of a worker, read from the environment once; only this module reads it on the worker side."""
 
 import os
 import shlex
@@ -8,15 +8,18 @@ from pathlib import Path
 import msgspec
 
 DEFAULT_WORK_DIR = Path("~/.anneal-worker")
-CANARY_FOLDER = "canary"  # in the replica's folder: what the canary engine shares with the serving agent
+CANARY_FOLDER = "canary"  # in the replica's folder: shared by the canary engine and the serving agent
 
 
 class ConfigError(Exception):
-    """A variable is missing or unusable; the message names it."""
+    """A variable is missing or invalid; the message names it."""
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """`credential_file` appears at enrolment (mode 0600); `enroll_token_file` is read only while it does not exist."""
+    """Settings of any worker. `credential_file` (mode 0600) is created by enrolment.
+
+    `enroll_token_file` is read only while `credential_file` does not exist.
+    """
 
     internal_url: str  # http(s)://host:port, or unix:/path/of/socket
     credential_file: Path
@@ -25,14 +28,14 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     pool: str = "cpu"
     broker_url: str = ""
     broker_key_prefix: str = ""
-    trainer_thread_limit: int = 0  # of a training child; 0: as many as there are free cores
+    trainer_thread_limit: int = 0  # of a training child; 0: one for each free core
     base_model_roots: tuple[Path, ...] = ()  # a base model's local path must lie inside one of these
-    base_models: tuple[str, ...] | None = None  # ids installed here; None: will download
-    self_check_gpu_key: str | None = None  # set where NVML's name is not a key of the catalog
+    base_models: tuple[str, ...] | None = None  # ids installed here; None: downloads them
+    self_check_gpu_key: str | None = None  # set if NVML's name is not a key of the catalog
     log_level: str = "INFO"
 
     def require_broker_url(self) -> str:
-        """Return the broker's URL; raises ConfigError when there is none."""
+        """Return the broker's URL; raises ConfigError if none is set."""
         if not self.broker_url:
             raise ConfigError("CELERY_BROKER_URL is not set.")
         return self.broker_url
@@ -60,10 +63,10 @@ def read_config(environ: Mapping[str, str] | None = None) -> WorkerConfig:
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How to run vLLM. `work_dir` is the serving agent's; nothing else is shared but the socket inside it."""
+    """Settings of vLLM. `work_dir` is the serving agent's; only the socket inside it is shared."""
 
     work_dir: Path
-    base_model_path: str = ""  # with `served_name`: serve this, whatever the agent's enrolment says
+    base_model_path: str = ""  # with `served_name`: serve this, not the model of the agent's enrolment
     served_name: str = ""
     threads: int = 1
     max_loras: int = 8
@@ -72,32 +75,32 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_requests: int = 128
     max_model_length: int = 0  # 0: the model's own
     kv_cache_bytes: int = 0  # 0: vLLM decides on a GPU, a small fixed share on a CPU
-    gpu_memory_share: float = 0.0  # of the card, for weights, adapters and cache together; 0: vLLM's own default
+    gpu_memory_share: float = 0.0  # of the card's memory, for weights, adapters and cache together; 0: vLLM's default
     drain_seconds: int = 30
-    media_hosts: tuple[str, ...] = ()  # where it may fetch images and audio; the gateways hold the same list
+    media_hosts: tuple[str, ...] = ()  # hosts it may fetch images and audio from; the gateways have the same list
     extra_arguments: tuple[str, ...] = ()
     is_canary: bool = False  # tries new adapter versions for the engine of all customers (canary_engine.py)
 
 
 class ServingConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the serving agent needs beside a worker's settings."""
+    """Settings of the serving agent beyond a worker's."""
 
     worker: WorkerConfig
     listen: str  # a Unix socket's path, or 127.0.0.1:port
-    url: str = ""  # how the gateway reaches `listen`, where it differs
+    url: str = ""  # the gateway's address of `listen`, if it differs
     capacity: int = 0  # adapters registered at once; 0: as many as the engine's cache holds, less one for each slot
-    cache_bytes: int = 50 * 2**30  # of adapters on the local disk, those the engine may read not counted out
-    drain_seconds: int = 30  # how long answers under way are waited for after SIGTERM
-    has_canary_engine: bool = False  # a new version is first loaded by an engine of its own
+    cache_bytes: int = 50 * 2**30  # limit for the adapters on the local disk, excluding those the engine may read
+    drain_seconds: int = 30  # wait for running answers after SIGTERM
+    has_canary_engine: bool = False  # a separate engine loads each new version first
 
     @property
     def models_dir(self) -> Path:
-        """Where the one whole model of such a replica lies, under the same path for agent and engine."""
+        """Return the folder of a whole model, which is served alone; the path is the same for agent and engine."""
         return self.worker.work_dir.resolve() / "models"
 
     @property
     def reached_at(self) -> str:
-        """How the gateway reaches the proxy."""
+        """Return the address at which the gateway reaches the proxy."""
         if self.url:
             return self.url
         if self.listen.startswith(("/", "unix:")):
@@ -108,7 +111,7 @@ class ServingConfig(msgspec.Struct, frozen=True, kw_only=True):
 def read_engine_config(environ: Mapping[str, str] | None = None, *, is_canary: bool = False) -> EngineConfig:
     """Read the environment; raises ConfigError naming the first variable that is missing or wrong.
 
-    A canary engine is launched as the replica's own one is, but for its folder and its part of the memory.
+    A canary engine has the settings of the replica's own engine, except its folder and its share of the memory.
     """
     env = os.environ if environ is None else environ
     max_loras = _integer(env, "ANNEAL_ENGINE_MAX_LORAS", 8)
@@ -151,7 +154,7 @@ def child_environment(
 ) -> dict[str, str]:
     """Return the environment of a training child: this process's own without any Anneal, broker or cloud secret.
 
-    With `gpu_count` the child sees so many of this process's GPUs: transformers trains on every one that it sees.
+    With `gpu_count` the child sees that many of this process's GPUs: transformers trains on all visible ones.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_SECRET_PREFIXES)}
     fixed = {} if threads <= 0 else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
@@ -162,13 +165,13 @@ def child_environment(
 
 
 def rank_environment(*, index: int, count: int, port: int) -> dict[str, str]:
-    """Return the environment of one of several training processes, by the names torch and accelerate read."""
+    """Return the environment of one of several training processes, with the names that torch and accelerate read."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
     return dict(os.environ) | place | {"RANK": str(index), "LOCAL_RANK": str(index), "LOCAL_WORLD_SIZE": str(count)}
 
 
 def read_launch_environment() -> tuple[int, int] | None:
-    """Return this process's index and the number of processes, or None where it was not started as one of several."""
+    """Return this process's index and the number of processes, or None if it was started alone."""
     rank, count = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     return None if rank is None or count is None else (int(rank), int(count))
 

@@ -1,4 +1,4 @@
-"""Files of the object store onto this machine's disk: by signed URLs, bounded, hashed and durable."""
+"""Downloads from the object store to this machine's disk: by signed URLs, bounded, hashed and durable."""
 
 import hashlib
 import os
@@ -15,7 +15,7 @@ OpenObject = Callable[[str], AbstractContextManager[Iterator[bytes]]]  # opens a
 
 
 class Unfetchable(Exception):
-    """The file could not be had here now; the message says why."""
+    """The file cannot be fetched now; the message gives the reason."""
 
 
 def fetch(file: SignedFile, target: Path, open_object: OpenObject) -> None:
@@ -51,7 +51,7 @@ def sync_folder(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder, read-only or not; one that is not there is fine."""
+    """Remove a folder, read-only or not; a missing folder is no error."""
     if path.is_dir():
         path.chmod(0o700)
         shutil.rmtree(path)

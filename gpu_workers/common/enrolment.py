@@ -30,7 +30,7 @@ _START = {
 
 
 class NotEnrolled(Exception):
-    """There is no credential and no way to get one; the message says what to do."""
+    """The credential is missing and cannot be obtained; the message names the next step."""
 
 
 def ensure_enrolled(
@@ -41,7 +41,7 @@ def ensure_enrolled(
     api: ApiClient | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> EnrollResponse:
-    """Return the stored credential, redeeming the token file first when there is none; raises NotEnrolled."""
+    """Return the stored credential. Redeems the token file first if no credential is stored; raises NotEnrolled."""
     if config.credential_file.exists():
         return load_credential(config.credential_file)
     token_file = config.enroll_token_file
@@ -62,7 +62,7 @@ def enroll(
     api: ApiClient | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> EnrollResponse:
-    """Redeem the token and store the credential, readable by this user alone; raises NotEnrolled."""
+    """Redeem the token and store the credential, readable by this user only; raises NotEnrolled."""
     config.work_dir.mkdir(parents=True, exist_ok=True)
     config.credential_file.parent.mkdir(parents=True, exist_ok=True)
     machine = inspect_machine(config.work_dir, gpu_key=config.self_check_gpu_key)
@@ -82,7 +82,7 @@ def enroll(
 
 
 def _redeem(api: ApiClient, request: EnrollRequest, sleep: Callable[[float], None]) -> EnrollResponse:
-    """A token works once, so only a connection that never opened is tried again."""
+    """Redeem the token. A token works once, so it is sent again only if the connection never opened."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
         try:

@@ -1,6 +1,6 @@
-"""What a training child tells its agent: events as JSON lines in a file the agent tails, then one outcome.
+"""Messages from a training child to its agent: events as JSON lines in a file, then one outcome.
 
-A file, not a pipe: it survives a killed agent, cannot block the training loop, and can be read by hand.
+A file is used, not a pipe: it survives a killed agent, cannot block the training loop, and is readable by a person.
 """
 
 import os
@@ -21,12 +21,12 @@ START_FOLDER = "start"
 CHECKPOINTS_FOLDER = "checkpoints"
 ADAPTER_FOLDER = "adapter"
 
-# Sequence numbers belong to the attempt, so the agent gives them; the child writes this.
+# The child writes this number; the agent assigns the real one, because numbers belong to the attempt.
 UNNUMBERED = 0
 
 
 class CheckpointReady(Event, frozen=True, kw_only=True, tag="checkpoint_ready"):
-    """A whole checkpoint lies in `folder` (below the work folder), its manifest included."""
+    """A whole checkpoint with its manifest is in `folder` (below the work folder)."""
 
     step: int
     folder: str
@@ -38,7 +38,7 @@ class CheckpointReady(Event, frozen=True, kw_only=True, tag="checkpoint_ready"):
 
 
 class AdapterReady(Struct, frozen=True, kw_only=True, tag_field="type", tag="adapter_ready"):
-    """Training ended at its last step; the adapter lies in `folder`, its manifest included."""
+    """Training ended at its last step; the adapter and its manifest are in `folder`."""
 
     folder: str
     manifest_sha256: str
@@ -52,7 +52,7 @@ class AdapterReady(Struct, frozen=True, kw_only=True, tag_field="type", tag="ada
     peak_memory_bytes: int | None = None
     is_stopped_early: bool = False
     best_step: int | None = None
-    base_bytes: int = 0  # of the base model's weights on the disk
+    base_bytes: int = 0  # size of the base model's weights on disk
 
 
 ChildEvent = RunEvent | CheckpointReady
@@ -60,7 +60,7 @@ ChildOutcome = AdapterReady | Failed | Stopped
 
 
 class EventWriter:
-    """Append events to the file, each visible at once."""
+    """Appends events to the file, each visible at once."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
@@ -73,7 +73,7 @@ class EventWriter:
 
 
 class EventTail:
-    """Read what was appended since the last call; a line still being written waits for the next call."""
+    """Reads lines appended since the last call; an unfinished line waits for the next call."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -97,7 +97,7 @@ def write_outcome(folder: Path, outcome: ChildOutcome) -> None:
 
 
 def read_outcome(folder: Path) -> ChildOutcome | None:
-    """Return how the child ended, or None when it died before it could say."""
+    """Return how the child ended, or None if it died before it wrote its outcome."""
     try:
         return msgspec.json.decode((folder / OUTCOME_FILE).read_bytes(), type=ChildOutcome)
     except (FileNotFoundError, msgspec.DecodeError):
@@ -105,7 +105,7 @@ def read_outcome(folder: Path) -> ChildOutcome | None:
 
 
 def replace_file(path: Path, content: bytes, *, mode: int = 0o644) -> None:
-    """Write a file so that a crash leaves the old content or the new, never a part."""
+    """Write a file atomically: a crash leaves the old content or the new, never a part."""
     temporary = path.with_name(path.name + ".tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(descriptor, "wb") as file:

@@ -1,6 +1,6 @@
-"""Where llama.cpp's converter lies, if an operator installed it (`make setup-gguf`): a folder beside the environment.
+"""The location of llama.cpp's converter, which operators may install (`make setup-gguf`) beside the environment.
 
-It brings a `gguf` of its own, so it is no part of the environment that trains and serves: only its process sees it.
+The converter brings its own `gguf` package, so only its own process sees that folder.
 """
 
 import importlib.metadata
@@ -12,6 +12,6 @@ FOLDER = Path(sys.prefix) / "gguf-converter"
 
 
 def converter_version(folder: Path = FOLDER) -> str | None:
-    """Return the installed converter's version, None without one."""
+    """Return the installed converter's version, or None if it is not installed."""
     found = importlib.metadata.distributions(name=PACKAGE, path=[str(folder)])
     return next((distribution.version for distribution in found), None)

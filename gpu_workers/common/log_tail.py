@@ -1,4 +1,4 @@
-"""The end of a child's log, without secrets: the evidence of what went wrong."""
+"""The last lines of a child's log, without secrets, as evidence of a failure."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ _BYTES = 8000
 
 
 def tail_of_log(work_dir: Path, *, known: Sequence[str | None]) -> str:
-    """Return the last lines, "" where there are none; `known` secrets and what looks like one are taken out."""
+    """Return the last lines, "" if there are none; `known` secrets and text that looks like a secret are removed."""
     path = work_dir / LOG_FILE
     try:
         with path.open("rb") as file:

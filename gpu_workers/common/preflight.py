@@ -1,4 +1,4 @@
-"""What this machine is and whether it can take a run, asked of the driver and the kernel, never of torch."""
+"""A description of this machine, and whether it can take a run. Asks the driver and the kernel, never torch."""
 
 import importlib.metadata
 import os
@@ -65,16 +65,16 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gpu_key(self) -> str:
-        """The catalog key that decides which measurements count here."""
+        """Return the catalog key that decides which measurements count here."""
         return self.gpus[0].key
 
 
 class NotReady(Exception):
-    """This machine must not take a run now; the message says why."""
+    """This machine must not take a run now; the message gives the reason."""
 
 
 def inspect_machine(work_dir: Path, *, gpu_key: str | None = None) -> Machine:
-    """Return what is here; a machine without a GPU has one entry with the key "cpu"."""
+    """Return a description of this machine; without a GPU it has one entry with the key "cpu"."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     gpus = list_gpus() or (GpuInfo(key="cpu", name=platform.processor() or platform.machine(), memory_bytes=memory),)
     if gpu_key:
@@ -89,7 +89,7 @@ def inspect_machine(work_dir: Path, *, gpu_key: str | None = None) -> Machine:
 
 
 def require_ready(work_dir: Path, *, needed_disk_bytes: int = 0) -> None:
-    """Raise NotReady when a run could only fail here: no room on disk, or a GPU the driver cannot reach."""
+    """Raise NotReady if a run would certainly fail here: no room on disk, or a GPU that the driver cannot reach."""
     free = shutil.disk_usage(work_dir).free
     if free < MIN_FREE_DISK_BYTES + needed_disk_bytes:
         raise NotReady(f"only {free // 1024**2} MiB of disk are free")
@@ -104,24 +104,24 @@ class GpuUnreachable(Exception):
 
 
 class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """`free_bytes` is what no process holds now."""
+    """The memory of one GPU; `free_bytes` is the part that no process uses now."""
 
     total_bytes: int
     free_bytes: int
 
 
 def list_gpus() -> tuple[GpuInfo, ...]:
-    """Return the GPUs the driver reports, () where there is no driver; raises GpuUnreachable when it is broken."""
+    """Return the GPUs that the driver reports, () without a driver; raises GpuUnreachable if the driver is broken."""
     return _ask_each(lambda index: _describe(index, pynvml.nvmlSystemGetDriverVersion()))
 
 
 def list_gpu_memory() -> tuple[GpuMemory, ...]:
-    """Return each GPU's memory, () where there is no driver; raises GpuUnreachable when it is broken."""
+    """Return each GPU's memory, () without a driver; raises GpuUnreachable if the driver is broken."""
     return _ask_each(_memory)
 
 
 def _ask_each(ask: Callable[[int], T]) -> tuple[T, ...]:
-    """Return what NVML answers of each GPU."""
+    """Return NVML's answer for each GPU."""
     if pynvml is None:
         return ()
     try:
@@ -144,7 +144,7 @@ def _memory(index: int) -> GpuMemory:
 
 
 def catalog_key(name: str) -> str:
-    """Return the catalog's key of a GPU by the driver's name for it, or a slug where the catalog has none."""
+    """Return the catalog key for the driver's name of a GPU, or a slug if the catalog has none."""
     for pattern, key in _GPU_KEYS:
         if re.search(pattern, name, re.IGNORECASE):
             return key

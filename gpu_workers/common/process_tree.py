@@ -1,4 +1,4 @@
-"""Find and end whole trees of processes on Linux, including those whose parent was killed."""
+"""Functions that find and end whole process trees on Linux, including those whose parent was killed."""
 
 import ctypes
 import os
@@ -15,7 +15,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Process(msgspec.Struct, frozen=True):
-    """One process; with its start time the number cannot mean another one later."""
+    """One process. The start time distinguishes it from a later process with the same number."""
 
     pid: int
     started_ticks: int  # since boot, /proc/<pid>/stat field 22
@@ -29,17 +29,17 @@ class _Stat(msgspec.Struct, frozen=True):
 
 
 def become_subreaper() -> None:
-    """Make orphans among this process's descendants its own children, so that none escapes to init."""
+    """Become the parent of all orphans among this process's descendants, so that none moves to init."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(signal_number: int) -> None:
-    """Have the kernel send this signal when the parent dies. For a child between fork and exec."""
+    """Have the kernel send this signal when the parent dies. Call it in a child between fork and exec."""
     _prctl(_PR_SET_PDEATHSIG, signal_number)
 
 
 def identify(pid: int) -> Process | None:
-    """Return the process with this number, or None when there is none (a zombie counts as none)."""
+    """Return the process with this number, or None if it does not exist or is a zombie."""
     stat = _read_stat(pid)
     return None if stat is None or stat.state in "ZX" else stat.process
 
@@ -49,12 +49,12 @@ def is_alive(process: Process) -> bool:
 
 
 def read_title(process: Process) -> str:
-    """Return the process's short name (15 characters, kept by a zombie), or "" when it is gone."""
+    """Return the process's short name (15 characters; a zombie keeps it), or "" if the process is gone."""
     return _read_text(process.pid, "comm").strip()
 
 
 def read_command(process: Process) -> str:
-    """Return the process's command line, or "" when it is gone or a zombie."""
+    """Return the process's command line, or "" if it is gone or a zombie."""
     return _read_text(process.pid, "cmdline").replace("\0", " ")
 
 
@@ -73,10 +73,10 @@ def list_descendants(pid: int, *, with_zombies: bool = False) -> list[Process]:
 
 
 def list_session(leader: Process) -> list[Process]:
-    """Return the living members of the session that `leader` began, also after its death.
+    """Return the living members of the session that `leader` started, also after its death.
 
-    The kernel does not give out a session's number while it has members; a member older than the leader means that
-    the number was reused after all had gone.
+    The kernel does not reuse a session's number while the session has members. A member older than the leader therefore
+    means that the number was reused after all members had gone.
     """
     members = [s.process for s in _list_stats() if s.session == leader.pid and s.state not in "ZX"]
     is_same = all(m.started_ticks >= leader.started_ticks for m in members)
@@ -85,7 +85,7 @@ def list_session(leader: Process) -> list[Process]:
 
 
 def kill_all(processes: Iterable[Process]) -> None:
-    """Send SIGKILL to each that is still the same process."""
+    """Send SIGKILL to each process that still is the same one."""
     for process in processes:
         if is_alive(process):
             try:
@@ -95,7 +95,7 @@ def kill_all(processes: Iterable[Process]) -> None:
 
 
 def kill_descendants(pid: int, *, timeout_seconds: float = 8.0) -> list[Process]:
-    """Kill the descendants of this process until none is left; returns those that outlived the timeout."""
+    """Kill the descendants of this process until none is left; return those that outlived the timeout."""
     deadline = time.monotonic() + timeout_seconds
     while remaining := list_descendants(pid):
         if time.monotonic() > deadline:
@@ -107,7 +107,7 @@ def kill_descendants(pid: int, *, timeout_seconds: float = 8.0) -> list[Process]
 
 
 def reap_children() -> dict[int, int]:
-    """Collect dead children without waiting; returns exit codes by process number, negative for a signal."""
+    """Collect dead children without waiting; return exit codes by process number, negative for a signal."""
     codes: dict[int, int] = {}
     while True:
         try:
@@ -141,7 +141,7 @@ def _read_stat(pid: int) -> _Stat | None:
     text = _read_text(pid, "stat")
     if not text:
         return None
-    fields = text.rsplit(")", 1)[1].split()  # the name before ")" may hold spaces
+    fields = text.rsplit(")", 1)[1].split()  # the name before ")" may contain spaces
     return _Stat(
         process=Process(pid=pid, started_ticks=int(fields[19])),
         state=fields[0],

@@ -1,4 +1,4 @@
-"""A child's sign that it gets on: a counter in a file of its work folder, which the agent reads.
+"""A child's sign of progress: a counter in a file of its work folder, which the agent reads.
 
 Events are too rare for this: a step of a large model, an evaluation or a merge may take minutes without one.
 """
@@ -9,11 +9,11 @@ from pathlib import Path
 
 PULSE_FILE = "pulse"
 _COUNTER = struct.Struct("<Q")
-_open: list[mmap.mmap] = []  # this process's own, empty in a process that is not watched
+_open: list[mmap.mmap] = []  # empty in a process that is not watched
 
 
 def open_pulse(work_dir: Path) -> None:
-    """Have `beat` of this process count in `work_dir` from now on."""
+    """Make `beat` count in `work_dir` from now on."""
     with (work_dir / PULSE_FILE).open("w+b") as file:
         file.write(_COUNTER.pack(0))
         file.flush()
@@ -21,7 +21,7 @@ def open_pulse(work_dir: Path) -> None:
 
 
 def beat() -> None:
-    """Say that a unit of work is done: a row read, a micro-batch trained, a token written, a tensor merged."""
+    """Count a finished unit of work: a row read, a micro-batch trained, a token written, a tensor merged."""
     for memory in _open:
         _COUNTER.pack_into(memory, 0, _COUNTER.unpack_from(memory)[0] + 1)
 

@@ -1,10 +1,10 @@
-"""Secrets out of a child's log before it leaves the machine: what looks like one, and those known by value."""
+"""Removal of secrets from a child's log before it leaves the machine, by pattern and by known value."""
 
 import re
 from collections.abc import Iterable
 
 _MARK = "[removed]"
-_SHORTEST = 6  # shorter values would also strike innocent words
+_SHORTEST = 6  # shorter values would also match harmless words
 _PATTERNS = (
     re.compile(r"\b(?:hf|sk|pk|rk|ghp|gho|github_pat|glpat|xox[abp]|whsec|ann|annw)[_-][A-Za-z0-9_\-]{8,}"),
     re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"),
@@ -13,7 +13,7 @@ _PATTERNS = (
     re.compile(r"(?i)(?<=bearer )[A-Za-z0-9._~+/\-]{8,}=*"),
     re.compile(
         r"(?i)(?<=[?&])(?:x-amz-[a-z-]+|signature|sig|token|access_token|key|expires)=[^&\s\"']+"
-    ),  # what opens a signed address
+    ),  # the parameters that sign an address
     re.compile(
         r"(?i)\b[\w-]*(?:password|passwd|secret|api[_-]?key|access[_-]?key|token)\b[\"']?\s*[=:]\s*[\"']?[^\s\"',}]{6,}"
     ),
@@ -22,7 +22,7 @@ _PATTERNS = (
 
 
 def redact(text: str, *, known: Iterable[str | None] = ()) -> str:
-    """Return the text without secrets; `known` are values that must not appear whatever they look like."""
+    """Return the text without secrets; `known` are values to remove whether or not they match a pattern."""
     for value in sorted({value for value in known if value and len(value) >= _SHORTEST}, key=len, reverse=True):
         text = text.replace(value, _MARK)
     for pattern in _PATTERNS:

@@ -1,1 +1,1 @@
-"""vLLM as one thing that can be started, asked and killed."""
+"""vLLM as one unit that can be started, queried and killed."""

@@ -1,4 +1,4 @@
-"""The few words the serving agent speaks to vLLM, over its Unix socket. Nothing else may."""
+"""The few requests that the serving agent sends to vLLM over its Unix socket. No other code may talk to it."""
 
 import math
 import re
@@ -11,10 +11,10 @@ import msgspec
 
 from apps.contracts.serving import LORA_NAME_PATTERN
 
-# Long enough for a queue of long answers before it; the caller is cancelled when its client leaves.
+# Long enough for long answers queued before it; the call is cancelled when its client disconnects.
 _ANSWER_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=600)
 _SHORT_PROMPT = "The weather today is"
-# Some kernels go wrong at length alone. A word is a token at least, in any vocabulary; the engine cuts what is over.
+# Some kernels fail only on long prompts. A word is at least a token in any vocabulary; the engine cuts the excess.
 _LONG_PROMPT = " ".join(f"On day {n} it rained for {n + 3} hours near the harbour." for n in range(200))
 _LONG_PROMPT_TOKENS = 2_000
 _CANARY_TOKENS = 8
@@ -23,11 +23,11 @@ LORA_NAME = re.compile(LORA_NAME_PATTERN)
 
 
 class EngineDown(Exception):
-    """The engine does not answer: not started yet, restarting, or dying."""
+    """The engine does not answer: it has not started, is restarting, or is dying."""
 
 
 class EngineRefused(Exception):
-    """The engine answered that it will not; `status` is its HTTP status."""
+    """The engine refused the request; `status` is its HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")
@@ -36,12 +36,12 @@ class EngineRefused(Exception):
 
     @property
     def is_busy(self) -> bool:
-        """Whether asking again later may help."""
+        """Return whether a later attempt may succeed."""
         return self.status in (404, 429, 503)
 
 
 class ServedModel(msgspec.Struct, frozen=True):
-    """One row of the engine's own /v1/models. `root` is the folder it was loaded from."""
+    """One row of the engine's own /v1/models. `root` is the folder the model was loaded from."""
 
     id: str
     root: str
@@ -61,13 +61,13 @@ class Canary(msgspec.Struct, frozen=True):
         return Canary(self.tokens + other.tokens, self.logprobs + other.logprobs)
 
     def differs_from(self, other: "Canary") -> bool:
-        """Tell whether another model answered. The same weights on an idle engine give the same numbers."""
+        """Return whether another model answered. The same weights on an idle engine give the same numbers."""
         pairs = zip(self.logprobs, other.logprobs, strict=False)
         return self.tokens != other.tokens or any(abs(mine - theirs) > 1e-6 for mine, theirs in pairs)
 
 
 class TokensAsked(msgspec.Struct, frozen=True):
-    """What the agent itself has had the engine read and write: no customer's."""
+    """Tokens the engine read and wrote for the agent's own questions, never for a customer."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -77,7 +77,7 @@ class TokensAsked(msgspec.Struct, frozen=True):
 
 
 class Questions(msgspec.Struct, frozen=True):
-    """How many questions of its own the agent has begun and ended."""
+    """The numbers of the agent's own questions that began and that ended."""
 
     begun: int = 0
     ended: int = 0
@@ -142,7 +142,7 @@ class _ErrorEnvelope(msgspec.Struct):
 
 
 class EngineClient:
-    """Use inside one event loop; `close` when done. `note_asked` hears of every token of the agent's own questions."""
+    """A client for one event loop; call `close` when done. `note_asked` gets all tokens of the agent's questions."""
 
     def __init__(self, socket_path: Path, *, note_asked: Callable[[TokensAsked], None] = lambda _: None) -> None:
         self._note_asked = note_asked
@@ -155,14 +155,14 @@ class EngineClient:
         await self._http.close()
 
     async def list_models(self) -> list[ServedModel]:
-        """Return the base model and every adapter the engine knows."""
+        """Return the base model and every adapter that the engine has loaded."""
         body = await self._request("GET", "/v1/models", timeout_seconds=10)
         return msgspec.json.decode(body, type=_Models).data
 
     async def load_adapter(self, lora_name: str, path: Path) -> None:
-        """Load new weights under a new name; raises EngineRefused when the engine cannot use them.
+        """Load new weights under a new name; raises EngineRefused if the engine cannot use them.
 
-        Never replaces weights in place: the engine would swap them in the middle of answers.
+        Weights are never replaced in place: the engine would swap them in the middle of answers.
         """
         if LORA_NAME.fullmatch(lora_name) is None or not path.is_absolute():
             raise ValueError(f"{lora_name!r} at {path} is no adapter of ours")
@@ -170,7 +170,7 @@ class EngineClient:
         await self._request("POST", "/v1/load_lora_adapter", json=body, timeout_seconds=120)
 
     async def unload_adapter(self, lora_name: str) -> None:
-        """Make the engine forget the name. Requests in flight finish; its files may still be read."""
+        """Remove the name from the engine. Requests in flight finish; the engine may still read the adapter's files."""
         try:
             await self._request("POST", "/v1/unload_lora_adapter", json={"lora_name": lora_name}, timeout_seconds=60)
         except EngineRefused as refusal:
@@ -178,9 +178,9 @@ class EngineClient:
                 raise
 
     async def ask_canary(self, model: str) -> Canary:
-        """Return the model's greedy answers to a short prompt and to one of 2,000 tokens, or as long as it takes.
+        """Return the model's greedy answers to a short prompt and to one of 2,000 tokens, or as many as it accepts.
 
-        Raises EngineRefused where vLLM finds them not finite (400).
+        Raises EngineRefused if vLLM finds the numbers not finite (400).
         """
         room = min((m.max_model_len for m in await self.list_models() if m.max_model_len), default=None)
         most = _LONG_PROMPT_TOKENS if room is None else max(1, min(_LONG_PROMPT_TOKENS, room - _CANARY_TOKENS))
@@ -200,7 +200,7 @@ class EngineClient:
         try:
             answer = await self._complete(body | limits, timeout_seconds=120)
         except EngineRefused:
-            # Numbers that are not finite are refused after they were counted.
+            # vLLM counts the tokens before it refuses numbers that are not finite.
             self._note_asked(self._canary_sizes.get(prompt, TokensAsked()))
             raise
         self._canary_sizes[prompt] = _used(answer)
@@ -209,7 +209,7 @@ class EngineClient:
         return Canary(tokens=tuple(found.tokens), logprobs=values or (math.nan,))
 
     async def score_tokens(self, model: str, token_ids: Sequence[int]) -> tuple[float, ...]:
-        """Return the model's log-probability of every token but the first; raises EngineRefused where not finite."""
+        """Return the model's log-probability of every token but the first; raises EngineRefused if not finite."""
         body = {
             "model": model,
             "prompt": list(token_ids),
@@ -223,7 +223,7 @@ class EngineClient:
         return tuple(_logprob_of(token, entry) for token, entry in zip(token_ids[1:], found[1:], strict=True))
 
     async def tokenize_chat(self, model: str, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Return the tokens that the engine's own chat template makes of the messages, ready for an answer."""
+        """Return the tokens of the messages in the engine's own chat template, ready for an answer."""
         body = {"model": model, "messages": list(messages), "add_generation_prompt": True}
         return msgspec.json.decode(
             await self._request("POST", "/tokenize", json=body, timeout_seconds=60), type=_Tokenized
@@ -233,7 +233,7 @@ class EngineClient:
         return msgspec.json.decode(await self._request("GET", "/version", timeout_seconds=10), type=_Version).version
 
     async def touch(self, model: str) -> None:
-        """Have the engine use the adapter for one token, so that it is the last that its cache gives up."""
+        """Use the adapter for one token, so that the engine's cache evicts it last."""
         body = {"model": model, "prompt": _SHORT_PROMPT, "max_tokens": 1, "temperature": 0, "cache_salt": "canary"}
         await self._complete(body, timeout_seconds=120)
 
@@ -247,7 +247,7 @@ class EngineClient:
             self.questions = msgspec.structs.replace(self.questions, ended=self.questions.ended + 1)
 
     async def is_well(self) -> bool:
-        """Return whether the engine reports that it serves."""
+        """Return whether the engine reports that it is healthy."""
         try:
             await self._request("GET", "/health", timeout_seconds=5)
         except (EngineDown, EngineRefused):
@@ -266,7 +266,7 @@ class EngineClient:
     async def open_answer(
         self, path: str, body: bytes, headers: dict[str, str]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a customer's request and give the answer while it is written; leaving early aborts it."""
+        """Send a customer's request and yield the response as it is written; leaving early aborts the request."""
         headers = {"Content-Type": "application/json", **headers}
         try:
             response = await self._http.post(path, data=body, headers=headers, timeout=_ANSWER_TIMEOUT)
@@ -275,7 +275,7 @@ class EngineClient:
         try:
             yield response
         finally:
-            response.close()  # not released: an unread rest means that the client left
+            response.close()  # not released: an unread rest means that the client disconnected
 
     async def _request(self, method: str, path: str, *, timeout_seconds: float, json: dict | None = None) -> bytes:
         timeout = aiohttp.ClientTimeout(total=timeout_seconds)

@@ -1,4 +1,4 @@
-"""The line and the environment that every vLLM is started with."""
+"""The command line and the environment of every vLLM process."""
 
 import importlib.metadata
 import sys
@@ -8,22 +8,22 @@ from gpu_workers.common.config import EngineConfig, child_environment
 from gpu_workers.engine.state import ReplicaBase
 
 TARGET_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-_NO_HOST = "nowhere.invalid"  # without a list vLLM fetches images from anywhere; this name never exists (RFC 6761)
-# llguidance compiles as it goes, within limits at every step; xgrammar 0.2.8 compiles at once and takes seconds for a
-# counted repetition. Blanks between members are left out, which a small model may write without end. vLLM 0.32 has its
-# tool parsers write for xgrammar alone: with one of them the choice is vLLM's.
+_NO_HOST = "nowhere.invalid"  # without a list vLLM fetches images from any host; this name never exists (RFC 6761)
+# llguidance compiles incrementally, with limits at every step; xgrammar 0.2.8 compiles at once, which takes seconds for
+# a counted repetition. Blanks between members are excluded: a small model may write them without end. The tool parsers
+# of vLLM 0.32 write for xgrammar only, so with a tool parser vLLM chooses the backend.
 _GRAMMARS = '{"backend": "guidance", "disable_any_whitespace": true}'
 _GRAMMAR_OPTIONS = ("--structured-outputs-config", "--tool-call-parser")
 _CPU_KV_CACHE_BYTES = 256 * 2**20  # room for 80 full sequences of the demo model (6 KiB a token, 512 tokens)
 
 
 def build_command(config: EngineConfig, base: ReplicaBase, *, model_path: str, socket_path: Path) -> list[str]:
-    """Return the launch line: one model under its served name, adapters loaded at run time if any, socket only."""
+    """Return the command line: one model under its served name, adapters loaded at run time if any, socket only."""
     options = {
         "--model": model_path,
         "--served-model-name": base.served_name,
         "--uds": str(socket_path),
-        "--api-server-count": "1",  # runtime adapters refuse more
+        "--api-server-count": "1",  # runtime adapters do not work with more
         "--generation-config": "vllm",
         "--max-logprobs": "5",
         "--max-num-queued-reqs": str(config.max_queued_requests),
@@ -68,7 +68,7 @@ def _adapter_options(config: EngineConfig) -> list[str]:
 
 
 def build_environment(config: EngineConfig) -> dict[str, str]:
-    """Return the engine's environment: none of this worker's secrets, no network, few and sleepy threads."""
+    """Return the engine's environment: no secrets of this worker, no network, few threads that sleep when idle."""
     extra = {
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_PLUGINS": "",
@@ -81,7 +81,7 @@ def build_environment(config: EngineConfig) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # pinning would fight the trainer for one core
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # pinned threads would compete with the trainer for one core
         "OMP_WAIT_POLICY": "PASSIVE",
         "KMP_BLOCKTIME": "0",
         "TOKENIZERS_PARALLELISM": "false",

@@ -1,4 +1,4 @@
-"""What an engine's keeper asks its socket, without an event loop."""
+"""Questions that the engine's keeper sends to its socket, without an event loop."""
 
 import http.client
 import json
@@ -20,7 +20,7 @@ class _EngineConnection(http.client.HTTPConnection):
 
 
 def count_requests(path: Path) -> int | None:
-    """Return how many requests the engine is answering, or None when it does not say."""
+    """Return how many requests the engine is answering, or None if it does not report it."""
     connection = _EngineConnection(path)
     try:
         connection.request("GET", "/load")
@@ -32,7 +32,7 @@ def count_requests(path: Path) -> int | None:
 
 
 def is_listening(path: Path) -> bool:
-    """Tell whether anyone can be in the middle of a request: vLLM binds early and listens when it is ready."""
+    """Return whether a request may be in progress: vLLM binds early, and listens once it is ready."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))

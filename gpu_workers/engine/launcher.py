@@ -1,11 +1,11 @@
-"""Run vLLM as one thing that can be killed: `python -m gpu_workers.engine.launcher [canary]`.
+"""vLLM as one unit that can be killed: `python -m gpu_workers.engine.launcher [canary]`.
 
     launcher (what the supervisor sees)  >  keeper  >  API process  >  EngineCore  >  Worker
 
-vLLM's own processes outlive a killed parent and keep their memory. Launcher and keeper are both subreapers: whoever
-of the two survives the other finds every orphan among its descendants and kills it. When the API process ends for any
-reason the keeper kills the rest, and the launcher exits so that its supervisor starts everything again. Should both be
-killed at once, the next launcher finds the leftovers in the state file by number and start time.
+vLLM's own processes outlive a killed parent and keep their memory. Launcher and keeper are both subreapers: if one
+dies, the other finds every orphan among its descendants and kills it. When the API process ends for any reason, the
+keeper kills the rest, and the launcher exits so that its supervisor starts everything again. If both are killed at
+once, the next launcher finds the remaining processes in the state file by number and start time.
 """
 
 import fcntl
@@ -48,7 +48,7 @@ _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 def main() -> int:
-    """Run as the launcher, or as the keeper it starts; of the replica's engine, or of its canary engine."""
+    """Run as the launcher, or as the keeper that it starts, of the replica's engine or of its canary engine."""
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr, level=logging.INFO)
     is_canary = sys.argv[1:2] == ["canary"]
     arguments = sys.argv[2:] if is_canary else sys.argv[1:]
@@ -66,7 +66,7 @@ def main() -> int:
 
 def _launch(config: EngineConfig, paths: EnginePaths) -> int:
     paths.folder.mkdir(parents=True, exist_ok=True)
-    paths.folder.chmod(0o700)  # vLLM makes its socket world-accessible: the folder is the guard
+    paths.folder.chmod(0o700)  # vLLM makes its socket world-accessible: the folder protects it
     with open(paths.folder / "lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -81,7 +81,7 @@ def _launch(config: EngineConfig, paths: EnginePaths) -> int:
 
 
 def _kill_leftovers(paths: EnginePaths) -> None:
-    """Kill what an earlier launcher and keeper left when both were killed."""
+    """Kill the processes that an earlier launcher and keeper left when both were killed."""
     state = read_engine_state(paths)
     if state is not None:
         for _ in range(400):
@@ -97,7 +97,7 @@ def _kill_leftovers(paths: EnginePaths) -> None:
 
 
 def _wait_for_base(config: EngineConfig, paths: EnginePaths) -> ReplicaBase | None:
-    """Return what to serve as soon as the agent has enrolled; None when asked to stop before."""
+    """Return the base model to serve once the agent has enrolled; None if asked to stop before."""
     if config.base_model_path:
         return ReplicaBase(served_name=config.served_name, path=config.base_model_path)
     while True:
@@ -146,7 +146,7 @@ def _make_restart_check(paths: EnginePaths, generation: str) -> Callable[[bool],
 
 
 def _resolve_model(base: ReplicaBase) -> str:
-    """Return the local folder of the base model, downloading its pinned revision when it is a hub repository."""
+    """Return the local folder of the base model. Downloads the pinned revision of a hub repository."""
     if base.path:
         return base.path
     if not base.repo:
@@ -166,7 +166,7 @@ def _resolve_model(base: ReplicaBase) -> str:
 
 
 def _keep(config: EngineConfig, paths: EnginePaths, *, model_path: str, base: ReplicaBase) -> int:
-    """Run the API process; a launcher that is gone counts as a wish to die at once."""
+    """Run the API process; stop it at once when the launcher is gone."""
     launcher = os.getppid()
     command = build_command(config, base, model_path=model_path, socket_path=paths.socket)
     api = _start(command, environment=build_environment(config), is_session_leader=False)
@@ -180,14 +180,15 @@ def _keep(config: EngineConfig, paths: EnginePaths, *, model_path: str, base: Re
 
 
 class _EngineParts:
-    """EngineCore and workers. The API process can take 13 s to notice that one of them was killed, longer in its start.
+    """The permanent processes of vLLM: EngineCore and workers.
 
-    Helpers that come and go (compilers, probes of the machine) are not parts.
+    The API process can take 13 s to notice that one of them was killed, and longer during its start. Short-lived
+    helpers (compilers, probes of the machine) are not parts.
     """
 
-    _EAGER_SECONDS = 300.0  # parts appear within the first minutes; then a look now and then is enough
+    _EAGER_SECONDS = 300.0  # parts appear within the first minutes; afterwards an occasional check is enough
     _SCAN_SECONDS = 10.0
-    _GRACE_SECONDS = 2.0  # for the API process to tell its clients and leave by itself
+    _GRACE_SECONDS = 2.0  # for the API process to notify its clients and exit by itself
 
     def __init__(self, api_pid: int) -> None:
         self._api_pid = api_pid
@@ -208,17 +209,17 @@ class _EngineParts:
 
 
 def _is_part(process: Process) -> bool:
-    """Tell a permanent process of vLLM: by its title, or, before it has set one, by how it was spawned."""
+    """Return whether this is a permanent process of vLLM, by its title or, before it has one, by how it was spawned."""
     return read_title(process).startswith("VLLM::") or "multiprocessing.spawn" in read_command(process)
 
 
-# --- both -------------------------------------------------------------------------------------------------------
+# --- shared by both ---------------------------------------------------------------------------------------------
 
 
 def _start(
     command: list[str], *, environment: dict[str, str] | None, is_session_leader: bool = True
 ) -> subprocess.Popen[bytes]:
-    """Start a child that the kernel signals when this process dies: the keeper is told, the API process is killed."""
+    """Start a child that the kernel signals if this process dies: SIGHUP for the keeper, SIGKILL for the API."""
     death_signal = signal.SIGHUP if is_session_leader else signal.SIGKILL
     parent = os.getpid()
 
@@ -226,7 +227,7 @@ def _start(
         die_with_parent(death_signal)
         if not is_session_leader:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
-        if os.getppid() != parent:  # it died before the request was made
+        if os.getppid() != parent:  # the parent died before the request was made
             os._exit(1)
 
     return subprocess.Popen(
@@ -241,9 +242,9 @@ def _supervise(
     is_wanted_down: Callable[[bool], bool],
     is_drained: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Wait for the child, then end every descendant. Returns 0 only after a stop that was asked for.
+    """Wait for the child, then end every descendant. Returns 0 only after a requested stop.
 
-    Once drained nobody waits for vLLM's own exit, which takes 10 to 16 s.
+    Once drained, do not wait for vLLM's own exit, which takes 10 to 16 s.
     """
     stop_before: float | None = None
     code: int | None = None

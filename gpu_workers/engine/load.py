@@ -1,4 +1,4 @@
-"""How the engine is doing: its own counters and the memory of its processes, for the control plane's pages."""
+"""The load of the engine, for the control plane's pages: its counters and the memory of its processes."""
 
 import re
 import time
@@ -13,7 +13,7 @@ _TOKENS = ("prompt_tokens_total", "generation_tokens_total")
 
 
 class LoadMeter:
-    """Turns counters into rates. Use inside one event loop."""
+    """Turns counters into rates, inside one event loop."""
 
     def __init__(self) -> None:
         self._generation = ""
@@ -24,7 +24,7 @@ class LoadMeter:
     def read(
         self, metrics: str, state: EngineState, *, cached_adapters: int, waiting: int, disk_bytes: int
     ) -> EngineLoad:
-        """Return the load by the engine's /metrics text; `waiting` is for a slot, before the engine."""
+        """Return the load from the engine's /metrics text; `waiting` counts requests that wait for an adapter slot."""
         sums = sum_samples(metrics)
         now, tokens = time.monotonic(), sum(sums.get(name, 0.0) for name in _TOKENS)
         is_same = state.generation == self._generation
@@ -45,7 +45,7 @@ class LoadMeter:
 
 
 def sum_samples(metrics: str) -> dict[str, float]:
-    """Return each of vLLM's series summed over its labels. No label is handed on: some name other tenants' adapters."""
+    """Return each of vLLM's series summed over its labels. Labels are dropped: some name other tenants' adapters."""
     sums: dict[str, float] = {}
     for name, value in _SAMPLE.findall(metrics):
         sums[name] = sums.get(name, 0.0) + float(value)
@@ -53,7 +53,7 @@ def sum_samples(metrics: str) -> dict[str, float]:
 
 
 def measure_memory(state: EngineState) -> int:
-    """Return the resident bytes of every process of the engine; 0 where its processes cannot be seen from here."""
+    """Return the resident bytes of all processes of the engine; 0 if they are not visible from here."""
     if not is_alive(state.launcher):
         return 0
     return sum(_resident_bytes(process.pid) for process in list_descendants(state.launcher.pid))

@@ -1,4 +1,4 @@
-"""What an engine's launcher and the serving agent tell each other, in files of a folder that both see."""
+"""Files in a shared folder through which an engine's launcher and the serving agent communicate."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from gpu_workers.common.process_tree import Process
 
 
 class ReplicaBase(msgspec.Struct, frozen=True, kw_only=True):
-    """What to serve: written by the serving agent at enrolment (`replica.json`)."""
+    """The model to serve; the serving agent writes it at enrolment (`replica.json`)."""
 
     served_name: str
     path: str | None = None
@@ -18,7 +18,7 @@ class ReplicaBase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the launcher tells the agent, and the next launcher. `generation` changes with each start."""
+    """The launcher's report to the agent and to the next launcher. `generation` changes with each start."""
 
     generation: str
     served_name: str
@@ -31,7 +31,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EnginePaths(msgspec.Struct, frozen=True):
-    """The 0700 folder that launcher and agent share."""
+    """The folder (mode 0700) that launcher and agent share."""
 
     work_dir: Path
 
@@ -49,7 +49,7 @@ class EnginePaths(msgspec.Struct, frozen=True):
 
     @property
     def restart_request(self) -> Path:
-        """Holds the generation that should end; the agent writes it, across containers too."""
+        """Return the file of the generation that must end; the agent writes it, also from another container."""
         return self.folder / "restart"
 
     @property
@@ -58,7 +58,7 @@ class EnginePaths(msgspec.Struct, frozen=True):
 
 
 def read_engine_state(paths: EnginePaths) -> EngineState | None:
-    """Return what the running or last launcher wrote, or None before the first start."""
+    """Return the state that the running or last launcher wrote, or None before the first start."""
     try:
         return msgspec.json.decode(paths.state.read_bytes(), type=EngineState)
     except FileNotFoundError:

@@ -1,1 +1,1 @@
-"""The serving agent: keeps one engine holding the adapters that the control plane wants."""
+"""The serving agent: keeps on one engine the adapters that the control plane requests."""

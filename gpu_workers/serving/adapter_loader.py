@@ -1,4 +1,4 @@
-"""One adapter's way into a running engine: its files, the canary engine's word, the load, and the first questions."""
+"""The steps that load an adapter into a running engine: its files, the canary engine's verdict, the load, and tests."""
 
 import asyncio
 import logging
@@ -21,18 +21,18 @@ log = logging.getLogger("anneal.serving")
 
 
 class EngineSession:
-    """One start of the engine, since it answered: what it holds by this agent's doing."""
+    """One run of the engine since it first answered, and the adapters that this agent loaded into it."""
 
     def __init__(self, state: EngineState, base_canary: Canary) -> None:
         self.state = state
         self.base_canary = base_canary
         self.cache = HostCache(state.max_cpu_loras)
         self.loaded: set[str] = set()
-        self.leaving: dict[str, Path] = {}  # unloaded, but perhaps with an answer under way
+        self.leaving: dict[str, Path] = {}  # unloaded, but an answer may still be running
         self.is_lost = False
 
     def give_up(self) -> None:
-        """It ended, or is to be used no more."""
+        """Mark the session as ended or unusable."""
         self.is_lost = True
         self.loaded.clear()
 
@@ -43,7 +43,7 @@ class EngineSession:
 
 
 class AdapterLoader:
-    """Use inside one event loop, one adapter at a time. What comes of each stands in `trials`."""
+    """Loads adapters inside one event loop, one at a time, and records each result in `trials`."""
 
     def __init__(
         self,
@@ -63,10 +63,10 @@ class AdapterLoader:
         self._canary = canary
         self._trials = trials
         self._numbers = numbers
-        self.has_stale_urls = False  # a file could not be fetched: its signed URL may have run out
+        self.has_stale_urls = False  # a fetch failed: its signed URL may have expired
 
     async def fetch(self, adapter: DesiredAdapter, met: EngineSession, *, capacity: int) -> Path | None:
-        """Return the folder with the checked files of an adapter that may be loaded; None where it may not be, now."""
+        """Return the folder with the checked files of an adapter; None if it must not be loaded now."""
         name = adapter.lora_name
         if LORA_NAME.fullmatch(name) is None:
             self._trials.reject(name, "The engine name is not one of ours.")
@@ -84,7 +84,7 @@ class AdapterLoader:
         return None
 
     def _is_cleared(self, adapter: DesiredAdapter, path: Path, base: BaseIdentity) -> bool:
-        """Tell whether the customers' engine may meet the adapter: a new version meets the canary engine first."""
+        """Return whether the customers' engine may load the adapter; the canary engine tests a new version first."""
         name = adapter.lora_name
         if self._canary is None or adapter.is_tried or self._trials.has_passed(name, path.name):
             return True
@@ -104,7 +104,7 @@ class AdapterLoader:
         return True
 
     async def load(self, adapter: DesiredAdapter, path: Path, met: EngineSession) -> None:
-        """Load what was fetched, and let it in if it is good. Raises EngineDown."""
+        """Load the fetched adapter, and admit it if its numbers are good. Raises EngineDown."""
         name = adapter.lora_name
         await self._spare_the_served(met)
         met.cache.touch(f"{name} {path}", used_at=time.monotonic())
@@ -117,7 +117,7 @@ class AdapterLoader:
         return await self.try_out(adapter, met)
 
     async def _spare_the_served(self, met: EngineSession) -> None:
-        """Before a load, see that what the engine's cache gives up for it is something no longer served."""
+        """Before a load, make sure that the engine's cache will evict an adapter that is no longer served."""
         models = {model.id: model.root for model in await self._engine.list_models()}
         served = {name: f"{name} {models[name]}" for name in met.loaded if name in models}
         for name, used_at in self._door.list_last_uses().items():
@@ -129,9 +129,9 @@ class AdapterLoader:
             met.cache.touch(key, used_at=time.monotonic())
 
     async def try_out(self, adapter: DesiredAdapter, met: EngineSession) -> None:
-        """Let customers in only if the adapter answers with finite numbers that are not the base model's."""
+        """Admit customers only if the adapter answers with finite numbers that differ from the base model's."""
         name = adapter.lora_name
-        async with self._numbers.lock:  # so that bad numbers seen meanwhile are blamed on this adapter
+        async with self._numbers.lock:  # bad numbers seen meanwhile are attributed to this adapter
             verdict = await self._ask(adapter, met)
             if verdict is None:
                 return
@@ -147,7 +147,7 @@ class AdapterLoader:
         log.info("%s is loaded", name)
 
     async def _ask(self, adapter: DesiredAdapter, met: EngineSession) -> Verdict | None:
-        """Return what the engine makes of the adapter, None when it could not be tried now."""
+        """Return the verdict on the adapter, or None if it cannot be tested now."""
         if met.is_lost:
             return None
         try:
@@ -165,7 +165,7 @@ class AdapterLoader:
             return None
 
     async def _require_same_engine(self, met: EngineSession) -> None:
-        """Raise EngineDown if the engine died meanwhile: then a refusal says nothing about the adapter."""
+        """Raise EngineDown if the engine died meanwhile: its refusal is then no evidence against the adapter."""
         await asyncio.sleep(0.5)
         await self._engine.list_models()
         if met.is_lost or read_engine_state(self._paths) != met.state:

@@ -1,9 +1,9 @@
 """The adapters on this replica's disk: checked, read-only folders named after their content.
 
-A folder the engine has loaded may be read again at any moment, inside the step of everybody's requests; if it is gone
-the whole engine dies. So a folder given out stays until `give_back`: after its engine has ended, or once its name was
-unloaded and the last answer under it has ended. What was given back stays as a cache, and goes oldest first where the
-folders are larger than the limit.
+The engine may read the folder of a loaded adapter again at any moment, inside a step that serves all requests; if it is
+missing, the whole engine dies. A folder in use therefore stays until `give_back`, which is called after its engine has
+ended, or once its name was unloaded and the last answer under it has ended. Returned folders stay as a cache, and the
+oldest are deleted first when the folders exceed the size limit.
 """
 
 import hashlib
@@ -49,15 +49,15 @@ _FLOATS: dict[str, tuple[str, int, int, Callable[[int], float]]] = {
 
 
 class AdapterRejected(Exception):
-    """The adapter is bad and stays bad; the message is for its owner."""
+    """The adapter is permanently unusable; the message is for its owner."""
 
 
 class AdapterUnavailable(Exception):
-    """The files could not be fetched, stored or used here now: try again."""
+    """The files cannot be fetched, stored or used here now; a later attempt may succeed."""
 
 
 class BaseIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """The base model an adapter must fit, and the engine's limit on rank."""
+    """The base model that an adapter must fit, and the engine's limit on rank."""
 
     path: str
     served_name: str
@@ -68,7 +68,7 @@ class BaseIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdapterStore:
-    """Blocking; one caller at a time. `open_object` opens a signed URL."""
+    """A blocking store for one caller at a time. `open_object` opens a signed URL."""
 
     def __init__(self, folder: Path, open_object: OpenObject, *, limit_bytes: int = 0) -> None:
         self._folder = folder
@@ -82,7 +82,7 @@ class AdapterStore:
         self._staging.mkdir()
 
     def get_path(self, adapter: DesiredAdapter, base: BaseIdentity) -> Path:
-        """Return the folder of exactly these files beside exactly this base, whether or not it exists."""
+        """Return the folder for exactly these files and this base, whether or not it exists."""
         lines = sorted(f"{file.name} {file.sha256}" for file in adapter.files if file.name in _WANTED)
         identity = "\n".join([base.served_name, base.path, *lines])
         return self._folder / f"sha256-{hashlib.sha256(identity.encode()).hexdigest()}"
@@ -97,27 +97,27 @@ class AdapterStore:
                 self._build(path, adapter, files, base)
             self._verified.add(path)
         self._given.add(path)
-        os.utime(path)  # the order in which folders go
+        os.utime(path)  # garbage collection uses this order
         return path
 
     def give_back(self, paths: Iterable[Path]) -> None:
-        """Say that no engine can read these folders any more."""
+        """Mark these folders as no longer readable by any engine."""
         self._given.difference_update(paths)
 
     def count_bytes(self) -> int:
-        """Return the size of every folder."""
+        """Return the total size of all folders."""
         return sum(_size_of(path) for path in self._folder.glob("sha256-*"))
 
     def collect_garbage(self, keep: Iterable[Path]) -> list[Path]:
-        """Take back all that was given but `keep`, and remove what is above the limit. Returns what was removed.
+        """Take back all folders in use but `keep`, and delete the excess above the limit. Returns the deleted folders.
 
-        Only for the time between an engine's start and its first adapter.
+        Call it only between an engine's start and its first adapter.
         """
         self._given = set(keep)
         return self._make_room(0)
 
     def _make_room(self, wanted_bytes: int) -> list[Path]:
-        """Remove folders that nobody was given, the one used longest ago first, until there is room."""
+        """Delete folders that are not in use, least recently used first, until there is room."""
         sizes = {path: _size_of(path) for path in self._folder.glob("sha256-*")}
         left = sum(sizes.values()) + wanted_bytes
         removed = []
@@ -149,7 +149,7 @@ class AdapterStore:
 
 
 def check_files(folder: Path, base: BaseIdentity, *, rank: int) -> dict[str, Any]:
-    """Return the configuration to serve the adapter in `folder` with; raises AdapterRejected with every reason."""
+    """Return the configuration for serving the adapter in `folder`; raises AdapterRejected with every reason."""
     weights = folder / WEIGHTS_FILE
     try:
         config = parse_config((folder / CONFIG_FILE).read_bytes())
@@ -176,7 +176,7 @@ def read_header(weights: Path) -> SafetensorsHeader:
 
 
 def find_bad_numbers(weights: Path, header: SafetensorsHeader, config: dict[str, Any]) -> list[str]:
-    """Return what is not finite or far too large. One NaN would spoil other customers' answers."""
+    """Return which weights are not finite or far too large. One NaN would spoil other customers' answers."""
     largest: dict[str, float] = {}
     with open(weights, "rb") as file:
         for name, tensor in header.tensors.items():
@@ -199,7 +199,7 @@ def find_bad_numbers(weights: Path, header: SafetensorsHeader, config: dict[str,
 
 
 def _find_largest(file: Any, dtype: str, items: int) -> float:
-    """Return the largest magnitude of the next `items` numbers; infinite where one is not finite.
+    """Return the largest magnitude of the next `items` numbers; infinite if one is not finite.
 
     Without the sign, the bit pattern of a float grows with its value, and NaN and infinity come last.
     """
@@ -222,7 +222,7 @@ def _get_files(adapter: DesiredAdapter, base: BaseIdentity) -> dict[str, SignedF
         raise AdapterUnavailable(f"Rank {adapter.rank} is above this replica's {base.max_lora_rank}.")
     files = {file.name: file for file in adapter.files if file.name in _WANTED}
     for name, limit in _LIMITS.items():
-        if name not in files and name != PARITY_FILE:  # adapters made before there were certificates have none
+        if name not in files and name != PARITY_FILE:  # adapters from before certificates have none
             raise AdapterRejected(f"The adapter has no {name}.")
         if name in files and files[name].bytes > limit:
             raise AdapterRejected(f"{name} has {files[name].bytes} bytes; at most {limit} are allowed.")
@@ -230,7 +230,7 @@ def _get_files(adapter: DesiredAdapter, base: BaseIdentity) -> dict[str, SignedF
 
 
 def _holds(path: Path, files: dict[str, SignedFile]) -> bool:
-    """Tell whether the folder has the files as they were announced; the configuration is our own."""
+    """Return whether the folder has the announced files; the agent writes the configuration itself."""
     try:
         is_equal = all(hash_file(path / name) == file.sha256 for name, file in files.items() if name != CONFIG_FILE)
         return is_equal and (path / CONFIG_FILE).exists()
@@ -239,7 +239,7 @@ def _holds(path: Path, files: dict[str, SignedFile]) -> bool:
 
 
 def _publish(staged: Path, path: Path) -> None:
-    """Move the files to their place for good. Where damaged ones lie there already, replace them one by one."""
+    """Move the files to their final place. Replace damaged ones there one by one."""
     for file in staged.iterdir():
         file.chmod(0o444)
     if path.exists():

@@ -1,4 +1,4 @@
-"""What an engine that has just loaded an adapter makes of it: asked before any customer may use it there."""
+"""Tests of an adapter that an engine has just loaded, before any customer may use it there."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ NOT_LOADABLE = "The engine could not load the adapter."
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """`reason` is why the adapter is bad, "" when it is good; `parity` is None where there was nothing to measure."""
+    """The result. `reason` says why the adapter is bad, "" if it is good; `parity` is None if nothing was measured."""
 
     reason: str = ""
     parity: ParityResult | None = None
@@ -30,10 +30,10 @@ async def try_adapter(
     corrupted_before: int,
     require_same_engine: Callable[[], Awaitable[None]],
 ) -> Verdict:
-    """Return whether the loaded adapter gives finite numbers that are its trainer's and not the base model's.
+    """Return whether the loaded adapter gives finite numbers that match its trainer's and differ from the base model's.
 
-    Raises CannotSay where it is to be tried again, and EngineDown. `require_same_engine` raises EngineDown where the
-    engine died meanwhile: then a refusal says nothing about the adapter.
+    Raises CannotSay if the test must be repeated later, and EngineDown. `require_same_engine` raises EngineDown if the
+    engine died meanwhile: its refusal is then no evidence against the adapter.
     """
     try:
         canary = await engine.ask_canary(lora_name)

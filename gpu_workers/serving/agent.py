@@ -1,7 +1,7 @@
-"""Keep one engine holding the adapters the control plane wants: `python -m gpu_workers.serving.agent`.
+"""The serving agent, which keeps the desired adapters on one engine: `python -m gpu_workers.serving.agent`.
 
-The agent is the engine's only client (reconciler.py) and its network door (front_door.py). It looks every second and
-says what it sees at once when that changed, and every five seconds anyway.
+The agent is the engine's only client (reconciler.py) and its network door (front_door.py). It observes the engine every
+second. It reports changes at once, and the state every five seconds in any case.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ async def serve(config: ServingConfig, enrollment: EnrollResponse) -> None:
 
 
 async def _drain(stopping: asyncio.Event, reconciler: Reconciler, seconds: float) -> None:
-    """Wait for the wish to stop; then be routed to no more, answer what has come, and return."""
+    """Wait for the stop request; then leave the routes, finish the running answers, and return."""
     await stopping.wait()
     log.info("draining")
     reconciler.begin_draining()
@@ -89,7 +89,7 @@ async def _drain(stopping: asyncio.Event, reconciler: Reconciler, seconds: float
             await reconciler.not_ready_reported.wait()
     except TimeoutError:
         log.warning("the control plane did not acknowledge the shutdown")
-    await asyncio.sleep(UNROUTED_SECONDS)  # until every gateway has read that it is not ready; what comes is answered
+    await asyncio.sleep(UNROUTED_SECONDS)  # every gateway reads this first; requests are still answered
     reconciler.door.close("draining")
     try:
         async with asyncio.timeout(seconds):
@@ -141,9 +141,9 @@ async def _report_forever(reconciler: Reconciler, api: ApiClient) -> None:
 
 
 def enroll(config: ServingConfig) -> EnrollResponse:
-    """Return this replica's credential, waiting for the one-time token's file where there is none yet.
+    """Return this replica's credential; wait for the file with the one-time token if neither exists yet.
 
-    Writes what the engine's launcher waits for. Raises NotEnrolled.
+    Writes the file that the engine's launcher waits for. Raises NotEnrolled.
     """
     worker = config.worker
     worker.work_dir.mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,7 @@ def enroll(config: ServingConfig) -> EnrollResponse:
 
 
 def _find_base(config: ServingConfig, enrollment: EnrollResponse) -> ReplicaBase:
-    """Return what the engine is to serve; the files of a whole model are waited for."""
+    """Return the base that the engine must serve; wait for the files of a whole model."""
     if not enrollment.is_whole_model:
         return msgspec.convert(enrollment.base_model or {}, ReplicaBase)
     return wait_for_model(
@@ -169,7 +169,7 @@ def _find_base(config: ServingConfig, enrollment: EnrollResponse) -> ReplicaBase
 
 
 def make_opener(internal_url: str) -> OpenObject:
-    """Return what opens a signed URL, wherever the object store is; the URL is the only key."""
+    """Return a function that opens a signed URL of any object store; the URL is the only key."""
     uds = httpx.HTTPTransport(uds="/" + internal_url.removeprefix("unix:").lstrip("/"))
     transport = uds if internal_url.startswith("unix:") else None
     internal = httpx.Client(base_url="http://internal", transport=transport, timeout=30, trust_env=False)

@@ -1,4 +1,4 @@
-"""What a serving agent keeps on its disk between starts, and the sum that names the base model there."""
+"""The serving agent's files that outlive it, and the hash that identifies the base model."""
 
 import hashlib
 from functools import lru_cache
@@ -12,17 +12,17 @@ from gpu_workers.common.private_files import write_private
 
 
 class Memory(msgspec.Struct):
-    """What outlives the agent (`serving.json`): the last wish, the verdicts, and whose files may be in use."""
+    """The state that outlives the agent (`serving.json`): desired state, verdicts, and the last cleanup."""
 
     desired: DesiredState | None = None
     rejected: dict[str, str] = {}
     suspicions: dict[str, int] = {}
-    cleaned_generation: str = ""  # the engine start after which files were last collected
-    passed: dict[str, str] = {}  # the folder's name by adapter, of what the canary engine let pass
+    cleaned_generation: str = ""  # the engine start after which garbage was last collected
+    passed: dict[str, str] = {}  # folder name by adapter, for those that passed on the canary engine
 
 
 class MemoryFile:
-    """The memory, and its file."""
+    """The memory with its file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -41,7 +41,7 @@ def _read(path: Path) -> Memory:
 
 
 def hash_weights(model: Path) -> str:
-    """Return the SHA-256 of a model in one file; empty for one in several, which names no single sum."""
+    """Return the SHA-256 of a single-file model; empty for several files, which have no single hash."""
     weights = model / "model.safetensors"
     try:
         stat = weights.stat()

@@ -1,8 +1,8 @@
-"""An engine of its own that meets a new adapter version before the engine of all customers does.
+"""A separate engine that loads a new adapter version before the engine of all customers does.
 
-`python -m gpu_workers.engine.launcher canary` runs beside the replica's own launcher. It waits until this writes what
-to serve into its folder, and waits again after it was ended. So the engine runs only while versions are tested and a
-little longer, and a version that kills or poisons it harms no customer.
+`python -m gpu_workers.engine.launcher canary` runs beside the replica's own launcher. It waits until this module writes
+the model to serve into its folder, and waits again after its engine was ended. The engine therefore runs only during
+tests and for a short time after them. A version that kills the engine or corrupts its numbers harms no customer.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from gpu_workers.serving.parity_check import CannotSay
 
 log = logging.getLogger("anneal.canary")
 
-IDLE_SECONDS = 60.0  # several versions in a row share one start
-START_SECONDS = 900.0  # a large base model from a slow disk
-MAX_DEATHS = 2  # the first may have been the machine's fault
+IDLE_SECONDS = 60.0  # several versions in a row share one engine start
+START_SECONDS = 900.0  # allows for a large base model on a slow disk
+MAX_DEATHS = 2  # the machine may have caused the first one
 DEADLY = "The canary engine ended twice while it tried the adapter."
 
 
 class _Wish(msgspec.Struct):
-    """A version to be tried, and how often the engine died of it so far."""
+    """A version to test, and how often the engine has died of it."""
 
     lora_name: str
     folder: Path
@@ -38,7 +38,7 @@ class _Wish(msgspec.Struct):
 
 
 class CanaryEngine:
-    """Use inside one event loop: `ask` again until there is a verdict, `step` again and again, `close` in the end."""
+    """Runs in one event loop: call `ask` until it returns a verdict, `step` repeatedly, and `close` at the end."""
 
     def __init__(self, work_dir: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         work_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -55,7 +55,7 @@ class CanaryEngine:
         self._wanted_at = self._used_at = clock()
 
     def ask(self, lora_name: str, folder: Path, base: ReplicaBase) -> Verdict | None:
-        """Return what the engine made of the files, None while they wait. Raises CannotSay once for each failed try."""
+        """Return the verdict on the files, None while they wait. Raises CannotSay once for each failed test."""
         if trouble := self._troubles.pop(lora_name, ""):
             raise CannotSay(trouble)
         tried, verdict = self._verdicts.get(lora_name, (None, None))
@@ -66,13 +66,13 @@ class CanaryEngine:
         return None
 
     def keep_only(self, names: Collection[str]) -> None:
-        """Forget every version but these."""
+        """Forget every other version."""
         for known in (self._queue, self._verdicts, self._troubles):
             for name in known.keys() - set(names):
                 del known[name]
 
     async def step(self) -> None:
-        """Try the version that waits longest, or end the engine where none has come for a while."""
+        """Test the version that has waited longest, or end the engine if none has come for a while."""
         wish = next(iter(self._queue.values()), None)
         if wish is None:
             return self._end_when_idle()
@@ -90,7 +90,7 @@ class CanaryEngine:
         return None
 
     def end(self) -> None:
-        """Have the engine ended, if there is one; its launcher waits for the next wish."""
+        """End the engine if there is one; its launcher waits for the next model."""
         self._paths.replica.unlink(missing_ok=True)
         self._state = None
         state = read_engine_state(self._paths)
@@ -100,14 +100,14 @@ class CanaryEngine:
             self._paths.restart_request.write_text(state.generation)
 
     async def close(self) -> None:
-        """End the engine with its only client."""
+        """End the engine and close its only client."""
         self.end()
         await self._engine.close()
 
     # --- the engine's life ------------------------------------------------------------------------------------------
 
     async def _meet(self, base: ReplicaBase) -> EngineState:
-        """Return the engine that serves this base model, wanting it where it is not wanted yet. Raises EngineDown."""
+        """Return the engine that serves this base model; request its start if needed. Raises EngineDown."""
         self._want(base)
         state = read_engine_state(self._paths)
         if state is None or state.generation == self._ended_generation:
@@ -136,7 +136,7 @@ class CanaryEngine:
             self._wanted_at = self._clock()
 
     def _end_when_idle(self) -> None:
-        """End the engine after a while, and at once one that nobody wants (its agent was killed in between)."""
+        """End the engine after a while, or at once if it was requested by an earlier agent that was killed."""
         is_wanted = self._paths.replica.exists()
         if not is_wanted or self._clock() - self._used_at >= IDLE_SECONDS:
             self.end()
@@ -152,7 +152,7 @@ class CanaryEngine:
     # --- one version ------------------------------------------------------------------------------------------------
 
     async def _judge(self, wish: _Wish, state: EngineState) -> Verdict:
-        await self._engine.unload_adapter(wish.lora_name)  # known to it only where an agent was killed in between
+        await self._engine.unload_adapter(wish.lora_name)  # loaded only if an agent was killed in between
         try:
             await self._engine.load_adapter(wish.lora_name, wish.folder)
         except EngineRefused as refusal:
@@ -170,12 +170,12 @@ class CanaryEngine:
         )
         await self._engine.unload_adapter(wish.lora_name)
         if await self._engine.count_corrupted_requests() > self._corrupted_before:
-            self.end()  # what is left in its caches would be blamed on the next version
+            self.end()  # the next version must not be blamed for what is left in its caches
             return Verdict(verdict.reason or INVALID_NUMBERS, verdict.parity)
         return verdict
 
     async def _require_same_engine(self, state: EngineState) -> None:
-        await asyncio.sleep(0.5)  # a refusal may be the last word of an engine that dies
+        await asyncio.sleep(0.5)  # a dying engine may refuse before it ends
         await self._engine.list_models()
         if read_engine_state(self._paths) != state:
             raise EngineDown("restarting")
@@ -190,9 +190,9 @@ class CanaryEngine:
         self._troubles[wish.lora_name] = trouble
 
     def _note_death(self, wish: _Wish, error: EngineDown) -> None:
-        """Blame the version that was being tried for the second death; let the others go before its second try."""
+        """Blame the tested version for a second death; test the others before its second attempt."""
         log.warning("the canary engine ended while it tried %s: %s", wish.lora_name, error)
-        self.end()  # it may be hanging, too
+        self.end()  # it may also hang
         wish.deaths += 1
         if wish.deaths >= MAX_DEATHS:
             self._settle(wish, Verdict(DEADLY))

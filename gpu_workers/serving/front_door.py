@@ -1,7 +1,7 @@
-"""The replica's only network door: two POST routes, one token, and no model but those known to be loaded.
+"""The replica's only network entry: two POST routes, one token, and only models that are known to be loaded.
 
-vLLM has routes that load, delete and use adapters without any key, serves the base model when `model` is missing, and
-hands out paths. None of that is reachable through here: a request is rebuilt from an allow-list of fields.
+vLLM has routes that load, delete and use adapters without any key, serves the base model if `model` is missing, and
+reveals paths. None of these is reachable here: each request is rebuilt from an allow-list of fields.
 """
 
 import hmac
@@ -42,7 +42,7 @@ _FIELDS = {
 
 
 class FrontDoor:
-    """Built closed: `open_for` says whom it serves, `close` why it does not. Use inside one event loop."""
+    """The proxy, closed at first: `open_for` sets the served models, `close` the reason for refusals."""
 
     def __init__(self, engine: EngineClient, *, token: str, base_served_name: str) -> None:
         if len(token) < 16:
@@ -60,24 +60,24 @@ class FrontDoor:
         self._ended = 0
 
     def open_for(self, ready: Iterable[str], *, expected: Iterable[str]) -> None:
-        """Serve the base model and the `ready` adapters; the `expected` ones are asked to come back."""
+        """Serve the base model and the `ready` adapters; requests for the `expected` ones get a "retry later"."""
         self._ready = frozenset(ready)
         self._expected = frozenset(expected)
         self._closed_because = ""
 
     def close(self, reason: str) -> None:
-        """Answer everything with 503; answers under way go on."""
+        """Answer every new request with 503; running answers continue."""
         self._closed_because = reason
 
     def set_slots(self, slots: int) -> None:
-        """Begin a new count of adapter slots, for a new engine."""
+        """Create a new count of adapter slots for a new engine."""
         self._lease = SlotLease(slots)
 
     def count_in_flight(self) -> int:
         return self._lease.count_in_flight()
 
     def count_activity(self) -> int:
-        """Return a number that grows with every request that begins or ends; the same one means idle since."""
+        """Return a number that grows with every request that begins or ends; an unchanged number means idle since."""
         return self._begun + self._ended
 
     def count_waiting(self) -> int:
@@ -85,19 +85,19 @@ class FrontDoor:
         return self._lease.count_waiting()
 
     def is_busy(self) -> bool:
-        """Tell whether any answer is under way or waited for."""
+        """Return whether any answer is running or waiting."""
         return self._begun > self._ended or self._lease.count_waiting() > 0
 
     def is_used(self, model: str) -> bool:
-        """Tell whether an answer of this model is under way."""
+        """Return whether an answer of this model is running."""
         return self._under_way[model] > 0
 
     def list_last_uses(self) -> dict[str, float]:
-        """Return when each model last had a request under way, in seconds of the monotonic clock."""
+        """Return when each model last had a running request, in seconds of the monotonic clock."""
         return dict(self._last_used_at)
 
     def list_used_within(self, seconds: float) -> set[str]:
-        """Return the adapters with a request under way in the last `seconds`."""
+        """Return the adapters with a running request in the last `seconds`."""
         oldest = time.monotonic() - seconds
         return {name for name, used_at in self._last_used_at.items() if used_at >= oldest}
 
@@ -125,7 +125,7 @@ class FrontDoor:
         return scheme == "Bearer" and hmac.compare_digest(token.encode(), self._token)
 
     def _check_model(self, model: str) -> web.Response | None:
-        """Return why this model is not served here, or None. An unknown one never falls back to the base."""
+        """Return why this model is not served here, or None. An unknown model never falls back to the base."""
         is_base = model == self._base_served_name
         is_adapter = LORA_NAME.fullmatch(model) is not None
         if (is_base or is_adapter) and self._closed_because:
@@ -169,9 +169,9 @@ class FrontDoor:
         self._last_used_at[model] = time.monotonic()
 
     async def _explain(self, answer: ClientResponse) -> web.Response:
-        """Hand on what the caller can correct; hide paths and traces of the engine's own trouble.
+        """Pass on errors that the caller can fix; hide paths and traces of internal engine errors.
 
-        An engine that is well after a 500 failed on this request alone.
+        If the engine is healthy after a 500, only this request failed.
         """
         body = await answer.read()
         if answer.status == 404:
@@ -187,7 +187,7 @@ class FrontDoor:
 
 
 async def _relay(request: web.Request, answer: ClientResponse) -> web.StreamResponse:
-    """Pass the answer through as it comes. A break in the middle is a broken connection, never a clean end."""
+    """Stream the answer through. An interruption becomes a broken connection, never a clean end."""
     response = web.StreamResponse(status=200)
     for name in ("Content-Type", "Content-Length", "X-Request-Id"):
         if name in answer.headers:
@@ -206,7 +206,7 @@ async def _relay(request: web.Request, answer: ClientResponse) -> web.StreamResp
 
 
 def _read_body(data: bytes) -> dict[str, Any]:
-    """Return the request as an object with a usable `model`; raises ValueError saying what is wrong."""
+    """Return the request as an object with a usable `model`; raises ValueError with the reason."""
     try:
         body = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError):

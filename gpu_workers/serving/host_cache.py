@@ -1,8 +1,8 @@
-"""What the engine keeps in host memory, as far as it can be known from outside.
+"""A model of the adapters that the engine keeps in host memory, as far as it is known from outside.
 
-vLLM keeps the last `max_cpu_loras` adapters it was asked for, unloaded ones too: unloading only forgets a name. An
-adapter pushed out of there is read from disk again inside the step of everybody's requests. So what is still served
-must never be what the next load pushes out: it is asked for something small first, which makes it the newest.
+vLLM keeps the last `max_cpu_loras` adapters that it used, unloaded ones too: unloading only forgets a name. It reads an
+evicted adapter from disk again, inside a step that serves all requests. A load must therefore never evict an adapter
+that is still served: such an adapter first gets a small request, which makes it the newest.
 """
 
 from collections import OrderedDict
@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 
 class HostCache:
-    """Mirrors the engine's least-recently-used list; names are of loaded files, never reused for others."""
+    """Mirrors the engine's least-recently-used list. Names are of loaded files and never reused for others."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -20,15 +20,15 @@ class HostCache:
         return len(self._used_at)
 
     def touch(self, name: str, *, used_at: float) -> None:
-        """Note that the engine had to do with the adapter at this moment; it may push out the oldest one."""
+        """Record that the engine used the adapter at this moment; this may evict the oldest one."""
         self._used_at[name] = max(used_at, self._used_at.get(name, used_at))
         while len(self._used_at) > self._size:
             del self._used_at[self._oldest()]
 
     def find_victims(self, served: Collection[str]) -> list[str]:
-        """Return the served adapters that are older than every one that may go, oldest first: those to ask now.
+        """Return the served adapters that are older than every evictable one, oldest first: these must be touched now.
 
-        Empty while there is room. When everything is served, nothing may go, and all are returned.
+        Empty while there is room. If all adapters are served, nothing may be evicted, and all are returned.
         """
         if len(self._used_at) < self._size:
             return []

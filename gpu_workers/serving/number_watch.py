@@ -1,4 +1,4 @@
-"""vLLM's own count of requests with NaN in their logits: the guard that is left when bad numbers got into an engine."""
+"""vLLM's own count of requests with NaN in their logits: the last guard when bad numbers got into an engine."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,9 +8,9 @@ from gpu_workers.engine.state import EngineState
 
 
 class NumberWatch:
-    """Calls `condemn(engine, culprit)` when the count grew. Use inside one event loop.
+    """Calls `condemn(engine, culprit)` when the count has grown. For one event loop.
 
-    Whoever tries an adapter holds `lock` meanwhile, so that bad numbers are blamed on it.
+    The tester of an adapter holds `lock` meanwhile, so that bad numbers are attributed to that adapter.
     """
 
     def __init__(
@@ -25,15 +25,15 @@ class NumberWatch:
         self._condemn = condemn
         self._checked_activity = -1
         self.lock = asyncio.Lock()
-        self.baseline = 0  # of this engine, when it was met
-        self.total = 0  # seen by this agent, in all engines
+        self.baseline = 0  # of this engine, when the session began
+        self.total = 0  # seen by this agent, over all engines
 
     async def begin(self) -> None:
-        """Take what an engine has counted so far as given. Raises EngineDown, EngineRefused."""
+        """Take the engine's current count as the baseline. Raises EngineDown, EngineRefused."""
         self.baseline = await self._engine.count_corrupted_requests()
 
     async def check(self, activity: int) -> None:
-        """Look, unless nothing went through the engine since the last look at the same `activity`."""
+        """Read the count, unless `activity` is unchanged since the last successful check."""
         if self._get_state() is None or activity == self._checked_activity:
             return
         async with self.lock:
@@ -41,7 +41,7 @@ class NumberWatch:
                 self._checked_activity = activity
 
     async def judge(self, *, culprit: str | None = None) -> bool:
-        """Condemn the engine if its count has grown. Returns False when it could not be asked."""
+        """Condemn the engine if its count has grown. Returns False if the engine could not be asked."""
         state = self._get_state()
         if state is None:
             return False

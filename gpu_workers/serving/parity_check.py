@@ -1,4 +1,4 @@
-"""Hold an engine's numbers against the trainer's: the last step before an adapter may answer customers."""
+"""A comparison of the engine's log-probabilities with the trainer's: the last step before an adapter may be served."""
 
 import asyncio
 import logging
@@ -13,15 +13,15 @@ log = logging.getLogger("anneal.serving")
 
 
 class Uncertifiable(Exception):
-    """The adapter's fault, and it stays so; the message is for its owner."""
+    """The adapter is permanently at fault; the message is for its owner."""
 
 
 class CannotSay(Exception):
-    """This engine's trouble: nothing can be said of the adapter here and now."""
+    """This engine has a problem, so it allows no verdict on the adapter now."""
 
 
 async def measure(engine: EngineClient, folder: Path, *, lora_name: str, base_name: str) -> ParityResult | None:
-    """Score the rows of the adapter's probe with and without it; None for an adapter made without a probe.
+    """Score the rows of the adapter's probe with and without it; None for an adapter without a probe.
 
     Raises Uncertifiable, CannotSay or EngineDown.
     """
@@ -46,7 +46,7 @@ async def measure(engine: EngineClient, folder: Path, *, lora_name: str, base_na
 async def _score(engine: EngineClient, probe: ParityProbe, lora_name: str, base_name: str) -> ParityResult:
     longest = next((m.max_model_len for m in await engine.list_models() if m.id == base_name), None)
     if longest is not None:
-        probe = probe.cut_to(longest - 1)  # one more token is asked for
+        probe = probe.cut_to(longest - 1)  # the request adds one token
     scores = [
         EngineScores(
             tuned=await engine.score_tokens(lora_name, row.token_ids),

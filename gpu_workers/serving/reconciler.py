@@ -1,8 +1,9 @@
-"""Desired against loaded: what the serving agent does to its engine, one pass at a time.
+"""The serving agent's loop: it brings the loaded adapters closer to the desired ones, one pass at a time.
 
-An adapter is loaded only after its files were checked and, where there is a canary engine, only after that one has
-tried it; customers are let in only after it answered a question with finite numbers that are not the base model's.
-Where numbers went wrong all the same, the engine is given up: its cache keeps them for other customers' requests.
+An adapter is loaded only after its files were checked and, if there is a canary engine, only after that engine has
+tested it. Customers are admitted only after it answered a question with finite numbers that differ from the base
+model's. An engine with bad numbers is ended in spite of these checks: its cache keeps them for other customers'
+requests.
 """
 
 import asyncio
@@ -32,11 +33,11 @@ from gpu_workers.serving.whole_model import withdraw_model
 log = logging.getLogger("anneal.serving")
 
 OLDEST_VLLM = (0, 25)  # an older one may answer with another customer's weights after a load (vllm-project/vllm#47724)
-QUARANTINE_SECONDS = 60.0  # adapters used this shortly before bad numbers appeared are suspects
+QUARANTINE_SECONDS = 60.0  # adapters used this shortly before bad numbers are suspects
 
 
 class Reconciler:
-    """Drives one engine. Call `step` and `check_numbers` again and again; `changed` says that `observe` has news."""
+    """Drives one engine. Call `step` and `check_numbers` repeatedly; `changed` is set when `observe` has news."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class Reconciler:
             self.engine, token=enrollment.replica_token, base_served_name=enrollment.base_model["served_name"]
         )
         self.changed = asyncio.Event()
-        self.not_ready_reported = asyncio.Event()  # the control plane knows that it is on the way out
+        self.not_ready_reported = asyncio.Event()  # the control plane knows that it is draining
         self._trials = Trials(self._memory, changed=self.changed, clock=clock)
         self._met: EngineSession | None = None
         self._numbers = NumberWatch(self.engine, get_state=self._get_state, condemn=self._condemn)
@@ -84,7 +85,7 @@ class Reconciler:
         self._load_seen = EngineLoad()
 
     async def step(self) -> None:
-        """Bring the engine one pass closer to what is desired."""
+        """Bring the engine one pass closer to the desired state."""
         await self._fetch_desired()
         desired = self._memory.content.desired
         if desired is not None:
@@ -97,7 +98,7 @@ class Reconciler:
             log.error("the engine refuses: %s", refusal)
 
     def observe(self) -> ObservedState:
-        """Return what is loaded now, for the control plane."""
+        """Return the currently loaded adapters, for the control plane."""
         desired, state = self._memory.content.desired, self._get_state()
         return ObservedState(
             replica_id=self._replica_id,
@@ -117,17 +118,17 @@ class Reconciler:
         )
 
     def begin_draining(self) -> None:
-        """Say from now on that this replica is not ready, while it goes on answering."""
+        """Report from now on that this replica is not ready, but keep answering."""
         self._is_draining = True
         self.changed.set()
 
     def note_reported(self, state: ObservedState) -> None:
-        """Hear that the control plane has taken in what `observe` returned."""
+        """Record that the control plane has received this result of `observe`."""
         if self._is_draining and not state.is_ready:
             self.not_ready_reported.set()
 
     async def measure_load(self) -> None:
-        """Look how the engine is doing."""
+        """Measure the load of the engine."""
         met = self._met
         if met is None:
             return
@@ -144,15 +145,15 @@ class Reconciler:
         )
 
     async def check_numbers(self) -> None:
-        """Give the engine up as soon as one request in it had NaN in its logits. Costs nothing while it is idle."""
+        """End the engine as soon as one of its requests had NaN in its logits. Costs nothing while it is idle."""
         await self._numbers.check(self.door.count_activity())
 
     def _get_state(self) -> EngineState | None:
-        """Return what the launcher said of the engine that this agent works with now, None while there is none."""
+        """Return the launcher's state of the engine that this agent works with now, or None without one."""
         return self._met.state if self._met is not None else None
 
     def _capacity(self, state: EngineState | None) -> int:
-        """Return how many adapters may be registered: with room in the engine's cache for those that come and go."""
+        """Return how many adapters may be registered; the rest of the engine's cache is for temporary ones."""
         if state is None or not state.max_cpu_loras:
             return self._config.capacity
         most = max(1, state.max_cpu_loras - state.max_loras)
@@ -161,7 +162,7 @@ class Reconciler:
     # --- desired ---------------------------------------------------------------------------------------------------
 
     async def _fetch_desired(self) -> None:
-        """Take over a newer wish; without the control plane the last one stays."""
+        """Take over a newer desired state; without the control plane the last one stays."""
         current = self._memory.content.desired
         known = current.generation if current and not self._loader.has_stale_urls else None
         try:
@@ -209,7 +210,7 @@ class Reconciler:
         self._open_door()
 
     async def _meet_engine(self, state: EngineState, desired: DesiredState) -> EngineSession:
-        """Begin anew with an engine that has just started (or that this agent has just found)."""
+        """Begin a session with an engine that has just started, or that this agent has just found."""
         log.info("engine %s answers", state.generation)
         self._lose_engine("loading adapters")
         await self._require_known_vllm()
@@ -239,7 +240,7 @@ class Reconciler:
         return canary
 
     def _lose_engine(self, reason: str) -> None:
-        """Serve nobody until the engine is met again."""
+        """Serve no requests until a new session with the engine begins."""
         self.door.close(reason)
         if self._met is not None:
             self._met.give_up()
@@ -249,7 +250,7 @@ class Reconciler:
         self._set_reason(reason)
 
     def _open_door(self) -> None:
-        if self._met is None or self._is_draining:  # lost while a pass was under way, or on the way out
+        if self._met is None or self._is_draining:  # lost during a pass, or while draining
             return
         self.door.open_for(self._met.loaded, expected=self._trials.list_expected())
         self._set_reason("" if self._has_finished_first_pass else "loading adapters")
@@ -257,7 +258,7 @@ class Reconciler:
     # --- adapters --------------------------------------------------------------------------------------------------
 
     async def _match_loaded(self, desired: DesiredState, models: dict[str, str], met: EngineSession) -> None:
-        """Forget every name that is not desired, or that stands for other files than desired."""
+        """Unload every name that is not desired, or that stands for other files than desired."""
         wanted = {adapter.lora_name: adapter for adapter in desired.adapters}
         folders = {name: str(self._store.get_path(adapter, met.base)) for name, adapter in wanted.items()}
         for name, root in models.items():
@@ -265,7 +266,7 @@ class Reconciler:
             if name == met.state.served_name or (name in met.loaded and is_right):
                 continue
             if is_right and not self._trials.is_rejected(name):
-                if self._trials.is_due(name):  # the engine has it, but nobody vouches for it yet
+                if self._trials.is_due(name):  # the engine has it, but it is not tested yet
                     await self._loader.try_out(wanted[name], met)
                 continue
             met.loaded.discard(name)
@@ -278,7 +279,7 @@ class Reconciler:
         self._give_back(models, met)
 
     def _give_back(self, models: dict[str, str], met: EngineSession) -> None:
-        """Let the files of unloaded adapters go once no answer under their names can read them again."""
+        """Release the files of unloaded adapters once no answer under their names can read them again."""
         ended = [key for key in met.leaving if not self.door.is_used(key.split(" ", 1)[0])]
         paths = {met.leaving.pop(key) for key in ended}
         self._store.give_back(paths - {Path(root) for root in models.values()})
@@ -288,7 +289,7 @@ class Reconciler:
             self._open_door()
 
     async def _load_missing(self, desired: DesiredState, models: dict[str, str], met: EngineSession) -> None:
-        """Load what is desired and not there; the least suspected first."""
+        """Load the desired adapters that are missing, the least suspected first."""
         for adapter in sorted(desired.adapters, key=lambda a: self._trials[a.lora_name].suspicions):
             if adapter.lora_name in models or not self._trials.is_due(adapter.lora_name):
                 continue
@@ -299,10 +300,10 @@ class Reconciler:
                 raise EngineDown("restarting")
             self._open_door_if_met()
             if path is not None and self.door.count_in_flight():
-                await asyncio.sleep(1.0)  # each load holds up everybody's tokens for a moment
+                await asyncio.sleep(1.0)  # each load delays all customers' tokens for a moment
 
     def _condemn(self, state: EngineState, culprit: str | None) -> None:
-        """Give an engine up that has bad numbers in it; who used it lately is suspected where nobody was caught."""
+        """End an engine that has bad numbers in it; without a culprit, suspect its recent adapters."""
         suspects = set()
         if culprit is None and self._met is not None:
             suspects = self.door.list_used_within(QUARANTINE_SECONDS) & self._met.loaded

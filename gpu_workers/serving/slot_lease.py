@@ -1,8 +1,8 @@
-"""Who may occupy the engine's adapter slots: fairness that vLLM lacks.
+"""Fair access to the engine's adapter slots, which vLLM lacks.
 
-With every slot busy, vLLM never starts another adapter's request until one slot falls idle, which under steady traffic
-is never. Here at most `slots` distinct adapters are in flight; while others wait, an adapter that has held its slot
-for a quantum admits nobody new, drains, and gives it to the one that waited longest.
+If every slot is busy, vLLM never starts another adapter's request until one slot falls idle, which under steady traffic
+never happens. Here at most `slots` distinct adapters are in flight. While others wait, an adapter that has held its
+slot for a quantum admits no new request, drains, and passes the slot to the adapter that has waited longest.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 
 class SlotsBusy(Exception):
-    """Nobody gave up a slot in time, or too many wait already: try again later."""
+    """No slot became free in time, or too many requests wait already: retry later."""
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class _Queue:
 
 
 class SlotLease:
-    """Use inside one event loop. `clock` is monotonic seconds."""
+    """Slots for one event loop. `clock` is monotonic seconds."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class SlotLease:
         self._max_waiting = max_waiting
         self._clock = clock
         self._holdings: dict[str, _Holding] = {}
-        self._queues: dict[str, _Queue] = {}  # oldest first: dicts keep the order of insertion
+        self._queues: dict[str, _Queue] = {}  # oldest first: dicts keep insertion order
 
     @asynccontextmanager
     async def hold(self, lora_name: str) -> AsyncIterator[None]:
-        """Wait for the right to send one request of this adapter; raises SlotsBusy."""
+        """Wait for permission to send one request of this adapter; raises SlotsBusy."""
         if not self._admit(lora_name):
             await self._wait(lora_name)
         try:
@@ -92,7 +92,7 @@ class SlotLease:
             raise
 
     def _leave(self, lora_name: str, ticket: asyncio.Future[None]) -> None:
-        """Undo a wait that ended without use, also when the slot was given in the same instant."""
+        """Undo an unused wait, also if the slot was granted at the same instant."""
         if ticket.done():
             self._release(lora_name)
             return
@@ -110,7 +110,7 @@ class SlotLease:
         self._grant()
 
     def _grant(self) -> None:
-        """Give free slots to the oldest queues. One that still holds a slot drains first while others wait."""
+        """Give free slots to the oldest queues. A queue that still holds a slot drains first while others wait."""
         is_progressing = True
         while is_progressing:
             is_progressing = False

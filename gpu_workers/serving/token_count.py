@@ -1,7 +1,7 @@
-"""What customers had an engine read and write, by the engine's own counters: the other side of the gateways' meters.
+"""The tokens that customers had an engine read and write, by the engine's own counters, to check the gateways' meters.
 
-The counters know neither customers nor adapters, and the agent's own questions are in them. Those are kept apart here,
-on disk too, for the engine outlives the agent.
+The counters distinguish neither customers nor adapters, and include the agent's own questions. The agent counts its
+questions separately, and keeps that count on disk because the engine outlives the agent.
 """
 
 import time
@@ -19,14 +19,14 @@ INPUT, OUTPUT = "prompt_tokens_total", "generation_tokens_total"
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """`asked.json`: what the agent asked of one start of the engine."""
+    """`asked.json`: the agent's own questions to one start of the engine."""
 
     generation: str = ""
     asked: TokensAsked = TokensAsked()
 
 
 class TokenCounter:
-    """Reads one engine's counters. Use inside one event loop."""
+    """Reads one engine's counters, inside one event loop."""
 
     def __init__(self, paths: EnginePaths) -> None:
         self._paths = paths
@@ -36,16 +36,16 @@ class TokenCounter:
         self._seen_at = 0.0
 
     def note_asked(self, asked: TokensAsked) -> None:
-        """Take in what the agent has just asked for itself."""
+        """Record the tokens of a question that the agent has just asked."""
         state = read_engine_state(self._paths)
         if state is not None:
             self._kept = _Kept(state.generation, self._asked_of(state) + asked)
             write_private(self._path, msgspec.json.encode(self._kept))
 
     async def read(self, engine: EngineClient, state: EngineState) -> str:
-        """Return the engine's /metrics text, and note its counts. Raises EngineDown, EngineRefused.
+        """Return the engine's /metrics text, and record its counts. Raises EngineDown, EngineRefused.
 
-        While the agent asks something of its own, what of it is counted already cannot be told: the last reading stays.
+        While the agent has a question running, it is unknown how much of it is counted already: the last reading stays.
         """
         before, asked_at = engine.questions, time.monotonic()
         metrics = await engine.read_metrics()
@@ -61,7 +61,7 @@ class TokenCounter:
         )
 
     def forget(self) -> None:
-        """Say nothing until the counters of another engine were read."""
+        """Report nothing until the counters of another engine were read."""
         self._seen = None
 
     def seen(self) -> EngineCount | None:

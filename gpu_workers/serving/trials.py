@@ -1,4 +1,4 @@
-"""What a serving agent makes of each adapter it should serve; the verdicts outlive it."""
+"""The serving agent's verdict on each adapter it should serve; verdicts outlive the agent."""
 
 import asyncio
 import logging
@@ -12,12 +12,12 @@ from gpu_workers.serving.agent_memory import MemoryFile
 
 log = logging.getLogger("anneal.serving")
 
-MAX_SUSPICIONS = 3  # alone counts twice: the base model or the hardware may have been at fault once
+MAX_SUSPICIONS = 3  # alone counts twice: the base model or the hardware may be at fault once
 RETRY_SECONDS = 10.0
 
 
 class Trial(msgspec.Struct):
-    """What this agent knows of one desired adapter."""
+    """The agent's knowledge of one desired adapter."""
 
     state: LoadState = LoadState.LOADING
     reason: str = ""
@@ -27,7 +27,7 @@ class Trial(msgspec.Struct):
 
 
 class Trials:
-    """One `Trial` for each desired adapter, by its engine name. What others should hear of sets `changed`."""
+    """One `Trial` for each desired adapter, by its engine name. Each reportable change sets `changed`."""
 
     def __init__(self, memory: MemoryFile, *, changed: asyncio.Event, clock: Callable[[], float]) -> None:
         self._memory = memory
@@ -39,7 +39,7 @@ class Trials:
         return self._trials[name]
 
     def follow(self, wanted: set[str]) -> None:
-        """Know exactly these; what was rejected once is rejected."""
+        """Track exactly these adapters; earlier rejections stay."""
         for name in set(self._trials) - wanted:
             del self._trials[name]
             self._changed.set()
@@ -52,22 +52,22 @@ class Trials:
             self._changed.set()
 
     def observe(self) -> tuple[ObservedAdapter, ...]:
-        """Return what to report."""
+        """Return the reported state of each adapter."""
         return tuple(
             ObservedAdapter(lora_name=name, state=trial.state, reason=trial.reason[:300], parity=trial.parity)
             for name, trial in sorted(self._trials.items())
         )
 
     def is_rejected(self, name: str) -> bool:
-        """Tell whether this is bad for good; also of what is not desired at all."""
+        """Return whether this adapter is permanently bad; also for one that is not desired."""
         return name not in self._trials or self._trials[name].state is LoadState.REJECTED
 
     def is_due(self, name: str) -> bool:
-        """Tell whether to try it now."""
+        """Return whether to test it now."""
         return not self.is_rejected(name) and self._clock() >= self._trials[name].retry_at
 
     def list_expected(self) -> list[str]:
-        """Return those that may yet be served."""
+        """Return the adapters that may still be served."""
         return [name for name in self._trials if not self.is_rejected(name)]
 
     def note_engine_lost(self) -> None:
@@ -84,7 +84,7 @@ class Trials:
             self._changed.set()
 
     def reject(self, name: str, reason: str) -> None:
-        """It is bad and stays bad, also for the next agent."""
+        """Mark the adapter as permanently bad, also for the next agent."""
         log.warning("%s is rejected: %s", name, reason)
         self._memory.change(rejected=self._memory.content.rejected | {name: reason})
         self.settle(name, LoadState.REJECTED, reason)
@@ -95,7 +95,7 @@ class Trials:
         self._trials[name].retry_at = self._clock() + RETRY_SECONDS
 
     def suspect(self, names: Iterable[str]) -> None:
-        """Invalid numbers appeared while these were in use; who is suspected too often is rejected."""
+        """Record that invalid numbers appeared while these were in use; reject an adapter after too many suspicions."""
         suspects = set(names)
         for name in suspects:
             trial = self._trials[name]
@@ -107,10 +107,10 @@ class Trials:
                 reason = "In quarantine: invalid numbers appeared while it was in use."
                 self.settle(name, LoadState.FAILED, reason)
 
-    # --- the canary engine's ----------------------------------------------------------------------------------------
+    # --- canary engine ----------------------------------------------------------------------------------------------
 
     def has_passed(self, name: str, folder_name: str) -> bool:
-        """Tell whether the canary engine let exactly these files pass."""
+        """Return whether exactly these files passed on the canary engine."""
         return self._memory.content.passed.get(name) == folder_name
 
     def note_passed(self, name: str, folder_name: str) -> None:

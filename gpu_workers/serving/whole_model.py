@@ -1,7 +1,7 @@
-"""A replica of its own for one merged or fully trained model: its files are fetched before its engine starts.
+"""A dedicated replica for one merged or fully trained model: its files are fetched before its engine starts.
 
-The folder is named after its content, checked file by file at each start of the agent, and read-only. Nothing in it is
-code: the engine runs with no trust in remote code, and other kinds of files are not fetched.
+The folder is named after its content, checked file by file at each start of the agent, and read-only. It contains no
+code: the engine does not trust remote code, and other kinds of files are not fetched.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ def wait_for_model(
     url: str,
     sleep: Callable[[float], None] = time.sleep,
 ) -> ReplicaBase:
-    """Return what the engine is to serve once its files are here; meanwhile the control plane is told why it waits."""
+    """Return the model to serve once its files are here; meanwhile report to the control plane why it waits."""
     replica_id = enrollment.replica_id or ""
     served_name = (enrollment.base_model or {})["served_name"]
     while True:
@@ -61,7 +61,7 @@ def wait_for_model(
 def fetch_model(files: Sequence[SignedFile], folder: Path, open_object: OpenObject) -> Path:
     """Return the folder with exactly these files, every hash checked. Raises Unfetchable.
 
-    What an earlier attempt has fetched whole is kept; other models of the folder go.
+    Whole files from an earlier attempt are kept; other models in the folder are deleted.
     """
     wanted = [file for file in files if is_model_file(file.name)]
     if "config.json" not in {file.name for file in wanted}:
@@ -108,7 +108,7 @@ def _is_whole(path: Path, file: SignedFile) -> bool:
 
 
 def withdraw_model(paths: EnginePaths, folder: Path) -> None:
-    """End the engine of a deleted model and delete its files; the next launcher finds nothing to serve and waits."""
+    """End the engine of a deleted model and delete its files; the next launcher waits because it has no model."""
     paths.replica.unlink(missing_ok=True)
     state = read_engine_state(paths)
     if state is not None:

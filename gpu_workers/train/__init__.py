@@ -1,1 +1,1 @@
-"""The training child: the only code that imports torch. Started as a process, one per attempt."""
+"""The training child, with nearly all code that imports torch. Started as a process, one per attempt."""

@@ -1,9 +1,9 @@
-"""`python -m gpu_workers.train SPEC.json WORK_DIR`: train one attempt and say how it ended in outcome.json.
+"""`python -m gpu_workers.train SPEC.json WORK_DIR`: train one attempt and write its outcome to outcome.json.
 
-Reads one JSON line from standard input: {"hub_token": …}, so that a token stands in no file, argument or environment.
-On several GPUs, or with shards in the host's memory, this process starts one of its own kind for each GPU and waits.
-Exit codes: 0 outcome.json holds an adapter or an orderly stop · 3 outcome.json holds a failure · anything else, a
-signal included: the process died without an outcome, and the agent decides what that means.
+Reads one JSON line from standard input: {"hub_token": …}, so that a token appears in no file, argument or environment.
+On several GPUs, or with shards in the host's memory, this process starts one process of the same kind for each GPU and
+waits. Exit codes: 0 outcome.json holds an adapter or an orderly stop · 3 outcome.json holds a failure · any other code
+or a signal: the process died without an outcome, and the agent decides what that means.
 """
 
 import logging
@@ -29,7 +29,7 @@ log = logging.getLogger("gpu_workers.train")
 
 
 def main(spec_path: Path, work_dir: Path) -> int:
-    """Run the attempt; returns the exit code."""
+    """Run the attempt; return the exit code."""
     spec = msgspec.json.decode(spec_path.read_bytes(), type=RunSpec)
     secret_line = sys.stdin.buffer.readline() or b"{}"
     rank = read_rank()

@@ -1,4 +1,4 @@
-"""One attempt from its files to its result: encode, load, train, export; smaller when memory runs out."""
+"""One attempt from its files to its result: encode, load, train, export; with a smaller recipe if memory runs out."""
 
 import gc
 import os
@@ -149,7 +149,7 @@ class Attempt:
         return self._export(trainer, step)
 
     def _shrink(self, smaller: Hyperparameters, resume: Path | None) -> Path | None:
-        """Take the smaller recipe and the newest checkpoint of this attempt, or the one it began with."""
+        """Take the smaller recipe, and the newest checkpoint of this attempt or the one that it began with."""
         rows = micro_batch_size(smaller)
         self._is_shrunk = True
         self._spec = msgspec.structs.replace(self._spec, hyperparameters=smaller)
@@ -209,7 +209,7 @@ class Attempt:
             manifest, progress = open_checkpoint(folder)
         except (BrokenArtifact, IncompleteCheckpoint) as error:
             raise TrainingFailed(FailureCode.CHECKPOINT_INVALID, f"The checkpoint cannot be used: {error}") from error
-        if folder.name == RESUME_FOLDER and not self._is_shrunk:  # an own checkpoint's plan is the one that was too big
+        if folder.name == RESUME_FOLDER and not self._is_shrunk:  # else its plan was too big
             adopted = adopt_plan(manifest, self._spec.hyperparameters)
             self._spec = msgspec.structs.replace(self._spec, hyperparameters=adopted)
         changed = explain_inexact_resume(manifest, self._spec)
@@ -221,7 +221,7 @@ class Attempt:
         return progress
 
     def _encode_both(self, folder: Path) -> tuple[Rows, Rows | None]:
-        """Return the rows to train on and those to validate on."""
+        """Return the rows for training and those for validation."""
         renderer = load_renderer(folder, self._spec.base_model.chat_template)
         selection = select_rows(self._work_dir, self._spec)
         for level, message in selection.notes:
@@ -253,7 +253,7 @@ class Attempt:
 
 
 def _smaller(recipe: Hyperparameters, *, gpu_count: int) -> Hyperparameters | None:
-    """Return the recipe with half the micro-batch and checkpointing on, or None when nothing smaller is left."""
+    """Return the recipe with half the micro-batch and checkpointing on, or None if nothing smaller is left."""
     per_gpu = micro_batch_size(recipe) // gpu_count
     accumulation = recipe.gradient_accumulation_steps
     if per_gpu > 1:

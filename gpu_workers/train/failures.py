@@ -1,4 +1,4 @@
-"""From an exception to the code and the one line the customer reads."""
+"""The mapping from an exception to the error code and the one line that the customer reads."""
 
 import errno
 import re
@@ -9,7 +9,7 @@ from apps.contracts.failures import FailureCode
 
 
 class TrainingFailed(Exception):
-    """An anticipated end: `code` is stable, `message` is for the customer (no paths, no host names)."""
+    """An anticipated failure: `code` is stable, `message` is for the customer (no paths, no host names)."""
 
     def __init__(self, code: FailureCode, message: str) -> None:
         super().__init__(message)
@@ -18,11 +18,11 @@ class TrainingFailed(Exception):
 
 
 class StopRequested(Exception):
-    """SIGTERM came while there was nothing to save yet."""
+    """SIGTERM arrived before there was anything to save."""
 
 
 def classify(error: BaseException) -> TrainingFailed:
-    """Return what to report for any exception of the child."""
+    """Return the failure to report for any exception of the child."""
     if isinstance(error, TrainingFailed):
         return error
     if is_out_of_memory(error):

@@ -1,7 +1,7 @@
-"""The trainer's loop: claim a run, have it done, clean up, and measure while nothing waits.
+"""The trainer's loop: claim a run, execute it, clean up, and measure while no run waits.
 
-The control plane's row is the truth: whatever dies here, the lease expires and another attempt resumes from the last
-checkpoint that was confirmed. So this process may be killed at any line.
+The control plane's row is the truth. If any process dies here, the lease expires and another attempt resumes from the
+last confirmed checkpoint. This process may therefore be killed at any line.
 """
 
 import logging
@@ -22,11 +22,11 @@ from gpu_workers.trainer.run_supervisor import RunSupervisor
 
 log = logging.getLogger(__name__)
 
-_SECONDS_BETWEEN_LOOKS = 2.0  # for a run, while a measurement takes place
+_SECONDS_BETWEEN_LOOKS = 2.0  # between checks for a run, during a measurement
 
 
 class Agent:
-    """One trainer process. `drain()` works until nothing waits; `request_stop()` may come from a signal handler."""
+    """One trainer process. `drain()` works until nothing waits; a signal handler may call `request_stop()`."""
 
     def __init__(
         self,
@@ -46,16 +46,16 @@ class Agent:
         self._publisher = publisher
         self._prober = prober
         self._stop = threading.Event()
-        self._waiting: ClaimResponse | None = None  # claimed while a measurement ran, and not begun
+        self._waiting: ClaimResponse | None = None  # claimed during a measurement, not begun yet
         self._looked_at = 0.0
         self._runs_dir = config.work_dir / "runs"
 
     def request_stop(self) -> None:
-        """Have the current run checkpoint and stop, and claim nothing more."""
+        """Make the current run save a checkpoint and stop; claim no further run."""
         self._stop.set()
 
     def recover(self) -> None:
-        """Remove what an earlier process left behind: children first, then their files."""
+        """Remove the remains of an earlier process: children first, then their files."""
         self._runs_dir.mkdir(parents=True, exist_ok=True)
         killed = kill_stale_children(self._runs_dir)
         if killed:
@@ -64,7 +64,7 @@ class Agent:
             shutil.rmtree(folder, ignore_errors=True)
 
     def drain(self) -> int:
-        """Work on runs, then on missing measurements, until there is nothing to do; return how many runs."""
+        """Execute waiting runs, then missing measurements, until none is left; return the number of runs."""
         done = 0
         while self._waiting is not None or not self._stop.is_set():
             try:
@@ -89,7 +89,7 @@ class Agent:
         return self._prober is not None and self._prober.run_one(should_stop=self._is_wanted_elsewhere)
 
     def _is_wanted_elsewhere(self) -> bool:
-        """Whether to end a measurement: this process stops, or a run came, which goes first."""
+        """Return whether to end a measurement: this process stops, or a run has arrived, which goes first."""
         if self._stop.is_set() or self._waiting is not None:
             return True
         if time.monotonic() - self._looked_at < _SECONDS_BETWEEN_LOOKS:

@@ -1,7 +1,7 @@
-"""The doorbell: `train.wake` says that something may wait. Losing one, or getting it twice, costs nothing.
+"""The doorbell: `train.wake` says that something may wait. Losing it, or getting it twice, is harmless.
 
-`celery -A gpu_workers.trainer.celery_app worker --queues train.<pool> --pool solo`. SIGTERM makes the current run
-checkpoint, report and return within 110 seconds.
+`celery -A gpu_workers.trainer.celery_app worker --queues train.<pool> --pool solo`. On SIGTERM the current run saves a
+checkpoint, reports and returns within 110 seconds.
 """
 
 import logging
@@ -33,16 +33,16 @@ app.conf.update(
     accept_content=["json"],
     worker_prefetch_multiplier=1,
     worker_pool="solo",
-    worker_enable_remote_control=False,  # its broker user may consume one queue and nothing else
+    worker_enable_remote_control=False,  # its broker user may only consume one queue
     worker_send_task_events=False,
     broker_connection_retry_on_startup=True,
-    # Acknowledgements would need keys its user may not touch; a lost doorbell is rung again.
+    # Acknowledgements need keys that its user cannot access; a lost doorbell is rung again.
     broker_transport_options={"global_keyprefix": config.broker_key_prefix, "ack_emulation": False},
 )
 
 
 class WorkerProcess:
-    """The agent of this process, made at start so that a message finds it ready."""
+    """The agent of this process, created at start so that it is ready for the first message."""
 
     def __init__(self) -> None:
         self.agent: Agent | None = None
@@ -71,24 +71,24 @@ trainer = WorkerProcess()
 
 @app.task(name="train.wake")
 def wake(*, pool: str = "", **_: Any) -> None:
-    """Work on whatever waits in this machine's pool; the message says no more than that something may."""
+    """Execute waiting runs of this machine's pool; the message carries no run."""
     if trainer.agent is not None:
         trainer.agent.drain()
 
 
 @setup_logging.connect
 def _configure_logging(**_: Any) -> None:
-    """Log as every other process does; Celery would otherwise set up the root logger at its own level."""
+    """Log like every other process; otherwise Celery would set up the root logger at its own level."""
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each URL, and a signed URL is a credential
 
 
 @worker_ready.connect
 def _begin(**_: Any) -> None:
-    """Drain once at start: a doorbell rung while this process was down costs nothing.
+    """Drain once at start, to replace any doorbell that was rung while this process was down.
 
-    Celery only logs what a receiver raises, and a worker that could not start would look alive and do nothing: it ends
-    instead, and its supervisor starts another.
+    Celery only logs the exceptions of a receiver, so a worker that failed to start would look alive and do nothing. The
+    worker ends instead, and its supervisor starts another.
     """
     try:
         trainer.start(config).drain()

@@ -1,7 +1,7 @@
-"""How many CPU threads a training child gets: as many as find a free core, and one core stays free for other work.
+"""The number of CPU threads of a training child: one for each free core, less one core for other work.
 
-torch's threads wait for each other after every operator. Where one of them has to share its core, all of them wait:
-with one of two cores busy, two threads computed a quarter of what one thread did alone.
+torch's threads wait for each other after every operator. If one of them shares its core, all of them wait: with one of
+two cores busy, two threads computed a quarter of what one thread did alone.
 """
 
 import math
@@ -15,9 +15,9 @@ _STAT = Path("/proc/stat")
 
 
 def choose_threads(*, limit: int = 0) -> int:
-    """Return a number of threads from 1 to `limit` (0: no limit), after looking at the load for half a second.
+    """Return a number of threads from 1 to `limit` (0: no limit), after measuring the load for half a second.
 
-    The look is left out where the answer is 1 in any case.
+    The load is not measured if the result is 1 in any case.
     """
     cores = count_cores()
     most = min(cores - 1, limit or cores)
@@ -27,8 +27,8 @@ def choose_threads(*, limit: int = 0) -> int:
 
 
 def threads_for(*, cores: int, busy_cores: float, limit: int = 0) -> int:
-    """Return the number of threads for so many cores, of which `busy_cores` work on something else (a fraction)."""
-    free = cores - max(1, math.ceil(busy_cores - 0.25))  # a quarter of a core is the platform at rest
+    """Return the number of threads for this many cores, of which `busy_cores` (a fraction) do other work."""
+    free = cores - max(1, math.ceil(busy_cores - 0.25))  # the idle platform uses a quarter of a core
     return max(1, min(free, limit or free))
 
 
@@ -51,7 +51,7 @@ def measure_busy_cores() -> float:
 
 
 def _read_ticks() -> tuple[int, int]:
-    """Return busy and all ticks of all cores since the start of the machine (proc_stat(5))."""
+    """Return the busy ticks and all ticks of all cores since the machine started (proc_stat(5))."""
     user, nice, system, idle, waiting, *rest = map(int, _STAT.read_text().split("\n", 1)[0].split()[1:9])
     busy = user + nice + system + sum(rest)
     return busy, busy + idle + waiting

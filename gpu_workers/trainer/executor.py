@@ -1,4 +1,4 @@
-"""Start, watch and end the training child: its own process group, a fresh interpreter and CUDA context each run."""
+"""The start, watch and end of the training child: each run has its own process group and a fresh interpreter."""
 
 import os
 import resource
@@ -24,7 +24,7 @@ _CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
 
 
 class Child:
-    """A running training process with everything it may have started."""
+    """A running training process and all processes that it started."""
 
     def __init__(self, popen: subprocess.Popen[bytes], process: Process) -> None:
         self._popen = popen
@@ -46,7 +46,7 @@ class Child:
             return None
 
     def terminate(self) -> None:
-        """Ask for a checkpoint and an orderly end."""
+        """Request a checkpoint and an orderly end."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -55,9 +55,9 @@ class Child:
         self._popen.wait()
 
     def end_with_stacks(self, *, patience_seconds: float = 5.0) -> None:
-        """Have each Python process of the group write its threads' stacks to the log, then end the group.
+        """Make each Python process of the group write its threads' stacks to the log, then end the group.
 
-        faulthandler does so on SIGABRT, in C: it needs no thread of the child to answer.
+        faulthandler does this on SIGABRT in C, so it needs no cooperation of the child's threads.
         """
         self._signal(signal.SIGABRT)
         self._signal(signal.SIGCONT)
@@ -66,7 +66,7 @@ class Child:
 
     @property
     def leader(self) -> Process:
-        """The process that began the child's session."""
+        """Return the process that started the child's session."""
         return self._process
 
     def memory_bytes(self) -> int | None:
@@ -77,7 +77,7 @@ class Child:
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
     def was_killed_for_memory(self) -> bool:
-        """Whether the kernel killed something in this machine's memory group since the child began."""
+        """Return whether the kernel's OOM killer acted in this machine's memory group since the child began."""
         return self.poll() == -signal.SIGKILL and _count_oom_kills() > self._oom_kills
 
     def _signal(self, number: signal.Signals) -> None:
@@ -88,9 +88,9 @@ class Child:
 
 
 class SubprocessExecutor:
-    """Runs `python -m <module> SPEC WORK_DIR`. Call from a thread that outlives the child: PDEATHSIG follows it.
+    """Runs `python -m <module> SPEC WORK_DIR`. Call it from a thread that outlives the child: PDEATHSIG is tied to it.
 
-    `thread_limit`: the most CPU threads of a child, 0 for as many as the machine has free cores (cpu_threads.py).
+    `thread_limit` is the maximum number of a child's CPU threads, 0 for the machine's free cores (cpu_threads.py).
     """
 
     def __init__(
@@ -114,9 +114,10 @@ class SubprocessExecutor:
         more: Mapping[str, Any] | None = None,
         has_network: bool = True,
     ) -> Child:
-        """Start the child on the spec in `work_dir`; secrets (`hub_token`, `more`) go through its standard input alone.
+        """Start the child on the spec in `work_dir`; pass secrets (`hub_token`, `more`) only through its standard
+        input.
 
-        It sees `gpu_count` of this machine's GPUs, all of them for None, and no network unless it `has_network`.
+        The child sees `gpu_count` of this machine's GPUs (None: all), and has no network unless `has_network`.
         """
         threads = choose_threads(limit=self._thread_limit)
         environment = child_environment(threads=threads, gpu_count=gpu_count, extra=self._environment)
@@ -128,7 +129,7 @@ class SubprocessExecutor:
             with popen.stdin as stdin:  # type: ignore[union-attr]
                 stdin.write(msgspec.json.encode({"hub_token": hub_token} | dict(more or {})) + b"\n")
         except BrokenPipeError:
-            pass  # it is dead already; the exit code tells
+            pass  # it is dead already; the exit code shows it
         return Child(popen, process)
 
     def _spawn(
@@ -149,15 +150,15 @@ class SubprocessExecutor:
 
 def _prepare_child(parent: int, *, has_network: bool) -> None:
     if not has_network:
-        leave_network()  # first: a change of credentials takes the death signal back
+        leave_network()  # first: a change of credentials resets the death signal
     die_with_parent(signal.SIGKILL)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a dump would hold a customer's rows, and fill the disk
-    if os.getppid() != parent:  # the parent died before the request took hold
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would contain a customer's rows, and fill the disk
+    if os.getppid() != parent:  # the parent died before the death signal was set
         os._exit(1)
 
 
 def kill_stale_children(runs_dir: Path, *, sleep: Callable[[float], None] = time.sleep) -> int:
-    """Kill what an earlier agent left running below `runs_dir`, grandchildren included; return how many processes."""
+    """Kill processes that an earlier agent left running below `runs_dir`, with descendants; return their number."""
     killed = 0
     for file in runs_dir.glob(f"*/{PID_FILE}"):
         try:

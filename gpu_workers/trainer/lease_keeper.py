@@ -1,4 +1,4 @@
-"""Keep a lease alive, and know when it is gone: refused by the control plane, or silent for too long."""
+"""The heartbeat that keeps a lease, and the detection of its loss: refused by the control plane, or too long silent."""
 
 import faulthandler
 import logging
@@ -12,18 +12,21 @@ from gpu_workers.common.api_client import ApiClient, ApiError, Lease, StaleLease
 
 log = logging.getLogger(__name__)
 
-_STUCK_SECONDS = 600.0  # longer than anything takes that must be ended once a lease is gone
+_STUCK_SECONDS = 600.0  # longer than any step that must end after a lost lease
 
 
 def leave() -> None:
-    """End this worker at once, for its supervisor to start another, which cleans up after it."""
+    """End this worker at once; its supervisor starts another, which cleans up."""
     faulthandler.dump_traceback(all_threads=True)
     os._exit(1)
 
 
 class LeaseKeeper:
-    """A thread that beats. `is_lost` never waits for the network: it compares the monotonic clock with the last
-    accepted beat, so that the child is dead before the control plane gives the run to somebody else."""
+    """A thread that sends heartbeats and detects the loss of the lease.
+
+    `is_lost` never waits for the network: it compares the monotonic clock with the last accepted heartbeat. The child
+    is therefore dead before the control plane gives the run to another worker.
+    """
 
     def __init__(
         self,
@@ -45,7 +48,7 @@ class LeaseKeeper:
         self._is_refused = threading.Event()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
-        self.stop_reason: str | None = None  # what the control plane asked for: cancelled, paused or preempted
+        self.stop_reason: str | None = None  # the control plane's request: cancelled, paused or preempted
 
     def start(self) -> None:
         self._thread.start()
@@ -57,20 +60,20 @@ class LeaseKeeper:
 
     @property
     def is_refused(self) -> bool:
-        """The run is somebody else's: stop at once."""
+        """Return whether the run now belongs to another worker: stop at once."""
         return self._is_refused.is_set()
 
     @property
     def is_lost(self) -> bool:
-        """Refused, or without an accepted beat for too long."""
+        """Return whether the lease was refused, or too long without an accepted heartbeat."""
         return self.is_refused or self._clock() - self._accepted_at >= self._self_fence_seconds
 
     def refuse(self) -> None:
-        """Note that another call under this lease was refused."""
+        """Record that another call under this lease was refused."""
         self._is_refused.set()
 
     def beat(self) -> None:
-        """Send one heartbeat and take in the answer."""
+        """Send one heartbeat and process the answer."""
         sent_at = self._clock()
         try:
             answer = self._api.heartbeat(self._lease, self._status())

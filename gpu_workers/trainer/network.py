@@ -1,7 +1,7 @@
-"""A child without a network: in a namespace of its own, where there is nothing but its own loopback interface.
+"""A child without a network: it runs in a separate namespace that contains only its own loopback interface.
 
-What trains needs local files alone. Where the kernel allows no such namespace to this user (in many containers) the
-child keeps the network, and its log says so.
+Training needs local files only. If the kernel does not allow this user such a namespace (in many containers), the child
+keeps the network, and its log says so.
 """
 
 import ctypes
@@ -19,12 +19,13 @@ _GONE = b"This child has no network.\n"
 
 
 def leave_network() -> None:
-    """Cut this process off, between fork and exec; its log, on its standard error, says whether that was possible."""
+    """Disconnect this process from the network, between fork and exec; log the result to its standard error."""
     user, group = os.getuid(), os.getgid()
     if _LIBC.unshare(_CLONE_NEWUSER | _CLONE_NEWNET):
         os.write(2, _KEPT % os.strerror(ctypes.get_errno()).encode())
         return
-    # The same person as before, or libraries would not find who they run for. Processes of one job meet by loopback.
+    # Map to the same user as before, or libraries cannot look up their user. Processes of one job communicate by
+    # loopback.
     with suppress(OSError):
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{user} {user} 1")

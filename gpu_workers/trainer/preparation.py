@@ -1,4 +1,4 @@
-"""What a run needs in its folder before its child starts: every file fetched and verified, and the spec."""
+"""Preparation of a run's folder before its child starts: every file fetched and verified, and the spec."""
 
 import logging
 import re
@@ -30,7 +30,7 @@ class CheckpointBroken(Exception):
 def prepare(
     spec: RunSpec, work_dir: Path, config: WorkerConfig, transfers: Transfers, *, before_each: Callable[[], None]
 ) -> None:
-    """Fetch and verify every file, and write the spec the child may see: no URL and no token in it.
+    """Fetch and verify every file, and write the spec for the child, without URLs and tokens.
 
     `before_each` is called before each file and may raise. Raises NotInstalled, StoreUnavailable, CheckpointBroken and
     Interrupted.
@@ -87,7 +87,7 @@ def _without_url(dataset: DatasetRef) -> DatasetRef:
 
 
 def safe_name(name: str) -> str:
-    """A name from the control plane becomes a file name here, and nothing more."""
+    """Return a safe file name made from a name of the control plane."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}", name):
         raise BrokenArtifact(f"{name!r} is not a file name.")
     return name

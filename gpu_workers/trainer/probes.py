@@ -1,4 +1,4 @@
-"""Measure what the control plane has no figures for yet, one short training loop at a time."""
+"""Measurements that the control plane still needs, one short training loop at a time."""
 
 import logging
 import shutil
@@ -24,7 +24,7 @@ _MAX_FAILURES = 3  # of one measurement in this process
 
 
 class Prober:
-    """Runs probes in a child of their own. This process repeats one that failed twice, and one that was stopped."""
+    """Runs each probe in a separate child. A probe is given up after three failures; a stopped one is no failure."""
 
     def __init__(
         self, config: WorkerConfig, api: ApiClient, *, gpu_key: str, executor: SubprocessExecutor | None = None
@@ -39,9 +39,9 @@ class Prober:
         self._was_interrupted = False
 
     def run_one(self, *, should_stop: Callable[[], bool]) -> bool:
-        """Take and report one missing measurement; returns whether there was one to take.
+        """Take and report one missing measurement; return whether there was one.
 
-        `should_stop` is asked every fifth of a second; where it is true, the measurement ends without a report.
+        `should_stop` is called five times a second; if it returns true, the measurement ends without a report.
         """
         try:
             request = self._next()

@@ -1,7 +1,8 @@
-"""Whether a run gets on. A child that hangs would keep its GPU for ever, because its lease is kept by another thread.
+"""Detection of a run without progress. A child that hangs would keep its GPU for ever, because another thread keeps its
+lease.
 
 Progress is an event, a unit of work that the child counted (`pulse`), or bytes that its processes read or wrote. Time
-counts only as far as the child could use it: not while this worker was suspended or the child waited for a core.
+counts only if the child could use it: not while this worker was suspended or the child waited for a core.
 """
 
 import time
@@ -13,14 +14,14 @@ import msgspec
 from gpu_workers.common.process_tree import Process, list_session, read_title
 from gpu_workers.common.pulse import read_pulse
 
-TIMES_EXPECTED = 10.0  # of the time that a step should take
+TIMES_EXPECTED = 10.0  # times the expected duration of a step
 _LOOK_SECONDS = 2.0
-_MAX_SECONDS_A_LOOK = 10.0  # what is longer was no wait of the child: this process itself stood still
-_UNIT_BYTES = 4 * 2**20  # fewer are a hung process that still writes its log
+_MAX_SECONDS_A_LOOK = 10.0  # a longer wait was not the child's: this process itself was suspended
+_UNIT_BYTES = 4 * 2**20  # a hung process that still writes its log moves less
 
 
 class Activity(msgspec.Struct, frozen=True):
-    """What a child's processes have done so far. `waited_seconds`: ready to run, without a core."""
+    """The work of a child's processes so far. `waited_seconds`: ready to run, without a core."""
 
     pulse: int = 0
     moved_bytes: int = 0
@@ -28,7 +29,7 @@ class Activity(msgspec.Struct, frozen=True):
 
 
 class ChildActivity:
-    """Reads the activity of a child and of what it started."""
+    """Reads the activity of a child and of the processes it started."""
 
     def __init__(self, leader: Process, work_dir: Path) -> None:
         self._leader = leader
@@ -37,7 +38,7 @@ class ChildActivity:
         self._waited: dict[Process, float] = {}
 
     def read(self) -> Activity:
-        """Processes that ended keep their share: no sum goes down."""
+        """Return the activity. Ended processes keep their share, so no sum decreases."""
         for process in list_session(self._leader):
             self._moved[process] = max(_moved_bytes(process), self._moved.get(process, 0))
             self._waited[process] = max(_waited_seconds(process), self._waited.get(process, 0.0))
@@ -55,11 +56,11 @@ class ChildActivity:
 class ProgressWatch:
     """Counts the seconds without progress; `is_stalled` once they reach `limit_seconds`.
 
-    `least_seconds` is the limit where no step is slow enough to ask for a longer one.
+    `least_seconds` is the limit unless a slow step needs a longer one.
     """
 
     def __init__(self, *, least_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.work = 0  # units so far, for the control plane, which watches for itself
+        self.work = 0  # units so far, for the control plane's own watch
         self.still_seconds = 0.0
         self.limit_seconds = least_seconds
         self._least_seconds = least_seconds
@@ -74,7 +75,7 @@ class ProgressWatch:
         return self.still_seconds >= self.limit_seconds
 
     def expect(self, step_seconds: float) -> None:
-        """Wait for a step ten times as long as it should take, and never less than at first."""
+        """Set the limit to ten times the expected duration of a step, but not below the initial limit."""
         self.limit_seconds = max(self._least_seconds, TIMES_EXPECTED * step_seconds)
 
     def follow(self, child: ChildActivity | None) -> None:
@@ -85,21 +86,21 @@ class ProgressWatch:
         self.note()
 
     def note(self) -> None:
-        """Take in that something was done."""
+        """Record progress."""
         self.work += 1
         self.still_seconds = 0.0
 
     def count_bytes(self, number: int) -> None:
-        """Take in bytes that this process moved itself; only a whole unit of them is progress."""
+        """Record bytes that this process transferred itself; only a whole unit counts as progress."""
         self._bytes += number
         if self._bytes >= _UNIT_BYTES:
             self._bytes = 0
             self.note()
 
     def look(self, *, most_seconds: float = _MAX_SECONDS_A_LOOK) -> bool:
-        """Count the time since the last look, unless the child did something; return whether it is stalled.
+        """Count the time since the last look, unless the child made progress; return whether it is stalled.
 
-        Cheap enough for a loop: it looks every two seconds, or ten times within a shorter limit.
+        It is cheap enough for a loop: it looks every two seconds, or ten times within a shorter limit.
         """
         now = self._clock()
         passed = now - self._looked_at
@@ -111,7 +112,7 @@ class ProgressWatch:
         return self.is_stalled
 
     def _see_child(self) -> float:
-        """Note the child's progress; return how long it waited for a core meanwhile."""
+        """Record the child's progress; return how long it waited for a core meanwhile."""
         if self._child is None:
             return 0.0
         before, seen = self._seen, self._child.read()
@@ -124,14 +125,14 @@ class ProgressWatch:
 
 
 def _moved_bytes(process: Process) -> int:
-    """By read and write and by the pages that were mapped (proc_pid_io(5)); 0 where it is hidden."""
+    """Return the bytes of read, write and mapped pages (proc_pid_io(5)); 0 if they are hidden."""
     lines = (line.partition(": ") for line in _read(process, "io").splitlines())
     counts = {name: int(value) for name, _, value in lines}
     return sum(counts.get(name, 0) for name in ("rchar", "wchar", "read_bytes"))
 
 
 def _waited_seconds(process: Process) -> float:
-    """How long the main thread was ready to run without a core (proc_pid_schedstat(5))."""
+    """Return how long the main thread was ready to run without a core (proc_pid_schedstat(5))."""
     fields = _read(process, "schedstat").split()
     return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
 

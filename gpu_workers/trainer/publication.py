@@ -1,8 +1,8 @@
-"""After training: make everything else that was promised from the exported adapter, each part by a child of its own.
+"""The parts after training, made from the exported adapter, each by a separate child.
 
-Parts are the evaluation (the comparison with the base, and the probe of the parity certificate) and each export. What
-becomes of one changes nothing of the others, and nothing of the adapter. A part that fails is tried once more, alone;
-what still is not there is named with its cause.
+Parts are the evaluation (the comparison with the base, and the probe of the parity certificate) and each export. The
+result of one part affects neither the others nor the adapter. A failed part is repeated once, alone; if it fails again,
+it is reported as missing with its cause.
 """
 
 import logging
@@ -30,7 +30,7 @@ GGUF_EXPORT = "gguf"
 MODULE = "gpu_workers.train.after.publish"
 _TRIES = 2
 _LIMIT_SECONDS = 1_800.0
-_PASSES = 6  # over the base model's files, at most: read for base and tuned model, merged, hashed, converted, counted
+_PASSES = 6  # over the base model's files, at most: read for base and tuned, merged, hashed, converted, counted
 _BYTES_A_SECOND = 50e6  # of a slow disk
 _POLL_SECONDS = 0.1
 
@@ -44,9 +44,9 @@ class SealedFolder(Struct, frozen=True, kw_only=True):
 
 
 class Made(Struct, frozen=True, kw_only=True):
-    """What the child of one part leaves: the sealed folder, or the `problem` why there is none.
+    """The result of a part's child: the sealed folder, or the `problem` that prevented it.
 
-    The evaluation's folder is the adapter with its probe. `is_lasting`: trying again would change nothing.
+    The evaluation's folder is the adapter with its probe. `is_lasting`: a repeat would not help.
     """
 
     sealed: SealedFolder | None = None
@@ -56,7 +56,7 @@ class Made(Struct, frozen=True, kw_only=True):
 
 
 class Published(Struct, frozen=True, kw_only=True):
-    """Everything made after training; `missing` names each part that was not."""
+    """All results after training; `missing` names each part that failed."""
 
     adapter: SealedFolder
     exports: dict[str, SealedFolder] = {}
@@ -65,7 +65,7 @@ class Published(Struct, frozen=True, kw_only=True):
 
 
 class PublishSecrets(Struct, frozen=True, kw_only=True):
-    """What the child is told on its standard input and no file holds. Without `judge`, `judge_refusal` says why."""
+    """The child's standard input; no file contains it. Without `judge`, `judge_refusal` gives the reason."""
 
     part: str = EVALUATION
     hub_token: str | None = None
@@ -93,7 +93,7 @@ class Publisher:
         begun: Callable[[Child], None],
         watch: ProgressWatch,
     ) -> Published:
-        """Make every part that `spec` promises; `secrets` is asked before each child for what it may know."""
+        """Make every part that `spec` promises; call `secrets` before each child for the secrets it may receive."""
         made: dict[str, Made] = {}
         for part in (EVALUATION, *spec.exports):
             for _ in range(_TRIES):
@@ -142,12 +142,12 @@ class Publisher:
 
 
 def limit_seconds(ready: AdapterReady) -> float:
-    """Return the most time that one part may take: half an hour, and six slow passes over the base model's files."""
+    """Return the time limit of one part: half an hour, plus six slow passes over the base model's files."""
     return _LIMIT_SECONDS + _PASSES * ready.base_bytes / _BYTES_A_SECOND
 
 
 def write_made(work_dir: Path, part: str, made: Made) -> None:
-    """Store what came of a part; for its child."""
+    """Store the result of a part; called by its child."""
     file = _file_of(work_dir, part)
     temporary = file.with_suffix(".tmp")
     temporary.write_bytes(msgspec.json.encode(made))
@@ -155,13 +155,13 @@ def write_made(work_dir: Path, part: str, made: Made) -> None:
 
 
 def alone(ready: AdapterReady, *, missing: tuple[MissingPart, ...] = ()) -> Published:
-    """Return the trained adapter as it is: no report, no probe."""
+    """Return the trained adapter as it is, without report and probe."""
     adapter = SealedFolder(folder=ready.folder, manifest_sha256=ready.manifest_sha256, bytes=ready.bytes)
     return Published(adapter=adapter, missing=missing)
 
 
 def deliver(ready: AdapterReady, published: Published, work_dir: Path, uploader: Uploader) -> Succeeded:
-    """Store every folder and return what to report; raises what `Uploader.store` raises."""
+    """Store every folder and return the result to report; raises the errors of `Uploader.store`."""
     places = uploader.store(work_dir / published.adapter.folder, published.adapter.manifest_sha256)
     exports = tuple(_store(kind, sealed, work_dir, uploader) for kind, sealed in published.exports.items())
     return Succeeded(

@@ -1,4 +1,4 @@
-"""Numbered events on their way to the control plane, and checkpoints on their way to the object store."""
+"""Delivery of numbered events to the control plane, and of checkpoints to the object store."""
 
 import logging
 import os
@@ -25,7 +25,7 @@ _BUFFER_EVENTS = 4000
 
 
 class Durable(msgspec.Struct, frozen=True, kw_only=True):
-    """What the control plane has confirmed: billing never goes beyond it unless the adapter itself arrives."""
+    """The progress that the control plane has confirmed. Billing never exceeds it unless the adapter itself arrives."""
 
     step: int = 0
     training_seconds: float = 0.0
@@ -33,7 +33,7 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reporter:
-    """Sends events in order, each until it is accepted. A thread of its own: a slow network must not delay a fence."""
+    """Sends events in order, each until it is accepted. Has its own thread: a slow network must not delay a fence."""
 
     def __init__(self, api: ApiClient, lease: Lease, keeper: LeaseKeeper) -> None:
         self._api = api
@@ -65,7 +65,7 @@ class Reporter:
                 self._thin_out()
 
     def flush(self, *, timeout_seconds: float) -> bool:
-        """Wait until everything queued is accepted; returns whether it was."""
+        """Wait until all queued events are accepted; return whether they were."""
         deadline = time.monotonic() + timeout_seconds
         while self._buffer and not self._keeper.is_lost and time.monotonic() < deadline:
             self._wake.set()
@@ -73,7 +73,7 @@ class Reporter:
         return not self._buffer
 
     def _thin_out(self) -> None:
-        """After a long silence of the control plane, drop every other progress report; nothing else."""
+        """After a long silence of the control plane, drop every other progress report and nothing else."""
         steps = [event for event in self._buffer if isinstance(event, StepCompleted)]
         dropped = {event.sequence for event in steps[::2]}
         self._buffer = [event for event in self._buffer if event.sequence not in dropped]
@@ -85,7 +85,7 @@ class Reporter:
             self.send()
 
     def send(self) -> None:
-        """Send what is queued, oldest first; what cannot be sent now stays queued."""
+        """Send queued events, oldest first; an event that cannot be sent now stays queued."""
         with self._lock:
             batch = tuple(self._buffer[:_BATCH_EVENTS])
         if not batch:
@@ -102,7 +102,7 @@ class Reporter:
             self._accepted(batch)
 
     def _send_singly(self, batch: tuple[RunEvent, ...], refusal: ApiError) -> None:
-        """One event of a batch was refused, and with it all: find it, say so, and let the others through."""
+        """Send the events of a refused batch one by one; log the refused event and let the others through."""
         log.warning("Events refused: %s", refusal)
         for event in batch:
             try:
@@ -141,7 +141,7 @@ class Uploader:
         self._transfers = transfers
 
     def store(self, folder: Path, manifest_sha256: str) -> UploadResponse:
-        """Raises StoreUnavailable, Unavailable, ApiError or Interrupted."""
+        """Store a sealed folder. Raises StoreUnavailable, Unavailable, ApiError or Interrupted."""
         request = UploadRequest(manifest=read_manifest(folder), manifest_sha256=manifest_sha256)
         places = self._api.create_upload(self._lease, request)
         self._transfers.upload_folder(folder, places.files)
@@ -149,7 +149,7 @@ class Uploader:
 
 
 class CheckpointUploader:
-    """Uploads checkpoints beside the training; when they come faster than they go, only the newest waiting is kept."""
+    """Uploads checkpoints during training. If they come faster than the upload, only the newest waiting one is kept."""
 
     def __init__(self, uploader: Uploader, reporter: Reporter, keeper: LeaseKeeper, work_dir: Path) -> None:
         self._uploader = uploader
@@ -165,7 +165,7 @@ class CheckpointUploader:
         self._thread.start()
 
     def add(self, event: CheckpointReady) -> None:
-        """Take a checkpoint; its files are linked aside, because the child keeps the newest two alone."""
+        """Take a checkpoint. Its files are linked aside, because the child keeps only the newest two checkpoints."""
         try:
             _link_folder(self._work_dir / event.folder, self._aside(event.step))
         except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""Whether this machine can take this run, asked before anything of it is downloaded and long before it is billed.
+"""Checks whether this machine can take this run, before any download and long before billing.
 
-The trainer's rehearsal is the last word on memory and disk; what could only fail there is refused here at once.
+The trainer's rehearsal decides about memory and disk; a run that would certainly fail is refused here at once.
 """
 
 import os
@@ -17,7 +17,7 @@ _MIB, _GIB = 1024**2, 1024**3
 
 
 class Refused(Exception):
-    """The run could only fail here."""
+    """The run would certainly fail here."""
 
     def __init__(self, code: FailureCode, message: str) -> None:
         super().__init__(message)
@@ -33,16 +33,17 @@ def check_run(spec: RunSpec, work_dir: Path) -> tuple[str, ...]:
 
 
 def needed_disk_bytes(spec: RunSpec) -> int:
-    """Return what is known beforehand of what the run will write: its rows, and checkpoints like those it begins with.
+    """Return the known part of the bytes that the run will write: its rows, and checkpoints like the one it begins
+    with.
 
-    The base model's files are shared by all runs of the machine and not counted.
+    All runs of the machine share the base model's files, so they do not count.
     """
     rows = spec.training.bytes + (spec.validation.bytes if spec.validation else 0)
     return rows + _COPIES * _bytes_of(spec.resume_from) + _bytes_of(spec.start_from)
 
 
 def _check_servable(spec: RunSpec) -> None:
-    """The control plane refuses this at creation; a job of an older one must not train for nothing."""
+    """Refuse a result that cannot be served. The control plane checks it at a job's creation; an older one did not."""
     recipe = spec.hyperparameters
     if not recipe.is_servable:
         return

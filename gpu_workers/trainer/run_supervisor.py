@@ -1,6 +1,6 @@
-"""One claimed run, from its files to its report: prepare, execute in a child, publish, say how it ended.
+"""One claimed run, from its files to its report: prepare, execute in a child, publish, and report the outcome.
 
-Nothing is reported once the lease is lost. Billing counts what the control plane confirmed as durable, nothing else.
+Nothing is reported once the lease is lost. Billing counts only what the control plane confirmed as durable.
 """
 
 import logging
@@ -58,19 +58,19 @@ _AFTER_CHILD_SECONDS = 45.0
 _TRACKING_IN_HASTE_SECONDS = 5.0
 _TRACKING_SECONDS = 30.0
 _KILL_AFTER_FENCE_SECONDS = 10.0
-_TRANSFER_SECONDS = 120.0  # most that one read or write of a transfer may wait, with its retries
+_TRANSFER_SECONDS = 120.0  # limit for one read or write of a transfer, with its retries
 
 
 class Forgotten(Exception):
-    """The lease is lost: nothing may be reported any more."""
+    """The lease is lost: no further report is allowed."""
 
 
 class StopAsked(Exception):
-    """Somebody asked for a stop before the child ran."""
+    """A stop was requested before the child ran."""
 
 
 class RunSupervisor:
-    """`run` does everything; the rest of the agent knows no phase of it."""
+    """Executes one claimed run. `run` does everything; the rest of the agent knows none of its phases."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class RunSupervisor:
         self._tracking: TrackingChild | None = None
 
     def run(self) -> None:
-        """Do the work and report it; returns silently only when the lease was lost."""
+        """Execute the run and report it; returns without a report only if the lease was lost."""
         for part in (self._keeper, self._reporter, self._checkpoints):
             part.start()
         try:
@@ -125,7 +125,7 @@ class RunSupervisor:
                 self._child.kill()
             if self._tracking is not None:
                 self._tracking.kill()
-            self._keeper.refuse()  # wakes whoever still waits for this lease
+            self._keeper.refuse()  # wakes all code that still waits for this lease
             self._checkpoints.finish(timeout_seconds=5)
             self._reporter.close()
             self._keeper.close()
@@ -159,7 +159,7 @@ class RunSupervisor:
             return self._failed(code, f"The worker could not go on ({error.strerror}).")
 
     def _prepare(self) -> None:
-        """Refuse what could only fail here, and fetch the rest; raises what `prepare` raises."""
+        """Refuse a run that would certainly fail here, and fetch its files; raises the errors of `prepare`."""
         self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.DOWNLOADING))
         self._work_dir.mkdir(parents=True, exist_ok=True)
         for warning in check_run(self._spec, self._work_dir):
@@ -167,14 +167,14 @@ class RunSupervisor:
         prepare(self._spec, self._work_dir, self._config, self._transfers, before_each=self._check)
 
     def _execute(self) -> RunOutcome:
-        """Run the child to its end, passing on what it says; raises Forgotten."""
+        """Run the child to its end and pass on its events; raises Forgotten."""
         self._check()
         self._tracking = TrackingChild(self._spec, self._work_dir)
         child = self._child = self._executor.start(
             self._work_dir,
             hub_token=self._spec.base_model.hub_token,
             gpu_count=self._spec.gpu_count,
-            has_network=self._spec.base_model.path is None,  # a base model of a repository is fetched by the child
+            has_network=self._spec.base_model.path is None,  # the child fetches a base model of a repository
         )
         self._watch.follow(ChildActivity(child.leader, self._work_dir))
         asked_at: float | None = None
@@ -195,7 +195,7 @@ class RunSupervisor:
         return self._conclude(child)
 
     def _fence(self, child: Child) -> None:
-        """End the child before the lease can be given to somebody else."""
+        """End the child before the lease can be given to another worker."""
         if not self._keeper.is_refused:
             child.terminate()
             child.wait(_KILL_AFTER_FENCE_SECONDS)
@@ -203,7 +203,7 @@ class RunSupervisor:
         raise Forgotten
 
     def _end_stalled(self, child: Child) -> RunOutcome:
-        """End a child that does nothing any more, with its stacks in the log; what it stored stays durable."""
+        """End a child without progress, with its stacks in the log; its stored checkpoints stay durable."""
         message = self._still()
         with (self._work_dir / LOG_FILE).open("a") as file:
             file.write(f"{message}\n{ChildActivity(child.leader, self._work_dir).describe()}\n")
@@ -240,7 +240,7 @@ class RunSupervisor:
                 return self._stopped()
 
     def _publish(self, ready: AdapterReady) -> Published:
-        """Have everything else that was promised made; what fails is named, and the adapter is stored all the same."""
+        """Make all other promised parts; a failed part is named, and the adapter is stored in any case."""
         if self._publisher is None:
             return alone(ready)
         self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.EVALUATING))
@@ -261,7 +261,7 @@ class RunSupervisor:
         self._child = child
 
     def _publish_secrets(self, part: str) -> PublishSecrets:
-        """Return what the child of a part may know; without a key for its judge it says why. Raises StaleLease."""
+        """Return the secrets for a part's child, with the reason if its judge has no key. Raises StaleLease."""
         plan, hub_token = self._spec.evaluation, self._spec.base_model.hub_token
         if part != EVALUATION or plan is None or plan.grader.kind is not GraderKind.JUDGE:
             return PublishSecrets(part=part, hub_token=hub_token)
@@ -275,7 +275,7 @@ class RunSupervisor:
             return PublishSecrets(part=part, hub_token=hub_token, judge_refusal=words)
 
     def _must_leave(self) -> bool:
-        """Whether to give up what follows training; a pause comes too late to stop anything."""
+        """Return whether to abandon the parts after training; a pause comes too late to stop anything."""
         return self._keeper.is_lost or self._stop_reason() in ("cancelled", "preempted")
 
     def _store_adapter(self, ready: AdapterReady) -> RunOutcome:
@@ -288,7 +288,7 @@ class RunSupervisor:
         return deliver(ready, published, self._work_dir, self._uploader)
 
     def _must_end_transfers(self) -> bool:
-        """A result nobody wants any more is not delivered; the checkpoints before it are."""
+        """Return whether to end transfers: an unwanted result is not delivered, but earlier checkpoints are."""
         is_unwanted = self._is_delivering and self._stop_reason() == "cancelled"
         return self._keeper.is_lost or is_unwanted or self._watch.look(most_seconds=_TRANSFER_SECONDS)
 
@@ -308,7 +308,7 @@ class RunSupervisor:
             refused = self._failed(code or FailureCode.INTERNAL_ERROR, "The result of the attempt was refused.")
             self._api.finish(self._lease, refused)
 
-    # --- what is said ----------------------------------------------------------------------------------------------
+    # --- reporting -------------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
         for event in self._tail.read():
@@ -326,7 +326,7 @@ class RunSupervisor:
 
     def _note(self, event: ChildEvent) -> None:
         replace = msgspec.structs.replace
-        if not isinstance(event, LogLine):  # words alone are no progress
+        if not isinstance(event, LogLine):  # log lines alone are no progress
             self._watch.note()
         match event:
             case PhaseChanged():
@@ -344,7 +344,7 @@ class RunSupervisor:
         return msgspec.structs.replace(self._status, memory_bytes=memory, work=self._watch.work)
 
     def _stop_reason(self) -> str | None:
-        """Who asked for a stop: a customer's wish goes before this machine's."""
+        """Return the reason for a stop; a customer's request takes precedence over this machine's."""
         return self._keeper.stop_reason or ("preempted" if self._is_stopping() else None)
 
     def _check(self) -> None:

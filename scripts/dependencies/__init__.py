@@ -1,1 +1,1 @@
-"""Locked dependencies: making the locks, and auditing them."""
+"""Locked dependencies: creation of the locks, and their audit."""

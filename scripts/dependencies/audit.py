@@ -1,8 +1,8 @@
-"""Ask PyPI for known vulnerabilities of every locked version; fails where there are some, or where no answer came.
+"""Ask PyPI for known vulnerabilities of every locked version; fail if there are any, or if an answer is missing.
 
     make audit
 
-pip-audit, in a folder of its own (requirements/pip-audit.lock), asks the advisory database that PyPI publishes.
+pip-audit, in its own folder (requirements/pip-audit.lock), asks the advisory database that PyPI publishes.
 """
 
 import json
@@ -18,7 +18,7 @@ _TIMEOUT_SECONDS = 900
 
 
 class NotAudited(Exception):
-    """Nothing is known of a lock; the message says why."""
+    """A lock could not be checked; the message gives the reason."""
 
 
 def audit(lock: Path) -> list[str]:
@@ -46,7 +46,7 @@ def audit(lock: Path) -> list[str]:
 
 
 def main() -> int:
-    """Print what was found, and return 1 for anything but a clean answer for each lock."""
+    """Print the findings; return 1 unless every lock got a clean answer."""
     problems = []
     for lock in sorted(REQUIREMENTS.glob("*.lock")):
         if lock.name in WITHOUT_HASHES:

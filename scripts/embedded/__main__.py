@@ -1,4 +1,4 @@
-"""Run one embedded server in the foreground until SIGTERM, as a supervisor wants it."""
+"""Run one embedded server in the foreground until SIGTERM, as a supervisor expects."""
 
 import argparse
 import sys

@@ -1,6 +1,6 @@
-"""Where the servers of a data directory answer, and the private directories and secrets that they share.
+"""The addresses of a data directory's servers, and the private directories and secrets that they share.
 
-Imports no Django, as all of this package.
+Imports no Django, like the whole package.
 """
 
 import hashlib
@@ -18,17 +18,17 @@ import msgspec
 from scripts.embedded.servers import EmbeddedServiceError, postgres_account
 
 DATABASE = "anneal"
-POSTGRES_PORT = 5432  # part of the socket's name; nothing listens on it unless a TCP port is asked for
+POSTGRES_PORT = 5432  # part of the socket's name; nothing listens on it unless a TCP port is requested
 Role = Literal["owner", "app", "sys", "internal", "gateway"]
 ROLES: tuple[Role, ...] = ("owner", "app", "sys", "internal", "gateway")
 REPOSITORY = Path(__file__).resolve().parents[2]
-# sun_path holds 108 bytes with the closing NUL; the longest name below the runtime directory is pg/.s.PGSQL.5432.lock.
+# sun_path is 108 bytes with the closing NUL; the longest name below the runtime directory is pg/.s.PGSQL.5432.lock.
 SOCKET_PATH_LIMIT_BYTES = 107
 MAX_SOCKET_NAME_BYTES = 32
 
 
 class EmbeddedServices(msgspec.Struct, frozen=True):
-    """Where the embedded servers of one data directory answer."""
+    """The addresses of one data directory's embedded servers."""
 
     data_dir: str
     runtime_dir: str
@@ -38,30 +38,30 @@ class EmbeddedServices(msgspec.Struct, frozen=True):
     trainer_password: str
 
     def database_url(self, role: Role) -> str:
-        """The libpq URL of `role` on the shared database; the private socket directory stands for a password."""
+        """Return the libpq URL of `role` on the shared database; the private socket directory replaces a password."""
         place = {"host": self.postgres_socket_dir, "port": self.postgres_port}
         return f"postgresql://anneal_{role}@/{DATABASE}?{urlencode(place)}"
 
     @property
     def redis_url(self) -> str:
-        """The control plane's Redis, as redis-py reads it."""
+        """Return the control plane's Redis URL for redis-py."""
         return f"unix://{quote(self.redis_socket)}?db=0"
 
     @property
     def broker_url(self) -> str:
-        """The control plane's Redis, as Celery reads it."""
+        """Return the control plane's Redis URL for Celery."""
         return f"redis+socket://{quote(self.redis_socket)}?virtual_host=0"
 
     @property
     def trainer_broker_url(self) -> str:
-        """The broker as a GPU worker sees it: a user that may consume its own queue and nothing else."""
+        """Return the broker URL of a GPU worker, whose user may only consume its own queue."""
         return f"redis+socket://anneal_trainer:{self.trainer_password}@{quote(self.redis_socket)}?virtual_host=0"
 
 
 def runtime_dir(data_dir: Path) -> Path:
-    """The directory of the sockets of `data_dir`: inside it, or a private one under /tmp.
+    """Return the directory of the sockets of `data_dir`: inside it, or a private one under /tmp.
 
-    Under /tmp where the path is too long for a socket or would need quoting in the URLs and files that carry it.
+    It is under /tmp if the path is too long for a socket or would need quoting in the URLs and files that contain it.
     """
     inside = data_dir.resolve() / "run"
     is_short = len(os.fsencode(inside)) + MAX_SOCKET_NAME_BYTES <= SOCKET_PATH_LIMIT_BYTES
@@ -72,7 +72,7 @@ def runtime_dir(data_dir: Path) -> Path:
 
 
 def services(data_dir: Path, *, postgres_port: int = POSTGRES_PORT) -> EmbeddedServices:
-    """Where the servers of `data_dir` answer once they run; starts nothing, creates the directories."""
+    """Return the addresses of `data_dir`'s servers. Starts nothing, but creates the directories."""
     run = _prepare_directories(data_dir)
     return EmbeddedServices(
         data_dir=str(data_dir.resolve()),
@@ -85,14 +85,14 @@ def services(data_dir: Path, *, postgres_port: int = POSTGRES_PORT) -> EmbeddedS
 
 
 def _prepare_directories(data_dir: Path) -> Path:
-    # Under root the server's own account must be able to walk through, but not to list.
+    # As root, the server's account must be able to walk through the directory, but not to list it.
     walkable = 0o711 if os.getuid() == 0 else 0o700
     data_dir.mkdir(parents=True, exist_ok=True)
     data_dir.chmod(walkable)
     run = private_dir(runtime_dir(data_dir), mode=walkable)
     private_dir(run / "pg", mode=0o700, owner=postgres_account())
     private_dir(run / "redis", mode=0o700)
-    private_dir(run / "web", mode=0o700)  # uvicorn makes its socket world-accessible: the folder is the guard
+    private_dir(run / "web", mode=0o700)  # uvicorn makes its socket world-accessible: the folder protects it
     return run
 
 
@@ -109,7 +109,7 @@ def private_dir(path: Path, *, mode: int, owner: pwd.struct_passwd | None = None
 
 
 def kept_secret(path: Path) -> str:
-    """The secret in `path`, created once; two processes that start together read the same one."""
+    """Return the secret in `path`, created once; two processes that start together read the same one."""
     if not path.exists():
         draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

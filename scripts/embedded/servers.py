@@ -1,4 +1,4 @@
-"""One server process in the foreground, and what it needs of the system: an account, a package, a lock."""
+"""One server process in the foreground, and its system requirements: an account, a package, a lock."""
 
 import ctypes
 import fcntl
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-# PostgreSQL refuses to run as root; under root its files belong to this system account.
+# PostgreSQL refuses to run as root; as root, its files belong to this system account.
 POSTGRES_ACCOUNT = "anneal-postgres"
 # Measured: after kill -9 of the postmaster a new one is refused for up to 1.5 s, until the old backends are gone.
 START_RETRY_SECONDS = 5.0
@@ -24,11 +24,11 @@ PR_SET_PDEATHSIG = 1
 
 
 class EmbeddedServiceError(RuntimeError):
-    """An embedded server could not be started; the message says which, why and what to do."""
+    """An embedded server could not be started; the message names it, the reason and the fix."""
 
 
 class Foreground:
-    """Owns one server process: starts it with patience, turns SIGTERM and SIGINT into its own stop signal."""
+    """Owns one server process: retries its start, and turns SIGTERM and SIGINT into its own stop signal."""
 
     def __init__(self, name: str, spawn: Callable[[], subprocess.Popen[bytes]], *, stop_signal: signal.Signals) -> None:
         self.is_stopping = False
@@ -38,7 +38,7 @@ class Foreground:
             signal.signal(number, lambda *_: self._ask_to_stop())
 
     def start(self, *, is_ready: Callable[[], bool]) -> None:
-        """This method will return once the server answers, or was asked to stop; a start that fails is tried again."""
+        """Return once the server answers or a stop was requested; retry a failed start."""
         self._wait_for_predecessor(is_ready)
         retry_until, give_up_at = time.monotonic() + START_RETRY_SECONDS, time.monotonic() + READY_TIMEOUT_SECONDS
         self._process = self._spawn()
@@ -60,12 +60,12 @@ class Foreground:
         self.wait()
 
     def wait(self, *, until_unused: Path | None = None) -> int:
-        """This method will return the server's exit code; with `until_unused` stop it when that lock is free."""
+        """Return the server's exit code; with `until_unused`, stop the server once that lock is free."""
         if self._process is None:
             return 0
         if until_unused:
             threading.Thread(target=self._stop_when_unused, args=(until_unused,), daemon=True).start()
-        # Not in waitpid: a signal that came a moment before that call would wait with it until the server ends.
+        # Not in waitpid: a signal that came just before that call would wait with it until the server ends.
         while self._process.poll() is None:
             time.sleep(_POLL_SECONDS)
         return self._process.returncode
@@ -76,12 +76,13 @@ class Foreground:
             os.kill(self._process.pid, self._stop_signal)
 
     def _stop_when_unused(self, lock: Path) -> None:
-        # The kernel frees a dead user's share. Held until this process ends, so that a newcomer waits for a clean stop.
+        # The kernel frees a dead user's share. Held until this process ends, so that a new process waits for a clean
+        # stop.
         self._unused = locked(lock, fcntl.LOCK_EX)
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _wait_for_predecessor(self, is_ready: Callable[[], bool]) -> None:
-        # A server whose keeper was killed is on its way down (parent-death signal).
+        # A server whose keeper was killed is about to end (parent-death signal).
         give_up_at = time.monotonic() + START_RETRY_SECONDS
         while is_ready():
             if time.monotonic() > give_up_at:
@@ -129,7 +130,7 @@ def run_or_explain(
 
 
 def postgres_account() -> pwd.struct_passwd | None:
-    """None for us, or the system account PostgreSQL runs under when we are root, made when it is missing."""
+    """Return None for our own account, or PostgreSQL's system account if we are root, created if missing."""
     if os.getuid() != 0:
         return None
     try:
@@ -142,7 +143,7 @@ def postgres_account() -> pwd.struct_passwd | None:
 
 
 def package_dir(name: str) -> Path:
-    # The package itself stays unimported: it warns and looks for a runtime directory of its own on import.
+    # The package itself is not imported: on import it warns and looks for its own runtime directory.
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         raise EmbeddedServiceError(f"the package {name} is not installed: run `make setup`, or set DATABASE_URL")

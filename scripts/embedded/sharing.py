@@ -1,4 +1,4 @@
-"""Both servers held running for tests and management commands, shared between processes."""
+"""Both servers kept running for tests and management commands, shared between processes."""
 
 import fcntl
 import subprocess
@@ -18,10 +18,10 @@ from scripts.embedded.servers import READY_TIMEOUT_SECONDS, EmbeddedServiceError
 
 @contextmanager
 def ensure_running(data_dir: Path, *, durable: bool = True, tcp_port: int | None = None) -> Iterator[EmbeddedServices]:
-    """This function will hold both servers of `data_dir` running, starting what does not run yet.
+    """Keep both servers of `data_dir` running; start those that do not run yet.
 
-    Any number of processes may hold them at once; what was started here stops when the last holder lets go or dies.
-    Servers that a supervisor started are used and left alone. Raises EmbeddedServiceError when one does not come up.
+    Any number of processes may use them at once; servers started here stop when the last user ends. Servers that a
+    supervisor started are used but not stopped. Raises EmbeddedServiceError if one does not start.
     """
     where = services(data_dir, postgres_port=tcp_port or POSTGRES_PORT)
     users = locked(users_lock(data_dir), fcntl.LOCK_SH)
@@ -37,7 +37,7 @@ def ensure_running(data_dir: Path, *, durable: bool = True, tcp_port: int | None
             if is_last:
                 process.wait()
             else:
-                process.returncode = 0  # it stays for the others: no child of ours any more, and no forgotten one
+                process.returncode = 0  # it keeps running for the others: no longer our child, and without a warning
 
 
 def _start_missing(

@@ -1,4 +1,4 @@
-"""What the tests use on top: other clients of the API, Node.js and a browser."""
+"""Additional programs of the tests: other clients of the API, Node.js and a browser."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 from scripts.installation.commands import DATA, REPOSITORY, REQUIREMENTS, SetupFailed, run
 from scripts.installation.packages import install_locked
 
-# In folders of their own, each with a lock: earlier generations of OpenAI's client that the API is tested with; another
-# client, with its own openai; a second opinion on Stripe, GPL, run as a process of its own and never imported; and the
-# program of `make audit`.
+# In separate folders, each with a lock: earlier generations of OpenAI's client that the API is tested with; another
+# client, with its own openai; an independent model of Stripe, GPL, run as a separate process and never imported; and
+# the program of `make audit`.
 APART = ("openai-1.109.1", "openai-2.54.0", "litellm", "localstripe", "pip-audit")
-# OpenAI's clients for Node.js, at the versions of a lock file of npm's.
+# OpenAI's clients for Node.js, at the versions of an npm lock file.
 NODE_CLIENTS = REPOSITORY / "tests/api/node"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 def install_clients(python: Path) -> None:
-    """This function will put other clients and programs into folders of their own, for what uses them."""
+    """Install other clients and programs into separate folders."""
     for name in APART:
         lock = REQUIREMENTS / f"{name}.lock"
         stamp, wanted = DATA / name / ".anneal-stamp", lock.read_text()
@@ -30,7 +30,7 @@ def install_clients(python: Path) -> None:
 
 
 def install_node_clients() -> None:
-    """This function will put OpenAI's clients for Node.js into a folder of their own, for the tests that use them."""
+    """Install OpenAI's clients for Node.js into a separate folder, for the tests that use them."""
     target, lock = DATA / "node", (NODE_CLIENTS / "package-lock.json").read_text()
     stamp = target / ".anneal-stamp"
     if stamp.exists() and stamp.read_text() == lock:
@@ -44,7 +44,7 @@ def install_node_clients() -> None:
 
 
 def install_programs() -> None:
-    """This function will make sure that a browser and Node.js are on the path. Raises SetupFailed with the command."""
+    """Make sure that a browser and Node.js are on the path. Raises SetupFailed with the command."""
     missing = [] if any(shutil.which(name) for name in BROWSERS) else ["chromium"]
     missing += [package for package, program in (("nodejs", "node"), ("npm", "npm")) if not shutil.which(program)]
     if not missing:

@@ -1,4 +1,4 @@
-"""Commands that set-up runs in silence, and how it fails. Standard library only, as all of this package."""
+"""Commands that set-up runs silently, and its errors. Standard library only, like the whole package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DATA = REPOSITORY / ".anneal"
 
 
 class SetupFailed(Exception):
-    """A stage that could not be done; the message ends with what the tool said and what to do."""
+    """A stage failed; the message ends with the tool's output and the fix."""
 
 
 class NoWheel(SetupFailed):
@@ -21,7 +21,7 @@ class NoWheel(SetupFailed):
 
 
 def run(command: Sequence[str], *, environment: dict[str, str] | None = None) -> None:
-    """This function will run a command in silence. Raises SetupFailed with the end of its output."""
+    """Run a command silently. Raises SetupFailed with the end of its output."""
     done = subprocess.run(
         command,
         cwd=REPOSITORY,
@@ -31,7 +31,7 @@ def run(command: Sequence[str], *, environment: dict[str, str] | None = None) ->
         text=True,
         check=False,
     )
-    # The second is what pip says where a constraints file names the package too.
+    # pip prints the second form if a constraints file names the package too.
     if match := re.search(r"ERROR: (?:No matching distribution found for|Cannot install) (\S+)", done.stdout):
         raise NoWheel(f"The package indexes have no wheel of {match[1]} for this Python. See `pip config list`.")
     if done.returncode:
@@ -40,7 +40,7 @@ def run(command: Sequence[str], *, environment: dict[str, str] | None = None) ->
 
 
 def version_of(python: Path | str) -> str:
-    """Major and minor version of an interpreter, or nothing where it does not start."""
+    """Return the major and minor version of an interpreter, or "" if it does not start."""
     try:
         asked = "import sys; print(*sys.version_info[:2], sep='.')"
         return subprocess.run(

@@ -1,4 +1,4 @@
-"""The two virtual environments of this machine: what they are made of, and whether they are whole."""
+"""The two virtual environments of this machine: their locks, and whether they are complete."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scripts.installation.packages import WITHOUT_HASHES
 
 @dataclass(frozen=True)
 class Environment:
-    """One virtual environment and the locks it is made of; `fallback_index` is asked where no other has a wheel."""
+    """One virtual environment and its locks; `fallback_index` is used if no other index has a wheel."""
 
     name: str
     directory: Path
@@ -34,7 +34,7 @@ class Environment:
 
     @property
     def lock_groups(self) -> list[list[Path]]:
-        """The locks in as few groups as pip takes: with hashes in one of them, it wants hashes in all."""
+        """Return the locks in as few groups as pip accepts: with hashes in one lock, it requires hashes in all."""
         apart = [path for path in self.lock_files if path.name == WITHOUT_HASHES]
         hashed = [path for path in self.lock_files if path.name != WITHOUT_HASHES]
         return [group for group in (apart, hashed) if group]
@@ -45,18 +45,18 @@ class Environment:
 
     @property
     def stamp(self) -> str:
-        """What this environment would be made of; equal stamps mean equal environments."""
+        """Return the stamp of this environment's contents; equal stamps mean equal environments."""
         digest = hashlib.sha256()
         for lock in self.locks:
             digest.update(b"\n" + lock.encode() + b"\n" + (REQUIREMENTS / lock).read_bytes())
         return digest.hexdigest()
 
     def is_up_to_date(self) -> bool:
-        """Whether it is whole, runs, and holds what the locks say."""
+        """Return whether the environment is complete, runs, and matches the locks."""
         return self.is_sound() and self._stamped().get("made_of") == self.stamp
 
     def is_sound(self) -> bool:
-        """Whether an installation of it ended, in this very folder, and its Python and packages are still there."""
+        """Return whether an installation finished in this very folder, and its Python and packages still exist."""
         stamped = self._stamped()
         return (
             stamped.get("directory") == str(self.directory.resolve())
@@ -65,7 +65,7 @@ class Environment:
         )
 
     def write_stamp(self) -> None:
-        """This method will note that an installation ended, and what it left."""
+        """Record that an installation finished, and what it installed."""
         stamped = {
             "made_of": self.stamp,
             "directory": str(self.directory.resolve()),
@@ -75,7 +75,7 @@ class Environment:
         self.stamp_file.write_text(json.dumps(stamped) + "\n")
 
     def make_anew(self, python: str) -> None:
-        """This method will replace the folder by an empty environment of that Python. Raises SetupFailed."""
+        """Replace the folder with an empty environment of that Python. Raises SetupFailed."""
         if self.directory.is_symlink():
             self.directory.unlink()
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -93,7 +93,7 @@ class Environment:
 
 
 def environments(*, dev: bool) -> list[Environment]:
-    """The two environments of this machine, the slower one first."""
+    """Return the two environments of this machine, the slower one first."""
     dev = dev or _has_dev_tools()
     web = ("web.lock", "demo.lock", *(["dev.lock"] if dev else []))
     kind = "gpu" if has_nvidia_gpu() else "cpu"
@@ -108,7 +108,7 @@ def environments(*, dev: bool) -> list[Environment]:
 
 
 def _has_dev_tools() -> bool:
-    # `make demo` after `make test` must not throw the tools away and reinstall them next time.
+    # `make demo` after `make test` must not remove the tools, only to reinstall them next time.
     return (REPOSITORY / ".venv/bin/pytest").exists()
 
 

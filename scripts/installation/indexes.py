@@ -1,4 +1,4 @@
-"""The package indexes that pip would ask, and whether they answer."""
+"""The package indexes that pip uses, and whether they answer."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ INDEX_ANSWER_SECONDS = 5.0
 
 
 def indexes_of(python: Path) -> list[str]:
-    """The package indexes that pip would ask, by its own configuration."""
+    """Return the package indexes that pip would use, by its own configuration."""
     asked = subprocess.run([python, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False)
     if asked.returncode:
-        return []  # Debian's Python has no pip; that of the new environment will tell
+        return []  # Debian's Python has no pip; the new environment's pip will be asked
     settings: dict[str, str] = {}
-    for section in ("global", "install", ":env:"):  # each overrules the one before it
+    for section in ("global", "install", ":env:"):  # each takes precedence over the one before it
         for name, value in re.findall(rf"^{section}\.([a-z-]+)=(.*)$", asked.stdout, re.MULTILINE):
             settings[name] = ast.literal_eval(value)
     if "proxy" in settings or settings.get("no-index", "") in ("1", "true"):
-        return []  # through pip's own proxy we cannot look
+        return []  # no check is possible through pip's own proxy
     return [settings.get("index-url", PYPI), *settings.get("extra-index-url", "").split()]
 
 
 def check_indexes(addresses: Sequence[str]) -> None:
-    """This function will make sure within seconds that each index answers. Raises SetupFailed with what to set."""
+    """Make sure within seconds that each index answers. Raises SetupFailed with the setting to change."""
     with ThreadPoolExecutor(max(1, len(addresses))) as pool:
         reasons = zip(addresses, pool.map(_silence, addresses), strict=True)
         silent = [f"{_without_login(address)} ({why})" for address, why in reasons if why]
@@ -53,7 +53,7 @@ def _without_login(address: str) -> str:
 
 
 def _silence(address: str) -> str:
-    """Why an index does not answer; nothing where it answers with any status."""
+    """Return why an index does not answer; empty if it answers with any status."""
     if not address.startswith(("http://", "https://")):
         return ""
     page = Request(f"{_without_login(address).rstrip('/')}/pip/", method="HEAD")

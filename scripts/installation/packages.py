@@ -1,4 +1,4 @@
-"""Locked packages, installed with pip from the addresses of an earlier time or from the indexes."""
+"""Locked packages, installed with pip from the addresses of an earlier installation or from the indexes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from scripts.installation.commands import NoWheel, SetupFailed, run, version_of
 from scripts.installation.indexes import check_indexes, indexes_of
 
 PIP = ("-m", "pip", "--disable-pip-version-check", "install", "--no-compile", "--quiet", "--no-deps")
-# Nothing is compiled. localstripe is plain Python that is published as source alone.
+# Nothing is compiled. localstripe is plain Python that is published as source only.
 ONLY_WHEELS = ("--only-binary=:all:", "--no-binary=localstripe")
-# PyTorch's own index has its CPU build and its hashes; no other index does, so the lock has none.
+# Only PyTorch's own index has its CPU build and its hashes, so the lock has none.
 WITHOUT_HASHES = "torch-cpu.lock"
 
 
 def install_locked(
     python: Path, locks: Sequence[Path], *, fallback_index: str | None = None, target: Path | None = None
 ) -> None:
-    """This function will install locks with pip: from the addresses of an earlier time, else from the indexes.
+    """Install locks with pip: from the addresses of an earlier installation, else from the indexes.
 
-    Files have the hashes of the locks, and the addresses, kept once that was checked, carry them. pip asks an index for
-    each package even when it keeps the wheel, so a full cache alone does not help where no index answers. The addresses
-    lie in pip's cache beside the wheels. Raises NoWheel, or SetupFailed, naming a silent index.
+    The files must match the hashes of the locks. The addresses are kept after that check, and contain the hashes. pip
+    contacts an index for each package even if it has the wheel, so a full cache alone does not help when no index
+    answers. The addresses are in pip's cache beside the wheels. Raises NoWheel, or SetupFailed, naming a silent index.
     """
     into = ["--target", str(target)] if target else []
     wanted = [line.split()[0] for lock in locks for line in lock.read_text().splitlines() if "==" in line]
@@ -37,7 +37,7 @@ def install_locked(
             run([str(python), *PIP, *into, "--no-index", "--retries=0", "--timeout=5", "-r", str(kept)])
             return
         except SetupFailed:
-            pass  # something left the cache
+            pass  # a file is no longer in the cache
     are_hashed = all(lock.name != WITHOUT_HASHES for lock in locks)
     files = [word for lock in locks for word in ("-r", str(lock))]
     command = [str(python), *PIP, *into, *ONLY_WHEELS, *(["--require-hashes"] if are_hashed else []), *files]
@@ -56,13 +56,13 @@ def install_locked(
                 raise NoWheel(f"{failure} {silence}") from silence
             run([*command, "--extra-index-url", fallback_index])
         installed = json.loads(report.read_text())["install"]
-    if kept and len(installed) == len(wanted):  # what was there before is not in the report
+    if kept and len(installed) == len(wanted):  # the report omits packages that were there before
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text("".join(f"{_address(entry)}\n" for entry in installed))
 
 
 def addresses_file(python: Path, locks: Sequence[Path]) -> Path | None:
-    """Where the addresses are kept that these locks came from for this Python; None where pip keeps nothing."""
+    """Return the file with the addresses of these locks for this Python; None if pip keeps no cache."""
     asked = subprocess.run([python, "-m", "pip", "cache", "dir"], capture_output=True, text=True, check=False)
     if asked.returncode:
         return None

@@ -1,6 +1,6 @@
 """Start every process of Anneal under a supervisor, prepare the data, run the main job, and stop without a trace.
 
-Called by scripts/up.py inside .venv; see there for the options.
+scripts/up.py calls this program inside .venv and passes its options on.
 """
 
 import argparse
@@ -30,9 +30,9 @@ from scripts.supervision import LaunchFailed, Supervision, end, find_leftovers, 
 def main() -> int:
     given = _arguments()
     home = given.home.resolve()
-    os.umask(0o077)  # logs, mail and sockets are for this account alone
+    os.umask(0o077)  # only this account can read logs, mail and sockets
     home.mkdir(parents=True, exist_ok=True)
-    # SIGINT too: a shell lets its background jobs ignore it.
+    # SIGINT too: a shell makes its background jobs ignore it.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
@@ -51,14 +51,14 @@ def _arguments() -> argparse.Namespace:
     mode.add_argument("--ci", action="store_true", help="main job, 1,000 rows, QLoRA job, one JSON line, exit")
     mode.add_argument("--reload", action="store_true", help="no main job; restart processes when their code changes")
     mode.add_argument("--no-main-job", action="store_true", help="only keep running")
-    parser.add_argument("--began-at", type=float, help=argparse.SUPPRESS)  # Unix time; set-up comes before us
+    parser.add_argument("--began-at", type=float, help=argparse.SUPPRESS)  # Unix time; set-up runs before this program
     return parser.parse_args()
 
 
 def _run(given: argparse.Namespace, home: Path) -> int:
     ready_file = home / "ready.json"
     ready_file.unlink(missing_ok=True)
-    while earlier := find_leftovers(home):  # again for what a supervisor started while it was ending
+    while earlier := find_leftovers(home):  # again for processes that a supervisor started while it was ending
         say(f"Ending {len(earlier)} processes of an earlier run that was cut off.")
         end(earlier)
     is_new = not (home / "demo.json").exists()
@@ -91,7 +91,7 @@ def _run(given: argparse.Namespace, home: Path) -> int:
 
 
 def _keep_running(given: argparse.Namespace, starting: Starting) -> None:
-    """This function will run until it is interrupted; a main job that fails stops nothing. Raises LaunchFailed."""
+    """Run until interrupted; a failed main job stops nothing. Raises LaunchFailed."""
     prepared, supervision = starting.prepared, starting.supervision
     has_main_job = has_demo(prepared) and not (given.reload or given.no_main_job)
     child = start_main_job(starting) if has_main_job else None

@@ -1,4 +1,4 @@
-"""Processes that are restarted when the code they run has changed."""
+"""The restart of processes whose code has changed."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ WATCHED = {
 
 
 def newest_changes() -> dict[str, tuple[int, int]]:
-    """For each environment the number of watched files and the newest change among them."""
+    """Return, for each environment, the number of watched files and the newest change among them."""
     return {venv: _newest_change(folders) for venv, folders in WATCHED.items()}
 
 
@@ -24,7 +24,7 @@ def _newest_change(folders: Sequence[str]) -> tuple[int, int]:
 
 
 def restart_changed(supervision: Supervision, venvs: set[str]) -> None:
-    # The engine outlives edits: it takes half a minute to load and reads no code of ours after its start.
+    # The engine is not restarted: it takes half a minute to load, and reads none of our code after its start.
     changed = [
         p for p in supervision.prepared.programs if p.venv in venvs and p.tier != Tier.SERVICES and p.name != "vllm"
     ]

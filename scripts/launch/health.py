@@ -1,4 +1,4 @@
-"""Whether a program does its work by now."""
+"""The health check of a program."""
 
 import http.client
 import socket
@@ -12,7 +12,7 @@ from scripts.supervision import Supervision
 
 
 def health_check(prepared: Prepared, supervision: Supervision, program: Program) -> Callable[[], bool]:
-    """Return what tells whether the program answers; of one that listens nowhere, whether it keeps running."""
+    """Return a check that the program answers or, if it listens nowhere, that it keeps running."""
     services, known = prepared.services, prepared.known
     match program.name:
         case "postgres":
@@ -33,7 +33,7 @@ def health_check(prepared: Prepared, supervision: Supervision, program: Program)
 
 
 def _answers(url: str, path: str) -> bool:
-    """Whether a server is there that answers a GET, be it with a refusal."""
+    """Return whether a server answers a GET, even with a refusal."""
     connection = _connection(url)
     try:
         connection.request("GET", path)
@@ -53,6 +53,6 @@ def _connection(url: str) -> http.client.HTTPConnection:
     connection.sock.settimeout(10)
     try:
         connection.sock.connect(url.removeprefix("unix://"))
-    except OSError:  # the request then fails on a socket without a peer
+    except OSError:  # the request then fails because the socket has no peer
         pass
     return connection

@@ -23,7 +23,7 @@ def start_main_job(starting: Starting, options: Sequence[str] = ()) -> subproces
         "compare, bill. It takes some minutes; look around the dashboard meanwhile.\n"
     )
     home = str(starting.prepared.home)
-    # In a group of its own: Ctrl-C reaches the launcher, which decides the order.
+    # In a separate process group: Ctrl-C reaches only the launcher, which decides the order.
     return subprocess.Popen(
         [*MAIN_JOB, "--home", home, "--began-at", str(starting.began_at), *options],
         cwd=REPOSITORY,
@@ -34,10 +34,10 @@ def start_main_job(starting: Starting, options: Sequence[str] = ()) -> subproces
 
 
 def start_engine_when_quoted(starting: Starting) -> None:
-    """This function will start the engine when the training job exists, or after the time that a quote may take.
+    """Start the engine once the training job exists, or after the time that a quote may take.
 
-    The trainer measures its speed for the quote. An engine that loads at the same time makes it up to 20 % slower, also
-    where each has a core for itself.
+    The trainer measures its speed for the quote. An engine that loads at the same time makes it up to 20 % slower, even
+    if each has its own core.
     """
     state = starting.prepared.home / "demo/state.json"
     has_job = state.exists() and "ftjob-" in state.read_text()
@@ -52,7 +52,7 @@ def end_main_job(child: subprocess.Popen[bytes] | None) -> None:
 
 
 def after_main_job(prepared: Prepared, code: int) -> str:
-    """What to say when the main job ended with that code."""
+    """Return the message for the end of the main job with that exit code."""
     if not code:
         return ""
     command = shlex.join([*MAIN_JOB, "--home", str(prepared.home)])
@@ -63,7 +63,7 @@ def after_main_job(prepared: Prepared, code: int) -> str:
 
 
 def run_for_figures(starting: Starting) -> dict[str, Any]:
-    """Run the main job and a QLoRA job to their end and return their figures, or `error`."""
+    """Run the main job and a QLoRA job to their end; return their figures, or `error`."""
     prepared = starting.prepared
     if not has_demo(prepared):
         return {"error": "The main job needs the demo account, which needs embedded services and a local URL."}
@@ -86,7 +86,7 @@ def run_for_figures(starting: Starting) -> dict[str, Any]:
 def figures_of_start(
     starting: Starting, began_at: float | None, *, is_new: bool, ended_at: float | None
 ) -> dict[str, Any]:
-    """The seconds of set-up and start. Those since the clone are None where packages or data were there before."""
+    """Return the seconds of set-up and start. Those since the clone are None if packages or data existed before."""
     setup = REPOSITORY / ".anneal/setup.json"
     has_installed = began_at is not None and setup.exists() and setup.stat().st_mtime >= began_at
     cloned_at = began_at if has_installed and is_new else None

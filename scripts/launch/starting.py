@@ -1,4 +1,4 @@
-"""The start of every program in its order, and what is said while they begin to answer."""
+"""The start of all programs in order, and the messages until they answer."""
 
 import json
 import os
@@ -25,10 +25,10 @@ START_SECONDS = {
 
 
 class Starting:
-    """Which programs do not answer yet; one line for each that begins to, with the seconds since the start."""
+    """The programs that do not answer yet; prints a line with the seconds since the start when one begins to answer."""
 
     def __init__(self, prepared: Prepared, supervision: Supervision, *, checks: Executor) -> None:
-        """Each check runs in a thread of `checks`: one that waits for its answer holds up no other."""
+        """Create the state of a start. Each check has its own thread in `checks`: a slow one delays no other."""
         self.prepared, self.supervision = prepared, supervision
         self.began_at = time.time()
         self.seconds: dict[str, float] = {}
@@ -52,7 +52,7 @@ class Starting:
         return self._checks.submit(health_check(self.prepared, self.supervision, program))
 
     def look(self) -> bool:
-        """Whether every program that was started answers now. Raises LaunchFailed where supervisord has ended."""
+        """Return whether every started program answers now. Raises LaunchFailed if supervisord has ended."""
         self.supervision.check()
         for program, check in list(self._missing.items()):
             if not check.done():
@@ -67,14 +67,14 @@ class Starting:
         return not self._missing
 
     def wait(self) -> None:
-        """This method will return when all answer. Raises LaunchFailed with a log."""
+        """Return once all programs answer. Raises LaunchFailed with a log."""
         while not self.look():
             if late := self._find_late():
                 raise LaunchFailed(f"{late.name} did not become healthy{self.supervision.tail(late.name)}")
             time.sleep(0.1)
 
     def watch(self) -> bool:
-        """Whether every process answers; says once what is late, and writes ready.json when nothing is missing."""
+        """Return whether every process answers; report a late one once, and write ready.json when all answer."""
         is_up, ready_file = self.look(), self.prepared.home / "ready.json"
         if late := self._find_late():
             log = self.supervision.logs / f"{late.name}.log"
@@ -86,7 +86,7 @@ class Starting:
         return is_up
 
     def _find_late(self) -> Program | None:
-        """A program that should answer by now; each is returned once in every span that it may take."""
+        """Return a program that is late; each is returned once per period of its start-up limit."""
         for program in self._missing:
             if time.monotonic() > self._late_at[program]:
                 self._late_at[program] = time.monotonic() + START_SECONDS[program.tier]
@@ -95,17 +95,17 @@ class Starting:
 
     @property
     def is_up(self) -> bool:
-        """Whether everything was started and has answered."""
+        """Return whether all programs were started and have answered."""
         return {program.name for program in self.prepared.programs} <= self.seconds.keys()
 
     def line(self, name: str, note: str) -> None:
         self.seconds[name] = round(time.time() - self.began_at, 1)
-        clear = "\r\033[K" if sys.stdout.isatty() else ""  # the main job's bar
+        clear = "\r\033[K" if sys.stdout.isatty() else ""  # clears the main job's bar
         say(f"{clear}{self.seconds[name]:7.1f} s  {name:<17} {note}")
 
 
 def bring_up(starting: Starting) -> None:
-    """This function will return when the control plane answers, with the trainer on its way and the engine not started.
+    """Return once the control plane answers, with the trainer starting and the engine not started.
 
     Raises LaunchFailed with the log of a process that does not answer.
     """
@@ -127,7 +127,7 @@ def bring_up(starting: Starting) -> None:
 
 
 def _prepare_data(prepared: Prepared) -> None:
-    """This function will migrate, collect changed static files and seed, in one process. Raises LaunchFailed."""
+    """Migrate, collect changed static files and seed, in one process. Raises LaunchFailed."""
     command = ["prepare", "--demo" if has_demo(prepared) else "--local", "--verbosity", "0"]
     environment = {**os.environ, **prepared.management_variables(role="owner")}
     done = subprocess.run(
@@ -138,7 +138,7 @@ def _prepare_data(prepared: Prepared) -> None:
 
 
 def has_demo(prepared: Prepared) -> bool:
-    """Whether this launch makes the demonstration's operator account: never where others could reach it."""
+    """Return whether this launch creates the demo's operator account: only if no other machine can reach it."""
     return prepared.services is not None and is_loopback(prepared.public_url)
 
 

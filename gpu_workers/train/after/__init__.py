@@ -1,1 +1,1 @@
-"""After training: comparison, certificate probe, merge, GGUF and publication."""
+"""The parts after training: comparison, certificate probe, merge, GGUF and publication."""

@@ -1,4 +1,4 @@
-"""Base and tuned model on the same held-out rows: loss, token accuracy, graded answers, and what got worse."""
+"""The comparison of base and tuned model on held-out rows: loss, token accuracy, graded answers, regressions."""
 
 import time
 from collections.abc import Sequence
@@ -17,21 +17,21 @@ from gpu_workers.train.after.scoring import Example, RowScore, score_row, write_
 
 _SHOWN_ROWS = 20
 _SHOWN_CHARACTERS = 400
-_WORSE_LOSS = 0.02  # nats a token: below it two roundings of the same number differ
+_WORSE_LOSS = 0.02  # nats per token: smaller differences are rounding noise
 
 
 Grades = tuple[Sequence[float | None], Sequence[float | None]]  # of base and tuned, row by row; None: not scored
 
 
 class Findings(msgspec.Struct, frozen=True):
-    """What one model did: a score for each row, an answer for as many as there was time for."""
+    """The results of one model: a score for each row, and answers as far as time allowed."""
 
     scores: list[RowScore]
     answers: list[str]
 
 
 class Examiner:
-    """Puts the same questions to one model after the other."""
+    """Gives the same questions to one model after the other."""
 
     def __init__(self, examples: Sequence[Example], plan: EvaluationPlan, tokenizer: Tokenizer, *, pad_id: int) -> None:
         self._began = time.monotonic()
@@ -45,7 +45,7 @@ class Examiner:
         self._answer_tokens = min(longest + 16, plan.max_answer_tokens)
 
     def examine(self, model: torch.nn.Module) -> Findings:
-        """Score every row, then have answers written until half of the plan's time is over (each model has a half)."""
+        """Score every row, then generate answers until half of the plan's time is used (each model has a half)."""
         scores = [score_row(model, example) for example in self.examples]
         ends = time.monotonic() + self._plan.seconds / 2
         written = write_answers(
@@ -59,9 +59,9 @@ class Examiner:
         return Findings(scores=scores, answers=[self._text(ids) for ids in written])
 
     def report(self, base: Findings, tuned: Findings, *, judge: Judge | None = None) -> EvaluationReport:
-        """Return the two side by side; answers that only one model had time for do not count.
+        """Compare the two models; answers that only one model had time for do not count.
 
-        `judge` grades where the plan asks for one; what it did not score has no part in the comparison.
+        If the plan has one, `judge` grades; rows that it did not score are not compared.
         """
         grader = self._plan.grader
         count = min(len(base.answers), len(tuned.answers))

@@ -1,8 +1,8 @@
-"""Base and tuned model looked at once training is over: the comparison on held-out rows, and the certificate's probe.
+"""The examination of base and tuned model after training: the comparison on held-out rows, and the certificate's probe.
 
-Both are taken on the 16-bit base with the adapter beside it, as serving will have them, where that model fits into
-memory. Where it does not, the probe is scored weight by weight from the files (`streamed`), and the comparison is made
-on the 4-bit base that a QLoRA run trained, or in part, weight by weight.
+Both use the 16-bit base with the adapter beside it, as in serving, if that model fits into memory. Otherwise the probe
+is scored weight by weight from the files (`streamed`). The comparison is then made on the 4-bit base that a QLoRA run
+trained, or in part, weight by weight.
 """
 
 from collections.abc import Sequence
@@ -35,9 +35,9 @@ from gpu_workers.train.model.streamed import NotStreamable, StreamedModel
 from gpu_workers.trainer.publication import PublishSecrets
 
 _PARITY_ROWS = 64
-_ROOM = 1.3  # times the weights: what a model takes while it answers
+_ROOM = 1.3  # times the weights: the memory of a model while it answers
 _QUANTIZED_SHARE = 0.4  # of the 16-bit weights, embeddings and head included
-_STREAMED_TOKENS = 16_384  # held-out ones that are read weight by weight, in four passes over the files
+_STREAMED_TOKENS = 16_384  # held-out tokens that are read weight by weight, in four passes over the files
 _DTYPE = torch.bfloat16
 _QUANTIZED_NOTE = "Compared on the 4-bit base model that was trained: the 16-bit one does not fit into this machine."
 
@@ -47,7 +47,7 @@ Scores = list[tuple[float, ...]]
 def look(
     work_dir: Path, spec: RunSpec, base: Path, trained: Path, secrets: PublishSecrets
 ) -> tuple[EvaluationReport | None, ParityProbe | None]:
-    """Return the comparison, where rows are held out, and the probe, where the result is served as an adapter."""
+    """Return the comparison if rows are held out, and the probe if the result is served as an adapter."""
     renderer = load_renderer(base, spec.base_model.chat_template)
     chosen = select_rows(work_dir, spec)
     held_out = (
@@ -85,11 +85,11 @@ def is_adapter(trained: Path) -> bool:
     return (trained / WEIGHTS_FILE).is_file()
 
 
-# --- three ways to look at base and tuned model -----------------------------------------------------------------------
+# --- three ways to examine base and tuned model -----------------------------------------------------------------------
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What base and tuned model did. `findings` is None where no rows are held out."""
+    """The results of base and tuned model. `findings` is None if no rows are held out."""
 
     base_scores: Scores
     tuned_scores: Scores
@@ -97,7 +97,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class _Dense:
-    """Both in memory, one after the other."""
+    """Examines base and tuned model in memory, one after the other."""
 
     note = ""
 
@@ -128,7 +128,7 @@ class _Dense:
 
 
 class _Quantized(_Dense):
-    """The comparison on the 4-bit base that was trained, the probe on the 16-bit one, weight by weight."""
+    """Compares on the 4-bit base that was trained, and scores the probe on the 16-bit base, weight by weight."""
 
     note = _QUANTIZED_NOTE
 
@@ -147,7 +147,7 @@ class _Quantized(_Dense):
 
 
 class _Streamed:
-    """Weight by weight from the files: some of the held-out rows are scored, none is answered."""
+    """Scores some of the held-out rows weight by weight from the files, and generates no answers."""
 
     def __init__(self, base: Path, trained: Path) -> None:
         self._base = base
@@ -205,7 +205,7 @@ def _subject_of(base: Path, trained: Path, spec: RunSpec) -> _Dense | _Streamed:
 
 
 def _load(folder: Path, **options: Any) -> Any:
-    """Return a model as it is served: 16 bits, dense, on the accelerator where there is one."""
+    """Return a model as it is served: 16 bits, dense, on the accelerator if there is one."""
     if torch.cuda.is_available():
         options["device_map"] = {"": torch.cuda.current_device()}
     model = AutoModelForCausalLM.from_pretrained(
@@ -233,7 +233,7 @@ def _examples(path: Path, spec: RunSpec, renderer: ChatRenderer, keep: Sequence[
 
 
 def _preferred(pair: dict[str, Any]) -> Example:
-    """Of a preference row the preferred answer is what should become likelier."""
+    """Return the preferred answer of a preference row: the one that should become likelier."""
     prompt, chosen = list(pair["prompt_ids"]), list(pair["chosen_ids"])
     return as_example(prompt + chosen, [-100] * len(prompt) + chosen, can_be_asked=True)
 
@@ -243,6 +243,6 @@ def _context_length(config: Any) -> int:
 
 
 def _pad_id(config: Any) -> int:
-    """Any id will do: padding is masked."""
+    """Return any valid id: padding is masked."""
     text = config.get_text_config()
     return text.pad_token_id if isinstance(getattr(text, "pad_token_id", None), int) else 0

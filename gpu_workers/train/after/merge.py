@@ -1,7 +1,7 @@
-"""An adapter merged into its 16-bit base, tensor by tensor: never into a 4-bit one, and in the memory of the
-adapter and the largest tensor.
+"""The merge of an adapter into its 16-bit base, tensor by tensor, never into a 4-bit base.
 
-Every product is taken in float32 and rounded once, where merging in the dtype of the base rounds twice.
+It needs memory for the adapter and the largest tensor only. Every product is computed in float32 and rounded once;
+merging in the dtype of the base rounds twice.
 """
 
 import json
@@ -34,11 +34,11 @@ _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
 class NotMergeable(Exception):
-    """The adapter changes something the base model has not got, or the base is not of plain 16- or 32-bit weights."""
+    """The adapter changes a weight that the base model lacks, or the base is not of plain 16- or 32-bit weights."""
 
 
 def merge_adapter(base: Path, adapter: Path, target: Path) -> None:
-    """Write the whole model with the adapter in it to `target`, in the files the base has; raises NotMergeable."""
+    """Write the base model merged with the adapter to `target`, in the base's file layout; raises NotMergeable."""
     target.mkdir(parents=True, exist_ok=True)
     layers = _Layers(adapter)
     for name in _weight_files(base):
@@ -59,7 +59,7 @@ def _weight_files(base: Path) -> list[str]:
 
 
 def _dtype_of(entry: Entry) -> torch.dtype:
-    """Return what a tensor is written in: 16 bits."""
+    """Return the dtype in which a tensor is written: 16 bits."""
     if not entry.dtype.is_floating_point or entry.dtype.itemsize < 2:
         raise NotMergeable(f"{entry.name} is quantised: merging needs the 16-bit base model.")
     return entry.dtype if entry.dtype in _SIXTEEN_BITS else torch.bfloat16
@@ -71,7 +71,7 @@ def _merged(file: Path, entry: Entry, layers: "_Layers") -> torch.Tensor:
 
 
 class _Layers:
-    """The adapter's matrices by the name of the weight they change."""
+    """The adapter's matrices, by the name of the weight that they change."""
 
     def __init__(self, adapter: Path) -> None:
         self._config: dict[str, Any] = json.loads((adapter / CONFIG_FILE).read_text())
@@ -95,7 +95,7 @@ class _Layers:
         return sorted(self._tensors)
 
     def _magnitude(self, module: str) -> torch.Tensor | None:
-        """DoRA's length of every row."""
+        """Return DoRA's length of every row."""
         for name in (f"{module}.lora_magnitude_vector", f"{module}.lora_magnitude_vector.weight"):
             if name in self._tensors:
                 return self._tensors.pop(name)

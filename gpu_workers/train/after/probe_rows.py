@@ -1,4 +1,4 @@
-"""The fixed rows of the parity certificate: a few as they were trained on, one long, and one chat for the template."""
+"""The fixed rows of the parity certificate: a few training rows, one long row, and one chat for the template."""
 
 import hashlib
 import importlib.metadata
@@ -22,7 +22,7 @@ _CHUNK_BYTES = 1024 * 1024
 
 
 def choose_rows(examples: Sequence[Example], *, context_length: int) -> list[list[int]]:
-    """Return token ids: the first rows, and all rows one after the other up to about 2,000 tokens."""
+    """Return token ids: the first rows, and one row of all rows joined, up to about 2,000 tokens."""
     room = context_length - _SPARE_TOKENS
     short = [row.token_ids[: min(_ROW_TOKENS, room)] for row in examples[:_ROWS]]
     joined: list[int] = []
@@ -59,7 +59,7 @@ def build_probe(
 
 
 def first_chat(path: Path, renderer: ChatRenderer, tokenizer: Tokenizer) -> ParityChat | None:
-    """Return the first plain chat of a file up to its answer, with the tokens that ask for one; None without any."""
+    """Return the first plain chat of a file up to its answer, with the tokens that ask for one, or None."""
     with path.open("rb") as file:
         for line in split_lines(iter(lambda: file.read(_CHUNK_BYTES), b"")):
             if messages := _plain_messages(line.data):

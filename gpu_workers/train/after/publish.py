@@ -1,8 +1,9 @@
-"""Make one part of what follows training from exported files: `python -m gpu_workers.train.after.publish SPEC DIR`.
+"""One part after training, made from exported files: `python -m gpu_workers.train.after.publish SPEC DIR`.
 
-The part is named on standard input. The evaluation loads the 16-bit base, then the exported adapter, as serving will,
-compares the two on held-out rows, and writes the probe of the parity certificate into the adapter's folder. The others
-merge, and convert. Each is a process of its own: its failure costs that part, never the adapter. Free of charge.
+Standard input names the part. The evaluation loads the 16-bit base and then the exported adapter, as serving will. It
+compares the two on held-out rows, and writes the probe of the parity certificate into the adapter's folder. The other
+parts merge or convert. Each part runs in a separate process: its failure costs that part, never the adapter. Parts are
+not billed.
 """
 
 import errno
@@ -39,7 +40,7 @@ log = logging.getLogger("gpu_workers.train.after.publish")
 
 
 def main(spec_path: Path, work_dir: Path) -> int:
-    """Make one part and store what came of it; returns the exit code."""
+    """Make one part and store its result; return the exit code."""
     secrets = msgspec.json.decode(sys.stdin.buffer.readline() or b"{}", type=PublishSecrets)
     open_pulse(work_dir)
     spec = msgspec.json.decode(spec_path.read_bytes(), type=RunSpec)
@@ -49,7 +50,7 @@ def main(spec_path: Path, work_dir: Path) -> int:
 
 
 def make(work_dir: Path, spec: RunSpec, secrets: PublishSecrets) -> Made:
-    """Return what came of a part, a failure included."""
+    """Return the result of a part, a failure included."""
     try:
         base = fetch_base_model(spec.base_model, hub_token=secrets.hub_token)
         match secrets.part:
@@ -67,7 +68,7 @@ def make(work_dir: Path, spec: RunSpec, secrets: PublishSecrets) -> Made:
 
 
 def _in_words(error: Exception) -> str:
-    """Name the cause as the end of a sentence, without paths and host names."""
+    """Return the cause as the end of a sentence, without paths and host names."""
     if is_out_of_memory(error):
         return "it did not fit into the memory of the machine"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -78,7 +79,7 @@ def _in_words(error: Exception) -> str:
 
 
 def examine(work_dir: Path, spec: RunSpec, base: Path, *, secrets: PublishSecrets = NO_SECRETS) -> Made:
-    """Compare base and tuned model, and seal the adapter's folder anew with the probe of its certificate."""
+    """Compare base and tuned model, and reseal the adapter's folder with the probe of its certificate."""
     trained = work_dir / ADAPTER_FOLDER
     report, probe = look(work_dir, spec, base, trained, secrets)
     temporary = work_dir / f"tmp-{PUBLISHED_FOLDER}"
@@ -97,7 +98,7 @@ def _merge(work_dir: Path, base: Path) -> SealedFolder:
 
 
 def _convert(work_dir: Path, base: Path) -> SealedFolder:
-    """From the merged model, which is made first where no export asked for it, or from a model trained whole."""
+    """Convert the merged model, or a fully trained one. Merges first if no export asked for the merged model."""
     trained = work_dir / ADAPTER_FOLDER
     if is_adapter(trained) and not (work_dir / MERGED_FOLDER).is_dir():
         _merge(work_dir, base)

@@ -1,4 +1,4 @@
-"""What a causal model makes of given tokens, and what it writes itself. Greedy, and without random numbers."""
+"""Scores that a causal model gives to tokens, and answers that it writes. Greedy, and without random numbers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from gpu_workers.train.data.encoding import IGNORED
 
 
 class Example(msgspec.Struct, frozen=True):
-    """A held-out row; `prompt` and `answer` are None where nothing can be asked (running text)."""
+    """A held-out row; `prompt` and `answer` are None if it contains no question (running text)."""
 
     token_ids: list[int]
     labels: list[int]
@@ -21,7 +21,7 @@ class Example(msgspec.Struct, frozen=True):
 
 
 class RowScore(msgspec.Struct, frozen=True):
-    """Over the trained tokens of one row: summed loss, how many were predicted right, and how many there are."""
+    """The score over the trained tokens of one row: summed loss, correctly predicted tokens, and their number."""
 
     loss: float
     n_correct: int
@@ -29,7 +29,7 @@ class RowScore(msgspec.Struct, frozen=True):
 
 
 def as_example(token_ids: Sequence[int], labels: Sequence[int], *, can_be_asked: bool) -> Example:
-    """Return the row with its last trained stretch as the answer to what comes before it."""
+    """Return the row with its last trained stretch as the answer to the tokens before it."""
     trained = [label != IGNORED for label in labels]
     end = len(trained) - trained[::-1].index(True)
     begin = end
@@ -46,12 +46,12 @@ def as_example(token_ids: Sequence[int], labels: Sequence[int], *, can_be_asked:
 
 @torch.no_grad()
 def score_row(model: torch.nn.Module, example: Example) -> RowScore:
-    """Score one row by itself: no padding, so the numbers are those of serving it alone."""
+    """Score one row by itself: without padding, the numbers equal those of serving it alone."""
     return score_logits(_logits(model, example.token_ids), example)
 
 
 def score_logits(logits: torch.Tensor, example: Example) -> RowScore:
-    """Score a row by the logits after each of its tokens."""
+    """Return a row's score from the logits after each of its tokens."""
     labels = torch.tensor(example.labels[1:])
     selected = labels != IGNORED
     logits = logits[:-1][selected.to(logits.device)].float()
@@ -62,12 +62,12 @@ def score_logits(logits: torch.Tensor, example: Example) -> RowScore:
 
 @torch.no_grad()
 def token_logprobs(model: torch.nn.Module, token_ids: Sequence[int]) -> tuple[float, ...]:
-    """Return the log-probability of every token but the first, given those before it."""
+    """Return the log-probability of every token but the first, given the tokens before it."""
     return logprobs_of(_logits(model, token_ids), token_ids)
 
 
 def logprobs_of(logits: torch.Tensor, token_ids: Sequence[int]) -> tuple[float, ...]:
-    """Return the same by the logits after each token."""
+    """Return the log-probability of every token but the first, from the logits after each token."""
     logprobs = torch.log_softmax(logits[:-1].float(), dim=-1)
     targets = torch.tensor(token_ids[1:], device=logprobs.device)
     return tuple(logprobs.gather(1, targets[:, None])[:, 0].tolist())
@@ -89,7 +89,7 @@ def write_answers(
     is_over: Callable[[], bool],
     batch_size: int = 8,
 ) -> list[list[int]]:
-    """Return a greedy answer to each prompt, without its end; fewer than asked when time is over."""
+    """Return a greedy answer to each prompt, without its end token; fewer answers if time runs out."""
     answers: list[list[int]] = []
     for start in range(0, len(prompts), batch_size):
         if is_over():
@@ -124,7 +124,7 @@ def _write_batch(
 
 
 def _beat_per_token(ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-    """Stop no answer, and count each token of a batch as work."""
+    """Stop no answer; count each token of a batch as work."""
     beat()
     return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
 

@@ -1,4 +1,4 @@
-"""A JSONL file becomes token ids and labels, through the one code that also previews and counts."""
+"""The encoding of a JSONL file as token ids and labels, with the same code as the preview and the token count."""
 
 from collections.abc import Iterator, Sequence
 from itertools import compress
@@ -30,7 +30,7 @@ _CHUNK_BYTES = 1024 * 1024
 
 
 class Encoded:
-    """Rows of one file as token ids and labels, in file order. Rows left without a trained token are not in it."""
+    """Rows of one file as token ids and labels, in file order. Rows without a trained token are excluded."""
 
     def __init__(self, rows: list[RenderedRow], *, n_dropped: int, n_truncated: int) -> None:
         self.input_ids = [row.token_ids for row in rows]
@@ -44,7 +44,7 @@ class Encoded:
         return len(self.input_ids)
 
     def as_dataset(self) -> datasets.Dataset:
-        """Return the map-style set TRL asks for."""
+        """Return the map-style dataset that TRL expects."""
         return datasets.Dataset.from_dict({"input_ids": self.input_ids, "labels": self.labels})
 
     def items(self, indices: np.ndarray) -> list[dict[str, Any]]:
@@ -60,9 +60,9 @@ def encode_file(
     train_on: TrainOn = TrainOn.ASSISTANT,
     keep: Sequence[bool] | None = None,
 ) -> Encoded:
-    """Read, render and truncate every row, or those that `keep` names in file order.
+    """Read, render and truncate every row, or those that `keep` selects in file order.
 
-    Raises TrainingFailed naming the first bad line or an empty result.
+    Raises TrainingFailed for the first bad line or an empty result.
     """
     kept, n_dropped, n_truncated = [], 0, 0
     rows: Iterator[Any] = read_rows(path, kind)
@@ -87,7 +87,7 @@ def encode_file(
 
 
 def split_keys_of(path: Path, *, kind: RowKind = RowKind.CHAT) -> Sequence[int]:
-    """Return what decides each row's side of a split, in file order; raises TrainingFailed."""
+    """Return the keys that decide each row's side of a split, in file order; raises TrainingFailed."""
     try:
         return split_keys(read_rows(path, kind))
     except RowError as error:
@@ -95,7 +95,7 @@ def split_keys_of(path: Path, *, kind: RowKind = RowKind.CHAT) -> Sequence[int]:
 
 
 def split_off(keys: Sequence[int], split: Split) -> list[bool]:
-    """Return which rows are held out; raises TrainingFailed where nothing would be left to train."""
+    """Return which rows are held out; raises TrainingFailed if no row would be left for training."""
     held = split.held_out(keys)
     if all(held):
         message = (
@@ -106,7 +106,7 @@ def split_off(keys: Sequence[int], split: Split) -> list[bool]:
 
 
 def load_renderer(folder: Path, chat_template: str) -> ChatRenderer:
-    """Return the renderer of a base model; raises TrainingFailed when its files are unusable."""
+    """Return the renderer of a base model; raises TrainingFailed if its files are unusable."""
     try:
         return ChatRenderer.from_folder(folder, chat_template=chat_template)
     except InvalidChatTemplate as error:
@@ -114,7 +114,7 @@ def load_renderer(folder: Path, chat_template: str) -> ChatRenderer:
 
 
 def read_rows(path: Path, kind: RowKind) -> Iterator[Row]:
-    """Parse a file's rows as they are needed; raises RowError."""
+    """Yield a file's rows, parsed as they are needed; raises RowError."""
     with path.open("rb") as file:
         for line in split_lines(iter(lambda: file.read(_CHUNK_BYTES), b"")):
             beat()
@@ -122,13 +122,13 @@ def read_rows(path: Path, kind: RowKind) -> Iterator[Row]:
 
 
 def bad_row(error: RowError) -> TrainingFailed:
-    """Return the failure that names the line and how to mend it."""
+    """Return the failure that names the line and the fix."""
     message = f"Line {error.line}: {error.message} {error.fix}".strip()
     return TrainingFailed(FailureCode.INVALID_TRAINING_FILE, message)
 
 
 class PaddingCollator:
-    """Pad a batch to its longest row; the padding is masked and never trained."""
+    """Pads a batch to its longest row; the padding is masked and never trained."""
 
     def __init__(self, pad_id: int, *, multiple_of: int = 1) -> None:
         self._pad_id = pad_id
@@ -153,16 +153,16 @@ class PaddingCollator:
 
 
 class ShuffledSampler(torch.utils.data.Sampler[int]):
-    """Rows in random order, the same rows a step as TRL's own trainer draws for the same seed.
+    """Rows in random order: each step has the same rows as with TRL's own trainer and the same seed.
 
-    Where a step has several micro-batches, each gets its share of the long rows: no process waits for another. What a
-    step learns is the same however its rows are dealt. The order is a function of seed and epoch alone, so a resumed
-    run sees exactly the rows it would have seen. `set_epoch` is missing on purpose: data loaders call it with a count
-    of their own that a resume resets.
+    If a step has several micro-batches, each gets its share of the long rows, so that no process waits for another. A
+    step's result does not depend on how its rows are distributed. The order is a function of seed and epoch only, so a
+    resumed run gets exactly the same rows. `set_epoch` is missing on purpose: data loaders call it with their own
+    count, which a resume resets.
     """
 
     def __init__(self, lengths: np.ndarray, *, batch_size: int, seed: int, micro_batches: int = 1) -> None:
-        """`batch_size`: rows a step, in all of its micro-batches, of which every process counts."""
+        """Take `batch_size` as the rows of a step, over its micro-batches in all processes."""
         self._lengths = lengths
         self._batch_size = batch_size
         self._micro_batches = micro_batches
@@ -179,7 +179,7 @@ class ShuffledSampler(torch.utils.data.Sampler[int]):
             yield from (self._dealt(step) if len(step) == self._batch_size else step).tolist()
 
     def _shuffled(self) -> np.ndarray:
-        """As accelerate's SeedableRandomSampler, which transformers' trainer shuffles with."""
+        """Return the order of accelerate's SeedableRandomSampler, with which transformers' trainer shuffles."""
         generator = torch.Generator().manual_seed(self._seed + self.epoch)
         return torch.randperm(len(self._lengths), generator=generator).numpy()
 
@@ -194,8 +194,8 @@ class ShuffledSampler(torch.utils.data.Sampler[int]):
 class LengthGroupedSampler(ShuffledSampler):
     """Batches of similar length in random order, for rows that are padded to the longest of their micro-batch.
 
-    The pools that are sorted are small: batches of one length each teach less in a step (measured on short rows, loss
-    after 120 steps against random order: pools of 50 batches 4 % worse, pools of 4 within 0.5 %).
+    The sorted pools are small, because batches of one length each teach less per step. Measured on short rows, loss
+    after 120 steps against random order: pools of 50 batches 4 % worse, pools of 4 within 0.5 %.
     """
 
     _BATCHES_PER_POOL = 4

@@ -1,4 +1,4 @@
-"""A micro-batch as one long sequence of its rows, with the borders that keep the rows apart.
+"""Packing: a micro-batch as one long sequence of its rows, with the borders that keep the rows apart.
 
 The rows of an optimizer step stay the same as without packing, and so does the loss.
 """
@@ -12,10 +12,10 @@ from gpu_workers.train.data.encoding import IGNORED
 
 
 class PackingCollator:
-    """Join rows; `position_ids` begin anew at each, and no row's first token is predicted from the row before.
+    """Joins rows. `position_ids` restart at each row, and no row's first token is predicted from the row before.
 
-    With `multiple_of`, the sequence is filled up to a multiple of so many tokens. The filling lies behind the last
-    border: it is in no row, has no label, and attention leaves it out.
+    With `multiple_of`, the sequence is padded to a multiple of that many tokens. The padding lies behind the last
+    border: it belongs to no row, has no label, and attention ignores it.
     """
 
     def __init__(self, *, multiple_of: int = 1) -> None:

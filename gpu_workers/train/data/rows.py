@@ -1,4 +1,4 @@
-"""Rows of every objective as token ids: chat rows, running text, and pairs of answers. Chat rows are read in `data`."""
+"""Rows of every objective as token ids: chat rows, running text, and pairs of answers. `encoding` reads chat rows."""
 
 from collections.abc import Iterator, Sequence
 from itertools import compress
@@ -40,7 +40,7 @@ class Pairs:
         return len(self.lengths)
 
     def as_dataset(self) -> datasets.Dataset:
-        """Return the columns that TRL's trainer of preferences reads."""
+        """Return the dataset with the columns that TRL's preference trainers read."""
         return datasets.Dataset.from_dict(self.columns)
 
     def items(self, indices: np.ndarray) -> list[dict[str, Any]]:
@@ -51,7 +51,7 @@ Rows = Encoded | Pairs
 
 
 class SomeRows:
-    """A few of the rows, without a copy: what is added to them later is theirs too."""
+    """A few of the rows, without a copy: columns added to the rows later appear here too."""
 
     def __init__(self, rows: "Rows | SomeRows", indices: np.ndarray) -> None:
         self._rows = rows
@@ -66,7 +66,7 @@ class SomeRows:
 
 
 def kind_of(ref: DatasetRef, objective: Objective) -> RowKind:
-    """Return what every row of the file is; raises TrainingFailed where that is not for this objective."""
+    """Return the kind of the file's rows; raises TrainingFailed if it does not fit this objective."""
     kind = _KINDS[objective]
     if ref.kind not in (kind, RowKind.CHAT):
         message = f"The file holds {ref.kind} rows; {objective} training needs {kind} rows."
@@ -75,9 +75,9 @@ def kind_of(ref: DatasetRef, objective: Objective) -> RowKind:
 
 
 def encode(path: Path, renderer: ChatRenderer, recipe: Hyperparameters, *, keep: Sequence[bool] | None = None) -> Rows:
-    """Read every row of the recipe's kind, or those that `keep` names in file order.
+    """Read every row of the recipe's kind, or those that `keep` selects in file order.
 
-    Raises TrainingFailed naming the first bad line or an empty result.
+    Raises TrainingFailed for the first bad line or an empty result.
     """
     match recipe.objective:
         case Objective.TEXT:
@@ -90,7 +90,7 @@ def encode(path: Path, renderer: ChatRenderer, recipe: Hyperparameters, *, keep:
 
 
 def encode_text(path: Path, renderer: ChatRenderer, *, max_length: int, keep: Sequence[bool] | None = None) -> Encoded:
-    """Every token is trained; a long text becomes pieces of `max_length`, so nothing of it is lost."""
+    """Return rows of which every token is trained. A long text becomes pieces of `max_length`, so no token is lost."""
     pieces = []
     try:
         for row in renderer.render_many(_kept(path, RowKind.TEXT, keep)):
@@ -105,7 +105,7 @@ def encode_text(path: Path, renderer: ChatRenderer, *, max_length: int, keep: Se
 
 
 def encode_pairs(path: Path, renderer: ChatRenderer, *, max_length: int, keep: Sequence[bool] | None = None) -> Pairs:
-    """Cut answers to what `max_length` leaves after the prompt; a row whose prompt fills it is left out."""
+    """Return pairs with answers cut to fit after the prompt; a row whose prompt fills `max_length` is left out."""
     kept, n_dropped, n_truncated = [], 0, 0
     try:
         for pair in renderer.render_pairs(_kept(path, RowKind.PREFERENCE, keep)):
@@ -125,7 +125,7 @@ def encode_pairs(path: Path, renderer: ChatRenderer, *, max_length: int, keep: S
 
 
 def _split(pair: RenderedPair) -> tuple[list[int], list[int], list[int]]:
-    """Return the prompt that both conversations share, and what follows in each up to its answer's end."""
+    """Return the prompt that both conversations share, and the rest of each up to its answer's end."""
     (chosen, first), (rejected, second) = _answer(pair.chosen), _answer(pair.rejected)
     limit = min(first, second)
     shared = next((i for i in range(limit) if chosen[i] != rejected[i]), limit)
@@ -133,7 +133,7 @@ def _split(pair: RenderedPair) -> tuple[list[int], list[int], list[int]]:
 
 
 def _answer(row: RenderedRow) -> tuple[list[int], int]:
-    """Return the tokens up to the answer's end, and where the answer begins."""
+    """Return the tokens up to the answer's end, and the index at which the answer begins."""
     begin, end = row.trained[0][0], row.trained[-1][1]
     return row.token_ids[:end], begin
 
@@ -144,5 +144,5 @@ def _kept(path: Path, kind: RowKind, keep: Sequence[bool] | None) -> Iterator[An
 
 
 def _all_trained(ids: list[int]) -> RenderedRow:
-    """The first token has nothing before it to be predicted from."""
+    """Return a row with every token trained, except the first: no token precedes it to predict it from."""
     return RenderedRow(text="", spans=(), token_ids=ids, trained=((1, len(ids)),))

@@ -1,6 +1,6 @@
-"""Which rows are trained and which are validated on: no row is in both, nor is a copy of one.
+"""The rows for training and for validation: no row, and no copy of one, is in both.
 
-A given validation file is the customer's word: what it holds is not trained on, nor what nearly repeats it.
+A given validation file takes precedence: its rows and their near duplicates are not trained on.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from gpu_workers.train.failures import TrainingFailed
 
 
 class Selection(Struct, frozen=True, kw_only=True):
-    """Which rows of each file count, in file order, None for all. `validation_file` is None without validation rows.
+    """The selected rows of each file, in file order, None for all. `validation_file` is None without validation rows.
 
     `notes` are for the run's log, each with its level.
     """
@@ -31,7 +31,7 @@ class Selection(Struct, frozen=True, kw_only=True):
 
 
 def select_rows(work_dir: Path, spec: RunSpec) -> Selection:
-    """Hold rows out as the recipe asks, or leave out of training what the validation file holds.
+    """Hold rows out as the recipe asks, or exclude the validation file's rows from training.
 
     Raises TrainingFailed.
     """

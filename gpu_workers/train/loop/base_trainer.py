@@ -1,4 +1,4 @@
-"""What every objective's trainer shares: a resumable order of rows, and checkpoints that are whole or absent."""
+"""The common base of every objective's trainer: a resumable order of rows, and checkpoints that are whole or absent."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +28,7 @@ from gpu_workers.train.model.weights import MODEL_FILE, save_trained
 
 
 class RunTrainer:
-    """Mixed into one of TRL's trainers, before it. `progress`, `events` and `eval_collator` are set by the builder."""
+    """A mixin for TRL's trainers, placed before them. The builder sets `progress`, `events` and `eval_collator`."""
 
     model: Any
     model_wrapped: Any
@@ -57,15 +57,15 @@ class RunTrainer:
     def loss_parts(
         self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return a batch's summed loss, what it got right, and how many it was scored on."""
+        """Return a batch's summed loss, the number of correct predictions, and the number scored."""
         raise NotImplementedError
 
     def longest_rows(self) -> list[dict[str, Any]]:
-        """Return the micro-batch that needs the most memory, as the collator takes it."""
+        """Return the micro-batch that needs the most memory, as input of the collator."""
         raise NotImplementedError
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        """Called once an optimizer step, clipped or not."""
+        """Record the gradient norm. Called once per optimizer step, whether or not gradients are clipped."""
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[misc]
         self.progress.window.grad_norm = norm
         self.progress.window.steps += 1
@@ -77,10 +77,10 @@ class RunTrainer:
         return loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Keep nothing: the log history would grow with every step and travel in every checkpoint."""
+        """Keep nothing: the log history would grow with every step and be part of every checkpoint."""
 
     def write_checkpoint(self, root: Path) -> tuple[Path, str] | None:
-        """Write everything a resume needs; every process takes part, the first one writes and gets the folder."""
+        """Write everything that a resume needs. Every process takes part; the first one writes and gets the folder."""
         sharded = is_sharded(self.model)
         weights = gather_trained(self.model) if sharded else None
         optimizer_state = gather_optimizer(self.model, self.optimizer) if sharded else None
@@ -117,7 +117,7 @@ class RunTrainer:
         return self.lr_scheduler.load_state_dict(scheduler)
 
     def save_trained(self, path: Path) -> None:
-        """Write what is trained, as it is now, for the first process to find."""
+        """Write the current trained weights, for the first process to read."""
         weights = gather_trained(self.model) if is_sharded(self.model) else None
         if self.args.process_index == 0:
             save_trained(path, self.unwrapped_model, self.spec, state_dict=weights)

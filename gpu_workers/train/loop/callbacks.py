@@ -1,4 +1,4 @@
-"""What happens around a step: progress for the agent, checkpoints by the clock, an orderly stop on SIGTERM."""
+"""The work around a step: progress for the agent, checkpoints by the clock, an orderly stop on SIGTERM."""
 
 import math
 import signal
@@ -21,11 +21,11 @@ from gpu_workers.train.model.sharding import whole
 
 REPORT_INTERVAL_SECONDS = 0.25
 LOSS_WINDOW_STEPS = 50
-_SPEED_SECONDS = 10.0  # of training that a reported speed is averaged over
+_SPEED_SECONDS = 10.0  # of training over which the reported speed is averaged
 
 
 class StopFlag:
-    """Set by SIGTERM; looked at between steps, so that a checkpoint is taken at a step's end and resumes exactly."""
+    """A flag that SIGTERM sets. It is read between steps, so that a checkpoint at a step's end resumes exactly."""
 
     def __init__(self) -> None:
         self.is_set = False
@@ -38,7 +38,7 @@ class StopFlag:
 
 
 class StopWatch:
-    """Seconds spent training: from the first ready step, without evaluation and checkpoint writing."""
+    """Seconds of training since the first ready step, without evaluation and checkpoint writing."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
@@ -53,7 +53,7 @@ class StopWatch:
         self._since = None
 
     def go_on_from(self, seconds: float) -> None:
-        """Forget what was spent on steps that are done again."""
+        """Forget the time of steps that are repeated."""
         self._seconds = seconds
         self._since = None
 
@@ -63,13 +63,13 @@ class StopWatch:
 
 
 class Window:
-    """Sums over the steps since the last report. Tensors stay on their device: one transfer a report, not a step."""
+    """Sums over the steps since the last report. Tensors stay on their device: one transfer per report."""
 
     def __init__(self) -> None:
         self.steps = 0
         self.loss: Any = 0.0
         self.n_correct: Any = 0
-        self.n_scored: Any = 0  # what `n_correct` is a share of: trained tokens, or pairs
+        self.n_scored: Any = 0  # the total of which `n_correct` is a share: trained tokens, or pairs
         self.n_trained: Any = 0
         self.n_tokens: Any = 0
         self.grad_norm: Any = None
@@ -91,7 +91,7 @@ def is_distributed() -> bool:
 
 
 class ProgressCallback(TrainerCallback):
-    """Reports, checkpoints and stops; the trainer feeds `window`."""
+    """Reports, saves checkpoints and stops; the trainer adds to `window`."""
 
     def __init__(
         self, events: EventWriter, stop: StopFlag, *, checkpoint_interval_seconds: float, steps_per_epoch: int
@@ -142,7 +142,7 @@ class ProgressCallback(TrainerCallback):
         control.should_save = should_save
 
     def is_save_due(self, now: float, state: TrainerState) -> bool:
-        """Whether the clock asks for a checkpoint."""
+        """Return whether a checkpoint is due by the clock."""
         return now - self._saved_at >= self.interval_seconds
 
     def is_evaluation_due(self, state: TrainerState) -> bool:
@@ -152,7 +152,7 @@ class ProgressCallback(TrainerCallback):
         return now - self._reported_at >= REPORT_INTERVAL_SECONDS
 
     def restore(self, progress: Progress) -> None:
-        """Go on counting from a checkpoint."""
+        """Continue the counts of a checkpoint."""
         self.trained_tokens = progress.trained_tokens
         self.tokens = progress.tokens
         self.recent_losses.extend(progress.recent_losses)
@@ -164,7 +164,7 @@ class ProgressCallback(TrainerCallback):
         self._saved_at = time.monotonic()
 
     def report(self, state: TrainerState, *, learning_rate: float) -> None:
-        """Fold the window into the totals and write StepCompleted; raises TrainingFailed on a loss nobody can use."""
+        """Add the window to the totals and write StepCompleted; raises TrainingFailed if the loss is unusable."""
         window, self.window = self.window, Window()
         total_loss, n_correct, n_scored, n_trained, n_tokens = window.totals()
         loss = total_loss / window.steps
@@ -194,9 +194,9 @@ class ProgressCallback(TrainerCallback):
         )
 
     def _tokens_per_second(self, seconds: float, n_tokens: float) -> float:
-        """Return the speed over the last ten seconds of training, in which no evaluation and no checkpoint counts.
+        """Return the speed over the last ten seconds of training, without evaluations and checkpoints.
 
-        A single step may share its core with the upload of a checkpoint, and says little.
+        A single step may share its core with the upload of a checkpoint, so it is not representative.
         """
         self._tokens_here += n_tokens
         self._counted.append((seconds, self._tokens_here))
@@ -222,7 +222,7 @@ def _require_usable(loss: float, step: int) -> None:
 
 
 def as_rank_zero(*flags: bool) -> list[bool]:
-    """Return the first process's flags: clocks and signals differ, and all must save or stop at one step."""
+    """Return the first process's flags: clocks and signals differ, and all must save or stop at the same step."""
     if not is_distributed():
         return list(flags)
     device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"

@@ -20,7 +20,7 @@ PROGRESS_FILE = "progress.json"
 BEST_FILE = "best.safetensors"
 KEPT = 2
 
-# What transformers resumes without a word when it is missing, with a wrong state.
+# Files that transformers does not require for a resume: it continues silently with a wrong state.
 _REQUIRED = {
     "optimizer.pt",
     "scheduler.pt",
@@ -31,7 +31,7 @@ _REQUIRED = {
 
 
 class IncompleteCheckpoint(Exception):
-    """The folder is sealed but lacks a part an exact resume needs."""
+    """The folder is sealed but lacks a part that an exact resume needs."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,11 +45,11 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     best_step: int = 0
     evaluations_since_best: int = 0
     valid_loss: float | None = None  # of the last evaluation
-    tokens: int | None = None  # None: written before tokens were counted, so the job's total is not known
+    tokens: int | None = None  # None: written before tokens were counted, so the job's total is unknown
 
 
 class TrainingState(msgspec.Struct, kw_only=True):
-    """The live objects a checkpoint is made of."""
+    """The live objects that a checkpoint is made of."""
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
@@ -57,7 +57,7 @@ class TrainingState(msgspec.Struct, kw_only=True):
     trainer_state: TrainerState
     progress: Progress
     best_weights: Path | None = None
-    state_dict: dict[str, torch.Tensor] | None = None  # gathered, where the live tensors are shards
+    state_dict: dict[str, torch.Tensor] | None = None  # gathered, if the live tensors are shards
     optimizer_state: dict[str, object] | None = None  # likewise
 
 
@@ -93,7 +93,7 @@ def save_checkpoint(root: Path, spec: RunSpec, state: TrainingState) -> tuple[Pa
 
 
 def open_checkpoint(folder: Path) -> tuple[Manifest, Progress]:
-    """Verify every hash and that nothing is missing; raises BrokenArtifact or IncompleteCheckpoint."""
+    """Verify every hash and that no file is missing; raises BrokenArtifact or IncompleteCheckpoint."""
     manifest = verify_folder(folder)
     names = {file.name for file in manifest.files}
     weights = {MODEL_FILE} if MODEL_FILE in names else {WEIGHTS_FILE, CONFIG_FILE}
@@ -104,9 +104,9 @@ def open_checkpoint(folder: Path) -> tuple[Manifest, Progress]:
 
 
 def geometry(spec: RunSpec) -> dict[str, str]:
-    """What must be equal for a resumed run to be bit-exact."""
+    """Return the conditions that must be equal for a resumed run to be bit-exact."""
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft", "trl")}
-    if spec.validation is not None:  # what it holds or nearly holds is not trained on
+    if spec.validation is not None:  # its rows and near duplicates are not trained on
         versions |= {"validation_sha256": spec.validation.sha256, "left_out": "equal and near copies"}
     return versions | {
         "hyperparameters": msgspec.json.encode(spec.hyperparameters).decode(),
@@ -118,7 +118,7 @@ def geometry(spec: RunSpec) -> dict[str, str]:
 
 
 def explain_inexact_resume(manifest: Manifest, spec: RunSpec) -> str | None:
-    """Return which conditions changed since the checkpoint, or None when the resume is exact."""
+    """Return which conditions changed since the checkpoint, or None if the resume is exact."""
     now = geometry(spec)
     changed = sorted(name for name, value in now.items() if manifest.metadata.get(name) != value)
     return ", ".join(changed) or None
@@ -127,7 +127,7 @@ def explain_inexact_resume(manifest: Manifest, spec: RunSpec) -> str | None:
 def adopt_plan(manifest: Manifest, recipe: Hyperparameters) -> Hyperparameters:
     """Return the recipe with the checkpoint's micro-batch and gradient checkpointing, if nothing else differs.
 
-    An attempt that ran out of memory made them smaller; the next one need not run out of it again.
+    An attempt that ran out of memory made them smaller; the next attempt then does not run out of it again.
     """
     stored = manifest.metadata.get("hyperparameters")
     if stored is None:
@@ -142,7 +142,7 @@ def adopt_plan(manifest: Manifest, recipe: Hyperparameters) -> Hyperparameters:
 
 
 def _rng_state() -> dict[str, object]:
-    """In the form transformers restores."""
+    """Return the random state in the form that transformers restores."""
     state: dict[str, object] = {
         "python": random.getstate(),
         "numpy": np.random.get_state(),

@@ -1,7 +1,7 @@
 """Direct preference optimization with TRL's DPOTrainer on pairs tokenised here.
 
-What the model thought of both answers before training is computed once, ahead: no second model stays in memory, and a
-resumed run, which begins from the same weights, finds the same numbers.
+The reference model's log-probabilities of both answers are computed once, before training: no second model stays in
+memory. A resumed run begins from the same weights and computes the same numbers.
 """
 
 from typing import Any
@@ -19,13 +19,13 @@ _REFERENCES = ("ref_chosen_logps", "ref_rejected_logps")
 
 
 def dpo_config(arguments: dict[str, Any], recipe: Hyperparameters) -> DPOConfig:
-    # Asked for at construction, TRL hashes every weight to name a cache; with an adapter we can ask later instead.
+    # If requested at construction, TRL hashes every weight to name a cache; with an adapter it can be requested later.
     is_full = recipe.method is Method.FULL
     return DPOConfig(**arguments, beta=recipe.dpo_beta, max_length=None, precompute_ref_log_probs=is_full)
 
 
 class DpoTrainer(PairTrainer, DPOTrainer):
-    """DPOTrainer on prepared rows. A pair counts as right when the preferred answer gained more than the other."""
+    """DPOTrainer on prepared rows. A pair counts as correct if the preferred answer gained more than the other."""
 
     precompute_ref_logps: bool
     train_dataset: Any
@@ -55,12 +55,12 @@ class DpoTrainer(PairTrainer, DPOTrainer):
     def loss_parts(
         self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return summed loss, pairs ranked right and pairs of a batch."""
+        """Return the summed loss of a batch, the number of correctly ranked pairs, and the number of pairs."""
         metrics = self._metrics["train" if self.model.training else "eval"]
         n_pairs = torch.tensor(len(inputs["input_ids"]) // 2)
         mean = self._compute_loss(model, inputs, False)
         accuracy = metrics["rewards/accuracies"][-1]
-        metrics.clear()  # TRL keeps every step's until it logs, which we do otherwise
+        metrics.clear()  # TRL keeps every step's until it logs, which happens elsewhere
         return mean * n_pairs, torch.tensor(accuracy) * n_pairs, n_pairs
 
 

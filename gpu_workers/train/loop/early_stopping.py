@@ -12,7 +12,7 @@ from gpu_workers.train.loop.trainer_protocol import ResumableTrainer
 
 
 class BestWeights:
-    """Lower loss is better; equal is not."""
+    """The best weights so far: a lower loss is better, an equal one is not."""
 
     def __init__(self, work_dir: Path, spec: RunSpec) -> None:
         self.loss: float | None = None
@@ -26,7 +26,7 @@ class BestWeights:
         return self._path if self.loss is not None and self._path.exists() else None
 
     def note(self, loss: float, step: int, trainer: ResumableTrainer) -> None:
-        """Take in an evaluation, and the weights with it when they are the best."""
+        """Record an evaluation, and save the weights if they are the best so far."""
         if self.loss is not None and not loss < self.loss:
             self.evaluations_since += 1
             return
@@ -34,14 +34,14 @@ class BestWeights:
         trainer.save_trained(self._path)
 
     def restore(self, progress: Progress, *, folder: Path | None = None) -> None:
-        """Go on from a checkpoint; `folder` holds its files."""
+        """Continue from a checkpoint; `folder` holds its files."""
         self.loss, self.step = progress.best_loss, progress.best_step
         self.evaluations_since = progress.evaluations_since_best
         if folder is not None and (folder / BEST_FILE).exists() and not self._path.exists():
             os.link(folder / BEST_FILE, self._path)
 
     def put_back(self, trainer: ResumableTrainer) -> int | None:
-        """Give the model its best weights, where the last ones are not; return their step."""
+        """Load the best weights into the model, unless the last ones are the best; return their step."""
         if self.file is None or self.step == trainer.state.global_step:
             return None
         tensors, model = load_file(self.file), trainer.unwrapped_model

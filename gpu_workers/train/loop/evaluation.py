@@ -1,4 +1,4 @@
-"""Loss and token accuracy on the validation rows. Draws no random numbers, so it cannot disturb a resume."""
+"""Loss and token accuracy on the validation rows. No random numbers are drawn, so a resume is not affected."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ def evaluate(
     loss_parts: LossParts,
     should_stop: Callable[[], bool],
 ) -> Evaluation | None:
-    """Return the mean over trained tokens, or None when told to stop in the middle."""
+    """Return the mean over trained tokens, or None if stopped in the middle."""
     was_training = model.training
     model.eval()
     totals = np.zeros(3)

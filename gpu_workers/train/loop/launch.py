@@ -1,4 +1,4 @@
-"""One process a GPU: started here, stopped together, with the rendezvous on this machine's loopback alone."""
+"""One training process per GPU: started here, stopped together, with the rendezvous only on this machine's loopback."""
 
 import contextlib
 import signal
@@ -20,11 +20,11 @@ _PATIENCE_SECONDS = 20.0
 
 
 class Rank(Struct, frozen=True, kw_only=True):
-    """Which of the processes this is."""
+    """The position of this process among all."""
 
     index: int = 0
     count: int = 1
-    is_launched: bool = False  # by `run_ranks`: a process group is to be joined, if only its own
+    is_launched: bool = False  # by `run_ranks`: it must join a process group, even one of a single process
 
     @property
     def is_first(self) -> bool:
@@ -32,13 +32,13 @@ class Rank(Struct, frozen=True, kw_only=True):
 
 
 def read_rank() -> Rank | None:
-    """Return what `run_ranks` gave this process, None in the one it was started by."""
+    """Return the rank that `run_ranks` gave this process, None in the parent process."""
     found = read_launch_environment()
     return None if found is None else Rank(index=found[0], count=found[1], is_launched=True)
 
 
 def run_ranks(argv: list[str], *, count: int, secret_line: bytes) -> int:
-    """Run this module `count` times and return the first one's exit code; when one dies, all do."""
+    """Run this module `count` times and return the first one's exit code; if one dies, end all."""
     port = _free_port()
     command = [sys.executable, "-m", "gpu_workers.train", *argv[1:]]
     children = [
@@ -76,9 +76,9 @@ def _pass_on(children: list[subprocess.Popen[bytes]]):  # type: ignore[no-untype
 
 @contextlib.contextmanager
 def first_rank_first(rank: Rank) -> Iterator[None]:
-    """Let the first process do the body before the others, which then find its files."""
+    """Run the body in the first process before the others, which then find its files."""
     if rank.is_launched and not torch.distributed.is_initialized():
-        # Shards that rest in the host's memory are gathered there, which NCCL cannot.
+        # Shards in the host's memory are gathered there, which NCCL does not support.
         torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         if torch.cuda.is_available():
             torch.cuda.set_device(rank.index)

@@ -1,8 +1,8 @@
-"""Odds ratio preference optimization (arXiv 2403.07691) with TRL's ORPOTrainer on pairs tokenised here: the preferred
-answer is learned and set apart from the other one, with no model to compare with.
+"""Odds ratio preference optimization (arXiv 2403.07691) with TRL's ORPOTrainer on pairs tokenised here.
 
-TRL's own forward pass scores every position of the batch and counts the prompt as learned; here only answers are
-scored, in tiles, as for DPO. Each pair counts alike, so the loss of a recipe does not depend on the micro-batch.
+The preferred answer is learned and separated from the other one, without a reference model. TRL's own forward pass
+scores every position of the batch and counts the prompt as learned. Here only answers are scored, in tiles, as for DPO.
+Each pair has equal weight, so the loss of a recipe does not depend on the micro-batch.
 """
 
 import warnings
@@ -19,7 +19,7 @@ from gpu_workers.train.data.rows import Pairs
 from gpu_workers.train.loop.preferences import PairTrainer
 
 with warnings.catch_warnings():
-    # The version of TRL is pinned, and its loss compared with ours by a test: it cannot change unseen.
+    # The version of TRL is pinned, and a test compares its loss with ours: a change cannot go unnoticed.
     warnings.simplefilter("ignore", TRLExperimentalWarning)
     from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
@@ -29,7 +29,7 @@ def orpo_config(arguments: dict[str, Any], recipe: Hyperparameters) -> ORPOConfi
 
 
 class _Tokenised(torch.utils.data.Dataset[dict[str, Any]]):
-    """Pairs whose text is tokens already: what TRL would `map` over the rows is done."""
+    """Pairs that are already tokenised: the result of TRL's `map` over the rows."""
 
     def __init__(self, rows: Pairs) -> None:
         self._rows = rows
@@ -45,7 +45,7 @@ class _Tokenised(torch.utils.data.Dataset[dict[str, Any]]):
 
 
 class OrpoTrainer(PairTrainer, ORPOTrainer):
-    """ORPOTrainer on prepared rows. A pair counts as right when the preferred answer is the likelier one."""
+    """ORPOTrainer on prepared rows. A pair counts as correct if the preferred answer is the likelier one."""
 
     def __init__(self, *args: Any, model: Any, rows: Pairs, validation: Pairs | None, **kwargs: Any) -> None:
         add_fused_lm_head(model.get_base_model() if isinstance(model, peft.PeftModel) else model)
@@ -55,7 +55,7 @@ class OrpoTrainer(PairTrainer, ORPOTrainer):
     def loss_parts(
         self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return summed loss, pairs ranked right and pairs of a batch."""
+        """Return the summed loss of a batch, the number of correctly ranked pairs, and the number of pairs."""
         mask = inputs["completion_mask"]
         labels = inputs["input_ids"].masked_fill(mask == 0, IGNORED)
         outputs = model(
@@ -65,6 +65,6 @@ class OrpoTrainer(PairTrainer, ORPOTrainer):
         odds, *_ = self.odds_ratio_loss(chosen, rejected)
         loss = -(chosen + odds).sum()
         n_pairs = torch.tensor(len(chosen))
-        if self.aux_loss_enabled:  # a mixture of experts keeps its experts in use
+        if self.aux_loss_enabled:  # keeps all experts of a mixture in use
             loss = loss + self.aux_loss_coef * outputs.aux_loss * n_pairs
         return loss, (chosen > rejected).sum(), n_pairs

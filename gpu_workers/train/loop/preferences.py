@@ -1,4 +1,4 @@
-"""What trainers of preferences share: pairs of answers in a batch, tokenised here."""
+"""The common base of preference trainers: pairs of answers in a batch, tokenised here."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from gpu_workers.train.loop.base_trainer import RunTrainer
 
 
 class PairTrainer(RunTrainer):
-    """Mixed into one of TRL's trainers of preferences, before it."""
+    """A mixin for TRL's preference trainers, placed before them."""
 
     args: Any
 
@@ -32,7 +32,7 @@ class PairTrainer(RunTrainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """Return the batch's mean loss, and feed the window of the report."""
+        """Return the batch's mean loss, and add the batch to the report's window."""
         window = self.progress.window
         loss, n_correct, n_pairs = self.loss_parts(model, inputs)
         window.n_correct += n_correct

@@ -1,6 +1,6 @@
-"""Before the first billed second: the worst step, an evaluation and a checkpoint, tried for real and undone.
+"""The rehearsal before the first billed second: the worst step, an evaluation and a checkpoint, run and undone.
 
-What does not fit, does not save or does not evaluate shows here, not after hours.
+If one of them does not fit or fails, it shows here and not after hours.
 """
 
 import math
@@ -20,7 +20,7 @@ from gpu_workers.train.loop.trainer_protocol import ResumableTrainer
 
 _FOLDER = "rehearsal"
 _MIN_INTERVAL_SECONDS = 15.0
-_MAX_SHARE = 0.02  # of the time that saving may take, however often a pool fails
+_MAX_SHARE = 0.02  # the largest share of the time for saving, however often a pool fails
 
 
 class Rehearsal(Struct, frozen=True, kw_only=True):
@@ -29,7 +29,7 @@ class Rehearsal(Struct, frozen=True, kw_only=True):
 
 
 def rehearse(trainer: ResumableTrainer, validation: Rows | SomeRows | None) -> Rehearsal:
-    """Do one of each and leave no trace: weights, gradients and random numbers are as before."""
+    """Run one of each and leave no trace: weights, gradients and random numbers are as before."""
     started = time.monotonic()
     numbers = _random_state()
     try:
@@ -47,7 +47,7 @@ def rehearse(trainer: ResumableTrainer, validation: Rows | SomeRows | None) -> R
 def checkpoint_interval_seconds(spec: RunSpec, *, save_seconds: float) -> float:
     """Return the time between checkpoints that loses least: Daly's first order, sqrt(2 d M) - d.
 
-    Without a measured failure rate, and never less often, what the control plane asks for. (Daly 2006, doi
+    It is at most the control plane's interval, which also applies without a measured failure rate. (Daly 2006, doi
     10.1016/j.future.2004.11.016; Young 1974 is the same without the last term.)
     """
     asked = float(spec.checkpoint_interval_seconds)
@@ -59,10 +59,10 @@ def checkpoint_interval_seconds(spec: RunSpec, *, save_seconds: float) -> float:
 
 
 def _train_longest(trainer: ResumableTrainer) -> None:
-    """Forward and backward with the optimizer's state in memory, as in every step but the first."""
+    """Run forward and backward with the optimizer's state in memory, as in every step but the first."""
     state = [(torch.zeros_like(p), torch.zeros_like(p)) for p in trainer.model.parameters() if p.requires_grad]
     batch = trainer.data_collator(trainer.longest_rows())
-    trainer.current_gradient_accumulation_steps = 1  # set by the loop, which is not there yet
+    trainer.current_gradient_accumulation_steps = 1  # set by the loop, which has not started yet
     trainer.training_step(trainer.model_wrapped, batch)
     del state
 

@@ -33,7 +33,7 @@ _MIN_EVALUATED_ROWS = 256
 
 
 class RunCallback(ProgressCallback):
-    """ProgressCallback plus what needs the trainer: the rehearsal, the sampler's epoch, evaluation, early stopping."""
+    """ProgressCallback with the parts that need the trainer: rehearsal, epochs, evaluation, early stopping."""
 
     def __init__(
         self,
@@ -51,23 +51,23 @@ class RunCallback(ProgressCallback):
         self.trainer: ResumableTrainer
         self.validation = validation and self._bounded(validation, spec, kwargs["steps_per_epoch"], events)
         self.valid_loss: float | None = None  # of the last evaluation
-        self.is_rehearsing = False  # a probe of speed trains without, and tells nobody
+        self.is_rehearsing = False  # a speed probe trains without rehearsal and reports nothing
         self.is_announced = False
         self.is_stopped_early = False
         self.best = BestWeights(work_dir, spec)
         self._training = training
         self._evaluated_step = 0
         self._save_seconds = 0.0
-        # An attempt that ends while its exports are made leaves them to one that has nothing to train.
+        # Saved so that, if this attempt ends during its exports, the next one only has to make the exports.
         self.saves_last_step = bool(spec.exports) and spec.hyperparameters.method is not Method.FULL
         self._spec = spec
         self._sampler = sampler
 
     def _bounded(self, rows: Rows, spec: RunSpec, steps_per_epoch: int, events: EventWriter) -> Rows | SomeRows:
-        """Return the rows that an evaluation reads: so many that all evaluations take about a tenth of training.
+        """Return the rows that an evaluation reads: as many as keep all evaluations at about a tenth of training time.
 
-        Reading a row without learning from it takes half as long as training on it with an adapter. They are the same
-        rows each time.
+        Reading a row without learning takes half as long as training on it with an adapter. Every evaluation reads the
+        same rows.
         """
         recipe = spec.hyperparameters
         between = (recipe.eval_steps or steps_per_epoch) * recipe.batch_size
@@ -125,7 +125,7 @@ class RunCallback(ProgressCallback):
         )
 
     def _announce(self, state: TrainerState) -> None:
-        """Say once an attempt that it starts; a second beginning, with smaller batches, is told in words."""
+        """Announce the start, once per attempt, even if training begins again with smaller batches."""
         if not self.is_announced:
             self._events.write(
                 TrainingStarted(
@@ -148,18 +148,18 @@ class RunCallback(ProgressCallback):
         self._sampler.epoch = state.global_step // self.steps_per_epoch
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Evaluate before the checkpoint of the same step is written, so that it knows its evaluation."""
+        """Evaluate before the checkpoint of the same step is written, so that it includes the evaluation."""
         super().on_step_end(args, state, control, **kwargs)
         if self.is_evaluation_due(state):
             self._evaluate(state, control)
 
     def is_evaluation_due(self, state: TrainerState) -> bool:
-        """Each `eval_steps` steps, or at each epoch's end, and after the last step."""
+        """Return whether to evaluate: every `eval_steps` steps or at each epoch's end, and after the last step."""
         every = self._spec.hyperparameters.eval_steps or self.steps_per_epoch
         return self.validation is not None and (state.global_step % every == 0 or state.global_step >= state.max_steps)
 
     def is_save_due(self, now: float, state: TrainerState) -> bool:
-        """By the clock, and at an epoch's end where saving takes little of the time since the last checkpoint."""
+        """Return whether to save: by the clock, or at an epoch's end if a save is short enough by comparison."""
         epochs = self._spec.hyperparameters.epochs
         every = self.steps_per_epoch * -(-epochs // _MAX_EPOCH_CHECKPOINTS)
         is_adapter = self._spec.hyperparameters.method is not Method.FULL
@@ -176,7 +176,7 @@ class RunCallback(ProgressCallback):
         evaluation = evaluate_rows(
             self.trainer,
             self.validation,
-            should_stop=lambda: self._stop.is_set and not is_distributed(),  # processes would stop at other batches
+            should_stop=lambda: self._stop.is_set and not is_distributed(),  # processes would stop at different batches
         )
         if evaluation is not None:
             self._evaluated_step, self.valid_loss = state.global_step, evaluation.valid_loss
@@ -199,7 +199,7 @@ class RunCallback(ProgressCallback):
         self.best.note(valid_loss, state.global_step, self.trainer)
         if self.best.evaluations_since >= patience and state.global_step < state.max_steps:
             self.is_stopped_early = control.should_training_stop = True
-            control.should_save = False  # resumed from, it would train on
+            control.should_save = False  # a resume from it would train on
             self.say(
                 f"Stopped at step {state.global_step} of {state.max_steps}: {patience} evaluations without a better "
                 f"loss than {self.best.loss:.4f} at step {self.best.step}, whose weights are kept."
@@ -207,7 +207,7 @@ class RunCallback(ProgressCallback):
 
 
 def evaluate_rows(trainer: ResumableTrainer, rows: Rows | SomeRows, *, should_stop: Any) -> Evaluation | None:
-    """Return loss and accuracy over the rows, or None when told to stop in the middle."""
+    """Return loss and accuracy over the rows, or None if stopped in the middle."""
     return evaluate(
         trainer.model,
         rows,  # type: ignore[arg-type]

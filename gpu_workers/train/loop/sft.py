@@ -1,5 +1,8 @@
-"""Supervised fine-tuning and continued pre-training with TRL's SFTTrainer on rows tokenised here, labels only on
-trained tokens; and the builder of every objective's trainer."""
+"""Supervised fine-tuning and continued pre-training with TRL's SFTTrainer, and the builder of every objective's
+trainer.
+
+Rows are tokenised here, and only trained tokens have labels.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -24,15 +27,15 @@ from gpu_workers.train.model.attention import attention_of
 from gpu_workers.train.model.cpu_lora import speed_up_lora
 from gpu_workers.train.model.hardware import Engine, choose_engine, detect
 
-# Models that change their logits after the head; their loss goes through TRL's own (slower on a CPU) path.
+# Models that change their logits after the head; their loss uses TRL's own code, which is slower on a CPU.
 _LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
-# oneDNN compiles a kernel for each new shape of a product, which took as long as the product itself: a CPU gets its
-# packed tokens, and the trained ones of them, in multiples of these, so that a few shapes return again and again.
+# oneDNN compiles a kernel for each new shape of a product, which takes as long as the product itself. On a CPU the
+# numbers of packed tokens and of trained tokens are therefore multiples of these, so that few shapes occur.
 _CPU_TOKENS, _CPU_TRAINED_TOKENS = 64, 32
 
 
 class Trainer(RunTrainer, SFTTrainer):
-    """SFTTrainer with no work for masked positions."""
+    """SFTTrainer that does no work for masked positions."""
 
     def __init__(self, *args: Any, rows: Rows, **kwargs: Any) -> None:
         self._rows = rows
@@ -46,7 +49,7 @@ class Trainer(RunTrainer, SFTTrainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """Return the mean loss over the optimizer step's trained tokens, and feed the window of the report."""
+        """Return the mean loss over the optimizer step's trained tokens, and add the batch to the report's window."""
         window = self.progress.window
         loss, n_correct, n_trained = self.loss_parts(model, inputs)
         window.n_correct += n_correct
@@ -55,13 +58,13 @@ class Trainer(RunTrainer, SFTTrainer):
         window.n_tokens += inputs["attention_mask"].sum() if "attention_mask" in inputs else inputs["cu_seq_lens_q"][-1]
         step_loss = loss / (n_trained if num_items_in_batch is None else num_items_in_batch)
         window.loss += step_loss.detach()
-        # Gradients are averaged over the processes, and the divisor counts the tokens of all.
+        # Gradients are averaged over the processes, but the divisor counts the tokens of all processes.
         return step_loss if num_items_in_batch is None else step_loss * self.args.world_size
 
     def loss_parts(
         self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return summed loss, correctly predicted tokens and trained tokens of a batch."""
+        """Return the summed loss, the correctly predicted tokens and the trained tokens of a batch."""
         if self._scores_selected_only:
             return _score_selected(model, inputs)
         outputs = model(**inputs, use_cache=False, fused_lm_head=True)
@@ -194,7 +197,7 @@ def _arguments(work_dir: Path, spec: RunSpec, engine: Engine, *, total_steps: in
 
 
 def _pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Any id will do: padding is masked and never trained."""
+    """Return any valid id: padding is masked and never trained."""
     for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
         if token is not None:
             return token
@@ -202,14 +205,14 @@ def _pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def _adapter_in_float32(model: torch.nn.Module) -> None:
-    """Undo TRL's cast of a QLoRA adapter to bfloat16, in which small updates are rounded away."""
+    """Undo TRL's cast of a QLoRA adapter to bfloat16, which rounds small updates away."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
 
 
 def _scores_selected_only(model: torch.nn.Module) -> bool:
-    """Whether to run the head on trained positions here: on a CPU, TRL's head scores every position of the batch."""
+    """Return whether to run the head on trained positions here: TRL's head scores all positions on a CPU."""
     config = model.config.get_text_config()
     changes = [name for name in _LOGIT_CHANGES if getattr(config, name, None) not in (None, 1, 1.0)]
     is_mixture = bool(getattr(config, "output_router_logits", False))

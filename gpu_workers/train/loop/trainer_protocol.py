@@ -1,4 +1,4 @@
-"""What a run's callback asks of the trainer that it belongs to."""
+"""The interface of the trainer that a run's callback uses."""
 
 from pathlib import Path
 from typing import Any, Protocol
@@ -8,7 +8,7 @@ from transformers import TrainerState
 
 
 class ResumableTrainer(Protocol):
-    """transformers' Trainer with what RunTrainer adds to it; attributes without a comment are transformers' own."""
+    """transformers' Trainer with the additions of RunTrainer; attributes without a comment are transformers' own."""
 
     model: Any
     model_wrapped: Any
@@ -26,17 +26,17 @@ class ResumableTrainer(Protocol):
 
     @property
     def unwrapped_model(self) -> Any:
-        """The model below accelerate's wrappers."""
+        """Return the model below accelerate's wrappers."""
         ...
 
     def loss_parts(
         self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return a batch's summed loss, what it got right, and how many it was scored on."""
+        """Return a batch's summed loss, the number of correct predictions, and the number scored."""
         ...
 
     def longest_rows(self) -> list[dict[str, Any]]:
-        """Return the micro-batch that needs the most memory, as the collator takes it."""
+        """Return the micro-batch that needs the most memory, as input of the collator."""
         ...
 
     def write_checkpoint(self, root: Path) -> tuple[Path, str] | None:
@@ -44,5 +44,5 @@ class ResumableTrainer(Protocol):
         ...
 
     def save_trained(self, path: Path) -> None:
-        """Write what is trained, as it is now."""
+        """Write the current trained weights."""
         ...

@@ -1,4 +1,4 @@
-"""An adapter as files: safetensors and a config of known keys, nothing that could run code when loaded."""
+"""The files of an adapter: safetensors and a config of known keys. Neither can run code when loaded."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def write_adapter(
 ) -> None:
     """Write weights and config; raises TrainingFailed for numbers that no replica would serve.
 
-    A run that diverges need not end in NaN: behind a normalization weights of 1e30 give a finite loss.
+    A run that diverges may not show NaN: a normalization makes the loss finite even for weights of 1e30.
     """
     weights, config = folder / WEIGHTS_FILE, adapter_config(spec)
     save_file(adapter_tensors(model, dtype=dtype, state_dict=state_dict), weights, metadata={"format": "pt"})
@@ -38,13 +38,13 @@ def write_adapter(
 def adapter_tensors(
     model: torch.nn.Module, *, dtype: torch.dtype, state_dict: dict[str, torch.Tensor] | None = None
 ) -> dict[str, torch.Tensor]:
-    """Return the adapter's tensors alone (never embeddings), on the CPU, with PEFT's own names."""
+    """Return only the adapter's tensors (never embeddings), on the CPU, with PEFT's own names."""
     state = peft.get_peft_model_state_dict(model, state_dict=state_dict, save_embedding_layers=False)
     return {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in sorted(state.items())}
 
 
 def adapter_config(spec: RunSpec) -> dict[str, Any]:
-    """Return the config from the recipe, key by key, rather than whatever a library chose to write."""
+    """Return the config built key by key from the recipe, not the one that a library writes."""
     hyperparameters = spec.hyperparameters
     return {
         "base_model_name_or_path": spec.base_model.repo or spec.base_model.name,

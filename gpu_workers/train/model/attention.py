@@ -1,7 +1,7 @@
-"""Attention for this machine: rows packed into one sequence never see each other, and a CPU computes in float32.
+"""Attention for this machine: rows packed into one sequence never attend to each other, and a CPU computes in float32.
 
-bfloat16 attention's backward has no fast CPU kernel (measured 16 ms a layer against 2 ms in float32), so on a CPU only
-the attention product runs in float32.
+bfloat16 attention's backward has no fast CPU kernel (measured 16 ms per layer against 2 ms in float32), so on a CPU
+only the attention product runs in float32.
 """
 
 from functools import cache
@@ -21,7 +21,7 @@ _PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 
 
 def attention_of(folder: Path) -> Attention:
-    """Return what the model of a folder's config.json asks of an attention kernel."""
+    """Return the kind of attention that the model of a folder's config.json needs."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     text, model = config.get_text_config(), MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     is_known = model is not None and model._supports_sdpa and model._supports_attention_backend
@@ -31,14 +31,14 @@ def attention_of(folder: Path) -> Attention:
 
 
 def register_attention() -> str:
-    """Make our attention known to transformers; return the name to load a model with."""
+    """Register our attention with transformers; return the name to load a model with."""
     AttentionInterface.register(ROWS_APART, _attention)
     AttentionMaskInterface.register(ROWS_APART, _mask)
     return ROWS_APART
 
 
 def _mask(*args: Any, attention_mask: torch.Tensor | None = None, **options: Any) -> torch.Tensor | None:
-    """Packed rows come without a mask: the borders in `cu_seq_lens_q` do its work, without its T x T memory."""
+    """Return no mask for packed rows: the borders in `cu_seq_lens_q` replace it and save its T x T memory."""
     return None if attention_mask is None else sdpa_mask(*args, attention_mask=attention_mask, **options)
 
 
@@ -73,7 +73,7 @@ def _attention(
 
 @cache
 def _has_varlen(device: torch.device) -> bool:
-    """Whether torch's FlashAttention runs there: from Ampere on."""
+    """Return whether torch's FlashAttention runs on the device: from Ampere on."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY
 
 
@@ -95,7 +95,7 @@ def _row_by_row(
     window: int | None,
     options: dict[str, Any],
 ) -> torch.Tensor:
-    """On a CPU also the fastest: nothing is multiplied for padding, nor masked. Behind the last border it is zero."""
+    """Attend row by row: fastest on a CPU, without products or masks for padding. Zero behind the last border."""
     lengths = borders.diff().tolist()
     filling = query.shape[2] - sum(lengths)
     splits = [*lengths, filling]
@@ -107,7 +107,7 @@ def _row_by_row(
 
 
 def _band(length: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """Where a row's tokens look: each at itself and the `window` - 1 before it; None where that is all before it."""
+    """Return the mask of a row: each token sees itself and the `window` - 1 before it; None if that is all."""
     if not window or length <= window:
         return None
     causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()
@@ -124,8 +124,10 @@ def _varlen(
     window: int,
     scale: float | None,
 ) -> torch.Tensor:
-    """FlashAttention as torch ships it, over tokens (T, heads, size), of 16 bits: with weights in float32 the rotary
-    embedding makes float32 of what autocast had shortened."""
+    """Run torch's FlashAttention over tokens (T, heads, size), in 16 bits.
+
+    With weights in float32, the rotary embedding converts autocast's 16-bit values back to float32.
+    """
     dtype = _short(query.dtype)
     query, key, value = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
     output = varlen_attn(

@@ -1,7 +1,7 @@
 """LoRA layers without their elementwise overhead on a CPU.
 
-PEFT computes `base(x) + lora_B(lora_A(dropout(x.float()))) * scaling`: on a CPU the casts, the scaling and the sums
-cost as much as the products. Here the same terms are products with the sum inside (`addmm`), in the dtype of the base
+PEFT computes `base(x) + lora_B(lora_A(dropout(x.float()))) * scaling`. On a CPU the casts, the scaling and the sums
+cost as much as the products. Here the same terms are products that include the sum (`addmm`), in the dtype of the base
 as under autocast; the adapter and its gradients stay in float32.
 """
 
@@ -14,7 +14,7 @@ from peft.tuners.lora import LoraLayer
 
 
 def speed_up_lora(model: torch.nn.Module) -> int:
-    """Replace the forward of every plain LoRA layer on a dense or NF4 matrix; return how many."""
+    """Replace the forward of every plain LoRA layer on a dense or NF4 matrix; return the number of layers."""
     layers = [module for module in model.modules() if isinstance(module, LoraLayer) and _is_plain(module)]
     for layer in layers:
         layer.forward = types.MethodType(_forward, layer)
@@ -43,7 +43,7 @@ def _forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Te
 
 
 class _Product(torch.autograd.Function):
-    """x W' + scale · x A' B' for a frozen W."""
+    """Computes x W' + scale · x A' B' for a frozen W."""
 
     @staticmethod
     def forward(

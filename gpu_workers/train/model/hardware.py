@@ -1,6 +1,6 @@
-"""What this machine can do, and the engine that follows from it: precision, attention, kernels, optimizer.
+"""The capabilities of this machine, and the engine that follows from them: precision, attention, kernels, optimizer.
 
-Each choice carries its reason in one sentence, which the run tells its owner.
+Each choice carries its reason in one sentence, which the run reports to its owner.
 """
 
 import importlib.util
@@ -12,19 +12,19 @@ from apps.contracts.runs import Hyperparameters, Method, Struct
 from gpu_workers.trainer.cpu_threads import count_cores
 
 FLASH_CAPABILITY = (8, 0)  # FlashAttention 2 needs Ampere
-_COMPILE_PAYS_STEPS = 1_000  # compiling takes a minute or two: as long as this many steps save
+_COMPILE_PAYS_STEPS = 1_000  # compiling takes a minute or two, which this many steps save
 
 
 class Attention(StrEnum):
-    """What a model asks of an attention kernel (`attention.attention_of` reads it)."""
+    """The attention that a model needs (`attention.attention_of` reads it)."""
 
-    PLAIN = "plain"  # softmax of the products, over all tokens before or a window of them
-    CAPPED = "capped"  # scores bent by a soft cap, as Gemma 2 does: flash_attn has it, torch's kernels do not
-    OWN = "own"  # sinks, chunks or states that only the model's own code computes
+    PLAIN = "plain"  # softmax of the products, over all earlier tokens or a window of them
+    CAPPED = "capped"  # scores limited by a soft cap, as in Gemma 2: flash_attn supports it, torch's kernels do not
+    OWN = "own"  # sinks, chunks or states that only the model's code computes
 
 
 class Hardware(Struct, frozen=True, kw_only=True):
-    """`capability` is CUDA's compute capability, None without a GPU."""
+    """The machine's hardware. `capability` is CUDA's compute capability, None without a GPU."""
 
     name: str
     capability: tuple[int, int] | None = None
@@ -32,7 +32,7 @@ class Hardware(Struct, frozen=True, kw_only=True):
     has_flash_attention: bool = False
     has_liger: bool = False
     has_triton: bool = False
-    threads: int = 0  # of the CPU, that torch computes with
+    threads: int = 0  # CPU threads that torch computes with
     cores: int = 0
 
     @property
@@ -41,12 +41,12 @@ class Hardware(Struct, frozen=True, kw_only=True):
 
     @property
     def can_keep_rows_apart(self) -> bool:
-        """Whether an attention kernel takes the borders of packed rows: FlashAttention, its own or torch's."""
+        """Return whether an attention kernel accepts the borders of packed rows: FlashAttention, its own or torch's."""
         return self.capability is not None and self.capability >= FLASH_CAPABILITY
 
 
 class Engine(Struct, frozen=True, kw_only=True):
-    """How to train here. `autocast` is "bf16", "fp16" or None; `reasons` go to the run's log."""
+    """The training setup here. `autocast` is "bf16", "fp16" or None; `reasons` go to the run's log."""
 
     dtype: str
     autocast: str | None
@@ -64,7 +64,7 @@ class Engine(Struct, frozen=True, kw_only=True):
 
 
 def detect() -> Hardware:
-    """Return what torch and the installed packages find on this machine."""
+    """Return the hardware that torch and the installed packages detect."""
     if not torch.cuda.is_available():
         has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
         return Hardware(name="the CPU", has_bf16=has_bf16, threads=torch.get_num_threads(), cores=count_cores())
@@ -81,7 +81,7 @@ def detect() -> Hardware:
 def choose_engine(
     hardware: Hardware, recipe: Hyperparameters, *, steps: int = 0, attention: Attention = Attention.PLAIN
 ) -> Engine:
-    """Return the fastest engine the hardware carries for this recipe and model."""
+    """Return the fastest engine that the hardware supports for this recipe and model."""
     dtype, autocast, precision = _precision(hardware, recipe)
     flash, why_attention = _attention(hardware, dtype, attention)
     is_own = attention is not Attention.PLAIN and not flash

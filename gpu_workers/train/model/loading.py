@@ -1,4 +1,4 @@
-"""The model to train: the base with an adapter, or the base itself, in the precision this machine trains best."""
+"""The model to train: the base with an adapter, or the base itself, in this machine's best training precision."""
 
 import hashlib
 from pathlib import Path
@@ -21,7 +21,7 @@ from gpu_workers.train.model.sharding import shard_model
 
 try:
     from liger_kernel.transformers import _apply_liger_kernel_to_instance
-except ImportError:  # a package of GPU machines; `Engine.uses_liger` tells
+except ImportError:  # only on GPU machines; `Engine.uses_liger` is set if installed
     _apply_liger_kernel_to_instance = None
 
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -34,7 +34,7 @@ def fetch_base_model(base_model: BaseModelRef, *, hub_token: str | None) -> Path
     if base_model.path is not None:
         folder = Path(base_model.path)
     else:
-        assert base_model.repo is not None  # the contract: a path or a repository
+        assert base_model.repo is not None  # by contract there is a path or a repository
         try:
             folder = Path(
                 snapshot_download(
@@ -83,9 +83,10 @@ def load_model(
     engine: Engine | None = None,
     is_sharded: bool = False,
 ) -> torch.nn.Module:
-    """Return the model to train, its trained weights in float32; seeded by the caller.
+    """Return the model to train, its trained weights in float32; the caller sets the seed.
 
-    `start` holds an adapter or a whole model of an earlier job to begin with. Sharded, it lies on all processes.
+    `start` contains an adapter or a whole model of an earlier job to begin with. A sharded model is spread over all
+    processes.
     """
     engine = engine or choose_engine(detect(), hyperparameters, attention=attention_of(folder))
     base = _load_base(folder, hyperparameters, engine, is_sharded=is_sharded)
@@ -108,13 +109,13 @@ def load_model(
 def adapt(
     base: PreTrainedModel, hyperparameters: Hyperparameters, engine: Engine, *, is_sharded: bool = False
 ) -> torch.nn.Module:
-    """Give a loaded base model its kernels and its new adapter; a model that is trained whole has none."""
+    """Add the kernels and the new adapter to a loaded base model; a fully trained model gets no adapter."""
     if engine.uses_liger:
         _apply_liger(base)
     _keep_trainable(base)
     if hyperparameters.method is Method.FULL:
         return base
-    if is_sharded:  # shards of one layer must have one dtype: NF4 is stored as the compute dtype, nothing is cast up
+    if is_sharded:  # one layer's shards must have one dtype: NF4 is stored as the compute dtype, nothing is cast up
         _cast_float_weights(base, engine.torch_dtype)
     elif hyperparameters.method is Method.QLORA:
         base = _prepare_quantized(base, hyperparameters, engine)
@@ -122,17 +123,22 @@ def adapt(
 
 
 def _keep_trainable(base: PreTrainedModel) -> None:
-    """Keep bitsandbytes from laying 4-bit weights out anew in the first evaluation, as it does on CPUs that multiply in
-    bfloat16: no gradient passes that product, and all further training would go wrong without a word."""
+    """Stop bitsandbytes from rearranging 4-bit weights in the first evaluation, as it does on CPUs with bfloat16
+    products.
+
+    No gradient passes through the rearranged product, so all further training would silently be wrong.
+    """
     for module in base.modules():
         if isinstance(module, Linear4bit):
             module.support_avx512bf16_for_cpu = False
 
 
 def _prepare_quantized(base: PreTrainedModel, hyperparameters: Hyperparameters, engine: Engine) -> PreTrainedModel:
-    """Freeze the base and take its norms to float32; not embeddings, head and a mixture's experts (one tensor a layer,
-    which bitsandbytes leaves in 16 bits): products round them to 16 bits again, and in float32 experts would be larger
-    than before the quantisation."""
+    """Freeze the base and convert its norms to float32, but not embeddings, head and a mixture's experts.
+
+    Their products round to 16 bits again. Experts are one tensor per layer, which bitsandbytes leaves in 16 bits; in
+    float32 they would be larger than before the quantization.
+    """
     matrices = [
         (parameter, parameter.data)
         for parameter in base.parameters()
@@ -162,14 +168,14 @@ def lora_config(hyperparameters: Hyperparameters) -> peft.LoraConfig:
 
 
 def _cast_float_weights(base: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Take norms and embeddings back from float32: on a GPU autocast does it, and on a CPU every product would pay."""
+    """Convert norms and embeddings back from float32: autocast does it on a GPU; float32 slows a CPU."""
     for parameter in base.parameters():
         if parameter.dtype is torch.float32:
             parameter.data = parameter.data.to(dtype)
 
 
 def _begin_with(base: PreTrainedModel, start: Path, hyperparameters: Hyperparameters) -> PreTrainedModel:
-    """Take over whole weights; an adapter is merged here only where every weight is to be trained."""
+    """Load whole weights; merge an adapter here only if every weight is to be trained."""
     if (start / ADAPTER_FILE).is_file():
         if hyperparameters.method is Method.FULL:
             return peft.PeftModel.from_pretrained(base, start).merge_and_unload().requires_grad_(True)
@@ -192,13 +198,13 @@ def _begin_with_adapter(model: peft.PeftModel, start: Path) -> None:
 
 
 def _apply_liger(base: PreTrainedModel) -> None:
-    """Liger's layer kernels alone: the loss runs through the head's own fused path."""
+    """Apply only Liger's layer kernels: the loss has its own fused path in the head."""
     _apply_liger_kernel_to_instance(model=base, fused_linear_cross_entropy=False, cross_entropy=False)
 
 
 def _load_base(folder: Path, hyperparameters: Hyperparameters, engine: Engine, *, is_sharded: bool) -> PreTrainedModel:
     options: dict[str, Any] = {"dtype": engine.torch_dtype, "attn_implementation": attention_implementation(engine)}
-    if torch.cuda.is_available() and not is_sharded:  # shards go to their GPU layer by layer
+    if torch.cuda.is_available() and not is_sharded:  # shards move to their GPU layer by layer
         options["device_map"] = {"": torch.cuda.current_device()}
     if hyperparameters.method is Method.QLORA:
         options["quantization_config"] = quantization_config(
@@ -220,7 +226,7 @@ def quantization_config(dtype: torch.dtype, *, storage: torch.dtype | None = Non
 
 
 def attention_implementation(engine: Engine) -> str:
-    """Return the name of the attention to load a model with, registered where it is ours."""
+    """Return the name of the attention to load a model with; register it if it is ours."""
     if engine.uses_flash_attention:
         return "flash_attention_2"
     if engine.uses_own_attention:

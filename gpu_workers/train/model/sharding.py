@@ -1,8 +1,8 @@
-"""A model that lies in shards on several processes (FSDP), and its weights gathered to be written as one.
+"""A model in shards on several processes (FSDP), and its weights gathered to be written as one.
 
-The base alone is sharded: an adapter stays whole on every process, small as it is, and its gradients are averaged
-here. With full training every weight is a shard. Offloaded, the shards rest in the host's memory, visit the GPU layer
-by layer, and are stepped by the CPU; a single process does this too.
+Only the base is sharded: an adapter is small and stays whole on every process, and its gradients are averaged here.
+With full training every weight is sharded. Offloaded shards rest in the host's memory, move to the GPU layer by layer,
+and the CPU steps them; this also works with a single process.
 """
 
 from pathlib import Path
@@ -32,12 +32,12 @@ def shard_model(
 ) -> torch.nn.Module:
     """Shard `base` inside `model` layer by layer, so that no process ever holds two whole layers; return `model`.
 
-    What belongs to an adapter stays whole, on this process's device. `gathers_bf16`: weights kept in float32 travel
-    and compute in bfloat16, and their gradients are summed in float32.
+    An adapter's weights stay whole, on this process's device. `gathers_bf16`: float32 weights are sent and used in
+    bfloat16, and their gradients are summed in float32.
     """
     adapter = set() if model is base else {parameter for parameter in model.parameters() if parameter.requires_grad}
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    for parameter in adapter:  # what FSDP ignores it does not move either
+    for parameter in adapter:  # FSDP does not move the parameters that it ignores
         parameter.data = parameter.data.to(device)
     options: dict[str, Any] = {
         "mesh": init_device_mesh(device, (torch.distributed.get_world_size(),)),
@@ -49,15 +49,15 @@ def shard_model(
     for layer in base.get_decoder().layers:
         fully_shard(layer, **options)
     fully_shard(base, **options)
-    # By this mark transformers' trainer knows a model that takes care of placement and gradients itself.
+    # With this mark, transformers' trainer leaves placement and gradients to the model.
     base._is_distributed_loading_by_transformers = True
     return model
 
 
 def average_gradients(model: torch.nn.Module, accelerator: Accelerator) -> None:
-    """Keep what is trained whole on every process the same on all: one start, and the mean of the gradients.
+    """Keep weights that are whole on every process equal: one start, and the mean of the gradients.
 
-    transformers' own does it by an operation that only NCCL has.
+    transformers' own way uses an operation that only NCCL has.
     """
 
     def average(parameter: torch.Tensor) -> None:
@@ -72,12 +72,12 @@ def average_gradients(model: torch.nn.Module, accelerator: Accelerator) -> None:
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
-    """Whether what is trained lies in shards."""
+    """Return whether the trained weights are sharded."""
     return any(isinstance(p, DTensor) for p in model.parameters() if p.requires_grad)
 
 
 def gather_trained(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return what is trained, whole, on the first process; every process must call this."""
+    """Return the whole trained weights on the first process; every process must call this."""
     return get_model_state_dict(model, options=_GATHERED)
 
 
@@ -96,7 +96,7 @@ def scatter_optimizer(model: torch.nn.Module, optimizer: Any, file: Path) -> Non
 
 
 def whole(value: Any) -> Any:
-    """Return a number that may lie in shards; every process must call this."""
+    """Return a value gathered from its shards, if it has any; every process must call this."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 

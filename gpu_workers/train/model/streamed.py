@@ -1,6 +1,7 @@
-"""A 16-bit model larger than the memory: each weight is read from its file when its module runs, and dropped after.
+"""A 16-bit model larger than the memory: each weight is read from its file when its module runs, and dropped
+afterwards.
 
-Exact and slow: one pass over the files for each batch of rows, so that nothing is written with it, only scored.
+Exact but slow: each batch of rows takes one pass over the files, so it only scores and never generates.
 """
 
 import json
@@ -20,18 +21,18 @@ from gpu_workers.common.pulse import beat
 from gpu_workers.train.model.tensor_files import Entry, list_tensors, read_tensor
 
 _PREFIX = "base_model.model."
-_TOKENS_A_PASS = 4_096  # padding counts: their logits over the whole vocabulary are in memory at once
+_TOKENS_A_PASS = 4_096  # padding included: their logits over the whole vocabulary are in memory at once
 
 
 class NotStreamable(Exception):
-    """This model cannot be read weight by weight; the message says why, as the end of a sentence."""
+    """This model cannot be read weight by weight; the message gives the reason as the end of a sentence."""
 
 
 class StreamedModel:
     """Scores rows with a base model on `device`, and with an adapter on top of it inside `adapted`."""
 
     def __init__(self, folder: Path, *, dtype: torch.dtype, device: torch.device) -> None:
-        """Raises NotStreamable, and UnknownNumbers for numbers of a kind that is not known here."""
+        """Read the model's structure. Raises NotStreamable, and UnknownNumbers for an unknown number format."""
         self._dtype, self._device = dtype, device
         self._places = {entry.name: (file, entry) for file in _shards(folder) for entry in list_tensors(file)}
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -49,7 +50,7 @@ class StreamedModel:
     def score(self, rows: Sequence[Sequence[int]]) -> Iterator[torch.Tensor]:
         """Return each row's logits after every token, in float32: [tokens, vocabulary], in the order of the rows.
 
-        Rows go through the model side by side. Padding on the right changes nothing of what is before it.
+        Rows pass through the model side by side. Padding on the right does not affect the tokens before it.
         """
         for batch in _batches(rows):
             width = max(len(row) for row in batch)
@@ -61,7 +62,7 @@ class StreamedModel:
 
     @contextmanager
     def adapted(self, adapter: Path) -> Iterator[None]:
-        """Put a LoRA adapter onto the layers it names, as it is served: beside the weights, not merged into them."""
+        """Add a LoRA adapter to the layers it names, as it is served: beside the weights, not merged into them."""
         config = json.loads((adapter / CONFIG_FILE).read_text())
         tensors = {name: t.to(self._device, self._dtype) for name, t in load_file(adapter / WEIGHTS_FILE).items()}
         handles = []
@@ -109,7 +110,7 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _batches(rows: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
-    """Cut the rows, in their order, into batches of so many tokens with padding; a longer row goes alone."""
+    """Cut the rows in order into batches of limited size, padding included; a longer row is a batch of one."""
     batch: list[Sequence[int]] = []
     for row in rows:
         if batch and (len(batch) + 1) * max(len(row), *(len(each) for each in batch)) > _TOKENS_A_PASS:

@@ -1,7 +1,8 @@
-"""Safetensors files one tensor at a time, read and written in memory of one tensor.
+"""Safetensors files, read and written one tensor at a time with the memory of one tensor.
 
-The library maps a file whole: its pages count as this process's memory until the file is closed, and it writes only
-what is in memory whole. (Format: https://huggingface.co/docs/safetensors: 8 bytes of length, a JSON header, the data.)
+The safetensors library maps whole files: their pages count as this process's memory until the file is closed. It also
+writes only tensors that are all in memory. (Format: https://huggingface.co/docs/safetensors: 8 bytes of length, a JSON
+header, the data.)
 """
 
 import json
@@ -31,7 +32,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A tensor of a file, and where its bytes lie."""
+    """A tensor of a file, and the position of its bytes."""
 
     name: str
     dtype: torch.dtype
@@ -44,7 +45,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class UnknownNumbers(Exception):
-    """A file holds numbers of a kind that is not known here."""
+    """A file contains an unknown number format."""
 
 
 def list_tensors(file: Path) -> list[Entry]:
@@ -61,7 +62,7 @@ def list_tensors(file: Path) -> list[Entry]:
 
 
 def read_tensor(file: Path, entry: Entry) -> torch.Tensor:
-    """Return one tensor, in memory of its own."""
+    """Return one tensor in its own memory."""
     tensor = torch.empty(entry.shape, dtype=entry.dtype)
     with file.open("rb") as opened:
         opened.seek(entry.start)
@@ -71,7 +72,7 @@ def read_tensor(file: Path, entry: Entry) -> torch.Tensor:
 
 
 def write_tensors(file: Path, entries: Sequence[Entry], tensors: Iterable[torch.Tensor]) -> None:
-    """Write a file of these tensors, each taken when its turn has come."""
+    """Write a file of these tensors; each is taken from the iterable only when it is written."""
     header, at = {}, 0
     for entry in entries:
         place = [at, at := at + entry.bytes]

@@ -1,4 +1,4 @@
-"""The trained weights as files: an adapter's, or with full training the whole model's."""
+"""The trained weights as files: an adapter's, or the whole model's after full training."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ _OF_THE_BASE = (
     "chat_template.jinja",
     "generation_config.json",
 )
-_ONE_FILE = "1TB"  # so that a resume finds all of it under one name
+_ONE_FILE = "1TB"  # one file, so that a resume finds all weights under one name
 
 
 def export_result(
@@ -37,7 +37,7 @@ def export_result(
 ) -> str:
     """Write the finished adapter or model in bfloat16 with its manifest; return the manifest's SHA-256.
 
-    A whole model takes the base's tokenizer and chat template along, so that it can be used alone.
+    A whole model includes the base's tokenizer and chat template, so that it can be used alone.
     """
     kind = "model" if spec.hyperparameters.method is Method.FULL else "adapter"
     temporary = final.with_name(f"tmp-{final.name}")
@@ -62,7 +62,7 @@ def write_weights(
     dtype: torch.dtype,
     state_dict: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write what was trained, with its configuration; raises TrainingFailed for weights that cannot be served."""
+    """Write the trained weights with their configuration; raises TrainingFailed if they cannot be served."""
     if spec.hyperparameters.method is not Method.FULL:
         write_adapter(folder, model, spec, dtype=dtype, state_dict=state_dict)
         return
@@ -87,7 +87,7 @@ def check_finite(tensors: dict[str, torch.Tensor]) -> None:
 def trained_tensors(
     model: torch.nn.Module, spec: RunSpec, *, state_dict: dict[str, torch.Tensor] | None = None
 ) -> dict[str, torch.Tensor]:
-    """Return a copy of what was trained, in float32 on the CPU."""
+    """Return a copy of the trained weights, in float32 on the CPU."""
     if spec.hyperparameters.method is not Method.FULL:
         return adapter_tensors(model, dtype=torch.float32, state_dict=state_dict)
     own = state_dict or dict(model.named_parameters())
@@ -97,7 +97,7 @@ def trained_tensors(
 def save_trained(
     path: Path, model: torch.nn.Module, spec: RunSpec, *, state_dict: dict[str, torch.Tensor] | None = None
 ) -> None:
-    """Write what was trained to one file, which appears whole or not at all."""
+    """Write the trained weights to one file, which appears whole or not at all."""
     temporary = path.with_suffix(".tmp")
     save_file(trained_tensors(model, spec, state_dict=state_dict), temporary)
     temporary.replace(path)

@@ -1,1 +1,1 @@
-"""Customers' experiment trackers, told by a process of their own."""
+"""Reports to customers' experiment trackers, sent by a separate process."""

@@ -1,4 +1,4 @@
-"""Starts and ends the process that tells the customer's trackers; with none asked for there is no process."""
+"""Start and end of the process that reports to the customer's trackers; without trackers there is no process."""
 
 import logging
 import os
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class TrackingChild:
-    """Follows one attempt. Nothing here raises: a tracker is never a reason to stop."""
+    """Follows one attempt. Nothing here raises: a tracker must never stop a run."""
 
     def __init__(self, spec: RunSpec, work_dir: Path) -> None:
         self._tail = EventTail(work_dir / TRACKING_FILE)
@@ -34,7 +34,7 @@ class TrackingChild:
             log.error("No process for the trackers: %s", error)
 
     def warnings(self) -> list[LogLine]:
-        """Return what it complained of since the last call."""
+        """Return the process's warnings since the last call."""
         found = [event for event in self._tail.read() if isinstance(event, LogLine)]
         if self._process is not None and self._process.poll():
             self._process = None
@@ -43,7 +43,7 @@ class TrackingChild:
         return found
 
     def finish(self, status: str, *, timeout_seconds: float) -> None:
-        """Let it send the rest and say how the attempt ended, for a while."""
+        """Let the process send the rest and the attempt's outcome, within the timeout."""
         if self._process is None:
             return
         _say(self._process.stdin, {"status": status})

@@ -29,16 +29,16 @@ class MlflowRefused(OSError):
 
 
 class MlflowRun:
-    """The run with this job's tag: a resumed job goes on in the one it began."""
+    """The MLflow run with this job's tag: a resumed job continues it."""
 
     def __init__(self, tracker: Tracker, *, job_id: str, parameters: Mapping[str, str]) -> None:
         parts = urlsplit(tracker.url)
         self._extensions: dict[str, Any] = {}
         proxy = getproxies().get("https")
-        if proxy:  # it looks the name up and refuses what is not public (deploy/egress); here no name may be known
+        if proxy:  # the proxy looks the name up and refuses private addresses (deploy/egress); here the lookup may fail
             origin = f"{parts.scheme}://{parts.netloc}"
         else:
-            # Connects to the address that was checked, even if the name changes its meaning; TLS asks for the name.
+            # Connect to the checked address, even if the name resolves differently later; TLS uses the name.
             origin, self._extensions = public_origin(tracker.url), {"sni_hostname": parts.hostname}
         self._http = httpx.Client(
             base_url=f"{origin}{parts.path.rstrip('/')}/api/2.0/mlflow/",
@@ -112,7 +112,7 @@ class MlflowRun:
 
 
 def _content_of(answer: httpx.Response) -> bytes:
-    """Return the body. Raises MlflowRefused for one that is compressed, long or slow: it is a stranger's."""
+    """Return the body. Raises MlflowRefused if it is compressed, long or slow: the server is untrusted."""
     if answer.headers.get("content-encoding", "identity") != "identity":
         raise MlflowRefused("the answer is compressed, which was not asked for")
     content, until = bytearray(), time.monotonic() + _ANSWER_SECONDS
@@ -126,7 +126,7 @@ def _content_of(answer: httpx.Response) -> bytes:
 
 
 def public_origin(url: str) -> str:
-    """Return where the server is, by address. Raises ValueError inside of private networks, which are ours to reach."""
+    """Return the server's origin by address. Raises ValueError for a private network, which only we may reach."""
     host = check_server(url).hostname
     found = [str(address[4][0]) for address in socket.getaddrinfo(host, PORT, type=socket.SOCK_STREAM)]
     if not found or not all(map(is_public, found)):

@@ -1,8 +1,8 @@
-"""Pass events on to the customer's own trackers: `python -m gpu_workers.trainer.tracking.process WORK_DIR`.
+"""Delivery of events to the customer's own trackers: `python -m gpu_workers.trainer.tracking.process WORK_DIR`.
 
-Standard input is JSON lines: first the `Assignment` with the customer's keys, so that they stand in no file, argument
-or environment, and when the run is over a `Farewell`. Whatever goes wrong is one warning in tracking.jsonl: the run
-neither waits for this process nor fails by it.
+Standard input is JSON lines. The first is the `Assignment` with the customer's keys, so that they appear in no file,
+argument or environment; the last, after the run, is a `Farewell`. Each failure is one warning in tracking.jsonl: the
+run neither waits for this process nor fails because of it.
 """
 
 import logging
@@ -26,14 +26,14 @@ MODULE = "gpu_workers.trainer.tracking.process"
 TRACKING_FILE = "tracking.jsonl"
 NAMES = {"wandb": "Weights & Biases", "mlflow": "MLflow"}
 _POLL_SECONDS = 1.0
-# Everything that these libraries raise when a server, a network or a key is not what it should be.
+# All errors that these libraries raise for a faulty server, network or key.
 _FAULTS = (OSError, RuntimeError, ValueError, KeyError, TypeError, httpx.HTTPError, msgspec.MsgspecError)
 
 log = logging.getLogger(MODULE)
 
 
 class Assignment(Struct, frozen=True, kw_only=True):
-    """Whom to tell, of what. `parameters` are the recipe's, as text."""
+    """The trackers and the run to report. `parameters` are the recipe's, as text."""
 
     trackers: tuple[Tracker, ...]
     job_id: str
@@ -60,7 +60,7 @@ class Sink(Protocol):
 
 
 def points_of(events: Sequence[ChildEvent]) -> list[Point]:
-    """Return what a chart can show of the events."""
+    """Return the events' points for a chart."""
     points = []
     for event in events:
         match event:
@@ -96,7 +96,7 @@ def open_sink(tracker: Tracker, assignment: Assignment, work_dir: Path) -> Sink:
 
 
 class Tracking:
-    """All trackers of a run; one that fails is left alone from then on."""
+    """All trackers of a run; a tracker that fails gets no further calls."""
 
     def __init__(self, assignment: Assignment, work_dir: Path, *, open_one: Callable[..., Sink] = open_sink) -> None:
         self._assignment = assignment
@@ -136,7 +136,7 @@ class Tracking:
 
 
 def main(work_dir: Path) -> int:
-    """Follow the trainer's events until standard input says how it ended, or ends."""
+    """Follow the trainer's events until standard input reports the outcome, or ends."""
     assignment = msgspec.json.decode(sys.stdin.buffer.readline(), type=Assignment)
     farewell: list[Farewell] = []
     is_over = threading.Event()

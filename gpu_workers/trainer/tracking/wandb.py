@@ -1,4 +1,4 @@
-"""A job as one run of Weights & Biases, by its own library: there is no other way in that is documented."""
+"""A job as one run of Weights & Biases, by its own library, which is the only documented way."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ _FAILED = 1
 
 
 class WandbRun:
-    """The run with the job's id: a resumed job goes on in the one it began. Only metrics and the recipe are sent."""
+    """The run with the job's id: a resumed job continues it. Only metrics and the recipe are sent."""
 
     def __init__(self, tracker: Tracker, *, job_id: str, parameters: Mapping[str, str], folder: Path) -> None:
         if wandb is None:
@@ -55,7 +55,7 @@ class WandbRun:
     def finish(self, status: str) -> None:
         with _told():
             self._run.finish(exit_code=_FAILED if status == "failed" else 0)
-            wandb.teardown()  # its service has written and sent everything only then
+            wandb.teardown()  # only then has its service written and sent everything
 
 
 @contextlib.contextmanager
@@ -65,5 +65,5 @@ def _told() -> Iterator[None]:
         yield
     except wandb.Error as error:
         raise RuntimeError(str(error)) from error
-    except SystemExit as error:  # by which it answers a service that failed: other trackers go on
+    except SystemExit as error:  # raised when its service failed: other trackers continue
         raise RuntimeError(f"its service ended with {error.code}") from error

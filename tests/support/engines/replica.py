@@ -77,7 +77,7 @@ class Replica:
         )
 
     def start_agent(self) -> None:
-        self.agent = self._start("serving_agent")
+        self.agent = self._start("serving.agent")
 
     def stop(self) -> None:
         self._is_stopping.set()
@@ -149,7 +149,7 @@ class Replica:
 
     def _keep_launcher(self) -> None:
         while not self._is_stopping.is_set():
-            self.launcher = self._start("engine")
+            self.launcher = self._start("engine.launcher")
             self.launcher.wait()
             time.sleep(0.2)
 
