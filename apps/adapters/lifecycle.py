@@ -7,5 +7,5 @@ VERSION_TRANSITIONS: Transitions = {
     "uncertified": frozenset({"ready", "refused"}),  # served: an engine loaded it, without a parity probe
     "refused": frozenset({"ready"}),  # another engine may accept it by the same probe
     "ready": frozenset(),
-    "files_only": frozenset(),  # no engine can load it as an adapter: delivered as files
+    "files_only": frozenset(),  # no engine loads it as an adapter: files, or a whole model
 }

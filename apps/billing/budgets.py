@@ -69,8 +69,7 @@ def attribution_of_actor(*, organization: Any, by: str, labels: Mapping[str, Any
     return Attribution("", by if by.startswith("user_") else "", own)
 
 
-# # --- Decisions
-# --------------------------------------------------------------------------------------------------------
+# --- Decisions --------------------------------------------------------------------------------------------------------
 
 
 def room_nano(*, organization: Any, attribution: Attribution) -> tuple[int, Budget] | None:
@@ -175,8 +174,7 @@ def _spent_so_far(budget: Budget, month: datetime.date) -> int:
     return trained + (series.aggregate(nano=Sum("posted_nano"))["nano"] or 0)
 
 
-# # --- Spending and alerts
-# ----------------------------------------------------------------------------------------------
+# --- Spending and alerts ----------------------------------------------------------------------------------------------
 
 
 def note_spending(*, organization: Any, attribution: Attribution, amount_nano: int) -> None:
@@ -221,8 +219,7 @@ def _alert(budget: Budget, period: BudgetPeriod) -> None:
         outbox.publish(topic="budget.exhausted", key=key, payload={"budget_id": budget.pk})
 
 
-# # --- Settings
-# ---------------------------------------------------------------------------------------------------------
+# --- Settings ---------------------------------------------------------------------------------------------------------
 
 
 @transaction.atomic

@@ -4,7 +4,7 @@ Credits are positive. A wallet's balance is what the organization may still spen
     grant     promotional_credit -> wallet        hold      wallet -> hold
     capture   hold -> revenue                     release   hold -> wallet
     top-up    cash_clearing -> wallet             expiry    wallet -> promotional_credit | breakage
-Credit that leaves wallet and hold together leaves credit lots, in the order of apps.billing.lots.
+Credit that leaves both wallet and hold is drawn from credit lots, in the order of apps.billing.lots.
 """
 
 import hashlib

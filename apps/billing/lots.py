@@ -76,8 +76,9 @@ def open_lot(
     priority: int | None = None,
     expires_at: datetime.datetime | None = None,
 ) -> CreditLot:
-    """Create an empty lot; the posting that brings its credit fills it. A paid lot gives its organization its own
-    share.
+    """Create an empty lot; the posting that brings its credit fills it.
+
+    A paid lot gives its organization its own share.
     """
     if kind == LotKind.PAID:
         give_own_share(organization=organization_id)

@@ -1,5 +1,6 @@
-"""Spending line by line, with sums and a forecast. Requests and storage count by day, jobs on the day they were
-settled.
+"""Spending line by line, with sums and a forecast.
+
+Requests and storage count on the day of use, jobs on the day they were settled.
 """
 
 import datetime
@@ -19,8 +20,9 @@ _FORECAST_DAYS = 7
 
 @dataclass(frozen=True)
 class Spend:
-    """One line of spending: quantity, price, key or member, and cost. The cost is not charged yet if the wallet was
-    short.
+    """One line of spending: quantity, price, key or member, and cost.
+
+    The cost includes usage that is not charged yet because the wallet was short.
     """
 
     day: datetime.date

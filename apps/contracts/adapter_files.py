@@ -176,9 +176,7 @@ def check_adapter(
 
 
 def clean_adapter_config(adapter_config: Mapping[str, Any], *, base_model: str) -> dict[str, Any]:
-    """Return the configuration to serve a checked adapter with: our own, with only four values copied from the
-    adapter's.
-    """
+    """Return the configuration to serve a checked adapter with: ours, with only four values of the adapter's."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -72,7 +72,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> str:
-        """Return "better", "worse" or "level"; level when the interval of the difference contains zero."""
+        """The outcome: "better", "worse" or "level". It is level when the interval of the difference contains zero."""
         if self.difference.low <= 0 <= self.difference.high:
             return "level"
         return "better" if (self.difference.value > 0) == self.is_higher_better else "worse"

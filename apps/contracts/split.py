@@ -91,8 +91,9 @@ def row_contents(row: Row) -> list[str]:
 
 
 class Split(msgspec.Struct, frozen=True):
-    """A split that holds out this share of the distinct rows, chosen by the seed. Its input is the row keys of
-    `split_keys`.
+    """A split that holds out this share of the distinct rows, chosen by the seed.
+
+    Its input is each row's key of `split_keys`.
     """
 
     share: float

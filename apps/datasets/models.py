@@ -170,8 +170,9 @@ class UploadPart(OrganizationModel):
 
 
 class VersionInspection(OrganizationModel):
-    """The findings of one pass over a version's rows: copies, conflicts, hints at personal data. The rows stay
-    unchanged.
+    """The findings of one pass over a version's rows, which it does not change.
+
+    Findings are copies, conflicts and hints at personal data.
     """
 
     version = models.OneToOneField(DatasetVersion, on_delete=models.CASCADE, related_name="inspection")

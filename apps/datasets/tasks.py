@@ -1,5 +1,6 @@
-"""Outbox handlers and Celery tasks on files. The outbox row holds the work and its turn; its file lanes allow long
-work.
+"""Outbox handlers and Celery tasks on files.
+
+The outbox row holds the work and decides its turn. Handlers in the lanes for files may take long.
 """
 
 from typing import Any

@@ -205,7 +205,7 @@ def _handle_decline(topup: TopUp, reason: str) -> None:
 
 
 def _ask_owner(topup: TopUp) -> None:
-    """Mail the owners the page where they can confirm the charge; it expires after three days."""
+    """Mail the owners the page where they can confirm the charge, which is dropped after three days."""
     url = gateway.get_invoice(invoice_id=topup.invoice_id or "").hosted_url
     with transaction.atomic():
         if try_advance(topup, to="action_required", transitions=TOPUP, pay_url=url):
@@ -263,8 +263,7 @@ def _here() -> str:
     return settings.PUBLIC_URL + reverse("web:billing")
 
 
-# # --- Recovery
-# ---------------------------------------------------------------------------------------------------------
+# --- Recovery ---------------------------------------------------------------------------------------------------------
 
 
 def list_uncharged(*, now: datetime.datetime) -> list[str]:

@@ -32,7 +32,7 @@ def ensure_customer(*, organization_id: str) -> StripeCustomer:
 
 
 def keep_card(*, customer: StripeCustomer, card: CardLeft, cause: str, is_chosen: bool = True) -> None:
-    """Charge this card in future, unless its owner left another one later. Calls Stripe.
+    """Make this card the one charged in future, unless its owner left another one later. Calls Stripe.
 
     Pages may be reported in any order and at once: the card left last, by Stripe's clock, wins. A card merely paid with
     (`is_chosen` false) never replaces one that was left to be charged.

@@ -162,7 +162,7 @@ class CardDispute(OrganizationModel):
 
     @property
     def state(self) -> str:
-        """The status under the name that pages use: "lost" means another thing for workers."""
+        """The status under the name that pages use: "lost" has another meaning for workers."""
         return "dispute_lost" if self.status == "lost" else self.status
 
     @property

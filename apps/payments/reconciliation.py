@@ -69,8 +69,7 @@ def _sum_by_source(movements: Iterable[CashMovement]) -> dict[str, int]:
     return dict(sums)
 
 
-# # --- The books' side
-# --------------------------------------------------------------------------------------------------
+# --- The books' side --------------------------------------------------------------------------------------------------
 
 
 def _ours(movements: Sequence[CashMovement], since: datetime.datetime, until: datetime.datetime) -> dict[str, int]:

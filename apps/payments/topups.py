@@ -42,8 +42,7 @@ class PaymentMismatch(Exception):
     """Stripe took another amount or currency than requested. Nothing is credited until an operator has looked."""
 
 
-# # --- Requests
-# ---------------------------------------------------------------------------------------------------------
+# --- Requests ---------------------------------------------------------------------------------------------------------
 
 
 @transaction.atomic
@@ -124,8 +123,7 @@ def _make(page: HostedPage) -> tuple[str, str]:
     return made.id, made.url
 
 
-# # --- Synchronization with Stripe
-# --------------------------------------------------------------------------------------
+# --- Synchronization with Stripe --------------------------------------------------------------------------------------
 
 
 def sync_topup(*, topup_id: str) -> None:
@@ -180,7 +178,7 @@ def _apply_invoice(topup: TopUp, found: Invoice) -> None:
 
 
 def _keep_card_paid_with(topup: TopUp) -> None:
-    """Charge the card paid with last in future, unless the customer left a card to be charged."""
+    """Make the card paid with the one charged in future, unless the customer left a card for that."""
     customer = ensure_customer(organization_id=topup.organization_id)
     if topup.payment_intent_id and not (customer.has_card and customer.is_newest_chosen):
         card = gateway.get_card_paid_with(payment_intent_id=topup.payment_intent_id)
@@ -219,8 +217,7 @@ def _end(topup: TopUp, status: str, failure: str) -> None:
     )
 
 
-# # --- Recovery
-# ---------------------------------------------------------------------------------------------------------
+# --- Recovery ---------------------------------------------------------------------------------------------------------
 
 
 def sweep_topups(*, now: datetime.datetime) -> None:

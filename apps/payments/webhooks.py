@@ -110,8 +110,7 @@ def ingest_missed(*, since: datetime.datetime, until: datetime.datetime) -> int:
     return len(missed)
 
 
-# # --- One function for each kind of object: calls Stripe, returns whether it is ours
-# -----------------------------------
+# --- One function for each kind of object: calls Stripe, returns whether it is ours -----------------------------------
 
 
 def _sync_payment(payment_intent_id: str) -> bool:

@@ -63,7 +63,7 @@ def point_alias(
 
 @transaction.atomic
 def roll_back(*, alias: Alias, by: str, now: datetime.datetime) -> Alias:
-    """End a canary, or return to the previous version. Raises InvalidState when there is neither."""
+    """End a canary, or return to the previous version. Raises InvalidState when neither is possible."""
     alias = Alias.objects.select_for_update().get(pk=alias.pk)
     if alias.canary_version_id is not None:
         alias.canary_version, alias.canary_percent = None, 0

@@ -48,8 +48,9 @@ class Replica(models.Model):
 
 
 class ReplicaToken(models.Model):
-    """The token that the gateway presents to a replica's proxy. It has a separate table because web may read replicas
-    but not tokens.
+    """The token that the gateway presents to a replica's proxy.
+
+    It has a separate table because web may read replicas but not tokens.
     """
 
     replica = models.OneToOneField(Replica, on_delete=models.CASCADE, primary_key=True, related_name="token")

@@ -1,12 +1,12 @@
 """Placement: which replica of one base model holds which adapters, by demand, within rank classes, with few moves.
 
 Every adapter in use is on one replica, a hot one on several; an adapter without recent requests is on none. When there
-are more adapters in use than places, half of each organization's fair share is filled in turns: each one's busiest
+are more adapters in use than places, organizations first take turns for half of their fair share: each one's busiest
 adapter comes before any one's second. Demand decides about the rest.
 
 An adapter stays where it is: loading one delays every token of that engine, and an unloaded one still fills the
-engine's cache. Adapters that customers wait for displace others only as fast as replicas load, then wait: a fleet that
-unloads faster than it loads would answer no request.
+engine's cache. Adapters that customers wait for displace others only as fast as replicas load them; the rest wait. A
+fleet that unloads faster than it loads would answer no request.
 
 The result depends on the arguments alone, so two placers with the same facts agree.
 """
@@ -143,8 +143,7 @@ class _Plan:
     def _may_hold(self, state: _State, wish: AdapterDemand) -> bool:
         return wish.rank <= state.room.max_rank and (state.room.replica_id, wish.version_id) not in self._unable
 
-    # # --- selection
-    # ------------------------------------------------------------------------------------------------------
+    # --- selection --------------------------------------------------------------------------------------------------
 
     def select(self, now: float, *, most_pushed_out: int) -> None:
         """Choose as many (adapter, copy) as there are places, most needed first."""
@@ -193,8 +192,7 @@ class _Plan:
         self._copies[wish.version_id] = self._copies.get(wish.version_id, 0) + 1
         return True
 
-    # # --- assignment
-    # -----------------------------------------------------------------------------------------------------
+    # --- assignment -------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Leave adapters where they are, then assign the others to the least loaded replicas; high ranks first."""

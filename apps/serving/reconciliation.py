@@ -110,7 +110,7 @@ class _Sums:
 
     @property
     def difference_share(self) -> float:
-        """Return how far the count lies outside the metered range, or above the bytes seen, as a share of the count."""
+        """How far the count lies outside the metered range, or above the bytes seen, as a share of the count."""
         return max(
             _outside(self.counted_input, self.least_input, self.most_input),
             _outside(self.counted_output, self.least_output, self.most_output),

@@ -64,9 +64,7 @@ def close_months(*, now: datetime.datetime) -> int:
 
 @transaction.atomic
 def close_month(*, organization: Any, month: datetime.date) -> Invoice | None:
-    """Write the organization's invoice of a month, once. Return None when nothing was charged since the previous
-    invoice.
-    """
+    """Write the organization's invoice of a month, once. Return None when there is nothing new to charge."""
     wallet = lock_wallet(organization=organization)
     organization_id = str(wallet.organization_id)
     if found := Invoice.objects.filter(organization_id=organization_id, month=month).first():
@@ -138,9 +136,7 @@ def _training_lines(organization_id: str, after: datetime.date, label: str) -> I
 
 
 def _metered_lines(organization_id: str, after: datetime.date, label: str) -> Iterable[_Line]:
-    """Yield a line for each price, model, key, adapter version and month with charges posted since they were last
-    invoiced.
-    """
+    """Yield a line for each price, model, key, adapter version and month with charges that are not invoiced yet."""
     members = dict(ApiKey.objects.filter(organization_id=organization_id).values_list("pk", "created_by_id"))
     labels = dict(KeyLabel.objects.filter(organization_id=organization_id, name=label).values_list("key_id", "value"))
     series = UsageSeries.objects.filter(organization_id=organization_id, day__lt=after).exclude(

@@ -161,9 +161,7 @@ class LedgerEntry(models.Model):
 
 
 class Hold(OrganizationModel):
-    """Money set aside: a job's spend cap, a slice that the gateway spends from, or part of a lot for a refund or
-    dispute.
-    """
+    """Money set aside: for a job up to its spend cap, as a gateway's slice, or from one lot for a refund or dispute."""
 
     id = IdField(prefix="hold")
     purpose = models.CharField(

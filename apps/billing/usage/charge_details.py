@@ -36,9 +36,7 @@ class Hour:
 
 
 def find_charge(*, organization: Any, reference: str) -> Charge | None:
-    """Return the charge behind an invoice line, a hold or a `series-<id>`; None when the organization has no such
-    charge.
-    """
+    """Return the charge behind an invoice line, a hold or a `series-<id>`; None for an unknown or foreign one."""
     organization_id = getattr(organization, "pk", organization)
     if reference.startswith("line_"):
         line = InvoiceLine.objects.filter(organization_id=organization_id, pk=reference)

@@ -1,7 +1,7 @@
 """Slices: what a gateway may spend of an organization's money without asking again.
 
-A slice is a hold that grows while its gateway needs more, and closes when the gateway is idle or gone. Its owner spends
-at most what it holds, so all gateways together never spend more than the wallet had.
+A slice is a hold that grows while its gateway needs more, and closes when the gateway is idle or gone. A gateway spends
+at most what its slice holds, so all gateways together never spend more than the wallet had.
 """
 
 import datetime
@@ -26,7 +26,7 @@ _SHARE_OF_WALLET = 20  # a slice grows by at most 5 % of the wallet, or by what 
 
 @dataclass(frozen=True)
 class Slice:
-    """The total a gateway was given so far. The gateway itself tracks what it spent."""
+    """The total that a gateway was given so far. The gateway itself tracks what it spent."""
 
     hold_id: str
     amount_nano: int
@@ -118,8 +118,7 @@ def close_slice(*, hold_id: str, by: str) -> None:
 
 
 def close_expired_holds(*, limit: int = 100) -> int:
-    """Close the slices that their gateway stopped renewing and return the rest to the wallets. Return how many were
-    closed.
+    """Close slices that are no longer renewed and return the rest to the wallets; return how many were closed.
 
     Holds of jobs end with their job.
     """

@@ -45,8 +45,9 @@ def record_storage(*, organization: Any, byte_count: int, at: datetime.datetime)
 
 
 def post_rebates(*, now: datetime.datetime) -> int:
-    """Post the rebate that tiers give on each month's charged volume, less what was posted before; return the nano
-    posted.
+    """Post the rebates that tiers give on each month's charged volume; return the nano posted.
+
+    Only the difference to earlier rebates of the month is posted.
     """
     tiered = PriceRule.objects.exclude(tiers=[])
     since = (now - _REBATED_FOR).date().replace(day=1)

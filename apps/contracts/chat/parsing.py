@@ -63,8 +63,7 @@ def parse_row_strictly(line: bytes, *, line_number: int) -> ChatRow:
     return ChatRow(messages=messages, line_number=line_number, tools=tools)
 
 
-# # --- fast parser
-# ------------------------------------------------------------------------------------------------------
+# --- fast parser ------------------------------------------------------------------------------------------------------
 
 
 class _PlainRow(msgspec.Struct, forbid_unknown_fields=True):
@@ -100,8 +99,7 @@ def _parse_quickly(line: bytes) -> tuple[ChatMessage, ...] | None:
     return found
 
 
-# # --- strict parser
-# ----------------------------------------------------------------------------------------------------
+# --- strict parser ----------------------------------------------------------------------------------------------------
 
 
 def _parse_object(line: bytes, number: int) -> dict[str, Any]:

@@ -1,5 +1,6 @@
-"""The environment that transformers and vLLM give a chat template, in jinja's immutable sandbox. Only the child uses
-it.
+"""The environment of a chat template, as in transformers and vLLM, in jinja's immutable sandbox.
+
+Only the child process runs it.
 """
 
 import datetime

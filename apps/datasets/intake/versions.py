@@ -246,8 +246,7 @@ def lock_storage(organization: Any) -> None:
     lock(f"uploads:{get_share_holder(organization=organization)}")
 
 
-# # --- new versions of stored files
-# -------------------------------------------------------------------------------------
+# --- new versions of stored files -------------------------------------------------------------------------------------
 
 
 @transaction.atomic

@@ -57,8 +57,7 @@ def rows_of(container: Container, chunks: Iterable[bytes], *, head: bytes = b"")
             return _documents(chunks)
 
 
-# # --- recognition
-# ------------------------------------------------------------------------------------------------------
+# --- recognition ------------------------------------------------------------------------------------------------------
 
 GZIP_SIGNATURE = b"\x1f\x8b"
 _PARQUET_SIGNATURE = b"PAR1"

@@ -25,8 +25,8 @@ def main() -> int:
     """Write the rows to standard output; return 0, or the exit status that explains missing rows."""
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
-    # This limits the error message; standard output is a pipe. It is why `-B` is set: it would truncate compiled
-    # modules.
+    # Limits the error message; standard output is a pipe. The limit would truncate compiled modules, which is why `-B`
+    # is set.
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _leave_network()
@@ -68,8 +68,9 @@ def _write_rows(most_rows: int) -> int:
 
 
 def _without_absent(value: Any) -> Any:
-    """Return the value without null members. A Parquet struct cannot omit a member, so null marks a key the row never
-    had.
+    """Return the value without null members.
+
+    A Parquet struct cannot omit a member, so null marks a key that the row never had.
     """
     if isinstance(value, dict):
         return {name: _without_absent(item) for name, item in value.items() if item is not None}

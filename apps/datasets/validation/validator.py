@@ -199,8 +199,9 @@ class FileValidator:
 
     @property
     def _passes_unchanged(self) -> bool:
-        """Whether rows are in a stored kind already. Tables have more columns than the stored kinds, so theirs never
-        are.
+        """Whether rows are in a stored kind already.
+
+        Tables name other columns too, so their rows never are.
         """
         is_table = self.container in (Container.CSV, Container.PARQUET)
         return not is_table and not self._given and (self.mapping is None or self.mapping.is_verbatim)

@@ -307,8 +307,7 @@ def get_invoice(*, invoice_id: str) -> Invoice:
 _PAYMENTS = {"expand": ["payments"]}
 
 
-# # --- Refunds and disputes
-# ---------------------------------------------------------------------------------------------
+# --- Refunds and disputes ---------------------------------------------------------------------------------------------
 
 
 def create_refund(*, payment_intent_id: str, amount_cents: int, refund_id: str, key: str) -> Refund:
@@ -333,8 +332,7 @@ def get_dispute(*, dispute_id: str) -> Dispute:
         return read_dispute(_stripe().disputes.retrieve(dispute_id))
 
 
-# # --- Events, movements and meters
-# -------------------------------------------------------------------------------------
+# --- Events, movements and meters -------------------------------------------------------------------------------------
 
 
 def read_webhook(*, body: bytes, signature: str) -> Notice:

@@ -23,7 +23,7 @@ _OLDEST = datetime.timedelta(days=34)
 
 
 def mirror_usage(*, now: datetime.datetime, limit: int = 500) -> int:
-    """Send new usage to the meter; return how many series are up to date. Calls Stripe. Raises StripeUnavailable."""
+    """Send new usage to the meter; return how many series were mirrored. Calls Stripe. Raises StripeUnavailable."""
     if not settings.STRIPE_METER:
         return 0
     customers = dict(StripeCustomer.objects.values_list("organization_id", "stripe_id"))
