@@ -112,7 +112,7 @@ def record_verdict(
 ) -> bool:
     """Record an engine's verdict on the version: ready with a certificate, uncertified without one, or refused.
 
-    Returns whether the status changed. A ready version stays ready, whatever a single replica reports.
+    Returns whether the status changed. A single replica's report does not change a ready version.
     """
     accepted = "uncertified" if parity is None else "ready"
     status = accepted if is_accepted else "refused"

@@ -41,7 +41,7 @@ _ITEM_BYTES = {
 }  # fmt: skip
 WEIGHT_DTYPES = frozenset({"BF16", "F16", "F32"})
 
-# Keys written by PEFT that do not affect plain LoRA inference, whatever their value.
+# Keys written by PEFT that do not affect plain LoRA inference with any value.
 _IRRELEVANT_KEYS = frozenset(
     {
         "auto_mapping", "base_model_name_or_path", "inference_mode", "init_lora_weights", "lora_dropout",

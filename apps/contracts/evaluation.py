@@ -41,7 +41,10 @@ class Grader(Struct, frozen=True, kw_only=True):
 
 
 class EvaluationPlan(Struct, frozen=True, kw_only=True):
-    """The settings of the evaluation after training. It uses the first held-out rows, so that runs can be compared."""
+    """The settings of the evaluation after training.
+
+    It uses the first validation rows, so that runs can be compared.
+    """
 
     grader: Grader = Grader()
     max_rows: int = 500

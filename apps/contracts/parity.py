@@ -58,7 +58,7 @@ class ParityProbe(Struct, frozen=True, kw_only=True):
 
 
 class ParityResult(Struct, frozen=True, kw_only=True):
-    """What one engine measured. Differences are means over tokens, in nats."""
+    """The measurements of one engine. Differences are means over tokens, in nats."""
 
     tokens: int
     tuned_difference: float  # engine against trainer, with the adapter

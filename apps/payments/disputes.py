@@ -1,7 +1,8 @@
-"""Disputes: the books follow the cash. What Stripe withdraws leaves the wallet or is owed; what it returns comes back.
+"""Disputes: the books follow the cash. Cash that Stripe withdraws leaves the wallet or is owed; returned cash comes
+back.
 
 Stripe lists the movements of a dispute in order and never removes one. Each is posted once by its position in that
-list, whatever the order of the webhooks.
+list, so the order of the webhooks does not matter.
 """
 
 import logging

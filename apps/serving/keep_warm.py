@@ -1,4 +1,4 @@
-"""Paid keep-warm: an adapter keeps its place whatever its demand, and pays for the time it is loaded."""
+"""Paid keep-warm: an adapter keeps its place regardless of demand, and pays for the time it is loaded."""
 
 import datetime
 import logging

@@ -40,7 +40,7 @@ class AdapterDemand:
     rank: int
     last_used_at: float
     requests_per_second: float = 0.0
-    is_kept: bool = False  # keep-warm is paid for: placed whatever the demand
+    is_kept: bool = False  # keep-warm is paid for: placed regardless of demand
 
 
 @dataclass(frozen=True, slots=True)

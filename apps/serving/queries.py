@@ -1,4 +1,4 @@
-"""Queries on what is served where, with the gateway's routing table."""
+"""Queries on serving: states and routes, with the gateway's routing table."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable

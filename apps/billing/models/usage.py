@@ -127,7 +127,7 @@ class StorageSample(OrganizationModel):
 
 
 class VolumeRebate(OrganizationModel):
-    """What a price's tiers take off a month's volume, and how much of that is posted."""
+    """The rebate of a price's tiers on a month's volume, and how much of it is posted."""
 
     price_rule = models.ForeignKey("catalog.PriceRule", on_delete=models.PROTECT, related_name="+")
     month = models.DateField()

@@ -1,4 +1,4 @@
-"""Slices: what a gateway may spend of an organization's money without asking again.
+"""Slices: an organization's money that a gateway may spend without asking again.
 
 A slice is a hold that grows while its gateway needs more, and closes when the gateway is idle or gone. A gateway spends
 at most what its slice holds, so all gateways together never spend more than the wallet had.

@@ -60,7 +60,7 @@ def _place(edge: Edge, places: list[int], ids: list[int]) -> int | None:
 
 
 class Planner:
-    """Computes the edge plan of a layout under one tokenizer."""
+    """Builder of a layout's edge plan under one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, control: re.Pattern[str]) -> None:
         self._tokenizer, self._control = tokenizer, control

@@ -42,7 +42,7 @@ BROWSER_LIFETIME = datetime.timedelta(days=3)
 BROWSER_PART_BYTES = 8 * 1024**2
 MAX_BROWSER_PARTS = 1_000
 SIGNED_SECONDS = 300
-_CLOCKS_APART = datetime.timedelta(seconds=60)  # between the database and the checker of a signature
+_CLOCKS_APART = datetime.timedelta(seconds=60)  # between the database and the host that checks a signature
 MAX_SIGNED_AT_ONCE = 32
 _CLOSED_AT_ONCE = 500  # the rest minutes later: the task also serves other tenants
 _MIME_LIMIT, _DATASET_NAME_LIMIT = 120, 120

@@ -231,7 +231,7 @@ def _ask_for_validation(version: DatasetVersion, attempt: str = "") -> None:
 
 
 def ask_for_long_validation(version: DatasetVersion) -> None:
-    """Have a file validated in the lane of large files, whatever its size."""
+    """Have a file validated in the lane of large files, regardless of its size."""
     outbox.publish(
         topic="dataset.validate",
         key=f"validate:{version.pk}:long:{db_now().timestamp()}",

@@ -72,7 +72,7 @@ def validate_version(*, version_id: str, now: datetime.datetime, is_long: bool =
 
 
 def _read(version: DatasetVersion, lease: "_Lease") -> tuple[Report, StoredObject | None]:
-    """Read the file. Unless it is JSONL of stored rows already, write its rows as such beside it."""
+    """Read the file. Unless it is JSONL in a stored kind already, write its rows in that form beside it."""
     with store().open_stream(version.object_key) as stream:
         mapping = read_mapping(version.given_mapping)
         watch = _watch(version.bytes, lease)

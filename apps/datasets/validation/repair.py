@@ -16,7 +16,7 @@ class RepairMode(StrEnum):
     REPAIR = "repair"  # fix what can be fixed without guessing, drop the rest
 
 
-FIT = "fit"  # repair value of a version without the good rows that a base model's chat template refuses
+FIT = "fit"  # value of `repair` for a version without the rows that a base model's chat template refuses
 _MAX_MENDINGS = 16  # of one row, each for another problem
 _Change = Callable[[Any, str], bool]
 

@@ -115,7 +115,7 @@ class FileValidator:
             self._rejection = rejected.error
 
     def __iter__(self) -> Iterator[bytes]:
-        """Read the whole file whatever its problems, so that its hash is always known."""
+        """Read the whole file regardless of its problems, so that its hash is always known."""
         try:
             if self._rejection is None:
                 pieces = self._check_blocks() if self._takes_blocks else self._check_rows()
