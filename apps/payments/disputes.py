@@ -1,5 +1,4 @@
-"""Disputes: the books follow the cash. Cash that Stripe withdraws leaves the wallet or is owed; returned cash comes
-back.
+"""Disputes: the books follow the cash. Withdrawn cash leaves the wallet or is owed; returned cash comes back.
 
 Stripe lists the movements of a dispute in order and never removes one. Each is posted once by its position in that
 list, so the order of the webhooks does not matter.
