@@ -1,4 +1,4 @@
-"""Is what was uploaded what it should be? Read from names, headers and configurations; no tensor is loaded here."""
+"""Checks of uploaded files by names, headers and configurations. No tensor is loaded here."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 def problems_of(
     *, object_prefix: str, manifest: dict[str, Any], base_model: BaseModel, rank: int, target_modules: list[str]
 ) -> list[str]:
-    """Return what keeps the adapter from being served, empty when nothing does."""
+    """Return why the adapter cannot be served; empty when it can."""
     sizes = {file["name"]: file["bytes"] for file in manifest["files"]}
     if missing := {WEIGHTS, CONFIG} - set(sizes):
         return [f"{name} is missing" for name in sorted(missing)]
@@ -28,9 +28,9 @@ def problems_of(
 
 
 def problems_of_files(*, object_prefix: str, manifest: dict[str, Any]) -> list[str]:
-    """Return what keeps the files from being handed to a customer, empty when nothing does.
+    """Return why the files cannot be delivered to a customer; empty when they can.
 
-    Of a whole model, and of an adapter that no engine loads: names, what the files begin with, and no code.
+    For a whole model, or an adapter that no engine loads: file names, first bytes, and no code.
     """
     kind, names = manifest["kind"], [file["name"] for file in manifest["files"]]
     if strange := unexpected(kind, names):

@@ -1,11 +1,11 @@
-"""The states of an adapter version: what was trained is served only after an engine has certified it."""
+"""States of an adapter version. An engine must load it before it is served."""
 
 from apps.core.database.transitions import Transitions
 
 VERSION_TRANSITIONS: Transitions = {
     "checking": frozenset({"ready", "refused", "uncertified"}),
-    "uncertified": frozenset({"ready", "refused"}),  # served, made without a probe: an engine tried it, no more
-    "refused": frozenset({"ready"}),  # another engine may prove the first one wrong, by the same probe
+    "uncertified": frozenset({"ready", "refused"}),  # served: an engine loaded it, without a parity probe
+    "refused": frozenset({"ready"}),  # another engine may accept it by the same probe
     "ready": frozenset(),
-    "files_only": frozenset(),  # what the engine cannot load as an adapter: delivered, not served
+    "files_only": frozenset(),  # no engine loads it as an adapter: files, or a whole model
 }

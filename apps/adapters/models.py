@@ -21,7 +21,7 @@ class Adapter(OrganizationModel):
 
 
 class AdapterVersion(OrganizationModel):
-    """One set of weights, hashed and immutable. Its public name is never used again, deleted or not."""
+    """One set of weights, hashed and immutable. Its public name is never used again, even after deletion."""
 
     id = IdField(prefix="adpv")
     adapter = models.ForeignKey(Adapter, on_delete=models.PROTECT, related_name="versions")
@@ -55,12 +55,12 @@ class AdapterVersion(OrganizationModel):
 
     @property
     def label(self) -> str:
-        """What tells it from its siblings: its number, or the step of a checkpoint."""
+        """Its distinguishing label among siblings: the version number, or the step of a checkpoint."""
         return f"version {self.number}" if self.number else f"step {self.metrics.get('step', '?')}"
 
     @property
     def certificate_state(self) -> str:
-        """What its owner is told of its certificate: a whole model has none, served or not."""
+        """The state of its certificate as its owner sees it: a whole model has none."""
         return "no_certificate" if self.status == "files_only" else self.status
 
     @property

@@ -1,4 +1,4 @@
-"""Adapter versions: published by a finished run, named once for ever, deleted without losing their history."""
+"""Operations on adapter versions: published by a finished run, named once, deleted without losing their history."""
 
 import datetime
 from typing import Any
@@ -18,7 +18,7 @@ from apps.core.errors import DomainError, InvalidState
 from apps.core.ids import random_name
 from apps.core.messages import outbox
 
-CHECKPOINT_MARK = ":ckpt-step-"  # in the name of a checkpoint's model, before its step
+CHECKPOINT_MARK = ":ckpt-step-"  # precedes the step in the name of a checkpoint's model
 
 
 class AdapterRejected(DomainError):
@@ -49,12 +49,12 @@ def publish_version(
     is_servable: bool = True,
     model_name: str | None = None,
 ) -> AdapterVersion:
-    """Check the files, register them under a new name and ask for them to be served. Raises AdapterRejected.
+    """Check the files, register them under a new name and request that they are served. Raises AdapterRejected.
 
-    `name` is the adapter's, shared by its versions; `suffix` is the part of the public name that its owner chose.
-    `ulid` makes the names of the version, and makes them once: those of a job are known before it ends. A checkpoint
-    brings its own `model_name`, and takes no number of the adapter's versions. The engine's name is random: the job
-    does not reveal it. Where the engine cannot load the result as an adapter it is registered as files alone.
+    `name` is the adapter's, shared by its versions; `suffix` is the part of the public name that its owner chose. The
+    names of the version are derived from `ulid`, so a job's are known before it ends. A checkpoint brings a
+    `model_name` and takes no version number. The engine's name is random: the job does not reveal it. A result that no
+    engine can load as an adapter is registered as files only.
     """
     problems = (
         problems_of_files(object_prefix=object_prefix, manifest=manifest)
@@ -110,9 +110,9 @@ def publish_version(
 def record_verdict(
     *, version: AdapterVersion, is_accepted: bool, reason: str, parity: ParityResult | None, now: datetime.datetime
 ) -> bool:
-    """Take in what an engine made of the version: ready with a certificate, uncertified without one, or refused.
+    """Record an engine's verdict on the version: ready with a certificate, uncertified without one, or refused.
 
-    Returns whether the status changed; a version that is ready stays so, whatever a single replica says.
+    Returns whether the status changed. A single replica's report does not change a ready version.
     """
     accepted = "uncertified" if parity is None else "ready"
     status = accepted if is_accepted else "refused"
@@ -129,7 +129,7 @@ def record_verdict(
 
 
 def model_name_of(*, base_model: BaseModel, organization: Any, suffix: str, ulid: str) -> str:
-    """Return the public name of a version, never used again: OpenAI's form, ft:base:organization:suffix:id."""
+    """Return the public name of a version in OpenAI's form: ft:base:organization:suffix:id. It is never used again."""
     return f"ft:{base_model.name}:{organization.slug}:{suffix}:{ulid[-10:]}"
 
 
@@ -145,7 +145,7 @@ def _adapter(organization: Any, base_model: BaseModel, name: str) -> Adapter:
 
 @transaction.atomic
 def delete_version(*, version: AdapterVersion, by: str, now: datetime.datetime) -> AdapterVersion:
-    """Stop offering the version and delete its files; its row, name and bills stay. Raises InvalidState."""
+    """Stop offering the version and delete its files; its row, name and charges stay. Raises InvalidState."""
     changed = AdapterVersion.objects.filter(pk=version.pk, deleted_at=None).update(deleted_at=now)
     if not changed:
         raise InvalidState("This model was deleted already.", param="model")

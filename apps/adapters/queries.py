@@ -1,4 +1,4 @@
-"""Reading adapters."""
+"""Queries on adapters."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def list_siblings(*, version: AdapterVersion) -> QuerySet[AdapterVersion]:
 
 
 def find_files(*, version: AdapterVersion, export: str = "") -> tuple[str, dict[str, Any]]:
-    """Return object prefix and manifest of the adapter, or of another form of it. Raises NotFound."""
+    """Return object prefix and manifest of the adapter or of one of its exports. Raises NotFound."""
     if not export:
         return version.object_prefix, version.manifest
     for found in version.exports:
@@ -47,12 +47,12 @@ def find_files(*, version: AdapterVersion, export: str = "") -> tuple[str, dict[
 
 
 def find_whole_model(*, version: AdapterVersion) -> tuple[str, dict[str, Any]]:
-    """Return object prefix and manifest of the version as a whole 16-bit model. Raises NotFound where it has none."""
+    """Return object prefix and manifest of the version as a whole 16-bit model. Raises NotFound when it has none."""
     return find_files(version=version, export="" if version.method == "full" else "merged_16bit")
 
 
 def download_url(*, version: AdapterVersion, name: str, export: str = "") -> str:
-    """Return a URL under which a browser can save one file for the next minutes. Raises NotFound."""
+    """Return a URL, valid for five minutes, under which a browser can save one file. Raises NotFound."""
     prefix, manifest = find_files(version=version, export=export)
     if all(file["name"] != name for file in manifest["files"]):
         raise NotFound("This adapter has no such file.")

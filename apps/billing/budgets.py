@@ -1,6 +1,6 @@
-"""Budgets at work: room for what is about to be set aside, what was spent under each, and alerts, each exactly once.
+"""Budgets: the room left before a hold, the spending under each budget, and alerts sent exactly once.
 
-Every function that decides or counts runs under the wallet's lock: two holds cannot both take the last of a budget.
+Every function that decides or counts runs under the wallet's lock, so two holds cannot both take the last of a budget.
 """
 
 import datetime
@@ -25,19 +25,19 @@ DEFAULT_THRESHOLDS = (50, 80, 100)
 
 
 class BudgetExceeded(QuotaExceeded):
-    """It would go beyond a budget of the organization's own; raising the budget is the fix."""
+    """The amount would exceed a budget that the organization set itself; raising the budget is the fix."""
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """To whom a cost is charged back: the key, the member behind it, and metadata labels."""
+    """Whose budgets a cost counts under: the key, the member behind it, and metadata labels."""
 
     key_id: str = ""
     member_id: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def targets(self) -> Q:
-        """Return the condition of the budgets it falls under."""
+        """Return the condition that selects the budgets this cost falls under."""
         labels = [f"{name}={value}" for name, value in self.labels.items()]
         return (
             Q(scope=BudgetScope.ORGANIZATION)
@@ -48,7 +48,7 @@ class Attribution:
 
 
 def attribution_of_key(*, organization: Any, key_id: str) -> Attribution:
-    """Return whose requests with this key are, with the labels the key has now."""
+    """Return the attribution of requests with this key, with the key's current labels."""
     if not key_id:
         return Attribution()
     keys = ApiKey.objects.for_organization(organization)
@@ -58,7 +58,10 @@ def attribution_of_key(*, organization: Any, key_id: str) -> Attribution:
 
 
 def attribution_of_actor(*, organization: Any, by: str, labels: Mapping[str, Any]) -> Attribution:
-    """Return whose a job is that `by` started with these labels; its key's labels count where it has none itself."""
+    """Return the attribution of a job that `by` started.
+
+    A label of the job overrides the key's label of the same name.
+    """
     own = {str(name): str(value) for name, value in labels.items()}
     if by.startswith("key_"):
         found = attribution_of_key(organization=organization, key_id=by)
@@ -66,11 +69,11 @@ def attribution_of_actor(*, organization: Any, by: str, labels: Mapping[str, Any
     return Attribution("", by if by.startswith("user_") else "", own)
 
 
-# --- Deciding ---------------------------------------------------------------------------------------------------------
+# --- Decisions --------------------------------------------------------------------------------------------------------
 
 
 def room_nano(*, organization: Any, attribution: Attribution) -> tuple[int, Budget] | None:
-    """Return how much more may be set aside, and the budget that says so; None without a limiting budget."""
+    """Return how much more may be held and the budget that limits it; None without a limiting budget."""
     require_transaction()
     budgets = _active(organization).filter(attribution.targets()).exclude(mode=BudgetMode.ALERT)
     rooms = [(budget.limit_nano - sum(get_state(budget=budget, now=db_now())), budget) for budget in budgets]
@@ -78,7 +81,7 @@ def room_nano(*, organization: Any, attribution: Attribution) -> tuple[int, Budg
 
 
 def require_room(*, organization: Any, attribution: Attribution, amount_nano: int) -> None:
-    """Raise BudgetExceeded when setting the amount aside would go beyond a budget that limits."""
+    """Raise BudgetExceeded when holding the amount would exceed a limiting budget."""
     room = room_nano(organization=organization, attribution=attribution)
     if room is not None and room[0] < amount_nano:
         left, budget = max(room[0], 0), room[1]
@@ -90,7 +93,7 @@ def require_room(*, organization: Any, attribution: Attribution, amount_nano: in
 
 
 def get_state(*, budget: Budget, now: datetime.datetime) -> tuple[int, int]:
-    """Return what was spent under the budget this month, and what is set aside for it now."""
+    """Return the spending under the budget this month, and the amount held under it now."""
     periods = BudgetPeriod.objects.filter(budget=budget, month=month_of(now))
     spent = periods.values_list("spent_nano", flat=True).first()
     if spent is None:
@@ -105,7 +108,7 @@ def list_budgets(*, organization: Any) -> QuerySet[Budget]:
 
 
 def list_key_labels(*, organization: Any) -> list[tuple[str, str]]:
-    """Return each labelled key with its labels as one text."""
+    """Return each labelled key with its labels joined into one text."""
     rows = KeyLabel.objects.for_organization(organization).order_by("key_id", "name")
     texts: dict[str, list[str]] = {}
     for row in rows:
@@ -130,7 +133,7 @@ def month_of(now: datetime.datetime) -> datetime.date:
 
 
 def holds_of_budget(*, budget_id: str) -> QuerySet[Hold]:
-    """Return what was ever set aside for jobs and slices that fall under the budget."""
+    """Return every hold, open or closed, of jobs and slices that fall under the budget."""
     return _holds_of(Budget.objects.get(pk=budget_id))
 
 
@@ -153,7 +156,7 @@ def _holds_of(budget: Budget) -> QuerySet[Hold]:
 
 
 def _spent_so_far(budget: Budget, month: datetime.date) -> int:
-    """Return what the month cost before the budget counted it itself: its jobs that ended, and its keys' requests."""
+    """Return the month's cost before the budget's own count began: finished jobs and metered requests."""
     begin = datetime.datetime.combine(month, datetime.time(), datetime.UTC)
     jobs = _holds_of(budget).filter(purpose="job", status="closed", closed_at__gte=begin)
     trained = jobs.aggregate(nano=Sum(F("captured_nano") - F("refunded_nano")))["nano"] or 0
@@ -171,13 +174,13 @@ def _spent_so_far(budget: Budget, month: datetime.date) -> int:
     return trained + (series.aggregate(nano=Sum("posted_nano"))["nano"] or 0)
 
 
-# --- Counting ---------------------------------------------------------------------------------------------------------
+# --- Spending and alerts ----------------------------------------------------------------------------------------------
 
 
 def note_spending(*, organization: Any, attribution: Attribution, amount_nano: int) -> None:
-    """Count what was charged (or, negative, given back) under every budget it falls under, and alert.
+    """Add a charge (negative: a refund) to every budget it falls under, and alert.
 
-    Call it with the posting, under the wallet's lock, before the charge shows in holds or series of the month.
+    Call it with the posting, under the wallet's lock, before the charge shows in the month's holds or series.
     """
     require_transaction()
     if not amount_nano:
@@ -212,11 +215,11 @@ def _alert(budget: Budget, period: BudgetPeriod) -> None:
             key = f"budget:{budget.pk}:{period.month}:{threshold}"
             outbox.publish(topic="billing.alert", key=key, payload={"alert_id": alert.pk})
     if budget.mode == BudgetMode.PAUSE and period.spent_nano >= budget.limit_nano:
-        key = f"budget-pause:{budget.pk}:{period.month}:{budget.limit_nano}"  # again when it was raised and reached
+        key = f"budget-pause:{budget.pk}:{period.month}:{budget.limit_nano}"  # again after a raise
         outbox.publish(topic="budget.exhausted", key=key, payload={"budget_id": budget.pk})
 
 
-# --- Setting ----------------------------------------------------------------------------------------------------------
+# --- Settings ---------------------------------------------------------------------------------------------------------
 
 
 @transaction.atomic
@@ -231,7 +234,7 @@ def set_budget(
     now: datetime.datetime,
     thresholds: tuple[int, ...] = DEFAULT_THRESHOLDS,
 ) -> Budget:
-    """Set the monthly limit of a scope, in place of the one it had; what the month cost so far counts.
+    """Set the monthly limit of a scope, replacing its previous limit. Spending earlier in the month counts.
 
     Raises InvalidValue naming the field.
     """
@@ -289,7 +292,7 @@ def end_budget(*, organization: Any, budget_id: str, by: str, now: datetime.date
 
 @transaction.atomic
 def set_key_labels(*, organization: Any, key_id: str, labels: Mapping[str, str], by: str) -> None:
-    """Set what a key's requests are charged back by, from now on. Raises InvalidValue for another's key."""
+    """Replace the labels to which a key's future requests are charged back. Raises InvalidValue for an unknown key."""
     organization_id = getattr(organization, "pk", organization)
     if not ApiKey.objects.filter(organization_id=organization_id, pk=key_id).exists():
         raise InvalidValue("There is no such key.", param="key")

@@ -1,4 +1,4 @@
-"""Lots that end otherwise than by being spent: set aside and paid back, expired, or taken back by a reversal."""
+"""Lot movements other than spending: held for a refund or dispute, expired, or reversed."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue
 
-# A reversal of these leaves no hold or usage series behind that says otherwise; charges are refunded instead.
+# Only these may be reversed: no hold or usage series records them. Charges are refunded instead.
 _REVERSIBLE = frozenset({"grant", "adjustment", "expiry"})
 
 
@@ -30,8 +30,8 @@ def set_credit_aside(
 ) -> Hold | None:
     """Hold `amount_nano` of one paid lot while a card refund or a dispute is decided elsewhere.
 
-    With `is_partial_allowed` it holds what is there, and returns None where nothing is. Raises InvalidValue when the
-    lot has less unspent.
+    Raises InvalidValue when the lot has less unspent credit. With `is_partial_allowed` it holds what is left instead,
+    or returns None when nothing is left.
     """
     wallet = lock_wallet(organization=organization)
     request = {"aside": reference, "amount_nano": amount_nano, "purpose": purpose}
@@ -62,7 +62,7 @@ def set_credit_aside(
 
 @transaction.atomic
 def end_set_aside(*, hold_id: str, is_paid_out: bool, by: str, reason: str, tax_nano: int = 0) -> Hold:
-    """Close a hold of `set_credit_aside`: its cash went back, or its credit returns to the wallet. Once."""
+    """Close a hold of `set_credit_aside`, once: its cash was paid out, or its credit returns to the wallet."""
     found = Hold.objects.get(pk=hold_id)
     wallet = lock_wallet(organization=found.organization_id)
     found.refresh_from_db()
@@ -102,7 +102,7 @@ def end_set_aside(*, hold_id: str, is_paid_out: bool, by: str, reason: str, tax_
 
 
 def expire_lots(*, limit: int = 100) -> int:
-    """Take what is left of expired lots out of the wallets; return the nano taken. Safe to repeat."""
+    """Take the rest of expired lots out of the wallets; return the nano taken. Safe to repeat."""
     expired = CreditLot.objects.filter(expires_at__lte=db_now(), remaining_nano__gt=0)
     owners = expired.order_by("organization_id").values_list("organization_id", flat=True).distinct()
     return for_each(owners[:limit], _expire_of, name="expired credit is taken out", now=db_now())
@@ -110,7 +110,10 @@ def expire_lots(*, limit: int = 100) -> int:
 
 @transaction.atomic
 def _expire_of(organization_id: str) -> int:
-    """Expire what is not held: what a job or slice set aside in time counts as of the lots that expire first."""
+    """Expire credit that no job or slice holds.
+
+    Holds made before the expiry count against the lots that expire first.
+    """
     wallet = lock_wallet(organization=organization_id)
     of_lots = CreditLot.objects.filter(organization_id=organization_id).aggregate(nano=Sum("held_nano"))["nano"] or 0
     held = account(organization=organization_id, kind=AccountKind.HOLD).balance_nano - of_lots
@@ -128,7 +131,7 @@ def _expire_of(organization_id: str) -> int:
 
 
 def _post_expiry(wallet: LedgerAccount, lot: CreditLot, amount_nano: int) -> None:
-    # Promotional credit was never money: what lapses of it takes back its cost. Paid credit that lapses is breakage.
+    # Promotional credit was never money, so its expiry reverses its cost. Paid credit that expires is breakage.
     kind = AccountKind.BREAKAGE if lot.kind == LotKind.PAID else AccountKind.PROMOTIONAL_CREDIT
     remaining = lot.remaining_nano - amount_nano
     post(
@@ -151,7 +154,7 @@ def _post_expiry(wallet: LedgerAccount, lot: CreditLot, amount_nano: int) -> Non
 def reverse_transaction(*, transaction_id: str, by: str, reason: str) -> LedgerTransaction:
     """Post the opposite of a grant, adjustment or expiry, once; the books keep both.
 
-    Raises InvalidState when it was of another kind, or its credit has been spent since.
+    Raises InvalidState for another kind, or when the credit has been spent since.
     """
     original = LedgerTransaction.objects.get(pk=transaction_id)
     wallet = lock_wallet(organization=original.organization_id)

@@ -1,10 +1,10 @@
-"""Posting to the ledger: the one function that writes transactions, and the lock every mover of money takes first.
+"""The ledger: the one function that posts transactions, and the wallet lock that every movement of money takes first.
 
-Credits are positive. A wallet's balance is what the organization may still spend; a hold's what is set aside.
+Credits are positive. A wallet's balance is what the organization may still spend; a hold's balance is set aside.
     grant     promotional_credit -> wallet        hold      wallet -> hold
     capture   hold -> revenue                     release   hold -> wallet
     top-up    cash_clearing -> wallet             expiry    wallet -> promotional_credit | breakage
-What leaves wallet and hold together leaves credit lots, in the order of apps.billing.lots.
+Credit that leaves both wallet and hold is drawn from credit lots, in the order of apps.billing.lots.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from apps.billing.models import AccountKind, Hold, LedgerAccount, LedgerTransact
 from apps.core.audit import require_transaction
 from apps.core.errors import DomainError
 
-# Both functions are at the end of billing's first migration.
+# Both functions are defined at the end of billing's first migration.
 _LOCK = "SELECT * FROM ledger_lock_wallet(%s)"
 _LOCK_OF_HOLD = "SELECT * FROM ledger_lock_wallet((SELECT organization_id FROM billing_hold WHERE id = %s))"
 _FIND = "SELECT id FROM billing_ledgertransaction WHERE idempotency_key = %s"
@@ -34,17 +34,17 @@ _FLOORED = {AccountKind.WALLET: 0, AccountKind.HOLD: 0}
 
 
 class UnexplainedCredit(Exception):
-    """Credit came in without a lot to put it into: a bug of the caller."""
+    """Credit came in without a lot to hold it: a bug of the caller."""
 
 
 class IdempotencyMismatch(DomainError):
-    """The key was used before for something else."""
+    """The key was used before for another request."""
 
     code = "idempotency_key_reused"
 
 
 def lock_wallet(*, organization: Any) -> LedgerAccount:
-    """Lock and return the organization's wallet; every movement of its money starts here, so that none deadlock."""
+    """Lock and return the organization's wallet. Every movement of its money starts here, which prevents deadlocks."""
     organization_id = getattr(organization, "pk", organization)
     wallet = _lock(organization_id)
     if wallet is None:
@@ -55,7 +55,7 @@ def lock_wallet(*, organization: Any) -> LedgerAccount:
 
 
 def lock_wallet_of_hold(*, hold_id: str) -> LedgerAccount:
-    """Do as `lock_wallet` for the owner of a hold. Raises LedgerAccount.DoesNotExist when there is no such hold."""
+    """Lock and return the wallet of a hold's owner. Raises LedgerAccount.DoesNotExist for an unknown hold."""
     wallet = _lock(hold_id, _LOCK_OF_HOLD)
     if wallet is None:
         raise LedgerAccount.DoesNotExist(f"there is no hold {hold_id}")
@@ -78,9 +78,9 @@ def _lock(of: str | None, statement: str = _LOCK) -> LedgerAccount | None:
 
 
 def beside(wallet: LedgerAccount, kind: AccountKind) -> LedgerAccount:
-    """Return the owner's hold account, or the platform's revenue, for posting: its id came with the wallet's lock."""
+    """Return the owner's hold account or the platform's revenue account. The wallet's lock already read its id."""
     owner = None if kind == AccountKind.REVENUE else wallet.organization_id
-    # Accounts are opened once and never closed, so that their ids may be used whenever they were read.
+    # Accounts are never closed, so an id read earlier stays valid.
     found = wallet.revenue_account_id if kind == AccountKind.REVENUE else wallet.hold_account_id
     return (
         LedgerAccount(pk=found, organization_id=owner, kind=kind) if found else account(organization=owner, kind=kind)
@@ -88,7 +88,7 @@ def beside(wallet: LedgerAccount, kind: AccountKind) -> LedgerAccount:
 
 
 def account(*, organization: Any, kind: AccountKind) -> LedgerAccount:
-    """Return the account, opening it on first use. Wallet and hold may not go below zero."""
+    """Return the account, opening it on first use. Wallet and hold cannot go below zero."""
     key = {"organization_id": getattr(organization, "pk", organization), "kind": kind}
     found = LedgerAccount.objects.filter(**key).first()
     if found is None:
@@ -99,10 +99,10 @@ def account(*, organization: Any, kind: AccountKind) -> LedgerAccount:
 
 
 def posted_before(*, organization: Any, idempotency_key: str, request: Mapping[str, Any]) -> LedgerTransaction | None:
-    """Return the transaction already posted under the key; raise IdempotencyMismatch when it was another request or
-    somebody else's, whose posting is never given back.
+    """Return the transaction already posted under the key.
 
-    Call it after `lock_wallet`: checked before the lock, two callers with one key would both find nothing.
+    Raises IdempotencyMismatch when it belongs to another request or another organization; that posting is never
+    returned. Call it after `lock_wallet`: before the lock, two callers with one key would both find nothing.
     """
     require_transaction()
     with connection.cursor() as cursor:
@@ -134,9 +134,9 @@ def post(
 ) -> LedgerTransaction:
     """Write one balanced transaction; the database refuses it at commit unless its legs sum to zero.
 
-    `lots` says what it moves in which lot; credit that leaves beyond that is drawn in the usual order. A hold that it
-    opens is written with it, one that it closes is saved as closed, in one call of the database. The caller holds
-    the wallet's lock. Raises UnexplainedCredit, LotsExhausted.
+    `lots` names how much it moves in which lot; other credit that leaves is drawn in the usual order. `opens` is a hold
+    to insert and `closes` a hold to save as closed, both in the same database call. The caller holds the wallet's lock.
+    Raises UnexplainedCredit, LotsExhausted.
     """
     require_transaction()
     organization_id = getattr(organization, "pk", organization)
@@ -162,7 +162,7 @@ def post(
     before, of_hold = _with_hold(opens, closes)
     with connection.cursor() as cursor:
         cursor.execute(before + _POST, [*of_hold, *given])
-        while cursor.description is None:  # what the statement about the hold returned: nothing
+        while cursor.description is None:  # the statement about the hold returns no rows
             cursor.nextset()
         (short_nano,) = cursor.fetchone()
     if short_nano:

@@ -1,7 +1,7 @@
-"""Which lot is spent next, what returns to which, and what expires.
+"""Credit lots: the order of spending, the lots a refund returns to, and opening a lot.
 
-Order: lower priority first, then what expires first, then what came first; a lot without expiry comes after those with
-one. Callers hold the wallet's lock, so that nobody else draws meanwhile.
+The order is lower priority first, then earlier expiry (none is last), then earlier creation. Callers hold the wallet's
+lock, so no other process draws at the same time.
 """
 
 import datetime
@@ -18,11 +18,11 @@ PAID_PRIORITY = 50
 
 
 class LotsExhausted(Exception):
-    """The lots hold less than the balance says: the books are broken."""
+    """The lots hold less than the balance: the books are broken."""
 
 
 def spendable_lots(*, organization_id: Any) -> QuerySet[CreditLot]:
-    """Return the lots with something left, in the order in which they are spent; `ledger_post` draws in the same."""
+    """Return the lots with credit left in spending order. `ledger_post` uses the same order."""
     lots = CreditLot.objects.filter(organization_id=organization_id, remaining_nano__gt=F("held_nano"))
     return lots.order_by("priority", F("expires_at").asc(nulls_last=True), "created_at", "pk")
 
@@ -30,10 +30,10 @@ def spendable_lots(*, organization_id: Any) -> QuerySet[CreditLot]:
 def returns_for(
     *, organization_id: Any, sources: Collection[str], amount_nano: int, now: datetime.datetime
 ) -> dict[str, int]:
-    """Return into which lots a refund of what was charged for `sources` goes: those it was drawn from, last first.
+    """Return how a refund of charges for `sources` is split over lots: the lots it was drawn from, last first.
 
-    What came from a lot that has expired since goes into a new one of its kind, without expiry: a fault of ours must
-    not cost the customer the credit.
+    The share of a lot that has expired since goes into a new lot of the same kind without expiry: our fault must not
+    cost the customer the credit.
     """
     drawn = (
         LotMovement.objects.filter(organization_id=organization_id, transaction__source__in=sources)
@@ -63,7 +63,7 @@ def _new_lot(lot: CreditLot, amount_nano: int) -> CreditLot:
 
 
 def has_paid_lot(*, organizations: Collection[str]) -> bool:
-    """Tell whether anything was ever paid into one of these organizations."""
+    """Return whether any of these organizations ever paid in credit."""
     return CreditLot.objects.filter(organization_id__in=organizations, kind=LotKind.PAID).exists()
 
 
@@ -76,7 +76,10 @@ def open_lot(
     priority: int | None = None,
     expires_at: datetime.datetime | None = None,
 ) -> CreditLot:
-    """Create an empty lot; the posting that brings its credit fills it. A paid one brings a share of one's own."""
+    """Create an empty lot; the posting that brings its credit fills it.
+
+    A paid lot gives its organization its own share.
+    """
     if kind == LotKind.PAID:
         give_own_share(organization=organization_id)
     usual = PAID_PRIORITY if kind == LotKind.PAID else PROMOTIONAL_PRIORITY

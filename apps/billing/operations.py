@@ -1,4 +1,7 @@
-"""Movements of money: grants, holds, captures and releases. Each locks the wallet first, then looks for its key."""
+"""Movements of money: grants, holds, captures and releases.
+
+Each locks the wallet, then looks for its idempotency key.
+"""
 
 import datetime
 from dataclasses import dataclass
@@ -18,22 +21,22 @@ from apps.core.money import dollars
 
 
 class InsufficientBalance(QuotaExceeded):
-    """There is less in the wallet than the thing needs; adding credit is the fix."""
+    """The wallet holds less than is required; adding credit is the fix."""
 
 
 class SpendingStopped(QuotaExceeded):
-    """The organization is suspended until it has paid what it owes; waiting does not help."""
+    """The organization is suspended until it pays its debt; waiting does not help."""
 
 
 class CaptureAboveHold(DomainError):
-    """More was to be charged than was set aside: a bug in the caller, never the customer's cost."""
+    """The charge exceeds its hold: a bug in the caller, never the customer's cost."""
 
     code = "capture_above_hold"
 
 
 @dataclass(frozen=True)
 class Reversal:
-    """How much of a paid lot was taken back, and how much of it was spent already and is owed now."""
+    """How much of a paid lot was reversed. The part that was already spent is owed now."""
 
     transaction: LedgerTransaction
     taken_nano: int
@@ -50,7 +53,7 @@ def grant_credit(
     idempotency_key: str,
     expires_at: datetime.datetime | None = None,
 ) -> LedgerTransaction:
-    """Add promotional credit to the wallet, as a lot of its own, once per key."""
+    """Add promotional credit to the wallet as a separate lot, once per key."""
     if amount_nano <= 0:
         raise InvalidValue("a grant is a positive amount", param="amount")
     wallet = lock_wallet(organization=organization)
@@ -85,9 +88,9 @@ def grant_credit(
 def grant_paid_credit(
     *, organization: Any, amount_nano: int, reference: str, by: str, tax_nano: int = 0, reason: str = ""
 ) -> CreditLot:
-    """Add a paid lot, once per `reference` (what was paid elsewhere, e.g. `stripe:pi:<id>`), and return it.
+    """Add a paid lot, once per `reference` (the payment elsewhere, e.g. `stripe:pi:<id>`), and return it.
 
-    Cash of `amount_nano + tax_nano` came in. What the organization owes is paid from it first. Raises
+    The cash received is `amount_nano + tax_nano`. The organization's debt is paid from the lot first. Raises
     IdempotencyMismatch when the reference was credited with another amount or to another organization.
     """
     if amount_nano <= 0 or tax_nano < 0:
@@ -131,9 +134,9 @@ def reverse_paid_credit(
     idempotency_key: str,
     tax_nano: int = 0,
 ) -> Reversal:
-    """Take back part or all of a paid lot, whose cash went back (a refund made elsewhere, a dispute lost).
+    """Reverse part or all of a paid lot whose cash went back (a refund made elsewhere, a lost dispute).
 
-    What of it is unspent leaves the lot; what was spent is owed. Raises InvalidValue for more than the lot had.
+    Unspent credit leaves the lot; spent credit becomes a debt. Raises InvalidValue for more than the lot had.
     """
     wallet = lock_wallet(organization=organization)
     request = {"reverse": reference, "amount_nano": amount_nano, "tax_nano": tax_nano}
@@ -166,7 +169,7 @@ def reverse_paid_credit(
 
 
 def collect_receivable(*, wallet: LedgerAccount, by: str, cause: str) -> int:
-    """Pay what the owner of the locked wallet owes from what is in it; return how much was paid."""
+    """Pay the debt of the locked wallet's owner from the wallet; return how much was paid."""
     owed_account = account(organization=wallet.organization_id, kind=AccountKind.RECEIVABLE)
     owed = -(owed_account.entries.aggregate(nano=Sum("amount_nano"))["nano"] or 0)
     paid = min(owed, wallet.balance_nano)
@@ -200,7 +203,8 @@ def hold(
 ) -> Hold:
     """Set `amount_nano` aside for `source`. Raises InsufficientBalance, BudgetExceeded, SpendingStopped.
 
-    The same key returns the same hold. `attribution` says whose budgets it takes from; `price_rule` what it will cost.
+    The same key returns the same hold. `attribution` selects the budgets it counts under; `price_rule` prices the
+    usage.
     """
     wallet = lock_wallet(organization=organization)
     request = {"hold": source, "purpose": purpose, "amount_nano": amount_nano}
@@ -253,7 +257,7 @@ def settle_hold(*, hold_id: str, capture_nano: int, by: str, reason: str = "") -
     charge = capture_nano - found.captured_nano
     rest = found.amount_nano - capture_nano
     held, revenue = beside(wallet, AccountKind.HOLD), beside(wallet, AccountKind.REVENUE)
-    if found.purpose == "job" and wallet.has_budgets:  # requests are counted as their series are charged
+    if found.purpose == "job" and wallet.has_budgets:  # budgets count requests when their series are charged
         note_spending(organization=found.organization_id, attribution=_whose(found), amount_nano=charge)
     found.status, found.captured_nano, found.closed_at = "closed", capture_nano, wallet.locked_at
     if charge or rest:
@@ -275,7 +279,7 @@ def settle_hold(*, hold_id: str, capture_nano: int, by: str, reason: str = "") -
 
 @transaction.atomic
 def refund_source(*, organization: Any, source: str, by: str, reason: str) -> int:
-    """Give back whatever was captured for `source` and not given back yet; return how much that was."""
+    """Refund everything captured for `source` and not refunded yet; return the amount."""
     wallet = lock_wallet(organization=organization)
     holds = Hold.objects.filter(
         organization_id=wallet.organization_id, source=source, status="closed", captured_nano__gt=F("refunded_nano")
@@ -315,13 +319,13 @@ def require_spending(wallet: LedgerAccount) -> None:
 
 @transaction.atomic
 def set_spending(*, organization: Any, stopped_because: str) -> None:
-    """Let nothing more be spent, with the reason people are told; or, with none, let it be spent again."""
+    """Stop the organization's spending for a reason shown to its members; an empty reason allows spending again."""
     wallet = lock_wallet(organization=organization)
     LedgerAccount.objects.filter(pk=wallet.pk).update(stopped_because=stopped_because[:200])
 
 
 def insufficient_balance(balance_nano: int, required_nano: int, *, otherwise: str = "") -> InsufficientBalance:
-    """Return the refusal, with what is missing; `otherwise` ends the sentence with another way."""
+    """Return the error, with the missing amount; `otherwise` ends the sentence with an alternative."""
     return InsufficientBalance(
         f"This needs {dollars(required_nano)} and {dollars(balance_nano)} is available. Add at least "
         f"{dollars(required_nano - balance_nano)} of credit{otherwise}.",

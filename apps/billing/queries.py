@@ -1,4 +1,4 @@
-"""Reading balances and the ledger."""
+"""Queries on balances, the ledger, usage and invoices."""
 
 import datetime
 from collections.abc import Collection
@@ -21,7 +21,7 @@ from apps.billing.models import (
 )
 
 _KEPT = F("captured_nano") - F("refunded_nano")
-_INPUT_SKUS = "inference:input:"  # every request has one line of input, so that its requests are counted once
+_INPUT_SKUS = "inference:input:"  # every request has one input line, so counting these counts each request once
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Balance:
 
 
 def get_captured_nano(*, source: str) -> int:
-    """Return what was charged for `source` so far, less what was given back."""
+    """Return the charges for `source` so far, less refunds."""
     return Hold.objects.filter(source=source).aggregate(nano=Sum(_KEPT))["nano"] or 0
 
 
@@ -45,12 +45,12 @@ def get_balance(*, organization: Any) -> Balance:
 
 
 def has_had_credit(*, organization: Any) -> bool:
-    """Return whether the organization ever paid something in, or was granted credit."""
+    """Return whether the organization ever paid in or was granted credit."""
     return CreditLot.objects.filter(organization_id=getattr(organization, "pk", organization)).exists()
 
 
 def stopped_organizations() -> QuerySet[LedgerAccount, str]:
-    """Return the ids of the organizations that spend nothing until they have paid what they owe."""
+    """Return the ids of the organizations that may not spend until they pay their debt."""
     stopped = LedgerAccount.objects.filter(kind=AccountKind.WALLET).exclude(stopped_because="")
     return stopped.values_list("organization_id", flat=True)
 
@@ -62,13 +62,13 @@ def list_transactions(*, organization: Any) -> QuerySet[LedgerTransaction]:
 
 
 def get_ledger_sum_nano() -> int:
-    """Return the sum of every entry visible to the caller: zero, or the books are broken."""
+    """Return the sum of every entry visible to the caller. Any value but zero means the books are broken."""
     return LedgerEntry.objects.aggregate(total=Sum("amount_nano"))["total"] or 0
 
 
 @dataclass(frozen=True)
 class Spending:
-    """What an organization was charged so far. `tokens_billed` and `inference_nano` leave out what is not rated yet."""
+    """An organization's charges so far. `tokens_billed` and `inference_nano` exclude usage that is not rated yet."""
 
     tokens_billed: int
     unrated_requests: int
@@ -93,7 +93,7 @@ def get_spending(*, organization: Any) -> Spending:
 
 
 def sources_of_holds(*, organization: Any, ids: Collection[str]) -> dict[str, str]:
-    """Return what each hold is for, a job or a gateway, by the hold's id."""
+    """Return the source of each hold, a job or a gateway, by the hold's id."""
     holds = Hold.objects.for_organization(organization).filter(pk__in=list(ids))
     return dict(holds.values_list("pk", "source"))
 
@@ -110,12 +110,12 @@ def list_recorded_ids(*, ids: Collection[str]) -> frozenset[str]:
 
 
 def list_lots(*, organization: Any) -> QuerySet[CreditLot]:
-    """Return the lots with something left, in the order in which they are spent."""
+    """Return the lots with credit left, in spending order."""
     return spendable_lots(organization_id=getattr(organization, "pk", organization))
 
 
 def list_open_holds(*, organization: Any) -> QuerySet[Hold]:
-    """Return what is set aside now, newest first."""
+    """Return the open holds, newest first."""
     return Hold.objects.for_organization(organization).filter(status="open").order_by("-created_at", "-pk")
 
 
@@ -125,6 +125,6 @@ def list_invoices(*, organization: Any) -> QuerySet[Invoice]:
 
 
 def sum_lots() -> dict[tuple[str, str], int]:
-    """Return what remains of each organization's lots of each kind."""
+    """Return the remaining credit of each organization, by lot kind."""
     rows = CreditLot.objects.values("organization_id", "kind").annotate(nano=Sum("remaining_nano")).order_by()
     return {(row["organization_id"], row["kind"]): row["nano"] for row in rows}

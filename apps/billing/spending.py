@@ -1,4 +1,7 @@
-"""What was spent, line by line: requests and storage by day, jobs on the day they were settled; sums and a forecast."""
+"""Spending line by line, with sums and a forecast.
+
+Requests and storage count on the day of use, jobs on the day they were settled.
+"""
 
 import datetime
 from collections import defaultdict
@@ -17,12 +20,15 @@ _FORECAST_DAYS = 7
 
 @dataclass(frozen=True)
 class Spend:
-    """One line: what was used at which price, by whom, and its cost; not charged yet where the wallet was short."""
+    """One line of spending: quantity, price, key or member, and cost.
+
+    The cost includes usage that is not charged yet because the wallet was short.
+    """
 
     day: datetime.date
     kind: str  # training | inference | storage | rebate
-    subject: str  # the job, the model, or what was stored
-    reference: str  # hold or series id, for what explains it
+    subject: str  # the job, the model, or the stored thing
+    reference: str  # id of the hold, series or rebate, to look up details
     sku: str
     unit: str
     quantity: int
@@ -36,7 +42,7 @@ class Spend:
 
 
 def list_spending(*, organization: Any, first: datetime.date, last: datetime.date) -> list[Spend]:
-    """Return every line of these UTC days, both included, by day."""
+    """Return every line between these UTC days, both included, ordered by day."""
     organization_id = getattr(organization, "pk", organization)
     lines = [
         *_metered(organization_id, first, last),
@@ -131,7 +137,7 @@ GROUPS: dict[str, Callable[[Spend], str]] = {
 
 
 def sum_by(lines: Iterable[Spend], key: Callable[[Spend], str]) -> dict[str, int]:
-    """Return the nano spent under each key, most first."""
+    """Return the nano spent under each key, largest first."""
     sums: dict[str, int] = defaultdict(int)
     for line in lines:
         sums[key(line)] += line.cost_nano
@@ -140,7 +146,7 @@ def sum_by(lines: Iterable[Spend], key: Callable[[Spend], str]) -> dict[str, int
 
 @dataclass(frozen=True)
 class Forecast:
-    """A calendar month: spent so far, and expected in all if the days to come are like the last seven."""
+    """A calendar month: spent so far, and the expected total if the days to come cost the mean of the last seven."""
 
     month: datetime.date
     spent_nano: int
@@ -148,7 +154,7 @@ class Forecast:
 
 
 def forecast_month(*, organization: Any, now: datetime.datetime) -> Forecast:
-    """Return what the month will have cost at the mean of the last seven days (today so far included)."""
+    """Return the month's expected cost at the mean of the last seven days, today so far included."""
     today = now.astimezone(datetime.UTC).date()
     month = today.replace(day=1)
     week = today - datetime.timedelta(days=_FORECAST_DAYS - 1)

@@ -1,4 +1,4 @@
-"""Celery's way into the domain: each task makes one call."""
+"""Celery tasks of billing: each makes one call into the domain."""
 
 import datetime
 import logging
@@ -13,7 +13,7 @@ from apps.billing.usage import metering, slices, storage
 from apps.core.database.clock import db_now
 
 logger = logging.getLogger(__name__)
-_VERIFIED = datetime.timedelta(days=35)  # the chain itself is followed from its beginning
+_VERIFIED = datetime.timedelta(days=35)  # older days are not hashed again, only their links are checked
 
 
 @shared_task(name="billing.rate_usage")
@@ -53,7 +53,7 @@ def expire_lots(**_: Any) -> None:
 
 @shared_task(name="billing.seal_ledger")
 def seal_ledger(**_: Any) -> None:
-    """Seal the days that are over; once a day is sealed, look whether the last of them still hold."""
+    """Seal the finished days. When a day was sealed, verify the recent seals."""
     now = db_now()
     if seals.seal_days(now=now):
         for broken in seals.verify_seals(since=now.date() - _VERIFIED):

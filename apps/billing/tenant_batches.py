@@ -1,4 +1,4 @@
-"""Work done for many organizations, each in its own transaction: one that fails does not hold up the others."""
+"""Work for many organizations, each in a separate transaction: one failure does not hold up the others."""
 
 import datetime
 import logging
@@ -15,10 +15,11 @@ Row = TypeVar("Row")
 
 
 def for_each(rows: Iterable[Row], work: Callable[[Row], int], *, name: str, now: datetime.datetime) -> int:
-    """Do `work` for each row, whose first text names the organization; return the sum of what it returned.
+    """Call `work` for each row and return the sum of its results.
 
-    A failure is logged as critical and shown under the checks of the books as `name`, until a run has none. What failed
-    is left to the next run, so `work` is one transaction.
+    A row is the organization's id, a tuple that starts with it, or an object with that key. A failure is logged as
+    critical and listed under the ledger checks as `name` until a run has none. The next run repeats it, so `work` must
+    be one transaction.
     """
     total = 0
     failed: list[list[Any]] = []
@@ -34,7 +35,7 @@ def for_each(rows: Iterable[Row], work: Callable[[Row], int], *, name: str, now:
 
 
 def _note(name: str, failed: list[list[Any]], now: datetime.datetime) -> None:
-    """Keep what failed where operators look: when it changed, and once an hour while it lasts."""
+    """Record the failures for operators when they changed, and once an hour while they last."""
     newest = LedgerCheck.objects.filter(name=name).order_by("-checked_at", "-id").first()
     before = newest.differences if newest else []
     is_said = newest is not None and newest.checked_at > now - _SAID_AGAIN_AFTER

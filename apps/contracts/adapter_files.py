@@ -1,9 +1,9 @@
-"""What a LoRA adapter must look like before it may come near a shared engine.
+"""Checks of a LoRA adapter's files before a shared engine loads them.
 
-The engine trusts its files: an adapter with other names is served as the bare base model, one for a smaller model as
-noise, and one with broken numbers spoils its neighbours. So names and shapes must equal a table computed from the base
-model's configuration. Web (when a run finishes) and serving agent (before loading) use the same code; no dependency
-beyond the standard library. Weights themselves are looked at by the agent.
+The engine trusts its files. It serves an adapter with other tensor names as the bare base model, and one for a smaller
+model as noise; one with invalid numbers spoils the answers of its neighbours. So names and shapes must equal a table
+computed from the base model's configuration. Web (when a run finishes) and serving agent (before loading) share this
+code, which depends on the standard library only. The agent checks the weights themselves.
 """
 
 import json
@@ -19,7 +19,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 MAX_HEADER_BYTES = 8 * 2**20  # 1,120 tensors (80 layers x 7 x 2) need 180 KB
 MAX_CONFIG_BYTES = 64 * 2**10
 MAX_TENSORS = 20_000
-MAX_RANK = 512  # the largest vLLM knows
+MAX_RANK = 512  # the largest rank that vLLM accepts
 MAX_SCALE = 64.0  # lora_alpha / r; 2 is usual, 1e9 makes finite weights overflow
 
 TARGET_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -41,14 +41,14 @@ _ITEM_BYTES = {
 }  # fmt: skip
 WEIGHT_DTYPES = frozenset({"BF16", "F16", "F32"})
 
-# Keys PEFT writes that change nothing about plain LoRA inference, whatever they say.
+# Keys written by PEFT that do not affect plain LoRA inference with any value.
 _IRRELEVANT_KEYS = frozenset(
     {
         "auto_mapping", "base_model_name_or_path", "inference_mode", "init_lora_weights", "lora_dropout",
         "megatron_core", "peft_version", "qalora_group_size", "revision", "task_type", "ensure_weight_tying",
     }
 )  # fmt: skip
-# Keys of features the engine ignores or refuses: present only in their neutral form.
+# Keys of features that the engine ignores or refuses: allowed only with a neutral value.
 _NEUTRAL_KEYS = frozenset(
     {
         "alora_invocation_tokens", "alpha_pattern", "arrow_config", "corda_config", "eva_config", "exclude_modules",
@@ -75,14 +75,14 @@ class ProblemCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One reason why an adapter may not be served. `message` names the key or tensor, for the adapter's owner."""
+    """One reason why an adapter cannot be served. `message` names the key or tensor for the adapter's owner."""
 
     code: ProblemCode
     message: str
 
 
 class AdapterFileError(ValueError):
-    """The bytes are not a safetensors file, not JSON, or larger than allowed."""
+    """The bytes are not a safetensors file, not JSON, or too large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsHeader:
-    """Every tensor of a file; together they cover it from the header's end to its own, without hole or overlap."""
+    """Every tensor of a file. Together they cover it from the header's end to its own, without hole or overlap."""
 
     tensors: Mapping[str, Tensor]
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -106,9 +106,9 @@ class UnsupportedArchitecture(ValueError):
 
 
 def get_header_bytes(start: bytes) -> int:
-    """Return how many bytes, from the start of the file, hold the header; `start` is at least its first 8.
+    """Return the length of the header in bytes from the start of the file; `start` is at least the first 8 bytes.
 
-    Raises AdapterFileError for a size no adapter has.
+    Raises AdapterFileError for a size that no adapter has.
     """
     if len(start) < 8:
         raise AdapterFileError("The file is shorter than a safetensors header.")
@@ -119,7 +119,7 @@ def get_header_bytes(start: bytes) -> int:
 
 
 def parse_header(start: bytes, *, file_bytes: int) -> SafetensorsHeader:
-    """Read the header in `start` of a file of `file_bytes`; raises AdapterFileError naming what is wrong with it."""
+    """Parse the header in `start` of a file of `file_bytes`. Raises AdapterFileError naming the fault."""
     header_end = get_header_bytes(start)
     if header_end > min(len(start), file_bytes):
         raise AdapterFileError("The file ends inside its header.")
@@ -135,7 +135,7 @@ def parse_header(start: bytes, *, file_bytes: int) -> SafetensorsHeader:
 
 
 def parse_config(data: bytes) -> dict[str, Any]:
-    """Read an adapter_config.json; raises AdapterFileError when it is too large or no JSON object."""
+    """Parse an adapter_config.json. Raises AdapterFileError when it is too large or not a JSON object."""
     if len(data) > MAX_CONFIG_BYTES:
         raise AdapterFileError(f"{CONFIG_FILE} has {len(data)} bytes; at most {MAX_CONFIG_BYTES} are allowed.")
     return _parse_object(data, CONFIG_FILE)
@@ -162,10 +162,10 @@ def expected_tensors(
 def check_adapter(
     header: SafetensorsHeader, adapter_config: Mapping[str, Any], base_config: Mapping[str, Any]
 ) -> list[Problem]:
-    """Return everything that keeps this adapter from being served on this base model; empty when it may be."""
+    """Return every reason why this adapter cannot be served on this base model; empty when it can."""
     problems = _check_config(adapter_config)
     if any(problem.code is ProblemCode.INVALID_VALUE for problem in problems):
-        return problems  # without rank and modules there is no table to compare with
+        return problems  # without rank and modules there is no table for comparison
     try:
         table = expected_tensors(
             base_config, rank=adapter_config["r"], target_modules=_get_target_modules(adapter_config)
@@ -176,7 +176,7 @@ def check_adapter(
 
 
 def clean_adapter_config(adapter_config: Mapping[str, Any], *, base_model: str) -> dict[str, Any]:
-    """Return the configuration to serve a checked adapter with: ours, with only its four numbers taken over."""
+    """Return the configuration to serve a checked adapter with: ours, with only four values of the adapter's."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -195,7 +195,7 @@ def clean_adapter_config(adapter_config: Mapping[str, Any], *, base_model: str) 
 
 
 def get_scale(adapter_config: Mapping[str, Any]) -> float:
-    """Return the factor of B @ A: alpha by the rank, or by its root with rsLoRA."""
+    """Return the factor of B @ A: alpha divided by the rank, or by its square root with rsLoRA."""
     rank = adapter_config["r"]
     return float(adapter_config["lora_alpha"] / (math.sqrt(rank) if adapter_config.get("use_rslora") else rank))
 

@@ -1,6 +1,6 @@
-"""How a tuned model compares with its base on held-out rows, and how its answers are graded.
+"""Evaluation plans, graders, and the report that compares base and tuned model on held-out rows.
 
-A report travels with the outcome of a run and is stored with the adapter version; changes are additive only.
+A report travels with the outcome of a run and is stored with the adapter version. Changes are additive only.
 """
 
 import re
@@ -12,12 +12,12 @@ from apps.contracts.struct import Struct
 MAX_SCHEMA_BYTES = 16 * 1024
 MAX_PATTERN_CHARACTERS = 512
 MAX_INSTRUCTION_CHARACTERS = 2_000
-# A pattern within a schema would run without a time limit.
+# A pattern inside a schema would run without a time limit.
 _REFUSED_SCHEMA_KEYS = frozenset({"pattern", "patternProperties", "$ref", "$dynamicRef"})
 
 
 class GraderKind(StrEnum):
-    EXACT_MATCH = "exact_match"  # the answer is the row's own, spaces around it aside
+    EXACT_MATCH = "exact_match"  # the answer equals the row's own, apart from surrounding spaces
     STRING_CHECK = "string_check"  # as OpenAI's grader of that name: eq, ne, like, ilike
     REGEX = "regex"  # the pattern is found in the answer
     JSON_SCHEMA = "json_schema"  # the answer is JSON and valid against the schema
@@ -28,7 +28,7 @@ class GraderKind(StrEnum):
 class Grader(Struct, frozen=True, kw_only=True):
     """One way to score an answer between 0 and 1. `reference` None: the row's own answer.
 
-    A judge is `model`, by the name the gateway knows it by, and what it is to look for, `instructions`.
+    A judge is `model`, by its name at the gateway, with the grading criteria `instructions`.
     """
 
     kind: GraderKind = GraderKind.EXACT_MATCH
@@ -41,14 +41,17 @@ class Grader(Struct, frozen=True, kw_only=True):
 
 
 class EvaluationPlan(Struct, frozen=True, kw_only=True):
-    """What is looked at after training. Rows are the first ones of the validation file, so that runs compare."""
+    """The settings of the evaluation after training.
+
+    It uses the first validation rows, so that runs can be compared.
+    """
 
     grader: Grader = Grader()
     max_rows: int = 500
-    max_answers: int = 100  # answers are written for so many of the rows
+    max_answers: int = 100  # answers are generated for this many of the rows
     max_answer_tokens: int = 256
-    seconds: int = 240  # writing answers ends after that
-    judge_seconds: int = 300  # asking a judge ends after that
+    seconds: int = 240  # generating answers ends after this time
+    judge_seconds: int = 300  # calling a judge ends after this time
 
 
 class Interval(Struct, frozen=True, kw_only=True):
@@ -60,7 +63,7 @@ class Interval(Struct, frozen=True, kw_only=True):
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """One measure of base and tuned on the same rows. `difference` is tuned less base, over pairs of rows."""
+    """One measure of base and tuned on the same rows. `difference` is tuned minus base, over pairs of rows."""
 
     name: str
     base: Interval
@@ -72,16 +75,16 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> str:
-        """Return "better", "worse" or "level": level when the interval of the difference holds zero."""
+        """The outcome: "better", "worse" or "level". It is level when the interval of the difference contains zero."""
         if self.difference.low <= 0 <= self.difference.high:
             return "level"
         return "better" if (self.difference.value > 0) == self.is_higher_better else "worse"
 
 
 class WorseRow(Struct, frozen=True, kw_only=True):
-    """A held-out row on which the tuned model does worse than its base; texts are cut."""
+    """A held-out row on which the tuned model does worse than its base; texts are truncated."""
 
-    row: int  # counted from 1 among the rows looked at
+    row: int  # counted from 1 among the evaluated rows
     prompt: str
     reference: str
     base_loss: float
@@ -93,7 +96,7 @@ class WorseRow(Struct, frozen=True, kw_only=True):
 
 
 class EvaluationReport(Struct, frozen=True, kw_only=True):
-    """`judge` is the model that graded, with the tokens its calls were billed for."""
+    """The results of an evaluation. `judge` is the grading model, with the tokens billed for its calls."""
 
     rows: int
     answers: int = 0

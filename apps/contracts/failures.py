@@ -1,6 +1,6 @@
-"""Why a run ended badly: a stable code, whose fault it is, the cause in a sentence, whether trying again may help.
+"""Failures of a run: a stable code, who is to blame, the cause in a sentence, and whether a retry may help.
 
-Only the codes travel; evidence and suggestions are found where the job is known.
+Only codes are transferred; evidence and suggestions are added where the job is known.
 """
 
 from enum import StrEnum
@@ -13,21 +13,21 @@ class Blame(StrEnum):
 
 
 class FailureCode(StrEnum):
-    # The customer's to fix: never retried.
+    # Faults of the customer: never retried.
     INVALID_TRAINING_FILE = "invalid_training_file"
     NO_TRAINABLE_TOKENS = "no_trainable_tokens"
     LOSS_NOT_FINITE = "loss_not_finite"
     LOSS_IS_ZERO = "loss_is_zero"
-    # Ours: the time is not billed.
+    # Faults of the platform or a provider: the time is not billed.
     OUT_OF_MEMORY = "out_of_memory"
     BASE_MODEL_UNAVAILABLE = "base_model_unavailable"
     OBJECT_STORE_UNAVAILABLE = "object_store_unavailable"
     DISK_FULL = "disk_full"
-    CHECKPOINT_INVALID = "checkpoint_invalid"  # the one to resume from: set it aside, use the one before
+    CHECKPOINT_INVALID = "checkpoint_invalid"  # the checkpoint to resume from: set aside in favour of the one before
     GPU_FAULT = "gpu_fault"
     WORKER_LOST = "worker_lost"
     PREEMPTED = "preempted"
-    STALLED = "stalled"  # alive, and without progress: tried once more
+    STALLED = "stalled"  # alive, and without progress: retried once
     INCOMPLETE_TRAINING = "incomplete_training"
     ADAPTER_REJECTED = "adapter_rejected"
     CRASH_LOOP = "crash_loop"
@@ -35,14 +35,14 @@ class FailureCode(StrEnum):
 
     @property
     def blame(self) -> Blame:
-        """Whose fault it is: only the customer's own bills the steps that were made durable."""
+        """Who is to blame. Durable steps are billed only when it is the customer."""
         if self in _CUSTOMER_FAILURES:
             return Blame.CUSTOMER
         return Blame.PROVIDER if self in _PROVIDER_FAILURES else Blame.PLATFORM
 
     @property
     def is_retryable(self) -> bool:
-        """Whether a new attempt from the last verified checkpoint may succeed without anyone's help."""
+        """Whether a new attempt from the last verified checkpoint may succeed without help."""
         return self in _RETRYABLE
 
 

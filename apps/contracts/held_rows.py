@@ -1,10 +1,11 @@
-"""Which rows of a training file repeat a row of the validation file given with it: the same answer on the pages that
-count them, in the quote that leaves them out and in the run that does not train them.
+"""Rows of a training file that repeat a row of its validation file.
 
-Every row is asked about, however many there are: equal ones are found among all rows of the validation file, near ones
-among its first `near_copies.MAX_ROWS`, so that memory has a bound and time grows with the rows alone. A row that only
-resembles one left out stays. The automatic split keeps such chains together because it chooses a side for each row of
-them; here the sides are given, and what resembles no validated row gives no validated row away.
+Pages that count them, the quote that excludes them and the run that skips them use the same result.
+
+Every row is checked: for equal rows against the whole validation file, for near copies against its first
+`near_copies.MAX_ROWS`. So memory is bounded and time grows only with the rows. A row that merely resembles an excluded
+row stays. The automatic split keeps such chains together because it chooses each row's side; here the sides are given,
+and a row that resembles no validation row reveals none.
 """
 
 from array import array
@@ -18,23 +19,25 @@ from apps.contracts.split import own_words, row_identity
 
 
 class Repeats(IntEnum):
-    """What of the validation file a row repeats; one byte of what `repeats_of` returns."""
+    """How a row repeats the validation file; one byte of the result of `repeats_of`."""
 
     NOTHING = 0
-    A_ROW = 1  # the same but for case and spacing
+    A_ROW = 1  # equal except for case and spacing
     NEARLY_A_ROW = 2
 
 
 class ValidationIndex:
-    """The rows of a validation file, to be asked about others. Eight bytes a row (forty while it is made) and 0.7 KB
-    of each of the first."""
+    """The rows of a validation file, indexed for comparison.
+
+    Memory is 8 bytes a row (40 while it is built), and 0.7 KB for each of the first ones.
+    """
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self._near = NearCopies()
         self._identities = array("Q", sorted(self._take(rows)))
 
     def repeated_by(self, row: Row) -> Repeats:
-        """Return what the row repeats."""
+        """Return how the row repeats the validation file."""
         identity = row_identity(row)
         at = bisect_left(self._identities, identity)
         if at < len(self._identities) and self._identities[at] == identity:
@@ -50,5 +53,5 @@ class ValidationIndex:
 
 
 def repeats_of(rows: Iterable[Row], held: ValidationIndex) -> Iterator[Repeats]:
-    """Yield for each row what of the validation file it repeats."""
+    """Yield for each row how it repeats the validation file."""
     return map(held.repeated_by, rows)

@@ -1,9 +1,9 @@
-"""Rows that say almost the same, found in one pass.
+"""Detection of nearly equal rows in one pass.
 
 MinHash by one permutation: each pair of neighbouring words is hashed into one of 16 bins, a bin keeps its smallest
 value, and the share of equal bins estimates the Jaccard similarity of two texts (Li, Owen, Zhang 2012; empty bins take
-their neighbour's value, Shrivastava, Li 2014). Rows that agree in one of eight pairs of bins are compared. A row costs
-about 0.7 KB, and only the first rows of a file are compared with each other, so memory has a bound.
+their neighbour's value, Shrivastava, Li 2014). Rows that agree in one of eight pairs of bins are compared. A row takes
+about 0.7 KB, and only the first rows of a file are compared with each other, so memory is bounded.
 """
 
 import re
@@ -22,18 +22,20 @@ _EMPTY = 0xFFFFFFFF
 
 
 class NearCopies:
-    """Takes rows in order, each under a number of its own, says which earlier row each is nearly the same as, and in
-    the end which rows belong together: near copies of near copies too."""
+    """Accepts numbered rows in order and finds an earlier near copy of each.
+
+    At the end it groups rows that belong together, including near copies of near copies.
+    """
 
     def __init__(self, *, most_rows: int = MAX_ROWS) -> None:
         self._most_rows = most_rows
         self._sketches = array("I")
         self._rows = array("I")
-        self._above = array("I")  # of each kept row, one that it belongs to; a root belongs to itself
+        self._above = array("I")  # for each stored row, one that it belongs to; a root belongs to itself
         self._buckets: list[dict[int, int]] = [{} for _ in _BANDS]
 
     def find(self, text: str, row: int) -> int | None:
-        """Return an earlier row that is nearly this one, or None."""
+        """Add the row; return an earlier row that is nearly equal, or None."""
         if len(self._rows) >= self._most_rows:
             return None
         made = sketch(text)
@@ -52,7 +54,7 @@ class NearCopies:
         return self._rows[alike[0]] if alike else None
 
     def knows(self, text: str) -> bool:
-        """Whether a row that was taken is nearly this one, which is not taken itself."""
+        """Return whether an added row is nearly equal to this text, which is not added."""
         made = sketch(text)
         return made is not None and bool(self._all_alike(made, _keys(made)))
 
@@ -89,7 +91,7 @@ def _keys(made: list[int]) -> list[int]:
 
 
 def sketch(text: str) -> list[int] | None:
-    """Return the bins of a text, or None where it has too few words to be nearly like another."""
+    """Return the bins of a text, None if it has too few words for a comparison."""
     words = _WORD.findall(text.casefold().encode("utf-8", "replace"))
     if len(words) < MIN_WORDS:
         return None
@@ -103,7 +105,7 @@ def sketch(text: str) -> list[int] | None:
 
 
 def _filled(bins: list[int]) -> list[int]:
-    """Give empty bins the value of the next one that is not, told apart by the distance."""
+    """Return the bins with each empty one set to the value of the next non-empty bin, offset by the distance."""
     filled = list(bins)
     for at in range(BINS):
         distance = 0

@@ -1,7 +1,7 @@
-"""The parity certificate: fixed rows with the trainer's log-probabilities, and what a serving engine made of them.
+"""The parity certificate: fixed rows with the trainer's log-probabilities, compared with a serving engine's.
 
 The probe is a file of the adapter (`parity.json`), so it is hashed and immutable with the weights it describes. An
-engine that loads the adapter scores the same tokens; only an adapter whose numbers agree may answer customers.
+engine that loads the adapter scores the same tokens; only an adapter with matching numbers may answer customers.
 """
 
 import math
@@ -14,15 +14,15 @@ from apps.contracts.struct import Struct
 PARITY_FILE = "parity.json"
 MAX_PARITY_BYTES = 4 * 2**20
 
-# Mean over tokens of |difference| in nats. Measured with vLLM on a CPU against PEFT, both in bfloat16: see
-# the figures in tests/engines/serving/one_replica/test_1_certificates.py.
+# Mean over tokens of |difference| in nats. Measured with vLLM on a CPU against PEFT, both in bfloat16: see the figures
+# in tests/engines/serving/one_replica/test_1_certificates.py.
 TOLERANCE = 0.05
-# Below it an adapter cannot be told from its base: a zero adapter gives 0 exactly.
+# Below this, an adapter cannot be distinguished from its base: a zero adapter gives exactly 0.
 MIN_EFFECT = 1e-3
 
 
 class ParityRow(Struct, frozen=True, kw_only=True):
-    """Token ids, and of every token but the first its log-probability by the tuned and by the base model."""
+    """Token ids, and the log-probability of every token but the first under the tuned and the base model."""
 
     token_ids: tuple[int, ...]
     tuned: tuple[float, ...]
@@ -30,7 +30,7 @@ class ParityRow(Struct, frozen=True, kw_only=True):
 
 
 class ParityChat(Struct, frozen=True, kw_only=True):
-    """Messages and the tokens they must become: what pins the chat template as served."""
+    """Messages and the tokens they must become; this pins the chat template as served."""
 
     messages: tuple[dict[str, str], ...]
     token_ids: tuple[int, ...]
@@ -45,7 +45,7 @@ class ParityProbe(Struct, frozen=True, kw_only=True):
     software: dict[str, str] = {}
 
     def cut_to(self, most_tokens: int) -> "ParityProbe":
-        """Return the probe with no row longer than an engine takes."""
+        """Return the probe with each row cut to the engine's maximum length."""
         rows = tuple(
             ParityRow(
                 token_ids=row.token_ids[:most_tokens],
@@ -58,20 +58,20 @@ class ParityProbe(Struct, frozen=True, kw_only=True):
 
 
 class ParityResult(Struct, frozen=True, kw_only=True):
-    """What one engine measured. Differences are means over tokens, in nats."""
+    """The measurements of one engine. Differences are means over tokens, in nats."""
 
     tokens: int
     tuned_difference: float  # engine against trainer, with the adapter
-    base_difference: float  # the same without it: the noise of two implementations
+    base_difference: float  # the same without it: the noise between two implementations
     largest_difference: float
     effect: float  # adapter against base, by the engine
     tolerance: float
-    is_template_equal: bool | None = None  # None: the rows hold no chat to try it with
+    is_template_equal: bool | None = None  # None: the rows contain no chat to test it with
     engine: str = ""
 
 
 class EngineScores(Struct, frozen=True, kw_only=True):
-    """An engine's log-probabilities of one row's tokens but the first."""
+    """An engine's log-probabilities of one row's tokens, without the first."""
 
     tuned: tuple[float, ...]
     base: tuple[float, ...]
@@ -98,7 +98,7 @@ def compare(
 
 
 def problem_of(result: ParityResult) -> str:
-    """Return why the engine's numbers do not certify the adapter, or ""."""
+    """Return why the engine's numbers do not certify the adapter; "" when they do."""
     if not all(math.isfinite(value) for value in (result.tuned_difference, result.effect)):
         return "The adapter gives invalid numbers."
     if result.effect < MIN_EFFECT:

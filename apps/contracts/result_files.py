@@ -1,7 +1,7 @@
-"""Which files a run may leave, by the kind of their manifest: known names, nothing that could run code when loaded.
+"""Files that a run may leave, by the kind of their manifest: known names, and nothing that runs code when loaded.
 
-A checkpoint alone holds what torch pickles; it goes to other trainers of the platform, which load it as data only, and
-never to a customer or an engine.
+Only a checkpoint contains files that torch pickles. It goes to other trainers of the platform, which load it as data
+only, and never to a customer or an engine.
 """
 
 import re
@@ -15,7 +15,7 @@ from apps.contracts.parity import PARITY_FILE
 from apps.contracts.runs import Manifest
 
 MODEL_CONFIG = "config.json"
-MAX_FILES = 1024  # of a manifest: the largest open model has some two hundred
+MAX_FILES = 1024  # per manifest; the largest open model has some two hundred
 MAX_BYTES = 4 * 2**40
 _ADAPTER = frozenset({WEIGHTS_FILE, CONFIG_FILE, PARITY_FILE})
 _BESIDE_WEIGHTS = frozenset(
@@ -32,12 +32,12 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def is_model_file(name: str) -> bool:
-    """Tell whether the name is of a file that a whole model consists of."""
+    """Return whether a whole model may contain a file of this name."""
     return name in _BESIDE_WEIGHTS or _WEIGHTS.fullmatch(name) is not None
 
 
 def unexpected(kind: str, names: Collection[str]) -> list[str]:
-    """Return the names that a manifest of this kind ("checkpoint", "adapter", "model") may not have, sorted."""
+    """Return the names that a manifest of this kind ("checkpoint", "adapter", "model") must not contain, sorted."""
     allowed = {
         "adapter": lambda name: name in _ADAPTER,
         "model": lambda name: is_model_file(name) or _GGUF.fullmatch(name) is not None,
@@ -47,7 +47,7 @@ def unexpected(kind: str, names: Collection[str]) -> list[str]:
 
 
 def problem_of(manifest: Manifest) -> str:
-    """Return what is wrong with a manifest before any of its files exist, empty when nothing is."""
+    """Return the fault of a manifest before any of its files exist; empty when it has none."""
     names = [file.name for file in manifest.files]
     if not 0 < len(names) <= MAX_FILES:
         return f"A manifest names 1 to {MAX_FILES} files."
@@ -61,9 +61,9 @@ def problem_of(manifest: Manifest) -> str:
 
 
 def problem_of_start(name: str, start: bytes) -> str:
-    """Return why a file that begins like this is not what its name says, empty when it may be.
+    """Return why a file with this start does not match its name; empty when it may.
 
-    A pickle or an archive under another name stays one: torch would open it.
+    Torch would open a pickle or an archive under any name.
     """
     if name.endswith(".safetensors") and start[8:9] != b"{":  # eight bytes of length, then a JSON object
         return f"{name} is no safetensors file"
@@ -73,7 +73,7 @@ def problem_of_start(name: str, start: bytes) -> str:
 
 
 def problem_of_config(name: str, content: bytes) -> str:
-    """Return why a configuration must not be handed on, empty when it may be: it is to name no code."""
+    """Return why a configuration must not be delivered; empty when it may: it must not name code."""
     try:
         config: Any = msgspec.json.decode(content)
     except (msgspec.DecodeError, RecursionError):

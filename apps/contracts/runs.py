@@ -1,7 +1,7 @@
-"""A training run as web and worker speak of it: what to do, what happened, how it ended.
+"""A training run in messages between web and worker: its spec, events and outcome.
 
-WARNING: runs in flight hold these structs. Changes are additive only: a new field has a default, a field never
-changes meaning, a tag is never reused.
+WARNING: runs in flight hold these structs. Changes are additive only: a new field has a default, a field never changes
+meaning, a tag is never reused.
 """
 
 from enum import StrEnum
@@ -13,7 +13,7 @@ from apps.contracts.struct import Struct as Struct
 
 
 class Objective(StrEnum):
-    """What the rows teach: answers (chat rows), running text (text rows), or which of two answers is better."""
+    """The training goal: answers (chat rows), plain text (text rows), or a preference between two answers."""
 
     SUPERVISED = "supervised"
     TEXT = "text"
@@ -27,7 +27,7 @@ class Objective(StrEnum):
 
 
 class Method(StrEnum):
-    """Which weights change. DoRA and rsLoRA are flags of LoRA and QLoRA, as in PEFT."""
+    """The weights that change. DoRA and rsLoRA are flags of LoRA and QLoRA, as in PEFT."""
 
     LORA = "lora"
     QLORA = "qlora"
@@ -35,7 +35,7 @@ class Method(StrEnum):
 
 
 class Phase(StrEnum):
-    """What the worker is busy with, for people to read; nothing is decided by it."""
+    """The worker's present work, for display; no decision depends on it."""
 
     DOWNLOADING = "downloading"
     LOADING = "loading"
@@ -45,8 +45,10 @@ class Phase(StrEnum):
 
 
 class Hyperparameters(Struct, frozen=True, kw_only=True):
-    """The recipe, with the names of the ecosystem. `batch_size` is rows per optimizer step;
-    one micro-step holds `batch_size / gradient_accumulation_steps` rows."""
+    """The recipe, with the usual names of its settings.
+
+    `batch_size` is rows per optimizer step; one micro-step holds `batch_size / gradient_accumulation_steps` rows.
+    """
 
     method: Method = Method.LORA
     epochs: int = 3
@@ -59,8 +61,8 @@ class Hyperparameters(Struct, frozen=True, kw_only=True):
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     max_length: int = 4096
-    cpu_offload: bool = False  # base weights, or all that full training keeps, rest in the host's memory
-    packing: bool | None = None  # several rows in one sequence; None: where the attention kernel keeps them apart
+    cpu_offload: bool = False  # base weights, or all state of full training, stay in the host's memory
+    packing: bool | None = None  # several rows in one sequence; None: if the attention kernel separates them
     seed: int = 42
     lora_rank: int = 16
     lora_alpha: int = 32
@@ -79,20 +81,20 @@ class Hyperparameters(Struct, frozen=True, kw_only=True):
     use_dora: bool = False
     use_rslora: bool = False
     dpo_beta: float = 0.1
-    orpo_beta: float = 0.1  # the paper's lambda: how much the odds of the two answers count beside the preferred one
-    eval_steps: int | None = None  # steps between evaluations of the validation rows; None: at each epoch's end
+    orpo_beta: float = 0.1  # the paper's lambda: weight of the odds-ratio term beside the preferred answer's loss
+    eval_steps: int | None = None  # steps between evaluations of the validation rows; None: after each epoch
     early_stopping_patience: int | None = None  # evaluations without a better loss; None: train to the last step
     train_on: str = "assistant"  # "all": inputs are trained too
     validation_share: float = 0.0  # held out of the training file by apps.contracts.split, with `seed`
 
     @property
     def is_servable(self) -> bool:
-        """Whether the result is a plain adapter, which the engine can load; else it is delivered as a whole model."""
+        """Whether the result is a plain adapter, which the engine can load; otherwise a whole model is delivered."""
         return self.method is not Method.FULL and not self.use_dora
 
 
 class SignedFile(Struct, frozen=True, kw_only=True):
-    """One object a worker may read until the URL expires. `sha256` is lower-case hex of the content."""
+    """One object that a worker may read until the URL expires. `sha256` is lower-case hex of the content."""
 
     name: str
     url: str
@@ -107,7 +109,7 @@ class ManifestFile(Struct, frozen=True, kw_only=True):
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """The files of a checkpoint or an adapter; written last, so that an object with a manifest is whole."""
+    """The files of a checkpoint or an adapter. It is written last, so an object with a manifest is complete."""
 
     kind: str  # "checkpoint" | "adapter" | "model"
     run_id: str
@@ -141,7 +143,7 @@ class DatasetRef(Struct, frozen=True, kw_only=True):
 
 
 class CheckpointRef(Struct, frozen=True, kw_only=True):
-    """A verified checkpoint to resume from, or a checkpoint or adapter version of an earlier job to begin with."""
+    """A verified checkpoint to resume from, or a checkpoint or adapter version of an earlier job to start with."""
 
     id: str
     step: int
@@ -150,9 +152,9 @@ class CheckpointRef(Struct, frozen=True, kw_only=True):
 
 
 class Tracker(Struct, frozen=True, kw_only=True):
-    """Where the customer follows the run besides here: by their own account, with their own key.
+    """An external tracker on which the customer follows the run, with the customer's account and key.
 
-    `project` is W&B's project or MLflow's experiment, `name` that of the run there; `url` is MLflow's server.
+    `project` is W&B's project or MLflow's experiment, `name` the run's name there; `url` is MLflow's server.
     """
 
     kind: str  # "wandb" | "mlflow"
@@ -161,7 +163,7 @@ class Tracker(Struct, frozen=True, kw_only=True):
     entity: str | None = None
     tags: tuple[str, ...] = ()
     url: str = ""
-    secret: str | None = None  # stays in the agent and in the process that reports; in no file
+    secret: str | None = None  # stays in the agent and the reporting process; never written to a file
 
 
 class RunSpec(Struct, frozen=True, kw_only=True):
@@ -177,15 +179,15 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     validation: DatasetRef | None = None
     resume_from: CheckpointRef | None = None
     checkpoint_interval_seconds: int = 300
-    expected_training_seconds: float | None = None  # of all steps, by the quote
+    expected_training_seconds: float | None = None  # of all steps, from the quote
     estimated_peak_bytes: int | None = None
     code_version: str = ""
-    start_from: CheckpointRef | None = None  # weights to begin with; nothing else of it is taken over
+    start_from: CheckpointRef | None = None  # weights to start with; nothing else is taken from it
     gpu_count: int = 1
     parallelism: str = "single"  # "single" | "ddp" | "fsdp"
-    seconds_between_failures: float | None = None  # of the pool, measured; None: too few failures to tell
-    evaluation: EvaluationPlan | None = None  # None: the default plan, where there are held-out rows
-    exports: tuple[str, ...] = ()  # beside the adapter: "merged_16bit", "gguf"
+    seconds_between_failures: float | None = None  # of the pool, measured; None: too few failures to measure
+    evaluation: EvaluationPlan | None = None  # None: the default plan, if there are held-out rows
+    exports: tuple[str, ...] = ()  # besides the adapter: "merged_16bit", "gguf"
     trackers: tuple[Tracker, ...] = ()
 
 
@@ -193,7 +195,7 @@ class RunSpec(Struct, frozen=True, kw_only=True):
 
 
 class Event(Struct, frozen=True, kw_only=True, tag_field="type"):
-    """Something the worker saw. `sequence` counts up from 1 within an attempt; a repeated one is ignored."""
+    """Something the worker observed. `sequence` counts up from 1 within an attempt; repeated events are ignored."""
 
     sequence: Count
 
@@ -212,7 +214,7 @@ class TrainingStarted(Event, frozen=True, kw_only=True, tag="training_started"):
 
 
 class StepCompleted(Event, frozen=True, kw_only=True, tag="step_completed"):
-    """Progress, at most a few a second. Tokens are cumulative over the job; seconds over this attempt."""
+    """Progress, at most a few times per second. Tokens are cumulative over the job; seconds over this attempt."""
 
     step: Steps
     total_steps: Steps
@@ -223,8 +225,8 @@ class StepCompleted(Event, frozen=True, kw_only=True, tag="step_completed"):
     trained_tokens: Count
     tokens_per_second: Rate
     training_seconds: Seconds
-    train_mean_token_accuracy: float | None = None  # of pairs ranked right, where the rows are preferences
-    memory_bytes: Count | None = None  # reserved on the GPU, or resident on a CPU
+    train_mean_token_accuracy: float | None = None  # for preferences: the share of pairs ranked correctly
+    memory_bytes: Count | None = None  # reserved on a GPU, or resident on a CPU
     gpu_utilization: float | None = None  # 0 to 1
     eta_seconds: float | None = None
 
@@ -259,10 +261,13 @@ RunEvent = PhaseChanged | TrainingStarted | StepCompleted | EvaluationCompleted 
 
 
 class Outcome(Struct, frozen=True, kw_only=True, tag_field="type"):
-    """How the attempt ended. `training_seconds` runs from TrainingStarted to the last training step, by the
-    worker's monotonic clock, and counts only time whose steps are durable (checkpointed, or in the adapter).
-    `tokens` are all real tokens that passed, prompts too and padding not, cumulative over the job as `trained_tokens`;
-    `peak_memory_bytes` is what torch had reserved at most on a GPU, what was resident on a CPU."""
+    """The end of an attempt.
+
+    `training_seconds` is the time from TrainingStarted to the last training step by the worker's monotonic clock, and
+    counts only durable steps (checkpointed, or in the adapter). `tokens` are all processed tokens, with prompts and
+    without padding, cumulative over the job like `trained_tokens`. `peak_memory_bytes` is torch's maximum reservation
+    on a GPU, resident memory on a CPU.
+    """
 
     training_seconds: Seconds = 0.0
     trained_tokens: Count = 0
@@ -271,7 +276,7 @@ class Outcome(Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class Export(Struct, frozen=True, kw_only=True):
-    """Another form of the result, stored whole under an upload of its own."""
+    """Another form of the result, stored complete under a separate upload."""
 
     kind: str  # "merged_16bit" | "gguf"
     upload_id: str
@@ -279,10 +284,10 @@ class Export(Struct, frozen=True, kw_only=True):
 
 
 class MissingPart(Struct, frozen=True, kw_only=True):
-    """Something beside the adapter that was promised and could not be made."""
+    """A promised part besides the adapter that could not be made."""
 
     kind: str  # "evaluation" | "merged_16bit" | "gguf"
-    cause: str  # for the customer: what follows "could not be made:", without a full stop
+    cause: str  # for the customer: follows "could not be made:", without a full stop
 
 
 class Succeeded(Outcome, frozen=True, kw_only=True, tag="succeeded"):
@@ -291,8 +296,8 @@ class Succeeded(Outcome, frozen=True, kw_only=True, tag="succeeded"):
     step: Steps
     train_loss: float | None = None
     valid_loss: float | None = None
-    is_stopped_early: bool = False  # the evaluation got no better; `step` is the last one trained
-    best_step: Steps | None = None  # whose weights these are, where they are not the last step's
+    is_stopped_early: bool = False  # the evaluation stopped improving; `step` is the last one trained
+    best_step: Steps | None = None  # the step of these weights, if it is not the last one
     report: EvaluationReport | None = None  # base and tuned on held-out rows
     exports: tuple[Export, ...] = ()
     missing: tuple[MissingPart, ...] = ()
@@ -300,12 +305,12 @@ class Succeeded(Outcome, frozen=True, kw_only=True, tag="succeeded"):
 
 class Failed(Outcome, frozen=True, kw_only=True, tag="failed"):
     code: FailureCode
-    message: str  # one line for the customer, no paths and no host names
+    message: str  # one line for the customer, without paths and host names
     log_tail: str = ""
 
 
 class Stopped(Outcome, frozen=True, kw_only=True, tag="stopped"):
-    """The attempt obeyed a request (cancel, drain) and kept what it could."""
+    """The attempt followed a request (cancel, pause, drain) and kept what it could."""
 
     reason: str  # "cancelled" | "paused" | "preempted"
     step: Steps = 0

@@ -1,4 +1,4 @@
-"""What should be loaded on a replica, and what is: the only words between control plane and serving agent."""
+"""Desired and observed state of a replica: all messages between control plane and serving agent."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -9,19 +9,19 @@ from apps.contracts.parity import ParityResult
 from apps.contracts.runs import SignedFile, Struct
 from apps.contracts.struct import Count, Rate, Seconds
 
-Room = Annotated[int, Meta(ge=0, le=10_000)]  # adapters, or a rank: what any engine has and any plan can bear
+Room = Annotated[int, Meta(ge=0, le=10_000)]  # adapters, or a rank: more than any engine has
 LORA_NAME_PATTERN = r"^a-[0-9a-z]{26}$"
 
 
 class LoadState(StrEnum):
     LOADING = "loading"
     LOADED = "loaded"
-    REJECTED = "rejected"  # the adapter is bad: never retried on this replica
-    FAILED = "failed"  # the replica could not: tried again
+    REJECTED = "rejected"  # the adapter is invalid: never retried on this replica
+    FAILED = "failed"  # the replica failed: retried
 
 
 class DesiredAdapter(Struct, frozen=True, kw_only=True):
-    """One adapter version to have loaded. `lora_name` is immutable: other weights have another name."""
+    """One adapter version to load. `lora_name` is immutable: other weights have another name."""
 
     lora_name: str
     version_id: str
@@ -32,29 +32,29 @@ class DesiredAdapter(Struct, frozen=True, kw_only=True):
 
 
 class DesiredState(Struct, frozen=True, kw_only=True):
-    """Everything the replica should hold now. `generation` grows with every change; an older one is ignored."""
+    """Everything the replica should hold now. `generation` grows with every change; older states are ignored."""
 
     replica_id: str
     base_lora_served_name: str  # the engine's own name of the base model, `b-<id>`
     base_model_sha256: str
     generation: int
     adapters: tuple[DesiredAdapter, ...]
-    model_files: tuple[SignedFile, ...] = ()  # of a whole model, which a replica of its own fetches before its engine
-    is_withdrawn: bool = False  # that model was deleted: its files go, and its engine ends
+    model_files: tuple[SignedFile, ...] = ()  # of a whole model; its replica fetches them before the engine starts
+    is_withdrawn: bool = False  # the whole model was deleted: its files are deleted and its engine stops
 
 
 class ObservedAdapter(Struct, frozen=True, kw_only=True):
     lora_name: str
     state: LoadState
     reason: str = ""
-    parity: ParityResult | None = None  # what certified it, or failed to
+    parity: ParityResult | None = None  # the result that certified it, or failed to
 
 
 class EngineLoad(Struct, frozen=True, kw_only=True):
-    """How an engine is doing, by its own figures and the agent's. Rates are over the time since the last report."""
+    """An engine's load, by its own figures and the agent's. Rates cover the time since the last report."""
 
     memory_bytes: Count = 0  # resident, of every process of the engine
-    cached_adapters: Count = 0  # in the engine's cache, those it no longer serves included
+    cached_adapters: Count = 0  # in the engine's cache, including those it no longer serves
     running: Count = 0
     waiting: Count = 0  # in the engine, and before it for an adapter slot
     tokens_per_second: Rate = 0.0
@@ -64,9 +64,9 @@ class EngineLoad(Struct, frozen=True, kw_only=True):
 
 
 class EngineCount(Struct, frozen=True, kw_only=True):
-    """Tokens by the engine's own counters since it started, less what the agent asked for itself.
+    """Tokens by the engine's own counters since it started, without the agent's own requests.
 
-    `age_seconds`: how long ago they were read. A prompt counts once for each of its choices, as the engine counts it.
+    `age_seconds`: how long ago the counters were read. A prompt counts once for each of its choices.
     """
 
     input_tokens: Count
@@ -75,7 +75,7 @@ class EngineCount(Struct, frozen=True, kw_only=True):
 
 
 class ObservedState(Struct, frozen=True, kw_only=True):
-    """What the engine says it holds. `engine_generation` changes with each engine start."""
+    """The state that the engine reports. `engine_generation` changes with each engine start."""
 
     replica_id: str
     generation: Count
@@ -84,7 +84,7 @@ class ObservedState(Struct, frozen=True, kw_only=True):
     adapters: Annotated[tuple[ObservedAdapter, ...], Meta(max_length=10_000)]
     nan_requests_total: Count = 0
     reason: str = ""
-    url: str = ""  # where its proxy listens; without effect: its address was settled at its enrolment
+    url: str = ""  # of its proxy; has no effect: enrolment fixed its address
     capacity: Room = 0  # adapters registered at once
     max_lora_rank: Room = 0
     max_loras: Room = 0  # adapters in one batch

@@ -1,7 +1,7 @@
-"""Which rows are held out for validation: the same answer on the page that previews it and in the run that uses it.
+"""The automatic split: which rows are held out for validation, the same on the page and in the run.
 
-A row's side depends on the seed and on the text of the first row it is a copy of, so copies are always on the same
-side: equal ones, whatever their case and spacing, and near ones among the first `near_copies.MAX_ROWS` rows.
+A row's side depends on the seed and on the text of the first row it copies, so copies are always on the same side: rows
+equal except for case and spacing, and near copies among the first `near_copies.MAX_ROWS` rows.
 """
 
 import hashlib
@@ -21,14 +21,14 @@ _RANGE = 1 << 64
 
 
 def row_identity(row: Row) -> int:
-    """Return a 64-bit number that equal rows share."""
+    """Return a 64-bit number shared by equal rows."""
     content = "\0".join([" ".join(text.casefold().split()) for text in row_texts(row)])
     digest = hashlib.blake2b(content.encode("utf-8", "replace"), digest_size=IDENTITY_BYTES)
     return int.from_bytes(digest.digest(), "big")
 
 
 def row_texts(row: Row) -> Iterable[str]:
-    """Return everything a row says, role by role."""
+    """Return all texts of a row, with roles."""
     if isinstance(row, TextRow):
         return [row.text]
     if isinstance(row, PreferenceRow):
@@ -46,26 +46,26 @@ def _texts(messages: Sequence[ChatMessage]) -> Iterable[str]:
 
 
 class RowGroups:
-    """Takes rows in file order; knows each one's identity, and the identity of the first row it is a copy of."""
+    """Accepts rows in file order; stores each row's identity, and the identity of the first row it copies."""
 
     def __init__(self) -> None:
         self.identities = array("Q")
         self._near = NearCopies()
 
     def take(self, row: Row) -> int | None:
-        """Note a row; return the place of an earlier one that is nearly the same."""
+        """Add a row; return the index of an earlier near copy, or None."""
         place = len(self.identities)
         self.identities.append(row_identity(row))
         return self._near.find(own_words(row), place)
 
     def keys(self) -> "array[int]":
-        """Return what decides each row's side: equal for all rows that are copies of each other."""
+        """Return the keys that decide each row's side: equal for all copies of a row."""
         firsts = {self.identities[place]: self.identities[root] for place, root in self._near.roots()}
         return array("Q", (firsts.get(identity, identity) for identity in self.identities))
 
 
 def split_keys(rows: Iterable[Row]) -> "array[int]":
-    """Return what decides each row's side, in file order."""
+    """Return the keys that decide each row's side, in file order."""
     groups = RowGroups()
     for row in rows:
         groups.take(row)
@@ -73,7 +73,7 @@ def split_keys(rows: Iterable[Row]) -> "array[int]":
 
 
 def own_words(row: Row) -> str:
-    """Return what sets a row apart: system messages are often the same in every row."""
+    """Return the text specific to a row: system messages are often the same in every row."""
     if isinstance(row, ChatRow):
         return "\n".join(message.content for message in row.messages if message.role not in ("system", "developer"))
     return "\n".join(row_contents(row))
@@ -91,13 +91,16 @@ def row_contents(row: Row) -> list[str]:
 
 
 class Split(msgspec.Struct, frozen=True):
-    """Hold out this share of the distinct rows, chosen by the seed. It is given each row's key of `split_keys`."""
+    """A split that holds out this share of the distinct rows, chosen by the seed.
+
+    Its input is each row's key of `split_keys`.
+    """
 
     share: float
     seed: int
 
     def rank(self, key: int) -> int:
-        """Return the row's place in the seed's order, from 0 to 2**64 (splitmix64 of key and seed)."""
+        """Return the row's position in the seed's order, from 0 to 2**64 (splitmix64 of key and seed)."""
         mixed = (key + (self.seed + 1) * 0x9E3779B97F4A7C15) % _RANGE
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) % _RANGE
         mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) % _RANGE
@@ -106,8 +109,8 @@ class Split(msgspec.Struct, frozen=True):
     def held_out(self, keys: Iterable[int]) -> list[bool]:
         """Return for each row whether it is held out.
 
-        Where the share is under one row, the first in order is. Copies that are more than the share together are
-        trained; only where all are, the fewest are held out.
+        If the share is less than one row, the first in order is held out. Groups of copies larger than the share are
+        trained; if all groups are larger, the smallest is held out.
         """
         listed = list(keys)
         if self.share <= 0 or not listed:

@@ -1,4 +1,4 @@
-"""Requests and answers of /internal/v1, the only door between workers and the control plane.
+"""Requests and responses of /internal/v1, the only interface between workers and the control plane.
 
 A worker credential (`Authorization: Bearer annw_…`) opens `claim`, `probes` and `replicas`; a lease token opens
 everything under its lease, and nothing else. A stale lease gets 409 `stale_lease`: the worker must stop at once.
@@ -12,7 +12,7 @@ from apps.contracts.runs import BaseModelRef, Manifest, RunEvent, RunOutcome, Ru
 from apps.contracts.struct import Count, Rate, Seconds, Software, Steps, Text
 
 API_VERSION = 1
-Speed = Annotated[float, Meta(gt=0, le=1e9)]  # tokens a second: beyond any machine, and below any price of nothing
+Speed = Annotated[float, Meta(gt=0, le=1e9)]  # tokens per second; the limit is beyond any machine
 
 
 class GpuInfo(Struct, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class EnrollResponse(Struct, frozen=True, kw_only=True):
     credential: str  # shown once
     pool: str
     replica_id: str | None = None
-    replica_token: str | None = None  # what the gateway presents to this replica's proxy
+    replica_token: str | None = None  # the gateway presents it to this replica's proxy
     base_model: dict[str, str] | None = None  # replica: id, name, path|repo, revision, served_name
     is_whole_model: bool = False  # replica: the model's files come with the desired state; it serves no adapters
 
@@ -47,7 +47,7 @@ class EnrollResponse(Struct, frozen=True, kw_only=True):
 class ClaimRequest(Struct, frozen=True, kw_only=True):
     api_version: int = API_VERSION
     base_models: tuple[str, ...] | None = None  # ids installed here; None = will download
-    software: Software = {}  # what is installed now, as at enrolment; {}: not told
+    software: Software = {}  # installed now, as at enrolment; {}: not reported
 
 
 class ClaimResponse(Struct, frozen=True, kw_only=True):
@@ -57,14 +57,14 @@ class ClaimResponse(Struct, frozen=True, kw_only=True):
     lease_seconds: int
     heartbeat_seconds: int
     self_fence_seconds: int
-    stall_seconds: float = 900.0  # without progress, after which the worker ends the run as stalled
+    stall_seconds: float = 900.0  # without progress; then the worker ends the run as stalled
 
 
 class HeartbeatRequest(Struct, frozen=True, kw_only=True):
     step: Steps = 0
     phase: str = ""
     training_seconds: Seconds = 0.0
-    work: Count = 0  # units done in this attempt, counted up: without any for long, the run is stalled
+    work: Count = 0  # units done in this attempt, cumulative; a run without new ones for long is stalled
     gpu_utilization: float | None = None
     memory_bytes: Count | None = None
 
@@ -86,7 +86,7 @@ class EventsResponse(Struct, frozen=True, kw_only=True):
 
 
 class UploadRequest(Struct, frozen=True, kw_only=True):
-    """Ask for places to put the files of a manifest. The same manifest asked again gets the same upload."""
+    """Request places for the files of a manifest. The same manifest always gets the same upload."""
 
     manifest: Manifest
     manifest_sha256: str
@@ -94,13 +94,13 @@ class UploadRequest(Struct, frozen=True, kw_only=True):
 
 class UploadResponse(Struct, frozen=True, kw_only=True):
     upload_id: str
-    files: dict[str, str]  # file name -> signed PUT URL; the manifest itself under "manifest.json", put last
+    files: dict[str, str]  # file name -> signed PUT URL; the manifest itself, "manifest.json", is put last
 
 
 class JudgeAccess(Struct, frozen=True, kw_only=True):
-    """How a run's worker asks the judge of its plan: the gateway, and a key of the organization for minutes."""
+    """How a run's worker calls its plan's judge: the gateway, and a key of the organization that lasts minutes."""
 
-    url: str  # up to and with /v1
+    url: str  # including /v1
     key: str
     model: str
 
@@ -115,10 +115,10 @@ class FinishResponse(Struct, frozen=True, kw_only=True):
 
 
 class ProbeReport(Struct, frozen=True, kw_only=True):
-    """One short measured training loop on this worker: the row every time estimate of its pool starts from.
+    """One short measured training loop on this worker: the basis of every time estimate of its pool.
 
-    Of a base model, or (`base_model_id` empty) of made-up weights of a `shape` whose config.json is `config`.
-    `peak_memory_bytes` is reserved by torch on a GPU, resident on a CPU; `peak_allocated_bytes` is a GPU's alone.
+    It used a base model, or (`base_model_id` empty) generated weights of a `shape` whose config.json is `config`.
+    `peak_memory_bytes` is reserved by torch on a GPU, resident on a CPU; `peak_allocated_bytes` exists on a GPU only.
     """
 
     base_model_id: str
@@ -139,13 +139,13 @@ class ProbeReport(Struct, frozen=True, kw_only=True):
     config: dict[str, Any] | None = None
     gradient_checkpointing: bool = False
     peak_allocated_bytes: Count | None = None
-    device: Text = ""  # the driver's or the processor's own name for it
+    device: Text = ""  # the driver's or the processor's own name of it
     measured_steps: Steps = 0
-    waited_share: Rate = 0.0  # of its time, for a core that something else used; not in `tokens_per_second`
+    waited_share: Rate = 0.0  # of its time, waiting for a core in use elsewhere; not part of `tokens_per_second`
 
 
 class ProbeRequest(Struct, frozen=True, kw_only=True):
-    """A measurement the control plane has no row for in the asking worker's pool."""
+    """A measurement that the control plane lacks for the requesting worker's pool."""
 
     base_model: BaseModelRef
     method: str
@@ -154,13 +154,13 @@ class ProbeRequest(Struct, frozen=True, kw_only=True):
     lora_rank: int = 16
     gradient_checkpointing: bool = False
     shape: str = ""
-    config: dict[str, Any] | None = None  # config.json to make weights up for, in place of the base model's files
+    config: dict[str, Any] | None = None  # config.json to generate weights for, instead of the base model's files
 
 
 class MissingProbes(Struct, frozen=True, kw_only=True):
-    """Answer of GET /internal/v1/probes/missing (worker credential).
+    """Response of GET /internal/v1/probes/missing (worker credential).
 
-    Asked with `?base_model=<id>`, the requests of that base model come with the token of its repository.
+    With `?base_model=<id>`, the requests of that base model include the token of its repository.
     """
 
     probes: tuple[ProbeRequest, ...] = ()

@@ -1,4 +1,4 @@
-"""Uploaded training data: immutable files identified by their content."""
+"""Models of datasets: immutable uploaded files, identified by their content."""
 
 from django.db import models
 from django.db.models import Q
@@ -13,7 +13,7 @@ VERSION_TRANSITIONS: Transitions = {
     "uploaded": frozenset({"validating", "deleted"}),
     "validating": frozenset({"ready", "invalid", "uploaded"}),
     "ready": frozenset({"deleted"}),
-    "invalid": frozenset({"uploaded", "deleted"}),  # read again with other columns
+    "invalid": frozenset({"uploaded", "deleted"}),  # uploaded: read again with other columns
     "deleted": frozenset(),
 }
 
@@ -81,12 +81,12 @@ class DatasetVersion(OrganizationModel):
 
     @property
     def data_key(self) -> str:
-        """The object that holds the rows as JSONL: what pages, counts and training read."""
+        """The object with the rows as JSONL, which pages, counts and training read."""
         return self.rows_key or self.object_key
 
     @property
     def has_bad_rows(self) -> bool:
-        """Whether the file was read as rows some of which are bad: those can be repaired, or left out."""
+        """Whether the file was read as rows of which some are bad: those can be repaired or dropped."""
         if self.status != "invalid" or self.layout.get("is_rejected", True):
             return False
         return any(error["code"] not in (FileErrorCode.EMPTY_FILE, FileErrorCode.TOO_FEW_ROWS) for error in self.errors)
@@ -101,7 +101,7 @@ class DatasetVersion(OrganizationModel):
 
 
 class TokenCount(OrganizationModel):
-    """Tokens of a version under one base model's tokenizer and chat template, counted once and kept."""
+    """Tokens of a version under one base model's tokenizer and chat template, counted once."""
 
     version = models.ForeignKey(DatasetVersion, on_delete=models.CASCADE, related_name="token_counts")
     base_model = models.ForeignKey("catalog.BaseModel", on_delete=models.PROTECT, related_name="+")
@@ -132,7 +132,7 @@ UPLOAD_TRANSITIONS: Transitions = {
 
 
 class Upload(OrganizationModel):
-    """A file on its way here in parts. Parts are objects of their own, put together when the upload is completed."""
+    """A file arriving in parts. The parts are separate objects, assembled when the upload is completed."""
 
     id = IdField(prefix="upload")
     status = models.CharField(max_length=16, choices=choices_of(UPLOAD_TRANSITIONS), default="pending")
@@ -163,7 +163,7 @@ class Upload(OrganizationModel):
 
 
 class UploadPart(OrganizationModel):
-    """One part of an upload that arrived through the API, in whatever order."""
+    """One part of an upload through the API, in any order."""
 
     id = IdField(prefix="part")
     upload = models.ForeignKey(Upload, on_delete=models.CASCADE, related_name="parts")
@@ -172,7 +172,10 @@ class UploadPart(OrganizationModel):
 
 
 class VersionInspection(OrganizationModel):
-    """What one pass over a version's rows found: copies, conflicts, hints at personal data. Never changes the rows."""
+    """The findings of one pass over a version's rows, which it does not change.
+
+    Findings are copies, conflicts and hints at personal data.
+    """
 
     version = models.OneToOneField(DatasetVersion, on_delete=models.CASCADE, related_name="inspection")
     rules = models.PositiveIntegerField(help_text="apps.datasets.inspection.inspector.INSPECTION_VERSION of the pass.")
@@ -183,7 +186,7 @@ class VersionInspection(OrganizationModel):
 
 
 class VersionComparison(OrganizationModel):
-    """Which rows of a version repeat a row of another one, its validation file, and so are not trained on."""
+    """The rows of a version that repeat a row of its validation file, and so are not trained on."""
 
     version = models.ForeignKey(DatasetVersion, on_delete=models.CASCADE, related_name="comparisons")
     other = models.ForeignKey(DatasetVersion, on_delete=models.CASCADE, related_name="+")

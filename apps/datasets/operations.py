@@ -1,4 +1,4 @@
-"""Counting the tokens of training data and deleting it. Uploads are in `intake`, validation is in `validating`."""
+"""Token counts and deletion of datasets. Uploads are in `intake`, validation is in `validation`."""
 
 import datetime
 from typing import Any
@@ -22,13 +22,13 @@ from apps.datasets.rows import iterate_rows
 from apps.datasets.token_counts import count_rows, measure_rows
 from apps.datasets.validation.leases import release_expired_leases
 
-# Up to this size tokens are counted while somebody waits: about 15,000 short rows, measured at 3,000 to 6,000 a second.
+# Up to this size the caller waits for the count: about 15,000 short rows, measured at 3,000 to 6,000 a second.
 COUNT_NOW_BYTES = 4_000_000
 _DELETED_AT_ONCE = 500
 
 
 class FileInUse(InvalidState):
-    """A job that has not ended still reads the file."""
+    """A job that has not finished still reads the file."""
 
     code = "file_in_use"
 
@@ -51,8 +51,8 @@ class RowRefused(DomainError):
 def count_tokens(*, version: DatasetVersion, base_model: BaseModel) -> TokenCount:
     """Return the version's tokens under a model's tokenizer and template, counting them the first time.
 
-    Raises NotReady, ModelNotInstalled, and RowRefused for the first row that the template cannot render; that too is
-    found only once.
+    Raises NotReady, ModelNotInstalled, and RowRefused for the first row that the template cannot render. A refusal is
+    stored too.
     """
     if found := find_token_count(version=version, base_model=base_model):
         return found
@@ -98,14 +98,15 @@ def _refused(refusal: LineError) -> RowRefused:
 
 @transaction.atomic
 def is_counted_at_once(version: DatasetVersion) -> bool:
-    """Return whether a caller may wait for the count. What counts is what is read: a packed file can hold far more."""
+    """Return whether a caller may wait for the count, by the bytes to read: a compressed file can contain far more."""
     return version.data_bytes <= COUNT_NOW_BYTES
 
 
 def request_count(*, version: DatasetVersion, base_model: BaseModel) -> None:
-    """Have a task count the tokens of a file too large to count while somebody waits.
+    """Have a task count the tokens of a large file.
 
-    Asking again is harmless: one count is asked for in an hour, in case the one before was lost with its worker.
+    Requests are limited to one per hour, so repeating is harmless; the next hour replaces a request lost with its
+    worker.
     """
     hour = db_now().strftime("%Y%m%d%H")
     outbox.publish(
@@ -119,7 +120,7 @@ def request_count(*, version: DatasetVersion, base_model: BaseModel) -> None:
 
 @transaction.atomic
 def dismiss_errors(*, version: DatasetVersion, by: str, now: datetime.datetime) -> None:
-    """Take a file with errors off the list of what needs attention; nothing else of it changes."""
+    """Dismiss a file with errors from the list of files that need attention; nothing else changes."""
     changed = DatasetVersion.objects.filter(pk=version.pk, status="invalid", dismissed_at=None).update(dismissed_at=now)
     if changed:
         audit.record(organization=version.organization_id, by=by, action="dataset.dismissed", target=version.pk)
@@ -130,9 +131,9 @@ def dismiss_errors(*, version: DatasetVersion, by: str, now: datetime.datetime) 
 
 @transaction.atomic
 def delete_version(*, version: DatasetVersion, by: str, now: datetime.datetime) -> DatasetVersion:
-    """Delete the file for good: at once out of sight, its bytes right after. Raises FileInUse, InvalidState.
+    """Delete the file: hidden at once, its bytes deleted next. Raises FileInUse, InvalidState.
 
-    The row stays with name and hash, so that jobs and adapters still say what they were trained on.
+    The row keeps name and hash, so jobs and adapters still show what they were trained on.
     """
     version = DatasetVersion.objects.select_for_update(of=("self",)).select_related("dataset").get(pk=version.pk)
     release_expired_leases(version, now)
@@ -156,7 +157,7 @@ def delete_version(*, version: DatasetVersion, by: str, now: datetime.datetime) 
 
 
 def _require_unused(version: DatasetVersion) -> None:
-    """Raise FileInUse while a job reads the file. Jobs lie above this layer: they are reached by their relation."""
+    """Raise FileInUse while a job reads the file. Jobs are in a higher layer, so they are reached by relation."""
     for jobs in (version.jobs, version.validating_jobs):
         job = jobs.filter(finished_at=None).first()
         if job:
@@ -164,13 +165,13 @@ def _require_unused(version: DatasetVersion) -> None:
 
 
 def delete_expired(*, now: datetime.datetime) -> int:
-    """Delete the files whose time has come and that no job uses; return how many."""
+    """Delete the expired files that no job uses; return how many."""
     deleted = 0
     expired = DatasetVersion.objects.filter(expires_at__lt=now, status__in=("uploaded", "ready", "invalid"))
-    for version in expired.order_by("?")[:_DELETED_AT_ONCE]:  # some are in use: those must not hide the others
+    for version in expired.order_by("?")[:_DELETED_AT_ONCE]:  # random order: files in use must not hide the others
         try:
             delete_version(version=version, by="system", now=now)
         except InvalidState:
-            continue  # in use: tried again later
+            continue  # in use: the next run checks again
         deleted += 1
     return deleted

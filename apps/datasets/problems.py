@@ -1,4 +1,4 @@
-"""What can be wrong with a file: the words for it, and the problems as they are stored and shown."""
+"""Problems of a file: their codes and wording, as stored and shown."""
 
 import re
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ KEPT_PROBLEMS = 1_000
 
 
 class FileErrorCode(StrEnum):
-    """What can be wrong with a file as a whole, or with a row before it is one; rows have RowErrorCode too."""
+    """Problems of a whole file, or of a row before it is parsed. Parsed rows have RowErrorCode too."""
 
     EMPTY_FILE = "empty_file"
     NOT_TRAINING_DATA = "not_jsonl"
@@ -39,7 +39,7 @@ class FileErrorCode(StrEnum):
 
 
 class LineError(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to fix, as it is stored and shown. `line` is the line of a JSONL file, else the number of the row."""
+    """One problem to fix, as stored and shown. `line` is the line in a JSONL file, otherwise the row's number."""
 
     line: int
     code: str
@@ -49,7 +49,7 @@ class LineError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rejected(Exception):
-    """The file is so unlike training data that naming each line would help nobody."""
+    """The file is so unlike training data that a list of bad lines would not help."""
 
     def __init__(self, code: FileErrorCode, message: str, fix: str, *, line: int = 1) -> None:
         super().__init__(message)
@@ -71,7 +71,7 @@ def too_long(line: int) -> LineError:
 
 
 def from_row_error(error: RowError) -> LineError:
-    """Return a row's error as it is stored."""
+    """Return a row's error in its stored form."""
     return LineError(
         line=error.line,
         code=str(error.code),
@@ -81,17 +81,17 @@ def from_row_error(error: RowError) -> LineError:
     )
 
 
-# PostgreSQL's jsonb takes neither NUL nor half a surrogate pair, and a page should not obey bidi controls.
+# PostgreSQL's jsonb accepts neither NUL nor a lone surrogate, and a page should not obey bidi controls.
 _UNSTORABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
 
 
 def storable(text: str) -> str:
-    """Return the text as the database and a page can hold it, not longer than a few sentences."""
+    """Return the text as the database and a page can hold it, at most 500 characters."""
     return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text)[:500]
 
 
 def shown(data: bytes, *, limit: int = 4_000) -> str:
-    """Return the text of a row for people, cut to what the database should hold of it."""
+    """Return the text of a row for people, cut to `limit` characters for the database."""
     return data[: 4 * limit].decode("utf-8", "replace").replace("\x00", "\N{REPLACEMENT CHARACTER}")[:limit]
 
 

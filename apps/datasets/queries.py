@@ -1,4 +1,4 @@
-"""Reading datasets: lists, one version, its rows and how a base model sees them."""
+"""Queries on datasets: lists, one version, its rows, and the rows as a base model sees them."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -19,7 +19,7 @@ from apps.datasets.stream import LINES_PER_OFFSET
 
 DOWNLOAD_SECONDS = 300
 _RAW_LIMIT_CHARS = 20_000
-_KEY_BYTES = 8  # that an inspection keeps of each row
+_KEY_BYTES = 8  # that an inspection stores for each row
 
 
 class UnknownFile(NotFound):
@@ -29,7 +29,7 @@ class UnknownFile(NotFound):
 
 
 class RowPreview(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a file as a page shows it: a row, or why it is none. `raw` is cut to what a page can bear."""
+    """One line of a file as a page shows it: a row, or the reason why it is not one. `raw` is cut for display."""
 
     line: int
     raw: str
@@ -46,7 +46,7 @@ def list_versions(*, organization: Any, purpose: str | None = None) -> QuerySet[
 
 
 def list_unusable(*, organization: Any) -> QuerySet[DatasetVersion]:
-    """Return the files with errors that were not replaced or dismissed: each is the newest of its dataset."""
+    """Return the files with errors that were neither replaced nor dismissed: each is the newest of its dataset."""
     newer = DatasetVersion.objects.exclude(status="deleted").filter(
         dataset=OuterRef("dataset"), number__gt=OuterRef("number")
     )
@@ -54,7 +54,7 @@ def list_unusable(*, organization: Any) -> QuerySet[DatasetVersion]:
 
 
 def list_with_use(*, organization: Any) -> QuerySet[DatasetVersion]:
-    """Return the files with `job_count`, the number of jobs that train on each."""
+    """Return the files with `job_count`, the number of jobs that train on each file."""
     return list_versions(organization=organization).annotate(job_count=Count("jobs")).defer("line_offsets", "errors")
 
 
@@ -74,9 +74,9 @@ def list_siblings(*, version: DatasetVersion) -> QuerySet[DatasetVersion]:
 
 
 def storage_used_bytes(*, organization: Any, but_upload: str = "") -> int:
-    """Return what the organization's files occupy, with the uploads that are under way or may still be written to.
+    """Return the bytes of the organization's files and of uploads in progress or still writable.
 
-    `but_upload` is left out: the one whose file is weighed instead.
+    `but_upload` is left out: its file is counted instead.
     """
     versions = DatasetVersion.objects.for_organization(organization).exclude(status="deleted")
     kept = versions.aggregate(total=Sum(F("bytes") + F("rows_bytes")))["total"] or 0
@@ -91,12 +91,12 @@ def storage_used_bytes(*, organization: Any, but_upload: str = "") -> int:
 
 
 def find_token_count(*, version: DatasetVersion, base_model: BaseModel) -> TokenCount | None:
-    """Return the count if there is one already; `operations.count_tokens` makes it."""
+    """Return the stored count, if any; `operations.count_tokens` computes it."""
     return _counts(version, base_model).filter(refusal__isnull=True).first()
 
 
 def find_refusal(*, version: DatasetVersion, base_model: BaseModel) -> LineError | None:
-    """Return the row that the model's chat template could not render when the file's tokens were counted."""
+    """Return the row that the model's chat template refused when the tokens were counted."""
     found = _counts(version, base_model).filter(refusal__isnull=False).first()
     return msgspec.convert(found.refusal, LineError) if found else None
 
@@ -108,7 +108,7 @@ def _counts(version: DatasetVersion, base_model: BaseModel) -> QuerySet[TokenCou
 
 
 def list_token_counts(*, versions: Iterable[DatasetVersion], base_model: BaseModel | None) -> QuerySet[TokenCount]:
-    """Return the counts there are of several files under one model."""
+    """Return the stored counts of several files under one model."""
     if base_model is None:
         return TokenCount.objects.none()
     return TokenCount.objects.filter(
@@ -120,14 +120,14 @@ def list_token_counts(*, versions: Iterable[DatasetVersion], base_model: BaseMod
 
 
 def download_url(*, version: DatasetVersion) -> str:
-    """Return a URL under which a browser can save the file for the next minutes."""
+    """Return a URL under which a browser can save the file for five minutes."""
     return store().signed_url(
         version.object_key, "GET", expires_seconds=DOWNLOAD_SECONDS, base="public", filename=version.filename
     )
 
 
 def read_rows(*, version: DatasetVersion, first_line: int = 1, limit: int = 20) -> list[RowPreview]:
-    """Return up to `limit` rows from line `first_line` on, reading little more of the file than they need."""
+    """Return up to `limit` rows from line `first_line` on, reading little more of the file than necessary."""
     first_line = max(1, first_line)
     index = min((first_line - 1) // LINES_PER_OFFSET, max(0, len(version.line_offsets) - 1))
     offset = version.line_offsets[index] if version.line_offsets else 0
@@ -154,7 +154,7 @@ def _preview(line: Line, kind: RowKind) -> RowPreview:
 
 
 def render_row(*, version: DatasetVersion, line: int, base_model: BaseModel) -> RenderedRow:
-    """Return one row as the model sees it. Raises UnknownFile, ModelNotInstalled, or the row's own RowError."""
+    """Return one row as the model sees it. Raises UnknownFile, ModelNotInstalled, or the row's RowError."""
     found = read_rows(version=version, first_line=line, limit=1)
     if not found or found[0].line != line or not isinstance(found[0].row, ChatRow):
         raise UnknownFile(f"Line {line} of {version.pk} is no row.", param="line")

@@ -10,13 +10,13 @@ from apps.datasets.problems import MAX_LINE_BYTES
 
 
 def kind_of(version: DatasetVersion) -> RowKind:
-    """Return what the version's rows are; a file of before kinds were told apart holds conversations."""
+    """Return the kind of the version's rows. Files from before kinds existed hold conversations."""
     return RowKind(version.kind or RowKind.CHAT)
 
 
 @contextmanager
 def iterate_rows(*, version: DatasetVersion) -> Iterator[Iterator[Row]]:
-    """Give every row of a ready version; the rows raise RowError, and the file is closed at the end."""
+    """Yield an iterator over every row of a ready version. Its rows raise RowError; the file is closed at the end."""
     kind = kind_of(version)
     with store().open_stream(version.data_key) as stream:
         lines = split_lines(read_chunks(stream), max_line_bytes=MAX_LINE_BYTES)

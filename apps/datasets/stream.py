@@ -1,4 +1,4 @@
-"""Bytes on their way into a dataset: hashed, peeked at, their lines found again later, and kept from exploding."""
+"""Byte streams of a dataset's file: hashing, peeking, line offsets, and a limit on expansion."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
@@ -8,16 +8,16 @@ from apps.datasets.problems import FileErrorCode, Rejected
 CHUNK_BYTES = 256 * 1024
 LINES_PER_OFFSET = 256
 UTF8_MARK = b"\xef\xbb\xbf"
-# A compressed file may hold this much more than its own size. Text rarely shrinks to a fifth; bombs, to a thousandth.
+# How much more than its own size a compressed file may hold. Text rarely shrinks to a fifth, bombs to a thousandth.
 MAX_EXPANSION = 50
 FREE_EXPANSION_BYTES = 64 * 1024 * 1024
-MAX_EXPANDED_BYTES = 32 * 1024**3  # within the time and the storage that the file has
+MAX_EXPANDED_BYTES = 32 * 1024**3  # also limited by the file's reading time and storage
 
 Chunks = Iterable[bytes]
 
 
 class Peekable:
-    """A stream whose first bytes can be looked at before it is read."""
+    """A stream whose first bytes can be read in advance."""
 
     def __init__(self, chunks: Chunks) -> None:
         self._chunks = iter(chunks)
@@ -59,14 +59,14 @@ class Hashed:
 
 
 class LineOffsets:
-    """Where every LINES_PER_OFFSET-th line of a stream starts."""
+    """The start of every LINES_PER_OFFSET-th line of a stream."""
 
     def __init__(self) -> None:
         self.offsets: list[int] = [0]
         self._size = self._lines = 0
 
     def note(self, chunk: bytes) -> bytes:
-        """Take in the next bytes and return them."""
+        """Record the next bytes and return them."""
         left, position = chunk.count(b"\n"), -1
         while left >= (missing := LINES_PER_OFFSET - self._lines):
             for _ in range(missing):
@@ -79,7 +79,7 @@ class LineOffsets:
 
 
 def limited_expansion(expand: Callable[[Chunks], Iterator[bytes]], chunks: Chunks) -> Iterator[bytes]:
-    """Yield what `expand` makes of a stream as long as it stays in proportion to it. Raises Rejected."""
+    """Yield what `expand` makes of a stream while its size stays in proportion. Raises Rejected."""
     source = Hashed(chunks)
     size = 0
     for piece in expand(source):
@@ -89,7 +89,7 @@ def limited_expansion(expand: Callable[[Chunks], Iterator[bytes]], chunks: Chunk
 
 
 def require_proportion(expanded_bytes: int, source_bytes: int) -> None:
-    """Raise Rejected for a bomb: a small file that holds more than any text of its size does."""
+    """Raise Rejected for a bomb: a small file that holds more than any text of its size."""
     allowed = max(FREE_EXPANSION_BYTES, MAX_EXPANSION * source_bytes)
     if expanded_bytes > min(allowed, MAX_EXPANDED_BYTES):
         message = f"The file holds more than {MAX_EXPANSION} times its own size: it looks like an archive bomb."

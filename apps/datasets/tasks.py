@@ -1,4 +1,7 @@
-"""What workers do with files. The outbox says what and whose turn it is; handlers of its lanes for files take long."""
+"""Outbox handlers and Celery tasks on files.
+
+The outbox row holds the work and decides its turn. Handlers in the lanes for files may take long.
+"""
 
 from typing import Any
 
@@ -41,14 +44,14 @@ def delete_parts(*, key: str, payload: dict[str, Any]) -> None:
 
 
 def inspect(version_id: str) -> None:
-    """Look through a file's rows for copies and personal data, unless that is done or the file is gone."""
+    """Inspect a file's rows for copies and personal data, unless that is done or the file is gone."""
     version = DatasetVersion.objects.filter(pk=version_id, status="ready").first()
     if version:
         inspections.inspect_version(version=version)
 
 
 def compare(version_id: str, other_id: str) -> None:
-    """Find the rows of a file that repeat its validation file, unless that is done or one of them is gone."""
+    """Find the rows of a file that repeat its validation file, unless that is done or a file is gone."""
     found = DatasetVersion.objects.in_bulk([version_id, other_id])
     if len(found) == 2:
         comparisons.compare_versions(version=found[version_id], other=found[other_id])
@@ -64,8 +67,8 @@ def count(version_id: str, base_model_id: str) -> None:
 def validate(version_id: str, *, is_long: bool = False) -> None:
     """Validate a file and count its tokens for each installed model, so that pages and quotes need not wait.
 
-    The count of a large file is a message of its own, which waits for another turn, and so is the validation of a small
-    file that takes long. Raises HeldByAnother.
+    The count of a large file is a separate message, which waits for another turn. So is the validation of a small file
+    that takes long. Raises HeldByAnother.
     """
     try:
         version = leases.validate_version(version_id=version_id, now=db_now(), is_long=is_long)
@@ -88,7 +91,7 @@ def _count_if_possible(version: DatasetVersion, base_model: BaseModel) -> None:
     try:
         operations.count_tokens(version=version, base_model=base_model)
     except DomainError:
-        return  # this model cannot render the file; whoever chooses it is told why
+        return  # this model cannot render the file; a customer who chooses it sees the reason
 
 
 @shared_task(name="datasets.expire_uploads", ignore_result=True)
@@ -96,7 +99,7 @@ def expire_uploads() -> None:
     uploads.expire_uploads(now=db_now())
 
 
-# Acknowledged at once: what is left over is swept the next day.
+# Acknowledged at once: the sweep of the next day deletes what is left.
 @shared_task(
     name="datasets.sweep_orphans", acks_late=False, ignore_result=True, soft_time_limit=3_540, time_limit=3_600
 )

@@ -1,4 +1,4 @@
-"""Tokens of a version under one base model, counted in one pass with bounded memory."""
+"""Token counts of a version under one base model, in one pass with bounded memory."""
 
 import math
 from collections import Counter, deque
@@ -10,14 +10,14 @@ import msgspec
 from apps.contracts.chat import ChatRenderer, PreferenceRow, RenderedRow, Row
 
 HISTOGRAM_BARS = 24
-_TAIL_SHARE = 0.995  # the bars spread over the rows below this quantile; one last bar holds the tail
-# The limits a page offers; what each would cut is counted in the same pass.
+_TAIL_SHARE = 0.995  # bars of equal width cover the rows below this quantile; one last bar holds the tail
+# The limits that a page offers; the pass counts what each would cut.
 LIMITS = (256, 512, 1_024, 2_048, 4_096, 8_192, 16_384, 32_768, 65_536, 131_072)
 KEPT_LINES = 200
 
 
 class MeasuredRow(msgspec.Struct, frozen=True, gc=False):
-    """One row as it is trained: one sequence, or both answers of a preference."""
+    """One row as it is trained: one sequence, or the two answers of a preference."""
 
     line: int
     sequences: tuple[RenderedRow, ...]
@@ -28,7 +28,7 @@ class MeasuredRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class Cut(msgspec.Struct, kw_only=True):
-    """What a limit would do: rows it shortens, rows it leaves nothing trained of, and the tokens left."""
+    """The effect of a limit: rows it shortens, rows it leaves without trained tokens, and the tokens left."""
 
     limit: int
     over: int = 0
@@ -40,7 +40,7 @@ class Cut(msgspec.Struct, kw_only=True):
 
 
 class Lengths(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pass counted."""
+    """The counts of a pass."""
 
     rows: int
     tokens: int
@@ -51,7 +51,7 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_rows(renderer: ChatRenderer, rows: Iterable[Row]) -> Iterator[MeasuredRow]:
-    """Render rows of one kind in order, batches at a time; raises RowError."""
+    """Render rows of one kind in order, in batches. Raises RowError."""
     waiting: deque[tuple[int, int]] = deque()  # (line, sequences)
 
     def sequences() -> Iterator[Any]:
@@ -94,7 +94,7 @@ def count_rows(rows: Iterable[MeasuredRow], *, longest_limit: int = LIMITS[-1]) 
 
 
 def _note(cut: Cut, row: MeasuredRow, tokens: int, trained: int) -> None:
-    """Add what the limit takes away from one row."""
+    """Add what the limit removes from one row."""
     kept = [sequence.truncate(cut.limit) for sequence in row.sequences]
     left = sum(sequence.n_trained for sequence in kept)
     cut.over += 1
@@ -109,7 +109,7 @@ def _note(cut: Cut, row: MeasuredRow, tokens: int, trained: int) -> None:
 
 
 def histogram_of(lengths: Counter[int]) -> tuple[tuple[int, int], ...]:
-    """Return ascending (upper bound, rows) pairs: even bars up to the long tail, which is the last bar."""
+    """Return ascending (upper bound, rows) pairs: bars of equal width, and the long tail as last bar."""
     if not lengths:
         return ()
     longest = max(lengths)
@@ -135,6 +135,6 @@ def _quantile(lengths: Counter[int], share: float) -> int:
 
 
 def _round_width(width: float) -> int:
-    """Return the next 1, 2, 4, 5 or 8 times a power of ten: bounds people can read."""
+    """Return the next 1, 2, 4, 5 or 8 times a power of ten, for readable bounds."""
     power = 10 ** max(0, math.floor(math.log10(max(width, 1))))
     return next(factor * power for factor in (1, 2, 4, 5, 8, 10) if factor * power >= width)

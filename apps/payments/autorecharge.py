@@ -1,7 +1,7 @@
-"""Auto-recharge: when credit runs low the card is charged, one charge at a time, never above the month's cap.
+"""Auto-recharge: charges the card when credit runs low, one charge at a time, never above the monthly cap.
 
-A charge is an invoice of one line: written, compared with what was meant, finalized, paid. A bank that wants its
-customer to confirm gets the customer by mail; a card that is lost or stolen ends the order; other declines pause it.
+A charge is an invoice of one line: written, compared with the order, finalized, paid. When the bank wants a
+confirmation, the customer is mailed. A lost or stolen card ends the order; other declines pause it.
 """
 
 import datetime
@@ -31,7 +31,7 @@ from apps.payments.topups import GIVEN_UP_AFTER, LARGEST_CENTS, SMALLEST_CENTS, 
 
 logger = logging.getLogger(__name__)
 
-# https://docs.stripe.com/declines/codes: trying such a card again is pointless, or suspicious.
+# https://docs.stripe.com/declines/codes: retrying such a card is pointless or looks suspicious.
 HARD_DECLINES = frozenset(
     {
         "lost_card", "stolen_card", "pickup_card", "restricted_card", "fraudulent", "expired_card", "invalid_account",
@@ -49,7 +49,7 @@ _CONFIRM_WITHIN = datetime.timedelta(hours=72)
 
 
 def get_auto_recharge(*, organization: Any) -> AutoRecharge:
-    """Return the organization's order; one that was never given is off."""
+    """Return the organization's order; without one, an unsaved order that is off."""
     found = AutoRecharge.objects.for_organization(organization).first()
     return found or AutoRecharge(organization_id=getattr(organization, "pk", organization))
 
@@ -58,7 +58,7 @@ def get_auto_recharge(*, organization: Any) -> AutoRecharge:
 def set_auto_recharge(
     *, organization: Any, is_enabled: bool, threshold_cents: int, amount_cents: int, monthly_cap_cents: int, by: str
 ) -> AutoRecharge:
-    """Give, change or end the order. Raises InvalidValue, and InvalidState without a card to charge."""
+    """Set, change or end the order. Raises InvalidValue, and InvalidState without a card to charge."""
     _refuse_amounts(threshold_cents, amount_cents, monthly_cap_cents)
     customer = get_customer(organization=organization)
     if is_enabled and (customer is None or not customer.has_card):
@@ -91,7 +91,7 @@ def _refuse_amounts(threshold_cents: int, amount_cents: int, monthly_cap_cents: 
 
 
 def charged_this_month_cents(*, organization: Any, now: datetime.datetime) -> int:
-    """Return what was charged, or is being charged, automatically in the calendar month of `now`, without tax."""
+    """Return the automatic charges of the month of `now`, without tax, including those in flight."""
     begin = now.astimezone(datetime.UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     charges = TopUp.objects.filter(
         organization_id=getattr(organization, "pk", organization), origin="auto", created_at__gte=begin,
@@ -104,7 +104,7 @@ def charged_this_month_cents(*, organization: Any, now: datetime.datetime) -> in
 
 
 def start_due(*, now: datetime.datetime) -> int:
-    """Begin a charge for each organization whose credit ran low; return how many began. Asks nobody."""
+    """Start a charge for each organization whose credit ran low; return how many started. Does not call Stripe."""
     enabled = AutoRecharge.objects.filter(is_enabled=True).order_by("pk").values_list("organization_id", flat=True)
     return sum(_start_if_due(organization_id, now) for organization_id in list(enabled))
 
@@ -121,7 +121,7 @@ def _start_if_due(organization_id: str, now: datetime.datetime) -> bool:
                 organization_id=organization_id, origin="auto", amount_cents=order.amount_cents, requested_by="system"
             )
             outbox.publish(topic="payments.charge", key=f"payments.charge:{topup.pk}", payload={"topup_id": topup.pk})
-    except IntegrityError:  # one is in flight already: the constraint is the guard
+    except IntegrityError:  # one is in flight already: the constraint prevents a second
         return False
     return True
 
@@ -136,7 +136,7 @@ def _may_charge(order: AutoRecharge, now: datetime.datetime) -> bool:
 
 
 def charge(*, topup_id: str) -> None:
-    """Charge the card for one automatic top-up; asks Stripe. Raises StripeUnavailable; each step is done once."""
+    """Charge the card for one automatic top-up. Calls Stripe; each step happens once. Raises StripeUnavailable."""
     topup = TopUp.objects.get(pk=topup_id)
     if topup.status != "requested" or topup.origin != "auto":
         return
@@ -153,7 +153,7 @@ def charge(*, topup_id: str) -> None:
         _give_up(topup, error.message)
         _stop(topup.organization_id, error.message)
         return
-    except PaymentMismatch as error:  # the draft stays at Stripe, unpaid, for operators to look at
+    except PaymentMismatch as error:  # the draft stays at Stripe, unpaid, for operators to inspect
         logger.critical("an automatic charge was stopped: %s", error)
         _give_up(topup, "The invoice did not add up.")
         return
@@ -162,18 +162,18 @@ def charge(*, topup_id: str) -> None:
 
 
 def _no_longer_ordered(topup: TopUp) -> str:
-    """Return why a charge that was begun is not made after all: the order may have changed since. Empty when it is."""
+    """Return why a started charge must not be made after all: the order may have changed. Empty when it may."""
     order = get_auto_recharge(organization=topup.organization_id)
     if not order.is_enabled:
         return "Auto-recharge was turned off."
-    charged = charged_this_month_cents(organization=topup.organization_id, now=db_now())  # this one counts in it
+    charged = charged_this_month_cents(organization=topup.organization_id, now=db_now())  # includes this charge
     if charged > order.monthly_cap_cents:
         return "The most in a month was lowered."
     return ""
 
 
 def _written_invoice(topup: TopUp) -> Invoice:
-    """Return the finalized invoice of a charge. Raises PaymentMismatch rather than finalizing another amount."""
+    """Return the finalized invoice of a charge. Raises PaymentMismatch instead of finalizing another amount."""
     customer = ensure_customer(organization_id=topup.organization_id)
     made = gateway.create_invoice(
         customer_id=customer.stripe_id, metadata={"topup_id": topup.pk}, description="Automatic top-up",
@@ -205,7 +205,7 @@ def _handle_decline(topup: TopUp, reason: str) -> None:
 
 
 def _ask_owner(topup: TopUp) -> None:
-    """Mail the people who can where to confirm the charge; it waits for them for three days."""
+    """Mail the owners the page where they can confirm the charge, which is dropped after three days."""
     url = gateway.get_invoice(invoice_id=topup.invoice_id or "").hosted_url
     with transaction.atomic():
         if try_advance(topup, to="action_required", transitions=TOPUP, pay_url=url):
@@ -263,11 +263,11 @@ def _here() -> str:
     return settings.PUBLIC_URL + reverse("web:billing")
 
 
-# --- What was lost on the way -----------------------------------------------------------------------------------------
+# --- Recovery ---------------------------------------------------------------------------------------------------------
 
 
 def list_uncharged(*, now: datetime.datetime) -> list[str]:
-    """Return the charges whose doorbell or answer was lost; those too old to be repeated safely are given up."""
+    """Return the charges whose doorbell or answer was lost; fail those too old to be repeated safely."""
     begun = TopUp.objects.filter(origin="auto", status="requested", created_at__lt=now - datetime.timedelta(minutes=1))
     for late in begun.filter(created_at__lte=now - GIVEN_UP_AFTER):
         _settle_late(late)
@@ -275,7 +275,7 @@ def list_uncharged(*, now: datetime.datetime) -> list[str]:
 
 
 def _settle_late(topup: TopUp) -> None:
-    """End a charge whose keys Stripe has forgotten by what became of its invoice; asks Stripe. Never a new charge."""
+    """End a charge whose keys Stripe has forgotten, according to its invoice. Calls Stripe; never charges again."""
     if not topup.invoice_id:
         _give_up(topup, "Stripe did not answer.")
         return
@@ -289,11 +289,11 @@ def _settle_late(topup: TopUp) -> None:
 
 
 def drop_unconfirmed(*, now: datetime.datetime) -> None:
-    """Void the charges that nobody confirmed in time; asks Stripe."""
+    """Void the charges that were not confirmed in time. Calls Stripe."""
     late = TopUp.objects.filter(origin="auto", status="action_required", created_at__lt=now - _CONFIRM_WITHIN)
     for topup in late[:50]:
         try:
             gateway.void_invoice(invoice_id=topup.invoice_id or "", key=f"{topup.pk}:void")
-        except (StripeRefused, StripeUnavailable) as error:  # paid meanwhile, say: the sync tells
+        except (StripeRefused, StripeUnavailable) as error:  # it may have been paid: the sync shows
             logger.warning("%s was not voided: %s", topup.pk, error)
         sync_topup(topup_id=topup.pk)

@@ -1,4 +1,4 @@
-"""Stripe's customer of an organization, and the card it may charge."""
+"""The Stripe customer of an organization, and the card that may be charged."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def get_customer(*, organization: Any) -> StripeCustomer | None:
 
 
 def ensure_customer(*, organization_id: str) -> StripeCustomer:
-    """Return the organization's customer, creating it at Stripe the first time. Asks Stripe."""
+    """Return the organization's customer, creating it at Stripe the first time. Calls Stripe."""
     found = get_customer(organization=organization_id)
     if found is not None:
         return found
@@ -32,28 +32,29 @@ def ensure_customer(*, organization_id: str) -> StripeCustomer:
 
 
 def keep_card(*, customer: StripeCustomer, card: CardLeft, cause: str, is_chosen: bool = True) -> None:
-    """Make a card that its owner used the one that is charged later, unless they left another one since. Asks Stripe.
+    """Make this card the one charged in future, unless its owner left another one later. Calls Stripe.
 
-    We may hear of pages in any order, and of two at once: the card left last, by Stripe's clock, ends as the one
-    charged. One that was merely paid with (`is_chosen` false) never replaces one that was left to be charged.
-    `cause` is the page or top-up it was used at: a card taken up again after another one is asked for again, where a
-    key of the card alone would have Stripe repeat its first answer and do nothing.
+    Pages may be reported in any order and at once: the card left last, by Stripe's clock, wins. A card merely paid with
+    (`is_chosen` false) never replaces one that was left to be charged.
+
+    `cause` is the page or top-up where the card was used. It is part of the key: with the card alone, setting an
+    earlier card again would make Stripe repeat its first answer and do nothing.
     """
     if not _note_newest(customer, card, is_chosen) and not _is_charged(customer, card):
         return
     used = ""
     while used != (newest := StripeCustomer.objects.get(pk=customer.pk).newest_method_id):
         gateway.use_card(customer_id=customer.stripe_id, payment_method_id=newest, key=f"card:{cause}:{newest}")
-        used = newest  # a newer one that was noted meanwhile may have been set before this one: it is set once more
+        used = newest  # a concurrent call may have set a newer card before this one: the loop sets it again
     sync_card(customer=customer)
 
 
 @transaction.atomic
 def _note_newest(customer: StripeCustomer, card: CardLeft, is_chosen: bool) -> bool:
-    """Note the card if it is the newest of its customer; return whether it is."""
+    """Store the card if it is the customer's newest; return whether it is."""
     known = StripeCustomer.objects.select_for_update().get(pk=customer.pk)
     if not is_chosen and known.has_card and not known.newest_method_id:
-        return False  # kept before we noted which was newest: as good as chosen
+        return False  # kept before the newest was recorded: counts as chosen
     is_newest = _set_newest(known, card, is_chosen)
     known.save(update_fields=_NEWEST)
     return is_newest
@@ -69,13 +70,13 @@ def _set_newest(customer: StripeCustomer, card: CardLeft, is_chosen: bool) -> bo
 
 
 def _is_charged(customer: StripeCustomer, card: CardLeft) -> bool:
-    """Return whether Stripe would charge this card: one that is not the newest got there by a race that broke off."""
+    """Return whether Stripe would charge this card. A card that is not the newest got there by an interrupted race."""
     charged = gateway.get_card(customer_id=customer.stripe_id)
     return charged is not None and charged.payment_method_id == card.payment_method_id
 
 
 def sync_card(*, customer: StripeCustomer) -> None:
-    """Show the card that Stripe would charge now, or none. Asks Stripe."""
+    """Store the card that Stripe would charge now, or none. Calls Stripe."""
     card = gateway.get_card(customer_id=customer.stripe_id)
     with transaction.atomic():
         _set_card(StripeCustomer.objects.select_for_update().get(pk=customer.pk), card)
@@ -84,7 +85,7 @@ def sync_card(*, customer: StripeCustomer) -> None:
 def _set_card(customer: StripeCustomer, card: Card | None) -> None:
     before = customer.payment_method_id
     if card is None and before and before == customer.newest_method_id:
-        customer.is_newest_chosen = False  # it was taken away: the next one paid with may take its place
+        customer.is_newest_chosen = False  # it was removed: the next card paid with may replace it
     if card is not None and card.payment_method_id not in (before, customer.newest_method_id):
         _set_newest(customer, card, True)  # chosen at Stripe, in its portal
     customer.payment_method_id = card.payment_method_id if card else ""

@@ -1,7 +1,7 @@
-"""Disputes: the books follow the cash. What Stripe withdraws leaves the wallet, or is owed; what it gives back returns.
+"""Disputes: the books follow the cash. Withdrawn cash leaves the wallet or is owed; returned cash comes back.
 
-Stripe lists the movements of a dispute in order and never takes one out of the list, so each is posted once by its
-place there, whatever the order of the webhooks.
+Stripe lists the movements of a dispute in order and never removes one. Each is posted once by its position in that
+list, so the order of the webhooks does not matter.
 """
 
 import logging
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 @transaction.atomic
 def sync_dispute(*, dispute: Dispute, topup: TopUp) -> CardDispute:
-    """Bring the books to what Stripe says of a dispute. Any number of times, in any order."""
+    """Bring the books to Stripe's state of a dispute. May be called any number of times, in any order."""
     lock_wallet(organization=topup.organization_id)
     row, is_new = CardDispute.objects.get_or_create(
         stripe_id=dispute.id,

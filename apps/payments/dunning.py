@@ -1,7 +1,8 @@
-"""Dunning: an organization that owes is reminded, then suspended after a week, and active again the moment it has paid.
+"""Dunning: a debtor is reminded, suspended after a week, and active again as soon as the debt is paid.
 
-What is owed is the ledger's receivable: spent credit whose payment was disputed or refunded at Stripe. Suspended,
-nothing new is held: no job starts, no request is answered; running jobs keep a checkpoint and pause. Data stays.
+The debt is the ledger's receivable: spent credit whose payment was disputed, or refunded at Stripe. A suspended
+organization gets no new holds: no job starts and no request is answered. Running jobs keep a checkpoint and pause. Its
+data stays.
 """
 
 import datetime
@@ -32,7 +33,7 @@ SUSPENDED_AFTER = datetime.timedelta(days=7)
 
 
 def review_standings(*, now: datetime.datetime) -> None:
-    """Bring every organization that owes, or did, to the standing it should have. Safe to repeat."""
+    """Set the standing of every organization that has or had a debt. Safe to repeat."""
     owing = _owing()
     known = Standing.objects.exclude(status="active").values_list("organization_id", flat=True)
     for organization_id in sorted({*owing, *known}):
@@ -41,7 +42,7 @@ def review_standings(*, now: datetime.datetime) -> None:
 
 @transaction.atomic
 def review(*, organization_id: str, now: datetime.datetime) -> Standing | None:
-    """Review one organization under its wallet's lock; return its standing, None where it never owed."""
+    """Review one organization under its wallet's lock; return its standing, None if it never had a debt."""
     wallet = lock_wallet(organization=organization_id)
     collect_receivable(wallet=wallet, by="system", cause=new_id("review"))
     owed = owed_nano(organization=organization_id)
@@ -60,13 +61,13 @@ def review(*, organization_id: str, now: datetime.datetime) -> Standing | None:
 
 
 def owed_nano(*, organization: Any) -> int:
-    """Return what the organization owes now."""
+    """Return the organization's debt now."""
     organization_id = getattr(organization, "pk", organization)
     return _owing(organization_id).get(organization_id, 0)
 
 
 def _owing(organization_id: str | None = None) -> dict[str, int]:
-    """Return what is owed, by organization."""
+    """Return the debts by organization."""
     entries = LedgerEntry.objects.filter(account__kind=AccountKind.RECEIVABLE)
     if organization_id is not None:
         entries = entries.filter(organization_id=organization_id)

@@ -1,4 +1,4 @@
-"""The legal moves of what is paid and paid back. Money that arrives late counts: failed and expired may become paid."""
+"""Status transitions of payments and refunds. Late money counts: failed and expired may become paid."""
 
 from apps.core.database.transitions import Transitions
 
@@ -11,7 +11,7 @@ TOPUP: Transitions = {
 }
 TOPUP_IN_FLIGHT = ("requested", "open", "action_required")
 
-# A bank can send a refund back days after it went out.
+# A bank can return a refund days after it was sent.
 REFUND: Transitions = {
     "requested": frozenset({"pending", "succeeded", "failed"}),
     "pending": frozenset({"succeeded", "failed"}),
@@ -20,7 +20,7 @@ REFUND: Transitions = {
 
 PAGE: Transitions = {"requested": frozenset({"ready", "failed"})}
 EVENT: Transitions = {"received": frozenset({"done", "ignored"})}
-# An organization that owes: a week to pay, then nothing more is spent. Paying leads back from anywhere.
+# A debtor has a week to pay, then may not spend. Paying leads back to active from any status.
 STANDING: Transitions = {
     "active": frozenset({"grace"}),
     "grace": frozenset({"active", "suspended"}),

@@ -1,6 +1,6 @@
-"""What we keep beside Stripe: which customer is whose, what was asked for, and the ids under which Stripe knows it.
+"""Models of payments: the customer of each organization, what was requested, and Stripe's ids of it.
 
-Stripe is asked for the state of its own objects; nothing here mirrors them. Balances are the ledger's alone.
+Stripe is asked for the state of its own objects; nothing here mirrors them. Balances are in the ledger alone.
 """
 
 import pgtrigger
@@ -14,11 +14,11 @@ from apps.core.ids import IdField
 from apps.core.money import NANO_PER_CENT
 from apps.payments.lifecycle import EVENT, PAGE, REFUND, STANDING, TOPUP, TOPUP_IN_FLIGHT
 
-_STRIPE_ID = 255  # Stripe's own advice for columns that hold its ids
+_STRIPE_ID = 255  # length that Stripe recommends for columns with its ids
 
 
 class StripeCustomer(OrganizationModel):
-    """The customer that stands for an organization, and the card that is charged when nobody is there."""
+    """The Stripe customer of an organization, and the card for charges while the customer is absent."""
 
     id = IdField(prefix="cust")
     stripe_id = models.CharField(max_length=_STRIPE_ID, unique=True)
@@ -43,7 +43,7 @@ class StripeCustomer(OrganizationModel):
 
 
 class TopUp(OrganizationModel):
-    """Credit somebody pays for: at a page of Stripe's, or by a charge they allowed beforehand."""
+    """Credit paid for on a Stripe page, or by a charge authorized beforehand."""
 
     id = IdField(prefix="topup")
     origin = models.CharField(max_length=8, choices=[("user", "by a person"), ("auto", "auto-recharge")])
@@ -91,12 +91,12 @@ class TopUp(OrganizationModel):
 
     @property
     def reference(self) -> str:
-        """Name of the payment in the ledger, and of the lot it brought."""
+        """Name of the payment in the ledger and of its lot."""
         return f"stripe:{self.payment_intent_id}"
 
 
 class HostedPage(OrganizationModel):
-    """A page of Stripe's that a person asked for. Its address is made outside of the request that asks."""
+    """A Stripe page that a member requested. Its address is created outside the web request."""
 
     id = IdField(prefix="page")
     kind = models.CharField(max_length=8, choices=[("topup", "top-up"), ("card", "card"), ("portal", "portal")])
@@ -114,7 +114,7 @@ class HostedPage(OrganizationModel):
 
 
 class CardRefund(OrganizationModel):
-    """Unspent paid credit that goes back to the card it came from."""
+    """Unspent paid credit refunded to the card it came from."""
 
     id = IdField(prefix="refund")
     topup = models.ForeignKey(TopUp, on_delete=models.PROTECT, related_name="refunds")
@@ -142,7 +142,7 @@ class CardRefund(OrganizationModel):
 
 
 class CardDispute(OrganizationModel):
-    """A cardholder's claim against a payment. What Stripe withdrew for it has left the wallet, or is owed."""
+    """A cardholder's claim against a payment. What Stripe withdrew for it has left the wallet or is owed."""
 
     id = IdField(prefix="dispute")
     topup = models.ForeignKey(TopUp, on_delete=models.PROTECT, related_name="disputes")
@@ -162,7 +162,7 @@ class CardDispute(OrganizationModel):
 
     @property
     def state(self) -> str:
-        """The status by the name pages know it under: a worker is lost in another sense."""
+        """The status under the name that pages use: "lost" has another meaning for workers."""
         return "dispute_lost" if self.status == "lost" else self.status
 
     @property
@@ -171,7 +171,7 @@ class CardDispute(OrganizationModel):
 
 
 class StripeEvent(models.Model):
-    """The inbox: each event once, by Stripe's id. What the object is now is asked of Stripe when it is handled."""
+    """The inbox: each event once, by Stripe's id. Handling it asks Stripe for the object's present state."""
 
     id = models.CharField(max_length=_STRIPE_ID, primary_key=True)
     type = models.CharField(max_length=80)
@@ -198,7 +198,7 @@ class StripeEvent(models.Model):
 
 
 class Reconciliation(models.Model):
-    """One comparison of our books with Stripe's own list of cash movements, over a half-open period."""
+    """One comparison of the books with Stripe's list of cash movements, over a half-open period."""
 
     id = IdField(prefix="recon")
     kind = models.CharField(max_length=8, choices=[("hourly", "hourly"), ("daily", "daily")])
@@ -220,7 +220,7 @@ class Reconciliation(models.Model):
 
 
 class ReconciliationDifference(models.Model):
-    """One object on which the books and Stripe disagree; open until an operator has resolved it, or it went away."""
+    """One object on which the books and Stripe disagree; open until an operator resolves it or it disappears."""
 
     id = IdField(prefix="diff")
     source_id = models.CharField(max_length=_STRIPE_ID, unique=True, help_text="Payment, refund or dispute at Stripe.")
@@ -245,7 +245,7 @@ class ReconciliationDifference(models.Model):
 
 
 class AutoRecharge(OrganizationModel):
-    """A standing order to charge the card when credit runs low, up to so much a calendar month (UTC)."""
+    """A standing order to charge the card when credit runs low, up to a cap per calendar month (UTC)."""
 
     id = IdField(prefix="recharge")
     is_enabled = models.BooleanField(default=False)
@@ -268,7 +268,7 @@ class AutoRecharge(OrganizationModel):
 
 
 class Standing(OrganizationModel):
-    """Whether an organization pays what it owes. No row: it always has."""
+    """Whether an organization pays its debts. Without a row, it never had one."""
 
     id = IdField(prefix="standing")
     status = models.CharField(max_length=12, choices=choices_of(STANDING), default="active")
@@ -281,8 +281,10 @@ class Standing(OrganizationModel):
 
 
 class MeterMirror(OrganizationModel):
-    """How much of a usage series Stripe's meter was told, and what is being told it: noted first, so that an answer
-    that was lost is asked for again with the same numbers."""
+    """How much of a usage series was sent to Stripe's meter, and the sum being sent.
+
+    The sum is stored before it is sent, so a lost answer is requested again with the same numbers.
+    """
 
     series = models.OneToOneField("billing.UsageSeries", on_delete=models.PROTECT, related_name="+", primary_key=True)
     sent_quantity = models.BigIntegerField(default=0)

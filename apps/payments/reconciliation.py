@@ -1,8 +1,8 @@
-"""Do the books say what Stripe's own account says? Every hour for the last days, every day for the last month.
+"""Comparison of the books with Stripe's account: hourly for the last days, daily for the last month.
 
-First the events that never reached us are read from Stripe's list and handled, so that what a lost webhook explains is
-no difference. Then each payment, refund and dispute is compared by its cash; Stripe's fees are posted from its list. A
-difference is a page: a critical line in the log, and the operator's list until somebody has resolved it.
+First the events that never arrived are read from Stripe's list and handled, so a lost webhook is no difference. Then
+the cash of each payment, refund and dispute is compared; Stripe's fees are posted from its list. A difference pages: a
+critical log line, and an entry in the operators' list until it is resolved.
 """
 
 import datetime
@@ -27,16 +27,16 @@ from apps.payments.stripe.objects import CashMovement
 logger = logging.getLogger(__name__)
 
 LOOK_BACK = {"hourly": datetime.timedelta(days=3), "daily": datetime.timedelta(days=35)}
-# What moved just now may be on one side only, honestly: a webhook takes a moment, and Stripe's list too.
+# Recent movements may be on one side only: webhooks and Stripe's list take a moment.
 _SETTLES_WITHIN = datetime.timedelta(minutes=10)
-# Movements between Stripe and the bank or Stripe itself: no customer's money, and not in our books.
+# Movements between Stripe and the bank, or Stripe itself: no customer's money, and not in the books.
 _NOT_CUSTOMERS = frozenset(
     {"payout", "payout_failure", "payout_cancel", "stripe_fee", "tax_fee", "topup", "topup_reversal"}
 )
 
 
 def reconcile(*, kind: str, now: datetime.datetime) -> Reconciliation:
-    """Compare, keep the result, and page on each new difference; asks Stripe. Safe to repeat."""
+    """Compare, store the result, and page on each new difference. Calls Stripe. Safe to repeat."""
     since, until = now - LOOK_BACK[kind], now - _SETTLES_WITHIN
     missed = _catch_up(since, now)
     movements = [
@@ -69,11 +69,11 @@ def _sum_by_source(movements: Iterable[CashMovement]) -> dict[str, int]:
     return dict(sums)
 
 
-# --- Our side ---------------------------------------------------------------------------------------------------------
+# --- The books' side --------------------------------------------------------------------------------------------------
 
 
 def _ours(movements: Sequence[CashMovement], since: datetime.datetime, until: datetime.datetime) -> dict[str, int]:
-    """Return the cash that the books moved for every object Stripe lists, and for payments that it does not list."""
+    """Return the cash moved in the books for every object that Stripe lists, and for payments it does not list."""
     keys = _keys_by_source(movements)
     cash = _cash_cents_by_key({key for named in keys.values() for key in named})
     ours = {source: sum(cash.get(key, 0) for key in named) for source, named in keys.items()}
@@ -81,7 +81,7 @@ def _ours(movements: Sequence[CashMovement], since: datetime.datetime, until: da
 
 
 def _keys_by_source(movements: Sequence[CashMovement]) -> dict[str, set[str]]:
-    """Return, by Stripe's id, the keys under which its cash may have been posted: see topups, refunds and disputes."""
+    """Return, by Stripe's id, the keys under which its cash may be posted: see topups, refunds and disputes."""
     keys: dict[str, set[str]] = defaultdict(set)
     for movement in movements:
         source = movement.source_id
@@ -93,7 +93,7 @@ def _keys_by_source(movements: Sequence[CashMovement]) -> dict[str, set[str]]:
 
 
 def _cash_cents_by_key(keys: Iterable[str]) -> dict[str, int]:
-    """Return the cash that came in (positive) or went out under each key of the ledger."""
+    """Return the cash that came in (positive) or went out under each idempotency key."""
     rows = LedgerEntry.objects.filter(
         transaction__idempotency_key__in=list(keys), account__kind=AccountKind.CASH_CLEARING
     )
@@ -104,7 +104,7 @@ def _cash_cents_by_key(keys: Iterable[str]) -> dict[str, int]:
 def _credited_without_cash(
     listed: Mapping[str, object], since: datetime.datetime, until: datetime.datetime
 ) -> dict[str, int]:
-    """Return the payments we credited that Stripe does not list, unless it says that it took them at another time."""
+    """Return credited payments that Stripe does not list, unless Stripe took them at another time."""
     credited = TopUp.objects.filter(paid_at__gte=since, paid_at__lt=until).exclude(payment_intent_id__in=list(listed))
     found = {}
     for topup in credited:
@@ -119,7 +119,7 @@ def _credited_without_cash(
 
 
 def _post_fees(movements: Iterable[CashMovement]) -> None:
-    """Post what Stripe kept of each movement, once."""
+    """Post Stripe's fee for each movement, once."""
     lock("stripe fees")
     for movement in movements:
         request = {"fee": movement.id, "cents": movement.fee_cents}
@@ -144,7 +144,7 @@ def _post_fees(movements: Iterable[CashMovement]) -> None:
 def _note_differences(
     differing: Iterable[str], ours: Mapping[str, int], theirs: Mapping[str, int], now: datetime.datetime
 ) -> None:
-    """Keep and page each difference that is new or has changed; close those that went away."""
+    """Store and page each new or changed difference; close those that disappeared."""
     named = set(differing)
     for source in sorted(named):
         amounts = {"ours_cents": ours.get(source, 0), "theirs_cents": theirs.get(source, 0)}
@@ -162,7 +162,7 @@ def _note_differences(
 
 
 def list_differences() -> list[ReconciliationDifference]:
-    """Return what nobody has resolved yet, newest first."""
+    """Return the unresolved differences, newest first."""
     return list(ReconciliationDifference.objects.filter(resolved_at=None).order_by("-found_at"))
 
 
@@ -172,7 +172,7 @@ def list_reconciliations(*, limit: int = 20) -> list[Reconciliation]:
 
 @transaction.atomic
 def resolve_difference(*, difference_id: str, by: str, note: str, now: datetime.datetime) -> None:
-    """Close a difference with what was done about it. Raises NotFound."""
+    """Close a difference with a note on what was done. Raises NotFound."""
     changed = ReconciliationDifference.objects.filter(pk=difference_id, resolved_at=None).update(
         resolved_at=now, resolved_by=by, note=note[:300]
     )

@@ -1,7 +1,7 @@
-"""Money back to the card: unspent paid credit is set aside, Stripe refunds it, and the books follow Stripe's word.
+"""Refunds to the card: unspent paid credit is held, Stripe refunds it, and the books follow Stripe's result.
 
-A refund made at Stripe itself is found by its webhook or the sweep: it takes its credit back, and what was spent of it
-is owed. A refund that the bank returns becomes credit again.
+A refund made at Stripe itself is found by its webhook or the sweep. It reverses its credit; the part that was spent
+becomes a debt. A refund that the bank returns becomes credit again.
 """
 
 import datetime
@@ -31,7 +31,7 @@ _ASKED_AGAIN_AFTER = datetime.timedelta(seconds=30)
 
 @transaction.atomic
 def request_refund(*, topup: TopUp, credit_cents: int, by: str, reason: str) -> CardRefund:
-    """Set unspent credit of a payment aside and ask Stripe to send it back, with its share of the tax.
+    """Hold unspent credit of a payment and ask Stripe to refund it with its share of the tax.
 
     Raises InvalidState for a payment that is not paid, InvalidValue when less of it is unspent.
     """
@@ -62,12 +62,12 @@ def request_refund(*, topup: TopUp, credit_cents: int, by: str, reason: str) -> 
 
 
 def tax_share(topup: TopUp, credit_cents: int) -> int:
-    """Return the tax that goes back with part of a payment: all of it with all of it."""
+    """Return the tax refunded with part of a payment: all of it with all of it."""
     return topup.tax_cents * credit_cents // topup.amount_cents
 
 
 def send_refund(*, refund_id: str) -> None:
-    """Have Stripe send the money back, once; asks Stripe. Raises StripeUnavailable, after which it may be repeated."""
+    """Have Stripe send the refund, once. Calls Stripe. Raises StripeUnavailable, after which it may be repeated."""
     refund = CardRefund.objects.select_related("topup").get(pk=refund_id)
     if refund.status != "requested":
         return
@@ -86,7 +86,7 @@ def send_refund(*, refund_id: str) -> None:
 
 
 def sync_refund(*, refund: Refund, topup: TopUp) -> None:
-    """Bring the books to what Stripe says of a refund. Any number of times, in any order."""
+    """Bring the books to Stripe's state of a refund. May be called any number of times, in any order."""
     _apply(refund, topup)
 
 
@@ -106,7 +106,7 @@ def _apply(found: Refund, topup: TopUp) -> None:
 
 
 def _row_of(found: Refund, topup: TopUp) -> CardRefund:
-    """Return our row of Stripe's refund; one made at Stripe itself gets a row now."""
+    """Return the row of Stripe's refund, creating one for a refund made at Stripe itself."""
     row = CardRefund.objects.filter(stripe_id=found.id).first()
     row = row or CardRefund.objects.filter(pk=found.metadata.get("refund_id", "")).first()
     if row is not None:
@@ -168,7 +168,7 @@ def _locked(refund: CardRefund) -> CardRefund:
 
 
 def list_unsent(*, now: datetime.datetime) -> list[str]:
-    """Return the refunds whose request may have been lost, oldest first."""
+    """Return the refunds whose call may have been lost, oldest first."""
     waiting = CardRefund.objects.filter(status="requested", created_at__lt=now - _ASKED_AGAIN_AFTER)
     return list(waiting.order_by("created_at").values_list("pk", flat=True)[:50])
 

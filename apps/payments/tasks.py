@@ -1,7 +1,7 @@
-"""Celery's way into payments, on a queue of their own; and the outbox's doorbells.
+"""Celery tasks of payments, on a separate queue, and the outbox's doorbells.
 
-The outbox delivers inside a transaction, in which Stripe must not be asked: its handlers only ring. A task that is lost
-is made up for by `sweep`.
+The outbox delivers inside a transaction, where calls to Stripe are forbidden: its handlers only start tasks. `sweep`
+repeats lost tasks.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from apps.payments import autorecharge, dunning, reconciliation, refunds, topups
 from apps.payments.stripe import gateway, invoice_copies, meter_mirror
 from apps.payments.stripe.errors import StripeUnavailable
 
-# Stripe asks for patience with a 429, which its package does not repeat.
+# Stripe answers 429 to limit the rate; its package does not repeat those.
 _PATIENT = {
     "autoretry_for": (StripeUnavailable,),
     "retry_backoff": 2,
@@ -70,7 +70,7 @@ def handle_event(*, event_id: str, **_: Any) -> None:
 
 @shared_task(name="payments.sweep")
 def sweep(**_: Any) -> None:
-    """Do again what was lost on the way: doorbells, answers, webhooks."""
+    """Repeat what was lost: doorbells, answers, webhooks."""
     if not gateway.is_configured():
         return
     now = db_now()
@@ -86,12 +86,12 @@ def sweep(**_: Any) -> None:
 
 @shared_task(name="payments.recharge")
 def recharge(**_: Any) -> None:
-    """Begin a charge where credit ran low."""
+    """Start a charge where credit ran low."""
     if gateway.is_configured():
         autorecharge.start_due(now=db_now())
 
 
-# A month of movements takes its time, and the reconciliation may be cut off and repeated at any point.
+# A month of movements takes time. The task may be cut off at any point and repeated.
 @shared_task(name="payments.reconcile", soft_time_limit=540, time_limit=600, **_PATIENT)
 def reconcile(*, kind: str, **_: Any) -> None:
     if gateway.is_configured():

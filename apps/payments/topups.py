@@ -1,7 +1,7 @@
-"""Credit paid by card: asked for here, paid at Stripe, credited once by what Stripe says of the payment.
+"""Card payments for credit: requested here, paid at Stripe, credited once according to Stripe's payment.
 
-The webhook, the page people come back to and the sweep all end in `sync_topup`. It asks Stripe for the object as it is
-now, so that neither the order nor the number of calls matters.
+The webhook, the return page and the sweep all end in `sync_topup`. It fetches the present object from Stripe, so the
+order and number of calls do not matter.
 """
 
 import datetime
@@ -33,21 +33,21 @@ logger = logging.getLogger(__name__)
 
 SMALLEST_CENTS, LARGEST_CENTS = 500, 1_000_000
 _ASKED_AGAIN_AFTER = datetime.timedelta(seconds=20)
-# Stripe forgets our keys after 24 hours: asked for later, the same page or charge would be made a second time.
+# Stripe forgets our keys after 24 hours: a later request would create the same page or charge a second time.
 GIVEN_UP_AFTER = datetime.timedelta(hours=20)
-_SYNCED_FOR = datetime.timedelta(hours=1)  # what comes later is found by the hourly reconciliation
+_SYNCED_FOR = datetime.timedelta(hours=1)  # the hourly reconciliation finds later changes
 
 
 class PaymentMismatch(Exception):
-    """Stripe took another amount or currency than was asked for: nobody is credited until somebody has looked."""
+    """Stripe took another amount or currency than requested. Nothing is credited until an operator has looked."""
 
 
-# --- Asking -----------------------------------------------------------------------------------------------------------
+# --- Requests ---------------------------------------------------------------------------------------------------------
 
 
 @transaction.atomic
 def request_topup(*, organization: Any, amount_cents: int, by: str) -> HostedPage:
-    """Ask for the page on which `amount_cents` of credit is paid for. Raises InvalidValue."""
+    """Request the page that sells `amount_cents` of credit. Raises InvalidValue."""
     if not SMALLEST_CENTS <= amount_cents <= LARGEST_CENTS:
         raise InvalidValue(
             f"Choose between ${SMALLEST_CENTS // 100} and ${LARGEST_CENTS // 100:,}.", param="amount_usd"
@@ -61,7 +61,7 @@ def request_topup(*, organization: Any, amount_cents: int, by: str) -> HostedPag
 
 @transaction.atomic
 def request_page(*, organization: Any, kind: str, by: str, topup: TopUp | None = None) -> HostedPage:
-    """Ask for a page of Stripe's; it is made after commit, by a task. Raises InvalidState without payments."""
+    """Request a Stripe page; a task creates it after commit. Raises InvalidState when payments are not set up."""
     if not gateway.is_configured():
         raise InvalidState("This installation takes no payments. Its operator grants credit.")
     page = HostedPage.objects.create(organization_id=_key(organization), kind=kind, topup=topup, requested_by=by)
@@ -77,7 +77,7 @@ def _key(organization: Any) -> str:
 
 
 def make_page(*, page_id: str) -> None:
-    """Have Stripe make the page, once; asks Stripe. Raises StripeUnavailable, after which it may be called again."""
+    """Create the page at Stripe, once. Calls Stripe. Raises StripeUnavailable, after which it may be called again."""
     page = HostedPage.objects.select_related("topup").get(pk=page_id)
     if page.status != "requested":
         return
@@ -123,11 +123,11 @@ def _make(page: HostedPage) -> tuple[str, str]:
     return made.id, made.url
 
 
-# --- What Stripe says -------------------------------------------------------------------------------------------------
+# --- Synchronization with Stripe --------------------------------------------------------------------------------------
 
 
 def sync_topup(*, topup_id: str) -> None:
-    """Bring a top-up to what Stripe says of it, crediting it if it is paid; asks Stripe. Any number of times."""
+    """Bring a top-up to Stripe's state, crediting it if it is paid. Calls Stripe. Safe to repeat."""
     topup = TopUp.objects.get(pk=topup_id)
     if topup.invoice_id:
         _apply_invoice(topup, gateway.get_invoice(invoice_id=topup.invoice_id))
@@ -136,7 +136,7 @@ def sync_topup(*, topup_id: str) -> None:
 
 
 def sync_checkout(*, checkout_id: str) -> bool:
-    """Handle what happened to a page of Stripe's; return whether it was one of ours. Asks Stripe."""
+    """Handle the present state of a Stripe page; return whether it is one of ours. Calls Stripe."""
     found = gateway.get_checkout(checkout_id=checkout_id)
     if found.mode == "setup":
         return _keep_card_left(found)
@@ -178,7 +178,7 @@ def _apply_invoice(topup: TopUp, found: Invoice) -> None:
 
 
 def _keep_card_paid_with(topup: TopUp) -> None:
-    """Charge later what a person paid with last, unless they left a card to be charged."""
+    """Make the card paid with the one charged in future, unless the customer left a card for that."""
     customer = ensure_customer(organization_id=topup.organization_id)
     if topup.payment_intent_id and not (customer.has_card and customer.is_newest_chosen):
         card = gateway.get_card_paid_with(payment_intent_id=topup.payment_intent_id)
@@ -217,11 +217,11 @@ def _end(topup: TopUp, status: str, failure: str) -> None:
     )
 
 
-# --- What was lost on the way -----------------------------------------------------------------------------------------
+# --- Recovery ---------------------------------------------------------------------------------------------------------
 
 
 def sweep_topups(*, now: datetime.datetime) -> None:
-    """Ask again for pages that were not made, and after top-ups whose webhooks never came. Asks Stripe."""
+    """Request pages again that were not created, and sync top-ups whose webhooks never came. Calls Stripe."""
     for page_id in _waiting_pages(now):
         _quietly(make_page, page_id=page_id)
     with transaction.atomic():
@@ -247,7 +247,7 @@ def _give_up_pages(now: datetime.datetime) -> None:
 
 
 def _quietly(step: Any, **arguments: Any) -> None:
-    """Do one of many: one that Stripe does not answer, or that is wrong, must not keep the others waiting."""
+    """Run one step of many: a step that fails at Stripe, or does not match, must not stop the others."""
     try:
         step(**arguments)
     except (StripeUnavailable, StripeRefused, PaymentMismatch) as error:

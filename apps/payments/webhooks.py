@@ -1,8 +1,8 @@
-"""The inbox: verify, store once, answer; then ask Stripe what the object is now and let the books follow.
+"""The inbox of Stripe's events: verify, store once, answer. Then the present object is fetched and the books follow.
 
-Events say that something happened, never what is true now: they come late, twice, out of order, or not at all. Each
-kind of object has one function that brings us to its present state, so every order of events ends in the same books.
-What never came is found by `ingest_missed`, which reads Stripe's own list.
+An event reports that something happened, not the present state: events come late, twice, out of order, or not at all.
+Each kind of object has one function that syncs its present state, so every order of events ends in the same books.
+`ingest_missed` finds lost events in Stripe's own list.
 """
 
 import datetime
@@ -27,21 +27,24 @@ from apps.payments.topups import PaymentMismatch, sync_checkout, sync_topup
 logger = logging.getLogger(__name__)
 
 _HANDLED_AGAIN_AFTER = datetime.timedelta(seconds=30)
-_MAX_ATTEMPTS = 20  # then it waits for an operator; a Stripe that is away does not count
+_MAX_ATTEMPTS = 20  # then it waits for an operator; an unavailable Stripe does not count
 
 
 class PaymentUnknown(Exception):
-    """A refund or dispute of a payment we do not know: somebody else uses the account, or one was never seen."""
+    """A refund or dispute of an unknown payment: another system uses the account, or an event was never seen."""
 
 
 def receive(*, body: bytes, signature: str) -> bool:
-    """Verify and store one webhook; return whether it is new. Raises BadSignature. Asks nobody."""
+    """Verify and store one webhook; return True, also for a repeated one. Raises BadSignature. Does not call Stripe."""
     return store([gateway.read_webhook(body=body, signature=signature)]) == 1
 
 
 @transaction.atomic
 def store(notices: Iterable[Notice]) -> int:
-    """Put events into the inbox, each once by its id, and ring for the new ones; return how many were given."""
+    """Store events in the inbox, once by id, and ring for each; return how many were given.
+
+    The outbox's key drops a repeated doorbell.
+    """
     rows = [
         StripeEvent(
             id=notice.id,
@@ -60,9 +63,9 @@ def store(notices: Iterable[Notice]) -> int:
 
 
 def handle(*, event_id: str) -> None:
-    """Bring us to the present state of the event's object; asks Stripe. Handling it again changes nothing.
+    """Sync the present state of the event's object. Calls Stripe. Handling it again changes nothing.
 
-    What it raises leaves the event in the inbox, to be handled again.
+    An exception leaves the event in the inbox, to be handled again.
     """
     event = StripeEvent.objects.get(pk=event_id)
     if event.status != "received":
@@ -74,7 +77,7 @@ def handle(*, event_id: str) -> None:
 
 
 def handle_or_note(*, event_id: str) -> None:
-    """Handle an event, or keep for operators why it cannot be. Raises StripeUnavailable."""
+    """Handle an event, or store for operators why it cannot be handled. Raises StripeUnavailable."""
     try:
         handle(event_id=event_id)
     except (StripeRefused, PaymentUnknown, PaymentMismatch) as error:
@@ -89,7 +92,7 @@ def list_stuck() -> list[StripeEvent]:
 
 
 def list_unhandled(*, now: datetime.datetime) -> list[str]:
-    """Return the events whose doorbell may have been lost, or that failed, oldest first."""
+    """Return the events that failed or whose doorbell may have been lost, oldest first."""
     waiting = StripeEvent.objects.filter(
         status="received", received_at__lt=now - _HANDLED_AGAIN_AFTER, attempts__lt=_MAX_ATTEMPTS
     )
@@ -97,7 +100,7 @@ def list_unhandled(*, now: datetime.datetime) -> list[str]:
 
 
 def ingest_missed(*, since: datetime.datetime, until: datetime.datetime) -> int:
-    """Store the events of a period that never reached us; return how many there were. Asks Stripe."""
+    """Store the events of a period that never arrived; return how many there were. Calls Stripe."""
     notices = {notice.id: notice for notice in gateway.list_events(since=since, until=until)}
     known = set(StripeEvent.objects.filter(pk__in=notices).values_list("pk", flat=True))
     missed = [notice for identifier, notice in notices.items() if identifier not in known]
@@ -107,7 +110,7 @@ def ingest_missed(*, since: datetime.datetime, until: datetime.datetime) -> int:
     return len(missed)
 
 
-# --- One function for each kind of object: asks Stripe, returns whether it is ours ------------------------------------
+# --- One function for each kind of object: calls Stripe, returns whether it is ours -----------------------------------
 
 
 def _sync_payment(payment_intent_id: str) -> bool:
@@ -155,7 +158,7 @@ def _note_fraud_warning(warning_id: str) -> bool:
 
 
 def _topup_of(payment_intent_id: str) -> TopUp | None:
-    """Return the top-up of a payment, brought up to date; None when it is not one of ours."""
+    """Return the synced top-up of a payment; None when it is not one of ours."""
     topup = TopUp.objects.filter(payment_intent_id=payment_intent_id).first()
     if topup is None:
         payment = gateway.get_payment(payment_intent_id=payment_intent_id)
@@ -167,7 +170,7 @@ def _topup_of(payment_intent_id: str) -> TopUp | None:
 
 
 def _paid_topup_of(payment_intent_id: str) -> TopUp:
-    """Return the top-up whose payment is refunded or disputed, credited first. Raises PaymentUnknown."""
+    """Return the top-up of a refunded or disputed payment, credited first. Raises PaymentUnknown."""
     topup = _topup_of(payment_intent_id)
     if topup is None or topup.status != "paid":
         raise PaymentUnknown(payment_intent_id)

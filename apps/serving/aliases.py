@@ -1,4 +1,4 @@
-"""Names that stay while versions change: moved at once, tried on a share of the requests, taken back in one step."""
+"""Aliases: names that stay while versions change. Moved at once, tested with a canary, rolled back in one step."""
 
 import datetime
 import re
@@ -15,8 +15,8 @@ from apps.serving.models import Alias, Deployment
 from apps.serving.ready_replicas import answering
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{1,38}[a-z0-9]")
-_LIKE_A_VERSION = re.compile(r"[0-9a-hjkmnp-tv-z]{10}")  # how the names of versions end
-MAX_ALIASES = 20  # of one adapter
+_LIKE_A_VERSION = re.compile(r"[0-9a-hjkmnp-tv-z]{10}")  # the pattern that ends a version's name
+MAX_ALIASES = 20  # per adapter
 
 
 def list_aliases(*, organization: Any) -> QuerySet[Alias]:
@@ -28,7 +28,7 @@ def list_aliases(*, organization: Any) -> QuerySet[Alias]:
 
 
 def get_alias(*, organization: Any, id: str) -> Alias:
-    """Raises NotFound, the same for unknown and foreign ids."""
+    """Return one alias of the organization. Raises NotFound, the same for unknown and foreign ids."""
     found = list_aliases(organization=organization).filter(pk=id).first()
     if found is None:
         raise NotFound(f"There is no alias {id!r}.", param="alias_id")
@@ -39,9 +39,9 @@ def get_alias(*, organization: Any, id: str) -> Alias:
 def point_alias(
     *, version: AdapterVersion, name: str, by: str, now: datetime.datetime, canary_percent: int = 0
 ) -> Alias:
-    """Have `name` stand for the version from now on, or for `canary_percent` of the requests beside what it stood for.
+    """Point `name` at the version, or send `canary_percent` of the alias's requests to the version as a canary.
 
-    A new alias stands for the whole. The version must be loaded, so that no request meets a gap. Raises InvalidValue,
+    A new alias takes no canary. The version must be loaded, so that no request fails. Raises InvalidValue,
     InvalidState.
     """
     if not 0 <= canary_percent <= 99:
@@ -63,7 +63,7 @@ def point_alias(
 
 @transaction.atomic
 def roll_back(*, alias: Alias, by: str, now: datetime.datetime) -> Alias:
-    """End a canary, or return to the version before this one. Raises InvalidState where there is none."""
+    """End a canary, or return to the previous version. Raises InvalidState when neither is possible."""
     alias = Alias.objects.select_for_update().get(pk=alias.pk)
     if alias.canary_version_id is not None:
         alias.canary_version, alias.canary_percent = None, 0
@@ -76,7 +76,7 @@ def roll_back(*, alias: Alias, by: str, now: datetime.datetime) -> Alias:
 
 @transaction.atomic
 def delete_alias(*, alias: Alias, by: str) -> None:
-    """Requests for the name get 404 from now on; its versions go on answering under their own names."""
+    """Delete the alias: requests for its name get 404. Its versions still answer under their own names."""
     audit.record(
         organization=alias.organization_id, by=by, action="alias.deleted", target=alias.pk, model=alias.model_name
     )
@@ -84,7 +84,7 @@ def delete_alias(*, alias: Alias, by: str) -> None:
 
 
 def require_unaliased(*, version: AdapterVersion) -> None:
-    """Raise InvalidState while an alias stands for the version; forget it as one to return to."""
+    """Raise InvalidState while an alias points at the version; otherwise clear it as an alias's previous version."""
     alias = Alias.objects.filter(Q(version=version) | Q(canary_version=version)).first()
     if alias is not None:
         raise InvalidState(

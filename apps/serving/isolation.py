@@ -1,4 +1,4 @@
-"""Replicas that were found faulty: they are asked nothing, and what they say counts for nothing, until cleared."""
+"""Isolation of faulty replicas: they get no requests and their reports are ignored until an operator clears them."""
 
 import logging
 
@@ -15,7 +15,10 @@ logger = logging.getLogger(__name__)
 
 @transaction.atomic
 def isolate_replica(*, replica_id: str, reason: str) -> None:
-    """Route no more requests to the replica and have others take over its adapters. Doing it again counts the fault."""
+    """Stop routing requests to the replica and move its adapters to others.
+
+    Isolating an isolated replica again only counts the fault.
+    """
     found = Replica.objects.filter(pk=replica_id)
     first = found.filter(isolated_at=None).update(
         isolated_at=Now(), isolated_because=reason[:300], generation=F("generation") + 1
@@ -28,7 +31,7 @@ def isolate_replica(*, replica_id: str, reason: str) -> None:
 
 @transaction.atomic
 def clear_replica(*, replica: Replica, by: str) -> None:
-    """Trust the replica again; how often it was found faulty stays known."""
+    """Trust the replica again. Its fault count stays."""
     isolated = Replica.objects.filter(pk=replica.pk, isolated_at__isnull=False)
     if isolated.update(isolated_at=None, isolated_because="", generation=F("generation") + 1):
         audit.record(

@@ -1,4 +1,4 @@
-"""Keeping an adapter warm for a price: it has its place whatever its demand, and pays for the time it is loaded."""
+"""Paid keep-warm: an adapter keeps its place regardless of demand, and pays for the time it is loaded."""
 
 import datetime
 import logging
@@ -24,19 +24,19 @@ MAX_KEPT_SHARE = 0.5  # of a base model's places
 
 
 class NoPlaceLeft(QuotaExceeded):
-    """As many adapters are kept warm as may be."""
+    """No more adapters of the base model can be kept warm."""
 
     code = "no_place_left"
 
 
 def warm_price(*, base_model: BaseModel) -> PriceRule | None:
-    """Return what keeping an adapter of this base model warm costs; None where it is not offered."""
+    """Return the price of keeping an adapter of this base model warm; None where it is not offered."""
     return active_price(sku=warm_sku(base_model))
 
 
 @transaction.atomic
 def keep_warm(*, version: AdapterVersion, by: str, now: datetime.datetime) -> Deployment:
-    """Give a served version its place for good, for the price. Raises InvalidState, NoPlaceLeft, QuotaExceeded."""
+    """Keep a served version placed permanently, for a price. Raises InvalidState, NoPlaceLeft, QuotaExceeded."""
     base_model = version.adapter.base_model
     price = warm_price(base_model=base_model)
     deployment = Deployment.objects.select_for_update().filter(adapter_version=version, removed_at=None).first()
@@ -60,7 +60,7 @@ def keep_warm(*, version: AdapterVersion, by: str, now: datetime.datetime) -> De
 
 @transaction.atomic
 def let_cool(*, version: AdapterVersion, by: str, now: datetime.datetime) -> None:
-    """Charge what is due and end the warm-keeping; the version is held by demand again."""
+    """Charge what is due and end keep-warm; demand decides about the version's place again."""
     for deployment in _kept().filter(adapter_version=version):
         _charge(deployment, now)
         Deployment.objects.filter(pk=deployment.pk).update(pinned_at=None, warm_billed_until=None)
@@ -68,7 +68,10 @@ def let_cool(*, version: AdapterVersion, by: str, now: datetime.datetime) -> Non
 
 
 def charge_warm(*, now: datetime.datetime) -> int:
-    """Charge for the time since the last charge; end what cannot be paid. Returns how many were charged."""
+    """Charge keep-warm for the time since the last charge; return how many were charged.
+
+    It ends where the organization has no credit left.
+    """
     kept = list(_kept())
     for deployment in kept:
         with transaction.atomic():
@@ -85,7 +88,7 @@ def _kept() -> QuerySet[Deployment]:
 
 
 def _charge(deployment: Deployment, now: datetime.datetime) -> None:
-    """Record the milliseconds since the last charge, if the version answers somewhere; nothing otherwise."""
+    """Record the milliseconds since the last charge if a replica has loaded the version; otherwise nothing."""
     version = deployment.adapter_version
     since = deployment.warm_billed_until or now
     milliseconds = int((now - since).total_seconds() * 1000)
@@ -106,7 +109,7 @@ def _charge(deployment: Deployment, now: datetime.datetime) -> None:
 
 
 def _require_place(base_model: BaseModel) -> None:
-    with system():  # places are shared by all tenants; no more than that is told
+    with system():  # all tenants share the places; only the sum leaves this block
         places = sum(ready_replicas().filter(base_model=base_model).values_list("capacity", flat=True))
         kept = _kept().filter(adapter_version__adapter__base_model=base_model).count()
     if kept + 1 > MAX_KEPT_SHARE * places:

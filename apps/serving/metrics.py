@@ -1,6 +1,6 @@
-"""Replicas and adapters in Prometheus' text format, for whoever watches this installation.
+"""Replicas and adapters in Prometheus' text format.
 
-The engines' own metrics know one model only; what an adapter was asked for is counted here from the usage records.
+An engine's own metrics know one model only, so requests per adapter are counted here from usage series.
 """
 
 import hashlib
@@ -34,12 +34,12 @@ Sample = tuple[dict[str, str], float]
 
 
 def metrics_token() -> str:
-    """Return the bearer token of the metrics address."""
+    """Return the bearer token of the metrics endpoint."""
     return hmac.new(settings.SIGNING_KEY.encode(), b"metrics", hashlib.sha256).hexdigest()
 
 
 def render_metrics() -> str:
-    """Return every series."""
+    """Return every series in the text format."""
     return "".join(_replicas()) + "".join(_adapters())
 
 
@@ -96,7 +96,7 @@ def _adapters() -> Iterator[str]:
     for subject, sku, tokens, requests in series.annotate(Sum("quantity"), Sum("request_count")).order_by("subject"):
         way = sku.split(":")[1]
         used["tokens"].append((labels[subject] | {"direction": way}, float(tokens)))
-        if way == "input":  # every request has one line of it
+        if way == "input":  # every request has one input line
             used["requests"].append((labels[subject], float(requests)))
     yield _series("anneal_adapter_requests_total", "counter", "Requests answered and metered.", used["requests"])
     yield _series("anneal_adapter_tokens_total", "counter", "Tokens metered.", used["tokens"])

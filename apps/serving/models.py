@@ -1,4 +1,4 @@
-"""Which adapters should answer, on which replicas, and what the replicas say they hold."""
+"""Models of serving: deployments, placements on replicas, and what the replicas report."""
 
 from django.db import models
 from django.db.models.functions import Now
@@ -8,7 +8,7 @@ from apps.core.ids import IdField
 
 
 class Replica(models.Model):
-    """One engine and the agent beside it, serving one base model with adapters, or one whole model alone."""
+    """One engine and the agent beside it. It serves one base model with adapters, or one whole model alone."""
 
     id = IdField(prefix="rep")
     base_model = models.ForeignKey("catalog.BaseModel", on_delete=models.PROTECT, related_name="replicas")
@@ -43,12 +43,15 @@ class Replica(models.Model):
 
     @property
     def is_trusted(self) -> bool:
-        """Whether it may be asked and told anything."""
+        """Whether it may get requests and work."""
         return self.isolated_at is None and self.is_address_accepted
 
 
 class ReplicaToken(models.Model):
-    """What the gateway presents to a replica's proxy. A table of its own: web reads the replica and not this."""
+    """The token that the gateway presents to a replica's proxy.
+
+    It has a separate table because web may read replicas but not tokens.
+    """
 
     replica = models.OneToOneField(Replica, on_delete=models.CASCADE, primary_key=True, related_name="token")
     token_sealed = models.BinaryField()
@@ -58,9 +61,9 @@ class ReplicaToken(models.Model):
 
 
 class EngineTokens(models.Model):
-    """What one start of a replica's engine counted for customers in one day (UTC), by its first and last reading.
+    """Tokens that one start of a replica's engine counted for customers on one day (UTC), as first and last reading.
 
-    The first reading of a day is the last of the day before: nothing falls between them.
+    The first reading of a day is also the last of the day before, so no token falls between days.
     """
 
     replica = models.ForeignKey(Replica, on_delete=models.CASCADE, related_name="engine_tokens")
@@ -83,9 +86,9 @@ class EngineTokens(models.Model):
 
 
 class MeteringCheck(models.Model):
-    """A day of a replica: what its engine counted against what the gateways metered of it.
+    """A replica's day: what its engine counted compared with what the gateways metered.
 
-    Metered is a range: what began or ended while a counter was read may be on either side of that reading.
+    The metered amount is a range: a request that began or ended around a reading may be on either side of it.
     """
 
     replica = models.ForeignKey(Replica, on_delete=models.CASCADE, related_name="metering_checks")
@@ -120,8 +123,8 @@ class Deployment(OrganizationModel):
     created_at = models.DateTimeField(db_default=Now())
     removed_at = models.DateTimeField(null=True)
     last_requested_at = models.DateTimeField(null=True, help_text="To within seconds; decides which stay loaded.")
-    # Requests per second, each request fading from the sum; the quick one lets an adapter spread at once, the slow one
-    # gather again only after minutes.
+    # Requests per second as decaying sums. With the quick sum an adapter spreads to more replicas at once; with the
+    # slow sum it gives them up only after minutes.
     quick_demand = models.FloatField(default=0.0)
     slow_demand = models.FloatField(default=0.0)
     demand_at = models.DateTimeField(null=True, help_text="When both were right; they have faded since.")
@@ -137,7 +140,7 @@ class Deployment(OrganizationModel):
 
 
 class Alias(OrganizationModel):
-    """A name of its own for a version of one adapter, and for a share of its requests another one."""
+    """A name that stands for a version of one adapter and, for a share of its requests, for another version."""
 
     id = IdField(prefix="alias")
     adapter = models.ForeignKey("adapters.Adapter", on_delete=models.PROTECT, related_name="aliases")
@@ -164,7 +167,7 @@ class Alias(OrganizationModel):
 
 
 class Placement(OrganizationModel):
-    """The decision that a replica holds an adapter version; apps.serving.placement made it."""
+    """The decision of apps.serving.placement that a replica holds an adapter version."""
 
     replica = models.ForeignKey(Replica, on_delete=models.CASCADE, related_name="placements")
     adapter_version = models.ForeignKey("adapters.AdapterVersion", on_delete=models.CASCADE, related_name="placements")
@@ -175,7 +178,7 @@ class Placement(OrganizationModel):
 
 
 class LoadedAdapter(OrganizationModel):
-    """What a replica said about one adapter version."""
+    """A replica's report on one adapter version."""
 
     replica = models.ForeignKey(Replica, on_delete=models.CASCADE, related_name="loaded")
     adapter_version = models.ForeignKey("adapters.AdapterVersion", on_delete=models.CASCADE, related_name="loaded")

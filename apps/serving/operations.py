@@ -1,4 +1,4 @@
-"""Which adapters answer where: deployments, what each replica should hold, and what it says it holds."""
+"""Operations on serving: deployments, the desired state of each replica, and its observed state."""
 
 import datetime
 import secrets
@@ -34,7 +34,7 @@ _URL_SECONDS = 3600
 
 @transaction.atomic
 def deploy(*, version: AdapterVersion, by: str) -> Deployment:
-    """Ask for the version to be served; deploying it again is the same wish. Raises InvalidState."""
+    """Request that the version is served. Deploying it again changes nothing. Raises InvalidState."""
     require_replica(version=version)
     deployment, is_new = Deployment.objects.get_or_create(
         organization_id=version.organization_id, adapter_version=version, removed_at=None
@@ -53,9 +53,9 @@ def deploy(*, version: AdapterVersion, by: str) -> Deployment:
 
 @transaction.atomic
 def undeploy(*, version: AdapterVersion, by: str, now: datetime.datetime) -> None:
-    """Have the version unloaded everywhere; requests for it get 404 from now on.
+    """Unload the version everywhere; requests for it get 404.
 
-    Raises InvalidState while an alias stands for it.
+    Raises InvalidState while an alias points at it.
     """
     require_unaliased(version=version)
     let_cool(version=version, by=by, now=now)
@@ -78,7 +78,7 @@ def delete_model(*, organization: Any, model_name: str, by: str, now: datetime.d
 def _abilities(observed: ObservedState) -> dict[str, Any]:
     """Return the abilities that the replica reports: they may have grown since it enrolled.
 
-    Its address is not among them: enrolment fixed it.
+    Its address is not one of them: enrolment fixed it.
     """
     said = {
         "capacity": observed.capacity,
@@ -90,7 +90,7 @@ def _abilities(observed: ObservedState) -> dict[str, Any]:
 
 
 def _replan(base_model_id: str) -> None:
-    with system():  # replicas are shared by all tenants, and so is the decision what they hold
+    with system():  # placement spans all tenants
         replan(base_model_id=base_model_id, now=db_now())
 
 
@@ -98,10 +98,10 @@ def _replan(base_model_id: str) -> None:
 def register_replica(
     *, worker_id: str, base_model: BaseModel, url: str, whole_model: AdapterVersion | None = None
 ) -> tuple[Replica, str]:
-    """Add an engine that serves the base model, or one whole model made of it and nothing else.
+    """Add an engine that serves the base model with adapters, or one whole model alone.
 
-    Returns it with the token its proxy expects of the gateway. Its address is settled here for good, and waits for an
-    operator's word where the settings do not name it. Raises InvalidValue for an address no replica may have.
+    Returns the replica with the token that its proxy expects of the gateway. Its address is fixed here; an operator
+    must accept it unless the settings name it. Raises InvalidValue for an address that no replica may have.
     """
     is_accepted = _check_address(url)
     token = secrets.token_urlsafe(32)
@@ -118,7 +118,7 @@ def register_replica(
 
 
 def _check_address(url: str) -> bool:
-    """Return whether a replica at the URL needs no operator's word. Raises InvalidValue."""
+    """Return whether the settings accept the address without an operator. Raises InvalidValue."""
     try:
         return settings.REPLICA_ADDRESSES.check(url)
     except AddressRefused as refusal:
@@ -127,7 +127,7 @@ def _check_address(url: str) -> bool:
 
 @transaction.atomic
 def accept_address(*, replica: Replica, by: str) -> None:
-    """Let requests be sent where the replica said it is when it enrolled."""
+    """Accept the address that the replica reported at enrolment: requests may be sent there."""
     waiting = Replica.objects.filter(pk=replica.pk, is_address_accepted=False)
     if waiting.update(is_address_accepted=True, generation=F("generation") + 1):
         audit.record(organization=None, by=by, action="replica.accepted", target=replica.pk, url=replica.url)
@@ -135,7 +135,7 @@ def accept_address(*, replica: Replica, by: str) -> None:
 
 
 def describe_model(*, replica: Replica) -> dict[str, str]:
-    """Return what the replica's agent is told at its enrolment of the model it serves."""
+    """Return the model that the replica serves, for its agent's enrolment."""
     base, version = replica.base_model, replica.whole_model
     if version is not None:
         return {"id": version.pk, "name": version.model_name, "served_name": version.whole_model_name}
@@ -151,7 +151,7 @@ def describe_model(*, replica: Replica) -> dict[str, str]:
 
 @transaction.atomic
 def drain_replica(*, replica: Replica, is_draining: bool, by: str) -> None:
-    """Have the others take over what the replica holds; it answers on until they have. Or take it back in."""
+    """Start or end draining. Other replicas take over what a draining replica holds; it answers until they have."""
     now = db_now()
     Replica.objects.filter(pk=replica.pk).update(draining_at=now if is_draining else None)
     action = "replica.draining" if is_draining else "replica.taken_back"
@@ -160,12 +160,12 @@ def drain_replica(*, replica: Replica, is_draining: bool, by: str) -> None:
 
 
 def give_token(*, replica: Replica, token: str) -> None:
-    """Keep what a new replica's proxy expects of the gateway."""
+    """Store the token that a new replica's proxy expects of the gateway."""
     ReplicaToken.objects.create(replica=replica, token_sealed=seal(token, place=_token_place(replica)))
 
 
 def token_of(*, replica: Replica) -> str:
-    """Return what the replica's proxy expects of the gateway."""
+    """Return the token that the replica's proxy expects of the gateway."""
     return unseal(bytes(replica.token.token_sealed), place=_token_place(replica))
 
 
@@ -174,12 +174,12 @@ def _token_place(replica: Replica) -> bytes:
 
 
 def desired_state(*, replica: Replica) -> DesiredState:
-    """Return what the replica should hold now, the most asked for first, with URLs that expire."""
+    """Return what the replica should hold now, highest demand first, with URLs that expire."""
     if replica.whole_model is not None:
         return desired_whole_model(replica=replica, version=replica.whole_model)
     placed = replica.placements.filter(adapter_version__deleted_at=None).select_related("adapter_version")
     if not replica.is_trusted:
-        placed = placed.none()  # it gets no customer's weights
+        placed = placed.none()  # an untrusted replica gets no customer's weights
     demand = dict(
         Deployment.objects.filter(removed_at=None, adapter_version__placements__replica=replica).values_list(
             "adapter_version_id", "quick_demand"
@@ -218,7 +218,7 @@ def _desired(version: AdapterVersion) -> DesiredAdapter:
 
 @transaction.atomic
 def record_observed(*, replica: Replica, observed: ObservedState) -> None:
-    """Take in what the replica says it holds: routes follow from it. What one without trust says has no effect."""
+    """Store the replica's observed state; routes depend on it. Routes ignore an untrusted replica's state."""
     now = db_now()
     Replica.objects.filter(pk=replica.pk).update(
         is_ready=observed.is_ready,
@@ -239,7 +239,7 @@ def record_observed(*, replica: Replica, observed: ObservedState) -> None:
 
 
 def _note_adapters(replica: Replica, observed: ObservedState, now: datetime.datetime) -> None:
-    """Store its reports about adapters that were placed on it, and ignore reports about others."""
+    """Store reports about adapters placed on the replica, and ignore reports about others."""
     states = {adapter.lora_name: adapter for adapter in observed.adapters}
     versions = AdapterVersion.objects.filter(
         lora_name__in=states, placements__replica=replica, adapter__base_model=replica.base_model_id
@@ -262,7 +262,7 @@ def _note_adapters(replica: Replica, observed: ObservedState, now: datetime.date
 
 
 def _record_verdict(version: AdapterVersion, seen: ObservedAdapter, now: datetime.datetime) -> None:
-    """A replica that loads an adapter vouches for it; one that rejects it has tried it. Anything else says nothing."""
+    """Record the verdict on a version that the engine loaded or rejected. Other states carry no verdict."""
     is_settled = seen.state in (LoadState.LOADED, LoadState.REJECTED)
     if is_settled and version.status not in ("ready", "files_only"):
         is_accepted = seen.state is LoadState.LOADED

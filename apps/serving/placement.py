@@ -1,12 +1,14 @@
-"""Which replica of one base model holds which adapters: by demand, within rank classes, with few moves.
+"""Placement: which replica of one base model holds which adapters, by demand, within rank classes, with few moves.
 
-Every adapter in use is on one replica and a hot one on several; one nobody asked for lately is on none. Where there are
-more adapters in use than places, each organization first takes turns for half of its fair part, its busiest before
-anybody's second, and the rest goes by demand. An adapter stays where it is: loading one holds up everybody's tokens,
-and what is unloaded goes on filling the engine's cache. What is waited for pushes something out only as fast as
-replicas load: beyond that it waits, for a fleet that is emptied faster than it is filled would answer nobody.
+Every adapter in use is on one replica, a hot one on several; an adapter without recent requests is on none. When there
+are more adapters in use than places, organizations first take turns for half of their fair share: each one's busiest
+adapter comes before any one's second. Demand decides about the rest.
 
-The result depends on the arguments alone, so that two placers given the same facts agree.
+An adapter stays where it is: loading one delays every token of that engine, and an unloaded one still fills the
+engine's cache. Adapters that customers wait for displace others only as fast as replicas load them; the rest wait. A
+fleet that unloads faster than it loads would answer no request.
+
+The result depends on the arguments alone, so two placers with the same facts agree.
 """
 
 import hashlib
@@ -15,30 +17,30 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-IDLE_SECONDS = 24 * 3600.0  # asked for longer ago than this: on no replica, until the next request
-ACTIVE_SECONDS = 900.0  # asked for since: before all that were not
-WAITING_SECONDS = 30.0  # asked for since, and nowhere: a customer waits for it
-HOT_SHARE = 0.25  # of a replica's fair part of the traffic: more than that is spread over another replica
-MIN_SHARE_PER_SECOND = 1.0  # requests: below it one replica is enough, however little other traffic there is
-STICKINESS = 1.5  # what is held counts for so much more than what would take its place
-MAX_TO_LOAD = 4  # on one replica at a time, in the place of others
-MAX_REBALANCING_MOVES = 2  # in one placement; loads that a customer waits for are not counted
-QUICK_SECONDS = 20.0  # a request fades from the one sum so fast: a hot adapter spreads at once,
-SLOW_SECONDS = 300.0  # and from the other: it gathers again only after minutes
-_UNEVEN = 1.25  # times the mean: a replica with more gives some away
+IDLE_SECONDS = 24 * 3600.0  # without a request for longer than this: on no replica until the next request
+ACTIVE_SECONDS = 900.0  # requested since: before all others
+WAITING_SECONDS = 30.0  # requested since and on no replica: a customer waits for it
+HOT_SHARE = 0.25  # of a replica's fair share of the traffic; above it, another replica is added
+MIN_SHARE_PER_SECOND = 1.0  # requests; below it one replica is enough, however little other traffic there is
+STICKINESS = 1.5  # factor on the demand of adapters that are held already
+MAX_TO_LOAD = 4  # per replica at a time, in place of others
+MAX_REBALANCING_MOVES = 2  # per placement; loads that a customer waits for are not counted
+QUICK_SECONDS = 20.0  # decay time of the quick sum: a hot adapter spreads at once
+SLOW_SECONDS = 300.0  # decay time of the slow sum: it gives up replicas after minutes
+_UNEVEN = 1.25  # times the mean load; a replica above it gives adapters away
 _KEPT, _ACTIVE, _COPY, _RARE = range(4)
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterDemand:
-    """An adapter that may be asked for. Times are seconds of one clock."""
+    """An adapter that may be requested. Times are seconds of one clock."""
 
     version_id: str
     organization_id: str
     rank: int
     last_used_at: float
     requests_per_second: float = 0.0
-    is_kept: bool = False  # paid for, or the target of an alias: warm whatever the demand
+    is_kept: bool = False  # keep-warm is paid for: placed regardless of demand
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +51,12 @@ class ReplicaCapacity:
     capacity: int
     slots: int
     max_rank: int
-    is_draining: bool = False  # keeps what it has and gets nothing new
+    is_draining: bool = False  # keeps its adapters and gets no new ones
 
 
 @dataclass(slots=True)
 class _State:
-    """A replica while it is being filled."""
+    """A replica while the plan fills it."""
 
     room: ReplicaCapacity
     held: set[str]
@@ -78,9 +80,10 @@ def place(
     now: float,
     unable: Collection[tuple[str, str]] = (),
 ) -> Placed:
-    """Return the version ids each replica should hold.
+    """Return the version ids that each replica should hold.
 
-    `holding`: what it was to hold so far, `loaded`: what of that it has; `unable`: (replica, version) that failed.
+    `holding`: what it should hold so far; `loaded`: the part of that it has loaded; `unable`: (replica, version) that
+    failed.
     """
     known = {wish.version_id: wish for wish in wishes}
     open_rooms = sorted((room for room in rooms if not room.is_draining), key=lambda room: room.replica_id)
@@ -96,20 +99,20 @@ def place(
 
 
 def demand_after(quick: float, slow: float, age_seconds: float) -> float:
-    """Return requests per second by two sums, each request adding 1 / its seconds, as they have faded since."""
+    """Return requests per second from the two decaying sums, to which each request adds 1 / decay time."""
     age = max(0.0, age_seconds)
     return max(quick * math.exp(-age / QUICK_SECONDS), slow * math.exp(-age / SLOW_SECONDS))
 
 
 def count_moves(before: Mapping[str, Collection[str]], after: Placed) -> int:
-    """Return how many adapters are to be loaded somewhere."""
+    """Return how many adapters must be loaded."""
     return sum(len(held - set(before.get(replica_id, ()))) for replica_id, held in after.items())
 
 
 def _most_pushed_out(
     rooms: Iterable[ReplicaCapacity], holding: Mapping[str, Collection[str]], loaded: Mapping[str, Collection[str]]
 ) -> int:
-    """Return how many adapters may now take the places of others: what replicas are loading already counts."""
+    """Return how many adapters may displace others now. Adapters that replicas are still loading count against it."""
     missing = {room.replica_id: set(holding.get(room.replica_id, ())) for room in rooms}
     return sum(max(0, MAX_TO_LOAD - len(missing[id] - set(loaded.get(id, ())))) for id in missing)
 
@@ -140,10 +143,10 @@ class _Plan:
     def _may_hold(self, state: _State, wish: AdapterDemand) -> bool:
         return wish.rank <= state.room.max_rank and (state.room.replica_id, wish.version_id) not in self._unable
 
-    # --- which adapters, and on how many replicas -------------------------------------------------------------------
+    # --- selection --------------------------------------------------------------------------------------------------
 
     def select(self, now: float, *, most_pushed_out: int) -> None:
-        """Choose as many (adapter, copy) as there are places, the most needed first."""
+        """Choose as many (adapter, copy) as there are places, most needed first."""
         held = sum(len(states) for states in self._holders.values())
         newcomers = max(0, sum(state.room.capacity for state in self.states) - held) + most_pushed_out
         for _, _, _, _, _, version_id in sorted(self._candidates(now)):
@@ -172,7 +175,7 @@ class _Plan:
         return found
 
     def _wanted_copies(self, version_id: str) -> int:
-        """Return on how many replicas the adapter should be: more at once, fewer only when demand has halved."""
+        """Return how many replicas should hold the adapter: more at once, fewer only when demand has halved."""
         demand = self._wishes[version_id].requests_per_second
         most = sum(self._may_hold(state, self._wishes[version_id]) for state in self.states)
         wanted = max(1, math.ceil(demand / self._share))
@@ -180,7 +183,7 @@ class _Plan:
         return min(most, max(wanted, kept))
 
     def _take_place(self, wish: AdapterDemand) -> bool:
-        """Count one more copy, if the classes of this rank and below still have a place for it."""
+        """Count one more copy if the classes of this rank and below still have a place for it."""
         own = next((rank for rank in self._places if rank >= wish.rank), None)
         affected = [rank for rank in self._places if own is not None and rank <= own]
         if not affected or any(self._taken[rank] >= self._places[rank] for rank in affected):
@@ -189,10 +192,10 @@ class _Plan:
         self._copies[wish.version_id] = self._copies.get(wish.version_id, 0) + 1
         return True
 
-    # --- where ------------------------------------------------------------------------------------------------------
+    # --- assignment -------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Leave adapters where they are, then give the others the emptiest places; high ranks first."""
+        """Leave adapters where they are, then assign the others to the least loaded replicas; high ranks first."""
         left = dict(self._copies)
         for version_id, copies in self._copies.items():
             stays = sorted(self._holders.get(version_id, ()), key=lambda state: _affinity(version_id, state.room))
@@ -205,7 +208,7 @@ class _Plan:
             newcomers += self._put_newcomer(newcomers.pop(0))
 
     def _put_newcomer(self, version_id: str) -> list[str]:
-        """Place it; return what had to go elsewhere for it: an adapter of a lower rank on a replica of a higher one."""
+        """Assign the version; return the adapter it displaced, if any: a lower-rank one on a higher-rank replica."""
         wish = self._wishes[version_id]
         fitting = [s for s in self.states if self._may_hold(s, wish) and version_id not in s.held]
         if free := [state for state in fitting if state.has_place]:
@@ -221,13 +224,13 @@ class _Plan:
         return []
 
     def _cost(self, state: _State, version_id: str) -> tuple[int, bool, float, int, int]:
-        """Order replicas: own rank class first, then one with a slot for it, then the least loaded."""
+        """Return the sort key of replicas: own rank class first, then a free slot, then the lowest load."""
         has_no_slot = self._is_hot(version_id) and state.hot >= state.room.slots
         affinity = _affinity(version_id, state.room)
         return state.room.max_rank, has_no_slot, round(state.load, 3), len(state.held), affinity
 
     def rebalance(self) -> None:
-        """Move a few adapters from the busiest replica to the idlest of the same rank class."""
+        """Move a few adapters from the busiest replica to the least loaded one of the same rank class."""
         for _ in range(MAX_REBALANCING_MOVES):
             if not any(self._even_out(rank) for rank in self._places):
                 return
@@ -265,7 +268,7 @@ class _Plan:
         state.hot -= self._is_hot(version_id)
 
     def _part(self, version_id: str) -> float:
-        """Return the requests per second that one of its replicas gets."""
+        """Return the requests per second that each of its replicas gets."""
         return self._wishes[version_id].requests_per_second / self._copies[version_id]
 
     def _is_hot(self, version_id: str) -> bool:
@@ -276,7 +279,7 @@ class _Plan:
 
 
 def _kind(wish: AdapterDemand, now: float) -> int | None:
-    """Return how needed a first copy is; None where nobody needs one."""
+    """Return how needed a first copy is, lowest first; None when it is not needed."""
     age = now - wish.last_used_at
     if wish.is_kept:
         return _KEPT
@@ -286,5 +289,5 @@ def _kind(wish: AdapterDemand, now: float) -> int | None:
 
 
 def _affinity(version_id: str, room: ReplicaCapacity) -> int:
-    """Return a number that is the same on every placer and every day: where an adapter was, it comes back to."""
+    """Return a stable number for the pair, so that an adapter returns to the replica where it was."""
     return int.from_bytes(hashlib.blake2b(f"{version_id} {room.replica_id}".encode(), digest_size=8).digest(), "big")

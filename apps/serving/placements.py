@@ -1,4 +1,4 @@
-"""Keep placements in step with demand: read the facts, ask apps.serving.placement, write what changed."""
+"""Placements kept in step with demand: read the facts, call apps.serving.placement, store the changes."""
 
 import datetime
 from collections import defaultdict
@@ -22,7 +22,7 @@ from apps.serving.placement import (
     place,
 )
 
-# A replica not heard of for so long loses its adapters to others; one that has just enrolled is waited for longer.
+# A replica silent for this long loses its adapters to others; a newly enrolled one has longer.
 SILENT_SECONDS = 60
 STARTING_SECONDS = 600
 
@@ -43,7 +43,7 @@ _NOTE = """
 
 @transaction.atomic
 def note_requests(*, counts: Mapping[str, int], now: datetime.datetime) -> None:
-    """Count requests by version id; where a version has no place, places are given out again at once."""
+    """Count requests by version id, and place again at once when one of the versions has no place."""
     asked = Deployment.objects.filter(adapter_version__in=list(counts), removed_at=None)
     with connection.cursor() as cursor:
         cursor.execute(
@@ -64,13 +64,13 @@ def note_requests(*, counts: Mapping[str, int], now: datetime.datetime) -> None:
 
 
 def replan_all(*, now: datetime.datetime) -> int:
-    """Give out places for every base model that has a replica; return how many adapters are to be loaded."""
+    """Place the adapters of every base model that has a replica; return how many must be loaded."""
     bases = Replica.objects.filter(whole_model=None).values_list("base_model_id", flat=True).distinct()
     return sum(replan(base_model_id=base_model_id, now=now) for base_model_id in sorted(bases))
 
 
 def replan_around(*, replica_id: str) -> None:
-    """Give out the places of the replica's base model again: it was lost to them, or came back."""
+    """Place the adapters of the replica's base model again, after the replica was lost or came back."""
     found = Replica.objects.filter(pk=replica_id, whole_model=None).values_list("base_model_id", flat=True).first()
     if found is not None:
         replan(base_model_id=found, now=db_now())
@@ -78,10 +78,10 @@ def replan_around(*, replica_id: str) -> None:
 
 @transaction.atomic
 def replan(*, base_model_id: str, now: datetime.datetime) -> int:
-    """Write which replica of the base model holds what from now on; return how many adapters are to be loaded.
+    """Store which replica of the base model holds which adapters; return how many must be loaded.
 
-    One placer at a time; only replicas whose set has changed are told. While none is heard of nothing changes, so that
-    a fleet that comes back finds what it held.
+    One placer runs at a time, and only replicas whose set changed are notified. While no replica reports, nothing
+    changes: a fleet that comes back finds what it held.
     """
     lock(f"placement:{base_model_id}")
     replicas = list(Replica.objects.filter(base_model_id=base_model_id, whole_model=None).order_by("pk"))
@@ -159,7 +159,7 @@ def _wishes(base_model_id: str, now: datetime.datetime) -> list[AdapterDemand]:
 
 
 def _named_versions(base_model_id: str) -> set[str]:
-    """Return the versions that aliases stand for or may return to: in use, whether or not they were asked for."""
+    """Return the versions that aliases point at or may roll back to. They count as in use without requests."""
     rows = Alias.objects.filter(adapter__base_model=base_model_id)
     return {
         version_id
@@ -179,7 +179,7 @@ def _said(replicas: Iterable[Replica]) -> dict[tuple[str, str], set[str]]:
 
 
 def _unable(replicas: Iterable[Replica], said: Mapping[tuple[str, str], set[str]]) -> set[tuple[str, str]]:
-    """Return where loading failed for the replica's reasons, as long as another replica might do it."""
+    """Return where loading failed for a reason of the replica, as long as another replica might succeed."""
     ready = [replica.pk for replica in replicas if replica.is_ready]
     failed = {id: said.get((id, LoadState.FAILED), set()) for id in ready}
     hopeless = set.intersection(*failed.values()) if failed else set()
@@ -187,7 +187,7 @@ def _unable(replicas: Iterable[Replica], said: Mapping[tuple[str, str], set[str]
 
 
 def _write(before: Mapping[str, set[str]], after: Placed, owners: Mapping[str, str]) -> int:
-    """Store the difference and have the replicas it concerns look again."""
+    """Store the difference and notify the replicas that changed."""
     gone, new, changed = Q(), [], []
     for replica_id, held in before.items():
         wanted = after.get(replica_id, frozenset())

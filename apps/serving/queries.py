@@ -1,4 +1,4 @@
-"""Reading what is served where; the gateway's routing table among it."""
+"""Queries on serving: states and routes, with the gateway's routing table."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
@@ -17,7 +17,7 @@ from apps.serving.ready_replicas import credible, ready_replicas, spoken_lately
 
 @dataclass(frozen=True)
 class Upstream:
-    """One replica that can answer: where its proxy listens and what it expects to be shown."""
+    """One replica that can answer: the address of its proxy and the token the proxy expects."""
 
     replica_id: str
     url: str
@@ -26,11 +26,10 @@ class Upstream:
 
 @dataclass(frozen=True)
 class Route:
-    """How a public model name is answered. `organization_id` None: a base model, open to everybody.
+    """How a public model name is answered. `organization_id` None: a base model, open to every customer.
 
-    A route without upstreams exists but cannot answer now: 503, where an unknown name is 404. `is_loading`: there is a
-    replica to load it, none has it yet, and none has failed to. `is_cold`: every replica holds others instead, until
-    it is asked for.
+    A route without upstreams exists but cannot answer now: 503, where an unknown name is 404. `is_loading`: a replica
+    should load it, none has yet, and none has failed. `is_cold`: no replica has a place for it until it is requested.
     """
 
     model_name: str
@@ -42,12 +41,12 @@ class Route:
     upstreams: tuple[Upstream, ...]
     is_loading: bool = False
     is_cold: bool = False
-    media: tuple[str, ...] = ()  # what it takes beside text
+    media: tuple[str, ...] = ()  # accepted input besides text
 
 
 @dataclass(frozen=True)
 class AliasRoute:
-    """A name that stands for a version, and for `canary_percent` of its requests for another."""
+    """A name that stands for a version and, for `canary_percent` of its requests, for another."""
 
     model_name: str
     organization_id: str
@@ -57,7 +56,7 @@ class AliasRoute:
 
 
 def list_alias_routes() -> list[AliasRoute]:
-    """Return every alias; one statement, so that each is before or after its move and never between."""
+    """Return every alias, in one statement: each is seen before or after its move, never between."""
     rows = Alias.objects.values_list(
         "model_name", "organization_id", "version__model_name", "canary_version__model_name", "canary_percent"
     )
@@ -71,13 +70,13 @@ class _Ready:
 
 
 def _upstreams(found: list[_Ready]) -> tuple[Upstream, ...]:
-    """Return where to ask: replicas on their way out answer only what no other can."""
+    """Return the replicas to ask. Draining replicas answer only what no other can."""
     staying = [one for one in found if one.replica.draining_at is None]
     return tuple(one.upstream for one in staying or found)
 
 
 def list_routes() -> list[Route]:
-    """Return every name that may be asked for now, with the replicas that confirmed it."""
+    """Return every name that may be requested now, with the replicas that confirmed it."""
     replicas = list(ready_replicas().select_related("token"))
     ready = {r.pk: _Ready(r, Upstream(r.pk, r.url, token_of(replica=r))) for r in replicas}
     return [*_base_routes(ready), *_adapter_routes(ready, replicas)]
@@ -127,7 +126,7 @@ def _adapter_routes(ready: dict[str, _Ready], replicas: list[Replica]) -> list[R
             upstreams=_upstreams(loaded[version.pk]),
             is_loading=not loaded[version.pk] and version.pk not in refused and version.pk in wanted,
             is_cold=not loaded[version.pk] and version.pk in cold,
-            # Merged models were trained and tried on text alone.
+            # Merged models were trained and tested on text alone.
             media=() if version.status == "files_only" else version.adapter.base_model.media,
         )
         for version in versions
@@ -139,7 +138,7 @@ def _current_deployments() -> QuerySet[Deployment]:
 
 
 def _wanted_and_cold(replicas: Iterable[Replica], deployments: Iterable[Deployment]) -> tuple[set[str], set[str]]:
-    """Return the ids of the versions that some replica should hold, and of those that only lack a place on one."""
+    """Return the ids of the versions placed on a replica, and of those that only lack a place."""
     ready = list(replicas)
     wanted = set(Placement.objects.filter(replica__in=ready).values_list("adapter_version_id", flat=True))
     most_rank: dict[str, int] = defaultdict(int)
@@ -158,9 +157,10 @@ def _wanted_and_cold(replicas: Iterable[Replica], deployments: Iterable[Deployme
 
 @dataclass(frozen=True)
 class ServingState:
-    """What an owner is told of a version: "off" when nobody asked for it, else the best that a replica says.
+    """The state of a version as its owner sees it: "off" without a deployment, else the best that a replica reports.
 
-    "cold" when no replica has a place for it at the moment; "files_only" when none could load it.
+    "waiting" before any replica reports; "cold" while no replica has a place for it; "files_only" when none could load
+    it.
     """
 
     state: str
@@ -198,7 +198,7 @@ _COLD = "No replica holds it, for it was not asked for lately. A request brings 
 
 
 def _cold_ids() -> set[str]:
-    with system():  # whether there is a place depends on every tenant's adapters; no more than that is told
+    with system():  # free places depend on every tenant's adapters; only ids leave this block
         deployments = list(_current_deployments().select_related("adapter_version__adapter"))
         return _wanted_and_cold(ready_replicas(), deployments)[1]
 
@@ -209,6 +209,6 @@ def _unserved(version: AdapterVersion, served: Collection[str]) -> ServingState:
 
 
 def _best(rows: list[tuple[str, str]]) -> tuple[str, str]:
-    """Return the best of what its replicas say, "waiting" before any spoke."""
+    """Return the best report of its replicas, "waiting" before any."""
     order = [LoadState.LOADED, LoadState.LOADING, LoadState.FAILED, LoadState.REJECTED]
     return min(rows, key=lambda row: order.index(LoadState(row[0])), default=("waiting", _WAITING))

@@ -1,4 +1,4 @@
-"""Where requests are sent: replicas that say they are ready and were heard of lately, and what those have loaded."""
+"""Where requests may be sent: ready replicas that reported lately, and the adapters they have loaded."""
 
 import datetime
 
@@ -8,7 +8,7 @@ from django.db.models.functions import Now
 from apps.contracts.serving import LoadState
 from apps.serving.models import LoadedAdapter, Placement, Replica
 
-_STALE = datetime.timedelta(seconds=30)  # a replica not heard of for so long gets no requests
+_STALE = datetime.timedelta(seconds=30)  # a replica silent for this long gets no requests
 
 
 def ready_replicas() -> QuerySet[Replica]:
@@ -17,12 +17,12 @@ def ready_replicas() -> QuerySet[Replica]:
 
 
 def answering() -> QuerySet[LoadedAdapter]:
-    """Return what is loaded where requests may be sent; what a lost replica said last is not in it."""
+    """Return the adapters loaded where requests may be sent. Last reports of a lost replica are left out."""
     return spoken_lately().filter(state=LoadState.LOADED, replica__is_ready=True)
 
 
 def spoken_lately() -> QuerySet[LoadedAdapter]:
-    """Return what replicas say that are still there."""
+    """Return the reports of replicas that are still present."""
     return credible().filter(replica__observed_at__gte=Now() - _STALE)
 
 

@@ -1,11 +1,11 @@
-"""Every day, what each replica's engine counted is held against what the gateways metered of it, to 0.1 percent.
+"""Daily comparison of each engine's token counts with what the gateways metered, to 0.1 percent.
 
-The engine's counters know one name: what it did for its base model and for all of its adapters together. Metered is the
-sum over these. A counter is read at moments; a request under way then is partly on either side, so metered is a range:
-what lies surely between two readings, and what may. Beyond the range and the tolerance it is a difference, and pages.
+An engine counts its base model and all adapters together, so the metered side is the sum over these. A request that
+runs during a reading is partly on either side of it. The metered amount is therefore a range: tokens certainly between
+two readings, and tokens possibly between them. A difference beyond the range and the tolerance pages.
 
-Both sides come from the replica, which may count too much in both. So the tokens it says it wrote are also held against
-the bytes of its answers that the gateways saw: a token is a byte at least, but for the few that no customer is shown.
+Both sides come from the replica, which may count too much in both. So the output tokens it reports are also compared
+with the bytes of its answers that the gateways saw: a token is at least one byte, except the few that no customer sees.
 """
 
 import datetime
@@ -24,12 +24,12 @@ from apps.serving.models import EngineTokens, MeteringCheck, Replica
 logger = logging.getLogger(__name__)
 
 TOLERANCE = 0.001
-_MARGIN = datetime.timedelta(seconds=2)  # between the clocks that readings and requests are told by
-_ARRIVED = datetime.timedelta(hours=1)  # usage of a day is in the database by then, or its gateway is in trouble
+_MARGIN = datetime.timedelta(seconds=2)  # between the clocks of readings and of requests
+_ARRIVED = datetime.timedelta(hours=1)  # by then a day's usage is in the database, or its gateway is in trouble
 _CHECKED_FOR = datetime.timedelta(days=3)  # late usage may settle a difference
-# An engine goes on for a step or two after its customer has left, which no gateway sees.
+# An engine continues for a step or two after its customer left; no gateway sees these tokens.
 _UNSEEN_TOKENS = 8
-# Special tokens and the marks around a call: no customer sees them.
+# Special tokens and the marks around a call, which no customer sees.
 _HIDDEN_TOKENS = 64
 
 _METERED = """
@@ -53,7 +53,7 @@ _METERED = """
 
 
 def note_count(*, replica: Replica, engine_generation: str, counted: EngineCount, now: datetime.datetime) -> None:
-    """Keep the reading as the newest of its day; the first of a day also ends the day before."""
+    """Store the reading as the newest of its day; the first of a day also ends the day before."""
     at = now - datetime.timedelta(seconds=max(0.0, counted.age_seconds))
     newest = {
         "last_at": Greatest(F("last_at"), at),
@@ -85,7 +85,7 @@ def note_count(*, replica: Replica, engine_generation: str, counted: EngineCount
 
 @dataclass
 class _Sums:
-    """Tokens of one replica's day; `least` and `most` are what was metered."""
+    """Tokens of one replica's day; `least` and `most` bound the metered amount."""
 
     counted_input: int = 0
     counted_output: int = 0
@@ -110,7 +110,7 @@ class _Sums:
 
     @property
     def difference_share(self) -> float:
-        """Return how far what was counted lies outside of what was metered, or of what was seen, as a share of it."""
+        """How far the count lies outside the metered range, or above the bytes seen, as a share of the count."""
         return max(
             _outside(self.counted_input, self.least_input, self.most_input),
             _outside(self.counted_output, self.least_output, self.most_output),
@@ -119,7 +119,7 @@ class _Sums:
 
 
 def reconcile(*, now: datetime.datetime) -> list[MeteringCheck]:
-    """Check every day that is over and was not found right; a difference is logged as critical, each time."""
+    """Check every finished day without a passed check; log each difference as critical every time."""
     today = now.astimezone(datetime.UTC).date()
     last = today - datetime.timedelta(days=1 if _since_midnight(now) >= _ARRIVED else 2)
     settled = set(MeteringCheck.objects.filter(is_within=True).values_list("replica_id", "day"))
@@ -131,7 +131,7 @@ def reconcile(*, now: datetime.datetime) -> list[MeteringCheck]:
 
 
 def list_checks(*, replica: Replica | None = None, limit: int = 14) -> list[MeteringCheck]:
-    """Return the newest checks, of one replica or of all, those that found a difference first."""
+    """Return the newest checks of one replica or of all, those with a difference first."""
     found = MeteringCheck.objects.select_related("replica__base_model").order_by("is_within", "-day", "replica_id")
     return list((found.filter(replica=replica) if replica else found)[:limit])
 

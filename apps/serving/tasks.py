@@ -1,4 +1,4 @@
-"""Celery's and the outbox's way into serving."""
+"""Celery tasks and outbox handlers of serving."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def reconcile_metering(**_: Any) -> None:
 
 
 def deploy(*, key: str, payload: dict[str, Any]) -> None:
-    """Outbox handler of `adapter.published`: a finished job's adapter answers without anybody asking."""
+    """Deploy a finished job's adapter automatically. Outbox handler of `adapter.published`."""
     version = AdapterVersion.objects.select_related("adapter").filter(pk=payload["version_id"], deleted_at=None).first()
     if version is not None:
         operations.deploy(version=version, by="system")

@@ -1,7 +1,7 @@
-"""Merged and fully trained models: what no engine loads as an adapter answers from a replica of its own.
+"""Merged and fully trained models: no engine loads them as adapters, so each answers from a separate replica.
 
-An operator admits such a replica for one version. It has one fixed placement, so that routes, states, aliases and
-metrics know it like any adapter that one replica alone may hold.
+An operator admits such a replica for one version. It has one fixed placement, so routes, states, aliases and metrics
+treat it as an adapter that only one replica may hold.
 """
 
 import datetime
@@ -23,12 +23,12 @@ _WEIGHTS = "model.safetensors"
 
 
 def has_replica(*, version: AdapterVersion) -> bool:
-    """Tell whether an operator has admitted a replica for this version alone."""
+    """Return whether an operator has admitted a replica for this version alone."""
     return Replica.objects.filter(whole_model=version).exists()
 
 
 def require_replica(*, version: AdapterVersion) -> None:
-    """Raise InvalidState for a version that only a replica of its own could serve, while it has none."""
+    """Raise InvalidState for a version that needs a separate replica and has none."""
     if version.status == "files_only" and not has_replica(version=version):
         raise InvalidState(
             "The engine cannot load this result as an adapter, and no replica serves it as a whole model: download it, "
@@ -37,7 +37,7 @@ def require_replica(*, version: AdapterVersion) -> None:
 
 
 def give_place(*, replica: Replica, version: AdapterVersion) -> None:
-    """Let the replica serve the version and nothing else; it answers at once unless its owner has stopped it before."""
+    """Place the version on the replica that serves it alone. It answers at once unless its owner stopped it before."""
     place = {"organization_id": version.organization_id, "adapter_version": version}
     Placement.objects.create(replica=replica, **place)
     if not Deployment.objects.filter(adapter_version=version).exists():
@@ -45,9 +45,9 @@ def give_place(*, replica: Replica, version: AdapterVersion) -> None:
 
 
 def desired_whole_model(*, replica: Replica, version: AdapterVersion) -> DesiredState:
-    """Return the files the replica serves, with URLs that expire; of a deleted model that it is to go.
+    """Return the files that the replica serves, with URLs that expire, or that a deleted model is withdrawn.
 
-    A replica that is not trusted gets no files.
+    An untrusted replica gets no files.
     """
     files: tuple[SignedFile, ...] = ()
     if version.deleted_at is None and replica.is_trusted:
@@ -70,7 +70,7 @@ def _signed(prefix: str, file: dict[str, Any]) -> SignedFile:
 
 
 def note_whole_model(*, replica: Replica, observed: ObservedState, now: datetime.datetime) -> None:
-    """Take in whether the replica's one model answers."""
+    """Store whether the replica's one model answers."""
     assert replica.whole_model is not None
     LoadedAdapter.objects.update_or_create(
         replica=replica,
@@ -85,6 +85,6 @@ def note_whole_model(*, replica: Replica, observed: ObservedState, now: datetime
 
 
 def withdraw(*, version: AdapterVersion) -> None:
-    """Have the replicas of a deleted model look again: they end its engine and delete its files."""
-    with system():  # replicas are shared by all tenants, and so is what they are told
+    """Notify the replicas of a deleted model: they stop its engine and delete its files."""
+    with system():  # replicas are shared by all tenants
         Replica.objects.filter(whole_model=version).update(generation=F("generation") + 1)

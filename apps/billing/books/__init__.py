@@ -1,1 +1,1 @@
-"""The books kept honest: reconciliation, daily seals, and adjustments with two operators."""
+"""Checks on the books: reconciliation, daily seals, and adjustments approved by two operators."""

@@ -1,4 +1,4 @@
-"""What operators give and take by hand: always with a reason, and above a daily limit only with a second operator."""
+"""Manual credits and debits by operators. Each needs a reason, and a second operator above a daily limit."""
 
 import datetime
 from typing import Any
@@ -26,7 +26,7 @@ from apps.core.errors import InvalidState, InvalidValue, PermissionDenied
 from apps.core.ids import new_id
 from apps.core.money import NANO_PER_USD, dollars
 
-SECOND_APPROVER_ABOVE_NANO = 100 * NANO_PER_USD  # posted alone within a day, by one operator or to one organization
+SECOND_APPROVER_ABOVE_NANO = 100 * NANO_PER_USD  # in 24 hours, per operator and per organization
 _DAY = datetime.timedelta(hours=24)
 
 
@@ -41,11 +41,11 @@ def request_adjustment(
     refund_of: str = "",
     id: str | None = None,
 ) -> Adjustment:
-    """Give (or, negative, take) credit, or refund part of what a job was charged.
+    """Give credit, take it (negative amount), or refund part of a job's charge.
 
-    It is posted at once while what one operator gave alone in the last 24 hours, and what the organization was given
-    by operators alone, stay within the limit; else once another operator approves. What is taken is counted apart.
-    The same `id` twice is one adjustment. Raises InvalidValue, InvalidState.
+    The adjustment is posted at once while two sums of the last 24 hours stay within the limit: the unapproved
+    adjustments of this operator, and those of this organization. Otherwise another operator must approve it. Credit
+    taken is summed separately. The same `id` twice is one adjustment. Raises InvalidValue, InvalidState.
     """
     if not amount_nano or (refund_of and amount_nano < 0):
         raise InvalidValue("Give an amount; a refund is positive.", param="amount_usd")
@@ -76,7 +76,10 @@ def request_adjustment(
 
 @transaction.atomic
 def approve_adjustment(*, adjustment_id: str, by: str, now: datetime.datetime) -> Adjustment:
-    """Post what another operator asked for. Raises PermissionDenied for one's own, InvalidState when it was decided."""
+    """Post an adjustment that another operator requested.
+
+    Raises PermissionDenied for the operator's own request, InvalidState when it was decided before.
+    """
     wanted = Adjustment.objects.get(pk=adjustment_id)
     wallet = lock_wallet(organization=wanted.organization_id)
     wanted.refresh_from_db()
@@ -88,7 +91,7 @@ def approve_adjustment(*, adjustment_id: str, by: str, now: datetime.datetime) -
 
 @transaction.atomic
 def reject_adjustment(*, adjustment_id: str, by: str, now: datetime.datetime) -> Adjustment:
-    """Post nothing; the operator who asked may take it back. Raises InvalidState when it was decided."""
+    """Reject an adjustment; its requester may withdraw it this way. Raises InvalidState when it was decided before."""
     wanted = Adjustment.objects.get(pk=adjustment_id)
     lock_wallet(organization=wanted.organization_id)
     wanted.refresh_from_db()

@@ -1,6 +1,6 @@
-"""The books compared with themselves, every hour: each check names what it compares and finds nothing, or pages.
+"""Hourly checks of the books against themselves. A check that finds a difference pages.
 
-Each is one statement over one snapshot of the database, so that what moves meanwhile is never a difference.
+Each check is one statement over one snapshot of the database, so concurrent changes never appear as differences.
 """
 
 import datetime
@@ -18,7 +18,7 @@ from apps.core.money import rated
 logger = logging.getLogger(__name__)
 
 _KEPT = 20
-# name -> what differs: an id, what one side says, what the other does
+# name -> rows that differ: id, value on one side, value on the other
 CHECKS = {
     "every transaction sums to zero": """
         SELECT transaction_id, sum(amount_nano), 0 FROM billing_ledgerentry GROUP BY 1 HAVING sum(amount_nano) <> 0
@@ -79,7 +79,7 @@ class Outcome:
 
 
 def reconcile(*, now: datetime.datetime, days: int = 35) -> list[Outcome]:
-    """Run every check, keep what it found, and log a critical line for each that found something."""
+    """Run and record every check, and log a critical line for each one that finds a difference."""
     since = now.astimezone(datetime.UTC).date() - datetime.timedelta(days=days)
     outcomes = [Outcome(name, _differences(statement, since)) for name, statement in CHECKS.items()]
     outcomes.append(Outcome("rated series cost what was posted", _misrated(since)))
@@ -103,7 +103,7 @@ def _differences(statement: str, since: datetime.date) -> list[tuple[Any, ...]]:
 
 
 def _misrated(since: datetime.date) -> list[tuple[Any, ...]]:
-    """Rate again what is rated in full: the same price rule must give the same nano."""
+    """Rate fully rated series again: the same price rule must give the same amount."""
     rows = UsageSeries.objects.filter(day__gte=since).select_related("price_rule")
     found = []
     for row in rows.iterator(chunk_size=2000):
@@ -114,18 +114,18 @@ def _misrated(since: datetime.date) -> list[tuple[Any, ...]]:
     return found
 
 
-# --- What is owed -----------------------------------------------------------------------------------------------------
+# --- Receivables ------------------------------------------------------------------------------------------------------
 
 AGES_DAYS = (30, 60, 90)
 
 
 @dataclass(frozen=True)
 class Receivable:
-    """What one organization owes, by the age of the debt: up to 30 days, to 60, to 90, older."""
+    """The debt of one organization by age: up to 30 days, up to 60, up to 90, older."""
 
     organization_id: str
     by_age_nano: tuple[int, ...]
-    uncharged_nano: int  # usage recorded that the wallet could not pay yet
+    uncharged_nano: int  # usage recorded that the wallet could not pay for yet
 
     @property
     def total_nano(self) -> int:
@@ -133,7 +133,7 @@ class Receivable:
 
 
 def list_receivables(*, now: datetime.datetime) -> list[Receivable]:
-    """Return every organization that owes something, most first; payments settle the oldest debt first."""
+    """Return every organization that owes something, largest debt first. Payments settle the oldest debt first."""
     owed: dict[str, list[tuple[datetime.datetime, int]]] = defaultdict(list)
     entries = LedgerEntry.objects.filter(account__kind=AccountKind.RECEIVABLE).order_by("id")
     for owner, at, nano in entries.values_list("organization_id", "created_at", "amount_nano"):

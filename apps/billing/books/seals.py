@@ -1,4 +1,4 @@
-"""The daily chain over the books: each day's entries hashed with the day before, and checked against the chain."""
+"""A daily hash chain over the ledger: each day's entries are hashed with the previous day's hash."""
 
 import datetime
 import hashlib
@@ -10,7 +10,7 @@ from django.db.models import Min
 from apps.billing.models import LedgerEntry, LedgerSeal
 from apps.core.database.locks import lock
 
-# An entry carries the start of its transaction, and none runs for an hour: after it no more come into the day.
+# An entry carries the start time of its transaction. No transaction runs for an hour, so a day is complete by then.
 GRACE = datetime.timedelta(hours=1)
 _FIELDS = (
     "id",
@@ -26,7 +26,7 @@ _FIELDS = (
 
 @dataclass(frozen=True)
 class BrokenSeal:
-    """A day whose entries are not those that were sealed."""
+    """A day whose entries differ from those that were sealed."""
 
     day: datetime.date
     sealed_count: int
@@ -34,7 +34,7 @@ class BrokenSeal:
 
 
 def seal_days(*, now: datetime.datetime) -> int:
-    """Seal every finished UTC day that is not sealed; return how many were. Safe to repeat."""
+    """Seal every finished UTC day that is not sealed; return how many were sealed. Safe to repeat."""
     with transaction.atomic():
         lock("billing.seals")
         last = LedgerSeal.objects.order_by("-day").first()
@@ -51,7 +51,7 @@ def seal_days(*, now: datetime.datetime) -> int:
 
 
 def verify_seals(*, since: datetime.date | None = None) -> list[BrokenSeal]:
-    """Return the sealed days whose hash does not come out again, and where the chain does not hold together."""
+    """Return the sealed days whose hash or link to the day before does not match."""
     broken = []
     previous = ""
     for seal in LedgerSeal.objects.order_by("day"):

@@ -1,1 +1,1 @@
-"""Monthly statements, their files and the profile that they are addressed to."""
+"""Monthly statements, their files and the billing profile they are addressed to."""

@@ -1,4 +1,4 @@
-"""An invoice as files: CSV for spreadsheets, PDF for people."""
+"""Invoice files: CSV for spreadsheets, PDF for people."""
 
 from collections.abc import Iterator
 from decimal import Decimal
@@ -21,7 +21,7 @@ _ROW_MM = 5.5
 
 
 def csv_rows(invoice: Invoice) -> Iterator[tuple[Any, ...]]:
-    """Yield a row for each line; the amounts in cents add up to the invoice's total."""
+    """Yield a row for each line. The amounts in cents add up to the invoice's total."""
     for line in invoice.lines.order_by("position"):
         yield (
             invoice.number, line.position, line.kind, line.subject, line.label, line.sku, line.unit, line.quantity,
@@ -31,7 +31,10 @@ def csv_rows(invoice: Invoice) -> Iterator[tuple[Any, ...]]:
 
 
 def csv_usd(nano: int) -> str | Decimal:
-    """Return dollars, exact to the nano, as a number every spreadsheet reads: a text that begins with - is quoted."""
+    """Return dollars, exact to the nano, in a type that spreadsheets read as a number.
+
+    The CSV writer quotes a text that begins with "-", so a negative amount is a Decimal.
+    """
     usd = nano_to_usd(nano)
     return f"{usd:f}" if nano >= 0 else usd
 
@@ -79,7 +82,7 @@ def _row(pdf: FPDF, line: InvoiceLine) -> None:
 
 
 def quantity_in_words(unit: str, quantity: int) -> str:
-    """Return a quantity in the unit people buy it in: GPU seconds, tokens, GB-hours, hours kept warm."""
+    """Return a quantity in the unit it is sold in: GPU seconds, tokens, GB-hours, hours kept warm."""
     if not quantity:
         return ""
     match unit:
@@ -126,5 +129,5 @@ def _cut(pdf: FPDF, text: str, width: float) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return the text in what the PDF's own fonts can draw; the CSV has every character."""
+    """Return the text with "?" for characters that the PDF's built-in fonts lack; the CSV has every character."""
     return text.encode("latin-1", "replace").decode("latin-1")

@@ -1,4 +1,4 @@
-"""Mail about money: a budget's threshold, and yesterday's spending. Outbox handlers; each message is sent once."""
+"""Outbox handlers that mail budget alerts and the report of yesterday's spending. Each message is sent once."""
 
 import datetime
 from typing import Any
@@ -16,12 +16,12 @@ from apps.billing.spending import forecast_month, list_spending, sum_by
 from apps.core.database.clock import db_now
 from apps.core.messages import outbox
 
-_REPORT_HOUR = 6  # UTC, when most of the records of the day before have long arrived
+_REPORT_HOUR = 6  # UTC; most records of the day before arrived long ago
 _LARGEST_SHOWN = 10
 
 
 def send_alert(*, key: str, payload: dict[str, Any]) -> None:
-    """Tell owners and admins that a budget reached a threshold."""
+    """Mail owners and admins that a budget reached a threshold."""
     alert = BudgetAlert.objects.select_related("budget", "organization").get(pk=payload["alert_id"])
     _send(
         "budget_alert",
@@ -34,7 +34,7 @@ def send_alert(*, key: str, payload: dict[str, Any]) -> None:
 
 
 def publish_reports(*, now: datetime.datetime) -> int:
-    """Queue yesterday's report of every organization that spent something and wants it; return how many were queued."""
+    """Queue yesterday's report for each organization with spending that wants it; return how many were queued."""
     if now.astimezone(datetime.UTC).hour < _REPORT_HOUR:
         return 0
     day = now.astimezone(datetime.UTC).date() - datetime.timedelta(days=1)
@@ -53,7 +53,7 @@ def publish_reports(*, now: datetime.datetime) -> int:
 
 
 def send_report(*, key: str, payload: dict[str, Any]) -> None:
-    """Tell owners and admins what a day cost, and what the month is going to."""
+    """Mail owners and admins the cost of a day and the forecast of the month."""
     organization = Organization.objects.get(pk=payload["organization_id"])
     day = datetime.date.fromisoformat(payload["day"])
     lines = [line for line in list_spending(organization=organization, first=day, last=day) if line.kind != "rebate"]

@@ -1,4 +1,4 @@
-"""How an organization wants its bills: to whom, split by which label, and a report each day or none."""
+"""An organization's billing profile: addressee, the label that splits its invoices, and the daily report."""
 
 import datetime
 from typing import Any
@@ -10,7 +10,7 @@ from apps.core import audit
 
 
 def get_profile(*, organization: Any) -> BillingProfile:
-    """Return the organization's profile; the usual one, unsaved, where it set none."""
+    """Return the organization's profile, or an unsaved default one."""
     organization_id = getattr(organization, "pk", organization)
     found = BillingProfile.objects.filter(organization_id=organization_id).first()
     return found or BillingProfile(organization_id=organization_id)
@@ -18,7 +18,7 @@ def get_profile(*, organization: Any) -> BillingProfile:
 
 @transaction.atomic
 def set_profile(*, organization: Any, by: str, now: datetime.datetime, **values: Any) -> BillingProfile:
-    """Set legal_name, address, chargeback_label and is_daily_report_wanted; invoices already written stay."""
+    """Set legal_name, address, chargeback_label and is_daily_report_wanted. Issued invoices do not change."""
     organization_id = getattr(organization, "pk", organization)
     profile, _ = BillingProfile.objects.update_or_create(
         organization_id=organization_id, defaults=values | {"updated_at": now}

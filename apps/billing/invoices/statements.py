@@ -1,7 +1,7 @@
-"""Monthly invoices: every charge once, in whole cents that never drift from the ledger by more than half a cent.
+"""Monthly invoices with every charge once, in whole cents within half a cent of the ledger.
 
-A line bills what is posted and not invoiced yet, so that late usage is on the next invoice, with its own days. Cents
-are rounded on the sum of everything ever invoiced and subtracted, as rating does with nano.
+A line bills what is posted and not invoiced yet, so late usage is on the next invoice under its own days. Cents are
+rounded on the cumulative sum of all invoices, as rating does with nano; the previous sum is then subtracted.
 """
 
 import datetime
@@ -22,7 +22,7 @@ from apps.core.database.clock import db_now
 from apps.core.database.locks import lock
 from apps.core.money import NANO_PER_CENT
 
-GRACE = datetime.timedelta(hours=48)  # after the month, for records that were on a gateway's disk
+GRACE = datetime.timedelta(hours=48)  # after the month, for records still on a gateway's disk
 DEFAULT_LABEL = "team"
 
 
@@ -45,12 +45,12 @@ class _Line:
 
 
 def cents_of(cumulative_nano: int) -> int:
-    """Return whole cents, rounded half up; a sum may be negative where refunds outweigh a month."""
+    """Return whole cents, rounded half up. The sum is negative when refunds exceed a month's charges."""
     return (2 * cumulative_nano + NANO_PER_CENT) // (2 * NANO_PER_CENT)
 
 
 def close_months(*, now: datetime.datetime) -> int:
-    """Write the invoices of the month that ended at least `GRACE` ago; return how many were written. Safe to repeat."""
+    """Write the missing invoices of the last month that ended at least `GRACE` ago; return how many. Safe to repeat."""
     ended = (now - GRACE).astimezone(datetime.UTC).date().replace(day=1)
     month = (ended - datetime.timedelta(days=1)).replace(day=1)
     done = Invoice.objects.filter(month=month).values("organization_id")
@@ -64,7 +64,7 @@ def close_months(*, now: datetime.datetime) -> int:
 
 @transaction.atomic
 def close_month(*, organization: Any, month: datetime.date) -> Invoice | None:
-    """Write the organization's invoice of a month, once; None when it was charged nothing since the one before."""
+    """Write the organization's invoice of a month, once. Return None when there is nothing new to charge."""
     wallet = lock_wallet(organization=organization)
     organization_id = str(wallet.organization_id)
     if found := Invoice.objects.filter(organization_id=organization_id, month=month).first():
@@ -114,7 +114,7 @@ def _write(organization_id: str, month: datetime.date, lines: list[_Line], profi
 
 
 def _training_lines(organization_id: str, after: datetime.date, label: str) -> Iterable[_Line]:
-    """Yield a line for each job hold that was settled or refunded since it was invoiced."""
+    """Yield a line for each job hold that was settled or refunded since it was last invoiced."""
     end = datetime.datetime.combine(after, datetime.time(), datetime.UTC)
     holds = Hold.objects.filter(
         organization_id=organization_id, purpose="job", status="closed", closed_at__lt=end
@@ -136,7 +136,7 @@ def _training_lines(organization_id: str, after: datetime.date, label: str) -> I
 
 
 def _metered_lines(organization_id: str, after: datetime.date, label: str) -> Iterable[_Line]:
-    """Yield a line for each price, model, key and month with something posted since it was invoiced."""
+    """Yield a line for each price, model, key, adapter version and month with charges that are not invoiced yet."""
     members = dict(ApiKey.objects.filter(organization_id=organization_id).values_list("pk", "created_by_id"))
     labels = dict(KeyLabel.objects.filter(organization_id=organization_id, name=label).values_list("key_id", "value"))
     series = UsageSeries.objects.filter(organization_id=organization_id, day__lt=after).exclude(
@@ -161,7 +161,7 @@ def _metered_lines(organization_id: str, after: datetime.date, label: str) -> It
 
 
 def _uninvoiced_quantity(row: UsageSeries) -> int:
-    """Return what of a series' quantity the nano on this invoice pay for; all of it where none was invoiced before."""
+    """Return the quantity that this invoice's share of a series pays for; all of it on the first invoice."""
     if not row.invoiced_nano:
         return row.rated_quantity
     price = row.price_rule
@@ -185,7 +185,7 @@ def _rebate_lines(organization_id: str, after: datetime.date) -> Iterable[_Line]
 
 
 def sum_by_label(invoice: Invoice) -> dict[str, int]:
-    """Return the invoice's cents under each value of the charge-back label, most first; "" for what has none."""
+    """Return the invoice's cents for each value of the charge-back label, largest first; "" is no label."""
     sums: dict[str, int] = defaultdict(int)
     for value, cents in invoice.lines.values_list("label", "cents"):
         sums[value] += cents

@@ -1,4 +1,4 @@
-"""Tables of billing, by noun."""
+"""Models of billing, by subject."""
 
 from apps.billing.models.budgets import (
     BillingProfile,

@@ -1,4 +1,4 @@
-"""Budgets: what an organization allows itself in a month, all in all, under a label, with a key or by a member."""
+"""Budgets: an organization's own monthly limits, in total or for a label, a key or a member."""
 
 import pgtrigger
 from django.db import models
@@ -23,7 +23,7 @@ class BudgetMode(models.TextChoices):
 
 
 class Budget(OrganizationModel):
-    """A limit for each calendar month (UTC). Ended, not deleted: its alerts and months stay."""
+    """A limit for each calendar month (UTC). It is ended, not deleted: its alerts and months stay."""
 
     id = IdField(prefix="bud")
     scope = models.CharField(max_length=16, choices=BudgetScope)
@@ -45,7 +45,7 @@ class Budget(OrganizationModel):
 
 
 class BudgetPeriod(OrganizationModel):
-    """What was spent under a budget in one month. What is set aside for it is read from the open holds."""
+    """Spending under a budget in one month. The amount held is read from the open holds."""
 
     budget = models.ForeignKey(Budget, on_delete=models.PROTECT, related_name="periods")
     month = models.DateField()
@@ -56,7 +56,7 @@ class BudgetPeriod(OrganizationModel):
 
 
 class BudgetAlert(OrganizationModel):
-    """One threshold reached in one month: written once, and mailed by what is written with it."""
+    """One threshold reached in one month. It is written once; the outbox message written with it mails it."""
 
     budget = models.ForeignKey(Budget, on_delete=models.PROTECT, related_name="alerts")
     month = models.DateField()
@@ -72,7 +72,7 @@ class BudgetAlert(OrganizationModel):
 
 
 class KeyLabel(OrganizationModel):
-    """A label of what an API key is used for, so that its requests are charged back as jobs' metadata are."""
+    """A label of an API key. Its requests are charged back to the label, as jobs are to their metadata."""
 
     key_id = models.CharField(max_length=40)
     name = models.CharField(max_length=64)
@@ -83,7 +83,7 @@ class KeyLabel(OrganizationModel):
 
 
 class BillingProfile(OrganizationModel):
-    """How an organization wants its bills."""
+    """How an organization wants to be billed."""
 
     id = IdField(prefix="bill")
     legal_name = models.CharField(max_length=200, blank=True)

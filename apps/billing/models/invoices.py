@@ -1,4 +1,4 @@
-"""Invoices, adjustments that somebody else must approve, what GPUs cost us, and the record of reconciliations."""
+"""Invoices, adjustments that may need a second operator, GPU costs of the operator, and results of ledger checks."""
 
 import pgtrigger
 from django.db import models
@@ -13,7 +13,7 @@ ADJUSTMENT_TRANSITIONS: Transitions = {"requested": frozenset({"posted", "reject
 
 
 class Invoice(OrganizationModel):
-    """One month's statement of charges, final once written; what came too late for it is on the next one."""
+    """One month's statement of charges, final once written. Charges that arrive later are on the next invoice."""
 
     id = IdField(prefix="inv")
     number = models.CharField(max_length=32, unique=True)
@@ -38,7 +38,7 @@ class Invoice(OrganizationModel):
 
 
 class InvoiceLine(OrganizationModel):
-    """One charge on an invoice: what, how much of it, at which price, for whom, in which days."""
+    """One charge on an invoice: subject, quantity, price, customer's key or member, and days."""
 
     id = IdField(prefix="line")
     invoice = models.ForeignKey(Invoice, on_delete=models.PROTECT, related_name="lines")
@@ -67,7 +67,10 @@ class InvoiceLine(OrganizationModel):
 
 
 class Adjustment(OrganizationModel):
-    """Credit an operator gives or takes, or a charge given back; above a limit a second operator must approve it."""
+    """Credit that an operator gives or takes, or a refund of a charge.
+
+    Above a limit a second operator must approve it.
+    """
 
     id = IdField(prefix="adj")
     kind = models.CharField(max_length=12, choices=[("adjustment", "adjustment"), ("refund", "refund of a charge")])
@@ -108,7 +111,7 @@ class Adjustment(OrganizationModel):
 
 
 class PoolCost(models.Model):
-    """What an hour of one of a pool's GPUs costs the operator, from a day on."""
+    """The operator's cost of one GPU hour in a pool, from a day on."""
 
     pool_name = models.CharField(max_length=40)
     nano_per_gpu_hour = models.BigIntegerField()
@@ -126,7 +129,7 @@ class PoolCost(models.Model):
 
 
 class LedgerCheck(models.Model):
-    """One comparison of the books with themselves: how many rows it found that differ, and the first of them."""
+    """One comparison of the books with themselves: the count of rows that differ, and the first of them."""
 
     id = models.BigAutoField(primary_key=True)
     name = models.CharField(max_length=64)

@@ -1,4 +1,4 @@
-"""The ledger: append-only double entry in integer nano-USD, and holds against it."""
+"""The ledger: append-only double entry in integer nano-USD, and holds."""
 
 import datetime
 from typing import Any
@@ -21,8 +21,8 @@ _KEEP_BALANCE = """
      WHERE account.id = added.account_id AND account.floor_nano IS NOT NULL;
     RETURN NULL;
 """
-# What a transaction adds to or takes from wallet and hold together, it adds to or takes from lots: so that by induction
-# the remaining lots of an organization are always its wallet and hold.
+# A transaction changes the lots by the same sum as wallet and hold together. By induction, an organization's remaining
+# lots always equal its wallet and hold.
 _SUMS = """
     SELECT coalesce(sum(entry.amount_nano), 0),
            coalesce(sum(entry.amount_nano) FILTER (WHERE account.kind IN ('wallet', 'hold')), 0),
@@ -47,7 +47,7 @@ BALANCED: dict[str, Any] = {
 
 
 class AccountKind(models.TextChoices):
-    """Per organization: wallet, hold, and what it owes (receivable). The rest is the platform's."""
+    """Account kinds. An organization has a wallet, a hold and a receivable (its debt); the platform owns the rest."""
 
     WALLET = "wallet"
     HOLD = "hold"
@@ -64,7 +64,10 @@ class AccountKind(models.TextChoices):
 
 
 class LedgerAccount(models.Model):
-    """An account; credits are positive. Accounts with a floor keep a running balance the database guards."""
+    """An account; credits are positive.
+
+    The database keeps and guards the running balance of an account with a floor.
+    """
 
     id = IdField(prefix="acct")
     organization = models.ForeignKey("accounts.Organization", on_delete=models.PROTECT, null=True, related_name="+")
@@ -75,7 +78,7 @@ class LedgerAccount(models.Model):
         max_length=200, blank=True, help_text="Of a wallet nothing is spent from, jobs and requests alike: why."
     )
 
-    # Of a wallet that was locked (apps.billing.ledger.lock_wallet): what was read with it.
+    # Set on a wallet that apps.billing.ledger.lock_wallet returned; read in the same query.
     hold_account_id: str | None = None
     revenue_account_id: str | None = None
     has_budgets = True
@@ -158,7 +161,7 @@ class LedgerEntry(models.Model):
 
 
 class Hold(OrganizationModel):
-    """Money set aside: for a job up to its cap, as a slice the gateway spends from, or of one lot to be paid back."""
+    """Money set aside: for a job up to its spend cap, as a gateway's slice, or from one lot for a refund or dispute."""
 
     id = IdField(prefix="hold")
     purpose = models.CharField(

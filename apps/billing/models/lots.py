@@ -1,4 +1,4 @@
-"""Credit lots: whose money a balance is made of, in which order it is spent, and until when; and the daily seals."""
+"""Credit lots (kind, spending order and expiry of the credit in a balance), and the daily seals."""
 
 import pgtrigger
 from django.db import models
@@ -16,14 +16,14 @@ _KEEP_REMAINING = """
 
 
 class LotKind(models.TextChoices):
-    """Paid credit can go back to the card it came from; promotional credit cannot."""
+    """Paid credit can be refunded to the card it came from; promotional credit cannot."""
 
     PAID = "paid"
     PROMOTIONAL = "promotional"
 
 
 class CreditLot(OrganizationModel):
-    """Credit that came in at once. All lots of an organization together are its wallet and its holds."""
+    """Credit that came in at once. All lots of an organization add up to its wallet and holds."""
 
     id = IdField(prefix="lot")
     kind = models.CharField(max_length=16, choices=LotKind)
@@ -73,7 +73,7 @@ class CreditLot(OrganizationModel):
 
 
 class LotMovement(OrganizationModel):
-    """What one ledger transaction put into a lot (positive) or took from it (negative)."""
+    """The amount that one ledger transaction put into a lot (positive) or took from it (negative)."""
 
     id = models.BigAutoField(primary_key=True)
     lot = models.ForeignKey(CreditLot, on_delete=models.PROTECT, related_name="movements")
@@ -100,7 +100,7 @@ class LotMovement(OrganizationModel):
 
 
 class LedgerSeal(models.Model):
-    """One UTC day of the ledger, hashed with the day before: an entry changed, added or lost afterwards shows."""
+    """One UTC day of the ledger, hashed with the day before. An entry changed, added or lost later breaks the hash."""
 
     day = models.DateField(primary_key=True)
     entry_count = models.BigIntegerField()

@@ -1,4 +1,4 @@
-"""What was used: metered requests, and the series that add them up for rating."""
+"""Metered requests, and the usage series that add them up for rating."""
 
 import pgtrigger
 from django.contrib.postgres.indexes import BrinIndex
@@ -10,10 +10,10 @@ from apps.core.database.tenancy import OrganizationModel
 
 
 class UsageEvent(OrganizationModel):
-    """One metered request; its id comes from the gateway's spool, so that a replay adds nothing.
+    """One metered request. Its id comes from the gateway's spool, so a replay adds nothing.
 
-    Written by the thousand a second: no index but what is asked by, and what it refers to is looked up once for a
-    batch, where it is recorded. A foreign key would look it up and lock it for each row.
+    Thousands of rows are written per second: there is no index beyond those the queries need. Recording looks up
+    referenced rows once per batch; a foreign key would look up and lock them for each row.
     """
 
     organization = models.ForeignKey(
@@ -38,7 +38,7 @@ class UsageEvent(OrganizationModel):
     latency_ms = models.PositiveIntegerField(default=0)
     first_token_ms = models.PositiveIntegerField(null=True)
     occurred_at = models.DateTimeField()
-    # What the engine did for it, charged or not, as that counts: a prompt once for each choice.
+    # The engine's work for the request, charged or not. The prompt counts once for each choice.
     replica_id = models.CharField(max_length=40, blank=True, db_default="", help_text="Which replica answered.")
     engine_input_tokens = models.BigIntegerField(db_default=0)
     engine_output_tokens = models.BigIntegerField(db_default=0)
@@ -59,7 +59,7 @@ class UsageEvent(OrganizationModel):
 
 
 class UsageConflict(OrganizationModel):
-    """A record that came under the id of another one, or costs more than was reserved: counted for nothing, kept."""
+    """A usage record that reuses another record's id, or costs more than was reserved. It is kept and not charged."""
 
     id = models.BigAutoField(primary_key=True)
     event_id = models.CharField(max_length=40)
@@ -75,7 +75,7 @@ class UsageConflict(OrganizationModel):
 
 
 class UsageSeries(OrganizationModel):
-    """Quantity one key used of one adapter at one price in one day, and how much of its cost is posted."""
+    """Quantity of one SKU at one price that a key used of an adapter version on one day, and the cost posted."""
 
     sku = models.CharField(max_length=120)
     price_rule = models.ForeignKey("catalog.PriceRule", on_delete=models.PROTECT, related_name="+")
@@ -112,7 +112,7 @@ class UsageSeries(OrganizationModel):
 
 
 class StorageSample(OrganizationModel):
-    """What an organization kept at one hour; added to its series once."""
+    """The bytes an organization stored in one hour; added to its series once."""
 
     id = models.BigAutoField(primary_key=True)
     hour_at = models.DateTimeField()
@@ -127,7 +127,7 @@ class StorageSample(OrganizationModel):
 
 
 class VolumeRebate(OrganizationModel):
-    """What a month's volume costs less under a price's tiers than piece by piece, and how much of that is posted."""
+    """The rebate of a price's tiers on a month's volume, and how much of it is posted."""
 
     price_rule = models.ForeignKey("catalog.PriceRule", on_delete=models.PROTECT, related_name="+")
     month = models.DateField()

@@ -1,1 +1,1 @@
-"""What was used and what it costs: metered requests, spending slices, stored bytes."""
+"""Usage and its cost: metered requests, spending slices, stored bytes."""

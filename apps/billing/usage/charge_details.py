@@ -1,4 +1,4 @@
-"""Why something was charged: the hours behind a line of requests or storage, the postings behind a job's hold."""
+"""Details of a charge: the hours behind a line of requests or storage, the postings behind a job's hold."""
 
 import datetime
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from apps.catalog.models import PriceRule
 
 @dataclass(frozen=True)
 class Charge:
-    """What is to be explained: one line of an invoice, one hold of a job, or one series of a day."""
+    """A charge to explain: one invoice line, one job's hold, or one usage series of a day."""
 
     kind: str
     subject: str
@@ -36,7 +36,7 @@ class Hour:
 
 
 def find_charge(*, organization: Any, reference: str) -> Charge | None:
-    """Return the charge an invoice line, a hold or a `series-<id>` stands for; None when it is not theirs."""
+    """Return the charge behind an invoice line, a hold or a `series-<id>`; None for an unknown or foreign one."""
     organization_id = getattr(organization, "pk", organization)
     if reference.startswith("line_"):
         line = InvoiceLine.objects.filter(organization_id=organization_id, pk=reference)
@@ -75,7 +75,7 @@ def _of_series(row: UsageSeries) -> Charge:
 
 
 def list_hours(*, organization: Any, charge: Charge) -> list[Hour]:
-    """Return the charge's requests and tokens, or stored bytes, hour by hour."""
+    """Return the charge's requests and tokens, or stored bytes, for each hour."""
     organization_id = getattr(organization, "pk", organization)
     begin = datetime.datetime.combine(charge.first_day, datetime.time(), datetime.UTC)
     end = datetime.datetime.combine(charge.last_day + datetime.timedelta(days=1), datetime.time(), datetime.UTC)
@@ -89,7 +89,7 @@ def list_hours(*, organization: Any, charge: Charge) -> list[Hour]:
         occurred_at__gte=begin,
         occurred_at__lt=end,
     )
-    if charge.key_id:  # series from before they were kept by key add up all keys
+    if charge.key_id:  # series from before they were split by key add up all keys
         events = events.filter(key_id=charge.key_id, adapter_version_id=charge.adapter_version_id)
     is_input = charge.price_rule is not None and ":input:" in charge.price_rule.sku
     hours = events.annotate(hour=TruncHour("occurred_at", tzinfo=datetime.UTC)).values("hour")
@@ -98,6 +98,6 @@ def list_hours(*, organization: Any, charge: Charge) -> list[Hour]:
 
 
 def list_postings(*, organization: Any, hold: Hold) -> QuerySet[LedgerTransaction]:
-    """Return the postings of a hold and of what it was for, oldest first."""
+    """Return the postings of a hold and of its source, oldest first."""
     rows = LedgerTransaction.objects.filter(organization_id=getattr(organization, "pk", organization))
     return rows.filter(Q(source=hold.pk) | Q(source=hold.source)).order_by("created_at", "pk")

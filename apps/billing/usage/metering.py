@@ -1,8 +1,9 @@
-"""Usage: what the gateways metered, added up per price and day, and charged for by the sum.
+"""Usage: what the gateways metered, summed by price and day, and charged by the sum.
 
-Requests are never charged one by one: a series keeps an integer quantity, and rating posts the price of all of it less
-what is posted already, so that no rounding adds up and nothing depends on the order in which records arrive.
-Locks are taken in one order everywhere: wallet, series by their key, holds by id.
+Requests are never charged one by one. A series keeps an integer quantity; rating posts the price of the whole quantity
+less what is already posted. Rounding does not accumulate and the order of records does not matter.
+
+Locks are always taken in the same order: wallet, series by key, holds by id.
 """
 
 import datetime
@@ -29,9 +30,9 @@ logger = logging.getLogger(__name__)
 
 
 class UsageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One metered request as a gateway spooled it. Token counts are what is billed.
+    """One metered request as a gateway spooled it. Token counts are the billed ones.
 
-    A field that came later has a default, which is not written: what an older gateway spooled keeps its digest.
+    A field added later has a default, which is not written: records that an older gateway spooled keep their digest.
     """
 
     id: str
@@ -49,11 +50,11 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     latency_ms: int
     first_token_ms: int | None
     occurred_at: datetime.datetime
-    replica_id: str = ""  # which one answered
-    engine_input_tokens: int = 0  # what its engine counted, charged or not
+    replica_id: str = ""  # the replica that answered
+    engine_input_tokens: int = 0  # counted by the engine, charged or not
     engine_output_tokens: int = 0
-    output_bytes: int | None = None  # of the answer, as the gateway saw it; None: not told
-    reserved_nano: int | None = None  # what was set aside for it in its slice: it is never charged more
+    output_bytes: int | None = None  # of the answer, as the gateway saw it; None: not reported
+    reserved_nano: int | None = None  # set aside for it in its slice; it is never charged more
 
     @property
     def sha256(self) -> str:
@@ -62,9 +63,9 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 @dataclass(frozen=True)
 class Recorded:
-    """What became of a batch: counted now, counted before, or set aside because its id names another request.
+    """The outcome of a batch: counted now, counted before, or set aside because its id names another request.
 
-    `beyond_reservation` of the new ones cost more than was set aside for them, and are charged for nothing.
+    `beyond_reservation` of the new ones cost more than was reserved for them, and are not charged.
     """
 
     new: int
@@ -74,13 +75,13 @@ class Recorded:
 
 
 def price_ceiling(*, quantity: int, price_nano: int, per: int) -> int:
-    """Return the price of a quantity rounded up: what to reserve, never less than what rating will post for it."""
+    """Return the price of a quantity, rounded up. Rating never posts more than this reservation."""
     return -(-quantity * price_nano // per)
 
 
 # --- Recording --------------------------------------------------------------------------------------------------------
 
-# One table for each connection, empty outside a batch.
+# A temporary table of the connection, empty outside a batch.
 _INCOMING = "CREATE TEMPORARY TABLE IF NOT EXISTS incoming_usage (sha256 text, body json)"
 _RECORD = """
     WITH incoming AS (
@@ -152,8 +153,8 @@ _RECORD = """
 def record_usage(*, records: Sequence[UsageRecord]) -> Recorded:
     """Store the records and add the new ones to their series; sending them again adds nothing.
 
-    A record whose id was used for another body is set aside as a UsageConflict and logged; so is one that costs more
-    than was reserved for it, of which nothing is charged. Raises IntegrityError, and stores none, where one names a
+    A record that reuses an id with another body is logged and kept as a UsageConflict. So is a record that costs more
+    than was reserved for it; nothing of it is charged. Raises IntegrityError, and stores no record, when one names a
     price or an organization that does not exist.
     """
     bodies: dict[tuple[str, str], UsageRecord] = {}
@@ -183,7 +184,7 @@ def record_usage(*, records: Sequence[UsageRecord]) -> Recorded:
 
 
 def _line(sha256: str, body: bytes) -> bytes:
-    """Return a line of COPY's text format: JSON has no tabs or newlines, only backslashes."""
+    """Return a line in COPY's text format. JSON has no raw tabs or newlines, so only backslashes are escaped."""
     return b"%s\t%s\n" % (sha256.encode(), body.replace(b"\\", b"\\\\"))
 
 
@@ -196,9 +197,9 @@ def record_quantity(
     quantity: int,
     adapter_version_id: str = "",
 ) -> None:
-    """Add to the series of something that is not a request, such as time or storage; rating charges it like any other.
+    """Add a quantity of time or storage to its series; rating charges it as it charges requests.
 
-    The caller sees to it that each quantity is added once.
+    The caller ensures that each quantity is added once.
     """
     require_transaction()
     series, _ = UsageSeries.objects.get_or_create(
@@ -216,14 +217,14 @@ def record_quantity(
 
 
 def _charge_slices(used_nano: dict[str, int]) -> None:
-    """Note at each open slice what was used of it, so that rating takes the money from where it was reserved."""
+    """Add the usage to each open slice, so that rating takes the money from where it was reserved."""
     found = Hold.objects.filter(pk__in=[slice_id for slice_id in used_nano if slice_id], status="open").order_by("pk")
     for open_slice in found.select_for_update():
         Hold.objects.filter(pk=open_slice.pk).update(used_nano=F("used_nano") + used_nano[open_slice.pk])
 
 
 def _set_conflicts_aside(known: dict[tuple[str, str], UsageRecord]) -> int:
-    """Keep those whose id stands for another body; return how many these are."""
+    """Keep the records whose id stands for another body; return how many they are."""
     ids = {event_id for event_id, _ in known}
     stored = dict(UsageEvent.objects.filter(pk__in=ids).values_list("pk", "body_sha256"))
     conflicts = {key: record for key, record in known.items() if stored[record.id] != key[1]}
@@ -255,9 +256,9 @@ _SERIES_KEY = ("price_rule_id", "subject", "key_id", "adapter_version_id", "day"
 
 
 def rate_usage() -> int:
-    """Charge every organization for what it used since the last time; return the nano posted. Safe to repeat.
+    """Charge every organization for its usage since the last run; return the nano posted. Safe to repeat.
 
-    One that cannot be charged is left for the next time and paged; the others are charged.
+    An organization that cannot be charged is logged as critical and left to the next run; the others are charged.
     """
     waiting = UsageSeries.objects.filter(request_count__gt=F("rated_request_count"))
     organizations = waiting.order_by("organization_id").values_list("organization_id", flat=True).distinct()
@@ -272,9 +273,9 @@ def _rate_one(organization_id: str) -> int:
 def rate_organization(*, wallet: LedgerAccount) -> int:
     """Charge the owner of the locked wallet for everything recorded so far; return the nano posted.
 
-    Money comes from the open slices it was reserved in, then from the wallet. What neither can give stays unrated and
-    is taken when there is credit again: that is usage of a slice that was taken back before its gateway could tell what
-    it had used. No request in it costs more than was reserved for it (`record_usage`).
+    Money comes from the open slices it was reserved in, then from the wallet. What neither can pay stays unrated until
+    there is credit again: this is usage of a slice that was closed before its gateway could report it. No request in it
+    costs more than was reserved for it (`record_usage`).
     """
     require_transaction()
     series = UsageSeries.objects.filter(
@@ -306,7 +307,7 @@ def _post_line(line: UsageSeries, wallet: LedgerAccount, slices: list[Hold]) -> 
     if paid:
         _post_charge(line, wallet, from_slices=from_slices, from_wallet=from_wallet)
         line.posted_nano += paid
-        wallet.balance_nano -= from_wallet  # as the trigger did in the row
+        wallet.balance_nano -= from_wallet  # matches what the trigger did to the row
     if paid == due:
         line.rated_quantity, line.rated_request_count = line.quantity, line.request_count
     else:
@@ -315,7 +316,7 @@ def _post_line(line: UsageSeries, wallet: LedgerAccount, slices: list[Hold]) -> 
 
 
 def _capture(slices: list[Hold], due: int, *, key_id: str) -> int:
-    """Take up to `due` from the slices, of each only what was used, the key's own first; return what was taken."""
+    """Capture up to `due` from the slices, the key's own first, at most the used part of each; return the amount."""
     taken = 0
     for one in sorted(slices, key=lambda each: each.key_id != key_id):
         part = min(min(one.used_nano, one.amount_nano) - one.captured_nano, due - taken)

@@ -1,7 +1,7 @@
-"""Slices: what a gateway may spend of an organization's money without asking again.
+"""Slices: an organization's money that a gateway may spend without asking again.
 
-A slice is a hold that grows while its gateway needs more and closes when the gateway is idle or gone. Its owner spends
-at most what it holds, so all gateways together never spend more than the wallet had.
+A slice is a hold that grows while its gateway needs more, and closes when the gateway is idle or gone. A gateway spends
+at most what its slice holds, so all gateways together never spend more than the wallet had.
 """
 
 import datetime
@@ -21,12 +21,12 @@ from apps.billing.usage.metering import rate_organization
 from apps.core.database.clock import db_now
 
 SLICE_SECONDS = 60
-_SHARE_OF_WALLET = 20  # a slice grows by at most 5 % of the wallet, or by what the request at hand needs
+_SHARE_OF_WALLET = 20  # a slice grows by at most 5 % of the wallet, or by what the current request needs
 
 
 @dataclass(frozen=True)
 class Slice:
-    """What a gateway was given so far, all in all; what it spent of that it knows itself."""
+    """The total that a gateway was given so far. The gateway itself tracks what it spent."""
 
     hold_id: str
     amount_nano: int
@@ -36,10 +36,10 @@ class Slice:
 def lease_slice(
     *, organization: Any, required_nano: int, by: str, hold_id: str | None = None, key_id: str = ""
 ) -> Slice:
-    """Set at least `required_nano` more aside for the gateway `by`, to be spent with one key: in its slice when that is
-    open, else in a new one.
+    """Set at least `required_nano` more aside for the gateway `by`, to be spent with one key.
 
-    Raises InsufficientBalance when the wallet has less, BudgetExceeded when a budget has, SpendingStopped.
+    The amount is added to the gateway's slice if that is open, otherwise a new slice is opened. Raises
+    InsufficientBalance when the wallet has less, BudgetExceeded when a budget has less, SpendingStopped.
     """
     wallet = lock_wallet(organization=organization)
     require_spending(wallet)
@@ -99,9 +99,9 @@ def _post_lease(grown: Hold, wallet: LedgerAccount, more: int, by: str) -> None:
 
 @transaction.atomic
 def renew_slices(*, hold_ids: Sequence[str]) -> frozenset[str]:
-    """Keep the slices for another minute; return those that are still open. The others must not be spent from.
+    """Extend the open slices by another minute and return their ids. The others must not be spent from.
 
-    Those of an organization whose spending was stopped are not kept.
+    Slices of an organization whose spending was stopped are not extended.
     """
     open_slices = Hold.objects.filter(pk__in=hold_ids, purpose="inference", status="open").order_by("pk")
     open_slices = open_slices.exclude(organization_id__in=stopped_organizations())
@@ -118,7 +118,10 @@ def close_slice(*, hold_id: str, by: str) -> None:
 
 
 def close_expired_holds(*, limit: int = 100) -> int:
-    """Return what is left of slices whose gateway no longer renews them; job holds end with their job."""
+    """Close slices that are no longer renewed and return the rest to the wallets; return how many were closed.
+
+    Holds of jobs end with their job.
+    """
     expired = Hold.objects.filter(purpose="inference", status="open", expires_at__lt=db_now()).order_by("expires_at")
     rows = expired.values_list("organization_id", "pk")[:limit]
     return for_each(rows, _close_expired, name="slices that no gateway renews are closed", now=db_now())
@@ -130,13 +133,13 @@ def _close_expired(row: tuple[str, str]) -> bool:
     wallet = lock_wallet(organization=organization_id)
     found = _lock_open(wallet, hold_id)
     if found is None or found.expires_at is None or found.expires_at >= db_now():
-        return False  # closed or renewed meanwhile
+        return False  # another process closed or renewed it
     _close(wallet, hold_id, by="system", reason="slice expired")
     return True
 
 
 def _close(wallet: LedgerAccount, hold_id: str, *, by: str, reason: str) -> None:
-    # First what was used of it: afterwards the money could be spent on something else.
+    # Charge its usage first: once released, the money could be spent on something else.
     rate_organization(wallet=wallet)
     found = _lock_open(wallet, hold_id)
     if found is not None:

@@ -1,4 +1,4 @@
-"""What is charged beside requests: storage sampled by the hour, and rebates for a month's volume."""
+"""Charges other than requests: storage sampled hourly, and rebates for a month's volume."""
 
 import datetime
 from typing import Any
@@ -19,12 +19,12 @@ from apps.core.database.clock import db_now
 from apps.core.money import rated
 
 STORED = "Storage"
-_REBATED_FOR = datetime.timedelta(days=70)  # months that late usage may still reach
+_REBATED_FOR = datetime.timedelta(days=70)  # late usage may still reach these months
 
 
 @transaction.atomic
 def record_storage(*, organization: Any, byte_count: int, at: datetime.datetime) -> bool:
-    """Add one hour of what is stored to the organization's series, once an hour; return whether it was added.
+    """Add one hour of storage to the organization's series, once an hour; return whether it was added.
 
     Nothing is added while storage has no price, or nothing is stored.
     """
@@ -45,7 +45,10 @@ def record_storage(*, organization: Any, byte_count: int, at: datetime.datetime)
 
 
 def post_rebates(*, now: datetime.datetime) -> int:
-    """Give back what tiers make of each month's charged volume, less what was given back; return the nano posted."""
+    """Post the rebates that tiers give on each month's charged volume; return the nano posted.
+
+    Only the difference to earlier rebates of the month is posted.
+    """
     tiered = PriceRule.objects.exclude(tiers=[])
     since = (now - _REBATED_FOR).date().replace(day=1)
     months = (

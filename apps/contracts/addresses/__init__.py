@@ -1,1 +1,1 @@
-"""Where replicas may be, and which servers a customer may name for us to call."""
+"""Allowed addresses: of replicas, and of servers that a customer names for us to call."""

@@ -1,4 +1,4 @@
-"""Which servers a customer may name for us to call: public ones, in any notation of their address."""
+"""Servers that a customer may name for us to call: public ones, in any notation of their address."""
 
 import re
 from urllib.parse import SplitResult, urlsplit
@@ -9,14 +9,14 @@ PORT = 443
 MAX_URL = 400
 
 _NAME = re.compile(r"(?=.{1,253}\.?$)([a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?\.)+[a-z]([a-z0-9-]{0,61}[a-z0-9])\.?")
-# RFC 6761, RFC 6762, RFC 9476, and what networks use for themselves.
+# RFC 6761, RFC 6762, RFC 9476, and names in common use on private networks.
 _PRIVATE_NAMES = ("localhost", "local", "internal", "intranet", "lan", "home", "corp", "alt", "test", "invalid", "arpa")
 
 
 def check_server(url: str) -> SplitResult:
-    """Return the parts of a server's address. Raises ValueError, with a sentence that says what to give.
+    """Return the parts of a server's URL. Raises ValueError with a sentence that describes a valid one.
 
-    A name is looked up where it is called, each time; here only a name that cannot be public is refused.
+    A name is resolved again at each call; here only a name that cannot be public is refused.
     """
     try:
         parts = urlsplit(url)

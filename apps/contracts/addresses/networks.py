@@ -1,6 +1,6 @@
-"""Which IP addresses are a machine's own, its network's or a cloud's, and which are of the public internet.
+"""Classification of IP addresses: local, private, a cloud's metadata service, or public.
 
-One list for all that must not be reached by an address that somebody gives: also in IPv6 addresses that lead to IPv4.
+One list serves every check of an address from outside, including IPv6 addresses that lead to IPv4.
 """
 
 import ipaddress
@@ -12,8 +12,8 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _METADATA: list[Network] = [
     ipaddress.ip_network(text) for text in ("100.100.100.200/32", "192.0.0.0/24", "168.63.129.16/32", "fd00:ec2::/32")
 ]
-_OWN_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")  # RFC 8215: a translator of the network itself
-# Prefixes that hold an IPv4 address, and how many bits follow it: NAT64 (RFC 6052, 8215), 6to4, IPv4-compatible,
+_OWN_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")  # RFC 8215: a translator of the local network
+# Prefixes that contain an IPv4 address, and the number of bits after it: NAT64 (RFC 6052, 8215), 6to4, IPv4-compatible,
 # IPv4-translated (RFC 2765).
 _WRAPPED = [
     (ipaddress.IPv6Network("64:ff9b::/96"), 0),
@@ -25,12 +25,12 @@ _WRAPPED = [
 
 
 def is_local(ip: Ip) -> bool:
-    """Tell whether an address is or leads to this machine, its link, something reserved, or a metadata service."""
+    """Return whether an address is, or leads to, this machine, its link, a reserved range or a metadata service."""
     return any(_is_local(one) for one in (ip, *_inner_addresses(ip)))
 
 
 def is_public(address: str) -> bool:
-    """Tell whether an address of a network card is one of the public internet, as is each IPv4 address inside of it."""
+    """Return whether an IP address and each IPv4 address inside it are public."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:
@@ -50,7 +50,7 @@ def _is_local(ip: Ip) -> bool:
 
 
 def _inner_addresses(ip: Ip) -> list[Ip]:
-    """Return the IPv4 addresses that an IPv6 address may lead to."""
+    """Return the IPv4 addresses to which an IPv6 address may lead."""
     if isinstance(ip, ipaddress.IPv4Address):
         return []
     found: list[Ip] = [ipaddress.IPv4Address((int(ip) >> bits) & 0xFFFFFFFF) for net, bits in _WRAPPED if ip in net]

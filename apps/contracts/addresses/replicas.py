@@ -1,8 +1,8 @@
-"""Where replicas may be: which URLs are replicas' addresses at all, and which machines the gateway connects to.
+"""Addresses of replicas: valid URLs, and the machines the gateway may connect to.
 
-An address is `unix:///path` or `http(s)://host:port`. Loopback, link-local and the addresses at which clouds hand
-machines their secrets are refused unless the installation names them; so are sockets outside of its folders. What a
-name stands for is asked when a connection is made: a name may change its mind (DNS rebinding).
+An address is `unix:///path` or `http(s)://host:port`. Loopback, link-local and metadata addresses of clouds are refused
+unless the installation names them; so are sockets outside its folders. A name is resolved at each connection, because
+its address may change (DNS rebinding).
 """
 
 import ipaddress
@@ -20,14 +20,14 @@ _PATH = re.compile(r"/[A-Za-z0-9_./@:+-]*")
 
 
 class AddressRefused(ValueError):
-    """No replica is looked for there; the message says why, and what would help."""
+    """The address is not allowed for a replica; the message gives the reason and a remedy."""
 
 
 @dataclass(frozen=True)
 class AddressRules:
-    """The addresses that an installation allows its replicas: no operator has to accept them, and they may be local.
+    """The addresses an installation allows for its replicas. They may be local and need no operator's acceptance.
 
-    `sockets` are sockets, or folders directly in which sockets may lie.
+    `sockets` are sockets, or folders that directly contain sockets.
     """
 
     networks: tuple[Network, ...] = ()
@@ -36,7 +36,7 @@ class AddressRules:
 
     @classmethod
     def read(cls, entries: Iterable[str]) -> "AddressRules":
-        """Make them of networks (`10.1.0.0/16`), host names, and sockets or their folders (`unix:///path`).
+        """Return the rules for networks (`10.1.0.0/16`), host names, and sockets or their folders (`unix:///path`).
 
         Raises ValueError for an entry that is none of them.
         """
@@ -55,7 +55,7 @@ class AddressRules:
         return cls(tuple(networks), frozenset(hosts), tuple(sockets))
 
     def check(self, url: str) -> bool:
-        """Return whether a replica at this URL needs no operator's word. Raises AddressRefused."""
+        """Return whether the URL is allowed without an operator's acceptance. Raises AddressRefused."""
         if len(url) > MAX_URL:
             raise AddressRefused(f"The address has more than {MAX_URL} characters.")
         if url.startswith("unix:"):
@@ -70,7 +70,7 @@ class AddressRules:
         return self._names(ip)
 
     def check_socket(self, path: str) -> str:
-        """Return the socket's real path. Raises AddressRefused for one that is not named, nor its folder."""
+        """Return the socket's real path. Raises AddressRefused unless it or its folder is named."""
         real = os.path.realpath(path)
         if real not in self.sockets and os.path.dirname(real) not in self.sockets:
             raise AddressRefused(
@@ -79,7 +79,7 @@ class AddressRules:
         return real
 
     def check_ip(self, ip: Ip | str) -> None:
-        """Raise AddressRefused for what is this machine itself, its link, or a cloud's metadata service."""
+        """Raise AddressRefused for this machine, its link, reserved ranges and metadata services, unless named."""
         ip = ipaddress.ip_address(ip) if isinstance(ip, str) else ip
         if self._names(ip):
             return
@@ -94,7 +94,7 @@ class AddressRules:
 
 
 def is_ip(host: str) -> bool:
-    """Tell whether the host is an address and no name."""
+    """Return whether the host is an IP address."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -110,7 +110,7 @@ def _socket_path(url: str) -> str:
 
 
 def _host_of(url: str) -> str:
-    """Return the host of an http address that is nothing but scheme, host and port."""
+    """Return the host of an http address that has only scheme, host and port."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
@@ -124,7 +124,7 @@ def _host_of(url: str) -> str:
 
 
 def _ip_of(host: str) -> Ip | None:
-    """Return the address that the host is, None for a name. Raises AddressRefused for other spellings of numbers."""
+    """Return the host as an IP address, None for a name. Raises AddressRefused for other notations of numbers."""
     if is_ip(host):
         return ipaddress.ip_address(host)
     last = host.rpartition(".")[2]

@@ -1,6 +1,6 @@
 """Rows: strict parsing, rendering with a chat template, token ids and the mask of trained tokens.
 
-The only code that does this: preview, token counts and training all come here, so what a page shows is what trains.
+Preview, token counts and training all use this code, so a page shows exactly what is trained.
 """
 
 from apps.contracts.chat.errors import RowError, RowErrorCode, TemplateNotPrefixStable, TemplateRejectedRow

@@ -1,9 +1,9 @@
-"""Texts become token ids, and trained characters become ranges of tokens.
+"""Encoding of texts as token ids, and of trained characters as ranges of tokens.
 
-The sure way asks the tokenizer where each token stands in the text, which costs a third of its speed. The quick way
-counts control tokens instead: a row cannot bring any in, so the n-th one in the text is the n-th one among the ids,
-and what stands between it and the answer is a few constant tokens, compared one by one. Where they differ (a merge
-across the border), the row goes the sure way.
+The exact way asks the tokenizer for each token's offset in the text, which costs a third of its speed. The fast way
+counts control tokens instead: a row cannot contain any, so the n-th one in the text is the n-th one among the ids.
+Between it and the answer are a few constant tokens, which are compared one by one. If they differ (a merge across the
+edge), the row is encoded the exact way.
 """
 
 import re
@@ -18,7 +18,7 @@ from apps.contracts.templating.layout import Layout
 
 
 class Edge(msgspec.Struct, frozen=True):
-    """A border between trained and not: `after` control token `control` and these tokens, or right before it."""
+    """An edge of a trained span: right before control token `control`, or after it and these tokens."""
 
     control: int  # -1: the end of the text
     is_after: bool = False
@@ -26,13 +26,13 @@ class Edge(msgspec.Struct, frozen=True):
 
 
 class EdgePlan(msgspec.Struct, frozen=True):
-    """The control tokens of a layout in order, and each span's borders by them."""
+    """The control tokens of a layout in order, and each span's edges relative to them."""
 
     controls: tuple[int, ...]
     spans: tuple[tuple[Edge, Edge], ...]
 
     def ranges(self, ids: list[int]) -> tuple[Span, ...] | None:
-        """Return the trained ranges of the ids, or None where the borders are not between tokens."""
+        """Return the trained ranges of the ids, None if an edge is not between tokens."""
         try:
             places, position = [], 0
             for control in self.controls:
@@ -60,7 +60,7 @@ def _place(edge: Edge, places: list[int], ids: list[int]) -> int | None:
 
 
 class Planner:
-    """Finds the edge plan of a layout under one tokenizer."""
+    """Builder of a layout's edge plan under one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, control: re.Pattern[str]) -> None:
         self._tokenizer, self._control = tokenizer, control
@@ -69,7 +69,7 @@ class Planner:
         self._swallowing = {token.content for token in added.values() if token.special and _swallows(token)}
 
     def plan(self, layout: Layout) -> EdgePlan | None:
-        """Return how to find the layout's spans among ids, or None where only the sure way will do."""
+        """Return how to find the layout's spans among ids, None if only the exact way works."""
         controls = [
             (index, found.start(), found.end(), found.group())
             for index, literal in enumerate(layout.literals)
@@ -102,7 +102,7 @@ class Planner:
         return Edge(following - 1, True, tuple(constant[1:]))
 
     def _may_straddle(self, layout: Layout) -> bool:
-        """Return whether the end of a text and the start of a literal, or the reverse, could make a control token."""
+        """Return whether a text and an adjacent literal could together form a control token."""
         for before, after in zip(layout.literals, layout.literals[1:], strict=False):
             for token in self._ids:
                 parts = range(1, len(token))
@@ -122,7 +122,7 @@ def _swallows(token: AddedToken) -> bool:
 
 
 def ranges_by_offsets(encoding: Encoding, spans: Sequence[Span]) -> tuple[Span, ...]:
-    """Return the ranges of tokens that have a character of each span: the sure way."""
+    """Return the ranges of tokens that contain a character of each span: the exact way."""
     offsets = encoding.offsets
     found = []
     for start, end in spans:
@@ -133,7 +133,7 @@ def ranges_by_offsets(encoding: Encoding, spans: Sequence[Span]) -> tuple[Span, 
 
 
 def _joined(ranges: Sequence[Span]) -> tuple[Span, ...]:
-    """Return ascending ranges without overlap: a token on a border belongs to one span only."""
+    """Return ascending ranges without overlap: a token on an edge belongs to one span only."""
     joined: list[Span] = []
     for start, end in ranges:
         if joined and start < joined[-1][1]:

@@ -1,11 +1,11 @@
-"""What can be wrong with one row, in stable words."""
+"""Errors of one row, with stable codes."""
 
 from enum import StrEnum
 from typing import Any
 
 
 class RowErrorCode(StrEnum):
-    """Stable words of what can be wrong with one line."""
+    """Stable codes of errors in one line."""
 
     LINE_TOO_LONG = "line_too_long"
     NOT_UTF8 = "not_utf8"
@@ -40,7 +40,7 @@ class RowErrorCode(StrEnum):
 
 
 class RowError(Exception):
-    """One line that cannot be used: where, what (`code`), in words, which field (`param`), and how to fix it."""
+    """A line that cannot be used: its number, the error's `code` and message, the field (`param`), and the fix."""
 
     def __init__(self, line: int, code: RowErrorCode, message: str, *, param: str | None = None, fix: str = "") -> None:
         super().__init__(f"line {line}: {message}")
@@ -56,15 +56,15 @@ class TemplateRejectedRow(RowError):
 
 
 class TemplateNotPrefixStable(RowError):
-    """The template renders earlier turns differently once later ones follow, so a mask cannot be trusted."""
+    """The template renders earlier turns differently once later ones follow, so a mask would be unreliable."""
 
 
 def json_type(value: Any) -> str:
-    """Return the JSON word for a parsed value's type."""
+    """Return the JSON name of a parsed value's type."""
     names = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
     return names.get(type(value), "null")
 
 
 def short(text: str) -> str:
-    """Return the text quoted and cut to what fits a sentence."""
+    """Return the text quoted and cut to fit into a sentence."""
     return f"`{text if len(text) <= 40 else text[:39] + '…'}`"

@@ -1,4 +1,4 @@
-"""Lines of a file and the JSON in them, read strictly: what one reader might take otherwise than another is refused."""
+"""Lines of a file and strict parsing of their JSON: text that parsers interpret differently is refused."""
 
 import json
 import math
@@ -23,7 +23,7 @@ class Line(msgspec.Struct, frozen=True, gc=False):
 
 
 def split_lines(chunks: Iterable[bytes], *, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Line]:
-    """Cut a stream into numbered lines, blank ones left out, never holding more than one line and one chunk."""
+    """Split a stream into numbered lines without blank ones, holding at most one line and one chunk."""
     number, pending, is_too_long = 1, bytearray(), False
     for chunk in chunks:
         *ended, rest = chunk.split(b"\n")
@@ -51,7 +51,7 @@ def _join_line(number: int, pending: bytearray, piece: bytes, is_too_long: bool,
 
 
 def raise_too_long(line_number: int) -> NoReturn:
-    """Raise the error of a line longer than a line may be."""
+    """Raise the error of a line that is too long."""
     raise RowError(
         line_number,
         RowErrorCode.LINE_TOO_LONG,
@@ -69,7 +69,7 @@ class _BadNumber(Exception):
 
 
 def parse_json(line: bytes, number: int) -> Any:
-    """Return the one JSON value of a line; raises RowError for anything two readers could take differently."""
+    """Return the one JSON value of a line. Raises RowError for text that parsers interpret differently."""
     if b"\x00" in line:
         raise RowError(
             number,
@@ -142,7 +142,7 @@ def _finite_float(text: str) -> float:
 
 
 def _check_values(value: Any, number: int) -> None:
-    """Refuse nesting beyond MAX_DEPTH, and characters only escapes can bring in: NUL and halves of a surrogate pair."""
+    """Refuse nesting beyond MAX_DEPTH, and characters that only escapes can contain: NUL and lone surrogates."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         deeper: list[Any] = []

@@ -1,4 +1,4 @@
-"""Messages, tools and tool calls out of parsed JSON, each refusal with its field and its fix."""
+"""Parsing of messages, tools and tool calls from JSON. Each refusal names the field and the fix."""
 
 import json
 from typing import Any, NoReturn
@@ -21,7 +21,7 @@ _ROLES = {role.value: role for role in Role}
 
 
 def parse_messages(value: Any, number: int, *, param: str = "messages") -> tuple[ChatMessage, ...]:
-    """Return the messages of a JSON array; raises RowError."""
+    """Return the messages of a JSON array. Raises RowError."""
     if not isinstance(value, list) or not value:
         message = f"`{param}` is empty." if value == [] else f"`{param}` is a JSON {json_type(value)}, not an array."
         fix = "Give at least one user and one assistant message."
@@ -36,7 +36,7 @@ def parse_messages(value: Any, number: int, *, param: str = "messages") -> tuple
 
 
 def parse_tools(row: dict[str, Any], number: int, *, param: str = "") -> tuple[dict[str, Any], ...]:
-    """Return the row's tool definitions as they stand in it; raises RowError."""
+    """Return the row's tool definitions unchanged. Raises RowError."""
     tools = row.get("tools")
     field = f"{param}tools"
     parallel = row.get("parallel_tool_calls")
@@ -54,13 +54,15 @@ def parse_tools(row: dict[str, Any], number: int, *, param: str = "") -> tuple[d
 
 
 def unknown_keys(value: dict[str, Any], known: set[str]) -> list[str]:
-    """Return the keys nobody reads that hold something. OpenAI's client writes `"audio": null` and `"annotations": []`
-    into the messages it is asked to dump."""
+    """Return the unknown keys with a value.
+
+    OpenAI's client writes `"audio": null` and `"annotations": []` into messages that it dumps; these are ignored.
+    """
     return [key for key in value if key not in known and value[key] is not None and (key, value[key]) != _NOTED_NOTHING]
 
 
 def raise_unknown_key(number: int, key: str, param: str, note: str) -> NoReturn:
-    """Raise the error of a key nobody reads: what is silently dropped would be silently untrained."""
+    """Raise the error of an unknown key: its content would silently not be trained."""
     if key in _LEGACY_KEYS:
         message = f"{short(key)} is OpenAI's old form of tools and is not read."
         fix = "Write `tools` and `tool_calls` instead."
@@ -201,7 +203,7 @@ def _parse_tool_call(call: Any, param: str, number: int) -> ToolCall:
 
 
 def _parse_arguments(value: Any, param: str, number: int) -> str:
-    """Return the arguments as JSON text; some tools write the object itself instead of its text."""
+    """Return the arguments as JSON text; some tools write the object instead of its text."""
     if isinstance(value, dict):
         return json.dumps(value, ensure_ascii=False)
     try:
@@ -219,7 +221,7 @@ def _raise_bad_call(number: int, message: str, param: str) -> NoReturn:
 
 
 def _check_tool_answers(messages: tuple[ChatMessage, ...], param: str, number: int) -> None:
-    """Refuse a tool message that answers no call before it: a template would pair it with whatever comes last."""
+    """Refuse a tool message that answers no earlier call: a template would pair it with the latest one."""
     asked: set[str] = set()
     for index, message in enumerate(messages):
         asked.update(call.id for call in message.tool_calls)

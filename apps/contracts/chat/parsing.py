@@ -1,4 +1,4 @@
-"""One line becomes one row of the kind the file holds."""
+"""Parsing of one line as a row of the file's kind."""
 
 from typing import Any
 
@@ -19,21 +19,21 @@ _PREFERENCE_EXAMPLE = (
 
 
 def parse_line(line: Line) -> ChatRow:
-    """Parse one line of `split_lines` as a conversation; raises RowError."""
+    """Parse one line of `split_lines` as a conversation. Raises RowError."""
     if line.is_too_long:
         raise_too_long(line.number)
     return parse_row(line.data, line_number=line.number)
 
 
 def parse_line_as(line: Line, kind: RowKind) -> Row:
-    """Parse one line of `split_lines` as a row of this kind; raises RowError."""
+    """Parse one line of `split_lines` as a row of this kind. Raises RowError."""
     if line.is_too_long:
         raise_too_long(line.number)
     return parse_row_as(line.data, kind, line_number=line.number)
 
 
 def parse_row_as(line: bytes, kind: RowKind, *, line_number: int) -> Row:
-    """Parse one JSON line as a row of this kind; raises RowError with a stable code and the way to fix it."""
+    """Parse one JSON line as a row of this kind. Raises RowError with a stable code and a fix."""
     if kind is RowKind.CHAT:
         return parse_row(line, line_number=line_number)
     value = _parse_object(line, line_number)
@@ -41,7 +41,7 @@ def parse_row_as(line: bytes, kind: RowKind, *, line_number: int) -> Row:
 
 
 def parse_row(line: bytes, *, line_number: int) -> ChatRow:
-    """Parse one JSON line into a conversation; raises RowError with a stable code and the way to fix it."""
+    """Parse one JSON line as a conversation. Raises RowError with a stable code and a fix."""
     messages = _parse_quickly(line)
     if messages is not None:
         return ChatRow(messages, line_number)
@@ -49,7 +49,7 @@ def parse_row(line: bytes, *, line_number: int) -> ChatRow:
 
 
 def parse_row_strictly(line: bytes, *, line_number: int) -> ChatRow:
-    """Parse a conversation by the reader that names what is wrong; `parse_row` gives the same result sooner."""
+    """Parse a conversation with the strict parser, which names each error; `parse_row` gives the same result faster."""
     value = _parse_object(line, line_number)
     if "messages" not in value:
         fix = _missing_messages_fix(value)
@@ -63,7 +63,7 @@ def parse_row_strictly(line: bytes, *, line_number: int) -> ChatRow:
     return ChatRow(messages=messages, line_number=line_number, tools=tools)
 
 
-# --- the quick way ----------------------------------------------------------------------------------------------------
+# --- fast parser ------------------------------------------------------------------------------------------------------
 
 
 class _PlainRow(msgspec.Struct, forbid_unknown_fields=True):
@@ -74,14 +74,14 @@ _decode = msgspec.json.Decoder(_PlainRow).decode
 
 
 def _parse_quickly(line: bytes) -> tuple[ChatMessage, ...] | None:
-    """Return the messages of a plain, valid conversation, or None for all that needs the strict reader.
+    """Return the messages of a plain, valid conversation; None if it needs the strict parser.
 
-    The decoder keeps the last of two equal keys. A key cannot stand in a string without its quotes being escaped, so
-    as many quoted keys as messages means that each key is there once.
+    The decoder keeps the last of two equal keys. Inside a string the quotes of a key are escaped, so as many quoted
+    keys as messages means that each key occurs once.
     """
     if len(line) > MAX_LINE_BYTES or b"\\u" in line or b"\x00" in line:
         return None
-    if b'"weight"' in line or b'"name"' in line or b'"tool_call' in line:  # rare, and they may stand there twice
+    if b'"weight"' in line or b'"name"' in line or b'"tool_call' in line:  # rare, and may occur twice
         return None
     try:
         found = _decode(line).messages
@@ -99,7 +99,7 @@ def _parse_quickly(line: bytes) -> tuple[ChatMessage, ...] | None:
     return found
 
 
-# --- the strict way ---------------------------------------------------------------------------------------------------
+# --- strict parser ----------------------------------------------------------------------------------------------------
 
 
 def _parse_object(line: bytes, number: int) -> dict[str, Any]:

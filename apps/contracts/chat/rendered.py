@@ -1,4 +1,4 @@
-"""What the model sees of one row, and which of it the loss counts."""
+"""A rendered row: its text and tokens, and the part that the loss counts."""
 
 from enum import StrEnum
 
@@ -8,7 +8,7 @@ Span = tuple[int, int]
 
 
 class TrainOn(StrEnum):
-    """Which tokens of a conversation the loss counts."""
+    """The tokens of a conversation that the loss counts."""
 
     ASSISTANT = "assistant"  # every assistant message of weight 1, with the token that ends its turn
     COMPLETION = "completion"  # everything after the generation prompt of the last message
@@ -16,14 +16,17 @@ class TrainOn(StrEnum):
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """A stretch of rendered text whose characters are all trained, or all not."""
+    """A piece of rendered text that is trained as a whole, or not at all."""
 
     text: str
     is_trained: bool
 
 
 class RenderedRow(msgspec.Struct, frozen=True, gc=False):
-    """A row as text and tokens. `spans` are trained characters, `trained` the ranges of token_ids the loss counts."""
+    """A row as text and tokens.
+
+    `spans` are the trained characters, `trained` the ranges of token_ids the loss counts.
+    """
 
     text: str
     spans: tuple[Span, ...]
@@ -57,14 +60,14 @@ class RenderedRow(msgspec.Struct, frozen=True, gc=False):
         return tuple(part for part in parts if part.text)
 
     def labels(self, ignored: int) -> list[int]:
-        """Return the token ids with `ignored` in place of those the loss does not count."""
+        """Return the token ids, with `ignored` in place of tokens that the loss does not count."""
         labels = [ignored] * len(self.token_ids)
         for start, end in self.trained:
             labels[start:end] = self.token_ids[start:end]
         return labels
 
     def truncate(self, max_length: int) -> "RenderedRow":
-        """Return the row cut to its first `max_length` tokens; text and spans stay whole."""
+        """Return the row cut to its first `max_length` tokens; text and spans are unchanged."""
         if len(self.token_ids) <= max_length:
             return self
         kept = tuple((start, min(end, max_length)) for start, end in self.trained if start < max_length)
@@ -72,7 +75,7 @@ class RenderedRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class RenderedPair(msgspec.Struct, frozen=True):
-    """Both conversations of a preference; in each only the answer is trained."""
+    """Both conversations of a preference; only their answers are trained."""
 
     chosen: RenderedRow
     rejected: RenderedRow

@@ -1,4 +1,4 @@
-"""A base model's chat template and tokenizer: rows in; text, token ids and what is trained out."""
+"""Rendering of rows with a base model's chat template and tokenizer."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from apps.contracts.chat.texts import Text, TextMaker
 from apps.contracts.chat.tokenizer_files import load_tokenizer, read_model_texts, read_tokenizer
 from apps.contracts.templating.process import TemplateProcess, shared_process
 
-# Bumped when the same row could give other tokens or another mask; part of every renderer's fingerprint.
+# Increased when a row could give other tokens or another mask; part of every renderer's fingerprint.
 RENDERING_VERSION = 2
 _BATCH_CHARACTERS = 1_000_000
 _BATCHES_AHEAD = 2
@@ -27,9 +27,9 @@ Encoded = tuple[list[int], tuple[Span, ...]]
 class ChatRenderer:
     """A chat template with its tokenizer: rows in; text, token ids and trained ranges out. Deterministic.
 
-    `tokenizer_json` is the content of the file (str or bytes) or its Path. The ids are those of
-    `apply_chat_template(..., tokenize=True)`, hence of serving. The template runs in a process of its own whose time
-    and memory are limited.
+    `tokenizer_json` is the content of the file (str or bytes) or its Path. The ids equal those of
+    `apply_chat_template(..., tokenize=True)`, and so those of serving. The template runs in a separate process with
+    limited time and memory.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ChatRenderer:
 
     @classmethod
     def from_folder(cls, folder: Path, *, chat_template: str = "") -> "ChatRenderer":
-        """Read tokenizer, special tokens and (unless given) template as `from_pretrained` does from the same folder."""
+        """Return a renderer from a folder, read as `from_pretrained` does; a given template replaces the folder's."""
         texts = read_model_texts(folder, chat_template)
         tokens = texts.tokens
         return cls(
@@ -69,7 +69,7 @@ class ChatRenderer:
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """The tokens the template may name; give them back to build the same renderer without the folder."""
+        """The tokens that the template may use; pass them back to build the same renderer without the folder."""
         return dict(self._tokens)
 
     @property
@@ -81,7 +81,7 @@ class ChatRenderer:
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     def render(self, row: ChatRow | TextRow, *, train_on: TrainOn = TrainOn.ASSISTANT) -> RenderedRow:
-        """Render one row by the sure way; raises TemplateRejectedRow, TemplateNotPrefixStable or RowError."""
+        """Render one row the exact way. Raises TemplateRejectedRow, TemplateNotPrefixStable or RowError."""
         [text] = self._texts.make([row], train_on, by_layout=False)
         if text.error is not None:
             raise text.error
@@ -89,13 +89,13 @@ class ChatRenderer:
         return _row(text, (encoding.ids, ranges_by_offsets(encoding, text.spans)), train_on)
 
     def render_pair(self, row: PreferenceRow) -> RenderedPair:
-        """Render both conversations of a preference; raises as `render` does."""
+        """Render both conversations of a preference; raise as `render` does."""
         return RenderedPair(self.render(row.chosen), self.render(row.rejected))
 
     def render_many(
         self, rows: Iterable[ChatRow | TextRow], *, batch_size: int = 512, train_on: TrainOn = TrainOn.ASSISTANT
     ) -> Iterator[RenderedRow]:
-        """Render rows in order, a batch at a time and the next batches while one is used; each as `render` does."""
+        """Yield the rows rendered as by `render`, in order and batches; later batches are encoded in the background."""
         batches: deque[tuple[list[Text], Future[list[Encoded]]]] = deque()
         with ThreadPoolExecutor(max_workers=1) as encoder:
             for batch in _batches(rows, batch_size):
@@ -107,28 +107,28 @@ class ChatRenderer:
                 yield from _rows(*batches.popleft(), train_on)
 
     def render_pairs(self, rows: Iterable[PreferenceRow], *, batch_size: int = 256) -> Iterator[RenderedPair]:
-        """Render preferences in order; each as `render_pair` does."""
+        """Yield preferences rendered as by `render_pair`, in order."""
         sides = self.render_many((side for row in rows for side in (row.chosen, row.rejected)), batch_size=batch_size)
         for chosen in sides:
             yield RenderedPair(chosen, next(sides))
 
     def render_prompt(self, messages: Iterable[ChatMessage]) -> str:
-        """Return the text an inference request of these messages starts from."""
+        """Return the text at which an inference request with these messages starts."""
         return self._texts.render_prompt(list(messages))
 
     def token_spans(self, text: str, *, is_plain: bool = False) -> list[Span]:
-        """Return where each token of a rendered text stands in it."""
+        """Return the span of each token in a rendered text."""
         return list(self._tokenizer.encode(text, add_special_tokens=is_plain).offsets)
 
     def control_spans(self, text: str) -> list[Span]:
-        """Return where a rendered text holds control tokens such as the end of a turn."""
+        """Return the spans of control tokens, such as the end of a turn, in a rendered text."""
         return [found.span() for found in self._texts.control.finditer(text)]
 
     def count_prompt_tokens(self, messages: Iterable[ChatMessage]) -> int:
         return len(self._tokenizer.encode(self.render_prompt(messages), add_special_tokens=False).ids)
 
     def _encode(self, texts: list[Text]) -> list[Encoded]:
-        """Return ids and trained ranges of each text, the quick way where it has a plan that fits."""
+        """Return ids and trained ranges of each text, the fast way where its plan fits."""
         encoded: list[Encoded | None] = [None] * len(texts)
         quick = [at for at, text in enumerate(texts) if text.plan is not None]
         batch = self._tokenizer.encode_batch_fast([texts[at].text for at in quick], add_special_tokens=False)

@@ -1,4 +1,4 @@
-"""The three kinds of rows that can be trained: conversations, preferences between two answers, plain text."""
+"""The three kinds of trainable rows: conversations, preferences between two answers, plain text."""
 
 from enum import StrEnum
 from typing import Any
@@ -8,14 +8,14 @@ import msgspec
 
 class Role(StrEnum):
     SYSTEM = "system"
-    DEVELOPER = "developer"  # rendered as system: templates know one of the two
+    DEVELOPER = "developer"  # rendered as system: templates know only one of the two
     USER = "user"
     ASSISTANT = "assistant"
     TOOL = "tool"
 
 
 class RowKind(StrEnum):
-    """What every row of a file is; a file has one kind."""
+    """The kind of every row in a file; a file has one kind."""
 
     CHAT = "chat"
     PREFERENCE = "preference"
@@ -23,7 +23,7 @@ class RowKind(StrEnum):
 
 
 class ToolCall(msgspec.Struct, frozen=True, gc=False):
-    """A function call an assistant wrote. `arguments` is JSON text of an object, as OpenAI has it."""
+    """A function call by an assistant. `arguments` is the JSON text of an object, as in OpenAI's API."""
 
     id: str
     name: str
@@ -50,12 +50,12 @@ class ChatRow(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_plain(self) -> bool:
-        """Whether roles and contents are all there is: no tools, calls or names."""
+        """Whether it has only roles and contents: no tools, calls or names."""
         return not self.tools and not any(m.tool_calls or m.tool_call_id or m.name for m in self.messages)
 
 
 class PreferenceRow(msgspec.Struct, frozen=True):
-    """A prompt with an answer people prefer and one they do not; each answer is trained against the other."""
+    """A prompt with a preferred answer and another one; each is trained against the other."""
 
     prompt: tuple[ChatMessage, ...]
     preferred: tuple[ChatMessage, ...]
@@ -79,7 +79,7 @@ class PreferenceRow(msgspec.Struct, frozen=True):
 
 
 class TextRow(msgspec.Struct, frozen=True, gc=False):
-    """Text to continue pre-training on: every token of it is trained."""
+    """Text for continued pre-training: every token is trained."""
 
     text: str
     line_number: int = 0

@@ -1,4 +1,4 @@
-"""Rows become text with the characters that are trained: by their layout where they have one, else by the template."""
+"""Conversion of rows to text with trained characters: by layout where there is one, else by the template."""
 
 import json
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from apps.contracts.templating.layout import Layout
 from apps.contracts.templating.process import TemplateInvalid, TemplateKilled, TemplateProcess
 from apps.contracts.templating.spans import control_pattern
 
-_LAYOUT_MESSAGES = 64  # longer conversations are few, and each length would be a layout of its own
+_LAYOUT_MESSAGES = 64  # longer conversations are few, and each length would need a separate layout
 _LAYOUTS_KEPT = 2_000
 Key = tuple[tuple[Role, ...], tuple[int, ...]]
 
 
 class Text(msgspec.Struct, gc=False):
-    """A row before its tokens, or the error it ends in. Plain text gets the tokenizer's own first and last tokens."""
+    """A row before tokenization, or its error. Plain text gets the tokenizer's own first and last tokens."""
 
     text: str = ""
     spans: Sequence[Span] = ()
@@ -65,7 +65,7 @@ class TextMaker:
             raise InvalidChatTemplate(f"The chat template does not compile: {error}.") from error
 
     def make(self, rows: Sequence[ChatRow | TextRow], train_on: TrainOn, *, by_layout: bool = True) -> list[Text]:
-        """Return the text of each row; those without a layout go to the process together."""
+        """Return the text of each row; rows without a layout go to the process together."""
         made = [self._quick(row, train_on, by_layout) for row in rows]
         waiting = [at for at, text in enumerate(made) if text is None]
         if waiting:
@@ -74,7 +74,7 @@ class TextMaker:
         return [text for text in made if text is not None]
 
     def render_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]] = ()) -> str:
-        """Return the text an inference request of these messages starts from."""
+        """Return the text at which an inference request with these messages starts."""
         try:
             reply = self._ask("prompt", _as_dicts(messages), list(tools) or None)
         except TemplateKilled as error:
@@ -127,7 +127,7 @@ class TextMaker:
         except TemplateKilled as error:
             if len(rows) == 1:
                 return [Text(error=_refused(rows[0].line_number, str(error)))]
-            middle = len(rows) // 2  # halve until the row that kills is alone
+            middle = len(rows) // 2  # split until the row that kills the process is alone
             return self._render(rows[:middle], train_on) + self._render(rows[middle:], train_on)
         return [_text_of(row, reply) for row, reply in zip(rows, replies, strict=True)]
 
@@ -137,7 +137,10 @@ class TextMaker:
     # --- control tokens -------------------------------------------------------------------------------------------
 
     def _find_control_token(self, row: ChatRow | TextRow) -> RowError | None:
-        """Text that spells a control token would be read as one, here and in serving: it could end a turn early."""
+        """Return the error of a text that spells a control token.
+
+        Training and serving would read it as that token, so it could end a turn early.
+        """
         if isinstance(row, TextRow):
             return self._judge(row.text.removesuffix(self._eos), "text", row.line_number)
         for index, message in enumerate(row.messages):
@@ -232,7 +235,7 @@ def _as_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def _as_dict(message: ChatMessage) -> dict[str, Any]:
-    """Return the message as serving gives it to the template: arguments of calls as objects, not as text."""
+    """Return the message as serving passes it to the template: arguments of calls as objects, not as text."""
     found: dict[str, Any] = {"role": _template_role(message.role.value), "content": message.content}
     if message.name:
         found["name"] = message.name

@@ -1,4 +1,4 @@
-"""Tokenizer and chat template out of a model's folder, read as `from_pretrained` reads them."""
+"""Tokenizer and chat template of a model's folder, read as `from_pretrained` reads them."""
 
 import hashlib
 import json
@@ -14,25 +14,25 @@ _MARKED_INDEX: dict[str, str] = json.loads((_MARKED / "index.json").read_bytes()
 
 
 class InvalidChatTemplate(Exception):
-    """The template of the base model does not compile, or the tokenizer cannot be read."""
+    """The base model's template does not compile, or its tokenizer cannot be read."""
 
 
 class ModelTexts(msgspec.Struct, frozen=True):
-    """What a folder says about texts."""
+    """Chat template and special tokens of a model's folder."""
 
     chat_template: str
     tokens: dict[str, str]
 
 
 def read_model_texts(folder: Path, chat_template: str = "") -> ModelTexts:
-    """Return the template (unless given) and the special tokens of a model's folder."""
+    """Return the chat template (unless given) and special tokens of a model's folder."""
     config = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
     tokens = {name: _token_text(config.get(name)) for name in TOKEN_NAMES}
     return ModelTexts(chat_template or read_chat_template(folder), tokens)
 
 
 def read_chat_template(folder: Path) -> str:
-    """Return the default chat template of a model folder, "" when it has none."""
+    """Return the default chat template of a model's folder, "" when it has none."""
     file = folder / "chat_template.jinja"
     if file.exists():
         return file.read_text(encoding="utf-8")
@@ -47,13 +47,13 @@ def chat_template_sha256(chat_template: str) -> str:
 
 
 def marked_twin(chat_template: str) -> str:
-    """Return the template that marks what the model writes and renders the same, where one is known, else ""."""
+    """Return the template with the same rendering that marks what the model writes, "" when none is known."""
     name = _MARKED_INDEX.get(chat_template_sha256(chat_template))
     return (_MARKED / name).read_text(encoding="utf-8") if name else ""
 
 
 def read_tokenizer(tokenizer_json: str | bytes | Path) -> bytes:
-    """Return the file's content; raises InvalidChatTemplate."""
+    """Return the file's content. Raises InvalidChatTemplate."""
     if isinstance(tokenizer_json, Path):
         try:
             return tokenizer_json.read_bytes()
@@ -63,7 +63,7 @@ def read_tokenizer(tokenizer_json: str | bytes | Path) -> bytes:
 
 
 def load_tokenizer(content: bytes) -> Tokenizer:
-    """Return the tokenizer, never truncating and never padding; raises InvalidChatTemplate."""
+    """Return the tokenizer without truncation and padding. Raises InvalidChatTemplate."""
     try:
         tokenizer = Tokenizer.from_buffer(content)
     except ValueError as error:

@@ -1,6 +1,6 @@
-"""`python -m apps.contracts.templating.child`: runs chat templates for its parent, within limits, and nothing else.
+"""`python -m apps.contracts.templating.child`: the child process that runs chat templates within limits.
 
-Reads frames (four bytes of length, then msgpack) from standard input and answers each on standard output. A template
+It reads frames (four bytes of length, then msgpack) from standard input and answers each on standard output. A template
 that uses too much processor time or memory ends this process; the parent starts another.
 """
 
@@ -20,7 +20,7 @@ LENGTH_BYTES = 4
 
 
 class LoadedTemplate:
-    """What one `load` brought: the template, its twin, its control tokens."""
+    """The result of one `load`: a template, its twin and its control tokens."""
 
     def __init__(self, source: str, twin: str, tokens: dict[str, str], control_tokens: list[str]) -> None:
         self._template = ChatTemplate(source, tokens)
@@ -52,9 +52,9 @@ def _guarded(render: Any) -> Any:
 
 
 def limit_resources(memory_bytes: int) -> None:
-    """Give this process so much address space, no new files to write, and no core to dump."""
+    """Limit this process to this much address space, no writes to files and no core dump."""
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # hence `-B`: compiled modules would be cut off and left so
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # `-B` is needed: the limit would truncate compiled modules
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

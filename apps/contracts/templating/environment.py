@@ -1,4 +1,7 @@
-"""What transformers and vLLM offer to a chat template, in jinja's immutable sandbox. Only the child process runs it."""
+"""The environment of a chat template, as in transformers and vLLM, in jinja's immutable sandbox.
+
+Only the child process runs it.
+"""
 
 import datetime
 import functools
@@ -12,11 +15,10 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-# `strftime_now` of some templates must not make the same run differ from day to day: the date that Llama 3's
-# template itself falls back to.
+# A fixed date for templates with `strftime_now`, so that a run does not change from day to day: Llama 3's own fallback.
 TEMPLATE_DATE = datetime.datetime(2024, 7, 26)
 
-# Unicode noncharacters, refused in rows: they mark places in a rendered text and are taken out again.
+# Unicode noncharacters, refused in rows: they mark places in a rendered text and are removed again.
 GENERATION_START, GENERATION_END = "\ufdd8", "\ufdd9"
 MARKS = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
 Span = tuple[int, int]
@@ -33,7 +35,7 @@ TEMPLATE_FAULTS = (
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}` says what the model writes; its output stands between two marks."""
+    """The tag `{% generation %}…{% endgeneration %}` around what the model writes; two marks enclose its output."""
 
     tags = {"generation"}
 
@@ -47,7 +49,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 def make_environment(kind: type[jinja2.sandbox.SandboxedEnvironment]) -> jinja2.sandbox.SandboxedEnvironment:
-    """Return an environment as `apply_chat_template` has it, of this sandbox class."""
+    """Return an environment like that of `apply_chat_template`, of this sandbox class."""
     environment = kind(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = raise_exception
@@ -56,7 +58,7 @@ def make_environment(kind: type[jinja2.sandbox.SandboxedEnvironment]) -> jinja2.
 
 
 class ChatTemplate:
-    """A compiled template with the special tokens it may name."""
+    """A compiled template with the special tokens that it may use."""
 
     def __init__(self, source: str, tokens: dict[str, str]) -> None:
         self.source = source
@@ -70,7 +72,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = False,
     ) -> tuple[str, list[Span]]:
-        """Return the text and what the template itself marks as written by the model; raises TEMPLATE_FAULTS."""
+        """Return the text and the spans that the template marks as written by the model. Raises TEMPLATE_FAULTS."""
         return take_out_marks(
             self._template.render(
                 messages=messages,
@@ -84,12 +86,12 @@ class ChatTemplate:
 
 @functools.lru_cache(maxsize=64)
 def compile_template(source: str) -> jinja2.Template:
-    """Compile with jinja's own sandbox; raises jinja2.TemplateError."""
+    """Compile with jinja's own sandbox. Raises jinja2.TemplateError."""
     return make_environment(jinja2.sandbox.ImmutableSandboxedEnvironment).from_string(source)
 
 
 def take_out_marks(marked: str) -> tuple[str, list[Span]]:
-    """Return the text without generation marks, and where they stood, spans that touch made one."""
+    """Return the text without generation marks, and the spans they enclosed, with adjacent spans joined."""
     spans: list[Span] = []
     parts: list[str] = []
     position = 0
@@ -105,7 +107,7 @@ def take_out_marks(marked: str) -> tuple[str, list[Span]]:
 
 
 def one_line(error: Exception) -> str:
-    """Return what an exception says, on one line of bounded length."""
+    """Return an exception's message on one line of at most 200 characters."""
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 

@@ -1,9 +1,9 @@
-"""What a template does with the texts of a conversation, found once for each order of roles instead of once a row.
+"""Layouts: what a template does with a conversation's texts, found once per order of roles instead of once per row.
 
-The template runs on stand-ins that note what is done with them. Where it only writes them out, whole or stripped, the
-rendered text of *any* such conversation is the same literals around other texts: that is its layout. What the
-template asks about a text (`'</think>' in content`) is answered "no" and kept as a guard; a row for which a guard does
-not hold, and a template that does anything else with a text, are rendered by the template itself.
+The template runs on stand-ins that record its operations on them. If it only writes them out, whole or stripped, the
+rendered text of *any* such conversation is the same literals around other texts: that is its layout. A question of the
+template about a text (`'</think>' in content`) is answered "no" and kept as a guard. The template itself renders rows
+that fail a guard, and all rows if it uses a text in another way.
 """
 
 import functools
@@ -27,7 +27,7 @@ _ALLOWED_FILTERS |= {"selectattr", "rejectattr"}
 
 
 class Text(msgspec.Struct, frozen=True, array_like=True):
-    """The content of message `message`, stripped in these ways one after another."""
+    """The content of message `message`, stripped in these ways in order."""
 
     message: int
     strips: tuple[tuple[str, str | None], ...] = ()
@@ -40,14 +40,14 @@ class Text(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Guard(msgspec.Struct, frozen=True, array_like=True):
-    """A question the template asked about a text and was told "no"; `is_empty` has no argument."""
+    """A question of the template about a text that was answered "no"; `is_empty` has no argument."""
 
     text: Text
     question: str  # "contains" | "startswith" | "endswith" | "equals" | "is_empty"
     argument: str = ""
 
     def holds(self, contents: Sequence[str]) -> bool:
-        """Return whether "no" is the truth for these contents."""
+        """Return whether "no" is true for these contents."""
         text = self.text.of(contents)
         if self.question == "contains":
             return self.argument not in text
@@ -59,7 +59,10 @@ class Guard(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Layout(msgspec.Struct, frozen=True, array_like=True):
-    """Literals around texts: literals[0] texts[0] literals[1] … ; edges are (literal, offset) of each span's ends."""
+    """Literals around texts: literals[0] texts[0] literals[1] …
+
+    A span's edges are (literal, offset).
+    """
 
     literals: tuple[str, ...]
     texts: tuple[Text, ...]
@@ -68,11 +71,11 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Untraceable(BaseException):
-    """The template did with a text what a layout cannot hold. No `except Exception` of jinja's may swallow it."""
+    """The template used a text in a way that a layout cannot express. It escapes jinja's `except Exception`."""
 
 
 class _Trace:
-    """The stand-ins of one rendering and the guards they gathered."""
+    """The stand-ins of one rendering, and the guards collected."""
 
     def __init__(self) -> None:
         self.texts: list[Text] = []
@@ -85,7 +88,7 @@ class _Trace:
 
 
 class _StandIn(str):
-    """A text nobody knows yet; `text` is None once it is joined with others."""
+    """A text that is not known yet; `text` is None once it is joined with others."""
 
     trace: _Trace
     text: Text | None
@@ -164,7 +167,7 @@ for _name in ("__lt__", "__le__", "__gt__", "__ge__", "__format__"):
 
 
 class _TracingSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The same sandbox, where a text may not slip through a function into a string nobody watches."""
+    """The same sandbox; it refuses functions that would turn a stand-in into an untraced string."""
 
     intercepted_binops = frozenset({"%", "*"})
 
@@ -186,14 +189,14 @@ def _holds_stand_in(value: Any, depth: int = 5) -> bool:
     if isinstance(value, str | int | float | None | jinja2.Undefined):
         return False
     if depth == 0 or not isinstance(value, list | tuple | dict):
-        return True  # what cannot be looked into may hold one
+        return True  # a value that cannot be inspected may contain one
     items = value.values() if isinstance(value, dict) else value
     return any(_holds_stand_in(item, depth - 1) for item in items)
 
 
 @functools.lru_cache(maxsize=64)
 def _compile_for_tracing(source: str) -> jinja2.Template | None:
-    """Return the template for stand-ins, or None where it builds strings out of sight (macros, `~`, captures)."""
+    """Return the template for stand-ins, None if it builds strings untraced (macros, `~`, captures)."""
     environment = make_environment(_TracingSandbox)
     hidden: tuple[type[jinja2.nodes.Node], ...] = (
         jinja2.nodes.Concat,
@@ -237,7 +240,7 @@ def find_layout(
     twin: ChatTemplate | None,
     control_tokens: Sequence[str],
 ) -> Layout | None:
-    """Return the layout of conversations with these roles, or None where there is none."""
+    """Return the layout of conversations with these roles, None if there is none."""
     finder = _traced_finder(template, twin, control_tokens)
     if finder is None:
         return None

@@ -1,4 +1,4 @@
-"""The parent's side of the process that runs chat templates: one child for all templates, started when needed."""
+"""The parent's side of the process that runs chat templates: one child for all templates, started on demand."""
 
 import atexit
 import os
@@ -17,12 +17,12 @@ _LENGTH_BYTES = 4
 MEMORY_BYTES = 768 * 1024 * 1024
 REPLY_BYTES = 192 * 1024 * 1024
 CPU_SECONDS = 10.0
-WALL_SECONDS = 180.0  # only a machine that stands still needs so long for ten seconds of work
+WALL_SECONDS = 180.0  # only a stalled machine needs this long for ten seconds of work
 TEMPLATES_KEPT = 64
 
 
 class TemplateKilled(Exception):
-    """The template used more time or memory than it may have."""
+    """The template exceeded its time or memory."""
 
 
 class TemplateInvalid(Exception):
@@ -30,7 +30,7 @@ class TemplateInvalid(Exception):
 
 
 class TemplateProcess:
-    """A child that renders; whoever asks while another asks waits. A fork gets a child of its own."""
+    """A child that renders, for one caller at a time. A fork gets a separate child."""
 
     def __init__(self, *, cpu_seconds: float = CPU_SECONDS, memory_bytes: int = MEMORY_BYTES) -> None:
         self._cpu_seconds, self._memory_bytes = cpu_seconds, memory_bytes
@@ -40,7 +40,7 @@ class TemplateProcess:
         self._owner = 0
 
     def ask(self, key: str, source: tuple[Any, ...], do: str, *arguments: Any) -> Any:
-        """Have the child do `do` with the template of this key; raises TemplateKilled or TemplateInvalid."""
+        """Have the child do `do` with the template of this key. Raises TemplateKilled or TemplateInvalid."""
         with self._lock:
             self._require_child()
             if key not in self._loaded:
@@ -56,7 +56,7 @@ class TemplateProcess:
         return reply["done"]
 
     def stop(self) -> None:
-        """End the child, if there is one; the next question starts another."""
+        """Stop the child, if there is one; the next request starts another."""
         child, self._child = self._child, None
         self._loaded.clear()
         if child is not None and self._owner == os.getpid():

@@ -1,8 +1,8 @@
-"""Where in a rendered conversation the trained answers stand.
+"""The spans of trained answers in a rendered conversation.
 
-A template that marks what the model writes is believed. Where it does not, its marked twin is, if both render the
-same text (the twins are what TRL itself trains with). For any other template an answer begins where the generation
-prompt ends and ends with the token that ends the turn.
+If a template marks what the model writes, its marks are used. Otherwise those of its marked twin are used, if both
+render the same text (TRL itself trains with these twins). With any other template an answer starts where the generation
+prompt ends, and ends with the token that ends the turn.
 """
 
 import re
@@ -16,7 +16,7 @@ Tools = list[dict[str, Any]] | None
 
 
 class NotPrefixStable(Exception):
-    """The answer of message `index` cannot be told from what stands around it."""
+    """The answer of message `index` cannot be separated from the text around it."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
@@ -24,7 +24,7 @@ class NotPrefixStable(Exception):
 
 
 class SpanFinder:
-    """One template, its marked twin if there is one, and the control tokens of its tokenizer."""
+    """One template, its marked twin if any, and the control tokens of its tokenizer."""
 
     def __init__(self, template: ChatTemplate, twin: ChatTemplate | None, control_tokens: Sequence[str]) -> None:
         self._template = template
@@ -32,9 +32,9 @@ class SpanFinder:
         self._control = control_pattern(control_tokens)
 
     def render(self, messages: Messages, tools: Tools, trained: Sequence[int] | None) -> tuple[str, list[Span]]:
-        """Return the text and the spans of the trained messages; raises TEMPLATE_FAULTS or NotPrefixStable.
+        """Return the text and the spans of the trained messages. Raises TEMPLATE_FAULTS or NotPrefixStable.
 
-        Without `trained` the one span is all that follows the generation prompt of the last message.
+        Without `trained`, the one span is everything after the generation prompt of the last message.
         """
         text, marked = self._template.render(messages, tools)
         if trained is None:
@@ -46,11 +46,14 @@ class SpanFinder:
         return text, [self._find_answer(text, messages, tools, index) for index in trained]
 
     def render_prompt(self, messages: Messages, tools: Tools) -> str:
-        """Return what an inference request of these messages starts from."""
+        """Return the text at which an inference request with these messages starts."""
         return self._template.render(messages, tools, add_generation_prompt=True)[0]
 
     def _shared_length(self, text: str, before: str) -> int:
-        """Return how much of a prompt the text begins with; what parts them may begin alike, but for control tokens."""
+        """Return how much of a prompt the text starts with.
+
+        Where they differ, only a control token ends the shared part reliably: the texts after it may start alike.
+        """
         if text.startswith(before):
             return len(before)
         parting = next((at for at, (a, b) in enumerate(zip(text, before, strict=False)) if a != b), len(text))
@@ -74,14 +77,14 @@ class SpanFinder:
         return self._find_by_generation_prompt(text, before, messages, tools, index)
 
     def _end_of_turn(self, text: str, start: int, limit: int) -> int:
-        """Return where the last control token of the turn ends, or its text where it has none."""
+        """Return the end of the turn's last control token, or of its text if it has none."""
         ends = [found.end() for found in self._control.finditer(text, start, limit)]
         return ends[-1] if ends else start + len(text[start:limit].rstrip())
 
     def _find_by_generation_prompt(self, text: str, before: str, messages: Messages, tools: Tools, index: int) -> Span:
-        """Find the answer of a template that renders earlier turns differently, by what opens each answer.
+        """Find an answer by its opening, for a template that renders earlier turns differently.
 
-        A control token cannot come from a row, so what opens an answer stands in the text once for each of them.
+        Rows cannot contain control tokens, so the opening occurs once per answer in the text.
         """
         closed = self._template.render(messages[:index], tools)[0] if index else ""
         opening = before.removeprefix(closed) if before.startswith(closed) else ""
@@ -99,13 +102,13 @@ class SpanFinder:
 
 
 def control_pattern(tokens: Sequence[str]) -> re.Pattern[str]:
-    """Return what matches any of the control tokens, the longest first."""
+    """Return a pattern that matches any of the control tokens, longest first."""
     longest_first = sorted((token for token in tokens if token), key=len, reverse=True)
     return re.compile("|".join(re.escape(token) for token in longest_first) or r"(?!)")
 
 
 def _choose(marked: list[Span], messages: Messages, trained: Sequence[int]) -> list[Span] | None:
-    """Return the marked spans of the trained messages, or None where it is not plain which is whose."""
+    """Return the marked spans of the trained messages, None if the assignment is ambiguous."""
     answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     if len(answers) == len(trained):
         return marked

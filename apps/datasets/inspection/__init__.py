@@ -1,1 +1,1 @@
-"""What a person should look at before training: findings, personal data, comparisons of files."""
+"""Reports for review before training: findings, personal data, comparisons of files."""

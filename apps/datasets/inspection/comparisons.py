@@ -1,6 +1,6 @@
-"""Comparisons of a training file with the validation file given with it: made once, kept, and read by pages and quotes.
+"""Comparisons of a training file with its validation file, computed once and stored for pages and quotes.
 
-A small pair is compared while somebody waits; for others a task is asked.
+A small pair is compared while the caller waits; a task compares larger ones.
 """
 
 import zlib
@@ -14,21 +14,21 @@ from apps.datasets.intake.lanes import lane_of
 from apps.datasets.models import DatasetVersion, VersionComparison
 from apps.datasets.rows import iterate_rows
 
-# Bumped when a comparison could find something else; a pair compared by older rules is compared again.
+# Increased when a comparison could find something else. A pair compared under older rules is compared again.
 COMPARISON_VERSION = 1
-# Both files of a pair that is compared at once: about a second.
+# Upper limits, for both files together, of a pair compared at once: about a second.
 COMPARE_NOW_ROWS = 5_000
 COMPARE_NOW_BYTES = 4_000_000
 
 
 def find_comparison(*, version: DatasetVersion, other: DatasetVersion) -> VersionComparison | None:
-    """Return how this version repeats the other one by the present rules, if that was looked at."""
+    """Return how this version repeats the other under the current rules, if they were compared."""
     found = VersionComparison.objects.filter(version=version, other=other, rules=COMPARISON_VERSION)
     return found.defer("marks").first()
 
 
 def find_or_compare(*, version: DatasetVersion, other: DatasetVersion) -> VersionComparison | None:
-    """Return the comparison, made now where both files are small; None where one is not ready or a task is at it."""
+    """Return the comparison, computed now if both files are small; None if one is not ready or a task was requested."""
     found = find_comparison(version=version, other=other)
     if found is not None or {version.status, other.status} != {"ready"}:
         return found
@@ -41,7 +41,7 @@ def find_or_compare(*, version: DatasetVersion, other: DatasetVersion) -> Versio
 
 
 def compare_versions(*, version: DatasetVersion, other: DatasetVersion) -> VersionComparison | None:
-    """Compare two ready versions unless that is done; return None where one is not ready."""
+    """Compare two ready versions unless that is done; return None when one is not ready."""
     if {version.status, other.status} != {"ready"}:
         return None
     found = find_comparison(version=version, other=other)
@@ -66,13 +66,13 @@ def compare_versions(*, version: DatasetVersion, other: DatasetVersion) -> Versi
 
 
 def marks_of(comparison: VersionComparison) -> bytes:
-    """Return for each row of the version, in file order, a `Repeats`."""
+    """Return a `Repeats` for each row of the version, in file order."""
     return zlib.decompress(comparison.marks)
 
 
 @transaction.atomic
 def request_comparison(*, version: DatasetVersion, other: DatasetVersion) -> None:
-    """Have a task compare two versions. Asking again is harmless: one is asked for in an hour."""
+    """Have a task compare two versions. Requests are limited to one per hour, so repeating is harmless."""
     hour = db_now().strftime("%Y%m%d%H")
     key = f"compare:{version.pk}:{other.pk}:{COMPARISON_VERSION}:{hour}"
     outbox.publish(

@@ -1,4 +1,4 @@
-"""Inspections of versions: made once by a task, kept, and read by pages."""
+"""Inspections of versions: computed once by a task and stored for pages."""
 
 from array import array
 from collections.abc import Iterator
@@ -14,19 +14,19 @@ from apps.datasets.intake.lanes import lane_of
 from apps.datasets.models import DatasetVersion, VersionInspection
 from apps.datasets.rows import iterate_rows
 
-# The keys of so many rows are read while somebody waits: 1.6 MB, 0.1 s.
+# The keys of this many rows may be read while the caller waits: 1.6 MB, 0.1 s.
 KEYS_READ_NOW = 200_000
 _CHUNK_ROWS = 64 * 1024
 _KEYS_LIMIT_BYTES = 64 * 1024 * 1024
 
 
 def find_inspection(*, version: DatasetVersion) -> VersionInspection | None:
-    """Return the inspection of this version by the present rules, if there is one."""
+    """Return the inspection of this version under the current rules, if there is one."""
     return VersionInspection.objects.filter(version=version, rules=INSPECTION_VERSION).first()
 
 
 def inspect_version(*, version: DatasetVersion) -> VersionInspection | None:
-    """Inspect a ready version unless that is done; return None for one that is not ready."""
+    """Inspect a ready version unless that is done; return None for a version that is not ready."""
     if version.status != "ready":
         return None
     found = find_inspection(version=version)
@@ -56,7 +56,7 @@ def _chunks(keys: "array[int]") -> Iterator[bytes]:
 
 @transaction.atomic
 def request_inspection(*, version: DatasetVersion) -> None:
-    """Have a task inspect the version. Asking again is harmless: one is asked for in an hour."""
+    """Have a task inspect the version. Requests are limited to one per hour, so repeating is harmless."""
     hour = db_now().strftime("%Y%m%d%H")
     key = f"inspect:{version.pk}:{INSPECTION_VERSION}:{hour}"
     outbox.publish(
@@ -69,7 +69,7 @@ def request_inspection(*, version: DatasetVersion) -> None:
 
 
 def _keys_of(inspection: VersionInspection) -> "array[int]":
-    """Return what decides each row's side, in file order, empty where the object is gone."""
+    """Return the keys that decide each row's side of a split, in file order; empty if the object is gone."""
     keys = array("Q")
     try:
         keys.frombytes(read_object(inspection.identities_key, limit_bytes=_KEYS_LIMIT_BYTES))

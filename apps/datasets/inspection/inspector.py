@@ -1,4 +1,4 @@
-"""One pass over a version's rows: what a person should look at before training. Nothing is changed."""
+"""One pass over a version's rows that collects findings to review before training. Nothing is changed."""
 
 import heapq
 from array import array
@@ -13,7 +13,7 @@ from apps.contracts.chat import ChatRow, Row
 from apps.contracts.split import RowGroups, row_contents, row_identity
 from apps.datasets.inspection.personal_data import Hint, find_hints
 
-# Bumped when a pass could find something else; a version inspected by an older one is inspected again.
+# Increased when a pass could find something else. A version inspected under older rules is inspected again.
 INSPECTION_VERSION = 3
 KEPT_ROWS = 200
 _PROGRESS_ROWS = 1_000
@@ -21,7 +21,7 @@ _ROWS_COMPARED_AT_ONCE = 200_000
 
 
 class FindingCode(StrEnum):
-    """What can be found; hints at personal data have `personal_` and their kind."""
+    """Codes of findings; hints at personal data are `personal_` and the kind."""
 
     EXACT_COPY = "exact_copy"
     NEAR_COPY = "near_copy"
@@ -42,7 +42,7 @@ class FoundRow(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """How many rows have it, and the first of them."""
+    """The number of rows with a finding, and the first of them."""
 
     code: str
     rows: int
@@ -50,7 +50,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pass found, and in file order each row's identity and its key, which decides its side of a split."""
+    """The findings of a pass and, in file order, each row's identity and the key that decides its side of a split."""
 
     findings: tuple[Finding, ...]
     identities: array
@@ -58,7 +58,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Found:
-    """The rows that have a finding: how many, and the first of them."""
+    """The rows with each finding: their number, and the first of them."""
 
     def __init__(self) -> None:
         self._rows: dict[str, int] = {}
@@ -85,16 +85,16 @@ class _Found:
 
 
 class _Pass:
-    """What a pass keeps of each row: a few numbers in arrays, compared once all rows are in."""
+    """The state of a pass: a few numbers for each row in arrays, compared once all rows are in."""
 
     def __init__(self) -> None:
         self.found = _Found()
         self.groups, self.lines = RowGroups(), array("I")
         self._prompts = array("Q")  # 0: the row has no prompt
-        self._near_rows: list[array[int]] = [array("I"), array("I")]  # (row, the row it is nearly like)
+        self._near_rows: list[array[int]] = [array("I"), array("I")]  # (row, the row it nearly copies)
 
     def take(self, row: Row) -> None:
-        """Note one row."""
+        """Add one row."""
         index, line = len(self.lines), row.line_number
         alike = self.groups.take(row)
         self.lines.append(line)
@@ -109,7 +109,7 @@ class _Pass:
             self.found.add(code, line)
 
     def finish(self) -> Inspection:
-        """Compare the rows with each other."""
+        """Compare the rows with each other and return the inspection."""
         copies, identities = self._copies(), self.groups.identities
         for index, other in zip(*self._near_rows, strict=True):
             if not copies[index]:
@@ -123,7 +123,7 @@ class _Pass:
         return Inspection(findings=self.found.listed(), identities=identities, keys=self.groups.keys())
 
     def _copies(self) -> bytearray:
-        """Note the rows that repeat an earlier one; return a 1 for each of them."""
+        """Record the rows that repeat an earlier one; return a 1 for each of them."""
         copies = bytearray(len(self.lines))
 
         def found() -> Iterator[tuple[int, int]]:
@@ -136,9 +136,9 @@ class _Pass:
 
 
 def repeats(numbers: "array[int]") -> Iterator[tuple[int, int]]:
-    """Yield (index, index of the first) for each number that stood there before, 0 apart, in no order.
+    """Yield (index, first index) for each number that occurred before, except 0, in no order.
 
-    Many numbers are compared in parts, by their remainder: Python's own integers take ten times the room of an array's.
+    Many numbers are compared in parts, by remainder: Python's integers take ten times the space of an array's.
     """
     parts = 1 + len(numbers) // _ROWS_COMPARED_AT_ONCE
     for part in range(parts):
@@ -151,7 +151,7 @@ def repeats(numbers: "array[int]") -> Iterator[tuple[int, int]]:
 
 
 def inspect_rows(rows: Iterable[Row], *, on_progress: Callable[[], None] = lambda: None) -> Inspection:
-    """Return the findings of rows in file order. Memory is some 36 bytes a row, and bounded for near copies."""
+    """Return the findings of rows in file order. Memory is about 36 bytes a row, and bounded for near copies."""
     taken = _Pass()
     for number, row in enumerate(rows, 1):
         taken.take(row)
@@ -161,7 +161,7 @@ def inspect_rows(rows: Iterable[Row], *, on_progress: Callable[[], None] = lambd
 
 
 def hints_of(row: Row) -> set[Hint]:
-    """Return what personal data a row seems to hold."""
+    """Return the kinds of personal data that a row seems to contain."""
     return find_hints("\n".join(row_contents(row)))
 
 

@@ -1,6 +1,6 @@
-"""Hints at personal data and secrets in a text. Hints only: nothing is ever changed because of them.
+"""Hints at personal data and secrets in a text. Nothing is ever changed because of a hint.
 
-Candidates that a checksum can judge (cards by Luhn, IBANs by ISO 13616) are judged, so that numbers are not cards.
+Candidates with a checksum (cards by Luhn, IBANs by ISO 13616) are checked, so other numbers are not reported as cards.
 """
 
 import re
@@ -32,7 +32,7 @@ _SEPARATORS = str.maketrans("", "", " -")
 
 
 def find_hints(text: str) -> set[Hint]:
-    """Return the kinds of personal data the text seems to hold."""
+    """Return the kinds of personal data that the text seems to contain."""
     found: set[Hint] = set()
     if "@" in text and _EMAIL.search(text):
         found.add(Hint.EMAIL)
@@ -55,7 +55,7 @@ def _numbers(text: str) -> set[Hint]:
 
 
 def passes_luhn(digits: str) -> bool:
-    """Return whether 13 to 19 digits end in the check digit cards have (ISO/IEC 7812)."""
+    """Return whether 13 to 19 digits end in a valid check digit of a card (ISO/IEC 7812)."""
     if not 13 <= len(digits) <= 19 or len(set(digits)) == 1:
         return False
     doubled = [int(digit) * 2 for digit in digits[-2::-2]]
@@ -65,7 +65,7 @@ def passes_luhn(digits: str) -> bool:
 
 
 def is_iban(text: str) -> bool:
-    """Return whether the text has an IBAN's length and remainder (ISO 13616)."""
+    """Return whether the text has the length and remainder of an IBAN (ISO 13616)."""
     if not 15 <= len(text) <= 34:
         return False
     return int("".join(str(int(character, 36)) for character in text[4:] + text[:4])) % 97 == 1

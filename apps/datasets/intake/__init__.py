@@ -1,1 +1,1 @@
-"""Files on their way in: uploads, versions, lanes, and objects that no version refers to."""
+"""Incoming files: uploads, versions, lanes, and orphaned objects."""

@@ -1,4 +1,4 @@
-"""How work on files is shared: a lane for small ones, and time to read each in proportion to its size."""
+"""Sharing of file work: a lane for small files, and a reading time in proportion to a file's size."""
 
 import time
 from collections.abc import Callable
@@ -6,21 +6,21 @@ from collections.abc import Callable
 from apps.datasets.problems import FileErrorCode, Rejected
 
 SMALL_BYTES = 4_000_000
-SMALL_SECONDS = 1.0  # in the lane of small files; what takes longer starts again in the other one
-# Of processor time: twenty times what conversations take, and three times what the slowest table does (docs/datasets.md
-# has the speeds), so that only what was made to be slow meets it. The longest is below the limit of a task.
+SMALL_SECONDS = 1.0  # in the lane of small files; longer work starts again in the other lane
+# Processor time: twenty times what conversations need and three times what the slowest table needs (speeds are in
+# docs/datasets.md), so only files made to be slow exceed it. The maximum is below the time limit of a task.
 _FREE_SECONDS, _SECONDS_PER_MB, _MAX_SECONDS = 5.0, 2.0, 3_000.0
 
 
 def lane_of(byte_count: int) -> str:
-    """Return the lane of the outbox for work on so many bytes."""
+    """Return the outbox lane for work on this many bytes."""
     return "data-small" if byte_count <= SMALL_BYTES else "data"
 
 
 class ReadingTime:
-    """The processor time that a file of so many bytes, as uploaded, may take to read.
+    """The processor time allowed for reading a file, by its size as uploaded.
 
-    What it expands to does not count: a small file that holds much is as slow as it makes itself.
+    The expanded size does not count: it would let a small file with much content take longer.
     """
 
     def __init__(self, byte_count: int, *, clock: Callable[[], float] = time.thread_time) -> None:
@@ -29,7 +29,7 @@ class ReadingTime:
         self._end = clock() + self._allowed
 
     def check(self) -> None:
-        """Raise Rejected when the time is over."""
+        """Raise Rejected when the time is used up."""
         if self._clock() > self._end:
             raise Rejected(
                 FileErrorCode.TOO_SLOW,

@@ -1,4 +1,4 @@
-"""Objects that nothing knows: left by requests that failed after their bytes were stored, and by killed processes."""
+"""Orphaned objects: left by requests that failed after storing their bytes, and by killed processes."""
 
 import datetime
 from collections.abc import Iterator
@@ -7,15 +7,15 @@ from itertools import islice
 from apps.core.objects.store import store
 from apps.datasets.models import DatasetVersion, Upload
 
-# Longer than any request or validation lasts: what is younger may belong to one that is still going on.
+# Longer than any request or validation. A younger object may belong to one that still runs.
 ORPHAN_AGE = datetime.timedelta(days=1)
 _BATCH = 500
 
 
 def sweep_orphans(*, now: datetime.datetime) -> int:
-    """Delete the folders of files and uploads that are in no row and were last written a day ago; return how many.
+    """Delete folders of files and uploads without a row that were last written a day ago; return how many.
 
-    A row that says its bytes are gone counts as none.
+    A row whose bytes are deleted does not count.
     """
     swept = 0
     folders = iter(_old_folders((now - ORPHAN_AGE).timestamp()))

@@ -1,8 +1,8 @@
 """Uploads in parts: OpenAI's Uploads API and the browser's resumable uploads over the same objects.
 
-A part is an object under `org/<organization>/uploads/<upload>/`. Clients of the API send parts through us and name
-their order at the end. A browser gets a plan: parts of one size, each sent straight to the store by a signed URL, and
-which of them have arrived is read from the store, so that nothing is forgotten by a reload or a restart.
+A part is an object under `org/<organization>/uploads/<upload>/`. API clients send parts through the API and give their
+order at the end. A browser gets a plan of parts of equal size and sends each straight to the store by a signed URL. The
+store's listing shows which parts have arrived, so a reload or restart loses nothing.
 """
 
 import datetime
@@ -36,15 +36,15 @@ from apps.datasets.intake.versions import (
 from apps.datasets.models import UPLOAD_TRANSITIONS, DatasetVersion, Upload, UploadPart
 from apps.datasets.validation.formats import Mapping, read_mapping
 
-MAX_PART_BYTES = 64 * 1024**2  # OpenAI's limits for a part, and for the life of an upload
+MAX_PART_BYTES = 64 * 1024**2  # OpenAI's limits for the size of a part and the lifetime of an upload
 LIFETIME = datetime.timedelta(hours=1)
 BROWSER_LIFETIME = datetime.timedelta(days=3)
 BROWSER_PART_BYTES = 8 * 1024**2
 MAX_BROWSER_PARTS = 1_000
 SIGNED_SECONDS = 300
-_CLOCKS_APART = datetime.timedelta(seconds=60)  # of the database and of who checks a signature
+_CLOCKS_APART = datetime.timedelta(seconds=60)  # between the database and the host that checks a signature
 MAX_SIGNED_AT_ONCE = 32
-_CLOSED_AT_ONCE = 500  # the others a few minutes later: the task that does it does other tenants' work too
+_CLOSED_AT_ONCE = 500  # the rest minutes later: the task also serves other tenants
 _MIME_LIMIT, _DATASET_NAME_LIMIT = 120, 120
 
 
@@ -55,13 +55,13 @@ class UnknownUpload(NotFound):
 
 
 class UploadClosed(InvalidState):
-    """The upload was completed, cancelled, or has expired."""
+    """The upload was completed or cancelled, or it has expired."""
 
     code = "upload_closed"
 
 
 class WrongChecksum(InvalidValue):
-    """The bytes that arrived are not those that were announced."""
+    """The bytes that arrived are not the announced ones."""
 
     code = "invalid_checksum"
 
@@ -81,7 +81,7 @@ def create_upload(
     expires_after_seconds: int | None = None,
     mapping: Mapping | None = None,
 ) -> Upload:
-    """Announce a file of so many bytes. Raises InvalidValue, FileTooLarge, StorageFull."""
+    """Announce a file of this many bytes. Raises InvalidValue, FileTooLarge, StorageFull."""
     check_purpose(purpose)
     check_expiry(expires_after_seconds)
     if bytes < 1:
@@ -125,7 +125,7 @@ def get_upload(*, organization: Any, id: str) -> Upload:
 
 @transaction.atomic
 def add_part(*, upload: Upload, chunks: Iterable[bytes], now: datetime.datetime) -> UploadPart:
-    """Store one part; they may come in any order and at the same time. Raises UploadClosed, FileTooLarge."""
+    """Store one part; parts may come in any order and concurrently. Raises UploadClosed, FileTooLarge."""
     require_open(upload, now)
     part = UploadPart(pk=new_id("part"), organization_id=upload.organization_id, upload=upload)
     key = _key(upload, part.pk)
@@ -152,9 +152,9 @@ def complete_upload(
     part_ids: Sequence[str] = (),
     md5: str | None = None,
 ) -> Upload:
-    """Put the parts together in this order, or as planned, into a new file; the same call again changes nothing.
+    """Assemble the parts, in the given or planned order, into a new file; repeating the call changes nothing.
 
-    Raises UploadClosed, InvalidValue, WrongChecksum, StorageFull; then the upload stays as it was.
+    Raises UploadClosed, InvalidValue, WrongChecksum, StorageFull; the upload then stays unchanged.
     """
     locked = _locked(upload)
     if locked.status == "completed" and locked.part_ids == list(part_ids):
@@ -170,7 +170,7 @@ def complete_upload(
 
 @transaction.atomic
 def cancel_upload(*, upload: Upload, by: str) -> Upload:
-    """Give the upload up; its parts go right after. Cancelling again changes nothing. Raises UploadClosed."""
+    """Cancel the upload; its parts are deleted next. Cancelling again changes nothing. Raises UploadClosed."""
     if upload.status == "cancelled":
         return upload
     if not try_advance(upload, to="cancelled", transitions=UPLOAD_TRANSITIONS):
@@ -181,9 +181,9 @@ def cancel_upload(*, upload: Upload, by: str) -> Upload:
 
 
 def expire_uploads(*, now: datetime.datetime) -> int:
-    """Close the uploads whose time has come and have their parts deleted; return how many.
+    """Close the expired uploads and have their parts deleted; return how many were closed.
 
-    Of those closed before, whose last signature has expired since, the parts are deleted once more.
+    Parts of uploads closed earlier are deleted again once the last signature has expired.
     """
     for upload in Upload.objects.exclude(status="pending").filter(signed_until__lt=now)[:_CLOSED_AT_ONCE]:
         store().delete_prefix(_key(upload))
@@ -193,7 +193,10 @@ def expire_uploads(*, now: datetime.datetime) -> int:
 
 
 def delete_parts(*, upload_id: str) -> None:
-    """Delete the parts of a closed upload. Where the store can refuse what is still sent, that needs no other time."""
+    """Delete the parts of a closed upload.
+
+    A store that can refuse later writes needs no second deletion.
+    """
     upload = Upload.objects.get(pk=upload_id)
     is_refused = store().close_prefix(_key(upload))
     store().delete_prefix(_key(upload))
@@ -210,7 +213,7 @@ def _expire(upload: Upload) -> bool:
 
 
 def require_open(upload: Upload, now: datetime.datetime) -> None:
-    """Raise UploadClosed unless parts may still come."""
+    """Raise UploadClosed unless the upload still accepts parts."""
     if upload.status != "pending":
         raise UploadClosed(f"The upload is {upload.status}.", param="upload_id")
     if upload.expires_at <= now:
@@ -225,22 +228,22 @@ def count_parts(upload: Upload) -> int:
 
 
 def part_size(upload: Upload, number: int) -> int:
-    """Return how many bytes the part of this number (from 1) has: all the same, but for the last."""
+    """Return the bytes of the part with this number (from 1): all are equal except the last."""
     size = upload.part_bytes or MAX_PART_BYTES
     return min(size, upload.bytes - (number - 1) * size)
 
 
 def list_present(*, upload: Upload) -> list[int]:
-    """Return the numbers of the parts that have arrived whole, ascending."""
+    """Return the numbers of the parts that arrived complete, ascending."""
     found = {key: info.bytes for key, info in store().list_objects(_key(upload))}
     numbers = range(1, count_parts(upload) + 1)
     return [number for number in numbers if found.get(_planned_key(upload, number)) == part_size(upload, number)]
 
 
 def sign_parts(*, upload: Upload, numbers: Sequence[int], now: datetime.datetime) -> dict[int, str]:
-    """Return for each part a URL that takes exactly its bytes for some minutes. Raises UploadClosed, InvalidValue.
+    """Return a URL for each part that accepts exactly its bytes for five minutes. Raises UploadClosed, InvalidValue.
 
-    The upload counts as stored until the last of them has expired, also when it is completed or cancelled.
+    The upload counts as stored until the last URL has expired, even when completed or cancelled.
     """
     require_open(upload, now)
     if len(numbers) > MAX_SIGNED_AT_ONCE or not all(1 <= number <= count_parts(upload) for number in numbers):
@@ -289,7 +292,7 @@ def _limited(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _require_room(upload: Upload, bytes: int) -> None:
-    """Raise InvalidValue for parts that could never be put together; a part sent twice by a retry is no error."""
+    """Raise InvalidValue for parts that could never be assembled. A part sent twice by a retry is no error."""
     sent = upload.parts.aggregate(total=Sum("bytes"))["total"] or 0
     if bytes > upload.bytes or sent + bytes > 2 * upload.bytes + MAX_PART_BYTES:
         message = f"The parts are longer than the {upload.bytes:,} bytes announced."
@@ -297,7 +300,7 @@ def _require_room(upload: Upload, bytes: int) -> None:
 
 
 def _beyond(upload: Upload, bytes: int) -> int:
-    """Return how much of a new part is beyond what the upload counts for already."""
+    """Return how many bytes of a new part exceed what the upload already counts for."""
     sent = upload.parts.aggregate(total=Sum("bytes"))["total"] or 0
     return max(0, sent + bytes - max(upload.bytes, sent))
 

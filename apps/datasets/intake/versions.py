@@ -1,4 +1,4 @@
-"""Training data coming in: streamed to the store, registered as the next version of a dataset, sent to validation."""
+"""Incoming training data: streamed to the store, registered as a dataset's next version, sent to validation."""
 
 import datetime
 import hashlib
@@ -29,31 +29,31 @@ from apps.datasets.validation.formats import Mapping
 from apps.datasets.validation.repair import FIT, RepairMode
 
 PURPOSES = ("fine-tune", "evals")
-MAX_FILE_BYTES = 512 * 1024 * 1024  # OpenAI's own limit for a file sent in one request
+MAX_FILE_BYTES = 512 * 1024 * 1024  # OpenAI's own limit for a file in one request
 MIN_EXPIRY_SECONDS, MAX_EXPIRY_SECONDS = 3600, 2_592_000
 _FILENAME_LIMIT, _NAME_LIMIT = 255, 120
 _EXTENSIONS = re.compile(r"\.(jsonl?|ndjson|csv|tsv|parquet|txt|text|md)?(\.gz)?$", re.IGNORECASE)
 
 
 class FileTooLarge(DomainError):
-    """The file is longer than a file may be; nothing of it was kept."""
+    """The file exceeds the size limit; nothing of it was kept."""
 
     code = "file_too_large"
     status = Status.TOO_LARGE
 
 
 class StorageFull(QuotaExceeded):
-    """The organization's storage limit does not hold this file."""
+    """The file does not fit into the organization's storage limit."""
 
 
 class NotRepairable(InvalidState):
-    """The file has no bad rows that could be left out or repaired."""
+    """The file has no bad rows that could be dropped or repaired."""
 
     code = "file_not_repairable"
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said of a file that comes in. `upload_id` is the upload in parts that it is made of, if it is."""
+    """The metadata of an incoming file. `upload_id` is the multi-part upload it is assembled from, if any."""
 
     filename: str
     purpose: str
@@ -77,7 +77,7 @@ def create_version(
     expires_after_seconds: int | None = None,
     mapping: Mapping | None = None,
 ) -> DatasetVersion:
-    """Store an upload and ask for its validation. The same dataset name again makes the next version of it.
+    """Store a file and request its validation. A known dataset name makes it the dataset's next version.
 
     The bytes are streamed; a failure leaves neither row nor object. Raises InvalidValue, FileTooLarge, StorageFull.
     """
@@ -97,7 +97,7 @@ def create_version(
 
 
 def new_version(*, organization: Any, arrival: Arrival) -> DatasetVersion:
-    """Return a version that is not saved yet, with the key its bytes belong under. Raises InvalidValue."""
+    """Return an unsaved version with the object key for its bytes. Raises InvalidValue."""
     check_purpose(arrival.purpose)
     organization_id = getattr(organization, "pk", organization)
     version = DatasetVersion(
@@ -114,7 +114,7 @@ def new_version(*, organization: Any, arrival: Arrival) -> DatasetVersion:
 
 
 def register(*, version: DatasetVersion, stored: StoredObject, arrival: Arrival) -> DatasetVersion:
-    """Save a version whose bytes are stored; they go again when that fails. Raises StorageFull."""
+    """Save a version whose bytes are stored; delete the bytes if that fails. Raises StorageFull."""
     name = arrival.dataset_name or _EXTENSIONS.sub("", version.filename)
     try:
         return _register(version, stored, clean_name(name, limit=_NAME_LIMIT) or "dataset", arrival.upload_id)
@@ -139,21 +139,23 @@ def clean_filename(filename: str) -> str:
 
 
 def clean_name(name: str, *, limit: int) -> str:
-    """Return a name that is safe to store and show: no folder, control or bidi character, normal form C."""
+    """Return a name that is safe to store and show: no folder, no control or bidi character, normal form C."""
     base = name.replace("\\", "/").rsplit("/", 1)[-1]
     kept = "".join(char for char in unicodedata.normalize("NFC", base) if unicodedata.category(char)[0] != "C")
     return " ".join(kept.split())[:limit].strip()
 
 
 def storage_left_bytes(*, organization: Any, but_upload: str = "") -> int | None:
-    """Return what the organization may still store beside all that it keeps, `but_upload` left out; None where its
-    operator has lifted the limit. What it keeps besides files is known above this layer, and so is the limit."""
+    """Return the bytes that the organization may still store, None without a limit. `but_upload` is not counted.
+
+    The limit and other stored objects belong to a higher layer, which settings.STORAGE_LEFT names.
+    """
     left: int | None = import_string(settings.STORAGE_LEFT)(organization=organization, but_upload=but_upload)
     return left
 
 
 def require_storage(*, organization: Any, wanted_bytes: int, but_upload: str = "") -> None:
-    """Raise StorageFull unless so many bytes more may be stored."""
+    """Raise StorageFull unless this many more bytes may be stored."""
     left = storage_left_bytes(organization=organization, but_upload=but_upload)
     if left is not None and wanted_bytes > left:
         raise _storage_full(left)
@@ -177,7 +179,7 @@ def _limited(chunks: Iterable[bytes], left_bytes: int | None) -> Iterator[bytes]
 
 
 def limited(pieces: Iterable[bytes], *, organization: Any) -> Iterator[bytes]:
-    """Yield what is written beside a file as long as the organization may store it. Raises StorageFull."""
+    """Yield pieces written beside a file while the organization may store them. Raises StorageFull."""
     left, size = storage_left_bytes(organization=organization), 0
     for piece in pieces:
         size += len(piece)
@@ -206,7 +208,7 @@ def _register(version: DatasetVersion, stored: StoredObject, name: str, upload_i
 
 
 def _save_next(version: DatasetVersion, action: str, **details: Any) -> DatasetVersion:
-    """This function will number the version, save it and have it validated. The caller has serialized uploads."""
+    """Number the version, save it and request its validation. The caller has serialized uploads."""
     version.number = (version.dataset.versions.aggregate(last=Max("number"))["last"] or 0) + 1
     version.save(force_insert=True)
     _ask_for_validation(version)
@@ -229,7 +231,7 @@ def _ask_for_validation(version: DatasetVersion, attempt: str = "") -> None:
 
 
 def ask_for_long_validation(version: DatasetVersion) -> None:
-    """Have a file validated in the lane of large ones, however small it is."""
+    """Have a file validated in the lane of large files, regardless of its size."""
     outbox.publish(
         topic="dataset.validate",
         key=f"validate:{version.pk}:long:{db_now().timestamp()}",
@@ -240,11 +242,11 @@ def ask_for_long_validation(version: DatasetVersion) -> None:
 
 
 def lock_storage(organization: Any) -> None:
-    """Let one upload at a time register of those that count for one limit: version numbers and storage add up."""
+    """Serialize the uploads that count toward one limit, so that version numbers and storage add up."""
     lock(f"uploads:{get_share_holder(organization=organization)}")
 
 
-# --- new versions of what is here already -----------------------------------------------------------------------------
+# --- new versions of stored files -------------------------------------------------------------------------------------
 
 
 @transaction.atomic
@@ -255,7 +257,7 @@ def repair_version(
     by: str,
     now: datetime.datetime,
 ) -> DatasetVersion:
-    """Return a new version that will have the bad rows of this one mended or left out; a task writes it.
+    """Return a new version in which bad rows of this one are repaired or dropped; a task writes it.
 
     Raises NotRepairable, StorageFull.
     """
@@ -310,7 +312,7 @@ def remap_version(
     by: str,
     now: datetime.datetime,
 ) -> DatasetVersion:
-    """Have a file read again with these columns: itself where it was never ready, else a copy as the next version.
+    """Read a file again with these columns. A file that was never ready is read itself, else a copy as next version.
 
     Raises InvalidState while the file is being validated, and StorageFull.
     """

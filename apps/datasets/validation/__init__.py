@@ -1,1 +1,1 @@
-"""From bytes to checked rows: containers, formats, row checks, repairs and parquet."""
+"""From bytes to checked rows: containers, formats, row checks, repairs and Parquet."""

@@ -1,6 +1,6 @@
-"""Files as numbered rows of JSON text, from JSONL, a JSON array, CSV, Parquet, plain text, or gzip of one.
+"""Files as numbered rows of JSON text, from JSONL, a JSON array, CSV, Parquet or plain text, each also as gzip.
 
-Everything is a stream with bounded memory; what would expand beyond reason is refused while it is read.
+Everything is streamed with bounded memory. Excessive expansion is refused while the file is read.
 """
 
 import codecs
@@ -19,7 +19,7 @@ from apps.datasets.problems import MAX_LINE_BYTES, FileErrorCode, LineError, Rej
 from apps.datasets.stream import CHUNK_BYTES, UTF8_MARK, limited_expansion
 from apps.datasets.validation.parquet import parquet_lines
 
-# The csv module's own limit is for all of a process; a field is never longer than a line may be.
+# The csv module's limit is global to the process; a field is never longer than a line may be.
 csv.field_size_limit(MAX_LINE_BYTES)
 
 
@@ -32,7 +32,7 @@ class Container(StrEnum):
 
 
 class BadRow(msgspec.Struct, frozen=True):
-    """A row that could not even be read; `data` is JSON text to show in its place."""
+    """A row that could not be read; `data` is JSON text to show in its place."""
 
     number: int
     error: LineError
@@ -43,7 +43,7 @@ Row = Line | BadRow
 
 
 def rows_of(container: Container, chunks: Iterable[bytes], *, head: bytes = b"") -> Iterator[Row]:
-    """Yield the rows of an opened container in order. Raises Rejected where it cannot be read on."""
+    """Yield the rows of an opened container in order. Raises Rejected where it cannot be read further."""
     match container:
         case Container.JSONL:
             return iter(split_lines(chunks, max_line_bytes=MAX_LINE_BYTES))
@@ -57,7 +57,7 @@ def rows_of(container: Container, chunks: Iterable[bytes], *, head: bytes = b"")
             return _documents(chunks)
 
 
-# --- what a file is ---------------------------------------------------------------------------------------------------
+# --- recognition ------------------------------------------------------------------------------------------------------
 
 GZIP_SIGNATURE = b"\x1f\x8b"
 _PARQUET_SIGNATURE = b"PAR1"
@@ -82,7 +82,7 @@ _SIGNATURES = (
     (b"<html", "an HTML document"),
     (b"<?xml", "an XML document"),
 )
-_CONTROL = bytes(code for code in range(32) if code not in b"\t\n\r\f\x1b")  # logs hold ESC
+_CONTROL = bytes(code for code in range(32) if code not in b"\t\n\r\f\x1b")  # logs contain ESC
 _MAX_CONTROL, _JUDGED_BYTES = 0.05, 1024
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _ACCEPTED = "Use JSONL, a JSON array, CSV, Parquet or plain text, each also as gzip."
@@ -90,7 +90,7 @@ _DELIMITERS = (",", "\t", ";", "|")
 
 
 def recognize(head: bytes, filename: str) -> Container:
-    """Say what a file is from its first bytes; the name decides only between kinds of text. Raises Rejected."""
+    """Return a file's container by its first bytes; the name decides only between kinds of text. Raises Rejected."""
     if head.startswith(_UTF16_MARKS):
         raise Rejected(FileErrorCode.NOT_UTF8, "The file is UTF-16 text, not UTF-8.", "Save it as UTF-8.")
     if head.startswith(_PARQUET_SIGNATURE):
@@ -103,8 +103,10 @@ def recognize(head: bytes, filename: str) -> Container:
 
 
 def _require_text(head: bytes) -> None:
-    """Raise Rejected for bytes that no editor writes, and for lines that end as on an old Mac: both fill pages with
-    errors that name no cause."""
+    """Raise Rejected for binary bytes and for lines that end in carriage returns alone.
+
+    Both would fill pages with errors that name no cause.
+    """
     start = head[:_JUDGED_BYTES]
     if len(start.translate(None, _CONTROL)) < (1 - _MAX_CONTROL) * len(start):
         raise Rejected(
@@ -154,7 +156,7 @@ def _inflate(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _decoded(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Yield UTF-8 text without its byte order mark. Raises Rejected for what is none."""
+    """Yield UTF-8 text without its byte order mark. Raises Rejected for other encodings."""
     decoder, position = codecs.getincrementaldecoder("utf-8-sig")(), 0
     try:
         for chunk in chunks:
@@ -167,7 +169,7 @@ def _decoded(chunks: Iterable[bytes]) -> Iterator[str]:
 
 
 def _text_lines(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Yield lines with their ends. Raises Rejected for one longer than a line may be."""
+    """Yield lines with their line ends. Raises Rejected for a line that is too long."""
     pending, number = "", 1
     for text in _decoded(chunks):
         *lines, pending = (pending + text).split("\n")
@@ -182,7 +184,7 @@ def _text_lines(chunks: Iterable[bytes]) -> Iterator[str]:
 
 
 def _documents(chunks: Iterable[bytes]) -> Iterator[Row]:
-    """Yield a row for each stretch of text between blank lines; a very long stretch is cut at a line's end."""
+    """Yield a row for each block of text between blank lines; a very long block is cut at a line end."""
     number, lines, size = 1, list[str](), 0
     for line in _text_lines(chunks):
         is_blank = not line.strip()
@@ -212,7 +214,7 @@ def _table_rows(chunks: Iterable[bytes], head: bytes) -> Iterator[Row]:
         try:
             values = next(reader, None)
         except csv.Error as error:
-            if "limit" in str(error):  # a quote that is never closed swallows all that follows
+            if "limit" in str(error):  # an unclosed quote swallows all that follows
                 message = f"A value of row {number} is longer than 1 MiB: probably a quote is not closed."
                 fix = "Close it and upload again."
                 raise Rejected(FileErrorCode.INVALID_TABLE, message, fix, line=number) from None
@@ -259,12 +261,12 @@ _BLANK = re.compile(r"[ \t\r\n]*")
 
 
 class _Array:
-    """The objects of one big array, cut out as they stand; memory is one of them and a chunk."""
+    """The objects of one large array, cut out as they are; memory holds one object and a chunk."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._pieces = _decoded(chunks)
         self._text, self._at, self._number = "", 0, 0
-        # Only where an element ends is asked for; its numbers are not read yet.
+        # Only the end of an element matters here; its numbers are not parsed.
         self._json = json.JSONDecoder(parse_int=len, parse_float=len, parse_constant=len)
 
     def rows(self) -> Iterator[Row]:
@@ -307,7 +309,7 @@ class _Array:
             return self._cut(value, start, end)
 
     def _cut(self, value: object, start: int, end: int) -> Row:
-        # Line breaks are only ever between tokens: inside a string JSON wants them escaped.
+        # Line breaks occur only between tokens: JSON requires them to be escaped inside strings.
         data = self._text[start:end].replace("\r", " ").replace("\n", " ").encode()
         if isinstance(value, dict):
             return _sized(self._number, data)
@@ -320,7 +322,7 @@ class _Array:
         return BadRow(self._number, error)
 
     def _next_character(self) -> str:
-        """Skip blanks; return the character after them, "" at the end of the file."""
+        """Skip blanks; return the next character, "" at the end of the file."""
         while True:
             blank = _BLANK.match(self._text, self._at)
             self._at = blank.end() if blank else self._at

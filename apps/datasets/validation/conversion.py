@@ -1,4 +1,4 @@
-"""One row of a known format as the JSON text of a chat, preference or text row."""
+"""Conversion of one row in a known format to the JSON text of a chat, preference or text row."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +17,7 @@ _Turn = dict[str, Any] | msgspec.Raw
 
 
 class Unconvertible(Exception):
-    """A row lacks what its format needs, or holds something else there."""
+    """A row lacks a field of its format, or has a wrong value there."""
 
     def __init__(self, message: str, *, param: str, fix: str, code: str = FileErrorCode.MISSING_VALUE) -> None:
         super().__init__(message)
@@ -30,10 +30,10 @@ class Unconvertible(Exception):
 
 
 class Columns:
-    """The values of one row by the fields they stand for; JSON text is read only where it must be."""
+    """The values of one row by field. JSON text is parsed only where necessary."""
 
     def __init__(self, data: bytes, mapping: Mapping) -> None:
-        """Raises Unconvertible for what is no JSON object."""
+        """Parse the row. Raises Unconvertible unless it is a JSON object."""
         try:
             self._values = _read_columns(data)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -42,7 +42,7 @@ class Columns:
         self._columns = mapping.columns
 
     def raw(self, field: str) -> Json | None:
-        """Return the JSON text of a field, with text that is itself an array or object taken as such."""
+        """Return the JSON text of a field; text that contains an array or object counts as that."""
         value = self._values.get(self._columns.get(field, ""))
         if value is None or bytes(value) in (b"null", b'""'):
             return None
@@ -58,7 +58,7 @@ class Columns:
         return value
 
     def text(self, field: str, *, is_required: bool = True) -> str:
-        """Return a field that must be text, "" for one that is not there. Numbers are text too: labels often are."""
+        """Return a text field, "" if it is missing. Numbers are accepted as text: labels often are numbers."""
         column = self._columns.get(field, field)
         value = self._values.get(column)
         found = None if value is None else _read(value)
@@ -82,7 +82,7 @@ def convert(data: bytes, mapping: Mapping) -> bytes:
 
 
 def _inner_json(value: Json) -> Json | None:
-    """Return JSON that a table could only hold as text, e.g. a column of messages in CSV."""
+    """Return JSON that a table can only hold as text, e.g. a column of messages in CSV."""
     text = _read(value)
     if not text.lstrip().startswith(("[", "{")):
         return None
@@ -102,7 +102,7 @@ def _wrong(column: str, wanted: str) -> Unconvertible:
     )
 
 
-# A table of text has no other way to say so; Python writes them with a capital.
+# A table of text has no booleans, and Python writes them with a capital.
 _WRITTEN = {b'"true"': msgspec.Raw(b"true"), b'"false"': msgspec.Raw(b"false")}
 
 
@@ -133,7 +133,7 @@ def _pairs(columns: Columns) -> bytes:
 
 
 def _answer(columns: Columns, field: str, prompt: list[_Turn]) -> list[_Turn]:
-    """Return the answer alone, where a file repeats the conversation before each."""
+    """Return only the answer where a file repeats the conversation before each answer."""
     turns = _turns(columns, field, role="assistant")
     return turns[-1:] if len(turns) > len(prompt) else turns
 
@@ -165,7 +165,7 @@ def _system(columns: Columns) -> list[_Turn]:
 
 
 def _turns(columns: Columns, field: str, *, role: str) -> list[_Turn]:
-    """Return a field as turns: they may stand there as messages, else as the text of one."""
+    """Return a field as turns: its messages, or one turn with its text."""
     value = columns.required(field)
     found = _read(value) if bytes(value)[:1] == b"[" else None
     if found and all(isinstance(item, dict) and "role" in item for item in found):
@@ -235,7 +235,7 @@ def _sharegpt_turn(turn: Any, param: str) -> tuple[str, str]:
 
 
 def _tool_call(call_id: str, content: str, param: str) -> _Turn:
-    """Return OpenAI's form of a call; its arguments stay the JSON text they are."""
+    """Return a call in OpenAI's form; its arguments stay JSON text."""
     try:
         call = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
         name, arguments = _read(call["name"]), call.get("arguments", call.get("parameters", msgspec.Raw(b"{}")))

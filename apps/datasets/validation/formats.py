@@ -1,9 +1,9 @@
-"""What the columns of a row mean, found out or told, and every meaning as one of three row shapes.
+"""Formats: the meaning of a row's columns, detected or given, as one of three row kinds.
 
-A dataset's rows are kept as JSON text in one of three kinds, which is all that counting and training ever read:
-chat `{"messages": [...], "tools"?, "parallel_tool_calls"?}`, preference `{"input": {...}, "preferred_output": [...],
-"non_preferred_output": [...]}` and text `{"text": "..."}`. Values are passed on as the text they stand in, so that no
-key is dropped and none invented.
+A dataset's rows are stored as JSON text of three kinds, the only ones that counting and training read: chat
+`{"messages": [...], "tools"?, "parallel_tool_calls"?}`, preference `{"input": {...}, "preferred_output": [...],
+"non_preferred_output": [...]}` and text `{"text": "..."}`. Values are passed on as their original text, so that no key
+is dropped or invented.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from apps.core.errors import InvalidValue
 
 
 class Format(StrEnum):
-    """How the rows were written."""
+    """The format in which the rows were written."""
 
     CHAT = "chat"
     PREFERENCE = "preference"
@@ -30,7 +30,7 @@ class Format(StrEnum):
 
 
 class Field(msgspec.Struct, frozen=True):
-    """One thing a format wants from a row, and the names columns usually have for it, its own first."""
+    """A field of a format and the usual names of its column, the format's own name first."""
 
     names: tuple[str, ...]
     is_required: bool = True
@@ -48,7 +48,7 @@ _SYSTEM = _optional("system", "system_prompt")
 _TOOLS = _optional("tools")
 _PARALLEL = _optional("parallel_tool_calls")
 
-# In the order in which they are looked for: what asks for the most particular names comes first.
+# In order of detection: the format with the most specific names comes first.
 FIELDS: dict[Format, tuple[Field, ...]] = {
     Format.PREFERENCE: (Field(("input",)), Field(("preferred_output",)), Field(("non_preferred_output",))),
     Format.CHAT: (Field(("messages",)), _TOOLS, _PARALLEL),
@@ -93,13 +93,13 @@ LABELS: dict[Format, str] = {
 OPTIONAL: dict[Format, frozenset[str]] = {
     format: frozenset(field.name for field in fields if not field.is_required) for format, fields in FIELDS.items()
 }
-# Beside plain text these say where it is from; any other column may be what is to be learned.
+# Metadata that may stand beside plain text. Any other column may be what should be learned.
 _ABOUT_TEXT = frozenset({"id", "_id", "meta", "metadata", "source", "url", "title", "timestamp", "date", "language"})
 _COLUMN_NAME_LIMIT = 200
 
 
 class Mapping(msgspec.Struct, frozen=True, kw_only=True):
-    """Which column stands for which field of a format. A field that is not named is not in the file."""
+    """The column that stands for each field of a format. A field without a column is not in the file."""
 
     format: Format
     columns: dict[str, str] = {}
@@ -110,13 +110,13 @@ class Mapping(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_verbatim(self) -> bool:
-        """Whether rows of this format are one of our kinds already, under their own names."""
+        """Whether rows in this format are one of the stored kinds already, under their own names."""
         is_ours = self.format in (Format.CHAT, Format.PREFERENCE, Format.TEXT)
         return is_ours and all(field == column for field, column in self.columns.items())
 
 
 def detect(rows: Iterable[Iterable[str]]) -> Mapping | None:
-    """Return what most of the rows, given by their column names, look like; None when no format fits any."""
+    """Return the mapping that fits most rows, given by their column names; None when no format fits any row."""
     found = Counter[Format]()
     columns = dict[str, None]()
     for names in rows:
@@ -129,7 +129,7 @@ def detect(rows: Iterable[Iterable[str]]) -> Mapping | None:
 
 
 def match_columns(format: Format, columns: Iterable[str]) -> Mapping:
-    """Return the format with the columns that are named as it expects."""
+    """Return the format with those columns that have its usual names."""
     present = set(columns)
     chosen: dict[str, str] = {}
     for field in FIELDS[format]:
@@ -151,7 +151,7 @@ def _mapping_of(columns: set[str]) -> Mapping | None:
 
 
 def check_mapping(mapping: Mapping) -> Mapping:
-    """Return the mapping when it names known fields, the required ones among them. Raises InvalidValue."""
+    """Return the mapping if it names only known fields and all required ones. Raises InvalidValue."""
     fields = {field.name: field for field in FIELDS[mapping.format]}
     columns = {field: column for field, column in mapping.columns.items() if column}
     for field, column in columns.items():
@@ -166,7 +166,7 @@ def check_mapping(mapping: Mapping) -> Mapping:
 
 
 def read_mapping(value: Any, *, param: str = "mapping") -> Mapping | None:
-    """Return a mapping that came as JSON or as JSON text; None for nothing. Raises InvalidValue."""
+    """Return a mapping given as JSON or as JSON text; None if empty. Raises InvalidValue."""
     if value in (None, "", {}):
         return None
     try:
@@ -174,6 +174,6 @@ def read_mapping(value: Any, *, param: str = "mapping") -> Mapping | None:
         mapping = msgspec.json.decode(text, type=Mapping, strict=True)
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise InvalidValue(f"'{param}' must be an object with 'format' and 'columns': {error}.", param=param) from None
-    # A format alone: the columns have its own names.
+    # A format alone: the columns have the format's own names.
     own = mapping.columns or {field.name: field.name for field in FIELDS[mapping.format]}
     return check_mapping(Mapping(format=mapping.format, columns=own))

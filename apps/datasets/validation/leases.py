@@ -1,4 +1,4 @@
-"""Validating a file: whoever does it holds a lease in the row, reads the file once, and writes down what it found."""
+"""Validation of a file under a lease: the holder reads the file once and stores its report."""
 
 import datetime
 import math
@@ -33,10 +33,11 @@ _RENEW_SECONDS = 10
 
 
 def validate_version(*, version_id: str, now: datetime.datetime, is_long: bool = True) -> DatasetVersion | None:
-    """Read the file once and mark it ready or invalid; return None when it is another's turn or was done already.
+    """Read the file once and mark it ready or invalid; return None when another caller holds it or it is done.
 
-    The caller holds a lease in the row; one that is not renewed has died, and the next caller starts over. Unless
-    `is_long`, a small file has a second. Raises TakesLong when it is over: the lane of large files reads it again.
+    The caller holds a lease in the row. A lease that is not renewed belongs to a dead caller, and the next caller
+    starts over. Unless `is_long`, a small file has one second. Raises TakesLong after that: the lane of large files
+    reads it again.
     """
     version = DatasetVersion.objects.filter(pk=version_id).select_related("derived_from").first()
     if version is None:
@@ -71,7 +72,7 @@ def validate_version(*, version_id: str, now: datetime.datetime, is_long: bool =
 
 
 def _read(version: DatasetVersion, lease: "_Lease") -> tuple[Report, StoredObject | None]:
-    """Read the file; where it is not JSONL of our rows itself, store its rows as that beside it."""
+    """Read the file. Unless it is JSONL in a stored kind already, write its rows in that form beside it."""
     with store().open_stream(version.object_key) as stream:
         mapping = read_mapping(version.given_mapping)
         watch = _watch(version.bytes, lease)
@@ -86,7 +87,7 @@ def _read(version: DatasetVersion, lease: "_Lease") -> tuple[Report, StoredObjec
 
 
 def _watch(byte_count: int, lease: "_Lease") -> Callable[[], None]:
-    """Return what is called every so often while a file is read: it keeps the lease, and the time within bounds."""
+    """Return the callback for reading a file: it renews the lease and checks the reading time."""
     time_left = ReadingTime(byte_count)
 
     def watch() -> None:
@@ -97,7 +98,7 @@ def _watch(byte_count: int, lease: "_Lease") -> Callable[[], None]:
 
 
 def _write_repaired(version: DatasetVersion, lease: "_Lease") -> None:
-    """Write the bytes of a version that was asked for as the repair of another, unless they are there."""
+    """Write the bytes of a version that repairs another, unless they exist."""
     source = version.derived_from
     if not version.repair or version.sha256 or source is None:
         return
@@ -119,7 +120,7 @@ def _repair(version: DatasetVersion, source: DatasetVersion, lease: "_Lease") ->
         )
         reading.start()
         stored = store().put_stream(version.object_key, limited(reading, organization=version.organization_id))
-    if reading.rejection is not None:  # what was written is not the whole file
+    if reading.rejection is not None:  # the written bytes are not the whole file
         store().delete(version.object_key)
         raise Rejected(FileErrorCode(reading.rejection.code), reading.rejection.message, reading.rejection.fix)
     return stored, {"repaired": reading.report.repaired, "dropped": reading.report.dropped}
@@ -144,15 +145,15 @@ class LeaseLost(Exception):
 
 
 class HeldByAnother(Exception):
-    """Another worker validates the file, or died doing it: what is asked here is tried again."""
+    """Another worker validates the file, or died doing so: the message is delivered again."""
 
 
 class TakesLong(Exception):
-    """A small file takes longer than the others of its lane should wait; it was put into the lane of large ones."""
+    """A small file took longer than others in its lane should wait; it was moved to the lane of large files."""
 
 
 class _Lease:
-    """The right to validate one version. Its end is written into the row and is also its fencing token."""
+    """The right to validate one version. Its expiry is stored in the row and is also the fencing token."""
 
     def __init__(self, version: DatasetVersion, now: datetime.datetime, *, most_seconds: float = math.inf) -> None:
         self._version, self._began, self._most_seconds = version, time.monotonic(), most_seconds
@@ -170,7 +171,7 @@ class _Lease:
 
     @transaction.atomic
     def hand_over(self) -> None:
-        """Give the version back, for the lane of large files."""
+        """Return the version for the lane of large files."""
         is_mine = try_advance(
             self._version,
             to="uploaded",
@@ -183,7 +184,7 @@ class _Lease:
             ask_for_long_validation(self._version)
 
     def renew(self) -> None:
-        """Raises TakesLong, LeaseLost."""
+        """Renew the lease when it is due. Raises TakesLong, LeaseLost."""
         if time.monotonic() - self._began > self._most_seconds:
             raise TakesLong
         if time.monotonic() - self._renewed < _RENEW_SECONDS:
@@ -198,7 +199,7 @@ class _Lease:
 
 
 def release_expired_leases(version: DatasetVersion, now: datetime.datetime) -> None:
-    """Give a version back whose validator stopped renewing its lease."""
+    """Release a version whose validator stopped renewing its lease."""
     try_advance(
         version,
         to="uploaded",
@@ -209,7 +210,7 @@ def release_expired_leases(version: DatasetVersion, now: datetime.datetime) -> N
 
 
 def require_done(*, version_id: str) -> None:
-    """Raise HeldByAnother for a version that is still to be validated: its lease has not ended."""
+    """Raise HeldByAnother for a version that is not validated yet: its lease has not ended."""
     if DatasetVersion.objects.filter(pk=version_id, status__in=("uploaded", "validating")).exists():
         raise HeldByAnother(version_id)
 
@@ -259,14 +260,14 @@ def _record_report(
 
 @transaction.atomic
 def announce(*, version: DatasetVersion) -> None:
-    """Tell what waits for the file that it is validated; small ones are counted by then."""
+    """Publish that the file is validated; tokens of a small file are counted by then."""
     key = f"validated:{version.pk}:{version.validated_at and version.validated_at.timestamp()}"
     payload = {"version_id": version.pk}
     outbox.publish(topic="dataset.validated", key=key, payload=payload, organization=version.organization_id)
 
 
 def layout_of(report: Report) -> dict[str, Any]:
-    """Return what a version remembers of how its file is laid out."""
+    """Return the stored layout of a version's file."""
     return {
         "container": report.container,
         "is_gzip": report.is_gzip,

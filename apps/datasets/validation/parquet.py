@@ -1,6 +1,6 @@
-"""Parquet as JSON lines, read in a process of its own with little memory, no environment and no way to write.
+"""Parquet as JSON lines, read in a child process with little memory, no environment and no way to write.
 
-A file of 200 kB can claim to be gigabytes, and its reader is a large C++ library: neither may touch the caller.
+A file of 200 kB can claim to be gigabytes, and its reader is a large C++ library: neither may affect the caller.
 """
 
 import subprocess
@@ -19,9 +19,9 @@ _MESSAGE_BYTES = 400
 
 
 def parquet_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the rows as JSON lines in pieces. Raises Rejected for a file that is damaged, or a bomb.
+    """Yield the rows as JSON lines in pieces. Raises Rejected for a damaged file or a bomb.
 
-    Parquet is read from its end, so the stream lies in a temporary file meanwhile.
+    Parquet is read from its end, so the stream is copied to a temporary file.
     """
     with tempfile.TemporaryFile() as file, tempfile.TemporaryFile() as complaints:
         for chunk in chunks:
@@ -64,7 +64,7 @@ def _output(child: subprocess.Popen[bytes], source_bytes: int) -> Iterator[bytes
 def _explained(status: int, complaint: str) -> Rejected:
     if status == EXIT_TOO_MANY_ROWS:
         return too_many_rows(line=1)
-    if status == EXIT_NO_MEMORY or status < 0:  # a negative status: stopped by a limit of the system
+    if status == EXIT_NO_MEMORY or status < 0:  # a negative status: stopped by a system limit
         fix = "Write it again with smaller row groups (pandas: to_parquet(row_group_size=10_000)), or upload JSONL."
         return Rejected(FileErrorCode.TOO_LARGE_INSIDE, "The Parquet file needs too much memory to be read.", fix)
     message = f"The Parquet file cannot be read: {complaint.strip() or 'it is damaged'}"

@@ -1,10 +1,9 @@
-"""Write the rows of a Parquet file as JSON lines, under limits that are set before it is opened.
+"""Write the rows of a Parquet file as JSON lines, under limits that are set before the file is opened.
 
     python -m apps.datasets.validation.parquet_child MAX_ROWS < file.parquet
 
 A file whose footer has more rows is not read.
-
-Imports neither Django nor, until the limits hold, the Parquet reader.
+Imports neither Django nor, until the limits are set, the Parquet reader.
 """
 
 import ctypes
@@ -17,16 +16,17 @@ import msgspec
 
 EXIT_UNREADABLE, EXIT_NO_MEMORY, EXIT_TOO_MANY_ROWS = 2, 3, 4
 ROWS_AT_ONCE = 64
-MEMORY_BYTES = 448 * 1024 * 1024  # anonymous memory; the reader itself takes about 60 MB of it
+MEMORY_BYTES = 448 * 1024 * 1024  # anonymous memory, of which the reader itself takes about 60 MB
 CPU_SECONDS = 3_000
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # sched.h
 
 
 def main() -> int:
-    """Write the rows to standard output; return 0, or which exit explains why not all are there."""
+    """Write the rows to standard output; return 0, or the exit status that explains missing rows."""
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
-    # The complaint; standard output is a pipe. Hence `-B`: compiled modules would be cut off and left so.
+    # Limits the error message; standard output is a pipe. The limit would truncate compiled modules, which is why `-B`
+    # is set.
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _leave_network()
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def _leave_network() -> None:
-    """This function will move into a network of its own, without a way out, where the system lets a process do that."""
+    """Move into a separate network without a way out, where the system allows it."""
     ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
 
 
@@ -68,7 +68,10 @@ def _write_rows(most_rows: int) -> int:
 
 
 def _without_absent(value: Any) -> Any:
-    """A struct of Parquet cannot lack a member, only hold null: null members are the keys the rows never had."""
+    """Return the value without null members.
+
+    A Parquet struct cannot omit a member, so null marks a key that the row never had.
+    """
     if isinstance(value, dict):
         return {name: _without_absent(item) for name, item in value.items() if item is not None}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The first rows of a file under a choice of columns, as they would be kept: what a person checks before it counts."""
+"""Preview of a file's first rows under a mapping, as they would be stored, for a customer to check."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from apps.datasets.validation.row_checks import check_line
 
 
 class PreviewedRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One row as it was written and as it would be kept, or why it would not be."""
+    """One row as written, and as it would be stored or why it would not be."""
 
     number: int
     source: str
@@ -22,7 +22,7 @@ class PreviewedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file is, which columns it has, and what its first rows become with `mapping`."""
+    """The container and columns of a file, and its first rows under `mapping`."""
 
     container: str
     columns: tuple[str, ...]
@@ -32,7 +32,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def preview(*, version: DatasetVersion, mapping: Mapping | None = None) -> Preview:
-    """Show a validated file under `mapping`, or under the one it was read with."""
+    """Return a preview of a validated file under `mapping`, or under the mapping it was read with."""
     layout = version.layout
     chosen = mapping or mapping_of(version)
     columns = tuple(layout.get("columns", ()))
@@ -47,13 +47,13 @@ def preview(*, version: DatasetVersion, mapping: Mapping | None = None) -> Previ
 
 
 def mapping_of(version: DatasetVersion) -> Mapping | None:
-    """Return how a file was read, None while nobody knows."""
+    """Return the mapping a file was read with, None while it is unknown."""
     found = version.layout.get("mapping")
     return msgspec.convert(found, Mapping) if found else None
 
 
 def suggest(version: DatasetVersion, format: Format) -> Mapping:
-    """Return a format with those of the file's columns that are named as it expects."""
+    """Return a format with those of the file's columns that have its usual names."""
     return match_columns(format, version.layout.get("columns", ()))
 
 

@@ -1,4 +1,4 @@
-"""Bad rows mended where only one mending is possible, and left out where more than one is, or none."""
+"""Repair of bad rows: fixed where only one fix is possible, otherwise dropped."""
 
 import json
 import re
@@ -12,22 +12,22 @@ from apps.datasets.validation.row_checks import check_line
 
 
 class RepairMode(StrEnum):
-    DROP = "drop"  # leave every bad row out
-    REPAIR = "repair"  # mend what can be mended without guessing, leave the rest out
+    DROP = "drop"  # drop every bad row
+    REPAIR = "repair"  # fix what can be fixed without guessing, drop the rest
 
 
-FIT = "fit"  # how a version came to be that lacks the good rows which a base model's chat template refuses
+FIT = "fit"  # value of `repair` for a version without the rows that a base model's chat template refuses
 _MAX_MENDINGS = 16  # of one row, each for another problem
 _Change = Callable[[Any, str], bool]
 
 
 def drop(line: Line, problem: LineError, kind: RowKind) -> bytes | None:
-    """Leave the row out."""
+    """Drop the row."""
     return None
 
 
 def mend(line: Line, problem: LineError, kind: RowKind) -> bytes | None:
-    """Return the row without what is wrong with it, or None when that would take a guess."""
+    """Return the row without its problems, or None when that would need a guess."""
     data = line.data
     current: LineError | None = problem
     for _ in range(_MAX_MENDINGS):
@@ -61,7 +61,7 @@ def _mended(data: bytes, problem: LineError) -> bytes | None:
 
 
 def _as_utf8(data: bytes) -> bytes | None:
-    """Take the line for Windows-1252, which nearly every text that is not UTF-8 is."""
+    """Decode the line as Windows-1252, the encoding of nearly every text that is not UTF-8."""
     try:
         return data.decode("cp1252").encode()
     except UnicodeDecodeError:
@@ -88,7 +88,7 @@ class _Differs(Exception):
 
 
 def _without_repeats(data: bytes) -> bytes | None:
-    """Keep one of two equal members. Where they differ, nobody knows which was meant."""
+    """Keep one of two equal members. Two different ones are ambiguous and cannot be fixed."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -104,7 +104,7 @@ def _without_repeats(data: bytes) -> bytes | None:
 
 
 def _clean_texts(value: Any) -> bool:
-    """Take NUL out of every string and put the replacement character for half a surrogate pair."""
+    """Remove NUL from every string and replace lone surrogates with the replacement character."""
     if isinstance(value, dict):
         for key in list(value):
             value[key] = _clean(value[key])
@@ -137,7 +137,7 @@ _ROLES = {
 
 
 def _parent(row: Any, param: str) -> tuple[Any, str]:
-    """Return the object a path ends in, and the last name of the path; None when there is no such place."""
+    """Return the object that contains the end of a path, and the path's last name; None when it does not exist."""
     path: list[Any] = [name or int(index) for name, index in _STEP.findall(param)] or [""]
     *steps, last = path
     for step in steps:
@@ -178,7 +178,7 @@ def _mend_role(row: Any, param: str) -> bool:
 
 
 def _mend_content(row: Any, param: str) -> bool:
-    """A number where text belongs is its own text; labels often are numbers."""
+    """Turn a number in place of text into its text; labels often are numbers."""
     holder, name = _parent(row, param)
     if holder is None or isinstance(holder[name], bool) or not isinstance(holder[name], int):
         return False
@@ -187,7 +187,7 @@ def _mend_content(row: Any, param: str) -> bool:
 
 
 def _end_with_assistant(row: Any, param: str) -> bool:
-    """Cut what follows the last answer."""
+    """Remove the messages after the last answer."""
     messages = row.get("messages") if isinstance(row, dict) else None
     if not isinstance(messages, list):
         return False

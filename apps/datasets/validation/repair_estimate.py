@@ -1,4 +1,4 @@
-"""What repairing a file would leave to train on, before anybody repairs it: scaled up from its first rows."""
+"""An estimate of what a repair would leave to train on, scaled up from the file's first rows."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,15 +13,15 @@ from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.queries import read_rows
 from apps.datasets.token_counts import Lengths, MeasuredRow, count_rows, measure_rows
 
-_SAMPLE_ROWS = 200  # a tenth of a second's work
+_SAMPLE_ROWS = 200  # take a tenth of a second
 
 
 def estimate_repair(*, version: DatasetVersion, base_model: BaseModel) -> tuple[DatasetVersion, TokenCount] | None:
-    """Return the file as it would be with every bad row mended, and its tokens; neither is saved.
+    """Return the file as repaired, and its tokens; neither is saved.
 
-    The tokens are those of the good ones among the first rows, scaled up to all of them: mending may still have to
-    leave rows out, so they are the most there can be. None where none of the first rows is good, or the file is gone
-    from the store. Raises ModelNotInstalled.
+    The tokens are those of the good rows among the first ones, scaled up to all rows. A repair may still drop rows, so
+    they are an upper bound. Return None when none of the first rows is good or the stored file is gone. Raises
+    ModelNotInstalled.
     """
     try:
         previews = read_rows(version=version, limit=_SAMPLE_ROWS)

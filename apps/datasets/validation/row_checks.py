@@ -1,7 +1,7 @@
-"""Rows judged by apps.contracts.chat, a block of lines at a time where all of them are plain and right.
+"""Row checks by apps.contracts.chat, a block of lines at a time where all of them are plain and valid.
 
-Most files hold thousands of plain rows for each that needs a word: the quick way only ever says "all of these are
-right", and everything it is not sure of goes to the strict reader, line by line.
+Most files hold thousands of plain rows for each bad one. The fast check only ever confirms that all rows of a block are
+valid; it passes every uncertain block to the strict parser, line by line.
 """
 
 import msgspec
@@ -30,12 +30,12 @@ class _Text(msgspec.Struct, forbid_unknown_fields=True):
 _decode_chats = msgspec.json.Decoder(_Chat).decode_lines
 _decode_texts = msgspec.json.Decoder(_Text).decode_lines
 _CONTEXT_ROLES = frozenset({"user", "system", "developer"})
-# An escaped letter could spell a key in a second way; an escaped NUL no database takes.
+# An escaped letter could spell a key in a second way; databases do not accept an escaped NUL.
 _ESCAPES = (b"\\u0000", b"\\u005", b"\\u006", b"\\u007")
 
 
 def check_line(line: Line, kind: RowKind) -> LineError | None:
-    """Return what is wrong with one line, if anything is."""
+    """Return the problem of one line, None for a valid line."""
     if line.is_too_long:
         return too_long(line.number)
     try:
@@ -46,12 +46,12 @@ def check_line(line: Line, kind: RowKind) -> LineError | None:
 
 
 def count_if_plain(block: bytes, kind: RowKind) -> int | None:
-    """Return how many rows a block of whole lines holds if every line surely is a valid row, else None.
+    """Return the number of rows in a block of whole lines if every line is certainly valid, else None.
 
-    None says nothing of the rows: they may be unusual, or wrong, or have blank lines between them.
+    None says nothing about the rows: they may be unusual or wrong, or have blank lines between them.
     """
     lines = block.count(b"\n")
-    # One object on each line: the decoder by itself would take two on one, or one spread over two.
+    # One object on each line: the decoder itself would accept two on one line, or one over two lines.
     is_regular = block.startswith(b"{") and block.endswith(b"}\n") and block.count(b"}\n{") == lines - 1
     if not is_regular or any(escape in block for escape in _ESCAPES) or len(block) > MAX_LINE_BYTES:
         return None
@@ -103,9 +103,9 @@ def _are_plain_chats(block: bytes, lines: int) -> bool:
 
 
 def _keys_are_single(block: bytes, rows: int, messages: int, weighted: int) -> bool:
-    """Whether each key stands once in its object: the decoder keeps the last of two and says nothing.
+    """Return whether each key occurs once in its object: the decoder silently keeps the last of two.
 
-    A quote inside a string is escaped, so `"role"` in the text of a block is a key, or a string that is just that word.
+    A quote inside a string is escaped, so `"role"` in a block is a key, or a string that is just that word.
     """
     return (
         block.count(b'"role"') == messages == block.count(b'"content"')

@@ -1,4 +1,4 @@
-"""The rows of a good file that a base model can take in: its chat template refuses the others."""
+"""The rows of a valid file that a base model's chat template can render."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -20,7 +20,7 @@ _ROWS_AT_ONCE = 256
 
 
 class RenderableRows:
-    """Lines of the rows that can be rendered, once; `dropped` counts the others as they are passed by."""
+    """Lines of the rows that can be rendered, to iterate once; `dropped` counts the others so far."""
 
     def __init__(
         self,
@@ -44,7 +44,10 @@ class RenderableRows:
         yield self._kept(waiting)
 
     def _kept(self, lines: list[Line]) -> bytes:
-        """Most batches hold no refused row: only where one does is each rendered by itself."""
+        """Return the lines that can be rendered.
+
+        Most batches hold no refused row, so rows are rendered one by one only in a batch that has one.
+        """
         self._on_progress()
         rows = [parse_line_as(line, self._kind) for line in lines]
         kept = (

@@ -1,6 +1,6 @@
-"""One pass over a file with bounded memory: what it is, its rows as rows of ours, and everything wrong with it.
+"""One pass over a file with bounded memory: its container, its rows in a stored kind, and every problem in it.
 
-Rows are judged by apps.contracts.chat alone; this module adds what only a whole file can have wrong with it.
+Rows are checked by apps.contracts.chat alone; this module adds the problems of a whole file.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -50,12 +50,12 @@ _SHOWN_ROWS = 5
 _HEAD_BYTES = 64 * 1024
 _OUTPUT_BYTES = 256 * 1024
 
-# A bad row and what is wrong with it -> the rows to keep in its place.
+# A bad row and its problem -> the rows to keep in its place.
 Repair = Callable[[Line, LineError, RowKind], bytes | None]
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pass found. `errors` holds the first of `error_count`."""
+    """The result of a pass. `errors` holds the first of `error_count` errors."""
 
     rows: int
     error_count: int
@@ -78,10 +78,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileValidator:
-    """A file being read once. After `start`, iterating yields its rows as JSONL; after that, `report` is known.
+    """A file being read once. After `start`, iterating yields its rows as JSONL; after that, `report` is complete.
 
-    `is_verbatim` says that the rows are the file itself, so that nobody needs to keep what is yielded. A repairing pass
-    leaves bad rows out, or has them replaced; any other yields them as they are, so that line numbers agree.
+    `is_verbatim`: the rows are the file itself, so the yielded rows need not be stored. A repairing pass drops or
+    replaces bad rows; any other pass yields them as they are, so that line numbers agree.
     """
 
     def __init__(
@@ -108,14 +108,14 @@ class FileValidator:
         self.is_verbatim = False
 
     def start(self) -> None:
-        """Find out what the file is, reading no more of it than that takes."""
+        """Recognize the file, reading no more of it than necessary."""
         try:
             self._open()
         except Rejected as rejected:
             self._rejection = rejected.error
 
     def __iter__(self) -> Iterator[bytes]:
-        """Read all there is, whatever is wrong with it, so that the file's hash is always known."""
+        """Read the whole file regardless of its problems, so that its hash is always known."""
         try:
             if self._rejection is None:
                 pieces = self._check_blocks() if self._takes_blocks else self._check_rows()
@@ -199,7 +199,10 @@ class FileValidator:
 
     @property
     def _passes_unchanged(self) -> bool:
-        """Whether rows are rows of ours as they stand. Tables name more columns than ours, so they never do."""
+        """Whether rows are in a stored kind already.
+
+        Tables name other columns too, so their rows never are.
+        """
         is_table = self.container in (Container.CSV, Container.PARQUET)
         return not is_table and not self._given and (self.mapping is None or self.mapping.is_verbatim)
 
@@ -210,7 +213,7 @@ class FileValidator:
     # --- reading ---
 
     def _check_blocks(self) -> Iterator[bytes]:
-        """Judge a JSONL file of our own rows, many lines at once where that is possible."""
+        """Check a JSONL file of stored rows, many lines at once where possible."""
         line_number = 1
         pending = b""
         for chunk in self._text:
@@ -218,7 +221,7 @@ class FileValidator:
             if not end:
                 pending += chunk
                 if len(pending) > 2 * MAX_LINE_BYTES:
-                    pending = b" " * (2 * MAX_LINE_BYTES)  # too long already: what it says no longer matters
+                    pending = b" " * (2 * MAX_LINE_BYTES)  # too long already: its content no longer matters
                 yield chunk
                 continue
             block, pending = pending + chunk[:end], chunk[end:]
@@ -241,7 +244,7 @@ class FileValidator:
         self._findings.require_few(first)
 
     def _check_rows(self) -> Iterator[bytes]:
-        """Judge rows one by one, converted to ours first; yield them in pieces."""
+        """Check rows one by one, each converted first; yield them in pieces."""
         out, size, last = list[bytes](), 0, 0
         for row in self._rows:
             data = self._judge(row)
@@ -249,7 +252,7 @@ class FileValidator:
                 self._on_progress()
                 self._findings.require_few(row.number)
             if data is not None:
-                gap = 0 if self._repair else row.number - last - 1  # blank lines: what a line is called must not change
+                gap = 0 if self._repair else row.number - last - 1  # blank lines: line numbers must not change
                 out.append(b"\n" * gap + data + b"\n")
                 size += len(out[-1])
             last = row.number
@@ -274,7 +277,7 @@ class FileValidator:
         return line.data
 
     def _converted(self, row: Line) -> Line:
-        parse_json(row.data, row.number)  # a key given twice, say: conversion would take one and not tell
+        parse_json(row.data, row.number)  # finds duplicate keys, for example: conversion would silently take one
         data = convert(row.data, self.mapping) if self.mapping else row.data
         return Line(row.number, data, is_too_long=len(data) > MAX_LINE_BYTES)
 
@@ -298,7 +301,7 @@ class FileValidator:
 
 
 def validate_file(chunks: Iterable[bytes], *, filename: str = "", mapping: Mapping | None = None) -> Report:
-    """Judge a file from its bytes in order and keep nothing of it."""
+    """Check a file from its bytes in order and keep nothing of it."""
     reading = FileValidator(chunks, filename=filename, mapping=mapping)
     reading.start()
     for _ in reading:
@@ -307,7 +310,7 @@ def validate_file(chunks: Iterable[bytes], *, filename: str = "", mapping: Mappi
 
 
 class _Findings:
-    """Problems counted. The latest is held back: whether it is the last decides what it is called."""
+    """The problems so far. The latest is held back: being the last line changes its code."""
 
     def __init__(self) -> None:
         self.rows = self.count = self.repaired = self.dropped = self.last_line = 0
@@ -347,7 +350,7 @@ def _watched(chunks: Iterable[bytes], on_progress: Callable[[], None]) -> Iterat
 
 
 def _lines_of(head: bytes) -> list[bytes]:
-    """Return the first lines of a JSONL file, without one that is cut."""
+    """Return the first lines of a JSONL file, without a line that is cut off."""
     lines = head.removeprefix(UTF8_MARK).split(b"\n")
     whole = lines[:-1] if len(head) >= _HEAD_BYTES else lines
     return [line for line in whole[:_SAMPLED_ROWS] if line.strip()]
@@ -361,9 +364,9 @@ def _columns_of(data: bytes) -> list[str] | None:
 
 
 def _require_columns(mapping: Mapping, rows: list[list[str]], columns: tuple[str, ...]) -> None:
-    """Raise Rejected for a mapping that names a column no row has."""
+    """Raise Rejected for a mapping with a column that no row has."""
     for field, column in mapping.columns.items():
-        is_own = column == field  # a format chosen without columns: those it can do without may be missing
+        is_own = column == field  # a format chosen without columns: its optional ones may be missing
         if rows and column not in columns and not (is_own and field in OPTIONAL[mapping.format]):
             message = f"No column is called `{column[:80]}`, which was chosen for `{field}`."
             listed = ", ".join(f"`{name[:40]}`" for name in columns[:12])

@@ -1,1 +1,1 @@
-"""The one door to Stripe: its calls, objects, events, and copies of our invoices there."""
+"""Access to Stripe: calls, objects, events, and copies of invoices there."""

@@ -1,10 +1,10 @@
-"""How a call to Stripe fails, in our words."""
+"""Errors of a call to Stripe."""
 
 from apps.core.errors import DomainError, Status
 
 
 class StripeUnavailable(DomainError):
-    """Stripe did not answer, or asked for patience. It may have done what was asked: repeat under the same key."""
+    """Stripe did not answer, or limited the rate. It may have done the work: repeat under the same key."""
 
     code = "payments_unavailable"
     status = Status.UNAVAILABLE
@@ -13,13 +13,13 @@ class StripeUnavailable(DomainError):
 
 
 class StripeRefused(DomainError):
-    """Stripe understood and will not do it; the same request never succeeds."""
+    """Stripe understood and refused; the same request never succeeds."""
 
     code = "payment_refused"
 
 
 class CardDeclined(StripeRefused):
-    """The bank said no. `reason` is its code; `authentication_required` means the cardholder must confirm."""
+    """The bank declined. `reason` is its code; `authentication_required` means the cardholder must confirm."""
 
     code = "card_declined"
 
@@ -29,6 +29,6 @@ class CardDeclined(StripeRefused):
 
 
 class BadSignature(DomainError):
-    """The body was not signed by Stripe with our secret, or too long ago."""
+    """Stripe did not sign the body with our secret, or signed it too long ago."""
 
     code = "invalid_signature"

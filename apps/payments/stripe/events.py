@@ -1,4 +1,4 @@
-"""Which events of Stripe's the receiver handles; apps/payments/webhooks.py names what each one leads to."""
+"""The Stripe events that the receiver handles; apps/payments/webhooks.py maps each to its handler."""
 
 EVENTS = (
     "checkout.session.completed",

@@ -1,8 +1,8 @@
-"""The one door to Stripe: the only module that imports its package. Typed values go in and come out.
+"""Stripe's gateway: the only module that imports the stripe package. Typed values go in and come out.
 
-Every POST carries a key of ours, so that a call repeated after a lost answer is the same call. Stripe keeps a key for
-24 hours. The package's own retries repeat a call after a lost connection, a 409 or a 5xx under the same key; a 429 it
-does not repeat, and our tasks do, with backoff. Nothing here may run inside a database transaction.
+Every POST carries an idempotency key, so a call repeated after a lost answer is the same call. Stripe keeps a key for
+24 hours. The package itself repeats a call under the same key after a lost connection, a 409 or a 5xx. It does not
+repeat a 429; our tasks do, with backoff. Nothing here may run inside a database transaction.
 """
 
 import datetime
@@ -44,26 +44,26 @@ from apps.payments.stripe.reading import (
 
 stripe.enable_telemetry = False  # it would write a file into the home directory
 
-API_VERSION = "2026-10-28.endive"  # the package's own; a test compares them, so that neither moves alone
+API_VERSION = "2026-10-28.endive"  # the package's own; a test compares them, so neither changes alone
 CURRENCY = "usd"
-_TIMEOUT_SECONDS = (3, 15)  # to connect, to answer; the package's default of 80 would hold a worker that long
+_TIMEOUT_SECONDS = (3, 15)  # to connect, to answer; the package's default of 80 would block a worker that long
 _RETRIES = 2
 _PAGE = 100
 _OLDEST_SIGNATURE_SECONDS = 300
 
 
 class InsideTransaction(Exception):
-    """A call to Stripe would have kept a database transaction, and its locks, waiting for a network."""
+    """A call to Stripe would have kept a database transaction and its locks waiting for the network."""
 
 
 def is_configured() -> bool:
-    """Return whether this installation takes payments; without keys everything about them stays hidden."""
-    return bool(settings.STRIPE_WEBHOOK_SECRET)  # the web process has this one only: it calls nobody
+    """Return whether this installation takes payments; without keys the UI hides them."""
+    return bool(settings.STRIPE_WEBHOOK_SECRET)  # the web process has this secret only: it never calls Stripe
 
 
 @cache
 def _client_for(secret_key: str, api_base: str) -> stripe.StripeClient:
-    """One client, and one pool of connections, for each process."""
+    """Return the one client, with its connection pool, of this process."""
     return stripe.StripeClient(
         secret_key,
         stripe_version=API_VERSION,
@@ -74,8 +74,8 @@ def _client_for(secret_key: str, api_base: str) -> stripe.StripeClient:
 
 
 def _stripe() -> Any:
-    """Return the v1 services. The parameters are checked against the package's types by the contract, in tests."""
-    # A test case's own outer transaction is not one that somebody waits for; Django marks it for `durable` too.
+    """Return the v1 services. The contract tests check the parameters against the package's types."""
+    # A test case's outer transaction does not count; Django marks it for `durable` too.
     blocks: list[Any] = cast(Any, connection).atomic_blocks
     if not all(block._from_testcase for block in blocks):
         raise InsideTransaction
@@ -105,14 +105,14 @@ def _keyed(key: str) -> dict[str, str]:
 
 
 def create_customer(*, organization_id: str, name: str, email: str) -> str:
-    """Create the customer that stands for an organization; return its id."""
+    """Create the customer of an organization; return its id."""
     params = {"name": name, "email": email, "metadata": {"organization_id": organization_id}}
     with _translated():
         return _stripe().customers.create(params, _keyed(f"customer:{organization_id}")).id
 
 
 def get_card(*, customer_id: str) -> Card | None:
-    """Return the card that is charged when nobody is there, None without one."""
+    """Return the card for charges while the customer is absent, None without one."""
     with _translated():
         customer = _stripe().customers.retrieve(customer_id, {"expand": ["invoice_settings.default_payment_method"]})
     if getattr(customer, "deleted", False):
@@ -122,7 +122,7 @@ def get_card(*, customer_id: str) -> Card | None:
 
 
 def use_card(*, customer_id: str, payment_method_id: str, key: str) -> None:
-    """Make a card of the customer the one that is charged."""
+    """Make this card the one to charge."""
     params = {"invoice_settings": {"default_payment_method": payment_method_id}}
     with _translated():
         _stripe().customers.update(customer_id, params, _keyed(key))
@@ -135,7 +135,7 @@ def get_card_left(*, setup_intent_id: str) -> CardLeft:
 
 
 def get_card_paid_with(*, payment_intent_id: str) -> CardLeft:
-    """Return the payment method a payment was made with."""
+    """Return the payment method of a payment."""
     with _translated():
         return read_card_left(_stripe().payment_intents.retrieve(payment_intent_id, _METHOD).payment_method)
 
@@ -149,7 +149,7 @@ _METHOD = {"expand": ["payment_method"]}
 def create_topup_page(
     *, customer_id: str, topup_id: str, amount_cents: int, success_url: str, cancel_url: str, key: str
 ) -> Checkout:
-    """Create the page on which a person pays for credit; the card is kept for charges they allow later."""
+    """Create the page that sells credit. Stripe keeps the card for charges that the customer authorizes later."""
     metadata = {"topup_id": topup_id}
     params = {
         "mode": "payment",
@@ -177,7 +177,7 @@ def create_topup_page(
 
 
 def create_card_page(*, customer_id: str, reference: str, success_url: str, cancel_url: str, key: str) -> Checkout:
-    """Create the page on which a person leaves a card without paying."""
+    """Create the page on which a customer leaves a card without paying."""
     params = {
         "mode": "setup",
         "currency": CURRENCY,
@@ -196,7 +196,7 @@ def get_checkout(*, checkout_id: str) -> Checkout:
 
 
 def create_portal_page(*, customer_id: str, return_url: str, configuration_id: str, key: str) -> str:
-    """Create a visit to Stripe's portal (cards, tax ids, invoices); return its address, good for a few minutes."""
+    """Create a visit to Stripe's portal (cards, tax ids, invoices); return its address, valid for a few minutes."""
     params = {"customer": customer_id, "return_url": return_url}
     if configuration_id:
         params["configuration"] = configuration_id
@@ -205,7 +205,7 @@ def create_portal_page(*, customer_id: str, return_url: str, configuration_id: s
 
 
 def create_portal_configuration(*, return_url: str, key: str) -> str:
-    """Create what the portal offers: cards, addresses, tax ids and invoices; no plans, there are none."""
+    """Create the portal's configuration: cards, addresses, tax ids and invoices; there are no plans."""
     params = {
         "default_return_url": return_url,
         "features": {
@@ -244,7 +244,7 @@ def create_invoice(
     key: str,
     is_taxed: bool = True,
 ) -> Invoice:
-    """Create an empty draft. With `days_until_due` Stripe mails it; without, it is paid by `pay_invoice`."""
+    """Create an empty draft. With `days_until_due` Stripe mails it; without, `pay_invoice` charges it."""
     params: dict[str, Any] = {
         "customer": customer_id,
         "currency": CURRENCY,
@@ -262,7 +262,7 @@ def create_invoice(
 
 
 def add_invoice_lines(*, invoice_id: str, lines: Sequence[InvoiceLine], key: str) -> Invoice:
-    """Write our lines onto a draft."""
+    """Add our lines to a draft."""
     written = [
         {"description": line.description, "amount": line.amount_cents, "metadata": {"key": line.key}} for line in lines
     ]
@@ -278,7 +278,7 @@ def finalize_invoice(*, invoice_id: str, key: str) -> Invoice:
 
 
 def pay_invoice(*, invoice_id: str, key: str) -> Invoice:
-    """Charge the customer's card while nobody is there. Raises CardDeclined."""
+    """Charge the customer's card while the customer is absent. Raises CardDeclined."""
     with _translated():
         return read_invoice(_stripe().invoices.pay(invoice_id, {"off_session": True, **_PAYMENTS}, _keyed(key)))
 
@@ -289,7 +289,7 @@ def void_invoice(*, invoice_id: str, key: str) -> Invoice:
 
 
 def delete_draft(*, invoice_id: str) -> None:
-    """Take back an invoice that was never finalized. Raises StripeRefused when it was."""
+    """Delete an invoice that was never finalized. Raises StripeRefused when it was."""
     with _translated():
         _stripe().invoices.delete(invoice_id)
 
@@ -307,11 +307,11 @@ def get_invoice(*, invoice_id: str) -> Invoice:
 _PAYMENTS = {"expand": ["payments"]}
 
 
-# --- Money back -------------------------------------------------------------------------------------------------------
+# --- Refunds and disputes ---------------------------------------------------------------------------------------------
 
 
 def create_refund(*, payment_intent_id: str, amount_cents: int, refund_id: str, key: str) -> Refund:
-    """Send money back to the card it came from."""
+    """Refund to the card that paid."""
     params = {
         "payment_intent": payment_intent_id,
         "amount": amount_cents,
@@ -332,11 +332,11 @@ def get_dispute(*, dispute_id: str) -> Dispute:
         return read_dispute(_stripe().disputes.retrieve(dispute_id))
 
 
-# --- What happened ----------------------------------------------------------------------------------------------------
+# --- Events, movements and meters -------------------------------------------------------------------------------------
 
 
 def read_webhook(*, body: bytes, signature: str) -> Notice:
-    """Return the event of a webhook. Raises BadSignature. Asks nobody: it may run anywhere."""
+    """Return the event of a webhook. Raises BadSignature. Does not call Stripe: it may run anywhere."""
     try:
         stripe.WebhookSignature.verify_header(
             body, signature, settings.STRIPE_WEBHOOK_SECRET, _OLDEST_SIGNATURE_SECONDS
@@ -348,7 +348,7 @@ def read_webhook(*, body: bytes, signature: str) -> Notice:
 
 
 def list_events(*, since: datetime.datetime, until: datetime.datetime) -> Iterator[Notice]:
-    """Yield what happened in the half-open period to the kinds of objects we handle, newest first."""
+    """Yield the events that we handle in the half-open period, newest first."""
     params = {"created": _period(since, until), "limit": _PAGE}
     with _translated():
         for event in _stripe().events.list(params).auto_paging_iter():
@@ -357,7 +357,7 @@ def list_events(*, since: datetime.datetime, until: datetime.datetime) -> Iterat
 
 
 def list_cash_movements(*, since: datetime.datetime, until: datetime.datetime) -> Iterator[CashMovement]:
-    """Yield what moved in Stripe's account in the half-open period, newest first."""
+    """Yield the movements in Stripe's account in the half-open period, newest first."""
     params = {"created": _period(since, until), "limit": _PAGE, "expand": ["data.source"]}
     with _translated():
         for found in _stripe().balance_transactions.list(params).auto_paging_iter():
@@ -365,7 +365,7 @@ def list_cash_movements(*, since: datetime.datetime, until: datetime.datetime) -
 
 
 def find_invoices(*, customer_id: str, since: datetime.datetime, metadata: Mapping[str, str]) -> list[Invoice]:
-    """Return the customer's invoices made since then whose metadata says all of this, newest first."""
+    """Return the customer's invoices created since then whose metadata includes all of `metadata`, newest first."""
     params = {"customer": customer_id, "created": {"gte": int(since.timestamp())}, "limit": _PAGE}
     with _translated():
         found = [read_invoice(each) for each in _stripe().invoices.list(params).auto_paging_iter()]
@@ -379,7 +379,7 @@ def list_open_invoices(*, customer_id: str) -> list[Invoice]:
 
 
 def create_webhook(*, url: str, key: str) -> Webhook:
-    """Register a receiver for the events we handle, in the shape of our API version."""
+    """Register a receiver for the events that we handle, in our API version."""
     params = {"url": url, "enabled_events": list(EVENTS), "api_version": API_VERSION}
     with _translated():
         made = _stripe().webhook_endpoints.create(params, _keyed(key))
@@ -387,7 +387,10 @@ def create_webhook(*, url: str, key: str) -> Webhook:
 
 
 def send_meter_event(*, name: str, customer_id: str, quantity: int, at: datetime.datetime, identifier: str) -> None:
-    """Mirror a quantity to a Stripe meter. A meter knows an identifier for a day: known already means sent already."""
+    """Mirror a quantity to a Stripe meter.
+
+    A meter remembers an identifier for a day: a known one was sent already.
+    """
     params = {
         "event_name": name,
         "payload": {"stripe_customer_id": customer_id, "value": str(quantity)},

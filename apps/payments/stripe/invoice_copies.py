@@ -1,7 +1,7 @@
-"""A copy at Stripe of each monthly invoice, for customers who keep their papers there: our lines, paid from credit.
+"""Copies at Stripe of each monthly invoice, for customers who keep their documents there: our lines, paid from credit.
 
-Credit is paid for beforehand, with its tax, so nothing is due: after our lines, whose sum Stripe must confirm to the
-cent before anything is finalized, comes one that takes the sum off again.
+Credit is prepaid with its tax, so nothing is due. Stripe must confirm the sum of our lines to the cent before anything
+is finalized; a last line then subtracts the sum.
 """
 
 import datetime
@@ -22,14 +22,14 @@ from apps.payments.topups import PaymentMismatch
 logger = logging.getLogger(__name__)
 
 _LINES_AT_ONCE = 100
-_MAX_LINES = 240  # Stripe takes 250 on an invoice; ours says each, the copy then what each kind came to
-# Stripe forgets our keys after 24 hours: an attempt that lasts as long begins again, with a look for what there is.
+_MAX_LINES = 240  # Stripe allows 250 per invoice; a longer copy has one line per kind
+# Stripe forgets our keys after 24 hours. After this time a new attempt first looks for what exists.
 _ATTEMPT = datetime.timedelta(hours=20)
 _CLOCKS_DIFFER = datetime.timedelta(hours=1)
 
 
 def list_uncopied(*, limit: int = 50) -> list[str]:
-    """Return invoices of Stripe's customers, issued since they are customers there, that have no copy yet."""
+    """Return the invoices without a copy that were issued since their organization became a Stripe customer."""
     customers = StripeCustomer.objects.filter(
         organization_id=OuterRef("organization_id"), created_at__lte=OuterRef("issued_at")
     )
@@ -38,7 +38,7 @@ def list_uncopied(*, limit: int = 50) -> list[str]:
 
 
 def copy_invoice(*, invoice_id: str, now: datetime.datetime) -> None:
-    """Write the copy, once; asks Stripe. One that does not add up stays a draft and is a critical line in the log."""
+    """Write the copy, once. Calls Stripe. A copy that does not add up stays a draft and logs a critical line."""
     invoice = Invoice.objects.get(pk=invoice_id)
     customer = get_customer(organization=invoice.organization_id)
     if invoice.external_id or customer is None:
@@ -56,9 +56,9 @@ def copy_invoice(*, invoice_id: str, now: datetime.datetime) -> None:
 
 
 def _copied_before(invoice: Invoice, customer_id: str, attempt: int) -> str:
-    """Return the copy that an attempt finished whose answer was lost, "" without one; its drafts are taken back.
+    """Return a finished copy whose answer was lost, "" without one; delete the drafts of other attempts.
 
-    The first attempt has no need to look: its keys are remembered. A draft of this attempt is gone on with.
+    The first attempt need not look: Stripe still knows its keys. A draft of this attempt is continued.
     """
     if attempt < 1:
         return ""

@@ -1,8 +1,8 @@
-"""A mirror of token usage on a Stripe meter, off unless STRIPE_METER names one: for reports there, never for charging.
+"""A mirror of token usage on a Stripe meter, for reports there and never for charging. Off unless STRIPE_METER is set.
 
-A meter adds up whole numbers and takes them up to 35 days late. What is sent is the difference to what was sent before,
-under an identifier of the sum reached. The sum is noted before it is sent: after a lost answer the very same event goes
-out again, which the meter knows, and only then what came since.
+A meter adds up whole numbers and accepts them up to 35 days late. Each event carries the difference to the sum sent
+before, under an identifier of the new sum. The sum is stored before it is sent: after a lost answer the same event goes
+out again, which the meter recognizes, and only then newer usage.
 """
 
 import datetime
@@ -23,7 +23,7 @@ _OLDEST = datetime.timedelta(days=34)
 
 
 def mirror_usage(*, now: datetime.datetime, limit: int = 500) -> int:
-    """Tell the meter what it was not told; return how many series are told. Asks Stripe. Raises StripeUnavailable."""
+    """Send new usage to the meter; return how many series were mirrored. Calls Stripe. Raises StripeUnavailable."""
     if not settings.STRIPE_METER:
         return 0
     customers = dict(StripeCustomer.objects.values_list("organization_id", "stripe_id"))
@@ -49,7 +49,7 @@ def _mirror(row: UsageSeries, customer_id: str) -> bool:
 
 @transaction.atomic
 def _next_step(row: UsageSeries) -> tuple[int, int] | None:
-    """Return the sums the next event goes from and to: the one begun before, else a new one; None when all is told."""
+    """Return the sums before and after the next event: the one already begun, else a new one. None when all is sent."""
     MeterMirror.objects.bulk_create(
         [MeterMirror(series=row, organization_id=row.organization_id)], ignore_conflicts=True
     )
@@ -66,7 +66,7 @@ def _send(row: UsageSeries, customer_id: str, sent: int, reached: int) -> None:
         name=settings.STRIPE_METER,
         customer_id=customer_id,
         quantity=reached - sent,
-        at=datetime.datetime.combine(row.day, datetime.time(), datetime.UTC),  # the same whenever it is repeated
+        at=datetime.datetime.combine(row.day, datetime.time(), datetime.UTC),  # the same in every repetition
         identifier=f"series-{row.pk}-{reached}",
     )
     with transaction.atomic():

@@ -1,4 +1,4 @@
-"""What we read of Stripe's objects: frozen, in integer cents, with only the fields something here depends on."""
+"""The parts of Stripe's objects that we use: frozen, in integer cents."""
 
 import datetime
 from collections.abc import Mapping
@@ -7,14 +7,14 @@ import msgspec
 
 
 class CardLeft(msgspec.Struct, frozen=True, kw_only=True):
-    """A card that somebody entered, and when, by Stripe's clock, in whole seconds."""
+    """A card that a customer entered, and when by Stripe's clock, in whole seconds."""
 
     payment_method_id: str
     left_at: datetime.datetime
 
 
 class Card(CardLeft, frozen=True, kw_only=True):
-    """A card as it is shown."""
+    """A card as shown on pages."""
 
     brand: str
     last4: str
@@ -23,7 +23,7 @@ class Card(CardLeft, frozen=True, kw_only=True):
 
 
 class Checkout(msgspec.Struct, frozen=True, kw_only=True):
-    """A hosted page on which a person pays or leaves a card."""
+    """A hosted page on which a customer pays or leaves a card."""
 
     id: str
     mode: str
@@ -71,7 +71,7 @@ class Invoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One line as we ask Stripe to print it."""
+    """One line to print on an invoice at Stripe."""
 
     description: str
     amount_cents: int
@@ -89,7 +89,7 @@ class Refund(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CashMovement(msgspec.Struct, frozen=True, kw_only=True):
-    """A balance transaction: what moved in Stripe's account, and what Stripe kept for it."""
+    """A balance transaction: the amount moved in Stripe's account, and Stripe's fee."""
 
     id: str
     kind: str
@@ -101,7 +101,7 @@ class CashMovement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Dispute(msgspec.Struct, frozen=True, kw_only=True):
-    """A cardholder's claim. `movements` says what Stripe has withdrawn for it and given back so far."""
+    """A cardholder's claim. `movements` lists what Stripe has withdrawn for it and given back so far."""
 
     id: str
     status: str
@@ -113,7 +113,7 @@ class Dispute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """An event: something happened to an object. What the object is now is asked of Stripe, never read from here."""
+    """An event about an object. Its present state is fetched from Stripe, never read from the event."""
 
     id: str
     type: str
@@ -124,7 +124,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Webhook(msgspec.Struct, frozen=True, kw_only=True):
-    """A registered receiver; `secret` is told once, when it is created."""
+    """A registered receiver; Stripe returns `secret` only at creation."""
 
     id: str
     url: str

@@ -1,4 +1,4 @@
-"""Stripe's objects as its package shows them, read into ours. Asks nobody, and needs nothing of the package."""
+"""Conversion of the stripe package's objects into ours. It makes no calls and does not import the package."""
 
 import datetime
 from typing import Any
@@ -134,7 +134,7 @@ def read_movement(found: Any) -> CashMovement:
 
 
 def _source(source: Any) -> str:
-    """Return what our books call it: a charge by its payment intent, everything else by its own id."""
+    """Return its id in our books: a charge by its payment intent, other objects by their own id."""
     is_charge = getattr(source, "object", "") == "charge"
     return read_id(getattr(source, "payment_intent", None) if is_charge else source)
 
@@ -144,7 +144,7 @@ def _at(seconds: int) -> datetime.datetime:
 
 
 def read_id(value: Any) -> str:
-    """Return the id of something that Stripe names by id or shows whole."""
+    """Return the id of an object that Stripe gives as an id or in full."""
     return "" if value is None else value if isinstance(value, str) else value.id
 
 
