@@ -96,12 +96,12 @@ def _refused(refusal: LineError) -> RowRefused:
     )  # fmt: skip
 
 
-@transaction.atomic
 def is_counted_at_once(version: DatasetVersion) -> bool:
     """Return whether a caller may wait for the count, by the bytes to read: a compressed file can contain far more."""
     return version.data_bytes <= COUNT_NOW_BYTES
 
 
+@transaction.atomic
 def request_count(*, version: DatasetVersion, base_model: BaseModel) -> None:
     """Have a task count the tokens of a large file.
 

@@ -29,7 +29,7 @@ PROGRAM = textwrap.dedent(
     """
     import os, sys, time
     from pathlib import Path
-    from apps.interfaces.gateway import recorder_process, shipper, spool
+    from apps.interfaces.gateway.metering import recorder_process, shipper, spool
 
     weather = Path(sys.argv[1]).parent / "weather"
     write_all, sync = spool._write_all, os.fdatasync
@@ -160,7 +160,7 @@ GATEWAY = textwrap.dedent(
     """
     import asyncio, sys, pathlib
     import django; django.setup()
-    from apps.interfaces.gateway import recorder as recording
+    from apps.interfaces.gateway.metering import recorder as recording
     from apps.interfaces.gateway.metering.recorder import Recorder
     from tests.factories.usage import make_record, make_start
 

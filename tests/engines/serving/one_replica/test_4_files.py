@@ -50,5 +50,5 @@ def test_rejected_adapter_is_never_tried_again(replica: Replica, adapters: dict[
     row = replica.plane.get_adapter(NAN)
 
     assert row.state is LoadState.REJECTED and "NaN" in row.reason
-    log = (replica.paths.work_dir / "serving_agent.log").read_text()
+    log = (replica.paths.work_dir / "serving.agent.log").read_text()
     assert log.count(f"{NAN} is rejected") == 1
