@@ -1,4 +1,4 @@
-"""Whatever is kept for a tenant was weighed against its storage limit: each place that writes objects says where."""
+"""Nothing is stored for a tenant without a check of its storage limit: each place that stores names its check."""
 
 import ast
 from collections.abc import Iterator
@@ -8,17 +8,17 @@ APPS = Path(__file__).resolve().parents[2] / "apps"
 WRITES = {"put_stream", "put_once", "compose", "signed_url"}  # signed_url: where it is asked for a PUT
 # The function that writes -> what weighed it.
 WEIGHED = {
-    "datasets/intake.py:create_version": "cut off at the storage that is left, weighed again by register",
-    "datasets/intake.py:remap_version": "require_storage",
-    "datasets/validating.py:_read": "limited",
-    "datasets/validating.py:_mend": "limited",
-    "datasets/validating.py:_fit": "limited",
-    "datasets/inspecting.py:inspect_version": "eight bytes a row of a file that was weighed, and counted with it",
-    "datasets/uploads.py:add_part": "require_storage",
-    "datasets/uploads.py:sign_parts": "exact sizes of parts of an upload that counts until the last has expired",
-    "datasets/uploads.py:_compose": "require_storage, by register",
-    "finetuning/checkpoint_models.py:_copy": "require_any_storage",
-    "finetuning/reporting.py:create_upload": "require_any_storage, when the job was admitted",
+    "datasets/intake/versions.py:create_version": "cut off at the storage that is left, weighed again by register",
+    "datasets/intake/versions.py:remap_version": "require_storage",
+    "datasets/validation/leases.py:_read": "limited",
+    "datasets/validation/leases.py:_repair": "limited",
+    "datasets/validation/leases.py:_fit": "limited",
+    "datasets/inspection/inspections.py:inspect_version": "eight bytes a row of a file that was weighed",
+    "datasets/intake/uploads.py:add_part": "require_storage",
+    "datasets/intake/uploads.py:sign_parts": "exact sizes of parts of an upload that counts until the last has expired",
+    "datasets/intake/uploads.py:_compose": "require_storage, by register",
+    "finetuning/results/checkpoint_models.py:_copy": "require_any_storage",
+    "finetuning/runs/reports.py:create_upload": "require_any_storage, when the job was admitted",
     "catalog/operations.py:_fill_from_folder": "of the platform, no tenant's",
 }
 

@@ -315,6 +315,6 @@ def _foreseen(change: Change, job: FineTuningJob) -> Counted:
 def _mended(version: DatasetVersion, counting: BaseModel, param: str) -> tuple[DatasetVersion, TokenCount]:
     found = estimate_repair(version=version, base_model=counting)
     if found is None:
-        message = f"None of the first rows of {version.filename} is valid as it is: fix them and upload the file again."
+        message = f"None of the first rows of {version.filename} is valid as it is: fix them and upload it again."
         raise InvalidTrainingFile(message, param=param)
     return found
