@@ -157,7 +157,9 @@ def _database(url: str) -> dict[str, Any]:
         "HOST": host,
         "PORT": str(port),
         "CONN_MAX_AGE": 0,
-        "OPTIONS": {**query, "pool": {"min_size": 1, "max_size": 12, "timeout": 10}},
+        # The pool doubles its waits between attempts to connect until reconnect_timeout, 5 minutes by default. After an
+        # outage the database would be back for as long as the outage lasted before a request could use it.
+        "OPTIONS": {**query, "pool": {"min_size": 1, "max_size": 12, "timeout": 10, "reconnect_timeout": 2}},
     }
 
 

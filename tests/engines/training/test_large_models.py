@@ -1,7 +1,10 @@
 """What follows training needs the memory of a part of the base model, however large it is."""
 
+import ctypes
+import gc
 import itertools
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -28,6 +31,7 @@ from tests.support.engines.models import BASE_MODEL
 from tests.support.engines.rows import SMALL, make_rows, unlike
 
 _MIB = 2**20
+_M_MMAP_THRESHOLD = -3  # of malloc.h
 TOLERANCE = 0.05  # nats a token, of a parity certificate
 
 
@@ -67,24 +71,52 @@ def weight_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-def peak_of(work: Callable[[], None]) -> int:
-    """Return by how many bytes this process grew at most meanwhile (VmHWM of proc_pid_status(5))."""
-    Path("/proc/self/clear_refs").write_text("5")
-    before = memory("VmRSS")
-    work()
-    return memory("VmHWM") - before
+def peak_of(work: Callable[[], None], *, model: Path) -> int:
+    """Return by how many bytes the memory for `work` grew at most, sampled every few milliseconds.
+
+    It is anonymous memory and what is mapped of the model's files. Other mapped files are left out: the kernel takes
+    their pages away and brings them back at any time. Freed memory is given back, before and meanwhile: growth into it
+    would not show, and malloc keeps more or less of it by what was freed before.
+    """
+    gc.collect()
+    malloc = ctypes.CDLL(None)
+    malloc.mallopt(_M_MMAP_THRESHOLD, _MIB)  # a fixed one: free a tensor and its pages are gone
+    malloc.malloc_trim(0)
+    before = memory(model)
+    found, is_over = [before], threading.Event()
+
+    def sample() -> None:
+        while not is_over.wait(0.002):
+            found.append(memory(model))
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    try:
+        work()
+    finally:
+        is_over.set()
+        sampler.join()
+    return max(found) - before
 
 
-def memory(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+def memory(model: Path) -> int:
+    status = Path("/proc/self/status").read_text().splitlines()
+    kib = next(int(line.split()[1]) for line in status if line.startswith("RssAnon"))
+    if str(model) in Path("/proc/self/maps").read_text():
+        of_model = False
+        for line in Path("/proc/self/smaps").read_text().splitlines():
+            if "-" in line.partition(" ")[0]:  # a mapping begins: its range of addresses
+                of_model = str(model) in line
+            elif of_model and line.startswith("Rss:"):
+                kib += int(line.split()[1])
+    return kib * 1024
 
 
 def test_a_merge_needs_the_memory_of_a_tensor_and_not_of_a_shard(large_model, adapter, tmp_path):
     shards = sorted(large_model.glob("*.safetensors"))
     assert len(shards) > 1 and weight_bytes(large_model) > 150 * _MIB
 
-    peak = peak_of(lambda: merge_adapter(large_model, adapter, tmp_path / "merged"))
+    peak = peak_of(lambda: merge_adapter(large_model, adapter, tmp_path / "merged"), model=large_model)
 
     largest = max(entry.bytes for shard in shards for entry in list_tensors(shard))
     assert peak < 6 * largest + 16 * _MIB < weight_bytes(large_model) / 2
@@ -142,7 +174,7 @@ def probe_of(made: Made) -> ParityProbe:
 def test_a_model_larger_than_the_memory_gets_the_probe_that_it_would_get_dense(examined, large_model, monkeypatch):
     dense = examined(monkeypatch, free_bytes=10**12)
     made = []
-    peak = peak_of(lambda: made.append(examined(monkeypatch, free_bytes=0)))
+    peak = peak_of(lambda: made.append(examined(monkeypatch, free_bytes=0)), model=large_model)
 
     [streamed] = made
     assert peak < weight_bytes(large_model) / 2
