@@ -1,6 +1,6 @@
 """No secret stands in a tracked file: keys and tokens are found by the shapes that their issuers give them.
 
-A scanner of entropy would report thousands of hashes here; a list of shapes reports what somebody could use.
+A scanner of entropy would report thousands of hashes here; the shapes below match usable secrets alone.
 """
 
 import re

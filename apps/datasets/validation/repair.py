@@ -33,17 +33,17 @@ def mend(line: Line, problem: LineError, kind: RowKind) -> bytes | None:
     for _ in range(_MAX_MENDINGS):
         if current is None:
             return data
-        mended = _mended(data, current)
-        if mended is None or mended == data:
+        fixed = _fixed(data, current)
+        if fixed is None or fixed == data:
             return None
-        data, current = mended, check_line(Line(line.number, mended), kind)
+        data, current = fixed, check_line(Line(line.number, fixed), kind)
     return None
 
 
 REPAIRS = {RepairMode.DROP: drop, RepairMode.REPAIR: mend}
 
 
-def _mended(data: bytes, problem: LineError) -> bytes | None:
+def _fixed(data: bytes, problem: LineError) -> bytes | None:
     match problem.code:
         case RowErrorCode.NOT_UTF8:
             return _as_utf8(data)
@@ -68,12 +68,12 @@ def _as_utf8(data: bytes) -> bytes | None:
         return None
 
 
-def _rewritten(data: bytes, mending: _Change, problem: LineError) -> bytes | None:
+def _rewritten(data: bytes, change: _Change, problem: LineError) -> bytes | None:
     try:
         row = json.loads(data)
     except (ValueError, RecursionError):
         return None
-    return _dumped(row) if mending(row, problem.param or "") else None
+    return _dumped(row) if change(row, problem.param or "") else None
 
 
 def _dumped(row: Any) -> bytes | None:

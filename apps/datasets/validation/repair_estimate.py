@@ -33,14 +33,14 @@ def estimate_repair(*, version: DatasetVersion, base_model: BaseModel) -> tuple[
         return None
     rows = max((version.rows or 0) + version.error_count, len(measured))
     found = count_rows(measured, longest_limit=base_model.context_length)
-    mended = DatasetVersion(
+    fixed = DatasetVersion(
         organization_id=version.organization_id,
         kind=version.kind,
         status="ready",
         rows=rows,
         bytes=version.data_bytes,
     )
-    return mended, _scaled(found, rows / len(measured), mended, base_model)
+    return fixed, _scaled(found, rows / len(measured), fixed, base_model)
 
 
 def _measured(renderer: ChatRenderer, rows: list[Row]) -> Iterator[MeasuredRow]:

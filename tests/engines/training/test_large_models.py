@@ -72,7 +72,7 @@ def weight_bytes(folder: Path) -> int:
 
 
 def peak_of(work: Callable[[], None], *, model: Path) -> int:
-    """Return by how many bytes the memory for `work` grew at most, sampled every few milliseconds.
+    """Return the peak growth of memory during `work`, in bytes, sampled every few milliseconds.
 
     It is anonymous memory and what is mapped of the model's files. Other mapped files are left out: the kernel takes
     their pages away and brings them back at any time. Freed memory is given back, before and meanwhile: growth into it
