@@ -15,9 +15,11 @@ import math
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -96,6 +98,7 @@ class Run:
 
     part: Part
     process: subprocess.Popen[bytes]
+    temporary: str
     started: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -126,7 +129,8 @@ class Run:
         return True
 
     def finish(self) -> None:
-        """Read the report of a finished process."""
+        """Read the report of a finished process, and delete what its tests wrote."""
+        shutil.rmtree(self.temporary, ignore_errors=True)
         self.seconds = time.monotonic() - self.started
         report = _report_of(self.part)
         self.cases = _read_cases(report) if report.exists() else []
@@ -214,8 +218,18 @@ def _start(part: Part) -> Run:
     """Start pytest for one part in a separate process group: Ctrl-C reaches it through us, once."""
     report = _report_of(part)
     report.unlink(missing_ok=True)
+    # Each part has its own: pytest restricts the directory that it shares by default whenever it starts.
+    temporary = tempfile.mkdtemp(prefix="anneal-")
     command = [str(PYTHONS[part.environment]), "-m", "pytest", "-c", CONFIGURATIONS[part.environment], "--rootdir", "."]
-    command += ["-m", part.marks, f"--junitxml={report}", "-o", "junit_family=xunit1", *part.paths]
+    command += [
+        "-m",
+        part.marks,
+        f"--basetemp={temporary}",
+        f"--junitxml={report}",
+        "-o",
+        "junit_family=xunit1",
+        *part.paths,
+    ]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     with (LOGS / f"{part.name}.log").open("wb") as log:
         process = subprocess.Popen(
@@ -228,7 +242,7 @@ def _start(part: Part) -> Run:
             process_group=0,
             preexec_fn=partial(die_with_parent, signal.SIGINT),
         )
-    return Run(part, process)
+    return Run(part, process, temporary)
 
 
 def _stop(runs: Sequence[Run]) -> None:
@@ -242,6 +256,7 @@ def _stop(runs: Sequence[Run]) -> None:
         except subprocess.TimeoutExpired:
             os.killpg(run.process.pid, signal.SIGKILL)
             run.process.wait()
+        shutil.rmtree(run.temporary, ignore_errors=True)
 
 
 def _report_of(part: Part) -> Path:

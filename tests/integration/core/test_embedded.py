@@ -154,14 +154,16 @@ def test_servers_outlive_their_starter_while_another_process_uses_them_and_stop_
 
 
 def test_acknowledged_rows_survive_kill_9_and_the_next_start_is_patient(tmp_path: Path) -> None:
-    with ensure_running(tmp_path) as services:
+    data_dir = tmp_path / "data"
+    with ensure_running(data_dir) as services:
         with psycopg.connect(services.database_url("owner")) as connection:
             connection.execute("CREATE TABLE kept (id int)")
             connection.execute("INSERT INTO kept SELECT generate_series(1, 1000)")
-        os.kill(postmaster_pid(tmp_path), signal.SIGKILL)
+        os.kill(postmaster_pid(data_dir), signal.SIGKILL)
+    tmp_path.chmod(0o700)  # if we are root, PostgreSQL's own account cannot walk through it now
 
     with (
-        ensure_running(tmp_path) as services,
+        ensure_running(data_dir) as services,
         psycopg.connect(services.database_url("owner")) as connection,
     ):
         assert connection.execute("SELECT count(*) FROM kept").fetchone() == (1000,)
