@@ -181,7 +181,6 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     checkpoint_interval_seconds: int = 300
     expected_training_seconds: float | None = None  # of all steps, from the quote
     estimated_peak_bytes: int | None = None
-    code_version: str = ""
     start_from: CheckpointRef | None = None  # weights to start with; nothing else is taken from it
     gpu_count: int = 1
     parallelism: str = "single"  # "single" | "ddp" | "fsdp"

@@ -133,6 +133,12 @@ def test_an_image_may_be_longer_than_its_link_and_shorter_than_its_bytes():
     assert link.tokens_estimate() == inline.tokens_estimate() < 10_000
 
 
+def test_the_text_beside_an_image_counts():
+    words = {"type": "text", "text": "A" * 400_000}
+
+    assert 0 <= parse(words, image(PIXEL)).prompt_tokens_estimate() - parse(words).prompt_tokens_estimate() < 10_000
+
+
 @pytest.mark.parametrize(
     ("config", "media"),
     [

@@ -48,12 +48,13 @@ class ContentPart(msgspec.Struct):
 
 
 class Medium(msgspec.Struct, frozen=True):
-    """One image or sound of a request, and the name of its field. `url` is None if the bytes are in the request."""
+    """One image or sound of a request, and the name of its field. `url` is None for a sound: its content is sent."""
 
     kind: str  # must be listed in a base model's `media`
     type: str
     place: str
     url: str | None
+    body_bytes: int  # of its link or its content, in the request's body
 
 
 def read_parts(parts: list[ContentPart], *, place: str, may_hold_media: bool, media: list[Medium]) -> Any:
@@ -82,7 +83,9 @@ def _read_part(part: ContentPart, place: str, may_hold_media: bool, media: list[
     given = getattr(part, part.type)
     if given is None:
         raise MissingParameter(f"`{place}.{part.type}` is required.", param=f"{place}.{part.type}")
-    media.append(Medium(_KINDS[part.type], part.type, place, given.url if isinstance(given, Link) else None))
+    url = given.url if isinstance(given, Link) else None
+    content = given.data if isinstance(given, Sound) else given.url
+    media.append(Medium(_KINDS[part.type], part.type, place, url, len(content)))
     return {"type": part.type, part.type: msgspec.to_builtins(given)}
 
 

@@ -175,10 +175,12 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.prompt_tokens_estimate() + self.prompt_count * self.choice_count * (self.max_tokens or 256)
 
     def prompt_tokens_estimate(self) -> int:
-        """Return the approximate tokens of the prompts: four bytes per token, or a fixed number per image or sound."""
-        if self.media:  # media in the body may be megabytes long and costs no more than a link to it
-            return len(self.media) * MEDIA_TOKENS_ESTIMATE
-        return self.body_bytes // 4
+        """Return the approximate tokens of the prompts: four bytes of text per token, and a fixed number per medium.
+
+        A medium in the body may be megabytes long and costs no more than a link to it.
+        """
+        text_bytes = self.body_bytes - sum(medium.body_bytes for medium in self.media)
+        return len(self.media) * MEDIA_TOKENS_ESTIMATE + text_bytes // 4
 
     def output_tokens_bound(self, context_length: int) -> int:
         """Return the most tokens that the answers can have: the requested ones, and never more than the context."""
