@@ -11,7 +11,6 @@ from typing import Any
 from django.conf import settings
 from django.db import transaction
 
-from apps.catalog.hub import download_text_files
 from apps.catalog.model_files import ModelFolder, ModelRefused, check_config, read_hub_folder, read_model_folder
 from apps.catalog.models import BaseModel, HubToken, PriceRule
 from apps.catalog.pricing import STORAGE_SKU, Tier, unit_of
@@ -114,6 +113,8 @@ def install_from_hub(*, base_model: BaseModel) -> None:
     """Read the model's text files from the hub and install it; a refusal is stored on its row."""
     if base_model.is_installed or base_model.retired_at:
         return
+    from apps.catalog.hub import download_text_files  # noqa: PLC0415 - slow to import, and seldom used
+
     with tempfile.TemporaryDirectory(prefix="anneal-hub-") as place:
         folder = Path(place)
         try:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bitsandbytes.nn import Linear4bit, Params4bit
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
@@ -15,7 +14,7 @@ from transformers.integrations.bitsandbytes import replace_with_bnb_linear
 
 from apps.contracts.runs import Method
 from gpu_workers.train.model.hardware import Engine
-from gpu_workers.train.model.loading import attention_implementation, quantization_config
+from gpu_workers.train.model.loading import Linear4bit, Params4bit, attention_implementation, quantization_config
 
 _UNCONVERTED = ["lm_head"]  # transformers leaves it in 16 bit too
 

@@ -88,8 +88,9 @@ class Child:
 
 
 class SubprocessExecutor:
-    """Runs `python -m <module> SPEC WORK_DIR`. Call it from a thread that outlives the child: PDEATHSIG is tied to it.
+    """Runs `python -m gpu_workers.trainer.child <module> SPEC WORK_DIR`.
 
+    Call it from a thread that outlives the child: PDEATHSIG is tied to it.
     `thread_limit` is the maximum number of a child's CPU threads, 0 for the machine's free cores (cpu_threads.py).
     """
 
@@ -103,7 +104,7 @@ class SubprocessExecutor:
     ) -> None:
         self._thread_limit = thread_limit
         self._environment = {"TOKENIZERS_PARALLELISM": "false", "PYTHONFAULTHANDLER": "1"} | dict(environment or {})
-        self._command = command or (sys.executable, "-m", module)
+        self._command = command or (sys.executable, "-m", "gpu_workers.trainer.child", module)
 
     def start(
         self,

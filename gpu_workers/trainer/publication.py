@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,7 +21,9 @@ from gpu_workers.common.events import AdapterReady
 from gpu_workers.common.log_tail import tail_of_log
 from gpu_workers.trainer.executor import Child, SubprocessExecutor
 from gpu_workers.trainer.progress_watch import ChildActivity, ProgressWatch
-from gpu_workers.trainer.reporter import Uploader
+
+if TYPE_CHECKING:  # with its HTTP client, which no child needs
+    from gpu_workers.trainer.reporter import Uploader
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +163,7 @@ def alone(ready: AdapterReady, *, missing: tuple[MissingPart, ...] = ()) -> Publ
     return Published(adapter=adapter, missing=missing)
 
 
-def deliver(ready: AdapterReady, published: Published, work_dir: Path, uploader: Uploader) -> Succeeded:
+def deliver(ready: AdapterReady, published: Published, work_dir: Path, uploader: "Uploader") -> Succeeded:
     """Store every folder and return the result to report; raises the errors of `Uploader.store`."""
     places = uploader.store(work_dir / published.adapter.folder, published.adapter.manifest_sha256)
     exports = tuple(_store(kind, sealed, work_dir, uploader) for kind, sealed in published.exports.items())
@@ -205,6 +208,6 @@ def _collect(ready: AdapterReady, made: dict[str, Made]) -> Published:
     )
 
 
-def _store(kind: str, sealed: SealedFolder, work_dir: Path, uploader: Uploader) -> Export:
+def _store(kind: str, sealed: SealedFolder, work_dir: Path, uploader: "Uploader") -> Export:
     stored = uploader.store(work_dir / sealed.folder, sealed.manifest_sha256)
     return Export(kind=kind, upload_id=stored.upload_id, manifest_sha256=sealed.manifest_sha256)

@@ -32,7 +32,7 @@ def until(look: Callable[[], Any], seconds: float, complaint: str) -> Any:
     while time.monotonic() < deadline:
         if found := look():
             return found
-        time.sleep(0.25)
+        time.sleep(1.0)
     raise AssertionError(f"{complaint} within {seconds:.0f} s")
 
 
@@ -182,8 +182,18 @@ class Platform:
         os.kill(pid, signal.SIGKILL)
         return pid
 
+    def pause(self, job_id: str) -> None:
+        """Pause a job that trains. Its child stands still until it is told, or a fast machine would finish before."""
+        child = self._training_child()
+        os.kill(child, signal.SIGSTOP)
+        try:
+            self.client.fine_tuning.jobs.pause(job_id)
+            until(lambda: is_pending(child, signal.SIGTERM), 60, "the child is not told to stop")
+        finally:
+            os.kill(child, signal.SIGCONT)
+
     def _training_child(self) -> int:
-        return until(lambda: find_processes("gpu_workers.train", self.home), 30, "no training child")[0]
+        return until(lambda: find_processes("gpu_workers.train ", self.home), 30, "no training child")[0]
 
 
 def find_socket(home: Path) -> Path:
@@ -192,6 +202,12 @@ def find_socket(home: Path) -> Path:
         if line.startswith(("file=", "file =")):
             return Path(line.partition("=")[2].strip())
     raise AssertionError("supervisord.conf names no socket")
+
+
+def is_pending(pid: int, number: signal.Signals) -> bool:
+    """Return whether a signal was sent to a process that has not handled it yet."""
+    status = _read(Path(f"/proc/{pid}/status"))
+    return bool(int(status.partition("ShdPnd:")[2].split()[0], 16) >> (number - 1) & 1)
 
 
 def find_processes(words: str, home: Path) -> list[int]:

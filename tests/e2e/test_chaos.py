@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_workers.common.process_tree import identify, is_alive, list_descendants, read_command
 from tests.e2e.platform import Platform, until
 
 pytestmark = pytest.mark.chaos
@@ -43,7 +44,7 @@ CASES = [
 @pytest.mark.parametrize(("process", "point"), CASES)
 def test_a_job_survives(platform: Platform, file_id: str, process: str, point: str):
     before = platform.wait_for_settled_books()
-    job_id = platform.create_job(file_id, epochs=3)
+    job_id = platform.create_job(file_id, epochs=6)
     until(lambda: REACHED[point](platform, job_id), 200, f"the job did not get to {point!r}")
 
     platform.kill(process)
@@ -59,3 +60,17 @@ def test_a_job_survives(platform: Platform, file_id: str, process: str, point: s
     billed_seconds = job.model_extra["billed_gpu_seconds"]
     assert 0 < billed_seconds <= job.finished_at - job.created_at + 1
     assert charged == pytest.approx(billed_seconds * platform.price_usd_per_second(file_id), abs=1e-9)
+
+
+def test_a_killed_engine_leaves_no_orphan_and_answers_again(platform: Platform, file_id: str):
+    job = platform.wait_for_end(platform.create_job(file_id, epochs=1))
+    platform.wait_until_answers(job.fine_tuned_model)
+    launcher = identify(platform.pid("vllm"))
+    titles = {process: read_command(process) for process in list_descendants(launcher.pid)}
+    for title in ("VLLM::EngineCore", "VLLM::Worker"):
+        assert any(each.startswith(title) for each in titles.values()), titles
+
+    platform.kill("vllm")
+
+    until(lambda: not any(map(is_alive, [launcher, *titles])), 10, "engine processes are still there")
+    assert platform.wait_until_answers(job.fine_tuned_model, 180)

@@ -2,13 +2,14 @@
 
 import base64
 import hashlib
+import os
 import shutil
 import socket
 import sys
 import threading
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -74,8 +75,23 @@ def index(tmp_path: Path) -> Iterator[ThreadingHTTPServer]:
     thread.join()
 
 
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a virtual environment as `python -m venv` makes it, which takes seconds."""
+    made = Environment("web", tmp_path_factory.mktemp("empty") / "venv", ())
+    made.make_anew(sys.executable)
+    return made.directory
+
+
 @pytest.fixture
-def environment(tmp_path: Path, index: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch) -> Environment:
+def environment(
+    tmp_path: Path, index: ThreadingHTTPServer, empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> Environment:
+    def copy(command: Sequence[str]) -> None:
+        assert command[:3] == [sys.executable, "-m", "venv"]
+        shutil.copytree(empty, command[3], symlinks=True)
+
+    monkeypatch.setattr(environments, "run", copy)
     requirements = tmp_path / "requirements"
     requirements.mkdir()
     alpha, beta = (locked(tmp_path / "index", name) for name in ("alpha", "beta"))
@@ -141,7 +157,7 @@ def test_a_damaged_environment_is_noticed_and_made_anew_without_an_index(
         damage(environment)
         assert not environment.is_sound(), damage.__name__
         shutil.rmtree(environment.directory)
-        shutil.copytree(whole, environment.directory, symlinks=True)
+        shutil.copytree(whole, environment.directory, symlinks=True, copy_function=os.link)
         assert environment.is_up_to_date()
 
     delete_a_package(environment)

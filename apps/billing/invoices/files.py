@@ -1,15 +1,17 @@
 """Invoice files: CSV for spreadsheets, PDF for people."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import Any
-
-from fpdf import FPDF
-from fpdf.enums import XPos, YPos
+from typing import TYPE_CHECKING, Any
 
 from apps.billing.invoices.statements import sum_by_label
 from apps.billing.models import Invoice, InvoiceLine
 from apps.core.money import nano_to_usd
+
+if TYPE_CHECKING:
+    from fpdf import FPDF
 
 CSV_HEADER = (
     "invoice", "position", "kind", "subject", "label", "sku", "unit", "quantity", "first_day", "last_day", "key",
@@ -45,6 +47,8 @@ def usd_of_cents(cents: int) -> str:
 
 def pdf_of(invoice: Invoice) -> bytes:
     """Return the invoice as a PDF with its lines, its split by label and its total."""
+    from fpdf import FPDF  # noqa: PLC0415 - with its font tools it is slow to import, and seldom used
+
     pdf = FPDF(format="A4")
     pdf.set_creation_date(invoice.issued_at)
     pdf.set_title(f"Invoice {invoice.number}")
@@ -111,7 +115,7 @@ def _foot(pdf: FPDF, invoice: Invoice) -> None:
 
 def _line(pdf: FPDF, text: str, *, size: int, style: str = "", height: float = 5) -> None:
     pdf.set_font(_FONT, style, size)
-    pdf.cell(0, height, _printable(text), new_x=XPos.LMARGIN, new_y=YPos.NEXT)
+    pdf.cell(0, height, _printable(text), new_x="LMARGIN", new_y="NEXT")
 
 
 def _cells(pdf: FPDF, texts: tuple[str, ...], *, style: str = "") -> None:

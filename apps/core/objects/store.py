@@ -13,7 +13,6 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from django.conf import settings
 
 from apps.core.objects.directory import DirectoryStore, Grant, check_grant
-from apps.core.objects.s3 import S3Store
 from apps.core.objects.types import (
     CHECKSUM_HEADER,
     CHUNK_BYTES,
@@ -57,7 +56,6 @@ __all__ = [
     "ObjectMissing",
     "ObjectStore",
     "PrefixClosed",
-    "S3Store",
     "StoredObject",
     "WrongContent",
     "attachment",
@@ -85,6 +83,8 @@ def open_store(url: str) -> ObjectStore:
     if parts.scheme == "file":
         return DirectoryStore(Path(unquote(parts.path)))
     if parts.scheme == "s3":
+        from apps.core.objects.s3 import S3Store  # noqa: PLC0415 - boto3 is slow to import
+
         return S3Store(parts.netloc, prefix=parts.path.strip("/"), **dict(parse_qsl(parts.query)))
     raise ValueError(f"an object store is file:///path or s3://bucket, not {url!r}")
 

@@ -40,7 +40,7 @@ def read_rank() -> Rank | None:
 def run_ranks(argv: list[str], *, count: int, secret_line: bytes) -> int:
     """Run this module `count` times and return the first one's exit code; if one dies, end all."""
     port = _free_port()
-    command = [sys.executable, "-m", "gpu_workers.train", *argv[1:]]
+    command = [sys.executable, "-m", "gpu_workers.trainer.child", "gpu_workers.train", *argv[1:]]
     children = [
         subprocess.Popen(command, env=rank_environment(index=index, count=count, port=port), stdin=subprocess.PIPE)
         for index in range(count)

@@ -9,8 +9,9 @@ import types
 from typing import Any
 
 import torch
-from bitsandbytes.nn import Linear4bit
 from peft.tuners.lora import LoraLayer
+
+from gpu_workers.train.model.loading import Linear4bit
 
 
 def speed_up_lora(model: torch.nn.Module) -> int:

@@ -6,7 +6,6 @@ from typing import Any
 
 import peft
 import torch
-from bitsandbytes.nn import Linear4bit, Params4bit
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import GatedRepoError
 from safetensors.torch import load_file
@@ -18,6 +17,11 @@ from gpu_workers.train.failures import TrainingFailed
 from gpu_workers.train.model.attention import attention_of, register_attention
 from gpu_workers.train.model.hardware import Engine, choose_engine, detect
 from gpu_workers.train.model.sharding import shard_model
+
+try:
+    from bitsandbytes.nn import Linear4bit, Params4bit
+except ImportError:  # only for QLoRA (gpu_workers/trainer/child.py)
+    Linear4bit = Params4bit = ()  # an instance of no class
 
 try:
     from liger_kernel.transformers import _apply_liger_kernel_to_instance

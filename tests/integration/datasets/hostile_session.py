@@ -17,18 +17,19 @@ MIB = 1024 * 1024
 
 
 def gzip_bomb() -> Iterator[bytes]:
-    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
-    for _ in range(1024):
-        yield packer.compress(b" " * MIB)
-    yield packer.flush()
+    return _gzip(b"", b" " * MIB, times=1024)
 
 
 def gzip_line_bomb() -> Iterator[bytes]:
+    return _gzip(b'{"messages": "', b"x" * MIB, times=300)
+
+
+def _gzip(head: bytes, block: bytes, *, times: int) -> Iterator[bytes]:
+    """Yield a gzip stream without its end: nothing may read so far. The block is compressed once and repeated."""
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
-    yield packer.compress(b'{"messages": "')
-    for _ in range(300):
-        yield packer.compress(b"x" * MIB)
-    yield packer.flush()
+    yield packer.compress(head) + packer.flush(zlib.Z_FULL_FLUSH)  # after which nothing refers to what came before
+    packed = packer.compress(block) + packer.flush(zlib.Z_FULL_FLUSH)
+    yield from [packed] * times
 
 
 def long_line() -> Iterator[bytes]:
@@ -72,7 +73,7 @@ def parquet_page_bomb() -> Iterator[bytes]:
     import pyarrow.parquet
 
     out = io.BytesIO()
-    table = pyarrow.table({"text": ["y" * (48 * MIB)] * 12})
+    table = pyarrow.table({"text": ["y" * (48 * MIB)] * 4})
     pyarrow.parquet.write_table(table, out, compression="zstd", use_dictionary=False)
     yield out.getvalue()
 

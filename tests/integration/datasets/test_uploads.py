@@ -17,8 +17,8 @@ from apps.accounts.models import Organization
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.models import OutboxMessage
-from apps.core.objects.s3 import SMALLEST_PART_BYTES
-from apps.core.objects.store import DirectoryStore, PrefixClosed, S3Store, open_store, read_object, store
+from apps.core.objects.s3 import SMALLEST_PART_BYTES, S3Store
+from apps.core.objects.store import DirectoryStore, PrefixClosed, open_store, read_object, store
 from apps.datasets.intake import uploads
 from apps.datasets.intake.orphans import sweep_orphans
 from apps.datasets.intake.uploads import (

@@ -40,6 +40,15 @@ def test_every_program_logs_in_as_its_own_role(program: Program) -> None:
     assert re.findall(r"//anneal_(\w+):", url) == ([program.role] if program.role else [])
 
 
+@pytest.mark.parametrize("program", [each for each in IN_CONTAINERS if each.role], ids=lambda program: program.name)
+def test_celery_starts_without_the_checks_that_import_every_page(program: Program) -> None:
+    urls = {str(program.role): "postgresql://x"}
+
+    here = CONTAINER.variables(program, dict.fromkeys(program.needs, "x"), database_urls=urls)
+
+    assert here["CELERY_SKIP_CHECKS"] == SERVICES[program.name]["environment"]["CELERY_SKIP_CHECKS"] == "1"
+
+
 def test_every_program_may_take_its_time_to_stop(program: Program) -> None:
     grace_seconds = int(SERVICES[program.name].get("stop_grace_period", "10s").removesuffix("s"))
 
