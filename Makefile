@@ -79,6 +79,7 @@ bench-%: setup-dev ## one benchmark of tests/bench, e.g. make bench-estimates
 check: setup-dev ## lint, format, types, import contracts, migrations, deployment checks
 	$(WEB) -m ruff check .
 	$(WEB) -m ruff format --check .
+	.venv/bin/djangofmt --check templates
 	$(MANAGE) check
 	$(MANAGE) makemigrations --check --dry-run
 	$(WEB) -m scripts.with_services $(WEB) -m mypy
@@ -90,6 +91,7 @@ audit: setup-dev ## known vulnerabilities of all locked versions; needs PyPI, an
 fix: setup-dev ## format and repair what ruff can
 	$(WEB) -m ruff check --fix .
 	$(WEB) -m ruff format .
+	.venv/bin/djangofmt templates
 
 migrations: setup-dev ## write migrations for changed models
 	$(WEB) -m scripts.with_services --role owner manage.py makemigrations

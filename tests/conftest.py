@@ -19,6 +19,7 @@ from apps.accounts.operations import IssuedKey
 from tests.database import own_database
 from tests.factories.accounts import make_key, make_member, make_organization, make_user
 from tests.support.database import empty_database
+from tests.support.pages import PageClient
 
 # No example is too slow: a busy moment of the machine is no bug of ours.
 hypothesis_settings.register_profile("anneal", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -121,7 +122,7 @@ def client_for(db: None) -> Callable[[User | None], Client]:
     """Return a maker of browsers: `client_for(alice).get("/members")`."""
 
     def make(user: User | None) -> Client:
-        client = Client()
+        client = PageClient()
         if user is not None:
             client.force_login(user, backend=settings.AUTHENTICATION_BACKENDS[0])
         return client

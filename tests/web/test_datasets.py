@@ -146,7 +146,7 @@ def test_a_bad_file_lists_its_errors_with_lines_and_fixes(organization, alice, c
 
     body = client_for(alice).get(page_of(version)).content.decode()
 
-    assert "Line 13: <code>messages[0]</code> has the role <code>robot</code>." in body
+    assert "Line 13:<code>messages[0]</code>has the role<code>robot</code>." in body
     assert "Use system, developer, user, assistant or tool." in body
     assert "line=13" in body
     shown = client_for(alice).get(page_of(version, line=13)).content.decode()

@@ -88,7 +88,7 @@ def test_every_value_of_the_recipe_stands_on_the_page_with_its_reason(floor, cli
     page = html.unescape(client_for(alice).get(f"/jobs/{job.pk}").content.decode())
 
     reasons = page.partition("Every value, and why")[2].partition("</dl>")[0]
-    assert 'after 3 evaluations without a lower loss <span class="faint">You set it.' in reasons
+    assert 'after 3 evaluations without a lower loss<span class="faint">You set it.' in reasons
     assert "<dt>Schedule</dt><dd>Cosine: falls smoothly to zero.</dd>" in reasons
     assert "Beta" not in reasons
 

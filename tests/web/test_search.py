@@ -29,7 +29,9 @@ def hits(client, query: str, *, path: str = "/search") -> dict[str, list[str]]:
     """Return the addresses found, by their group."""
     response = client.get(path, {"q": query})
     assert response.status_code == 200
-    groups = re.findall(r'<div role="group" aria-label="([^"]+)">(.*?)\n', response.content.decode(), re.DOTALL)
+    groups = re.findall(
+        r'<div role="group" aria-label="([^"]+)">(.*?)(?=<div role="group"|$)', response.content.decode(), re.DOTALL
+    )
     return {label: [html.unescape(url) for url in re.findall(r'data-href="([^"]+)"', body)] for label, body in groups}
 
 

@@ -162,7 +162,7 @@ def test_the_memory_that_each_method_needs_follows_the_recipe_and_goes_with_a_wr
     )
 
     assert [key for key, _ in small] == [key for key, _ in wrong]
-    assert dict(small)["lora"].startswith(" Needs ") and dict(small)["lora"] != dict(large)["lora"]
+    assert dict(small)["lora"].startswith("Needs ") and dict(small)["lora"] != dict(large)["lora"]
     assert not any(text for _, text in wrong)
 
 

@@ -2,6 +2,7 @@
 
 import datetime
 import re
+from collections.abc import Iterable
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, NamedTuple
 
@@ -164,6 +165,12 @@ def memory(size: int | None) -> str:
 @register.filter
 def method_name(method: str) -> str:
     return _METHODS.get(method, method)
+
+
+@register.filter
+def lines(items: Iterable[object]) -> str:
+    """Return one item a line."""
+    return "\n".join(map(str, items))
 
 
 @register.filter

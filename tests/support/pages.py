@@ -1,0 +1,37 @@
+"""What tests read of a page: its markup without the whitespace that a browser ignores."""
+
+import re
+from typing import Any
+
+from django.http import HttpResponse
+from django.test import Client
+
+# Their content is kept: browsers show it as it is.
+_KEPT = re.compile(r"(<(pre|textarea|script|style)\b.*?</\2>)", re.DOTALL)
+_AROUND_TAGS = re.compile(r"\s+(?=[<>])|(?<=>)\s+")
+
+
+class PageClient(Client):
+    """A client whose pages have no whitespace around tags: no test depends on the indentation of templates."""
+
+    def request(self, **request: Any) -> Any:
+        """Return the response to a request."""
+        response = super().request(**request)
+        if isinstance(response, HttpResponse) and _is_page(response):
+            response.content = squeeze(response.content.decode()).encode()
+        return response
+
+
+def squeeze(markup: str) -> str:
+    """Return markup without whitespace around its tags, except in elements that show it."""
+    pieces = _KEPT.split(markup)
+    # A piece, then a kept element and the name of its tag.
+    return "".join(
+        piece if place % 3 else _AROUND_TAGS.sub("", re.sub(r"\s+", " ", piece))
+        for place, piece in enumerate(pieces)
+        if place % 3 != 2
+    )
+
+
+def _is_page(response: HttpResponse) -> bool:
+    return response.headers.get("Content-Type", "").startswith("text/html")
