@@ -153,7 +153,7 @@ def test_usage_of_what_does_not_exist_is_refused_with_its_whole_batch(customer, 
     assert record_usage(records=[customer.record()]).new == 1
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=settings().max_examples // 4)
 @given(
     tokens=st.lists(st.tuples(st.integers(0, 100_000), st.integers(0, 100_000)), min_size=1, max_size=12),
     seed=st.integers(0, 2**16),
