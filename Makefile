@@ -58,8 +58,9 @@ test-e2e: setup-dev # the whole platform as processes, short selection
 test-durations: setup-dev # all tests; keeps what each file took, by which the longest start first
 	$(WEB) -m scripts.test --record
 
-nightly: audit ## before a release: external PostgreSQL, Redis and S3, images through vLLM; and make audit
+nightly: audit ## before a release: external PostgreSQL, Redis and S3, images through vLLM, long searches; and make audit
 	$(WEB) -m scripts.test --nightly
+	$(PYTEST) --hypothesis-profile=thorough -m hypothesis tests/unit
 
 chaos: setup-dev ## kill -9 of every process at every point (long)
 	$(PYTEST) -m chaos tests/e2e tests/unit/payments tests/integration/billing tests/api/gateway

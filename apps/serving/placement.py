@@ -13,7 +13,7 @@ The result depends on the arguments alone, so two placers with the same facts ag
 
 import hashlib
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -138,7 +138,8 @@ class _Plan:
         self._copies: dict[str, int] = {}
         ranks = sorted({room.max_rank for room in rooms})
         self._places = {rank: sum(r.capacity for r in rooms if r.max_rank >= rank) for rank in ranks}
-        self._taken: Counter[int] = Counter()
+        self._taken = dict.fromkeys(ranks, 0)
+        self._classes: dict[int, list[int]] = {}
 
     def _may_hold(self, state: _State, wish: AdapterDemand) -> bool:
         return wish.rank <= state.room.max_rank and (state.room.replica_id, wish.version_id) not in self._unable
@@ -177,20 +178,29 @@ class _Plan:
     def _wanted_copies(self, version_id: str) -> int:
         """Return how many replicas should hold the adapter: more at once, fewer only when demand has halved."""
         demand = self._wishes[version_id].requests_per_second
-        most = sum(self._may_hold(state, self._wishes[version_id]) for state in self.states)
         wanted = max(1, math.ceil(demand / self._share))
         kept = min(len(self._holders.get(version_id, ())), math.ceil(2 * demand / self._share))
+        if max(wanted, kept) == 1:
+            return 1
+        most = sum(self._may_hold(state, self._wishes[version_id]) for state in self.states)
         return min(most, max(wanted, kept))
 
     def _take_place(self, wish: AdapterDemand) -> bool:
         """Count one more copy if the classes of this rank and below still have a place for it."""
-        own = next((rank for rank in self._places if rank >= wish.rank), None)
-        affected = [rank for rank in self._places if own is not None and rank <= own]
+        affected = self._affected(wish.rank)
         if not affected or any(self._taken[rank] >= self._places[rank] for rank in affected):
             return False
-        self._taken.update(affected)
+        for rank in affected:
+            self._taken[rank] += 1
         self._copies[wish.version_id] = self._copies.get(wish.version_id, 0) + 1
         return True
+
+    def _affected(self, adapter_rank: int) -> list[int]:
+        """Return the rank classes in which an adapter takes a place: the lowest that fits and those below; or none."""
+        if adapter_rank not in self._classes:
+            own = next((rank for rank in self._places if rank >= adapter_rank), None)
+            self._classes[adapter_rank] = [rank for rank in self._places if own is not None and rank <= own]
+        return self._classes[adapter_rank]
 
     # --- assignment -------------------------------------------------------------------------------------------------
 
@@ -198,7 +208,9 @@ class _Plan:
         """Leave adapters where they are, then assign the others to the least loaded replicas; high ranks first."""
         left = dict(self._copies)
         for version_id, copies in self._copies.items():
-            stays = sorted(self._holders.get(version_id, ()), key=lambda state: _affinity(version_id, state.room))
+            stays = self._holders.get(version_id, [])
+            if len(stays) > 1:
+                stays = sorted(stays, key=lambda state: _affinity(version_id, state.room))
             for state in [s for s in stays if s.has_place][:copies]:
                 self._put(version_id, state)
                 left[version_id] -= 1

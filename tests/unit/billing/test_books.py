@@ -183,13 +183,11 @@ class Books(RuleBasedStateMachine):
         assert get_balance(organization=self.other).available_nano == 7 * CENT
 
 
+@pytest.mark.hypothesis
 def test_any_sequence_of_movements_keeps_the_books(db: None) -> None:
-    run_state_machine_as_test(
-        Books,
-        settings=settings(
-            max_examples=8, stateful_step_count=16, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+    examples = settings().max_examples // 6
+    steps = settings(max_examples=examples, stateful_step_count=16, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(Books, settings=steps)
 
 
 def test_a_reversal_restores_every_balance_and_changes_no_history(organization: Organization) -> None:

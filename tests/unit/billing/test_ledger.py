@@ -134,9 +134,9 @@ def test_a_balance_moves_only_through_entries(organization):
         cursor.execute("UPDATE billing_ledgeraccount SET balance_nano = 99")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=settings().max_examples // 3)
 @given(steps=st.lists(st.tuples(st.integers(1, 5 * USD), st.integers(0, 100)), max_size=8))
-def test_any_sequence_of_holds_and_captures_keeps_the_books(django_db_blocker, steps):
+def test_any_sequence_of_holds_and_captures_keeps_the_books(django_db_setup, django_db_blocker, steps):
     with django_db_blocker.unblock(), transaction.atomic():
         organization = Organization.objects.create(name="Books", slug="books")
         grant(organization, key="books")

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apps.contracts.chat import ChatRenderer, RowError, RowKind, TemplateRejectedRow, TrainOn, parse_row, parse_row_as
@@ -62,7 +62,7 @@ def rendered_or_code(render) -> object:
         return error.code
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=3 * settings().max_examples)
 @given(st.sampled_from(sorted(RENDERERS)), st.lists(conversations(), min_size=1, max_size=4), st.sampled_from(TrainOn))
 def test_the_quick_way_gives_exactly_what_the_sure_way_gives(name: str, raws: list[bytes], train_on: TrainOn):
     renderer = RENDERERS[name]
@@ -97,7 +97,7 @@ json_values = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=4 * settings().max_examples)
 @given(json_values.map(lambda value: json.dumps(value, ensure_ascii=False).encode()) | conversations())
 def test_the_quick_reader_takes_and_refuses_what_the_strict_one_does(raw: bytes):
     def read(reader) -> object:

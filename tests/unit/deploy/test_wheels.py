@@ -2,10 +2,11 @@
 
 import json
 import re
+from functools import cache
 from itertools import chain
 
 import pytest
-from packaging.tags import compatible_tags, cpython_tags
+from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import parse_wheel_filename
 
 from scripts import machine
@@ -25,17 +26,27 @@ DOCKERFILES = "".join(path.read_text() for path in (REQUIREMENTS.parent / "deplo
 
 def is_installable(wheels: list[str], python: str, architecture: str) -> bool:
     """Whether a machine with Debian 12's glibc takes one of these wheels."""
+    taken = tags_of(python, architecture)
+    return any(not taken.isdisjoint(wheel_tags(wheel)) for wheel in wheels)
+
+
+@cache
+def tags_of(python: str, architecture: str) -> frozenset[Tag]:
     names = [f"manylinux_2_{minor}" for minor in range(GLIBC_MINOR + 1)] + ["manylinux2014", "linux"]
     names += ["manylinux2010", "manylinux1"] if architecture == "x86_64" else []
     places = [f"{name}_{architecture}" for name in names]
     version = tuple(map(int, python.split(".")))
-    taken = set(
+    return frozenset(
         chain(
             cpython_tags(version, platforms=places),
             compatible_tags(version, interpreter=f"cp{version[0]}{version[1]}", platforms=places),
         )
     )
-    return any(taken & parse_wheel_filename(wheel)[3] for wheel in wheels)
+
+
+@cache
+def wheel_tags(wheel: str) -> frozenset[Tag]:
+    return parse_wheel_filename(wheel)[3]
 
 
 @pytest.mark.parametrize("architecture", SUPPORTED_ARCHITECTURES)

@@ -46,7 +46,9 @@ CARDS = st.sampled_from(
     ["pm_card_visa", "pm_card_authenticationRequired", "pm_card_visa_chargeDeclinedInsufficientFunds",
      "pm_card_visa_chargeDeclinedStolenCard"]
 )  # fmt: skip
-STEPS = settings(max_examples=12, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
+STEPS = settings(
+    max_examples=settings().max_examples // 6, stateful_step_count=25, suppress_health_check=list(HealthCheck)
+)
 
 
 class Payments(RuleBasedStateMachine):
@@ -228,6 +230,7 @@ class Payments(RuleBasedStateMachine):
         assert_books_hold()
 
 
+@pytest.mark.hypothesis
 def test_payments_and_automatic_charges_keep_their_promises(near_twin: Twin, db: None) -> None:
     Payments.twin = near_twin
     run_state_machine_as_test(Payments, settings=STEPS)
@@ -332,6 +335,7 @@ class Owing(RuleBasedStateMachine):
         lease_slice(organization=self.ours, required_nano=1, by="gateway")
 
 
+@pytest.mark.hypothesis
 def test_whoever_owes_is_stopped_in_time_and_whoever_paid_never(db: None) -> None:
     run_state_machine_as_test(Owing, settings=STEPS)
 

@@ -131,14 +131,15 @@ CASH = (5000 + 2000 + 3000 + 6000) * 120 // 100 - 720 - 1000 - 4000 - 2000
 SHORT_CASH = (5000 + 2000) * 120 // 100 - 720  # the dispute is won, and the bank returns the other refund
 
 
-LONG = (scenario, range(20), CASH, 4, None)
+LONG = (scenario, range(5), CASH, 4, None)
+LONGER = pytest.param(scenario, range(5, 20), CASH, 4, None, marks=pytest.mark.chaos)
 SHORT = [  # a thousand orders, in four parts
     pytest.param(short_scenario, range(first, first + 250), SHORT_CASH, 2, 2400, marks=pytest.mark.chaos)
     for first in range(0, 1000, 250)
 ]
 
 
-@pytest.mark.parametrize(("story", "orders", "cash", "paid", "wallet"), [LONG, *SHORT])
+@pytest.mark.parametrize(("story", "orders", "cash", "paid", "wallet"), [LONG, LONGER, *SHORT])
 def test_every_order_of_webhooks_ends_in_one_balance(
     near_twin: Twin,
     organization: Organization,
