@@ -5,6 +5,7 @@ installed one, or one of a given shape with made-up weights. The program reads t
 the training child, and writes probe.json.
 """
 
+import contextlib
 import itertools
 import math
 import statistics
@@ -29,8 +30,9 @@ from gpu_workers.train.data.encoding import Encoded
 from gpu_workers.train.loop.callbacks import StopFlag
 from gpu_workers.train.loop.sft import build_trainer
 from gpu_workers.train.model.attention import attention_of
+from gpu_workers.train.model.base_model import fetch_base_model
 from gpu_workers.train.model.hardware import choose_engine, detect
-from gpu_workers.train.model.loading import adapt, fetch_base_model, load_model
+from gpu_workers.train.model.loading import adapt, load_model
 from gpu_workers.train.model.memory import peak_allocated_bytes, peak_memory_bytes
 from gpu_workers.trainer.probes import PROBE_FILE
 
@@ -103,21 +105,22 @@ def measure(request: ProbeRequest, work_dir: Path, *, hub_token: str | None) -> 
         model = load_model(folder, recipe, engine=engine)
     else:
         model = adapt(made_up.build_base(folder, method=recipe.method, engine=engine), recipe, engine)
-    trainer = build_trainer(
-        model=model,
-        folder=folder,
-        training=_made_up_rows(folder, request),
-        validation=None,
-        spec=spec,
-        work_dir=work_dir,
-        events=EventWriter(work_dir / EVENTS_FILE),
-        stop=StopFlag(),
-        engine=engine,
-    )
-    watch.trainer = trainer
-    trainer.add_callback(watch)
-    startup_seconds = _seconds_since_start()
-    trainer.train()
+    with contextlib.closing(EventWriter(work_dir / EVENTS_FILE)) as events:
+        trainer = build_trainer(
+            model=model,
+            folder=folder,
+            training=_made_up_rows(folder, request),
+            validation=None,
+            spec=spec,
+            work_dir=work_dir,
+            events=events,
+            stop=StopFlag(),
+            engine=engine,
+        )
+        watch.trainer = trainer
+        trainer.add_callback(watch)
+        startup_seconds = _seconds_since_start()
+        trainer.train()
     return _report(request, watch.steps(), startup_seconds, work_dir)
 
 

@@ -28,7 +28,8 @@ from gpu_workers.common.events import (
 from gpu_workers.train.data.encoding import load_renderer
 from gpu_workers.train.data.rows import Rows, encode
 from gpu_workers.train.data.selection import select_rows
-from gpu_workers.train.failures import StopRequested, TrainingFailed, is_out_of_memory
+from gpu_workers.train.failure_codes import is_out_of_memory
+from gpu_workers.train.failures import StopRequested, TrainingFailed
 from gpu_workers.train.loop.base_trainer import RunTrainer
 from gpu_workers.train.loop.callbacks import StopFlag
 from gpu_workers.train.loop.checkpoint import (
@@ -38,11 +39,13 @@ from gpu_workers.train.loop.checkpoint import (
     explain_inexact_resume,
     open_checkpoint,
 )
-from gpu_workers.train.loop.launch import Rank, first_rank_first
+from gpu_workers.train.loop.launch import Rank
+from gpu_workers.train.loop.process_group import first_rank_first
 from gpu_workers.train.loop.sft import build_trainer, count_steps, micro_batch_size
 from gpu_workers.train.model.attention import attention_of
+from gpu_workers.train.model.base_model import fetch_base_model
 from gpu_workers.train.model.hardware import Engine, choose_engine, detect
-from gpu_workers.train.model.loading import fetch_base_model, load_model
+from gpu_workers.train.model.loading import load_model
 from gpu_workers.train.model.memory import peak_memory_bytes
 from gpu_workers.train.model.sharding import gather_trained, is_sharded
 from gpu_workers.train.model.weights import export_result

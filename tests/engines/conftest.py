@@ -1,5 +1,6 @@
 """How these tests share two cores: each worker computes on one, and what shares a process stays on one worker."""
 
+import gc
 import os
 from pathlib import PurePath
 from typing import Any
@@ -10,7 +11,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # torch reads it when it is imported
 
 REPLICA = "one_replica"  # the folder whose files share one replica with vLLM
 FORKING = "forking"  # the modules that share the process that forks trainers
-FORKING_MODULES = ("test_calibrate", "test_processes", "test_publish", "test_runs")
+FORKING_MODULES = ("test_processes", "test_publish", "test_runs")
 # The rest follows, a module at a time, in the order in which it was collected.
 LONGEST = (REPLICA, FORKING, "test_reliability", "test_whole_model", "test_canary_engine_of_vllm", "test_methods")
 
@@ -19,6 +20,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start with the longest groups, so that no worker waits for one at the end."""
     rank = {group: number for number, group in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(group_of(item.nodeid), len(rank)))
+
+
+def pytest_collection_finish() -> None:
+    """Leave all that was imported out of garbage collections: a training begins with one, which took half a second."""
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -25,8 +25,9 @@ from gpu_workers.common.pulse import open_pulse
 from gpu_workers.train.after.examination import is_adapter, look
 from gpu_workers.train.after.gguf import NotConverted, convert_model
 from gpu_workers.train.after.merge import NotMergeable, merge_adapter
-from gpu_workers.train.failures import TrainingFailed, is_out_of_memory
-from gpu_workers.train.model.loading import fetch_base_model
+from gpu_workers.train.failure_codes import is_out_of_memory
+from gpu_workers.train.failures import TrainingFailed
+from gpu_workers.train.model.base_model import fetch_base_model
 from gpu_workers.train.model.streamed import NotStreamable
 from gpu_workers.train.model.tensor_files import UnknownNumbers
 from gpu_workers.trainer import publication

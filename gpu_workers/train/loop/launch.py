@@ -1,4 +1,7 @@
-"""One training process per GPU: started here, stopped together, with the rendezvous only on this machine's loopback."""
+"""One training process per GPU: started here, stopped together, with the rendezvous only on this machine's loopback.
+
+The process that starts the others imports no torch, whose import would delay them all by seconds.
+"""
 
 import contextlib
 import signal
@@ -6,11 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from types import FrameType
-
-import torch
-import torch.distributed
 
 from apps.contracts.runs import Struct
 from gpu_workers.common.config import rank_environment, read_launch_environment
@@ -72,21 +71,6 @@ def _pass_on(children: list[subprocess.Popen[bytes]]):  # type: ignore[no-untype
                 child.send_signal(number)
 
     return handle
-
-
-@contextlib.contextmanager
-def first_rank_first(rank: Rank) -> Iterator[None]:
-    """Run the body in the first process before the others, which then find its files."""
-    if rank.is_launched and not torch.distributed.is_initialized():
-        # Shards in the host's memory are gathered there, which NCCL does not support.
-        torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-        if torch.cuda.is_available():
-            torch.cuda.set_device(rank.index)
-    if rank.count > 1 and not rank.is_first:
-        torch.distributed.barrier()
-    yield
-    if rank.count > 1 and rank.is_first:
-        torch.distributed.barrier()
 
 
 def _free_port() -> int:

@@ -4,10 +4,12 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from apps.contracts.runs import Method
 from gpu_workers.common.api_client import ApiClient
 from gpu_workers.common.config import WorkerConfig
 from gpu_workers.train.loop import callbacks
@@ -16,7 +18,7 @@ from gpu_workers.trainer.publication import MODULE as PUBLISHING_CHILD
 from gpu_workers.trainer.publication import Publisher
 from tests.support.engines.attempts import Tried, attempt
 from tests.support.engines.models import BASE_MODEL
-from tests.support.engines.rows import make_rows
+from tests.support.engines.rows import SMALL, make_rows
 from tests.support.engines.zygote import ForkingExecutor, Zygote
 from tests.twins.control_plane import CREDENTIAL, ControlPlane, serve_control_plane
 
@@ -51,6 +53,15 @@ def trained(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Tried
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(callbacks, "REPORT_INTERVAL_SECONDS", 0.0)
         return attempt(tmp_path_factory.mktemp("trained"), tiny_model, make_rows(32))
+
+
+@pytest.fixture(scope="session")
+def fully_trained(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Tried:
+    """The same with every weight trained."""
+    recipe = msgspec.structs.replace(SMALL, method=Method.FULL, learning_rate=1e-3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(callbacks, "REPORT_INTERVAL_SECONDS", 0.0)
+        return attempt(tmp_path_factory.mktemp("fully-trained"), tiny_model, make_rows(32), recipe=recipe)
 
 
 @pytest.fixture

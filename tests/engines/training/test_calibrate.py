@@ -11,20 +11,20 @@ from bitsandbytes.nn import Linear4bit
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from apps.contracts.runs import Hyperparameters, Method
-from apps.contracts.worker_api import ProbeReport
+from apps.contracts.worker_api import ProbeReport, ProbeRequest
 from apps.estimates.models.architectures import from_config, parameter_count
 from apps.estimates.physics import gpus
 from apps.estimates.quote import PoolFacts, QuoteRequest, quote
-from gpu_workers.bench import calibrate, made_up
+from gpu_workers.bench import calibrate, made_up, probe
 from gpu_workers.bench.calibrate import CPU_GRID, CUDA_GRID, SHAPES, Point
 from gpu_workers.bench.probe import MEASURED_SECONDS
 from gpu_workers.common.api_client import ApiClient
 from gpu_workers.common.config import ConfigError
-from gpu_workers.common.events import LOG_FILE
+from gpu_workers.common.events import LOG_FILE, SPEC_FILE
 from gpu_workers.common.preflight import GpuMemory, inspect_machine
 from gpu_workers.train.model.hardware import choose_engine, detect
 from gpu_workers.trainer.executor import SubprocessExecutor
-from tests.support.engines.zygote import ForkingExecutor
+from gpu_workers.trainer.probes import PROBE_FILE
 from tests.twins.control_plane import CREDENTIAL, ControlPlane
 
 DATA = Path(__file__).parents[3] / "apps/catalog/data"
@@ -71,9 +71,25 @@ def test_a_made_up_model_computes_in_the_four_bits_the_trainer_loads(folder):
         assert torch.isfinite(quantized(input_ids=torch.arange(8)[None]).logits).all()
 
 
-def test_a_point_is_measured_in_a_child_and_reported(plane: ControlPlane, tmp_path, monkeypatch, zygote):
-    """The child is forked here; that a probe starts as an interpreter of its own is asserted of the prober."""
-    monkeypatch.setattr(calibrate, "SubprocessExecutor", lambda *, module, **_: ForkingExecutor(zygote, module))
+class ProbeHere:
+    """Runs the probe in this process; that it starts as a separate interpreter is asserted of the prober."""
+
+    def __init__(self, *, module: str, **_: object) -> None:
+        assert module == probe.__name__
+
+    def start(self, work_dir: Path, *, gpu_count: int) -> "ProbeHere":
+        request = msgspec.json.decode((work_dir / SPEC_FILE).read_bytes(), type=ProbeRequest)
+        report = probe.measure(request, work_dir, hub_token=None)
+        (work_dir / PROBE_FILE).write_bytes(msgspec.json.encode(report))
+        return self
+
+    def wait(self, timeout_seconds: float) -> int:
+        return 0
+
+
+def test_a_point_is_measured_and_reported(plane: ControlPlane, tmp_path, monkeypatch):
+    monkeypatch.setattr(calibrate, "SubprocessExecutor", ProbeHere)
+    monkeypatch.setattr(probe, "MEASURED_SECONDS", 0.3)
     monkeypatch.setattr(calibrate, "CPU_GRID", (POINT,))
     monkeypatch.setattr("gpu_workers.bench.calibrate.os.getloadavg", lambda: (0.5, 0.5, 0.5))
     (tmp_path / "credential.json").write_text(

@@ -19,7 +19,7 @@ _FETCH = """
 import json, sys
 from apps.contracts.runs import BaseModelRef
 from gpu_workers.train.failures import TrainingFailed
-from gpu_workers.train.model.loading import fetch_base_model
+from gpu_workers.train.model.base_model import fetch_base_model
 for line in sys.stdin:
     given = json.loads(line)
     try:
@@ -43,7 +43,7 @@ def environment_of(hub: Hub, home: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def fetching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dict[str, object], str], tuple[str, Hub]]]:
-    """One trainer for all cases, because its imports take seconds; each finds the hub whole and nothing kept."""
+    """One process for all cases; each finds the hub whole and nothing kept."""
     home = tmp_path_factory.mktemp("home")
     with (
         serve_hub(BASE_MODEL) as hub,

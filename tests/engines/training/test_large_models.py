@@ -60,9 +60,12 @@ def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def adapter(large_model: Path, tmp_path: Path) -> Path:
-    folder = tmp_path / "adapter"
+    return write_adapter(large_model, tmp_path / "adapter")
+
+
+def write_adapter(model: Path, folder: Path) -> Path:
     folder.mkdir()
-    for name, content in make_files(make_arrays(large_model, size=0.05)).items():
+    for name, content in make_files(make_arrays(model, size=0.05)).items():
         (folder / name).write_bytes(content)
     return folder
 
@@ -143,22 +146,24 @@ def test_a_merged_shard_is_what_the_library_would_have_written(large_model, adap
 
 
 @pytest.fixture
-def examined(large_model: Path, adapter: Path, tmp_path: Path) -> Callable[..., Made]:
-    """Examine the adapter on a machine with so much free memory, in a folder of its own."""
+def examined(tmp_path: Path) -> Callable[..., Made]:
+    """Examine an adapter of a model on a machine with so much free memory, in a separate folder."""
     runs = itertools.count()
 
-    def examine_with(monkeypatch: pytest.MonkeyPatch, *, free_bytes: int, method: Method = Method.LORA) -> Made:
+    def examine_with(
+        model: Path, monkeypatch: pytest.MonkeyPatch, *, free_bytes: int, method: Method = Method.LORA
+    ) -> Made:
         monkeypatch.setattr(examination, "free_bytes", lambda: free_bytes)
         work_dir = tmp_path / f"run{next(runs)}"
         work_dir.mkdir()
         prepare(work_dir, make_rows(2), validation=unlike(make_rows(1, seed=1)))
         seal_folder(
-            Path(shutil.copytree(adapter, work_dir / "tmp-adapter")),
+            write_adapter(model, work_dir / "tmp-adapter"),
             work_dir / "adapter",
             lambda files: Manifest(kind="adapter", run_id="run_1", attempt=1, step=5, files=files),
         )
         recipe = msgspec.structs.replace(SMALL, method=method, lora_rank=8, target_modules=TARGET_MODULES)
-        spec = make_run_spec(large_model, recipe, has_validation=True, evaluation=EvaluationPlan(max_answers=1))
+        spec = make_run_spec(model, recipe, has_validation=True, evaluation=EvaluationPlan(max_answers=1))
         made = make(work_dir, spec, PublishSecrets())
         assert made.problem == ""
         sealed = msgspec.structs.replace(made.sealed, folder=str(work_dir / "published"))
@@ -172,9 +177,9 @@ def probe_of(made: Made) -> ParityProbe:
 
 
 def test_a_model_larger_than_the_memory_gets_the_probe_that_it_would_get_dense(examined, large_model, monkeypatch):
-    dense = examined(monkeypatch, free_bytes=10**12)
+    dense = examined(large_model, monkeypatch, free_bytes=10**12)
     made = []
-    peak = peak_of(lambda: made.append(examined(monkeypatch, free_bytes=0)), model=large_model)
+    peak = peak_of(lambda: made.append(examined(large_model, monkeypatch, free_bytes=0)), model=large_model)
 
     [streamed] = made
     assert peak < weight_bytes(large_model) / 2
@@ -190,10 +195,10 @@ def test_a_model_larger_than_the_memory_gets_the_probe_that_it_would_get_dense(e
     assert "does not fit into this machine" in streamed.report.notes[0]
 
 
-def test_a_qlora_run_is_compared_on_the_4_bit_base_and_certified_on_the_16_bit_one(examined, large_model, monkeypatch):
-    dense = examined(monkeypatch, free_bytes=10**12, method=Method.QLORA)
+def test_a_qlora_run_is_compared_on_the_4_bit_base_and_certified_on_the_16_bit_one(examined, tiny_model, monkeypatch):
+    dense = examined(tiny_model, monkeypatch, free_bytes=10**12, method=Method.QLORA)
 
-    quantized = examined(monkeypatch, free_bytes=weight_bytes(large_model), method=Method.QLORA)
+    quantized = examined(tiny_model, monkeypatch, free_bytes=weight_bytes(tiny_model), method=Method.QLORA)
 
     assert [each.name for each in quantized.report.comparisons] == ["loss", "token_accuracy", "exact_match"]
     assert "4-bit base model that was trained" in quantized.report.notes[0]

@@ -71,18 +71,16 @@ def test_an_evaluation_leaves_the_gradients_through_four_bits_as_they_were(tiny_
     assert any(gradient.any() for name, gradient in before.items() if "layers.0" in name)
 
 
-def test_full_training_delivers_a_whole_model(tiny_model, tmp_path):
-    tried = attempt(tmp_path, tiny_model, ROWS, recipe=recipe_of(method=Method.FULL, learning_rate=1e-3))
-
-    steps = tried.of(StepCompleted)
-    trained = AutoModelForCausalLM.from_pretrained(tried.result)
+def test_full_training_delivers_a_whole_model(tiny_model, fully_trained):
+    steps = fully_trained.of(StepCompleted)
+    trained = AutoModelForCausalLM.from_pretrained(fully_trained.result)
     base = AutoModelForCausalLM.from_pretrained(tiny_model)
     assert steps[-1].train_loss < steps[0].train_loss
-    assert json.loads((tried.result / "manifest.json").read_text())["kind"] == "model"
+    assert json.loads((fully_trained.result / "manifest.json").read_text())["kind"] == "model"
     changed = [n for n, p in trained.named_parameters() if not torch.equal(p, base.get_parameter(n))]
     assert len(changed) == len(list(base.named_parameters()))
     assert trained.dtype is torch.bfloat16
-    assert AutoTokenizer.from_pretrained(tried.result).chat_template
+    assert AutoTokenizer.from_pretrained(fully_trained.result).chat_template
 
 
 def test_running_text_is_trained_to_its_last_token(tiny_model, tmp_path):
@@ -192,14 +190,13 @@ def test_a_job_begins_with_the_adapter_it_continues(tiny_model, trained, tmp_pat
     assert second.outcome.train_loss < trained.outcome.train_loss
 
 
-def test_full_training_begins_with_a_model_or_with_an_adapter_merged(tiny_model, trained, tmp_path):
+def test_full_training_begins_with_a_model_or_with_an_adapter_merged(tiny_model, trained, fully_trained, tmp_path):
     full = recipe_of(method=Method.FULL, learning_rate=1e-3)
-    model = attempt(tmp_path / "model", tiny_model, ROWS, recipe=full)
 
     after_adapter = attempt(tmp_path / "a", tiny_model, ROWS, recipe=full, start=trained.result)
-    after_model = attempt(tmp_path / "m", tiny_model, ROWS, recipe=full, start=model.result)
+    after_model = attempt(tmp_path / "m", tiny_model, ROWS, recipe=full, start=fully_trained.result)
 
-    fresh = model.of(StepCompleted)[0].train_loss
+    fresh = fully_trained.of(StepCompleted)[0].train_loss
     assert after_adapter.of(StepCompleted)[0].train_loss < fresh - 0.3
     assert after_model.of(StepCompleted)[0].train_loss < fresh - 0.1
 

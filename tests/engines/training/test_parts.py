@@ -28,8 +28,8 @@ from gpu_workers.train.loop.callbacks import ProgressCallback, StopFlag
 from gpu_workers.train.loop.checkpoint import IncompleteCheckpoint, explain_inexact_resume, geometry, open_checkpoint
 from gpu_workers.train.loop.sft import _score_selected, build_trainer
 from gpu_workers.train.model.adapter_export import adapter_config, write_adapter
+from gpu_workers.train.model.base_model import fetch_base_model
 from gpu_workers.train.model.cpu_lora import speed_up_lora
-from gpu_workers.train.model.loading import fetch_base_model
 from gpu_workers.train.model.weights import check_finite
 from gpu_workers.trainer.probes import Prober
 from tests.support.engines.models import BASE_MODEL
@@ -299,7 +299,7 @@ def test_a_gated_base_model_says_what_is_missing(monkeypatch, token, word):
     def refuse(*args, **kwargs):
         raise GatedRepoError("403", response=httpx.Response(403, request=httpx.Request("GET", "https://hub")))
 
-    monkeypatch.setattr("gpu_workers.train.model.loading.snapshot_download", refuse)
+    monkeypatch.setattr("gpu_workers.train.model.base_model.snapshot_download", refuse)
 
     with pytest.raises(TrainingFailed, match=word) as failure:
         fetch_base_model(BaseModelRef(id="bm", name="x", repo="owner/gated", revision="0" * 40), hub_token=token)

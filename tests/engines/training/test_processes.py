@@ -3,6 +3,8 @@
 import io
 import itertools
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,6 +20,7 @@ from gpu_workers.train import __main__ as entry
 from gpu_workers.train.loop import callbacks
 from gpu_workers.train.model import sharding
 from gpu_workers.train.model.loading import load_model
+from gpu_workers.trainer.executor import REPOSITORY
 from tests.support.engines.attempts import Tried, attempt, make_run_spec, prepare
 from tests.support.engines.rows import SMALL, make_pairs, make_rows
 from tests.support.engines.zygote import Forked, Zygote
@@ -137,6 +140,14 @@ def test_shards_and_several_gpus_are_trained_by_ranks(tiny_model, tmp_path, monk
     (tmp_path / "spec.json").write_bytes(msgspec.json.encode(spec))
 
     assert (entry.main(tmp_path / "spec.json", tmp_path), started) == (7, [gpu_count])
+
+
+def test_what_starts_the_processes_does_not_wait_for_torch():
+    found = "import sys, gpu_workers.train.__main__; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+
+    said = subprocess.run([sys.executable, "-c", found], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+
+    assert said.stdout == "[]\n"
 
 
 @pytest.mark.parametrize("is_offloaded", [True, False])

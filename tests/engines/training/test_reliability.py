@@ -43,9 +43,17 @@ class StopAt(StopFlag):
         monkeypatch.setattr(callbacks.ProgressCallback, "on_step_end", on_step_end)
 
 
-@pytest.mark.parametrize(("kind", "interruptions"), [("supervised", 6), ("full", 2), ("dpo", 2), ("orpo", 2)])
+@pytest.fixture(scope="module")
+def validated(tiny_model, tmp_path_factory):
+    """A run of SMALL with validation rows, that nothing disturbed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(callbacks, "REPORT_INTERVAL_SECONDS", 0.0)
+        return attempt(tmp_path_factory.mktemp("validated"), tiny_model, ROWS, validation=unlike(ROWS))
+
+
+@pytest.mark.parametrize(("kind", "interruptions"), [("supervised", 3), ("full", 1), ("dpo", 1), ("orpo", 1)])
 def test_a_run_interrupted_at_random_steps_ends_with_identical_weights(
-    tiny_model, tmp_path, monkeypatch, kind, interruptions
+    tiny_model, tmp_path, monkeypatch, validated, fully_trained, kind, interruptions
 ):
     """Interruptions of one run, each resumed from the checkpoint before; dropout draws numbers in every step."""
     recipe, rows = SMALL, ROWS
@@ -54,7 +62,9 @@ def test_a_run_interrupted_at_random_steps_ends_with_identical_weights(
     if kind in ("dpo", "orpo"):
         recipe, rows = msgspec.structs.replace(SMALL, objective=Objective(kind)), make_pairs(32)
     validation = unlike(rows) if kind != "full" else None
-    whole = attempt(tmp_path / "whole", tiny_model, rows, recipe=recipe, validation=validation)
+    whole = {"supervised": validated, "full": fully_trained}.get(kind) or attempt(
+        tmp_path / "whole", tiny_model, rows, recipe=recipe, validation=validation
+    )
 
     resume = None
     for index, step in enumerate(sorted(random.Random(7).sample(range(1, STEPS), interruptions))):
@@ -81,15 +91,16 @@ def test_a_run_interrupted_at_random_steps_ends_with_identical_weights(
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in last.tensors().items())
 
 
-def test_a_rehearsal_leaves_no_trace(tiny_model, tmp_path, monkeypatch):
-    rehearsed = attempt(tmp_path / "rehearsed", tiny_model, ROWS, validation=unlike(ROWS))
+def test_a_rehearsal_leaves_no_trace(validated, tiny_model, tmp_path, monkeypatch):
     unrehearsed_result = rehearsal.Rehearsal(seconds=0.0, save_seconds=0.0)
     monkeypatch.setattr("gpu_workers.train.loop.run_callback.rehearse", lambda trainer, validation: unrehearsed_result)
 
-    plain = attempt(tmp_path / "plain", tiny_model, ROWS, validation=unlike(ROWS))
+    plain = attempt(tmp_path, tiny_model, ROWS, validation=unlike(ROWS))
 
-    assert not (tmp_path / "rehearsed" / "rehearsal").exists()
-    assert all(torch.equal(tensor, plain.tensors()[name]) for name, tensor in rehearsed.tensors().items())
+    assert any("Rehearsed" in line.message for line in validated.of(LogLine))
+    assert not (validated.work_dir / "rehearsal").exists()
+    tensors = plain.tensors()
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in validated.tensors().items())
 
 
 def test_what_cannot_be_saved_fails_before_the_first_billed_second(tiny_model, tmp_path, monkeypatch):
@@ -205,10 +216,9 @@ def test_early_stopping_keeps_the_best_weights_and_says_so(tiny_model, tmp_path,
     assert len(losses) == best + 1 + 2
     assert (outcome.best_step, outcome.valid_loss) == ((best + 1) * 8, min(losses))
     assert any("whose weights are kept" in line.message for line in tried.of(LogLine))
-    again = attempt(
-        tmp_path / "again", tiny_model, ROWS, recipe=msgspec.structs.replace(patient, early_stopping_patience=100),
-        validation=other,
-    )  # fmt: skip
+    stop = StopAt(monkeypatch, outcome.best_step + 1)
+    more_patient = msgspec.structs.replace(patient, early_stopping_patience=100)
+    again = attempt(tmp_path / "again", tiny_model, ROWS, recipe=more_patient, validation=other, stop=stop)
     assert again.of(EvaluationCompleted)[best].valid_loss == min(losses)
 
 

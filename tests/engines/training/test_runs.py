@@ -59,10 +59,14 @@ def uninterrupted() -> dict[str, torch.Tensor]:
     return {}
 
 
-@pytest.mark.parametrize("method", [Method.LORA, Method.QLORA])
-def test_a_run_learns_its_rows_and_delivers_an_adapter(plane, tiny_model, make_agent, uninterrupted, method, tmp_path):
+@pytest.mark.parametrize(("method", "rows"), [(Method.LORA, 240), (Method.QLORA, 120)])
+def test_a_run_learns_its_rows_and_delivers_an_adapter(
+    plane, tiny_model, make_agent, uninterrupted, method, rows, tmp_path
+):
     recipe = msgspec.structs.replace(RECIPE, method=method)
-    add_run(plane, tiny_model, hyperparameters=recipe, validation=unlike(make_rows(40, seed=1)))
+    total_steps = rows // RECIPE.batch_size * RECIPE.epochs
+    validation = unlike(make_rows(40, seed=1))
+    plane.add_run(make_rows(rows), base_model=tiny_model, hyperparameters=recipe, validation=validation)
 
     make_agent().drain()
 
@@ -71,8 +75,8 @@ def test_a_run_learns_its_rows_and_delivers_an_adapter(plane, tiny_model, make_a
     steps = plane.events_of(StepCompleted)
     evaluations = plane.events_of(EvaluationCompleted)
     [started] = plane.events_of(TrainingStarted)
-    assert (started.total_steps, started.start_step, started.rows) == (STEPS, 0, 240)
-    assert outcome.step == steps[-1].step == STEPS
+    assert (started.total_steps, started.start_step, started.rows) == (total_steps, 0, rows)
+    assert outcome.step == steps[-1].step == total_steps
     assert outcome.trained_tokens == steps[-1].trained_tokens == started.trained_tokens_per_epoch * RECIPE.epochs
     assert outcome.tokens > outcome.trained_tokens, "prompts count, padding does not"
     assert outcome.tokens % RECIPE.epochs == 0

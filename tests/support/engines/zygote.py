@@ -6,6 +6,7 @@ it forks has no thread pool to miss.
 
 import array
 import contextlib
+import gc
 import json
 import os
 import runpy
@@ -17,8 +18,8 @@ import threading
 import time
 from typing import Any
 
-import gpu_workers.train.__main__
-import gpu_workers.train.after.publish  # noqa: F401 - both are imported for what is forked
+import gpu_workers.train.after.publish
+import gpu_workers.train.process  # noqa: F401 - both are imported for what is forked
 from gpu_workers.common.config import child_environment
 from gpu_workers.common.process_tree import die_with_parent
 from gpu_workers.trainer.executor import REPOSITORY, SubprocessExecutor
@@ -107,6 +108,7 @@ class ForkingExecutor(SubprocessExecutor):
 def serve(channel: socket.socket) -> None:
     """Fork for each request, tell each end; leave, with everything forked, when the test's end closes."""
     alive: set[int] = set()
+    gc.freeze()  # no collection in a fork visits, and so copies, what was imported
     channel.send(b"{}")
     channel.settimeout(_POLL_SECONDS)
     while True:

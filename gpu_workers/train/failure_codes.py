@@ -1,0 +1,34 @@
+"""The mapping from an exception to the error code and the one line that the customer reads."""
+
+import errno
+import re
+
+import torch
+
+from apps.contracts.failures import FailureCode
+from gpu_workers.train.failures import TrainingFailed
+
+
+def classify(error: BaseException) -> TrainingFailed:
+    """Return the failure to report for any exception of the child."""
+    if isinstance(error, TrainingFailed):
+        return error
+    if is_out_of_memory(error):
+        return TrainingFailed(FailureCode.OUT_OF_MEMORY, "The job did not fit into the memory of the machine.")
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return TrainingFailed(FailureCode.DISK_FULL, "The disk of the machine is full.")
+    if _is_gpu_fault(error):
+        return TrainingFailed(FailureCode.GPU_FAULT, "The GPU reported a fault.")
+    return TrainingFailed(FailureCode.INTERNAL_ERROR, f"Training stopped unexpectedly ({type(error).__name__}).")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether memory ran out, on the GPU or in the machine."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and bool(re.search(r"out of memory|can't allocate memory", text))
+
+
+def _is_gpu_fault(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and bool(re.search(r"CUDA error|cuDNN error|NCCL error|CUBLAS", str(error)))
