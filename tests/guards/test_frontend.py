@@ -131,7 +131,7 @@ def _declared(component: Path) -> set[str]:
 def _icons_named() -> Iterator[str]:
     for path in PAGES:
         text = path.read_text()
-        yield from re.findall(r'<c-icon name="([a-z0-9-]+)"', text)
+        yield from re.findall(r'\{% icon "([a-z0-9-]+)"', text)
         yield from re.findall(r'<c-[a-z-]+ [^>]*?\bicon(?:_end)?="([a-z0-9-]+)"', text)
     for place in (*navigation.MAIN, *navigation.ACCOUNT, *navigation.OPERATOR, *navigation.ACTIONS):
         yield place.icon

@@ -4,6 +4,7 @@ import datetime
 import re
 from collections.abc import Iterable
 from decimal import ROUND_HALF_UP, Decimal
+from functools import cache
 from typing import Any, NamedTuple
 
 from django import template
@@ -263,7 +264,12 @@ def icon(name: str, size: str = "", label: str = "", tone: str = "") -> SafeStri
     """Draw an icon of the sprite. Without a label, screen readers skip it."""
     classes = join_class("i", size and f"i-{size}", tone)
     named = format_html('role="img" aria-label="{}"', label) if label else _UNNAMED
-    return format_html(_ICON, classes, named, static("icons.svg"), name)
+    return format_html(_ICON, classes, named, _sprite(), name)
+
+
+@cache
+def _sprite() -> str:
+    return static("icons.svg")
 
 
 @register.simple_tag
