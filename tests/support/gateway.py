@@ -33,8 +33,10 @@ WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"t
 class GatewayProcess:
     """One gateway on a Unix socket."""
 
-    def __init__(self, home: Path, *, name: str = "gateway") -> None:
+    def __init__(self, home: Path, *, name: str = "gateway", engines: Path | None = None) -> None:
+        """`engines` is the folder of the engines' sockets, by default `home`."""
         self.home = home
+        self.engines = (engines or home).resolve()
         self.name = name
         self.socket = home / f"{name}.sock"
         self._process: subprocess.Popen[bytes] | None = None
@@ -60,6 +62,7 @@ class GatewayProcess:
         ]
         command += ["--log-level", "warning"]
         environ = os.environ | {"ANNEAL_HOME": str(self.home), "DATABASE_URL": _gateway_database_url()}
+        environ["ANNEAL_REPLICA_ADDRESSES"] = f"unix://{self.engines}"
         environ["ANNEAL_MEDIA_HOSTS"] = MEDIA_HOST
         environ["DJANGO_SETTINGS_MODULE"] = "apps.config.settings.dev"
         with (self.home / f"{self.name}.log").open("ab") as log:
@@ -74,6 +77,9 @@ class GatewayProcess:
     def is_listening(self) -> bool:
         with socket.socket(socket.AF_UNIX) as probe:
             return probe.connect_ex(str(self.socket)) == 0
+
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     def log(self) -> str:
         return (self.home / f"{self.name}.log").read_text()
@@ -99,10 +105,6 @@ class GatewayProcess:
             return [int(pid) for path in children for pid in path.read_text().split()]
         except FileNotFoundError:
             return []  # it is dead
-
-    def stop(self) -> int:
-        self.terminate()
-        return self.wait()
 
     def terminate(self) -> None:
         assert self._process is not None
@@ -151,8 +153,8 @@ class GatewayProcess:
 
 
 @contextmanager
-def running_gateway(home: Path) -> Iterator[GatewayProcess]:
-    gateway = GatewayProcess(home)
+def running_gateway(home: Path, *, engines: Path | None = None) -> Iterator[GatewayProcess]:
+    gateway = GatewayProcess(home, engines=engines)
     gateway.start()
     try:
         yield gateway
@@ -178,10 +180,12 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_until(is_so, complaint: str, *, seconds: float = 60):
-    deadline = time.monotonic() + seconds
+    """Return the first true value of `is_so()`; look ever less often, as each look may cost a query or a request."""
+    deadline, pause = time.monotonic() + seconds, 0.01
     while not (found := is_so()):
         assert time.monotonic() < deadline, complaint
-        time.sleep(0.02)
+        time.sleep(pause)
+        pause = min(1.5 * pause, 0.25)
     return found
 
 

@@ -1,7 +1,7 @@
-"""Fixtures of the modules that test the gateway as a process of its own.
+"""Fixtures of the modules that test the gateway as a separate process.
 
-It sees only what is committed. So the tests of one module share one committed world, emptied when the module ends; the
-mark `django_db` only has the test database made, as `_django_db_helper` here wraps and flushes nothing.
+It sees only committed rows. So all modules share one gateway and one committed world, which is emptied at the end. With
+the mark `django_db` the test database is made; `_django_db_helper` here wraps and flushes nothing.
 """
 
 from collections.abc import Iterator
@@ -10,27 +10,35 @@ from pathlib import Path
 import pytest
 
 from tests.factories.serving import Tenant, World, make_tenant, make_world
-from tests.support.gateway import GatewayProcess, committed_database, no_transaction, running_gateway  # noqa: F401 - fixtures
+from tests.support.database import empty_database
+from tests.support.gateway import GatewayProcess, no_transaction, running_gateway  # noqa: F401 - a fixture
 from tests.twins.scripted_engine import ScriptedEngine
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package", autouse=True)
+def _database(django_db_setup, django_db_blocker) -> Iterator[None]:
+    with django_db_blocker.unblock():
+        yield
+        empty_database()
+
+
+@pytest.fixture(scope="package")
 def home(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("gw")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def engine(_database, home) -> Iterator[ScriptedEngine]:
     with ScriptedEngine(home / "engine.sock").running() as engine:
         yield engine
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def world(engine) -> World:
     return make_world(engine.url)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def gateway(world, home) -> Iterator[GatewayProcess]:
     with running_gateway(home) as gateway:
         yield gateway

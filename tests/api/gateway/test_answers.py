@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -10,6 +11,8 @@ import openai
 import pytest
 from django.db import transaction
 
+from apps.adapters.models import AdapterVersion
+from apps.catalog.models import BaseModel
 from tests.factories.serving import BASE_MODEL, make_adapter, make_served_model
 from tests.support.gateway import HI, MEDIA_HOST, WEATHER, error_of, usage_of, wait_for_usage, wait_until
 from tests.twins.scripted_engine import Script
@@ -46,7 +49,7 @@ def test_what_the_engine_counted_is_kept_with_the_replica_beside_what_is_paid(ga
     gateway.http(tenant.key).post("/v1/completions", json={"model": BASE_MODEL, "prompt": "fails"})
 
     events = sorted(wait_for_usage(tenant, 2), key=lambda event: event.finish, reverse=True)  # "stop", "error"
-    assert {event.replica_id for event in events} == {world.base_model.replicas.get().pk}
+    assert {event.replica_id for event in events} == {world.base_model.replicas.get(whole_model=None).pk}
     paid = [(event.input_tokens, event.output_tokens) for event in events]
     assert (paid, [(e.engine_input_tokens, e.engine_output_tokens) for e in events]) == (
         [(12, 6), (0, 0)],
@@ -193,10 +196,19 @@ def test_text_parts_reach_the_engine_as_one_text(gateway, tenant, engine):
     assert engine.bodies[-1]["messages"] == [{"role": "user", "content": "one\ntwo"}]
 
 
-def test_an_image_reaches_the_engine_of_a_model_that_sees_from_a_listed_host_alone(gateway, world, tenant, engine):
+@pytest.fixture
+def seeing_adapter(tenant, engine) -> Iterator[AdapterVersion]:
+    """Return an adapter of the model "seeing", whose images raise the largest body that the gateway takes."""
     with transaction.atomic():
         base_model = make_served_model("seeing", engine.url, vision_config={"hidden_size": 8})
         adapter = make_adapter(tenant.organization, base_model)
+    yield adapter
+    BaseModel.objects.filter(pk=base_model.pk).update(config={})  # its adapter has a route until the end
+
+
+def test_an_image_reaches_the_engine_of_a_model_that_sees_from_a_listed_host_alone(
+    gateway, tenant, engine, seeing_adapter
+):
     http = gateway.http(tenant.key)
 
     def ask(model: str, url: str) -> httpx.Response:
@@ -214,7 +226,7 @@ def test_an_image_reaches_the_engine_of_a_model_that_sees_from_a_listed_host_alo
     for answer, field in refused:
         assert (answer.status_code, error_of(answer)["param"]) == (400, f"messages[0].content[1].{field}")
     assert len(engine.bodies) == asked
-    assert ask(adapter.model_name, listed).status_code == 200
+    assert ask(seeing_adapter.model_name, listed).status_code == 200
 
 
 def test_every_answer_carries_a_request_id_and_keeps_the_callers(gateway, tenant):

@@ -1,6 +1,7 @@
 """Clients people use, of every generation, send every documented parameter; what has an effect reaches the engine."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -45,9 +46,9 @@ def run_session(gateway, tenant, library: str, folder: str) -> dict:
     client = CLIENTS / folder if folder else ""
     assert not folder or Path(client).exists(), f"{client} is missing: make setup-dev"
     arguments = [str(gateway.socket), tenant.key.secret, "tiny", library, str(client)]
-    ran = subprocess.run(
-        [sys.executable, str(SESSION), *arguments], capture_output=True, text=True, timeout=240, check=False
-    )
+    environ = os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # or it asks GitHub for prices and waits
+    command = [sys.executable, str(SESSION), *arguments]
+    ran = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
     return json.loads(ran.stdout.splitlines()[-1])
 

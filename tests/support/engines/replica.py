@@ -79,8 +79,11 @@ class Replica:
     def start_agent(self) -> None:
         self.agent = self._start("serving.agent")
 
-    def stop(self) -> None:
+    def start_no_engine_again(self) -> None:
         self._is_stopping.set()
+
+    def stop(self) -> None:
+        self.start_no_engine_again()
         for process in (self.agent, self.launcher):
             if process is not None:
                 process.send_signal(signal.SIGTERM)

@@ -123,6 +123,7 @@ def test_the_next_agent_takes_the_engine_as_it_runs(replica: Replica) -> None:
 
 
 def test_kill_9_of_the_api_process_breaks_streams_closes_the_door_and_leaves_no_orphan(replica: Replica) -> None:
+    replica.start_no_engine_again()
     processes = replica.list_processes()
     engine_core = replica.wait_for_title("VLLM::EngineCor")
     api = parent_of(engine_core, processes)
