@@ -14,7 +14,7 @@ from scripts.installation.packages import install_locked
 # the program of `make audit`.
 APART = ("openai-1.109.1", "openai-2.54.0", "litellm", "localstripe", "pip-audit")
 # OpenAI's clients for Node.js, at the versions of an npm lock file.
-NODE_CLIENTS = REPOSITORY / "tests/api/node"
+NODE_CLIENTS = REPOSITORY / "tests/api/sdks/node"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 

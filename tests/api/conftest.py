@@ -3,9 +3,9 @@
 import openai
 import pytest
 
-from tests.api.sdk import openai_client
 from tests.factories.finetuning import TrainingSetup, make_training_file
 from tests.support.attempts import claim  # noqa: F401 - a fixture
+from tests.support.sdk import openai_client
 
 
 @pytest.fixture

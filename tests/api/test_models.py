@@ -11,9 +11,9 @@ from apps.core.ids import new_id, ulid_of
 from apps.core.models import OutboxMessage
 from apps.core.objects.store import object_key
 from apps.serving.operations import deploy
-from tests.api.sdk import openai_client
 from tests.factories.accounts import make_key
 from tests.factories.catalog import make_base_model, make_listed_model
+from tests.support.sdk import openai_client
 
 
 @pytest.fixture

@@ -10,7 +10,10 @@ ROOT = Path(__file__).resolve().parents[2]
 MAX_ENTRIES = 15
 
 
-@pytest.mark.parametrize("top", ["apps", "gpu_workers", "demo", "scripts"])
+TESTS = [f"tests/{name}" for name in ("api", "browser", "engines", "guards", "integration", "support", "web")]
+
+
+@pytest.mark.parametrize("top", ["apps", "gpu_workers", "demo", "scripts", *TESTS])
 def test_a_folder_has_few_entries(top: str) -> None:
     listed = subprocess.run(["git", "ls-files", top], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     entries = defaultdict(set)

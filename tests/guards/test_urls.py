@@ -57,7 +57,7 @@ def world(django_db_setup: None, django_db_blocker: Any) -> Iterator[World]:
 
 @pytest.fixture(autouse=True)
 def _payments_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without Stripe's secret the billing pages are not there at all: tests/web/test_billing.py."""
+    """Without Stripe's secret the billing pages are not there at all: tests/web/money/test_billing.py."""
     monkeypatch.setattr(settings, "STRIPE_WEBHOOK_SECRET", "whsec_guard")
 
 

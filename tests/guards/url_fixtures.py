@@ -124,7 +124,7 @@ URLS: dict[str, Url] = {
     "web:organization_second_factor": page(post=P.ORGANIZATION_MANAGE),
     "web:organization_create": person("GET", "POST", data={"name": "Another"}),
     "web:organization_switch": person("POST", refs={"organization": "organization"}),
-    "web:accuracy": public("figures over several organizations' runs, above a floor; tests/web/test_accuracy.py"),
+    "web:accuracy": public("figures over several organizations' runs, above a floor; tests/web/jobs/test_accuracy.py"),
     "web:search": page(get=P.VIEW),
     "web:theme": public("a cookie of the reader's own", "POST", data={"theme": "dark"}),
     # datasets and jobs
@@ -181,7 +181,7 @@ URLS: dict[str, Url] = {
         post=P.ORGANIZATION_MANAGE, data={"threshold_usd": "10", "amount_usd": "50", "monthly_cap_usd": "200"}
     ),
     "web:billing_page": page(get=P.ORGANIZATION_MANAGE, ids={"page_id": "hosted_page"}),
-    "web:stripe_webhook": public("Stripe's signature is the credential; tests/web/test_billing.py", "POST"),
+    "web:stripe_webhook": public("Stripe's signature is the credential; tests/web/money/test_billing.py", "POST"),
     "web:usage": page(get=P.VIEW),
     "web:invoice_list": page(get=P.VIEW, post=P.ORGANIZATION_MANAGE, data={"chargeback_label": "team"}),
     "web:price_list": page(get=P.VIEW),

@@ -5,8 +5,8 @@ import pytest
 
 from apps.catalog.models import LicenceAcceptance
 from apps.finetuning.models import FineTuningJob
-from tests.api.sdk import openai_client
 from tests.factories.finetuning import TrainingSetup
+from tests.support.sdk import openai_client
 
 LICENCE = "Llama 3.1 Community License"
 URL = "/api/v1/models/anneal-demo/licence"

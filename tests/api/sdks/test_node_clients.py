@@ -15,7 +15,7 @@ from tests.factories.datasets import jsonl
 from tests.factories.finetuning import TrainingSetup, make_training_file
 from tests.support.asgi import origin  # noqa: F401 - a fixture
 
-CLIENTS = Path(__file__).resolve().parents[2] / ".anneal/node"
+CLIENTS = Path(__file__).resolve().parents[3] / ".anneal/node"
 SESSION = Path(__file__).parent / "node/session.mjs"
 BOUNDARY = "a-boundary"
 

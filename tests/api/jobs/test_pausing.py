@@ -4,9 +4,9 @@ import openai
 import pytest
 
 from apps.contracts import runs as wire
-from tests.api.sdk import create
 from tests.factories.accounts import make_key
 from tests.support.attempts import Attempt
+from tests.support.sdk import create
 
 
 def test_pausing_a_queued_job_is_a_wrong_state(sdk, file_id):

@@ -8,7 +8,7 @@ from django.db import DatabaseError, transaction
 from apps.finetuning.jobs.diagrams import render
 from apps.finetuning.models import FineTuningJob
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "states.md"
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "states.md"
 
 
 def test_the_drawing_is_current():

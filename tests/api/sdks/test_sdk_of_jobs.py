@@ -11,7 +11,7 @@ import pytest
 from tests.factories.accounts import make_key
 from tests.factories.finetuning import TrainingSetup, make_training_file
 
-OLD_SDK = Path(__file__).resolve().parents[2] / ".anneal/openai-1.109.1"
+OLD_SDK = Path(__file__).resolve().parents[3] / ".anneal/openai-1.109.1"
 
 
 @pytest.mark.django_db(transaction=True)

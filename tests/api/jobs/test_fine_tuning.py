@@ -11,11 +11,11 @@ from apps.datasets.tasks import validate
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.tasks import admit_waiting
 from apps.interfaces.api.openai import files
-from tests.api.sdk import create, openai_client
 from tests.factories.accounts import make_key
 from tests.factories.datasets import jsonl, make_ready_version
 from tests.factories.finetuning import make_training_file
 from tests.support.attempts import Attempt
+from tests.support.sdk import create, openai_client
 
 
 def test_a_job_is_created_with_everything_client_code_reads(sdk, file_id):

@@ -15,9 +15,9 @@ from apps.finetuning.quotes.pool_facts import seconds_ahead
 from apps.serving import operations
 from apps.serving.models import Deployment, Replica
 from apps.serving.placements import replan
-from tests.api.sdk import openai_client
 from tests.factories.accounts import make_key
 from tests.factories.finetuning import TrainingSetup, give_credit, make_job
+from tests.support.sdk import openai_client
 
 
 def test_another_tenants_work_counts_in_the_queue_without_being_seen(floor, rival, charlie):

@@ -5,9 +5,9 @@ import pytest
 
 from apps.core.models import AuditEntry
 from apps.finetuning.models import FineTuningJob, JobEvent, TrackerKey
-from tests.api.sdk import openai_client
 from tests.factories.accounts import make_key
 from tests.support.attempts import Attempt
+from tests.support.sdk import openai_client
 
 SECRET = "wandb-key-0123456789abcdef"
 WANDB = {"type": "wandb", "wandb": {"project": "triage", "name": "first", "entity": "acme", "tags": ["a", "b"]}}

@@ -23,12 +23,12 @@ from apps.datasets.models import DatasetVersion
 from apps.datasets.operations import count_tokens
 from apps.datasets.validation.leases import _Lease, validate_version
 from apps.finetuning.usage.quotas import set_quota
-from tests.api.sdk import openai_client
 from tests.factories.accounts import make_key
 from tests.factories.catalog import make_base_model
 from tests.factories.datasets import jsonl, make_ready_version, make_version
+from tests.support.sdk import openai_client
 
-OLD_SDK = Path(__file__).resolve().parents[2] / ".anneal/openai-1.109.1"
+OLD_SDK = Path(__file__).resolve().parents[3] / ".anneal/openai-1.109.1"
 BOUNDARY = "anneal-boundary"
 EXPIRES = {"expires_after[anchor]": "created_at"}
 
