@@ -102,8 +102,8 @@ STAFF_FORMS = [
     ),
     (
         "/staff/organizations/{organization}/adjust",
-        {"amount_usd": "1", "reason": "x"},
-        ("amount_usd", "refund_of", "reason"),
+        {"amount_usd": "1", "reason": "x", "once": "adj_" + "0" * 26},
+        ("amount_usd", "refund_of", "reason", "once"),
     ),
 ]
 few_or_all = pytest.mark.parametrize(
