@@ -181,7 +181,8 @@ def _quick_parts(durations: dict[str, float]) -> list[Part]:
 def _run(parts: Iterable[Part], durations: dict[str, float], at_once: int) -> list[Run]:
     """Run the parts in parallel, then those that run alone; stop all of them on a signal."""
     LOGS.mkdir(parents=True, exist_ok=True)
-    waiting = sorted(parts, key=lambda part: (part.is_alone, -part.seconds(durations)))
+    # A part of several places starts first: later, a shorter part would take each place that becomes free.
+    waiting = sorted(parts, key=lambda part: (part.is_alone, -part.places, -part.seconds(durations)))
     going: list[Run] = []
     done: list[Run] = []
     screen = _Screen()
