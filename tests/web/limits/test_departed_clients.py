@@ -5,38 +5,18 @@ import random
 import socket
 import struct
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 from django.conf import settings
-from django.db import connection
 
 from tests.factories.datasets import jsonl, make_ready_version
 from tests.support.asgi import origin  # noqa: F401 - a fixture
-
-SECONDS = 20.0
-
-
-def connections_in_use() -> list[str]:
-    """Return the last statement of each connection to the database beside our own."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT query FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            " AND backend_type = 'client backend'"
-        )
-        return [query for (query,) in cursor.fetchall()]
+from tests.support.waiting import SECONDS, connections_in_use, wait_until
 
 
 def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
-
-
-def wait_until(is_so: Callable[[], bool], shown: Callable[[], object]) -> None:
-    until = time.monotonic() + SECONDS
-    while not is_so():
-        assert time.monotonic() < until, shown()
-        time.sleep(0.05)
 
 
 def connect(address: str) -> socket.socket:
