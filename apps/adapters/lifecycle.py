@@ -1,11 +1,24 @@
-"""States of an adapter version. An engine must load it before it is served."""
+"""Statuses of an adapter version. An engine must load it before it is served."""
+
+from enum import StrEnum
 
 from apps.core.database.transitions import Transitions
 
+
+class AdapterVersionStatus(StrEnum):
+    CHECKING = "checking"
+    READY = "ready"
+    UNCERTIFIED = "uncertified"  # served: an engine loaded it, without a parity probe
+    REFUSED = "refused"  # another engine may accept it by the same probe
+    FILES_ONLY = "files_only"  # no engine loads it as an adapter: files, or a whole model
+
+
 VERSION_TRANSITIONS: Transitions = {
-    "checking": frozenset({"ready", "refused", "uncertified"}),
-    "uncertified": frozenset({"ready", "refused"}),  # served: an engine loaded it, without a parity probe
-    "refused": frozenset({"ready"}),  # another engine may accept it by the same probe
-    "ready": frozenset(),
-    "files_only": frozenset(),  # no engine loads it as an adapter: files, or a whole model
+    AdapterVersionStatus.CHECKING: frozenset(
+        {AdapterVersionStatus.READY, AdapterVersionStatus.REFUSED, AdapterVersionStatus.UNCERTIFIED}
+    ),
+    AdapterVersionStatus.UNCERTIFIED: frozenset({AdapterVersionStatus.READY, AdapterVersionStatus.REFUSED}),
+    AdapterVersionStatus.REFUSED: frozenset({AdapterVersionStatus.READY}),
+    AdapterVersionStatus.READY: frozenset(),
+    AdapterVersionStatus.FILES_ONLY: frozenset(),
 }

@@ -4,7 +4,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models.functions import Now
 
-from apps.adapters.lifecycle import VERSION_TRANSITIONS
+from apps.adapters.lifecycle import VERSION_TRANSITIONS, AdapterVersionStatus
 from apps.core.database.tenancy import OrganizationModel
 from apps.core.database.transitions import choices_of, status_trigger
 from apps.core.ids import IdField
@@ -38,7 +38,9 @@ class AdapterVersion(OrganizationModel):
     method = models.CharField(max_length=16)
     chat_template_sha256 = models.CharField(max_length=64)
     metrics = models.JSONField(default=dict)
-    status = models.CharField(max_length=12, choices=choices_of(VERSION_TRANSITIONS), default="checking")
+    status = models.CharField(
+        max_length=12, choices=choices_of(VERSION_TRANSITIONS), default=AdapterVersionStatus.CHECKING
+    )
     status_reason = models.CharField(max_length=300, blank=True)
     certified_at = models.DateTimeField(null=True)
     parity = models.JSONField(default=dict, help_text="apps.contracts.parity.ParityResult, {} before any engine spoke")
@@ -61,7 +63,7 @@ class AdapterVersion(OrganizationModel):
     @property
     def certificate_state(self) -> str:
         """The state of its certificate as its owner sees it: a whole model has none."""
-        return "no_certificate" if self.status == "files_only" else self.status
+        return "no_certificate" if self.status == AdapterVersionStatus.FILES_ONLY else self.status
 
     @property
     def whole_model_name(self) -> str:

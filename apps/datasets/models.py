@@ -5,17 +5,10 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from apps.core.database.tenancy import OrganizationModel
-from apps.core.database.transitions import Transitions, choices_of, status_trigger
+from apps.core.database.transitions import choices_of, status_trigger
 from apps.core.ids import IdField
+from apps.datasets.lifecycle import UPLOAD_TRANSITIONS, VERSION_TRANSITIONS, DatasetVersionStatus, UploadStatus
 from apps.datasets.problems import FileErrorCode
-
-VERSION_TRANSITIONS: Transitions = {
-    "uploaded": frozenset({"validating", "deleted"}),
-    "validating": frozenset({"ready", "invalid", "uploaded"}),
-    "ready": frozenset({"deleted"}),
-    "invalid": frozenset({"uploaded", "deleted"}),  # uploaded: read again with other columns
-    "deleted": frozenset(),
-}
 
 
 class Dataset(OrganizationModel):
@@ -42,7 +35,9 @@ class DatasetVersion(OrganizationModel):
     id = IdField(prefix="file", separator="-")
     dataset = models.ForeignKey(Dataset, on_delete=models.PROTECT, related_name="versions")
     number = models.PositiveIntegerField()
-    status = models.CharField(max_length=16, choices=choices_of(VERSION_TRANSITIONS), default="uploaded")
+    status = models.CharField(
+        max_length=16, choices=choices_of(VERSION_TRANSITIONS), default=DatasetVersionStatus.UPLOADED
+    )
     purpose = models.CharField(max_length=24, default="fine-tune")
     filename = models.CharField(max_length=255)
     object_key = models.CharField(max_length=300, help_text="The file as it was uploaded.")
@@ -123,19 +118,11 @@ class TokenCount(OrganizationModel):
         ]
 
 
-UPLOAD_TRANSITIONS: Transitions = {
-    "pending": frozenset({"completed", "cancelled", "expired"}),
-    "completed": frozenset(),
-    "cancelled": frozenset(),
-    "expired": frozenset(),
-}
-
-
 class Upload(OrganizationModel):
     """A file arriving in parts. The parts are separate objects, assembled when the upload is completed."""
 
     id = IdField(prefix="upload")
-    status = models.CharField(max_length=16, choices=choices_of(UPLOAD_TRANSITIONS), default="pending")
+    status = models.CharField(max_length=16, choices=choices_of(UPLOAD_TRANSITIONS), default=UploadStatus.PENDING)
     purpose = models.CharField(max_length=24)
     filename = models.CharField(max_length=255)
     mime_type = models.CharField(max_length=120)
@@ -156,7 +143,7 @@ class Upload(OrganizationModel):
     class Meta:
         constraints = [models.CheckConstraint(condition=Q(bytes__gt=0), name="upload_size")]
         indexes = [
-            models.Index(fields=["expires_at"], condition=Q(status="pending"), name="upload_pending"),
+            models.Index(fields=["expires_at"], condition=Q(status=UploadStatus.PENDING), name="upload_pending"),
             models.Index(fields=["signed_until"], condition=Q(signed_until__isnull=False), name="upload_signed"),
         ]
         triggers = [status_trigger("upload_status", UPLOAD_TRANSITIONS)]

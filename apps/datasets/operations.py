@@ -15,7 +15,8 @@ from apps.core.database.transitions import advance
 from apps.core.errors import DomainError, InvalidState
 from apps.core.messages import outbox
 from apps.datasets.intake.lanes import lane_of
-from apps.datasets.models import VERSION_TRANSITIONS, Dataset, DatasetVersion, TokenCount
+from apps.datasets.lifecycle import VERSION_TRANSITIONS
+from apps.datasets.models import Dataset, DatasetVersion, TokenCount
 from apps.datasets.problems import LineError, from_row_error
 from apps.datasets.queries import find_refusal, find_token_count
 from apps.datasets.rows import iterate_rows

@@ -1,32 +1,69 @@
-"""Legal transitions of jobs and runs, and the limits of leases and attempts."""
+"""Statuses of jobs and runs, their legal transitions, and the limits of leases and attempts."""
+
+from enum import StrEnum
 
 from apps.core.database.transitions import Transitions, terminal_states
 
+
+class JobStatus(StrEnum):
+    """Where a job is. Customers see it; the OpenAI API maps it to its own words."""
+
+    VALIDATING_FILES = "validating_files"
+    QUEUED = "queued"
+    RUNNING = "running"
+    PAUSING = "pausing"
+    PAUSED = "paused"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class RunStatus(StrEnum):
+    """Where one attempt of a job is."""
+
+    QUEUED = "queued"
+    LEASED = "leased"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    PAUSED = "paused"
+    LOST = "lost"
+
+
 JOB_TRANSITIONS: Transitions = {
-    "validating_files": frozenset({"queued", "failed", "cancelled"}),
-    "queued": frozenset({"running", "failed", "cancelled"}),
-    "running": frozenset({"queued", "pausing", "succeeded", "failed", "cancelled"}),
-    "pausing": frozenset({"paused", "running", "succeeded", "failed", "cancelled"}),
-    "paused": frozenset({"queued", "failed", "cancelled"}),
-    "succeeded": frozenset(),
-    "failed": frozenset(),
-    "cancelled": frozenset(),
+    JobStatus.VALIDATING_FILES: frozenset({JobStatus.QUEUED, JobStatus.FAILED, JobStatus.CANCELLED}),
+    JobStatus.QUEUED: frozenset({JobStatus.RUNNING, JobStatus.FAILED, JobStatus.CANCELLED}),
+    JobStatus.RUNNING: frozenset(
+        {JobStatus.QUEUED, JobStatus.PAUSING, JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED}
+    ),
+    JobStatus.PAUSING: frozenset(
+        {JobStatus.PAUSED, JobStatus.RUNNING, JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED}
+    ),
+    JobStatus.PAUSED: frozenset({JobStatus.QUEUED, JobStatus.FAILED, JobStatus.CANCELLED}),
+    JobStatus.SUCCEEDED: frozenset(),
+    JobStatus.FAILED: frozenset(),
+    JobStatus.CANCELLED: frozenset(),
 }
 JOB_TERMINAL = terminal_states(JOB_TRANSITIONS)
 
 RUN_TRANSITIONS: Transitions = {
-    "queued": frozenset({"leased", "cancelled"}),
-    "leased": frozenset({"running", "failed", "cancelled", "paused", "lost"}),
-    "running": frozenset({"succeeded", "failed", "cancelled", "paused", "lost"}),
-    "succeeded": frozenset(),
-    "failed": frozenset(),
-    "cancelled": frozenset(),
-    "paused": frozenset(),
-    "lost": frozenset(),
+    RunStatus.QUEUED: frozenset({RunStatus.LEASED, RunStatus.CANCELLED}),
+    RunStatus.LEASED: frozenset(
+        {RunStatus.RUNNING, RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.PAUSED, RunStatus.LOST}
+    ),
+    RunStatus.RUNNING: frozenset(
+        {RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.PAUSED, RunStatus.LOST}
+    ),
+    RunStatus.SUCCEEDED: frozenset(),
+    RunStatus.FAILED: frozenset(),
+    RunStatus.CANCELLED: frozenset(),
+    RunStatus.PAUSED: frozenset(),
+    RunStatus.LOST: frozenset(),
 }
 RUN_TERMINAL = terminal_states(RUN_TRANSITIONS)
-RUN_HOLDING_LEASE = ("leased", "running")
-RUN_ACTIVE = ("queued", "leased", "running")
+RUN_HOLDING_LEASE = (RunStatus.LEASED, RunStatus.RUNNING)
+RUN_ACTIVE = (RunStatus.QUEUED, RunStatus.LEASED, RunStatus.RUNNING)
 NO_LEASE = {"lease_id": None, "lease_token_sha256": None, "lease_expires_at": None}
 
 LEASE_SECONDS = 60

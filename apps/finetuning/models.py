@@ -16,6 +16,8 @@ from apps.finetuning.lifecycle import (
     RUN_HOLDING_LEASE,
     RUN_TERMINAL,
     RUN_TRANSITIONS,
+    JobStatus,
+    RunStatus,
 )
 
 
@@ -149,7 +151,7 @@ class FineTuningJob(OrganizationModel):
     """A customer's request for training, with its progress and result."""
 
     id = IdField(prefix="ftjob", separator="-")
-    status = models.CharField(max_length=16, choices=choices_of(JOB_TRANSITIONS), default="validating_files")
+    status = models.CharField(max_length=16, choices=choices_of(JOB_TRANSITIONS), default=JobStatus.VALIDATING_FILES)
     base_model = models.ForeignKey("catalog.BaseModel", on_delete=models.PROTECT, related_name="+")
     training_file = models.ForeignKey("datasets.DatasetVersion", on_delete=models.PROTECT, related_name="jobs")
     validation_file = models.ForeignKey(
@@ -246,7 +248,7 @@ class Run(OrganizationModel):
     id = IdField(prefix="run")
     job = models.ForeignKey(FineTuningJob, on_delete=models.CASCADE, related_name="runs")
     attempt = models.PositiveIntegerField()
-    status = models.CharField(max_length=16, choices=choices_of(RUN_TRANSITIONS), default="queued")
+    status = models.CharField(max_length=16, choices=choices_of(RUN_TRANSITIONS), default=RunStatus.QUEUED)
     pool = models.ForeignKey(GpuPool, on_delete=models.PROTECT, related_name="runs")
     phase = models.CharField(max_length=16, blank=True)
     lease_id = models.CharField(max_length=40, null=True, unique=True)
@@ -294,7 +296,7 @@ class Run(OrganizationModel):
                 | (~Q(status__in=sorted(RUN_TERMINAL)) & Q(finished_at=None)),
             ),
         ]
-        indexes = [models.Index(fields=["pool", "created_at"], condition=Q(status="queued"), name="run_queue")]
+        indexes = [models.Index(fields=["pool", "created_at"], condition=Q(status=RunStatus.QUEUED), name="run_queue")]
         triggers = [status_trigger("run_status", RUN_TRANSITIONS)]
 
 

@@ -33,7 +33,8 @@ from apps.datasets.intake.versions import (
     register,
     require_storage,
 )
-from apps.datasets.models import UPLOAD_TRANSITIONS, DatasetVersion, Upload, UploadPart
+from apps.datasets.lifecycle import UPLOAD_TRANSITIONS
+from apps.datasets.models import DatasetVersion, Upload, UploadPart
 from apps.datasets.validation.formats import Mapping, read_mapping
 
 MAX_PART_BYTES = 64 * 1024**2  # OpenAI's limits for the size of a part and the lifetime of an upload

@@ -24,7 +24,8 @@ from apps.core.ids import new_id
 from apps.core.messages import outbox
 from apps.core.objects.store import StoredObject, object_key, store
 from apps.datasets.intake.lanes import lane_of
-from apps.datasets.models import VERSION_TRANSITIONS, Dataset, DatasetVersion
+from apps.datasets.lifecycle import VERSION_TRANSITIONS
+from apps.datasets.models import Dataset, DatasetVersion
 from apps.datasets.validation.formats import Mapping
 from apps.datasets.validation.repair import FIT, RepairMode
 

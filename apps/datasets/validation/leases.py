@@ -19,7 +19,8 @@ from apps.core.messages import outbox
 from apps.core.objects.store import ObjectMissing, StoredObject, object_key, read_chunks, store
 from apps.datasets.intake.lanes import SMALL_SECONDS, ReadingTime, lane_of
 from apps.datasets.intake.versions import StorageFull, ask_for_long_validation, limited
-from apps.datasets.models import VERSION_TRANSITIONS, DatasetVersion
+from apps.datasets.lifecycle import VERSION_TRANSITIONS
+from apps.datasets.models import DatasetVersion
 from apps.datasets.problems import FileErrorCode, LineError, Rejected, as_json
 from apps.datasets.rows import kind_of
 from apps.datasets.validation.formats import read_mapping
