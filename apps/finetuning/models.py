@@ -16,6 +16,7 @@ from apps.finetuning.lifecycle import (
     RUN_HOLDING_LEASE,
     RUN_TERMINAL,
     RUN_TRANSITIONS,
+    CalibrationOutcome,
     JobStatus,
     RunStatus,
 )
@@ -362,7 +363,10 @@ class CalibrationPoint(OrganizationModel):
 
     run = models.OneToOneField(Run, on_delete=models.CASCADE, related_name="calibration")
     pool = models.ForeignKey(GpuPool, on_delete=models.CASCADE, related_name="+")
-    outcome = models.CharField(max_length=16, choices=[("succeeded", "Succeeded"), ("out_of_memory", "Out of memory")])
+    outcome = models.CharField(
+        max_length=16,
+        choices=[(CalibrationOutcome.SUCCEEDED, "Succeeded"), (CalibrationOutcome.OUT_OF_MEMORY, "Out of memory")],
+    )
     family = models.CharField(max_length=48, help_text="model_type of the base model's config.json")
     method = models.CharField(max_length=16)
     attempts = models.PositiveIntegerField(help_text="Of the job; times, tokens and cost are sums over them.")

@@ -8,8 +8,10 @@ from django.db.models import Q
 
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.finetuning.jobs.control import pause_jobs_of, pause_jobs_of_budget
 from apps.finetuning.jobs.creation import admit_when_ready
+from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob, GpuPool
 from apps.finetuning.pools.accuracy import refresh_public_reports
 from apps.finetuning.pools.calibrations import refit_pools
@@ -21,7 +23,8 @@ from apps.finetuning.runs.stalls import end_stalled_runs
 from apps.finetuning.usage import storage
 
 logger = logging.getLogger(__name__)
-_ENDED = ("ready", "invalid", "deleted")  # states of a file whose validation is over
+# Of a file whose validation is over.
+_ENDED = (DatasetVersionStatus.READY, DatasetVersionStatus.INVALID, DatasetVersionStatus.DELETED)
 
 
 @shared_task(name="finetuning.reclaim_expired_leases")
@@ -40,7 +43,7 @@ def ring_doorbells(**_: Any) -> None:
 @shared_task(name="finetuning.admit_waiting")
 def admit_waiting(**_: Any) -> None:
     """Check waiting jobs whose files are validated by now: a message may be lost, and a large file is counted later."""
-    _admit(Q(training_file__status__in=_ENDED) | Q(validation_file__status="invalid"))
+    _admit(Q(training_file__status__in=_ENDED) | Q(validation_file__status=DatasetVersionStatus.INVALID))
 
 
 def admit_jobs_of_file(*, key: str, payload: dict[str, Any]) -> None:
@@ -50,7 +53,7 @@ def admit_jobs_of_file(*, key: str, payload: dict[str, Any]) -> None:
 
 def _admit(condition: Q) -> None:
     """Check each job separately: an error in one must not delay the others."""
-    waiting = FineTuningJob.objects.filter(condition, status="validating_files").order_by("created_at")
+    waiting = FineTuningJob.objects.filter(condition, status=JobStatus.VALIDATING_FILES).order_by("created_at")
     for job_id in waiting.values_list("pk", flat=True):
         try:
             admit_when_ready(job_id=job_id)

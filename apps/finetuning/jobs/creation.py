@@ -17,12 +17,13 @@ from apps.core.database.clock import db_now
 from apps.core.database.transitions import advance
 from apps.core.errors import DomainError, InvalidValue, Unavailable
 from apps.core.messages import outbox
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.datasets.operations import request_count
 from apps.datasets.queries import find_token_count
 from apps.finetuning import events
 from apps.finetuning.jobs.files import data_facts, invalid_file, require_objective, require_rows_to_train, usable_file
-from apps.finetuning.lifecycle import JOB_TRANSITIONS
+from apps.finetuning.lifecycle import JOB_TRANSITIONS, JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotes.computation import snapshot, with_plan
 from apps.finetuning.quotes.delivery import required_exports
@@ -219,7 +220,7 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
 
 def _is_ready_to_admit(job: FineTuningJob) -> bool:
     files = [job.training_file, *([job.validation_file] if job.validation_file else [])]
-    if any(version.status != "ready" for version in files):
+    if any(version.status != DatasetVersionStatus.READY for version in files):
         return False
     count = find_token_count(version=job.training_file, base_model=job.base_model)
     if is_still_counting(version=job.training_file, count=count, base_model=job.base_model):
@@ -251,7 +252,7 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
     )
     advance(
         job,
-        to="queued",
+        to=JobStatus.QUEUED,
         transitions=JOB_TRANSITIONS,
         pool=quoted.pool,
         gpu_count=estimate.gpu_count,
@@ -332,7 +333,7 @@ def admit_when_ready(*, job_id: str) -> None:
         .select_related("training_file", "validation_file", "base_model")
         .get(pk=job_id)
     )
-    if job.status != "validating_files":
+    if job.status != JobStatus.VALIDATING_FILES:
         return
     now = db_now()
     try:
@@ -349,9 +350,9 @@ def _admit_if_validated(job: FineTuningJob, now: datetime.datetime) -> None:
     for version, param in ((job.training_file, "training_file"), (job.validation_file, "validation_file")):
         if version is None:
             continue
-        if version.status in ("invalid", "deleted"):
+        if version.status in (DatasetVersionStatus.INVALID, DatasetVersionStatus.DELETED):
             raise invalid_file(version, param)
-        if version.status != "ready":
+        if version.status != DatasetVersionStatus.READY:
             return
     counting = counting_model(job.base_model)
     count = find_token_count(version=job.training_file, base_model=counting)
@@ -394,12 +395,12 @@ def _choose_again(job: FineTuningJob) -> None:
 def _refuse(job: FineTuningJob, refused: DomainError, now: datetime.datetime) -> None:
     advance(
         job,
-        to="failed",
+        to=JobStatus.FAILED,
         transitions=JOB_TRANSITIONS,
         finished_at=now,
         error_code=refused.code,
         error_message=refused.message[:500],
         error_param=refused.param or "",
     )
-    events.append(job, type="state", level="error", message=f"Failed: {refused.message}", status="failed")
+    events.append(job, type="state", level="error", message=f"Failed: {refused.message}", status=JobStatus.FAILED)
     audit.record(organization=job.organization_id, by="system", action="job.failed", target=job.pk, code=refused.code)

@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from apps.finetuning import queries
-from apps.finetuning.lifecycle import JOB_TERMINAL
+from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus
 from apps.finetuning.models import FineTuningJob, JobEvent, Run
 from apps.finetuning.usage import charges
 
@@ -28,7 +28,7 @@ class Progress:
 
 
 def get_progress(*, job: FineTuningJob, now: datetime.datetime) -> Progress:
-    run = None if job.status in JOB_TERMINAL or job.status == "paused" else queries.get_active_run(job=job)
+    run = None if job.status in JOB_TERMINAL or job.status == JobStatus.PAUSED else queries.get_active_run(job=job)
     reports = _reports(job, run) if run else []
     speeds = [data["tokens_per_second"] for _, data in reports if data.get("tokens_per_second")]
     return Progress(
@@ -41,7 +41,7 @@ def get_progress(*, job: FineTuningJob, now: datetime.datetime) -> Progress:
 
 def percent_of(job: FineTuningJob) -> int:
     """Return the percentage of steps done; 100 only after success."""
-    if job.status == "succeeded":
+    if job.status == JobStatus.SUCCEEDED:
         return 100
     return min(100 * job.step // job.total_steps, 99) if job.total_steps else 0
 
@@ -70,7 +70,7 @@ def _spent_nano(
 def _seconds_left(
     job: FineTuningJob, run: Run, reports: list[tuple[datetime.datetime, dict[str, Any]]], now: datetime.datetime
 ) -> float | None:
-    if job.status != "running" or run.leased_at is None:
+    if job.status != JobStatus.RUNNING or run.leased_at is None:
         return None
     undone = 1 - job.step / job.total_steps if job.total_steps else 1.0
     reported_at, report = reports[0] if reports else (run.leased_at, {})

@@ -17,6 +17,7 @@ from apps.contracts.adapter_files import MAX_RANK, MAX_SCALE, get_scale
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.errors import DomainError
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.queries import find_token_count
 from apps.datasets.token_counts import LIMITS
@@ -170,10 +171,10 @@ def _mend_file(job: FineTuningJob) -> Iterator[Change]:
     param = "validation_file" if job.error_param == "validation_file" and job.validation_file else "training_file"
     version = job.validation_file if param == "validation_file" else job.training_file
     assert version is not None
-    if version.status == "deleted":
+    if version.status == DatasetVersionStatus.DELETED:
         text = f"Choose another file: {version.filename} was deleted."
         yield Change(text=text, no_price=_NEW_FILE)
-    elif version.status == "invalid":
+    elif version.status == DatasetVersionStatus.INVALID:
         yield from _repair(version, param)
     elif job.validation_file is not None and is_all_held_out(job.training_file, job.validation_file):
         text = "Train without that validation file: every row of the training file repeats one of it."

@@ -13,6 +13,7 @@ import msgspec
 from django.db import transaction
 from django.db.models import QuerySet
 
+from apps.finetuning.lifecycle import CalibrationOutcome
 from apps.finetuning.models import CalibrationPoint, GpuPool, PoolAccuracy
 from apps.finetuning.pools.calibrations import list_points
 from apps.finetuning.pools.error_chart import ErrorChart, error_chart
@@ -85,7 +86,7 @@ def measure(points: Sequence[CalibrationPoint]) -> Report:
     """Return the errors over these points, which come oldest first. No floor applies."""
     return Report(
         runs=len(points),
-        out_of_memory=sum(point.outcome == "out_of_memory" for point in points),
+        out_of_memory=sum(point.outcome == CalibrationOutcome.OUT_OF_MEMORY for point in points),
         time=_error([_seconds(point) for point in points]),
         memory=_error([_peak(point) for point in points]),
         tokens_per_second=_error(

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.db import transaction
 
+from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
 from apps.adapters.queries import find_whole_model
 from apps.catalog.models import BaseModel, GpuType
@@ -124,7 +125,7 @@ def _base_of(version: AdapterVersion, *, pool: GpuPool, base_model: BaseModel | 
         raise InvalidValue("This model was made from another base model.", param="base_model")
     if not pool.serves_whole_models:
         raise InvalidValue("This pool does not serve whole models: allow it in its settings.", param="whole_model")
-    if version.status != "files_only" or version.deleted_at is not None:
+    if version.status != AdapterVersionStatus.FILES_ONLY or version.deleted_at is not None:
         raise InvalidValue(
             "This model is an adapter: any replica of its base model serves it beside others.", param="whole_model"
         )

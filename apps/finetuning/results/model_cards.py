@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
 from apps.catalog.models import BaseModel
 from apps.contracts.evaluation import EvaluationReport
@@ -134,7 +135,7 @@ def _evaluation_lines(report: EvaluationReport | None) -> list[str]:
 
 
 def _parity_lines(version: AdapterVersion) -> list[str]:
-    if version.status != "ready":
+    if version.status != AdapterVersionStatus.READY:
         return []
     parity = version.parity
     words = (

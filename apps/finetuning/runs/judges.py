@@ -9,6 +9,7 @@ from django.db import transaction
 
 from apps.accounts.operations import issue_member_token
 from apps.accounts.queries import find_actor
+from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.queries import get_version_by_name, list_versions
 from apps.catalog.queries import get_base_model, list_base_models
 from apps.contracts.evaluation import EvaluationPlan, GraderKind
@@ -18,7 +19,7 @@ from apps.finetuning.runs.leases import Lease, lock_run
 
 # As long as a worker allows for the parts after training.
 KEY_LIFETIME = datetime.timedelta(minutes=30)
-_SILENT = ("refused", "files_only")
+_SILENT = (AdapterVersionStatus.REFUSED, AdapterVersionStatus.FILES_ONLY)
 _VERSIONS_OFFERED = 100
 _PARAM = "evaluation.grader"
 

@@ -31,6 +31,8 @@ from apps.finetuning.lifecycle import (
     RUN_HOLDING_LEASE,
     RUN_TRANSITIONS,
     SELF_FENCE_SECONDS,
+    JobStatus,
+    RunStatus,
 )
 from apps.finetuning.models import Checkpoint, FineTuningJob, Run, Worker
 from apps.finetuning.recipes.start_points import signed_ref, start_ref
@@ -88,12 +90,12 @@ def _try_claim(
     """Lock the job first, as everywhere, and skip rows that another transaction has locked."""
     unlocked = FineTuningJob.objects.select_for_update(skip_locked=True, of=("self",))
     jobs = unlocked.select_related("base_model", "training_file", "validation_file")
-    job = jobs.filter(pk=candidate.job_id, status="queued").first()
+    job = jobs.filter(pk=candidate.job_id, status=JobStatus.QUEUED).first()
     if job is None or (base_models is not None and job.base_model_id not in base_models):
         return None
     if job.gpu_count > max(1, len(worker.gpus)):
         return None
-    run = Run.objects.select_for_update(skip_locked=True).filter(pk=candidate.pk, status="queued").first()
+    run = Run.objects.select_for_update(skip_locked=True).filter(pk=candidate.pk, status=RunStatus.QUEUED).first()
     if run is None or not try_lock_quota(organization_id=run.organization_id):
         return None
     waiting = reason_to_wait(job=job, now=now)
@@ -109,7 +111,7 @@ def _lease(run: Run, job: FineTuningJob, worker: Worker, now: datetime.datetime)
     checkpoint = attempts.latest_checkpoint(job=job)
     advance(
         run,
-        to="leased",
+        to=RunStatus.LEASED,
         transitions=RUN_TRANSITIONS,
         lease_id=lease.id,
         lease_token_sha256=sha256_hex(lease.token),
@@ -119,7 +121,7 @@ def _lease(run: Run, job: FineTuningJob, worker: Worker, now: datetime.datetime)
         worker=worker,
         resume_from=checkpoint,
     )
-    try_advance(job, to="running", transitions=JOB_TRANSITIONS, started_at=job.started_at or now)
+    try_advance(job, to=JobStatus.RUNNING, transitions=JOB_TRANSITIONS, started_at=job.started_at or now)
     events.append(job, type="state", message=f"Claimed by a worker of {run.pool.name}", attempt=run.attempt)
     return ClaimResponse(
         spec=build_spec(run=run, job=job, checkpoint=checkpoint),
@@ -259,7 +261,7 @@ def _reclaim(run_id: str) -> bool:
     now = db_now()
     is_lost = try_advance(
         run,
-        to="lost",
+        to=RunStatus.LOST,
         transitions=RUN_TRANSITIONS,
         guard={"lease_expires_at__lt": now},
         finished_at=now,

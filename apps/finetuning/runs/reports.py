@@ -22,7 +22,7 @@ from apps.core.ids import ulid_of
 from apps.core.messages import outbox
 from apps.core.objects.store import ObjectMissing, hash_object, object_key, read_object, store
 from apps.finetuning import events
-from apps.finetuning.lifecycle import NO_LEASE, RUN_TRANSITIONS
+from apps.finetuning.lifecycle import NO_LEASE, RUN_TRANSITIONS, RunStatus
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent, Run, Upload
 from apps.finetuning.results.checkpoints import forget_checkpoints
 from apps.finetuning.results.missing_parts import find_missing, list_missing
@@ -103,7 +103,7 @@ def _record_evaluation(job: FineTuningJob, event: wire.EvaluationCompleted) -> N
 
 
 def _start_training(run: Run, job: FineTuningJob, event: wire.TrainingStarted) -> None:
-    advance(run, to="running", transitions=RUN_TRANSITIONS, training_started_at=db_now())
+    advance(run, to=RunStatus.RUNNING, transitions=RUN_TRANSITIONS, training_started_at=db_now())
     job.total_steps, job.step = event.total_steps, event.start_step
     job.save(update_fields=["total_steps", "step"])
     events.append(
@@ -314,7 +314,7 @@ def _finish_succeeded(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now
         _finish_failed(run, job, failure, now)
         return
     _make_durable(run, job, step=outcome.step, training_seconds=outcome.training_seconds)
-    _end_run(run, "succeeded", outcome, now)
+    _end_run(run, RunStatus.SUCCEEDED, outcome, now)
     missing = list_missing(version)
     for part in missing:
         events.append(job, level="warn", message=part.message)
@@ -332,7 +332,7 @@ def _finish_succeeded(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now
 
 def _discard_result(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now: datetime.datetime) -> None:
     """End the job as cancelled, keep its checkpoints and delete the result."""
-    _end_run(run, "cancelled", outcome, now)
+    _end_run(run, RunStatus.CANCELLED, outcome, now)
     attempts.cancel_job(job=job, now=now)
     for upload in run.uploads.exclude(kind="checkpoint"):
         outbox.publish(topic="objects.delete", key=f"delete:{upload.pk}", payload={"prefix": upload.object_prefix})
@@ -398,7 +398,7 @@ def _export(run: Run, export: wire.Export) -> dict[str, Any]:
 def _finish_failed(run: Run, job: FineTuningJob, outcome: wire.Failed, now: datetime.datetime) -> None:
     _end_run(
         run,
-        "failed",
+        RunStatus.FAILED,
         outcome,
         now,
         failure_code=outcome.code,
@@ -429,19 +429,19 @@ def _set_aside(checkpoint: Checkpoint, now: datetime.datetime) -> None:
 
 def _finish_stopped(run: Run, job: FineTuningJob, outcome: wire.Stopped, now: datetime.datetime) -> None:
     if job.cancel_requested_at and outcome.reason in ("cancelled", "paused"):  # the cancellation came after the pause
-        _end_run(run, "cancelled", outcome, now)
+        _end_run(run, RunStatus.CANCELLED, outcome, now)
         attempts.cancel_job(job=job, now=now)
     elif outcome.reason == "paused" and job.pause_requested_at:
-        _end_run(run, "paused", outcome, now)
+        _end_run(run, RunStatus.PAUSED, outcome, now)
         attempts.pause_job(job=job, now=now)
     else:
-        _end_run(run, "lost", outcome, now, failure_code=FailureCode.PREEMPTED)
+        _end_run(run, RunStatus.LOST, outcome, now, failure_code=FailureCode.PREEMPTED)
         attempts.continue_or_give_up(job=job, run=run, code=FailureCode.PREEMPTED, now=now)
 
 
-def _end_run(run: Run, status: str, outcome: wire.Outcome, now: datetime.datetime, **changes: Any) -> None:
-    if status == "succeeded":
-        try_advance(run, to="running", transitions=RUN_TRANSITIONS)
+def _end_run(run: Run, status: RunStatus, outcome: wire.Outcome, now: datetime.datetime, **changes: Any) -> None:
+    if status is RunStatus.SUCCEEDED:
+        try_advance(run, to=RunStatus.RUNNING, transitions=RUN_TRANSITIONS)
     advance(
         run,
         to=status,
