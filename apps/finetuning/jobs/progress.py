@@ -14,7 +14,7 @@ _SPEED_REPORTS = 15  # a checkpoint's pause slows one report, but not the median
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class JobProgress:
     """The progress of a job at one moment, as pages, streams and the API show it.
 
     `spent_nano` is the cost of stopping now, or the actual cost of a job that paused or ended. `seconds_left` runs to
@@ -27,11 +27,11 @@ class Progress:
     tokens_per_second: float | None
 
 
-def get_progress(*, job: FineTuningJob, now: datetime.datetime) -> Progress:
+def get_progress(*, job: FineTuningJob, now: datetime.datetime) -> JobProgress:
     run = None if job.status in JOB_TERMINAL or job.status == JobStatus.PAUSED else queries.get_active_run(job=job)
     reports = _reports(job, run) if run else []
     speeds = [data["tokens_per_second"] for _, data in reports if data.get("tokens_per_second")]
-    return Progress(
+    return JobProgress(
         percent=percent_of(job),
         spent_nano=_spent_nano(job, run, reports, now),
         seconds_left=_seconds_left(job, run, reports, now) if run else None,
@@ -46,7 +46,7 @@ def percent_of(job: FineTuningJob) -> int:
     return min(100 * job.step // job.total_steps, 99) if job.total_steps else 0
 
 
-def finish_of(progress: Progress, *, now: datetime.datetime) -> datetime.datetime | None:
+def finish_of(progress: JobProgress, *, now: datetime.datetime) -> datetime.datetime | None:
     """Return when the job will be done, always in the future; None if unknown."""
     left = progress.seconds_left
     return None if left is None else now + datetime.timedelta(seconds=max(left, 1.0))

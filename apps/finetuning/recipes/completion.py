@@ -16,9 +16,9 @@ from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.errors import InvalidValue
 from apps.datasets.token_counts import LIMITS
 from apps.estimates.durations import step_count
-from apps.finetuning.recipes.limits import SCHEDULERS, SERVABLE_RANKS, Limits, get_limits, require_within
+from apps.finetuning.recipes.limits import SCHEDULERS, SERVABLE_RANKS, RecipeLimits, get_limits, require_within
 
-__all__ = ["SCHEDULERS", "SERVABLE_RANKS", "Choice", "DataFacts", "Recipe", "choose", "resolve"]
+__all__ = ["SCHEDULERS", "SERVABLE_RANKS", "DataFacts", "Recipe", "RecipeChoice", "choose", "resolve"]
 
 CHOSEN_BY_US = (
     "method", "quantization", "objective", "gradient_accumulation_steps", "gradient_checkpointing", "eval_steps",
@@ -41,7 +41,7 @@ class DataFacts(msgspec.Struct, frozen=True, kw_only=True):
     has_validation: bool = False
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class RecipeChoice(msgspec.Struct, frozen=True, kw_only=True):
     """One value of the recipe, its origin and its reason."""
 
     name: str
@@ -52,7 +52,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     hyperparameters: Hyperparameters
-    choices: tuple[Choice, ...]
+    choices: tuple[RecipeChoice, ...]
 
     def summary(self) -> str:
         """Return the reasons for the chosen epochs and learning rate in one line."""
@@ -115,25 +115,25 @@ def choose_longest_row(base_model: BaseModel, longest_row_tokens: int | None, *,
     return usual, f"{usual:,} tokens: {whose}."
 
 
-def _choice(name: str, wanted: Mapping[str, Any], rules: "_Rules") -> Choice:
+def _choice(name: str, wanted: Mapping[str, Any], rules: "_Rules") -> RecipeChoice:
     is_idle = name == "early_stopping_patience" and not rules.has_validation
     if name in wanted and not is_idle:
         is_cut = name == "max_length" and _is_number(wanted[name]) and wanted[name] <= _MAX_ROW
         value = min(wanted[name], rules.context) if is_cut else wanted[name]
         reason = "You set it." if value == wanted[name] else "What you set, cut to the model's context."
-        return Choice(name=name, value=value, is_auto=False, reason=reason)
+        return RecipeChoice(name=name, value=value, is_auto=False, reason=reason)
     value, reason = rules.of(name)
-    return Choice(name=name, value=value, is_auto=True, reason=reason)
+    return RecipeChoice(name=name, value=value, is_auto=True, reason=reason)
 
 
-def _scaled(choice: Choice, multiplier: float) -> Choice:
+def _scaled(choice: RecipeChoice, multiplier: float) -> RecipeChoice:
     if choice.name != "learning_rate" or multiplier == 1.0 or not choice.is_auto:
         return choice
     reason = f"{choice.reason} Times your multiplier of {multiplier:g}."
     return msgspec.structs.replace(choice, value=choice.value * multiplier, reason=reason)
 
 
-def _require_settable(wanted: Mapping[str, Any], limits: Limits) -> None:
+def _require_settable(wanted: Mapping[str, Any], limits: RecipeLimits) -> None:
     for name in wanted:
         if name in CHOSEN_BY_US or limits.of(name) is None:
             settable = ", ".join(limit.name for limit in limits.hyperparameters)

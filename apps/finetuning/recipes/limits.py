@@ -39,7 +39,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     is_nullable: bool = False
 
 
-class Kind(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingKind(msgspec.Struct, frozen=True, kw_only=True):
     """One way to train, and how its result is delivered. `key` names it in forms and URLs."""
 
     key: str
@@ -49,18 +49,18 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     delivered_as: str  # "adapter": served here; "model": whole weights to download
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class RecipeLimits(msgspec.Struct, frozen=True, kw_only=True):
     objectives: tuple[Objective, ...]
-    kinds: tuple[Kind, ...]
+    kinds: tuple[TrainingKind, ...]
     hyperparameters: tuple[Limit, ...]
 
     def of(self, name: str) -> Limit | None:
         return next((limit for limit in self.hyperparameters if limit.name == name), None)
 
 
-def get_limits(*, base_model: BaseModel) -> Limits:
+def get_limits(*, base_model: BaseModel) -> RecipeLimits:
     """Return the limits of this model."""
-    return Limits(
+    return RecipeLimits(
         objectives=tuple(Objective),
         kinds=_kinds(base_model),
         hyperparameters=(
@@ -76,29 +76,29 @@ def get_limits(*, base_model: BaseModel) -> Limits:
     )
 
 
-def kind_of(*, base_model: BaseModel, recipe: Hyperparameters) -> Kind:
+def kind_of(*, base_model: BaseModel, recipe: Hyperparameters) -> TrainingKind:
     """Return the model's kind of training that the recipe uses."""
     return next(kind for kind in _kinds(base_model) if (kind.method, kind.use_dora) == (recipe.method, recipe.use_dora))
 
 
-def require_within(limits: Limits, values: Mapping[str, Any]) -> None:
+def require_within(limits: RecipeLimits, values: Mapping[str, Any]) -> None:
     """Raise InvalidValue for the first value outside its limit."""
     for limit in limits.hyperparameters:
         if limit.name in values:
             _require(limit, values[limit.name])
 
 
-def _kinds(base_model: BaseModel) -> tuple[Kind, ...]:
+def _kinds(base_model: BaseModel) -> tuple[TrainingKind, ...]:
     # A seeded row without a config.json has no architecture. It counts as servable until its installation shows
     # otherwise.
     architectures = base_model.config.get("architectures")
     adapter = "adapter" if architectures is None or ARCHITECTURES & set(architectures) else "model"
     return (
-        Kind(key="lora", method=Method.LORA, use_dora=False, name="LoRA", delivered_as=adapter),
-        Kind(key="qlora", method=Method.QLORA, use_dora=False, name="QLoRA", delivered_as=adapter),
-        Kind(key="dora", method=Method.LORA, use_dora=True, name="DoRA", delivered_as="model"),
-        Kind(key="qdora", method=Method.QLORA, use_dora=True, name="QDoRA", delivered_as="model"),
-        Kind(key="full", method=Method.FULL, use_dora=False, name="Full fine-tuning", delivered_as="model"),
+        TrainingKind(key="lora", method=Method.LORA, use_dora=False, name="LoRA", delivered_as=adapter),
+        TrainingKind(key="qlora", method=Method.QLORA, use_dora=False, name="QLoRA", delivered_as=adapter),
+        TrainingKind(key="dora", method=Method.LORA, use_dora=True, name="DoRA", delivered_as="model"),
+        TrainingKind(key="qdora", method=Method.QLORA, use_dora=True, name="QDoRA", delivered_as="model"),
+        TrainingKind(key="full", method=Method.FULL, use_dora=False, name="Full fine-tuning", delivered_as="model"),
     )
 
 

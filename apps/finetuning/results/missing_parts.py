@@ -24,7 +24,7 @@ _FIXES = {
 _MAX_CHARACTERS = 300
 
 
-class MissingPart(msgspec.Struct, frozen=True, kw_only=True):
+class UndeliveredPart(msgspec.Struct, frozen=True, kw_only=True):
     """One missing part, as shown to its owner."""
 
     kind: str
@@ -51,10 +51,10 @@ def find_missing(job: FineTuningJob, outcome: wire.Succeeded) -> list[dict[str, 
     return [{"kind": kind, "cause": causes.get(kind) or unsaid} for kind in (*told, *promised)]
 
 
-def list_missing(version: AdapterVersion | None) -> list[MissingPart]:
+def list_missing(version: AdapterVersion | None) -> list[UndeliveredPart]:
     """Return the promised parts that a version lacks."""
     return [
-        MissingPart(
+        UndeliveredPart(
             kind=each["kind"],
             label=_LABELS.get(each["kind"], each["kind"]),
             cause=each["cause"],

@@ -23,7 +23,7 @@ from apps.core.messages import outbox
 from apps.core.objects.store import ObjectMissing, hash_object, object_key, read_object, store
 from apps.finetuning import events
 from apps.finetuning.lifecycle import NO_LEASE, RUN_TRANSITIONS, RunStatus
-from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent, Run, Upload
+from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent, Run, RunUpload
 from apps.finetuning.results.checkpoints import forget_checkpoints
 from apps.finetuning.results.missing_parts import find_missing, list_missing
 from apps.finetuning.runs import attempts, outcomes, stalls
@@ -199,7 +199,7 @@ def create_upload(*, lease: Lease, manifest: Manifest, manifest_sha256: str) -> 
         raise InvalidValue("The files are larger than anything made of this base model.", param="manifest.files")
     if run.uploads.exclude(manifest_sha256=manifest_sha256).count() >= _MAX_UPLOADS:
         raise InvalidValue(f"A run has at most {_MAX_UPLOADS} uploads.", param="manifest")
-    upload, _ = Upload.objects.get_or_create(
+    upload, _ = RunUpload.objects.get_or_create(
         run=run,
         manifest_sha256=manifest_sha256,
         defaults={
@@ -232,7 +232,7 @@ def _most_bytes(job: FineTuningJob) -> int:
     return _BYTES_BESIDE + _MAX_BYTES_A_PARAMETER * job.base_model.parameter_count
 
 
-def require_complete(*, upload: Upload, manifest_sha256: str) -> None:
+def require_complete(*, upload: RunUpload, manifest_sha256: str) -> None:
     """Raise UploadIncomplete unless every file is stored and the manifest has the expected hash."""
     if upload.manifest_sha256 != manifest_sha256:
         raise UploadIncomplete("The manifest is not the one this upload was opened for.")
@@ -274,12 +274,12 @@ def finish_run(*, lease: Lease, outcome: wire.RunOutcome) -> tuple[Run, FineTuni
 def _verify(lease: Lease, upload_id: str) -> None:
     """Hash an upload of the lease, once. Raises UploadIncomplete."""
     lock(f"upload:{upload_id}")
-    upload = Upload.objects.filter(
+    upload = RunUpload.objects.filter(
         pk=upload_id, run__lease_id=lease.id, run__lease_token_sha256=sha256_hex(lease.token), verified_at=None
     ).first()
     if upload is not None:
         require_complete(upload=upload, manifest_sha256=upload.manifest_sha256)
-        Upload.objects.filter(pk=upload.pk).update(verified_at=db_now())
+        RunUpload.objects.filter(pk=upload.pk).update(verified_at=db_now())
 
 
 @transaction.atomic
@@ -338,7 +338,7 @@ def _discard_result(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now: 
         outbox.publish(topic="objects.delete", key=f"delete:{upload.pk}", payload={"prefix": upload.object_prefix})
 
 
-def _publish(job: FineTuningJob, run: Run, upload: Upload, outcome: wire.Succeeded) -> AdapterVersion:
+def _publish(job: FineTuningJob, run: Run, upload: RunUpload, outcome: wire.Succeeded) -> AdapterVersion:
     return publish_version(
         organization=job.organization,
         base_model=job.base_model,
@@ -366,9 +366,9 @@ def _publish(job: FineTuningJob, run: Run, upload: Upload, outcome: wire.Succeed
     )
 
 
-def _result(run: Run, upload_id: str, *, kind: str) -> Upload:
+def _result(run: Run, upload_id: str, *, kind: str) -> RunUpload:
     """Return the run's upload of this kind. Raises InvalidValue."""
-    found = Upload.objects.filter(pk=upload_id, run=run, kind=kind).first()
+    found = RunUpload.objects.filter(pk=upload_id, run=run, kind=kind).first()
     if found is None:
         raise InvalidValue(f"No upload of this run with the kind {kind} has this id.", param="upload_id")
     return found

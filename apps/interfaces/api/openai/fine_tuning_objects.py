@@ -11,7 +11,7 @@ from apps.finetuning import queries
 from apps.finetuning.jobs.creation import JobRequest
 from apps.finetuning.jobs.dry_runs import Rehearsal
 from apps.finetuning.jobs.explanations import Explanation
-from apps.finetuning.jobs.progress import Progress, finish_of, get_progress
+from apps.finetuning.jobs.progress import JobProgress, finish_of, get_progress
 from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent
 from apps.finetuning.results.checkpoint_models import may_answer, name_of
@@ -86,7 +86,7 @@ def dry_run_object(asked: JobRequest, rehearsal: Rehearsal) -> dict[str, Any]:
     }
 
 
-def _ours(job: FineTuningJob, recipe: dict[str, Any], progress: Progress) -> dict[str, Any]:
+def _ours(job: FineTuningJob, recipe: dict[str, Any], progress: JobProgress) -> dict[str, Any]:
     return {
         "recipe": recipe,
         "recipe_choices": job.requested.get("choices", []),

@@ -8,7 +8,7 @@ import msgspec
 from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.money import usd_decimal
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.recipes.completion import Choice
+from apps.finetuning.recipes.completion import RecipeChoice
 from apps.finetuning.recipes.limits import kind_of
 from apps.finetuning.runs.judges import list_judges
 from apps.interfaces.web.shell.code_samples import job_samples
@@ -49,7 +49,7 @@ def recipe_lines(job: FineTuningJob) -> list[tuple[str, str]]:
 
 def recipe_reasons(job: FineTuningJob) -> list[ChosenValue]:
     """Return every value with the reason given for it at creation."""
-    choices = msgspec.convert(job.requested.get("choices") or [], list[Choice])
+    choices = msgspec.convert(job.requested.get("choices") or [], list[RecipeChoice])
     return values_in_words(choices, _recipe(job))
 
 

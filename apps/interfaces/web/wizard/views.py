@@ -26,7 +26,7 @@ from apps.datasets.queries import list_versions
 from apps.finetuning.jobs.creation import JobRequest, create_job
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotes.options import PoolQuote
-from apps.finetuning.recipes.limits import Kind, kind_of
+from apps.finetuning.recipes.limits import TrainingKind, kind_of
 from apps.finetuning.recipes.start_points import find_start_point
 from apps.interfaces.web.account.tracker_forms import trackers_given
 from apps.interfaces.web.shell.access import organization_view
@@ -310,7 +310,7 @@ def _recipe(plan: Plan, quoted: PoolQuote | None, *, step: str) -> list[dict[str
     ]
 
 
-def _method_words(kind: Kind, recipe: Hyperparameters) -> tuple[str, str]:
+def _method_words(kind: TrainingKind, recipe: Hyperparameters) -> tuple[str, str]:
     rate = f"rate {recipe.learning_rate:g}"
     if recipe.method is Method.FULL:
         return kind.name, f"every weight, {rate}"

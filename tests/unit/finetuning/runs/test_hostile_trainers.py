@@ -15,7 +15,7 @@ from apps.contracts.runs import Manifest
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, InvalidValue, RateLimited
 from apps.core.objects.store import store
-from apps.finetuning.models import FineTuningJob, JobEvent, Run, ThroughputProbe, Upload, Worker
+from apps.finetuning.models import FineTuningJob, JobEvent, Run, RunUpload, ThroughputProbe, Worker
 from apps.finetuning.runs import reports
 from tests.factories.finetuning import CREDENTIAL, TrainingSetup, adapter_files, manifest_of, model_files, probe_report
 from tests.support.attempts import Attempt, step
@@ -48,7 +48,7 @@ def announce(attempt: Attempt, manifest: Manifest) -> None:
     reports.create_upload(lease=attempt.lease, manifest=manifest, manifest_sha256=digest)
 
 
-def succeeded(upload: Upload, **fields) -> wire.Succeeded:
+def succeeded(upload: RunUpload, **fields) -> wire.Succeeded:
     return wire.Succeeded(upload_id=upload.pk, manifest_sha256=upload.manifest_sha256, step=10, **fields)
 
 
@@ -71,7 +71,7 @@ def test_a_file_of_another_name_gets_no_place(attempt, kind, name):
         announce(attempt, manifest_of(kind, spec.run_id, spec.attempt, 1, {name: b"x"}))
 
     assert refused.value.param == "manifest.files"
-    assert not Upload.objects.exists()
+    assert not RunUpload.objects.exists()
 
 
 @pytest.mark.parametrize("kind", ["adapter", "model"])
