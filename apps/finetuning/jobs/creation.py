@@ -10,6 +10,7 @@ import msgspec
 from django.db import transaction
 
 from apps.catalog.licences import require_licence
+from apps.contracts.evaluation import EvaluationPlan
 from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core import audit
 from apps.core.database import locks
@@ -30,6 +31,7 @@ from apps.finetuning.quotes.delivery import required_exports
 from apps.finetuning.quotes.options import PoolQuote, split_key
 from apps.finetuning.quotes.queries import counting_model, get_quotes, is_still_comparing, is_still_counting
 from apps.finetuning.recipes import completion
+from apps.finetuning.recipes.requests import StoredRequest, stored_request
 from apps.finetuning.recipes.start_points import StartPoint, find_start_point
 from apps.finetuning.runs import attempts, outcomes
 from apps.finetuning.runs.judges import require_judge
@@ -75,15 +77,16 @@ class JobRequest:
     validation_file: str | None = None
     method: Method = Method.LORA
     objective: Objective | None = None
-    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    hyperparameters: Mapping[str, object] = field(default_factory=dict)
     pool: str | None = None
     gpu_count: int | None = None
     spend_cap_nano: int | None = None
     suffix: str = ""
     seed: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
-    integrations: Sequence[Mapping[str, Any]] = ()
-    requested: Mapping[str, Any] = field(default_factory=dict)
+    integrations: Sequence[Mapping[str, object]] = ()
+    evaluation: EvaluationPlan | None = None
+    exports: Sequence[str] = ()
     idempotency_key: str | None = None
     fingerprint: str = ""
     is_retry: bool = False
@@ -121,7 +124,7 @@ def _created_before(organization: Any, request: JobRequest, by: str, now: dateti
     jobs = FineTuningJob.objects.for_organization(organization)
     if request.idempotency_key is not None:
         found = jobs.filter(idempotency_key=request.idempotency_key).first()
-        if found is not None and found.requested.get("fingerprint") != request.fingerprint:
+        if found is not None and stored_request(found).fingerprint != request.fingerprint:
             raise IdempotencyKeyReused("This Idempotency-Key was sent with another body: use a new key for a new job.")
         return found
     if request.is_retry:
@@ -143,7 +146,7 @@ def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
             "suffix has up to 64 of a-z, 0-9 and -, and starts and ends with a letter or digit.", param="suffix"
         )
     _check_metadata(request.metadata)
-    require_judge(organization=organization, evaluation=request.requested.get("evaluation"))
+    require_judge(organization=organization, plan=request.evaluation)
     if request.spend_cap_nano is not None and request.spend_cap_nano <= 0:
         raise InvalidValue("The spend cap must be above zero.", param="budget.max_cost_usd")
     if request.spend_cap_nano is not None:  # admission checks the cost of a start on the chosen pool
@@ -156,21 +159,21 @@ def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
         suffix=request.suffix,
         method=request.method,
         hyperparameters=msgspec.to_builtins(recipe),
-        requested=dict(request.requested)
-        | {
-            "pool": request.pool,
-            "gpu_count": request.gpu_count,
-            "spend_cap_nano": request.spend_cap_nano,
-            "fingerprint": request.fingerprint,
-            "start_from": start_point.start_from,
-            "asked": msgspec.to_builtins(_asked(request)),
-            "objective": request.objective,
-            "integrations": check_integrations(organization=organization, asked=request.integrations),
-            "choices": msgspec.to_builtins(chosen.choices),
-            "exports": required_exports(
-                base_model=base_model, recipe=recipe, asked=request.requested.get("exports") or []
-            ),
-        },
+        requested=msgspec.to_builtins(
+            StoredRequest(
+                pool=request.pool,
+                gpu_count=request.gpu_count,
+                spend_cap_nano=request.spend_cap_nano,
+                fingerprint=request.fingerprint,
+                start_from=start_point.start_from,
+                asked=_asked(request),
+                objective=request.objective,
+                integrations=check_integrations(organization=organization, asked=request.integrations),
+                choices=chosen.choices,
+                evaluation=request.evaluation,
+                exports=tuple(required_exports(base_model=base_model, recipe=recipe, asked=request.exports)),
+            )
+        ),
         metadata=dict(request.metadata),
         seed=recipe.seed,
         created_by=by,
@@ -234,7 +237,7 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
     require_rows_to_train(job.training_file, job.validation_file)
     quoted = _choose_pool(job, now)
     estimate = quoted.estimate
-    cap_nano = job.requested.get("spend_cap_nano") or quoted.cap_nano
+    cap_nano = stored_request(job).spend_cap_nano or quoted.cap_nano
     if quoted.price is None or cap_nano is None:
         raise CannotLaunch("The job has no price.", param="compute.pool")
     require_cap(cap_nano=cap_nano, least_nano=quoted.least_cap_nano or 0)
@@ -288,7 +291,8 @@ def _choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
         now=now,
         validation=job.validation_file,
     )
-    name, gpu_count = split_key(job.requested.get("pool") or "", gpu_count=job.requested.get("gpu_count"))
+    asked = stored_request(job)
+    name, gpu_count = split_key(asked.pool or "", gpu_count=asked.gpu_count)
     if name:
         quotes = [quoted for quoted in quotes if quoted.pool.name == name]
         if not quotes:
@@ -370,16 +374,16 @@ def _choose_again(job: FineTuningJob) -> None:
 
     A job that waited for its file gets the same recipe as one created after validation.
     """
-    if "asked" not in job.requested:
+    stored = stored_request(job)
+    if stored.asked is None:
         return  # the job is older than this field
-    start = job.requested.get("start_from") or {}
-    model = start.get("model") or start.get("checkpoint") or job.base_model.name
+    model = stored.start_from.name or job.base_model.name
     asked = JobRequest(
         base_model=model,
         training_file=job.training_file.pk,
         method=Method(job.method),
-        objective=job.requested["objective"] and Objective(job.requested["objective"]),
-        hyperparameters=job.requested["asked"],
+        objective=stored.objective,
+        hyperparameters=stored.asked,
     )
     chosen = choose_recipe(
         find_start_point(organization=job.organization_id, model=model),
@@ -388,7 +392,7 @@ def _choose_again(job: FineTuningJob) -> None:
         validation_file=job.validation_file,
     )
     job.hyperparameters = msgspec.to_builtins(chosen.hyperparameters)
-    job.requested |= {"choices": msgspec.to_builtins(chosen.choices)}
+    job.requested = msgspec.to_builtins(msgspec.structs.replace(stored, choices=chosen.choices))
     job.save(update_fields=["hyperparameters", "requested"])
 
 

@@ -20,6 +20,7 @@ from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.recipes.completion import CHOSEN_BY_US
 from apps.finetuning.recipes.limits import get_limits
+from apps.finetuning.recipes.requests import stored_request
 
 
 @transaction.atomic
@@ -73,11 +74,11 @@ def _request(
     recipe = msgspec.structs.replace(recipe_of(job), **suggestion.change.recipe)
     limits = get_limits(base_model=job.base_model)
     values: dict[str, Any] = msgspec.to_builtins(recipe)
-    start = job.requested.get("start_from") or {}
+    before = stored_request(job)
     training, validation = files["training_file"], files["validation_file"]
     assert training is not None
     return JobRequest(
-        base_model=start.get("model") or start.get("checkpoint") or job.base_model.name,
+        base_model=before.start_from.name or job.base_model.name,
         training_file=training.pk,
         validation_file=validation.pk if validation else None,
         method=recipe.method,
@@ -90,8 +91,9 @@ def _request(
         spend_cap_nano=cap_nano,
         suffix=job.suffix,
         metadata=job.metadata,
-        integrations=job.requested.get("integrations") or (),
-        requested={name: job.requested[name] for name in ("evaluation", "exports") if name in job.requested},
+        integrations=[msgspec.to_builtins(each) for each in before.integrations],
+        evaluation=before.evaluation,
+        exports=before.exports,
         idempotency_key=key,
         fingerprint=key,
     )

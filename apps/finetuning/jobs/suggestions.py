@@ -27,6 +27,7 @@ from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotes.options import PoolQuote, split_key
 from apps.finetuning.quotes.queries import count_files, counting_model, get_quotes, quote_counted
 from apps.finetuning.recipes.limits import MIN_LEARNING_RATE
+from apps.finetuning.recipes.requests import stored_request
 from apps.finetuning.recipes.training_data import Counted
 
 _SHORTEST = 64  # tokens; training on shorter rows is not worth a run
@@ -92,7 +93,7 @@ def _start_again(job: FineTuningJob) -> Iterator[Change]:
     yield Change(text="Nothing of yours needs to change: start the job again. What failed is not billed.")
 
 
-def _start_mended(job: FineTuningJob) -> Iterator[Change]:
+def _start_repaired(job: FineTuningJob) -> Iterator[Change]:
     yield Change(text="Fix what the message names, then start the job again.")
 
 
@@ -247,7 +248,7 @@ _REMEDIES: Mapping[str, _Remedy] = {
 
 def _remedy(code: str) -> _Remedy:
     """Return the remedy for a code. If we or a provider must fix the cause, the customer needs to change nothing."""
-    return _REMEDIES.get(code) or (_start_again if code in list(FailureCode) else _start_mended)
+    return _REMEDIES.get(code) or (_start_again if code in list(FailureCode) else _start_repaired)
 
 
 def recipe_of(job: FineTuningJob) -> Hyperparameters:
@@ -267,9 +268,10 @@ def _priced(change: Change, job: FineTuningJob, now: datetime.datetime) -> Sugge
     """Return the change with the estimate of the job's own option, or of the cheapest that takes it now."""
     if change.no_price:
         return Suggestion(change=change, obstacle=change.no_price)
+    wanted = stored_request(job)
     try:
         quotes = _quotes(change, job, now)
-        name, gpu_count = split_key(job.requested.get("pool") or "", gpu_count=job.requested.get("gpu_count"))
+        name, gpu_count = split_key(wanted.pool or "", gpu_count=wanted.gpu_count)
     except DomainError as refused:
         return Suggestion(change=change, obstacle=refused.message)
     if not quotes:
@@ -281,7 +283,7 @@ def _priced(change: Change, job: FineTuningJob, now: datetime.datetime) -> Sugge
     if not best.is_launchable:
         obstacle = f"{best.pool.name}: {best.block_reason}"
         return Suggestion(change=change, price_nano=price_nano, pool=best.key, obstacle=obstacle)
-    own_cap = job.requested.get("spend_cap_nano") or 0
+    own_cap = wanted.spend_cap_nano or 0
     least_nano = max(price_nano or 0, best.least_cap_nano or 0)
     hold_nano = own_cap if price_nano is not None and own_cap >= least_nano else best.cap_nano
     return Suggestion(change=change, price_nano=price_nano, hold_nano=hold_nano, pool=best.key)
@@ -302,18 +304,18 @@ def _foreseen(change: Change, job: FineTuningJob) -> Counted:
     """Return the files as their repair will leave them. Raises InvalidTrainingFile if nothing may be left."""
     counting, version, validation = counting_model(job.base_model), job.training_file, job.validation_file
     if "training_file" in change.repairs:
-        mended, count = _mended(version, counting, "training_file")
-        counted = Counted(version=mended, count=count, validation=validation)
+        repaired, count = _repaired(version, counting, "training_file")
+        counted = Counted(version=repaired, count=count, validation=validation)
     else:
         known = find_token_count(version=version, base_model=counting)
         counted = count_files(version=version, count=known, validation=None, counting=counting)
     if "validation_file" in change.repairs and validation is not None:
-        mended, count = _mended(validation, counting, "validation_file")
-        counted = replace(counted, validation=mended, validation_count=count)
+        repaired, count = _repaired(validation, counting, "validation_file")
+        counted = replace(counted, validation=repaired, validation_count=count)
     return counted
 
 
-def _mended(version: DatasetVersion, counting: BaseModel, param: str) -> tuple[DatasetVersion, TokenCount]:
+def _repaired(version: DatasetVersion, counting: BaseModel, param: str) -> tuple[DatasetVersion, TokenCount]:
     found = estimate_repair(version=version, base_model=counting)
     if found is None:
         message = f"None of the first rows of {version.filename} is valid as it is: fix them and upload it again."

@@ -62,7 +62,6 @@ class StoredRequest(msgspec.Struct, frozen=True, kw_only=True):
     start_from: StartFrom = StartFrom()
     asked: dict[str, Any] | None = None  # the hyperparameters as sent; None in jobs older than this field
     objective: Objective | None = None  # None follows the rows
-    learning_rate_multiplier: float | str | None = None  # as sent; its effect is part of the learning rate
     integrations: tuple[Integration, ...] = ()
     choices: tuple[RecipeChoice, ...] = ()
     evaluation: EvaluationPlan | None = None

@@ -16,6 +16,7 @@ from apps.contracts.runs import CheckpointRef, Manifest, Method, SignedFile
 from apps.core.errors import InvalidValue, NotFound
 from apps.core.objects.store import store
 from apps.finetuning.models import Checkpoint, FineTuningJob, Run
+from apps.finetuning.recipes.requests import StartFrom, stored_request
 
 _KEPT = ("lora_rank", "lora_alpha", "target_modules", "use_dora", "use_rslora")
 _ADAPTER_PREFIX, _CHECKPOINT_PREFIX = "ft:", "ftckpt_"
@@ -26,13 +27,10 @@ class CheckpointNotFound(NotFound):
 
 
 class StartPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A start point.
-
-    `start_from` is stored with the job, {} for the base model itself; `shape` is fixed by the adapter.
-    """
+    """A start point. `start_from` is stored with the job; `shape` is fixed by the adapter."""
 
     base_model: BaseModel
-    start_from: dict[str, str] = {}
+    start_from: StartFrom = StartFrom()
     shape: dict[str, Any] = {}
 
     def require_shape(self, asked: Mapping[str, Any], *, method: Method) -> dict[str, Any]:
@@ -55,26 +53,25 @@ def find_start_point(*, organization: Any, model: str) -> StartPoint:
         version = get_version_by_name(organization=organization, model_name=model)
         run = Run.objects.for_organization(organization).filter(pk=version.source).select_related("job").first()
         shape = _shape(run.job) if run else {"lora_rank": version.rank, "target_modules": version.target_modules}
-        return StartPoint(
-            base_model=version.adapter.base_model, start_from={"version": version.pk, "model": model}, shape=shape
-        )
+        start_from = StartFrom(version=version.pk, model=model)
+        return StartPoint(base_model=version.adapter.base_model, start_from=start_from, shape=shape)
     if model.startswith(_CHECKPOINT_PREFIX):
         checkpoint = find_checkpoint(organization, model)
         job = checkpoint.job
-        return StartPoint(base_model=job.base_model, start_from={"checkpoint": checkpoint.pk}, shape=_shape(job))
+        return StartPoint(base_model=job.base_model, start_from=StartFrom(checkpoint=checkpoint.pk), shape=_shape(job))
     return StartPoint(base_model=get_base_model(name=model))
 
 
 def start_ref(*, job: FineTuningJob, expires_seconds: int) -> CheckpointRef | None:
     """Return the files a job starts from, under URLs that expire. Raises NotFound if they are deleted by now."""
-    start = job.requested.get("start_from") or {}
-    if "version" in start:
-        version: AdapterVersion = get_version(organization=job.organization_id, id=start["version"])
+    start = stored_request(job).start_from
+    if start.version:
+        version: AdapterVersion = get_version(organization=job.organization_id, id=start.version)
         return signed_ref(
             version.pk, 0, version.manifest, version.manifest_sha256, version.object_prefix, expires_seconds
         )
-    if "checkpoint" in start:
-        checkpoint = find_checkpoint(job.organization_id, start["checkpoint"])
+    if start.checkpoint:
+        checkpoint = find_checkpoint(job.organization_id, start.checkpoint)
         upload = checkpoint.upload
         return signed_ref(
             checkpoint.pk,

@@ -8,6 +8,7 @@ import msgspec
 from apps.adapters.models import AdapterVersion
 from apps.contracts import runs as wire
 from apps.finetuning.models import FineTuningJob
+from apps.finetuning.recipes.requests import stored_request
 
 _EVALUATION = "evaluation"
 _LABELS = {
@@ -45,7 +46,7 @@ def find_missing(job: FineTuningJob, outcome: wire.Succeeded) -> list[dict[str, 
     """
     causes = {each.kind: each.cause[:_MAX_CHARACTERS] for each in outcome.missing}
     delivered = {export.kind for export in outcome.exports}
-    promised = [kind for kind in job.requested.get("exports") or () if kind not in delivered]
+    promised = [kind for kind in stored_request(job).exports if kind not in delivered]
     told = [_EVALUATION] if _EVALUATION in causes and outcome.report is None else []
     unsaid = "the worker did not deliver it and gave no reason"
     return [{"kind": kind, "cause": causes.get(kind) or unsaid} for kind in (*told, *promised)]

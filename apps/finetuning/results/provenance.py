@@ -10,6 +10,7 @@ from apps.contracts.evaluation import EvaluationReport
 from apps.core.money import usd_decimal
 from apps.datasets.models import DatasetVersion
 from apps.finetuning.models import FineTuningJob
+from apps.finetuning.recipes.requests import stored_request
 
 FORMAT = "anneal-reproducibility/1"
 BUNDLE_FILE = "reproducibility.json"
@@ -53,7 +54,7 @@ def reproducibility(*, job: FineTuningJob, version: AdapterVersion) -> dict[str,
         },
         "training_file": _file(job.training_file),
         "validation_file": _file(job.validation_file) if job.validation_file else None,
-        "start_from": job.requested.get("start_from") or None,
+        "start_from": msgspec.to_builtins(stored_request(job).start_from) or None,
         "recipe": job.hyperparameters,
         "seed": job.seed,
         "software": version.manifest.get("metadata", {}),

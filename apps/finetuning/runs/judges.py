@@ -3,7 +3,6 @@
 import datetime
 from typing import Any
 
-import msgspec
 from django.conf import settings
 from django.db import transaction
 
@@ -15,6 +14,7 @@ from apps.catalog.queries import get_base_model, list_base_models
 from apps.contracts.evaluation import EvaluationPlan, GraderKind
 from apps.contracts.worker_api import JudgeAccess
 from apps.core.errors import InvalidValue, NotFound, PermissionDenied
+from apps.finetuning.recipes.requests import stored_request
 from apps.finetuning.runs.leases import Lease, lock_run
 
 # As long as a worker allows for the parts after training.
@@ -34,9 +34,8 @@ def list_judges(*, organization: Any) -> list[tuple[str, str]]:
     ]
 
 
-def require_judge(*, organization: Any, evaluation: Any) -> None:
+def require_judge(*, organization: Any, plan: EvaluationPlan | None) -> None:
     """Raise InvalidValue if a plan's judge is not a model that the organization can call."""
-    plan = msgspec.convert(evaluation, EvaluationPlan | None)
     if plan is None or plan.grader.kind is not GraderKind.JUDGE:
         return
     name = plan.grader.model
@@ -58,7 +57,7 @@ def open_judge(*, lease: Lease, now: datetime.datetime) -> JudgeAccess:
     Raises StaleLease, NotFound (the plan has no judge), PermissionDenied (the creator may no longer use inference).
     """
     _, job = lock_run(lease=lease)
-    plan = msgspec.convert(job.requested.get("evaluation"), EvaluationPlan | None)
+    plan = stored_request(job).evaluation
     if plan is None or plan.grader.kind is not GraderKind.JUDGE:
         raise NotFound("This run has no judge.")
     maker = find_actor(organization=job.organization_id, actor=job.created_by)

@@ -11,7 +11,6 @@ from django.conf import settings
 from django.db import transaction
 
 from apps.catalog.queries import open_hub_token
-from apps.contracts.evaluation import EvaluationPlan
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import BaseModelRef, CheckpointRef, DatasetRef, Hyperparameters, RunSpec
 from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest, HeartbeatResponse
@@ -35,6 +34,7 @@ from apps.finetuning.lifecycle import (
     RunStatus,
 )
 from apps.finetuning.models import Checkpoint, FineTuningJob, Run, Worker
+from apps.finetuning.recipes.requests import stored_request
 from apps.finetuning.recipes.start_points import signed_ref, start_ref
 from apps.finetuning.runs import attempts, stalls
 from apps.finetuning.runs.failure_rates import seconds_between_failures
@@ -136,7 +136,7 @@ def _lease(run: Run, job: FineTuningJob, worker: Worker, now: datetime.datetime)
 
 def build_spec(*, run: Run, job: FineTuningJob, checkpoint: Checkpoint | None) -> RunSpec:
     """Return the immutable specification of the attempt, with URLs that expire."""
-    base = job.base_model
+    base, requested = job.base_model, stored_request(job)
     return RunSpec(
         run_id=run.pk,
         job_id=job.pk,
@@ -164,8 +164,8 @@ def build_spec(*, run: Run, job: FineTuningJob, checkpoint: Checkpoint | None) -
         expected_training_seconds=job.estimate.get("train_seconds_p50"),
         checkpoint_interval_seconds=checkpoint_interval(job.estimate.get("train_seconds_p50")),
         estimated_peak_bytes=job.estimate.get("peak_bytes"),
-        evaluation=msgspec.convert(job.requested.get("evaluation"), EvaluationPlan | None),
-        exports=tuple(job.requested.get("exports") or ()),
+        evaluation=requested.evaluation,
+        exports=requested.exports,
         trackers=open_trackers(job=job),
     )
 

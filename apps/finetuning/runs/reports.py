@@ -24,6 +24,7 @@ from apps.core.objects.store import ObjectMissing, hash_object, object_key, read
 from apps.finetuning import events
 from apps.finetuning.lifecycle import NO_LEASE, RUN_TRANSITIONS, RunStatus
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent, Run, RunUpload
+from apps.finetuning.recipes.requests import stored_request
 from apps.finetuning.results.checkpoints import forget_checkpoints
 from apps.finetuning.results.missing_parts import find_missing, list_missing
 from apps.finetuning.runs import attempts, outcomes, stalls
@@ -377,7 +378,7 @@ def _result(run: Run, upload_id: str, *, kind: str) -> RunUpload:
 def _exports(run: Run, job: FineTuningJob, outcome: wire.Succeeded) -> list[dict[str, Any]]:
     """Return the requested other forms of the result. Raises InvalidValue for any other, UploadIncomplete."""
     kinds = [export.kind for export in outcome.exports]
-    if len(set(kinds)) < len(kinds) or not set(kinds) <= set(job.requested.get("exports") or ()):
+    if len(set(kinds)) < len(kinds) or not set(kinds) <= set(stored_request(job).exports):
         raise InvalidValue("An export was not asked for, or comes twice.", param="exports")
     return [_export(run, export) for export in outcome.exports]
 
