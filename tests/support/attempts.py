@@ -13,7 +13,7 @@ from apps.contracts.evaluation import Comparison, EvaluationReport, Interval, Wo
 from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest, HeartbeatResponse
 from apps.core.objects.store import store
 from apps.finetuning.models import FineTuningJob, Run, RunUpload, Worker
-from apps.finetuning.runs import leases, reports
+from apps.finetuning.runs import endings, leases, reports, uploads
 from apps.finetuning.runs.leases import Lease
 from tests.factories.finetuning import TrainingSetup, adapter_files, checkpoint_files, manifest_of
 
@@ -48,7 +48,7 @@ class Attempt:
         spec = self.claimed.spec
         manifest = manifest_of(kind, spec.run_id, spec.attempt, step, files)
         body = msgspec.json.encode(manifest)
-        answer = reports.create_upload(
+        answer = uploads.create_upload(
             lease=self.lease, manifest=manifest, manifest_sha256=hashlib.sha256(body).hexdigest()
         )
         upload = RunUpload.objects.get(pk=answer.upload_id)
@@ -85,7 +85,7 @@ class Attempt:
         )
 
     def finish(self, outcome: wire.RunOutcome) -> None:
-        reports.finish_run(lease=self.lease, outcome=outcome)
+        endings.finish_run(lease=self.lease, outcome=outcome)
 
     def beat(self, **fields: Any) -> HeartbeatResponse:
         return leases.heartbeat(lease=self.lease, beat=HeartbeatRequest(**fields))

@@ -4,11 +4,11 @@ import datetime
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 from django.db import transaction
 
+from apps.accounts.models import Organization
 from apps.catalog.licences import require_licence
 from apps.contracts.evaluation import EvaluationPlan
 from apps.contracts.runs import Hyperparameters, Method, Objective
@@ -93,7 +93,9 @@ class JobRequest:
 
 
 @transaction.atomic
-def create_job(*, organization: Any, request: JobRequest, by: str, now: datetime.datetime) -> FineTuningJob:
+def create_job(
+    *, organization: Organization | str, request: JobRequest, by: str, now: datetime.datetime
+) -> FineTuningJob:
     """Create the job; if its files are already validated, hold its cost and queue it in the same transaction.
 
     Otherwise the job waits in `validating_files` without a hold, until `admit_when_ready` admits or fails it.
@@ -117,10 +119,13 @@ def create_job(*, organization: Any, request: JobRequest, by: str, now: datetime
     return job
 
 
-def _created_before(organization: Any, request: JobRequest, by: str, now: datetime.datetime) -> FineTuningJob | None:
+def _created_before(
+    organization: Organization | str, request: JobRequest, by: str, now: datetime.datetime
+) -> FineTuningJob | None:
     """Return the job that an earlier copy of this request created; wait for one that is being created."""
     if repeated := request.idempotency_key or request.fingerprint:
-        locks.lock(f"job:{getattr(organization, 'pk', organization)}:{repeated}")
+        organization_id = organization if isinstance(organization, str) else organization.pk
+        locks.lock(f"job:{organization_id}:{repeated}")
     jobs = FineTuningJob.objects.for_organization(organization)
     if request.idempotency_key is not None:
         found = jobs.filter(idempotency_key=request.idempotency_key).first()
@@ -133,7 +138,7 @@ def _created_before(organization: Any, request: JobRequest, by: str, now: dateti
     return None
 
 
-def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
+def _new_job(organization: Organization | str, request: JobRequest, by: str) -> FineTuningJob:
     start_point = find_start_point(organization=organization, model=request.base_model)
     base_model = start_point.base_model
     require_licence(organization=organization, base_model=base_model)
@@ -152,7 +157,7 @@ def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
     if request.spend_cap_nano is not None:  # admission checks the cost of a start on the chosen pool
         require_cap(cap_nano=request.spend_cap_nano, least_nano=cheapest_start_nano(organization=organization))
     return FineTuningJob.objects.create(
-        organization_id=getattr(organization, "pk", organization),
+        organization_id=organization if isinstance(organization, str) else organization.pk,
         base_model=base_model,
         training_file=training_file,
         validation_file=validation_file or None,
@@ -207,7 +212,7 @@ def choose_recipe(
     return chosen
 
 
-def _asked(request: JobRequest) -> dict[str, Any]:
+def _asked(request: JobRequest) -> dict[str, object]:
     """Return the hyperparameters the customer set."""
     return dict(request.hyperparameters) | ({} if request.seed is None else {"seed": request.seed})
 
@@ -301,7 +306,11 @@ def _choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
         raise CannotLaunch("No GPU pool is open on this platform.", param="compute.pool")
     quotes = _with_gpus(quotes, gpu_count)
     if not any(quoted.estimate.fits for quoted in quotes):
-        raise DoesNotFit(_suggest_fit(quotes[0]), param="compute.pool", fixes=_fixes(quotes[0]))
+        raise DoesNotFit(
+            _suggest_fit(quotes[0]),
+            param="compute.pool",
+            fixes=[msgspec.to_builtins(fix) for fix in quotes[0].estimate.fixes],
+        )
     if not quotes[0].is_launchable:
         raise CannotLaunch(f"{quotes[0].pool.name}: {quotes[0].block_reason}", param="compute.pool")
     return quotes[0]
@@ -323,10 +332,6 @@ def _with_gpus(quotes: list[PoolQuote], gpu_count: int | None) -> list[PoolQuote
 def _suggest_fit(quoted: PoolQuote) -> str:
     fixes = " ".join(fix.text for fix in quoted.estimate.fixes) or "Choose a smaller base model."
     return f"The job fits no open pool. {quoted.pool.name}: {quoted.estimate.reason} {fixes}"
-
-
-def _fixes(quoted: PoolQuote) -> list[dict[str, Any]]:
-    return [msgspec.to_builtins(fix) for fix in quoted.estimate.fixes]
 
 
 @transaction.atomic

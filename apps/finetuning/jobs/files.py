@@ -1,7 +1,6 @@
 """Files of a job: the objectives their rows allow, and their errors."""
 
-from typing import Any
-
+from apps.accounts.models import Organization
 from apps.contracts.chat import RowKind
 from apps.contracts.runs import Objective
 from apps.core.errors import DomainError, Unavailable
@@ -26,7 +25,7 @@ class StillValidating(Unavailable):
     code = "file_still_validating"
 
 
-def usable_file(organization: Any, file_id: str, param: str) -> DatasetVersion:
+def usable_file(organization: Organization | str, file_id: str, param: str) -> DatasetVersion:
     """Return the file, locked against deletion. Raises UnknownFile and InvalidTrainingFile."""
     version = get_version(organization=organization, id=file_id, param=param)
     # Deletion takes the same lock, so a file is either deleted before the job or in use after it.

@@ -66,7 +66,7 @@ class Suggestion(msgspec.Struct, frozen=True, kw_only=True):
         return self.change.text
 
     @property
-    def changes(self) -> dict[str, Any]:
+    def changes(self) -> dict[str, object]:
         """Return the job's changed values, as JSON under the API's names."""
         files = dict.fromkeys(self.change.repairs, "repair")
         unset = {"validation_file": None} if self.change.without_validation else {}

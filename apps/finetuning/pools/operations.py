@@ -2,7 +2,6 @@
 
 import datetime
 import secrets
-from typing import Any
 
 from django.db import transaction
 
@@ -66,7 +65,7 @@ def edit_pool(
 
     Its name and GPU type cannot change: its price and history use them. Raises InvalidValue.
     """
-    changes: dict[str, Any] = {
+    changes: dict[str, object] = {
         "region": region,
         "memory_bytes": memory_bytes,
         "is_open": is_open,
@@ -80,7 +79,7 @@ def edit_pool(
     return pool
 
 
-def _spot(interruptions_per_hour: float | None) -> dict[str, Any]:
+def _spot(interruptions_per_hour: float | None) -> dict[str, object]:
     """Return the fields of a spot pool, or for None those of a pool that is not spot."""
     if interruptions_per_hour is None:
         return {"is_spot": False, "interruptions_per_hour": 0.0}

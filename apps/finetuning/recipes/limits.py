@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any
+from typing import TypeGuard
 
 import msgspec
 
@@ -34,7 +34,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     minimum: float | None = None
     maximum: float | None = None
     is_whole: bool = False
-    options: tuple[Any, ...] = ()
+    options: tuple[bool | int | str, ...] = ()
     is_list: bool = False
     is_nullable: bool = False
 
@@ -81,7 +81,7 @@ def kind_of(*, base_model: BaseModel, recipe: Hyperparameters) -> TrainingKind:
     return next(kind for kind in _kinds(base_model) if (kind.method, kind.use_dora) == (recipe.method, recipe.use_dora))
 
 
-def require_within(limits: RecipeLimits, values: Mapping[str, Any]) -> None:
+def require_within(limits: RecipeLimits, values: Mapping[str, object]) -> None:
     """Raise InvalidValue for the first value outside its limit."""
     for limit in limits.hyperparameters:
         if limit.name in values:
@@ -102,7 +102,7 @@ def _kinds(base_model: BaseModel) -> tuple[TrainingKind, ...]:
     )
 
 
-def _require(limit: Limit, value: Any) -> None:
+def _require(limit: Limit, value: object) -> None:
     param = f"hyperparameters.{limit.name}"
     if value is None and limit.is_nullable:
         return
@@ -113,10 +113,13 @@ def _require(limit: Limit, value: Any) -> None:
             raise InvalidValue(f"{limit.name} must be {'among' if limit.is_list else 'one of'} {among}.", param=param)
         return
     low, high = limit.minimum or 0.0, limit.maximum or 0.0
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not low <= value <= high or (limit.is_whole and value != int(value)):
+    if not is_number(value) or not low <= value <= high or (limit.is_whole and value != int(value)):
         kind = "whole number" if limit.is_whole else "number"
         raise InvalidValue(f"{limit.name} must be a {kind} from {_plain(low)} to {_plain(high)}.", param=param)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _plain(number: float) -> str:
@@ -124,7 +127,7 @@ def _plain(number: float) -> str:
     return f"{number:,.0f}" if number == int(number) else f"{Decimal(str(number)):f}"
 
 
-def _is_among(value: Any, options: tuple[Any, ...]) -> bool:
+def _is_among(value: object, options: tuple[object, ...]) -> bool:
     return any(value == option and type(value) is type(option) for option in options)
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import msgspec
 
+from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
 from apps.adapters.queries import get_version, get_version_by_name
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import get_base_model
-from apps.contracts.runs import CheckpointRef, Manifest, Method, SignedFile
+from apps.contracts.runs import CheckpointRef, Manifest, ManifestFile, Method, SignedFile
 from apps.core.errors import InvalidValue, NotFound
 from apps.core.objects.store import store
 from apps.finetuning.models import Checkpoint, FineTuningJob, Run
@@ -33,7 +34,7 @@ class StartPoint(msgspec.Struct, frozen=True, kw_only=True):
     start_from: StartFrom = StartFrom()
     shape: dict[str, Any] = {}
 
-    def require_shape(self, asked: Mapping[str, Any], *, method: Method) -> dict[str, Any]:
+    def require_shape(self, asked: Mapping[str, object], *, method: Method) -> dict[str, object]:
         """Return `asked` with the adapter's shape. Raises InvalidValue if both set a value and differ."""
         if method is Method.FULL:
             return dict(asked)
@@ -44,7 +45,7 @@ class StartPoint(msgspec.Struct, frozen=True, kw_only=True):
         return dict(asked) | self.shape
 
 
-def find_start_point(*, organization: Any, model: str) -> StartPoint:
+def find_start_point(*, organization: Organization | str, model: str) -> StartPoint:
     """Return the start point that `model` names: a base model, an `ft:…` version or a `ftckpt_…` checkpoint.
 
     Versions and checkpoints must belong to the organization. Raises UnknownModel, ModelNotFound or CheckpointNotFound.
@@ -85,24 +86,24 @@ def start_ref(*, job: FineTuningJob, expires_seconds: int) -> CheckpointRef | No
 
 
 def signed_ref(
-    id: str, step: int, manifest: dict[str, Any], manifest_sha256: str, prefix: str, expires_seconds: int
+    id: str, step: int, manifest: Mapping[str, object], manifest_sha256: str, prefix: str, expires_seconds: int
 ) -> CheckpointRef:
     """Return the location of every file of a sealed folder, and of its manifest, which the worker verifies."""
-    body = msgspec.json.encode(msgspec.convert(manifest, Manifest))
-    sealed = {"name": "manifest.json", "sha256": manifest_sha256, "bytes": len(body)}
+    sealed = msgspec.convert(manifest, Manifest)
+    itself = ManifestFile(name="manifest.json", sha256=manifest_sha256, bytes=len(msgspec.json.encode(sealed)))
     files = tuple(
         SignedFile(
-            name=file["name"],
-            sha256=file["sha256"],
-            bytes=file["bytes"],
-            url=store().signed_url(f"{prefix}/{file['name']}", "GET", expires_seconds=expires_seconds, base="internal"),
+            name=file.name,
+            sha256=file.sha256,
+            bytes=file.bytes,
+            url=store().signed_url(f"{prefix}/{file.name}", "GET", expires_seconds=expires_seconds, base="internal"),
         )
-        for file in [*manifest["files"], sealed]
+        for file in (*sealed.files, itself)
     )
     return CheckpointRef(id=id, step=step, manifest_sha256=manifest_sha256, files=files)
 
 
-def find_checkpoint(organization: Any, checkpoint_id: str, *, is_locked: bool = False) -> Checkpoint:
+def find_checkpoint(organization: Organization | str, checkpoint_id: str, *, is_locked: bool = False) -> Checkpoint:
     """Return one of the organization's existing checkpoints. Raises CheckpointNotFound."""
     rows = Checkpoint.objects.for_organization(organization).filter(deleted_at=None, quarantined_at=None)
     rows = rows.select_related("job__base_model", "job__organization", "upload").filter(pk=checkpoint_id)
@@ -112,11 +113,11 @@ def find_checkpoint(organization: Any, checkpoint_id: str, *, is_locked: bool = 
     return found
 
 
-def _shape(job: FineTuningJob) -> dict[str, Any]:
+def _shape(job: FineTuningJob) -> dict[str, object]:
     if job.method == Method.FULL:
         return {}
     return {name: job.hyperparameters[name] for name in _KEPT if name in job.hyperparameters}
 
 
-def _many(value: Any) -> tuple[Any, ...]:
+def _many(value: object) -> tuple[object, ...]:
     return tuple(value) if isinstance(value, list | tuple) else (value,)

@@ -1,8 +1,9 @@
 """The next step after an attempt: another attempt, or the end of the job with its bill."""
 
 import datetime
-from typing import Any
+from typing import TypedDict, Unpack
 
+from apps.adapters.models import AdapterVersion
 from apps.billing.budgets import Attribution, attribution_of_actor
 from apps.billing.models import Hold
 from apps.billing.operations import InsufficientBalance, hold, refund_source, settle_hold
@@ -23,6 +24,17 @@ from apps.finetuning.lifecycle import (
 )
 from apps.finetuning.models import Checkpoint, FineTuningJob, Run
 from apps.finetuning.usage.charges import billed_ms, cost_of, is_at_cap, least_cap_nano
+
+
+class JobChanges(TypedDict, total=False):
+    """Fields of a job that its end sets beside the bill."""
+
+    adapter_version: AdapterVersion
+    step: int
+    trained_tokens: int
+    error_code: str
+    error_message: str
+    error_param: str
 
 
 def latest_checkpoint(*, job: FineTuningJob) -> Checkpoint | None:
@@ -95,7 +107,9 @@ def cancel_job(*, job: FineTuningJob, now: datetime.datetime) -> None:
     _end_job(job, JobStatus.CANCELLED, billed_ms(job=job), now, message="Cancelled")
 
 
-def succeed_job(*, job: FineTuningJob, now: datetime.datetime, without: tuple[str, ...] = (), **changes: Any) -> None:
+def succeed_job(
+    *, job: FineTuningJob, now: datetime.datetime, without: tuple[str, ...] = (), **changes: Unpack[JobChanges]
+) -> None:
     """End the job as succeeded; `without` names the promised parts that could not be made."""
     lacks = f", without {' and '.join(without)}" if without else ""
     message = f"The job has successfully completed{lacks}"
@@ -193,7 +207,7 @@ def _end_job(
     *,
     message: str,
     level: str = "info",
-    **changes: Any,
+    **changes: Unpack[JobChanges],
 ) -> None:
     cost = cost_of(job=job, gpu_ms=gpu_ms)
     is_held = bool(job.hold_id) and job.status != JobStatus.PAUSED

@@ -1,11 +1,11 @@
 """Judge models among the graders: the allowed models, and the short-lived key that a run's worker calls them with."""
 
 import datetime
-from typing import Any
 
 from django.conf import settings
 from django.db import transaction
 
+from apps.accounts.models import Organization
 from apps.accounts.operations import issue_member_token
 from apps.accounts.queries import find_actor
 from apps.adapters.lifecycle import AdapterVersionStatus
@@ -24,7 +24,7 @@ _VERSIONS_OFFERED = 100
 _PARAM = "evaluation.grader"
 
 
-def list_judges(*, organization: Any) -> list[tuple[str, str]]:
+def list_judges(*, organization: Organization | str) -> list[tuple[str, str]]:
     """Return the models that may judge, name and label: the served base models, then the newest versions."""
     bases = [(model.name, model.display_name) for model in list_base_models(only_installed=True)]
     versions = list_versions(organization=organization).exclude(status__in=_SILENT)[:_VERSIONS_OFFERED]
@@ -34,7 +34,7 @@ def list_judges(*, organization: Any) -> list[tuple[str, str]]:
     ]
 
 
-def require_judge(*, organization: Any, plan: EvaluationPlan | None) -> None:
+def require_judge(*, organization: Organization | str, plan: EvaluationPlan | None) -> None:
     """Raise InvalidValue if a plan's judge is not a model that the organization can call."""
     if plan is None or plan.grader.kind is not GraderKind.JUDGE:
         return

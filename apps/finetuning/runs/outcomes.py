@@ -1,7 +1,6 @@
 """Actual figures of a finished run beside its estimate: one row, written in the transaction that ends the run."""
 
 import datetime
-from typing import Any
 
 import msgspec
 
@@ -67,7 +66,7 @@ def _record(run: Run, job: FineTuningJob, *, outcome: CalibrationOutcome, **actu
     )
 
 
-def provenance(*, base_model: BaseModel, correction: Correction | None) -> dict[str, Any]:
+def provenance(*, base_model: BaseModel, correction: Correction | None) -> dict[str, object]:
     """Return the facts at launch that make a stored estimate usable for calibration."""
     return {
         "physics": PHYSICS,

@@ -6,10 +6,10 @@ A job names where to report, never a key. If the key is removed before the job r
 import datetime
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
+from apps.accounts.models import Organization
 from apps.contracts.addresses.customer_servers import check_server
 from apps.contracts.runs import Tracker
 from apps.core import audit
@@ -25,12 +25,12 @@ _PRINTABLE = re.compile(r"[\x21-\x7e]+")
 _HINT = 4
 
 
-def list_tracker_keys(*, organization: Any) -> list[TrackerKey]:
+def list_tracker_keys(*, organization: Organization | str) -> list[TrackerKey]:
     return list(TrackerKey.objects.for_organization(organization).order_by("kind"))
 
 
 def store_tracker_key(
-    *, organization: Any, kind: str, secret: str, url: str, by: str, now: datetime.datetime
+    *, organization: Organization, kind: str, secret: str, url: str, by: str, now: datetime.datetime
 ) -> TrackerKey:
     """Store the organization's key of a tracker, replacing the previous one. Raises InvalidValue."""
     _require_kind(kind)
@@ -41,7 +41,7 @@ def store_tracker_key(
     elif url:
         raise InvalidValue("Only MLflow has a server of your own.", param="url")
     found = TrackerKey.objects.for_organization(organization).select_for_update().filter(kind=kind).first()
-    row = found or TrackerKey(id=new_id("trk"), organization_id=getattr(organization, "pk", organization), kind=kind)
+    row = found or TrackerKey(id=new_id("trk"), organization_id=organization.pk, kind=kind)
     row.secret_sealed, row.hint, row.url = seal(secret, place=_place(row)), secret[-_HINT:], url
     row.updated_by, row.updated_at = by, now
     row.save()
@@ -49,7 +49,7 @@ def store_tracker_key(
     return row
 
 
-def remove_tracker_key(*, organization: Any, kind: str, by: str) -> None:
+def remove_tracker_key(*, organization: Organization, kind: str, by: str) -> None:
     """Delete a key; jobs that report with it continue without the tracker. Raises NotFound."""
     row = TrackerKey.objects.for_organization(organization).filter(kind=kind).first()
     if row is None:
@@ -58,7 +58,9 @@ def remove_tracker_key(*, organization: Any, kind: str, by: str) -> None:
     row.delete()
 
 
-def check_integrations(*, organization: Any, asked: Sequence[Mapping[str, object]]) -> tuple[Integration, ...]:
+def check_integrations(
+    *, organization: Organization | str, asked: Sequence[Mapping[str, object]]
+) -> tuple[Integration, ...]:
     """Return a job's `integrations` in the stored form. Raises InvalidValue naming the invalid one."""
     stored = {row.kind for row in list_tracker_keys(organization=organization)} if asked else set()
     kept: list[Integration] = []

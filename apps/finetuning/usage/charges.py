@@ -2,8 +2,8 @@
 
 import datetime
 import math
-from typing import Any
 
+from apps.accounts.models import Organization
 from apps.catalog.models import PriceRule
 from apps.catalog.queries import list_active_prices
 from apps.contracts.failures import Blame, FailureCode
@@ -72,7 +72,7 @@ def least_cap_nano(*, price: PriceRule, gpu_count: int, step_seconds: float = 0.
     return rated(quantity=billed_ms + start_ms, price_nano=price.price_nano, per=price.per)
 
 
-def cheapest_start_nano(*, organization: Any) -> int:
+def cheapest_start_nano(*, organization: Organization | str) -> int:
     """Return the minimum charge of a start on the cheapest open pool, 0 if no pool has a price."""
     names = GpuPool.objects.filter(is_open=True).values_list("name", flat=True)
     skus = {f"training:{name}" for name in names}
