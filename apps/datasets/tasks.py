@@ -14,6 +14,7 @@ from apps.core.errors import DomainError
 from apps.datasets import operations
 from apps.datasets.inspection import comparisons, inspections
 from apps.datasets.intake import orphans, uploads
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.datasets.validation import leases
 
@@ -45,7 +46,7 @@ def delete_parts(*, key: str, payload: dict[str, Any]) -> None:
 
 def inspect(version_id: str) -> None:
     """Inspect a file's rows for copies and personal data, unless that is done or the file is gone."""
-    version = DatasetVersion.objects.filter(pk=version_id, status="ready").first()
+    version = DatasetVersion.objects.filter(pk=version_id, status=DatasetVersionStatus.READY).first()
     if version:
         inspections.inspect_version(version=version)
 
@@ -59,7 +60,7 @@ def compare(version_id: str, other_id: str) -> None:
 
 def count(version_id: str, base_model_id: str) -> None:
     """Count a file's tokens under one model, unless they are counted or the file is gone."""
-    version = DatasetVersion.objects.filter(pk=version_id, status="ready").first()
+    version = DatasetVersion.objects.filter(pk=version_id, status=DatasetVersionStatus.READY).first()
     if version:
         _count_if_possible(version, BaseModel.objects.get(pk=base_model_id))
 
@@ -77,7 +78,7 @@ def validate(version_id: str, *, is_long: bool = False) -> None:
     if version is None:
         leases.require_done(version_id=version_id)
         return
-    if version.status == "ready":
+    if version.status == DatasetVersionStatus.READY:
         for base_model in list_base_models(only_installed=True):
             if operations.is_counted_at_once(version):
                 _count_if_possible(version, base_model)
