@@ -1,9 +1,4 @@
-"""Outbox handlers and Celery tasks on files.
-
-The outbox row holds the work and decides its turn. Handlers in the lanes for files may take long.
-"""
-
-from typing import Any
+"""Outbox and Celery tasks on files. Those of the outbox may take long."""
 
 from celery import shared_task
 
@@ -17,31 +12,6 @@ from apps.datasets.intake import orphans, uploads
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.datasets.validation import leases
-
-
-def handle_validation(*, key: str, payload: dict[str, Any]) -> None:
-    """Outbox handler of `dataset.validate`."""
-    validate(payload["version_id"], is_long=payload.get("is_long", False))
-
-
-def handle_count(*, key: str, payload: dict[str, Any]) -> None:
-    """Outbox handler of `dataset.count`."""
-    count(payload["version_id"], payload["base_model_id"])
-
-
-def handle_inspection(*, key: str, payload: dict[str, Any]) -> None:
-    """Outbox handler of `dataset.inspect`."""
-    inspect(payload["version_id"])
-
-
-def handle_comparison(*, key: str, payload: dict[str, Any]) -> None:
-    """Outbox handler of `dataset.compare`."""
-    compare(payload["version_id"], payload["other_id"])
-
-
-def delete_parts(*, key: str, payload: dict[str, Any]) -> None:
-    """Outbox handler of `upload.closed`."""
-    uploads.delete_parts(upload_id=payload["upload_id"])
 
 
 def inspect(version_id: str) -> None:
