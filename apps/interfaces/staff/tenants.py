@@ -14,6 +14,7 @@ from apps.accounts.suspension import reinstate_organization, suspend_organizatio
 from apps.billing.queries import get_balance
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
+from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.usage.quotas import LIMITS, get_quota, set_quota, used_gpu_seconds
 from apps.finetuning.usage.storage import stored_bytes
@@ -21,7 +22,10 @@ from apps.interfaces.staff.access import operator_id, operator_view
 from apps.interfaces.staff.forms import QuotaForm
 
 _PAGE = 50
-_STATES = [("", "All"), ("queued", "Queued"), ("running", "Running"), ("succeeded", "Succeeded"), ("failed", "Failed")]
+_STATES = [("", "All")] + [
+    (status.value, status.capitalize())
+    for status in (JobStatus.QUEUED, JobStatus.RUNNING, JobStatus.SUCCEEDED, JobStatus.FAILED)
+]
 
 
 @require_safe

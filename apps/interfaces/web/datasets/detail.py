@@ -17,6 +17,7 @@ from apps.contracts.held_rows import Repeats
 from apps.datasets import operations, queries
 from apps.datasets.inspection import comparisons, inspections
 from apps.datasets.inspection.inspector import FindingCode
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.problems import MIN_ROWS
 from apps.datasets.rows import kind_of
@@ -106,7 +107,7 @@ def _count(
     version: DatasetVersion, model: BaseModel | None
 ) -> tuple[TokenCount | None, operations.RowRefused | None, bool]:
     """Return the token count, the row that prevents it, and whether a task is counting."""
-    if version.status != "ready" or model is None:
+    if version.status != DatasetVersionStatus.READY or model is None:
         return None, None, False
     found = queries.find_token_count(version=version, base_model=model)
     if found or not operations.is_counted_at_once(version):
@@ -124,7 +125,7 @@ def _summary(
 ) -> dict[str, Any]:
     version, count = address.version, looked.count
     is_pending = version.status in _PENDING
-    is_inspecting = version.status == "ready" and looked.inspection is None
+    is_inspecting = version.status == DatasetVersionStatus.READY and looked.inspection is None
     if is_inspecting:
         inspections.request_inspection(version=version)
     is_comparing = _is_comparing(address, looked)
@@ -168,14 +169,21 @@ def _trained_tokens(address: Address, count: TokenCount | None) -> int:
 
 def _is_comparing(address: Address, looked: RowContext) -> bool:
     """Return whether a task requested by `look` is comparing the file with the chosen one."""
-    if not address.against or looked.repeats is not None or address.version.status != "ready":
+    if not address.against or looked.repeats is not None or address.version.status != DatasetVersionStatus.READY:
         return False
-    return queries.get_version(organization=address.version.organization_id, id=address.against).status == "ready"
+    return (
+        queries.get_version(organization=address.version.organization_id, id=address.against).status
+        == DatasetVersionStatus.READY
+    )
 
 
 def _others(version: DatasetVersion) -> list[tuple[str, str]]:
     """Return the files that it can be compared with."""
-    versions = queries.list_versions(organization=version.organization_id).filter(status="ready").exclude(pk=version.pk)
+    versions = (
+        queries.list_versions(organization=version.organization_id)
+        .filter(status=DatasetVersionStatus.READY)
+        .exclude(pk=version.pk)
+    )
     return [
         (other.pk, f"Validation: {other.dataset.name}, {other.filename}")
         for other in versions.defer("errors", "line_offsets")[:100]
@@ -192,12 +200,12 @@ def _people(version: DatasetVersion, organization: Organization, member: Members
 
 def _checks(address: Address, looked: RowContext, refusal: operations.RowRefused | None) -> list[Check]:
     version = address.version
-    if version.status == "invalid":
+    if version.status == DatasetVersionStatus.INVALID:
         return [
             Check("bad", f"Line {error['line']:,}: {error['message']}", error["fix"], address.at(error["line"]))
             for error in version.errors
         ]
-    if version.status != "ready":
+    if version.status != DatasetVersionStatus.READY:
         return []
     what, is_whole = _WHAT_ROWS[version.kind or "chat"]
     checks = [
@@ -292,7 +300,7 @@ def _overlaps(address: Address, looked: RowContext) -> list[Check]:
 
 def _shared_urls(address: Address, other: DatasetVersion) -> tuple[str, str]:
     """Return the addresses of the equal and the similar rows of both files; none for a deleted file."""
-    if other.status == "deleted":
+    if other.status == DatasetVersionStatus.DELETED:
         return "", ""
     looked = replace(address, against=other.pk)
     return _find(looked, SHARED), _find(looked, NEARLY_SHARED)

@@ -17,6 +17,7 @@ from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, InvalidValue
 from apps.core.http.asgi import error_response
 from apps.datasets.intake import uploads
+from apps.datasets.lifecycle import UploadStatus
 from apps.datasets.models import Upload
 from apps.interfaces.web.shell.access import organization_view
 
@@ -101,7 +102,7 @@ def cancel(request: HttpRequest, organization: Organization, membership: Members
 def _plan(upload: Upload, *, is_new: bool = False) -> dict[str, Any]:
     # Do not ask the store about a new upload: if the store were down, the client would announce its file repeatedly.
     is_planned = upload.part_bytes is not None
-    is_listed = is_planned and not is_new and upload.status == "pending"
+    is_listed = is_planned and not is_new and upload.status == UploadStatus.PENDING
     return {
         "id": upload.pk,
         "status": upload.status,

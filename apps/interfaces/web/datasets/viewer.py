@@ -17,6 +17,7 @@ from apps.contracts.split import Split
 from apps.datasets import queries
 from apps.datasets.inspection import comparisons, inspections
 from apps.datasets.inspection.inspector import hints_of
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, TokenCount, VersionInspection
 from apps.datasets.queries import RowPreview
 from apps.datasets.rows import kind_of
@@ -164,7 +165,7 @@ def _number(request: HttpRequest, name: str, default: int) -> int:
 
 def look(version: DatasetVersion, model: BaseModel | None, address: Address, count: TokenCount | None) -> RowContext:
     """Collect the version's counts and findings."""
-    inspection = inspections.find_inspection(version=version) if version.status == "ready" else None
+    inspection = inspections.find_inspection(version=version) if version.status == DatasetVersionStatus.READY else None
     held = None
     if inspection and address.share and (version.rows or 0) <= inspections.KEYS_READ_NOW:
         held = inspections.held_out_rows(inspection=inspection, split=address.split)

@@ -20,13 +20,14 @@ from apps.accounts.roles import Permission, has_permission
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.money import NANO_PER_CENT, usd_decimal
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.queries import download_url as file_url
 from apps.finetuning import queries
 from apps.finetuning.jobs import control
 from apps.finetuning.jobs.explanations import explain
 from apps.finetuning.jobs.progress import get_progress, percent_of
 from apps.finetuning.jobs.retries import retry_job
-from apps.finetuning.lifecycle import JOB_TERMINAL
+from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus, RunStatus
 from apps.finetuning.models import FineTuningJob, JobEvent
 from apps.finetuning.results.checkpoint_models import may_answer
 from apps.finetuning.runs import attempts
@@ -46,7 +47,13 @@ from apps.interfaces.web.wizard.views import again_url, beginning_of
 _PAGE = 25
 _SHOWN_EVALUATIONS = 100
 _SHOWN_EVENTS = 200
-_STATES = (("", "All"), ("running", "Training"), ("queued", "Queued"), ("succeeded", "Succeeded"), ("failed", "Failed"))
+_STATES = (
+    ("", "All"),
+    (JobStatus.RUNNING, "Training"),
+    (JobStatus.QUEUED, "Queued"),
+    (JobStatus.SUCCEEDED, "Succeeded"),
+    (JobStatus.FAILED, "Failed"),
+)
 _GIB = 2**30
 
 
@@ -261,7 +268,9 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
         "may_try_checkpoints": has_permission(membership.role, Permission.ADAPTER_WRITE) and may_answer(job),
         "speed": outcome.actual_tokens_per_second if outcome else progress.tokens_per_second,
         "has_gpu_load": bool(last and last.data.get("gpu_utilization") is not None),
-        "file_url": file_url(version=job.training_file) if job.training_file.status != "deleted" else "",
+        "file_url": file_url(version=job.training_file)
+        if job.training_file.status != DatasetVersionStatus.DELETED
+        else "",
     }
 
 
@@ -274,7 +283,7 @@ def _estimated_seconds(job: FineTuningJob, *, is_live: bool) -> float:
 
 def _pause_state(job: FineTuningJob) -> dict[str, Any] | None:
     """Return what a resume would hold and whether it needs a higher cap; return None unless the job is paused."""
-    if job.status != "paused":
+    if job.status != JobStatus.PAUSED:
         return None
     return {
         "hold_nano": attempts.resume_hold_nano(job=job),
@@ -313,7 +322,7 @@ def _phases(job: FineTuningJob, now: datetime.datetime) -> list[Phase]:
 
 def _with_end(phases: list[Phase], job: FineTuningJob) -> list[Phase]:
     """Mark the phase in which a job failed or was stopped."""
-    marks = {"failed": "failed", "cancelled": "stopped", "paused": "stopped"}
+    marks: dict[str, str] = {JobStatus.FAILED: "failed", JobStatus.CANCELLED: "stopped", JobStatus.PAUSED: "stopped"}
     mark = marks.get(job.status)
     if mark is None:
         return phases
@@ -324,7 +333,7 @@ def _with_end(phases: list[Phase], job: FineTuningJob) -> list[Phase]:
 
 
 def _ready(job: FineTuningJob) -> Phase:
-    return Phase("Ready", "done" if job.status == "succeeded" else "")
+    return Phase("Ready", "done" if job.status == JobStatus.SUCCEEDED else "")
 
 
 def _seconds(begun: datetime.datetime | None, ended: datetime.datetime | None) -> float:
@@ -337,8 +346,8 @@ def _span(length: datetime.timedelta) -> str:
 
 
 def _queue_position(job: FineTuningJob, now: datetime.datetime) -> int | None:
-    run = queries.get_active_run(job=job) if job.status == "queued" else None
-    return queue_position(run=run, now=now) if run and run.status == "queued" else None
+    run = queries.get_active_run(job=job) if job.status == JobStatus.QUEUED else None
+    return queue_position(run=run, now=now) if run and run.status == RunStatus.QUEUED else None
 
 
 def _memory_bar(job: FineTuningJob) -> geometry.MemoryBar | None:

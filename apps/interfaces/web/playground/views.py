@@ -18,8 +18,10 @@ from apps.adapters.queries import list_versions
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import active_price, inference_sku, list_base_models
 from apps.contracts.chat import ChatRow, Role
+from apps.contracts.serving import LoadState
 from apps.core.database.clock import db_now
 from apps.core.money import rated
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.queries import read_rows
 from apps.finetuning.queries import find_jobs_of_adapters
 from apps.interfaces.web.shell.access import organization_view
@@ -30,11 +32,11 @@ from apps.serving.queries import serving_states
 _MILLION = 1_000_000
 _ADAPTERS_OFFERED = 200
 _MAX_COLUMNS = 4
-_NOTES = {
-    "loaded": "",
+_NOTES: dict[str, str] = {
+    LoadState.LOADED: "",
     "cold": "cold, the first answer waits while it loads",
-    "failed": "failed",
-    "rejected": "refused",
+    LoadState.FAILED: "failed",
+    LoadState.REJECTED: "refused",
 }
 
 
@@ -138,7 +140,7 @@ def _trained_system_message(organization: Organization, chosen: Iterable[str]) -
     version = list_versions(organization=organization).filter(model_name__in=chosen).first()
     jobs = find_jobs_of_adapters(organization=organization, versions=[version] if version else [])
     job = next(iter(jobs.values()), None)
-    if job is None or job.training_file.status != "ready":
+    if job is None or job.training_file.status != DatasetVersionStatus.READY:
         return ""
     row = next((preview.row for preview in read_rows(version=job.training_file, limit=1)), None)
     first = row.messages[0] if isinstance(row, ChatRow) and row.messages else None

@@ -11,12 +11,13 @@ from django.http import HttpRequest
 from apps.accounts.models import Organization
 from apps.billing.queries import get_balance
 from apps.core.database.tenancy import tenant
+from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.interfaces.web.shell.access import find_membership
 
 THEME_COOKIE = "theme"
 THEMES = ("light", "dark")
-_ACTIVE = ("validating_files", "queued", "running", "pausing")
+_ACTIVE = tuple(status for status in JobStatus if status not in {*JOB_TERMINAL, JobStatus.PAUSED})
 
 
 def context(request: HttpRequest) -> dict[str, Any]:

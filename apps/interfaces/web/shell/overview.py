@@ -18,9 +18,10 @@ from apps.billing.queries import get_balance, get_spending
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
 from apps.core.database.clock import db_now
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.datasets.queries import list_unusable, list_versions
-from apps.finetuning.lifecycle import JOB_TERMINAL
+from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.queries import find_jobs_of_adapters, list_jobs
 from apps.interfaces.web.jobs.views import percent_of, title_of
@@ -58,7 +59,7 @@ def _figures(organization: Organization) -> dict[str, Any]:
     return {
         "balance": get_balance(organization=organization),
         "spending": get_spending(organization=organization),
-        "finished_count": jobs.filter(status="succeeded").count(),
+        "finished_count": jobs.filter(status=JobStatus.SUCCEEDED).count(),
         "running_count": jobs.exclude(status__in=JOB_TERMINAL).count(),
     }
 
@@ -67,10 +68,10 @@ def _attention(organization: Organization) -> dict[str, Any]:
     """Return what needs attention: failed and paused jobs, and files that cannot be trained on."""
     since = db_now() - _RECENT
     jobs = list_jobs(organization=organization)
-    failed = jobs.filter(status="failed", finished_at__gte=since)[:_SHOWN]
+    failed = jobs.filter(status=JobStatus.FAILED, finished_at__gte=since)[:_SHOWN]
     return {
         "failed": [{"job": job, "title": title_of(job), "again_url": again_url(job)} for job in failed],
-        "paused": [_progress(job) for job in jobs.filter(status="paused")[:_SHOWN]],
+        "paused": [_progress(job) for job in jobs.filter(status=JobStatus.PAUSED)[:_SHOWN]],
         "invalid_files": list_unusable(organization=organization).filter(created_at__gte=since)[:_SHOWN],
     }
 
@@ -88,7 +89,9 @@ def _adapters(organization: Organization) -> dict[str, Any]:
 
 def _start(organization: Organization, may_train: bool) -> dict[str, Any]:
     """Return the three steps to a first adapter, each with its command and whether it is done."""
-    file = list_versions(organization=organization, purpose="fine-tune").filter(status="ready").first()
+    file = (
+        list_versions(organization=organization, purpose="fine-tune").filter(status=DatasetVersionStatus.READY).first()
+    )
     model = list_base_models(only_installed=True).first()
     return {
         "has_key": list_keys(organization=organization).filter(revoked_at=None).exists(),

@@ -20,6 +20,7 @@ from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, NotFound
 from apps.core.templatetags.ui import number, tokens
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.datasets.operations import request_count
 from apps.datasets.queries import list_versions
@@ -199,7 +200,7 @@ def _mend_url(plan: Plan, problem: DomainError | None, step: str) -> str:
 
 def _dataset(request: HttpRequest, plan: Plan) -> dict[str, Any]:
     versions = list(list_versions(organization=plan.organization, purpose="fine-tune").defer("errors")[:200])
-    ready = [version for version in versions if version.status == "ready"]
+    ready = [version for version in versions if version.status == DatasetVersionStatus.READY]
     chosen = plan.choices.get("dataset") or (ready[0].pk if ready else "")
     return {
         "versions": versions,
