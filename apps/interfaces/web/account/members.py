@@ -9,30 +9,28 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from apps.accounts import invitations, operations, queries
 from apps.accounts.login.forms import SESSION_INVITATION
-from apps.accounts.models import Membership, Organization, User
+from apps.accounts.models import User
 from apps.accounts.roles import Permission, has_permission
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import system
 from apps.core.errors import DomainError, InvalidState, InvalidValue, NotFound
 from apps.core.http.forms import add_domain_error
 from apps.interfaces.web.account.forms import ROLE_WORDS, InviteForm, grantable_roles
-from apps.interfaces.web.shell.access import SESSION_ORGANIZATION, organization_view, public_view
+from apps.interfaces.web.shell.access import SESSION_ORGANIZATION, OrganizationRequest, organization_view, public_view
 
 
 @require_safe
 @organization_view(Permission.VIEW)
-def index(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
-    return _page(request, organization, membership, InviteForm(by=membership))
+def index(request: OrganizationRequest) -> HttpResponse:
+    return _page(request, InviteForm(by=request.membership))
 
 
-def _page(
-    request: HttpRequest, organization: Organization, membership: Membership, form: InviteForm, status: int = 200
-) -> HttpResponse:
-    may_manage = has_permission(membership.role, Permission.MEMBER_MANAGE)
-    grantable = grantable_roles(membership) if may_manage else []
+def _page(request: OrganizationRequest, form: InviteForm, status: int = 200) -> HttpResponse:
+    may_manage = has_permission(request.membership.role, Permission.MEMBER_MANAGE)
+    grantable = grantable_roles(request.membership) if may_manage else []
     context = {
-        "members": queries.list_members(organization=organization),
-        "invitations": queries.list_open_invitations(organization=organization, now=db_now()),
+        "members": queries.list_members(organization=request.organization),
+        "invitations": queries.list_open_invitations(organization=request.organization, now=db_now()),
         "form": form,
         "may_manage": may_manage,
         "grantable": grantable,
@@ -44,16 +42,16 @@ def _page(
 
 @require_POST
 @organization_view(Permission.MEMBER_MANAGE)
-def invite(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
-    form = InviteForm(request.POST, by=membership)
+def invite(request: OrganizationRequest) -> HttpResponse:
+    form = InviteForm(request.POST, by=request.membership)
     if form.is_valid():
         try:
             invitations.invite_member(
-                organization=organization,
+                organization=request.organization,
                 email=form.cleaned_data["email"],
                 role=form.cleaned_data["role"],
                 only_for_address=form.only_for_address(),
-                by=membership.user,
+                by=request.membership.user,
                 now=db_now(),
             )
         except DomainError as error:
@@ -61,20 +59,18 @@ def invite(request: HttpRequest, organization: Organization, membership: Members
         else:
             messages.success(request, f"Invitation sent to {form.cleaned_data['email']}.")
             return redirect("web:member_list")
-    return _page(request, organization, membership, form, status=422)
+    return _page(request, form, status=422)
 
 
 @require_POST
 @organization_view(Permission.MEMBER_MANAGE)
-def change_role(
-    request: HttpRequest, organization: Organization, membership: Membership, membership_id: str
-) -> HttpResponse:
+def change_role(request: OrganizationRequest, membership_id: str) -> HttpResponse:
     try:
         changed = operations.change_role(
-            organization=organization,
+            organization=request.organization,
             membership_id=membership_id,
             role=request.POST.get("role", ""),
-            by=membership.user,
+            by=request.membership.user,
             now=db_now(),
         )
     except (InvalidState, InvalidValue) as error:
@@ -86,19 +82,17 @@ def change_role(
 
 @require_POST
 @organization_view(Permission.VIEW)
-def remove(
-    request: HttpRequest, organization: Organization, membership: Membership, membership_id: str
-) -> HttpResponse:
+def remove(request: OrganizationRequest, membership_id: str) -> HttpResponse:
     """Remove a member, or leave. Removing another member needs the right to manage members."""
     try:
         operations.remove_member(
-            organization=organization, membership_id=membership_id, by=membership.user, now=db_now()
+            organization=request.organization, membership_id=membership_id, by=request.membership.user, now=db_now()
         )
     except InvalidState as error:
         messages.error(request, error.message)
         return redirect("web:member_list")
-    if membership_id == membership.pk:
-        messages.success(request, f"You have left {organization.name}.")
+    if membership_id == request.membership.pk:
+        messages.success(request, f"You have left {request.organization.name}.")
         return redirect("/")
     messages.success(request, "Member removed. Their API keys and open invitations no longer work.")
     return redirect("web:member_list")
@@ -106,12 +100,10 @@ def remove(
 
 @require_POST
 @organization_view(Permission.MEMBER_MANAGE)
-def revoke_invitation(
-    request: HttpRequest, organization: Organization, membership: Membership, invitation_id: str
-) -> HttpResponse:
+def revoke_invitation(request: OrganizationRequest, invitation_id: str) -> HttpResponse:
     try:
         invitations.revoke_invitation(
-            organization=organization, invitation_id=invitation_id, by=membership.user, now=db_now()
+            organization=request.organization, invitation_id=invitation_id, by=request.membership.user, now=db_now()
         )
     except InvalidState as error:
         messages.error(request, error.message)

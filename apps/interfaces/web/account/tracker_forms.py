@@ -39,7 +39,7 @@ class TrackingForm(forms.Form):
             field.widget.attrs |= {"autocomplete": "off", "spellcheck": "false"}
 
     @property
-    def integrations(self) -> list[dict[str, Any]]:
+    def integrations(self) -> list[dict[str, object]]:
         """Return the API's field for a checked form."""
         chosen = ((kind, self.cleaned_data.get(kind, "")) for kind in self.fields)
         return [{"type": kind, kind: {"project": project}} for kind, project in chosen if project]

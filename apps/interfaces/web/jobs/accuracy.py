@@ -1,7 +1,5 @@
 """The installation's public page on how far its estimates were from actual runs. It names no tenant."""
 
-from typing import Any
-
 import msgspec
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -38,7 +36,7 @@ def show(request: HttpRequest) -> HttpResponse:
     return render(request, "accuracy/public.html", context)
 
 
-def _pool(row: PoolAccuracy) -> dict[str, Any]:
+def _pool(row: PoolAccuracy) -> dict[str, object]:
     report = msgspec.convert(row.report, Report)
     return {
         "pool": row.pool,

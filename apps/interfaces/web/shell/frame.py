@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any
 
 from django.conf import settings
 from django.http import HttpRequest
@@ -20,7 +19,7 @@ THEMES = ("light", "dark")
 _ACTIVE = tuple(status for status in JobStatus if status not in {*JOB_TERMINAL, JobStatus.PAUSED})
 
 
-def context(request: HttpRequest) -> dict[str, Any]:
+def context(request: HttpRequest) -> dict[str, object]:
     """Return the template context. Queries run only on pages that show their results.
 
     Pages of the operator console and error pages belong to no organization: they show the reader's current one.
@@ -52,7 +51,9 @@ def _seeing(request: HttpRequest, organization: Organization | None) -> Abstract
     return nullcontext() if getattr(request, "is_inside", False) else tenant(organization=organization)
 
 
-def _figures(organization: Organization | None, seeing: Callable[[], AbstractContextManager[None]]) -> dict[str, Any]:
+def _figures(
+    organization: Organization | None, seeing: Callable[[], AbstractContextManager[None]]
+) -> dict[str, object]:
     if organization is None:
         return {"balance_nano": None, "nav_running_count": None}
 

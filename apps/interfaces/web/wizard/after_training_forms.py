@@ -118,7 +118,7 @@ class AfterTrainingForm(forms.Form):
         return tuple(kind for kind, field in chosen if self.cleaned_data.get(field))
 
     @property
-    def changed(self) -> dict[str, Any]:
+    def changed(self) -> dict[str, object]:
         """Return the grader as the API's field, without default values; return {} for the default grader."""
         kind = self.graded_by.kind
         names = _FIELDS_OF.get(kind, {}).values()
@@ -126,7 +126,7 @@ class AfterTrainingForm(forms.Form):
         return {} if kind is GraderKind.EXACT_MATCH else {"type": kind.value} | named
 
     @property
-    def plan(self) -> dict[str, Any] | None:
+    def plan(self) -> dict[str, object] | None:
         """Return the evaluation plan that the job asks for; return None for the default."""
         return dict(msgspec.to_builtins(EvaluationPlan(grader=self.graded_by))) if self.changed else None
 
