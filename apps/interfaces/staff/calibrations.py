@@ -37,7 +37,7 @@ def index(request: HttpRequest, pool_id: str) -> HttpResponse:
         "is_public": PoolAccuracy.objects.filter(pool=pool).exists(),
         "window_runs": accuracy.WINDOW_RUNS,
     }
-    return render(request, "staff/calibrations.html", context)
+    return render(request, "staff/machines/calibrations.html", context)
 
 
 @require_POST

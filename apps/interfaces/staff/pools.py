@@ -52,7 +52,7 @@ def index(request: HttpRequest) -> HttpResponse:
     status = 422 if request.method == "POST" else 200
     rows = [_row(pool) for pool in queries.list_pools()]
     context = {"rows": rows, "form": form, "stuck": list_stuck()}
-    return render(request, "staff/pools.html", context, status=status)
+    return render(request, "staff/machines/pools.html", context, status=status)
 
 
 @never_cache
@@ -176,4 +176,4 @@ def _detail(
         ],
         "probes": newest_probes(pool=pool),
     }
-    return render(request, "staff/pool.html", context, status=status)
+    return render(request, "staff/machines/pool.html", context, status=status)

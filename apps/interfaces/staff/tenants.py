@@ -44,7 +44,7 @@ def jobs(request: HttpRequest) -> HttpResponse:
         "previous": f"?status={status or ''}&page={page.previous_page_number()}" if page.has_previous() else "",
         "next": f"?status={status or ''}&page={page.next_page_number()}" if page.has_next() else "",
     }
-    return render(request, "staff/jobs.html", context)
+    return render(request, "staff/tenants/jobs.html", context)
 
 
 @require_safe
@@ -58,7 +58,7 @@ def organizations(request: HttpRequest) -> HttpResponse:
         }
         for each in Organization.objects.order_by("name")
     ]
-    return render(request, "staff/organizations.html", {"rows": rows})
+    return render(request, "staff/tenants/organizations.html", {"rows": rows})
 
 
 @require_POST
@@ -106,7 +106,7 @@ def quotas(request: HttpRequest) -> HttpResponse:
         }
         for each in Organization.objects.order_by("name")
     ]
-    return render(request, "staff/quotas.html", {"rows": rows})
+    return render(request, "staff/tenants/quotas.html", {"rows": rows})
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -121,4 +121,4 @@ def quota(request: HttpRequest, organization_id: str) -> HttpResponse:
         messages.success(request, f"The limits of {organization.name} were saved.")
         return redirect("staff:quota_list")
     context = {"tenant": organization, "form": form}
-    return render(request, "staff/quota.html", context, status=422 if request.method == "POST" else 200)
+    return render(request, "staff/tenants/quota.html", context, status=422 if request.method == "POST" else 200)

@@ -16,7 +16,7 @@ from apps.interfaces.web.shell.downloads import stream_download
 @organization_view(Permission.AUDIT_READ)
 def index(request: OrganizationRequest) -> HttpResponse:
     context = page_context(request.GET, organization=request.organization)
-    return render(request, "audit/index.html", context, status=422 if context["error"] else 200)
+    return render(request, "organization/audit.html", context, status=422 if context["error"] else 200)
 
 
 @require_safe

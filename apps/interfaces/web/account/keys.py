@@ -86,7 +86,7 @@ def _page(
         "issued": issued,
         "may_create": has_permission(request.membership.role, Permission.KEY_MANAGE),
     }
-    return render(request, "keys/index.html", context, status=status)
+    return render(request, "organization/keys.html", context, status=status)
 
 
 def _may_revoke(key: ApiKey, membership: Membership, manages_all: bool) -> bool:

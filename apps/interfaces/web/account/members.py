@@ -37,7 +37,7 @@ def _page(request: OrganizationRequest, form: InviteForm, status: int = 200) -> 
         "role_options": [(role, role.capitalize()) for role in grantable],
         "role_words": ROLE_WORDS.items(),
     }
-    return render(request, "members/index.html", context, status=status)
+    return render(request, "organization/members.html", context, status=status)
 
 
 @require_POST
@@ -124,7 +124,7 @@ def accept_invitation(request: HttpRequest, token: str) -> HttpResponse:
         try:
             invitation = invitations.find_invitation(token=token)
         except NotFound:
-            return render(request, "members/invitation_closed.html", {"reason": ""}, status=404)
+            return render(request, "organization/invitation_closed.html", {"reason": ""}, status=404)
         if request.method == "POST" and isinstance(request.user, User):
             return _join(request, token, request.user)
         is_open = invitation.is_open(now=db_now())
@@ -132,7 +132,7 @@ def accept_invitation(request: HttpRequest, token: str) -> HttpResponse:
             request.session[SESSION_INVITATION] = token
             # The link was mailed to this address only, so a visitor who opens it can read mail there.
             get_adapter().stash_verified_email(request, invitation.email)
-    template = "members/invitation.html" if is_open else "members/invitation_closed.html"
+    template = "organization/invitation.html" if is_open else "organization/invitation_closed.html"
     return render(request, template, {"invitation": invitation, "next": request.path})
 
 
@@ -140,7 +140,7 @@ def _join(request: HttpRequest, token: str, user: User) -> HttpResponse:
     try:
         membership = invitations.accept_invitation(token=token, user=user, now=db_now())
     except DomainError as error:
-        return render(request, "members/invitation_closed.html", {"reason": error.message}, status=error.status)
+        return render(request, "organization/invitation_closed.html", {"reason": error.message}, status=error.status)
     request.session.pop(SESSION_INVITATION, None)
     request.session[SESSION_ORGANIZATION] = membership.organization_id
     messages.success(request, f"Welcome to {membership.organization.name}.")

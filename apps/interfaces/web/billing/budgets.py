@@ -99,7 +99,7 @@ def _page(request: OrganizationRequest, form: BudgetForm, labels: KeyLabelsForm)
         "may_manage": has_permission(request.membership.role, Permission.ORGANIZATION_MANAGE),
     }
     status = 422 if request.method == "POST" else 200
-    return render(request, "budgets/index.html", context, status=status)
+    return render(request, "billing/budgets.html", context, status=status)
 
 
 def _name(budget: Budget, names: dict[str, str]) -> str:

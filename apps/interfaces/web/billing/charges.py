@@ -35,7 +35,7 @@ def show(request: OrganizationRequest, reference: str) -> HttpResponse:
     elif charge.kind in ("inference", "storage"):
         hours = list_hours(organization=request.organization, charge=charge)
         context |= {"hours": hours[:_HOURS_SHOWN], "hours_quantity": sum(hour.quantity for hour in hours)}
-    return render(request, "charges/why.html", context)
+    return render(request, "billing/charge.html", context)
 
 
 def _job(organization: Organization, charge: Charge) -> dict[str, object]:

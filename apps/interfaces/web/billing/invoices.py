@@ -52,7 +52,7 @@ def show(request: OrganizationRequest) -> HttpResponse:
         "form": form,
         "may_manage": has_permission(request.membership.role, Permission.ORGANIZATION_MANAGE),
     }
-    return render(request, "invoices/index.html", context, status=422 if request.method == "POST" else 200)
+    return render(request, "billing/invoices.html", context, status=422 if request.method == "POST" else 200)
 
 
 @require_safe
@@ -63,7 +63,7 @@ def prices(request: OrganizationRequest) -> HttpResponse:
     groups = {"training": "GPU time", "inference": "Tokens", "warm": "Kept warm", "storage": "Storage"}
     grouped = [(title, [rule for rule in rules if rule.sku.startswith(f"{kind}:")]) for kind, title in groups.items()]
     context = {"groups": [group for group in grouped if group[1]], "minimum_seconds": MINIMUM_SECONDS}
-    return render(request, "invoices/prices.html", context)
+    return render(request, "billing/prices.html", context)
 
 
 @require_safe
@@ -87,7 +87,7 @@ def invoice(request: OrganizationRequest, invoice_id: str) -> HttpResponse:
         "labels": labels if {label for label, _ in labels} != {""} else [],
         "label_name": profile.chargeback_label,
     }
-    return render(request, "invoices/detail.html", context)
+    return render(request, "billing/invoice.html", context)
 
 
 @require_safe

@@ -64,7 +64,7 @@ def _page(
         .prefetch_related("refunds", "disputes")
         .order_by("-created_at")[:_PAYMENTS_SHOWN],
     }
-    return render(request, "billing/index.html", context, status=status)
+    return render(request, "billing/settings.html", context, status=status)
 
 
 def _initial(order: autorecharge.AutoRecharge) -> dict[str, object]:

@@ -138,7 +138,7 @@ def show(request: OrganizationRequest) -> HttpResponse:
         "previous": f"{address}&page={page.previous_page_number()}#ledger" if page.has_previous() else "",
         "next": f"{address}&page={page.next_page_number()}#ledger" if page.has_next() else "",
     }
-    return render(request, "usage/show.html", context)
+    return render(request, "billing/usage.html", context)
 
 
 @require_safe

@@ -33,7 +33,7 @@ def show(request: HttpRequest) -> HttpResponse:
         "step_runs": STEP_RUNS,
         "window_runs": WINDOW_RUNS,
     }
-    return render(request, "accuracy/public.html", context)
+    return render(request, "jobs/accuracy.html", context)
 
 
 def _pool(row: PoolAccuracy) -> dict[str, object]:

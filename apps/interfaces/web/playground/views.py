@@ -77,7 +77,7 @@ def show(request: OrganizationRequest) -> HttpResponse:
         "may_save": has_permission(request.membership.role, Permission.DATASET_WRITE),
         "may_train": has_permission(request.membership.role, Permission.JOB_WRITE),
     }
-    return render(request, "playground/show.html", context)
+    return render(request, "adapters/playground.html", context)
 
 
 @never_cache

@@ -32,7 +32,7 @@ def context(request: HttpRequest) -> dict[str, object]:
     organization = getattr(request, "organization", None)
     return {
         "theme": theme_of(request),
-        "frame": "shell.html" if is_signed_in else "solo.html",
+        "frame": "layouts/shell.html" if is_signed_in else "layouts/solo.html",
         "mail_folder": settings.MAIL_FOLDER,
         "organization": organization,
         "membership": getattr(request, "membership", None),

@@ -45,7 +45,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
         context |= _figures(request.organization) | _attention(request.organization) | _adapters(request.organization)
         context["may_write_files"] = has_permission(request.membership.role, Permission.DATASET_WRITE)
         context["start"] = None if jobs.exists() else _start(request.organization, may_train)
-    response = render(request, "overview/index.html" + ("#running" if request.htmx else ""), context)
+    response = render(request, "shell/overview.html" + ("#running" if request.htmx else ""), context)
     patch_vary_headers(response, ["HX-Request"])
     return response
 

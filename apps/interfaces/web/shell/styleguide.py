@@ -54,7 +54,7 @@ class SampleForm(forms.Form):
 def show(request: HttpRequest) -> HttpResponse:
     """Render the style guide for developers and operators; raise 404 for anyone else."""
     _require_access(request)
-    return render(request, "styleguide/show.html", _forms() | _charts() | _domain() | _lists())
+    return render(request, "shell/styleguide/show.html", _forms() | _charts() | _domain() | _lists())
 
 
 @require_safe

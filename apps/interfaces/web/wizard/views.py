@@ -59,7 +59,7 @@ _STEP_OF_PARAM = {
 }
 _CONTINUED_SHOWN = 20
 # The parts that htmx asks for by target: the price alone, or the price with its table.
-_PARTS = {"price-live": "wizard/quote.html", "compute-live": "wizard/live.html"}
+_PARTS = {"price-live": "wizard/live/method.html", "compute-live": "wizard/live/compute.html"}
 
 
 @never_cache
