@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -198,7 +198,7 @@ def find_bad_numbers(weights: Path, header: SafetensorsHeader, config: dict[str,
     return problems
 
 
-def _find_largest(file: Any, dtype: str, items: int) -> float:
+def _find_largest(file: BinaryIO, dtype: str, items: int) -> float:
     """Return the largest magnitude of the next `items` numbers; infinite if one is not finite.
 
     Without the sign, the bit pattern of a float grows with its value, and NaN and infinity come last.

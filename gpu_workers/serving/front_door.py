@@ -9,8 +9,7 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import msgspec
 from aiohttp import ClientError, ClientResponse, web
@@ -112,13 +111,13 @@ class FrontDoor:
         if not self._is_authorized(request.headers.get("Authorization", "")):
             return _refuse(401, "invalid_token", "The replica token is missing or wrong.")
         try:
-            body = _read_body(await request.read())
+            model, body = _read_body(await request.read())
         except web.HTTPRequestEntityTooLarge:
             return _refuse(413, "request_too_large", f"The body may have at most {MAX_BODY_BYTES} bytes.")
         except ValueError as error:
             return _refuse(400, "invalid_request", str(error))
-        refusal = self._check_model(body["model"])
-        return refusal if refusal is not None else await self._serve(request, body)
+        refusal = self._check_model(model)
+        return refusal if refusal is not None else await self._serve(request, model, body)
 
     def _is_authorized(self, header: str) -> bool:
         scheme, _, token = header.partition(" ")
@@ -136,23 +135,22 @@ class FrontDoor:
             return _refuse(503, "model_loading", "The adapter is being loaded.")
         return _refuse(404, "model_not_found", "The model is not served by this replica.")
 
-    async def _serve(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        model = body["model"]
+    async def _serve(self, request: web.Request, model: str, body: Mapping[str, object]) -> web.StreamResponse:
         if model == self._base_served_name:
-            return await self._forward(request, body)
+            return await self._forward(request, model, body)
         try:
             async with self._lease.hold(model):
-                return await self._forward(request, body)
+                return await self._forward(request, model, body)
         except SlotsBusy as busy:
             return _refuse(503, "replica_busy", f"The replica is busy: {busy}.")
 
-    async def _forward(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    async def _forward(self, request: web.Request, model: str, body: Mapping[str, object]) -> web.StreamResponse:
         fields = {name: value for name, value in body.items() if name in _FIELDS[request.path]}
         request_id = request.headers.get("X-Request-Id", "")
         headers = {"X-Request-Id": request_id} if _REQUEST_ID.fullmatch(request_id) else {}
-        self._note_use(body["model"])
+        self._record_use(model)
         self._begun += 1
-        self._under_way[body["model"]] += 1
+        self._under_way[model] += 1
         try:
             async with self._engine.open_answer(request.path, msgspec.json.encode(fields), headers) as answer:
                 if answer.status != 200:
@@ -161,11 +159,11 @@ class FrontDoor:
         except (EngineDown, ClientError, TimeoutError):
             return _refuse(503, "replica_not_ready", "The replica's engine does not answer.")
         finally:
-            self._note_use(body["model"])
-            self._under_way[body["model"]] -= 1
+            self._record_use(model)
+            self._under_way[model] -= 1
             self._ended += 1
 
-    def _note_use(self, model: str) -> None:
+    def _record_use(self, model: str) -> None:
         self._last_used_at[model] = time.monotonic()
 
     async def _explain(self, answer: ClientResponse) -> web.Response:
@@ -205,17 +203,18 @@ async def _relay(request: web.Request, answer: ClientResponse) -> web.StreamResp
     return response
 
 
-def _read_body(data: bytes) -> dict[str, Any]:
-    """Return the request as an object with a usable `model`; raises ValueError with the reason."""
+def _read_body(data: bytes) -> tuple[str, dict[str, object]]:
+    """Return the model that a request names, and the whole request; raises ValueError with the reason."""
     try:
         body = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError):
         raise ValueError("The body is not valid JSON.") from None
     if not isinstance(body, dict):
         raise ValueError("The body must be a JSON object.")
-    if not isinstance(body.get("model"), str) or not body["model"]:
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
         raise ValueError("'model' must name a model.")
-    return body
+    return model, body
 
 
 def _refuse(status: int, code: str, message: str) -> web.Response:

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import peft
 import torch
@@ -43,7 +42,7 @@ def adapter_tensors(
     return {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in sorted(state.items())}
 
 
-def adapter_config(spec: RunSpec) -> dict[str, Any]:
+def adapter_config(spec: RunSpec) -> dict[str, object]:
     """Return the config built key by key from the recipe, not the one that a library writes."""
     hyperparameters = spec.hyperparameters
     return {
