@@ -144,7 +144,7 @@ def test_every_file_and_lock_that_is_mounted_copied_or_built_exists() -> None:
     root = DEPLOY.parent
     copied = re.findall(
         r"^COPY (?!--from)(?:--chown=\S+ )?(\S+)",
-        "".join(p.read_text() for p in DEPLOY.glob("*.Dockerfile")),
+        "".join(p.read_text() for p in DEPLOY.glob("images/*.Dockerfile")),
         re.MULTILINE,
     )
     mounted = [v.split(":")[0] for s in SERVICES.values() for v in s.get("volumes", []) if v.startswith("./")]

@@ -16,7 +16,7 @@ from scripts.processes import PROGRAMS, REPOSITORY
 
 DEPLOY = REPOSITORY / "deploy"
 DEMO: dict[str, Any] = yaml.safe_load((DEPLOY / "demo.compose.yaml").read_text())["services"]["demo"]
-DOCKERFILE = (DEPLOY / "demo.Dockerfile").read_text()
+DOCKERFILE = (DEPLOY / "images/demo.Dockerfile").read_text()
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 FROM python:3.11-slim-bookworm
 RUN apt-get update && apt-get install -y --no-install-recommends gcc g++ libc6-dev && rm -rf /var/lib/apt/lists/*
 RUN useradd --system --uid 10001 --home-dir /var/lib/anneal --create-home anneal
-COPY requirements/engines-gpu.lock /engines-gpu.lock
+COPY requirements/engines/engines-gpu.lock /engines-gpu.lock
 RUN python -m venv /venv && /venv/bin/pip install --no-cache-dir --no-deps --require-hashes -r /engines-gpu.lock
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 ANNEAL_HOME=/var/lib/anneal HF_HOME=/var/lib/anneal/huggingface
 WORKDIR /srv/anneal
