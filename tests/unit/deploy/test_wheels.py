@@ -21,7 +21,7 @@ from scripts.dependencies.lock import (
 from scripts.installation.packages import WITHOUT_HASHES as WITHOUT_PIP_HASHES
 
 WHEELS: dict[str, list[str]] = json.loads((REQUIREMENTS / "wheels.json").read_text())
-DOCKERFILES = "".join(path.read_text() for path in (REQUIREMENTS.parent / "deploy").glob("*.Dockerfile"))
+DOCKERFILES = "".join(path.read_text() for path in (REQUIREMENTS.parent / "deploy/images").glob("*.Dockerfile"))
 
 
 def is_installable(wheels: list[str], python: str, architecture: str) -> bool:
@@ -73,7 +73,7 @@ def test_wheels_of_older_pythons_of_another_processor_or_of_a_newer_system_do_no
 def test_every_line_of_every_lock_has_hashes_but_that_of_pytorchs_own_index() -> None:
     without = {
         (path.name, line)
-        for path in REQUIREMENTS.glob("*.lock")
+        for path in REQUIREMENTS.rglob("*.lock")
         for line in path.read_text().splitlines()
         if not line.startswith("#") and not re.fullmatch(r"[A-Za-z0-9._-]+==\S+( --hash=sha256:[0-9a-f]{64})+", line)
     }
