@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from apps.contracts.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import RunSpec
-from gpu_workers.serving.adapter_store import find_bad_numbers, read_header
+from gpu_workers.serving.adapters.store import find_bad_numbers, read_header
 from gpu_workers.train.failures import TrainingFailed
 
 

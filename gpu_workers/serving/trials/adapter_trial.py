@@ -7,7 +7,7 @@ import msgspec
 
 from apps.contracts.parity import ParityResult, problem_of
 from gpu_workers.engine.client import Canary, EngineClient, EngineRefused
-from gpu_workers.serving.parity_check import CannotSay, Uncertifiable, measure
+from gpu_workers.serving.trials.parity_check import CannotSay, Uncertifiable, measure
 
 INVALID_NUMBERS = "The adapter gives invalid numbers."
 NOT_LOADABLE = "The engine could not load the adapter."

@@ -8,14 +8,14 @@ from pathlib import Path
 from apps.contracts.serving import DesiredAdapter, LoadState
 from gpu_workers.engine.client import LORA_NAME, Canary, EngineClient, EngineDown, EngineRefused
 from gpu_workers.engine.state import EnginePaths, EngineState, ReplicaBase, read_engine_state
-from gpu_workers.serving.adapter_store import AdapterRejected, AdapterStore, AdapterUnavailable, BaseIdentity
-from gpu_workers.serving.adapter_trial import NOT_LOADABLE, Verdict, try_adapter
-from gpu_workers.serving.canary_engine import CanaryEngine
-from gpu_workers.serving.front_door import FrontDoor
-from gpu_workers.serving.host_cache import HostCache
-from gpu_workers.serving.number_watch import NumberWatch
-from gpu_workers.serving.parity_check import CannotSay
-from gpu_workers.serving.trials import Trials
+from gpu_workers.serving.adapters.host_cache import HostCache
+from gpu_workers.serving.adapters.store import AdapterRejected, AdapterStore, AdapterUnavailable, BaseIdentity
+from gpu_workers.serving.traffic.front_door import FrontDoor
+from gpu_workers.serving.traffic.number_watch import NumberWatch
+from gpu_workers.serving.trials.adapter_trial import NOT_LOADABLE, Verdict, try_adapter
+from gpu_workers.serving.trials.canary_engine import CanaryEngine
+from gpu_workers.serving.trials.parity_check import CannotSay
+from gpu_workers.serving.trials.verdicts import Trials
 
 log = logging.getLogger("anneal.serving")
 

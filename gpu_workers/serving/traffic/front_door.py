@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import ClientError, ClientResponse, web
 
 from gpu_workers.engine.client import LORA_NAME, EngineClient, EngineDown
-from gpu_workers.serving.slot_lease import SlotLease, SlotsBusy
+from gpu_workers.serving.traffic.slot_lease import SlotLease, SlotsBusy
 
 log = logging.getLogger("anneal.front_door")
 

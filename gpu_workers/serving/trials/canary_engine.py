@@ -17,8 +17,8 @@ import msgspec
 from gpu_workers.common.private_files import write_private
 from gpu_workers.engine.client import Canary, EngineClient, EngineDown, EngineRefused
 from gpu_workers.engine.state import EnginePaths, EngineState, ReplicaBase, read_engine_state
-from gpu_workers.serving.adapter_trial import INVALID_NUMBERS, NOT_LOADABLE, Verdict, try_adapter
-from gpu_workers.serving.parity_check import CannotSay
+from gpu_workers.serving.trials.adapter_trial import INVALID_NUMBERS, NOT_LOADABLE, Verdict, try_adapter
+from gpu_workers.serving.trials.parity_check import CannotSay
 
 log = logging.getLogger("anneal.canary")
 
