@@ -1,4 +1,4 @@
-"""Fit the shared constants of `apps.estimates.physics.timing`: `python -m tests.bench.fit_timing` prints them.
+"""Fit the constants of `apps.estimates.physics.timing`: `python -m tests.bench.estimates.fit_timing` prints them.
 
 Coordinate descent on the mean absolute log error, each source weighing as the root of its rows, shrunk towards the
 literature's figures and within bounds that physics allows. `leave_one_out` fits without one source at a time: what the
@@ -17,7 +17,7 @@ from apps.estimates.physics.timing import Constants
 from apps.estimates.published import sources as published
 from apps.estimates.published.predictions import Prepared, prepare, seconds_per_token
 from apps.estimates.published.rows import TIME, Job, read_row
-from tests.bench.scored_rows import DATA
+from tests.bench.estimates.scored_rows import DATA
 
 # Where every fit starts: round figures from the literature, not from rows.
 START = Constants(

@@ -29,7 +29,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DEMO = ROOT / "demo"
 SHORT, LONG = "short", "long"
 AGAINST = ("trl", "trl-tuned", "trl-packed")
@@ -120,7 +120,7 @@ def _train(requests: list[dict[str, Any]], folder: Path, options: argparse.Names
     """Yield what the children print, as it comes."""
     path = folder / "requests.json"
     path.write_text(json.dumps(requests))
-    command = [str(options.python), "-m", "tests.bench.training_child", str(path)]
+    command = [str(options.python), "-m", "tests.bench.training.child", str(path)]
     environment = os.environ | {"OMP_NUM_THREADS": str(options.threads), "TOKENIZERS_PARALLELISM": "false"}
     with (folder / "errors.txt").open("w+") as errors:
         child = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)

@@ -1,6 +1,6 @@
 """The usual way, for comparison: `datasets.load_dataset` and a batched `map` with the model's chat template.
 
-Run with the engines' Python: `ingest_datasets.py rows.jsonl MODEL_FOLDER`; prints one JSON object.
+Run with the engines' Python: `rival.py rows.jsonl MODEL_FOLDER`; prints one JSON object.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The list of rows that the estimates are scored on: `python -m tests.bench.scored_rows` writes it anew.
+"""The list of rows that the estimates are scored on: `python -m tests.bench.estimates.scored_rows` writes it anew.
 
 The rules are those of `apps.estimates.published.rows`. The list was committed before any constant was fitted, so that a
 later change of the rules shows as a change of the list.
@@ -12,8 +12,8 @@ import msgspec
 from apps.estimates.published import sources
 from apps.estimates.published.rows import Job, read_row
 
-DATA = Path(__file__).resolve().parents[2] / "apps" / "catalog" / "data"
-LIST = Path(__file__).parent / "data" / "scored_rows.json"
+DATA = Path(__file__).resolve().parents[3] / "apps" / "catalog" / "data"
+LIST = Path(__file__).with_name("scored_rows.json")
 
 
 def scored_rows() -> dict[str, dict[str, list[str]]]:
@@ -28,5 +28,4 @@ def scored_rows() -> dict[str, dict[str, list[str]]]:
 
 
 if __name__ == "__main__":
-    LIST.parent.mkdir(exist_ok=True)
     LIST.write_bytes(msgspec.json.format(msgspec.json.encode(scored_rows()), indent=1) + b"\n")

@@ -29,7 +29,7 @@ from apps.datasets.stream import CHUNK_BYTES
 from apps.datasets.token_counts import count_rows, measure_rows
 from apps.datasets.validation.validator import validate_file
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 MODEL = ROOT / "demo/base_model"
 BATCH_ROWS = 512
 TARGETS = {"validate_mb_per_s_core": 25.0, "ratio_bare": 0.8, "ratio_datasets": 1.2, "rss_mib": 400.0}
@@ -234,7 +234,7 @@ def datasets_side(python: Path, file: Path, folder: Path) -> dict[str, Any]:
     """Run load_dataset and map where `datasets` is installed, with an empty cache."""
     home = tempfile.mkdtemp(dir=folder)
     environment = {**os.environ, "HF_HOME": home, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true"}
-    script = Path(__file__).with_name("ingest_datasets.py")
+    script = Path(__file__).with_name("rival.py")
     return _last_json([str(python), str(script), str(file), str(MODEL)], environment)
 
 

@@ -1,6 +1,6 @@
 """The measured trainings, each in a process of its own, in the engines' environment: ours, plain TRL, and others.
 
-`python -m tests.bench.training_child REQUESTS.json`: prints one JSON object about the machine, then one a training.
+`python -m tests.bench.training.child REQUESTS.json`: prints one JSON object about the machine, then one a training.
 Every variant trains the same rows of the same model with the same batch, learning rate and number of steps.
 """
 
@@ -29,7 +29,7 @@ from gpu_workers.train.loop.callbacks import StopFlag
 from gpu_workers.train.loop.sft import build_trainer
 from gpu_workers.train.model.hardware import choose_engine, detect
 from gpu_workers.train.model.loading import load_model
-from tests.bench.training_meter import TARGETS, Meter, Request, held_out_loss
+from tests.bench.training.meter import TARGETS, Meter, Request, held_out_loss
 
 _RIVALS = ("unsloth", "axolotl")
 _TOLD = ("torch", "transformers", "peft", "trl", *_RIVALS)
@@ -81,7 +81,7 @@ def _apart(request: Request, folder: Path, *, has_cuda: bool) -> dict[str, Any] 
     if request.variant in _RIVALS:
         asked = folder / "request.json"
         asked.write_bytes(msgspec.json.encode(request))
-        command = [sys.executable, "-m", "tests.bench.training_rivals", str(asked), str(result), request.variant]
+        command = [sys.executable, "-m", "tests.bench.training.rivals", str(asked), str(result), request.variant]
         subprocess.run(command, stdout=sys.stderr, check=False)
     else:
         context = multiprocessing.get_context("spawn" if has_cuda else "fork")

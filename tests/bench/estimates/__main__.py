@@ -21,9 +21,9 @@ from apps.estimates.published import sources
 from apps.estimates.published.predictions import Prepared, known_bytes, prepare
 from apps.estimates.published.rows import MEMORY, TIME, Job, read_row
 from apps.estimates.score import cards, point_of, write_table
-from tests.bench import rivals
-from tests.bench.fit_timing import leave_one_out
-from tests.bench.scored_rows import DATA
+from tests.bench.estimates import rivals
+from tests.bench.estimates.fit_timing import leave_one_out
+from tests.bench.estimates.scored_rows import DATA
 
 
 def main() -> None:

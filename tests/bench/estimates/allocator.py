@@ -1,4 +1,4 @@
-"""What torch's caching allocator reserves when row lengths vary: `python -m tests.bench.allocator`.
+"""What torch's caching allocator reserves when row lengths vary: `python -m tests.bench.estimates.allocator`.
 
 Replays the large allocations of training steps (one row each, checkpointed, stock loss) against the allocator's rules:
 best fit among free blocks, blocks of more than 1 MiB split, neighbours merged within a segment only, new segments of a

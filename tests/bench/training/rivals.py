@@ -1,6 +1,6 @@
 """Unsloth's or Axolotl's training of the same rows, on a CUDA card where they are installed.
 
-`python -m tests.bench.training_rivals REQUEST.json RESULT.json NAME`. Each gets our token ids and labels, so that
+`python -m tests.bench.training.rivals REQUEST.json RESULT.json NAME`. Each gets our token ids and labels, so that
 nothing but the training differs, and its own documented settings otherwise.
 """
 
@@ -20,7 +20,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 
 from gpu_workers.train.data.encoding import encode_file, load_renderer  # noqa: E402
-from tests.bench.training_meter import TARGETS, Meter, Request, held_out_loss  # noqa: E402
+from tests.bench.training.meter import TARGETS, Meter, Request, held_out_loss  # noqa: E402
 
 
 def main(request: Request, result: Path) -> None:

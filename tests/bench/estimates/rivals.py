@@ -18,7 +18,7 @@ from apps.estimates.models.names import plain_name
 from apps.estimates.models.shapes import shape_of
 from apps.estimates.published.predictions import Prepared
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 FOLDER = REPOSITORY / ".anneal" / "bench-venv"
 LOCK = REPOSITORY / "requirements" / "bench.lock"
 ENGINES = REPOSITORY / ".venv-engines" / "bin" / "python"
