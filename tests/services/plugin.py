@@ -9,7 +9,7 @@ import pytest
 
 from scripts.embedded import ensure_running
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 _services = ExitStack()
 
 

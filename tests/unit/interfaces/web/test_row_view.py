@@ -5,7 +5,7 @@ import pytest
 from apps.contracts.chat import ChatRenderer, ChatRow, parse_row
 from apps.interfaces.web.datasets.row_view import RowView, row_view
 
-FOLDER = Path(__file__).resolve().parents[3] / "demo/base_model"
+FOLDER = Path(__file__).resolve().parents[4] / "demo/base_model"
 
 
 @pytest.fixture(scope="module")

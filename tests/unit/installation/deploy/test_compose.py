@@ -11,7 +11,7 @@ import yaml
 
 from scripts.processes import CONTAINER, PROGRAMS, Program
 
-DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
+DEPLOY = Path(__file__).resolve().parents[4] / "deploy"
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 IN_CONTAINERS = [program for program in PROGRAMS if not program.is_embedded_only]

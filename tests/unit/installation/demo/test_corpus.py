@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-DEMO = Path(__file__).parents[3] / "demo"
+DEMO = Path(__file__).parents[4] / "demo"
 PRETRAINING = DEMO / "pretraining"
 BENCHMARK = (DEMO / "banking77" / "train.csv", DEMO / "banking77" / "test.csv")
 

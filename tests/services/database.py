@@ -15,7 +15,7 @@ from django.conf import settings
 from django.core.management import call_command
 from django.db import connection
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 TEMPLATE, OWN = "template_anneal_", "test_anneal_"
 _LOCK = "SELECT pg_advisory_lock(hashtext('anneal test databases'))"
 _FIND = "SELECT datname FROM pg_database WHERE starts_with(datname, %s)"

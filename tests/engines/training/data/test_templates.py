@@ -23,7 +23,7 @@ from trl import SFTConfig, SFTTrainer
 from apps.contracts.chat import ChatRenderer, RowError, RowKind, TrainOn, parse_row, parse_row_as
 from apps.contracts.templating.environment import TEMPLATE_DATE
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 # The families of apps/catalog/data/models.json that TRL can mask. Mistral, SmolLM2, TinyLlama and Phi-4 are not among
 # them: TRL refuses assistant-only loss for their templates.

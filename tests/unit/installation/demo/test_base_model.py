@@ -11,7 +11,7 @@ from typing import Any
 
 import jinja2
 
-MODEL = Path(__file__).parents[3] / "demo" / "base_model"
+MODEL = Path(__file__).parents[4] / "demo" / "base_model"
 MESSAGES = [
     {"role": "system", "content": "Be kind."},
     {"role": "user", "content": "Hello\nthere {{ 1 }}"},
