@@ -17,8 +17,8 @@ from apps.estimates.physics.states import DTYPE_BYTES, quantized_linear, stored_
 class Constants(msgspec.Struct, frozen=True, kw_only=True):
     """Constants of the time model.
 
-    They are fitted on published rows by `python -m tests.bench.fit_timing`, which prints them. Each is a ratio to
-    physics or a host's time; none is specific to one GPU or publisher.
+    They are fitted on published rows by `python -m tests.bench.estimates.fit_timing`, which prints them. Each is a
+    ratio to physics or a host's time; none is specific to one GPU or publisher.
     """
 
     gemm: float = 0.85  # share of the best measured matrix product that a training job's products reach

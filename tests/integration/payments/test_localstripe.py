@@ -24,7 +24,7 @@ import stripe
 from apps.core.ids import new_id
 from apps.payments.stripe import gateway
 from apps.payments.stripe.errors import CardDeclined, StripeRefused
-from tests.ports import free_port
+from tests.services.ports import free_port
 
 pytestmark = pytest.mark.django_db
 FOLDER = Path(__file__).resolve().parents[3] / ".anneal/localstripe"

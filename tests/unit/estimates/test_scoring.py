@@ -10,7 +10,7 @@ from apps.estimates.accuracy import Point, accuracy
 from apps.estimates.models.names import gpu_key, plain_name
 from apps.estimates.physics.gpus import GIB
 from apps.estimates.published.rows import Excluded, Job, framework, read_row
-from tests.bench.scored_rows import LIST, scored_rows
+from tests.bench.estimates.scored_rows import LIST, scored_rows
 
 ROW = {
     "id": "x-1", "model": "Llama-3.1-8B", "method": "qlora", "rank": 16, "targets": "all linear", "seq_len": 2048,
