@@ -22,7 +22,7 @@ def list_sharing(*, organizations: Collection[str]) -> dict[str, str]:
     return dict(found.values_list("pk", "holder"))
 
 
-def get_share_holder(*, organization: Any) -> str:
+def get_share_holder(*, organization: Organization | str) -> str:
     """Return the share holder of an organization; return its own id if it is not visible."""
     organization_id = getattr(organization, "pk", organization)
     found = Organization.objects.filter(pk=organization_id).annotate(holder=Organization.share_holder_by())
@@ -30,7 +30,7 @@ def get_share_holder(*, organization: Any) -> str:
 
 
 @contextmanager
-def share_of(organization: Any) -> Iterator[list[str]]:
+def share_of(organization: Organization | str) -> Iterator[list[str]]:
     """Make all organizations that share with this one visible; yield their ids, including its own.
 
     Data read from the others may only be summed, never shown.
@@ -43,7 +43,7 @@ def share_of(organization: Any) -> Iterator[list[str]]:
         yield sorted(list_sharing(organizations=[organization_id]))
 
 
-def give_own_share(*, organization: Any) -> None:
+def give_own_share(*, organization: Organization | str) -> None:
     """Count the organization separately from now on."""
     organization_id = getattr(organization, "pk", organization)
     sharing = Organization.objects.filter(pk=organization_id, has_own_share=False)

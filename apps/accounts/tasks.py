@@ -9,5 +9,5 @@ from apps.core.database.clock import db_now
 
 
 @shared_task(name="accounts.sweep_expired_tokens", ignore_result=True)
-def sweep_tokens(**_: Any) -> None:
+def sweep_tokens(**_: object) -> None:
     sweep_expired_tokens(now=db_now())

@@ -28,13 +28,13 @@ class DomainError(Exception):
     type: ClassVar[str] = "invalid_request_error"
     is_retryable: ClassVar[bool] = False
 
-    def __init__(self, message: str, *, param: str | None = None, **data: Any) -> None:
+    def __init__(self, message: str, *, param: str | None = None, **data: object) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.data = data
 
-    def as_openai(self) -> dict[str, dict[str, Any]]:
+    def as_openai(self) -> dict[str, dict[str, object]]:
         """Return the body of OpenAI's error object, with extra data beside its four members."""
         body = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": body | self.data}

@@ -18,7 +18,7 @@ _SIGNED_IN_AT, _SEEN_AT = "signed_in_at", "operator_seen_at"
 _NOTED_EVERY_SECONDS = 60
 
 
-def note_sign_in(*, request: HttpRequest, **_: Any) -> None:
+def note_sign_in(*, request: HttpRequest, **_: object) -> None:
     """Store when this session began; receiver of Django's `user_logged_in`."""
     request.session[_SIGNED_IN_AT] = time.time()
 

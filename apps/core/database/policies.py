@@ -61,7 +61,7 @@ def refuse_unsafe_role() -> None:
         )
 
 
-def write_policies_after_migrate(**said: Any) -> None:
+def write_policies_after_migrate(**said: object) -> None:
     """Call `write_policies` after `migrate`. `flush` sends the same signal without a plan and changes no table."""
     if "plan" in said:
         write_policies()

@@ -8,15 +8,17 @@ apps/core/database/policies.py writes policies and grants after each migration f
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Self
 
 from django.db import connection, models, transaction
 
 from apps.core.database.policies import APP_ROLE, OWN_ORGANIZATION, SYSTEM_ROLE
 
+Row = models.Model | str | None  # a row or its id
+
 
 class OrganizationQuerySet(models.QuerySet):
-    def for_organization(self, organization: Any) -> Self:
+    def for_organization(self, organization: models.Model | str) -> Self:
         """Return only the organization's rows.
 
         This is a second check beside row-level security (see the module docstring).
@@ -38,7 +40,7 @@ class OrganizationModel(models.Model):
 
 
 @contextmanager
-def tenant(*, organization: Any = None, user: Any = None) -> Iterator[None]:
+def tenant(*, organization: Row = None, user: Row = None) -> Iterator[None]:
     """Run a transaction that sees one organization's rows and, for `user`, that person's own memberships."""
     with _acting(APP_ROLE, organization=_key(organization), user=_key(user)):
         yield
@@ -64,7 +66,7 @@ def all_tenants() -> Iterator[None]:
         yield
 
 
-def set_organization(organization: Any) -> None:
+def set_organization(organization: Row) -> None:
     """Set the organization for the rest of the current `tenant` block."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT set_config('anneal.organization', %s, true)", [_key(organization)])
@@ -99,5 +101,5 @@ def _assume(role: str, organization: str, user: str) -> None:
         )
 
 
-def _key(value: Any) -> str:
+def _key(value: Row) -> str:
     return "" if value is None else str(getattr(value, "pk", value))

@@ -14,12 +14,12 @@ may take an hour, and may call other services. They run under a claim that is re
 import datetime
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from django.conf import settings
-from django.db import transaction
-from django.db.models import F, Max, Window
+from django.db import models, transaction
+from django.db.models import F, Max, QuerySet, Window
 from django.db.models.functions import Greatest, RowNumber
 from django.utils.module_loading import import_string
 
@@ -43,7 +43,7 @@ _BACKOFF_DOUBLINGS = 12  # after these doublings the limit is reached
 _MAX_COUNTED = 30_000  # the maximum of its column
 
 
-def publish(*, topic: str, key: str, payload: dict[str, Any], organization: Any = None, lane: str = "") -> None:
+def publish(*, topic: str, key: str, payload: Mapping[str, object], organization: models.Model | str | None = None, lane: str = "") -> None:
     """Queue one effect with the current change. A repeated key is the same effect.
 
     The message waits for the turn of `organization`, in the topic's lane or in `lane`. The default organization is the
@@ -54,7 +54,7 @@ def publish(*, topic: str, key: str, payload: dict[str, Any], organization: Any 
         raise ValueError(f"no task for outbox topic {topic!r}")
     entry = settings.OUTBOX_TOPICS[topic]
     lane = lane or entry.lane
-    message = OutboxMessage(topic=topic, key=key, payload=payload, lane=lane, is_urgent=entry.is_urgent)
+    message = OutboxMessage(topic=topic, key=key, payload=dict(payload), lane=lane, is_urgent=entry.is_urgent)
     if organization is not None:
         message.share = getattr(organization, "pk", organization)
     OutboxMessage.objects.bulk_create([message], ignore_conflicts=True)
@@ -177,7 +177,7 @@ def _claim(pk: int) -> OutboxMessage | None:
         return message
 
 
-def _renew(mine: Any) -> None:
+def _renew(mine: QuerySet[OutboxMessage]) -> None:
     mine.update(next_attempt_at=Greatest(F("next_attempt_at"), db_now() + CLAIM))
 
 

@@ -295,7 +295,7 @@ def control_kind(field: BoundField) -> str:
 
 
 @register.simple_tag
-def control(field: BoundField, **attrs: Any) -> SafeString:
+def control(field: BoundField, **attrs: object) -> SafeString:
     """Render a field's widget with the class of its kind, or the given `class`; `data_x` becomes `data-x`."""
     widget = field.field.widget
     own = {name.replace("_", "-"): value for name, value in attrs.items() if value not in (None, "", False)}

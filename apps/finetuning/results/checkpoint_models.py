@@ -8,7 +8,7 @@ from typing import Any
 from django.db import transaction
 
 from apps.adapters.models import AdapterVersion
-from apps.adapters.operations import CHECKPOINT_MARK, model_name_of, publish_version
+from apps.adapters.operations import CHECKPOINT_MARK, NewVersion, model_name_of, publish_version
 from apps.contracts.runs import Method
 from apps.core.errors import InvalidState
 from apps.core.ids import ulid_of
@@ -85,10 +85,10 @@ def serve_checkpoint(*, organization: Any, checkpoint_id: str) -> AdapterVersion
         raise InvalidState("The engine cannot load what this job trains as an adapter: no checkpoint of it answers.")
     require_any_storage(organization=job.organization_id)
     manifest, prefix = _copy(checkpoint)
-    return publish_version(
+    new = NewVersion(
         organization=job.organization,
         base_model=job.base_model,
-        name=job.adapter_name,
+        adapter_name=job.adapter_name,
         suffix=job.suffix,
         source=checkpoint.pk,
         ulid=ulid_of(checkpoint.pk),
@@ -102,6 +102,7 @@ def serve_checkpoint(*, organization: Any, checkpoint_id: str) -> AdapterVersion
         metrics={name: value for name, value in checkpoint.metrics.items() if value is not None}
         | {"step": checkpoint.step},
     )
+    return publish_version(new)
 
 
 def _copy(checkpoint: Checkpoint) -> tuple[dict[str, Any], str]:
