@@ -6,10 +6,9 @@ therefore has no share of its own: it shares one with its founder's other such o
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from apps.accounts.models import Organization
-from apps.core.database.tenancy import all_tenants
+from apps.core.database.tenancy import all_tenants, id_of
 
 
 def list_sharing(*, organizations: Collection[str]) -> dict[str, str]:
@@ -24,7 +23,7 @@ def list_sharing(*, organizations: Collection[str]) -> dict[str, str]:
 
 def get_share_holder(*, organization: Organization | str) -> str:
     """Return the share holder of an organization; return its own id if it is not visible."""
-    organization_id = getattr(organization, "pk", organization)
+    organization_id = id_of(organization)
     found = Organization.objects.filter(pk=organization_id).annotate(holder=Organization.share_holder_by())
     return found.values_list("holder", flat=True).first() or organization_id
 
@@ -35,7 +34,7 @@ def share_of(organization: Organization | str) -> Iterator[list[str]]:
 
     Data read from the others may only be summed, never shown.
     """
-    organization_id = getattr(organization, "pk", organization)
+    organization_id = id_of(organization)
     if get_share_holder(organization=organization_id) == organization_id:
         yield [organization_id]
         return
@@ -45,7 +44,7 @@ def share_of(organization: Organization | str) -> Iterator[list[str]]:
 
 def give_own_share(*, organization: Organization | str) -> None:
     """Count the organization separately from now on."""
-    organization_id = getattr(organization, "pk", organization)
+    organization_id = id_of(organization)
     sharing = Organization.objects.filter(pk=organization_id, has_own_share=False)
     if sharing.exists():  # some database roles that get here may not write it, and never need to
         sharing.update(has_own_share=True)

@@ -1,7 +1,5 @@
 """Celery tasks of the accounts; each makes one call."""
 
-from typing import Any
-
 from celery import shared_task
 
 from apps.accounts.login.browser_tokens import sweep_expired_tokens

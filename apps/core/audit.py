@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable
 
-from django.db import connection, models
+from django.db import connection
 
+from apps.core.database.tenancy import Keyed, id_of
 from apps.core.http.origin import current
 from apps.core.models import AuditEntry
 
@@ -17,20 +18,20 @@ def require_transaction() -> None:
         raise NoTransaction("open a transaction first")
 
 
-def record(*, organization: models.Model | str | None, by: str, action: str, target: str, **details: object) -> None:
+def record(*, organization: Keyed | str | None, by: str, action: str, target: str, **details: object) -> None:
     """Append one entry. `by` is an actor such as `user_…`, `key_…`, `worker_…` or `system`; `target` is an id."""
     record_in_each(organizations=[organization], by=by, action=action, target=target, **details)
 
 
 def record_in_each(
-    *, organizations: Iterable[models.Model | str | None], by: str, action: str, target: str, **details: object
+    *, organizations: Iterable[Keyed | str | None], by: str, action: str, target: str, **details: object
 ) -> None:
     """Append the same entry to the logs of several organizations in one statement. None is the platform's log."""
     require_transaction()
     origin = current()
     AuditEntry.objects.bulk_create(
         AuditEntry(
-            organization_id=getattr(organization, "pk", organization),
+            organization_id=id_of(organization) or None,
             actor=by,
             action=action,
             target=target,

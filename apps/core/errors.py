@@ -28,7 +28,7 @@ class DomainError(Exception):
     type: ClassVar[str] = "invalid_request_error"
     is_retryable: ClassVar[bool] = False
 
-    def __init__(self, message: str, *, param: str | None = None, **data: object) -> None:
+    def __init__(self, message: str, *, param: str | None = None, **data: Any) -> None:
         super().__init__(message)
         self.message = message
         self.param = param

@@ -1,7 +1,5 @@
 """Celery tasks and outbox tasks of core."""
 
-from typing import Any
-
 from celery import shared_task
 
 from apps.core.database.clock import db_now

@@ -1,7 +1,6 @@
 """Queries on datasets: lists, one version, its rows, and the rows as a base model sees them."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 from django.db.models import BigIntegerField, Count, Exists, F, OuterRef, Q, QuerySet, Subquery, Sum

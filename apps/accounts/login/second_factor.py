@@ -5,7 +5,6 @@ it yet, so pages that demand one check the session too.
 """
 
 import base64
-from typing import Any
 
 from allauth.account.authentication import get_authentication_records
 from allauth.mfa.adapter import DefaultMFAAdapter

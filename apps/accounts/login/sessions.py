@@ -1,7 +1,6 @@
 """The age of a session: recent enough for a sensitive act, and not idle too long with an operator's rights."""
 
 import time
-from typing import Any
 
 from allauth.account.authentication import get_authentication_records
 from allauth.core.exceptions import ReauthenticationRequired

@@ -1,7 +1,6 @@
 """Errors of one row, with stable codes."""
 
 from enum import StrEnum
-from typing import Any
 
 
 class RowErrorCode(StrEnum):

@@ -8,7 +8,6 @@ effect, but Django writes all columns of a row that it saves.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 from django.apps import apps as django_apps
 from django.conf import settings

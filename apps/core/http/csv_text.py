@@ -3,7 +3,6 @@
 import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _ROWS_PER_CHUNK = 200

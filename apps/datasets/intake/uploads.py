@@ -9,7 +9,6 @@ import datetime
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import msgspec
 from django.conf import settings
@@ -18,6 +17,7 @@ from django.db.models import Sum
 
 from apps.accounts.models import Organization
 from apps.core import audit
+from apps.core.database.tenancy import id_of
 from apps.core.database.transitions import advance, try_advance
 from apps.core.errors import InvalidState, InvalidValue, NotFound
 from apps.core.ids import new_id
@@ -92,7 +92,7 @@ def create_upload(
     lock_storage(organization)
     require_storage(organization=organization, wanted_bytes=bytes)
     return Upload.objects.create(
-        organization_id=getattr(organization, "pk", organization),
+        organization_id=id_of(organization),
         filename=clean_filename(filename),
         purpose=purpose,
         bytes=bytes,

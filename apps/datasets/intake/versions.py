@@ -5,7 +5,6 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import msgspec
 from django.conf import settings
@@ -19,6 +18,7 @@ from apps.catalog.models import BaseModel
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.database.locks import lock
+from apps.core.database.tenancy import id_of
 from apps.core.database.transitions import advance
 from apps.core.errors import DomainError, InvalidState, InvalidValue, QuotaExceeded, Status
 from apps.core.ids import new_id
@@ -102,7 +102,7 @@ def create_version(
 def new_version(*, organization: Organization | str, arrival: Arrival) -> DatasetVersion:
     """Return an unsaved version with the object key for its bytes. Raises InvalidValue."""
     check_purpose(arrival.purpose)
-    organization_id = getattr(organization, "pk", organization)
+    organization_id = id_of(organization)
     version = DatasetVersion(
         pk=new_id("file", "-"),
         organization_id=organization_id,
@@ -210,7 +210,7 @@ def _register(version: DatasetVersion, stored: StoredObject, name: str, upload_i
     return _save_next(version, "dataset.uploaded", filename=version.filename, bytes=stored.bytes, sha256=stored.sha256)
 
 
-def _save_next(version: DatasetVersion, action: str, **details: Any) -> DatasetVersion:
+def _save_next(version: DatasetVersion, action: str, **details: object) -> DatasetVersion:
     """Number the version, save it and request its validation. The caller has serialized uploads."""
     version.number = (version.dataset.versions.aggregate(last=Max("number"))["last"] or 0) + 1
     version.save(force_insert=True)
