@@ -1,15 +1,16 @@
 """Celery and outbox tasks; each makes one or two calls into the domain."""
 
 import logging
-from typing import Any
 
 from celery import current_app, shared_task
 from django.db.models import Q
 
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.finetuning.jobs.control import pause_jobs_of, pause_jobs_of_budget
 from apps.finetuning.jobs.creation import admit_when_ready
+from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob, GpuPool
 from apps.finetuning.pools.accuracy import refresh_public_reports
 from apps.finetuning.pools.calibrations import refit_pools
@@ -20,26 +21,27 @@ from apps.finetuning.runs.stalls import end_stalled_runs
 from apps.finetuning.usage import storage
 
 logger = logging.getLogger(__name__)
-_ENDED = ("ready", "invalid", "deleted")  # states of a file whose validation is over
+# Of a file whose validation is over.
+_ENDED = (DatasetVersionStatus.READY, DatasetVersionStatus.INVALID, DatasetVersionStatus.DELETED)
 
 
 @shared_task(name="finetuning.reclaim_expired_leases")
-def reclaim(**_: Any) -> None:
+def reclaim(**_: object) -> None:
     reclaim_expired_leases()
     end_stalled_runs()
 
 
 @shared_task(name="finetuning.ring_doorbells")
-def ring_doorbells(**_: Any) -> None:
+def ring_doorbells(**_: object) -> None:
     """Wake every pool, so that a lost message costs only one period and idle workers show that they are alive."""
     for name in GpuPool.objects.values_list("name", flat=True):
         ring_doorbell(pool=name)
 
 
 @shared_task(name="finetuning.admit_waiting")
-def admit_waiting(**_: Any) -> None:
+def admit_waiting(**_: object) -> None:
     """Check waiting jobs whose files are validated by now: a message may be lost, and a large file is counted later."""
-    _admit(Q(training_file__status__in=_ENDED) | Q(validation_file__status="invalid"))
+    _admit(Q(training_file__status__in=_ENDED) | Q(validation_file__status=DatasetVersionStatus.INVALID))
 
 
 def admit_jobs_of_file(*, version_id: str) -> None:
@@ -49,7 +51,7 @@ def admit_jobs_of_file(*, version_id: str) -> None:
 
 def _admit(condition: Q) -> None:
     """Check each job separately: an error in one must not delay the others."""
-    waiting = FineTuningJob.objects.filter(condition, status="validating_files").order_by("created_at")
+    waiting = FineTuningJob.objects.filter(condition, status=JobStatus.VALIDATING_FILES).order_by("created_at")
     for job_id in waiting.values_list("pk", flat=True):
         try:
             admit_when_ready(job_id=job_id)
@@ -68,12 +70,12 @@ def pause_suspended(*, organization_id: str) -> None:
 
 
 @shared_task(name="finetuning.sample_storage")
-def sample_storage(**_: Any) -> None:
+def sample_storage(**_: object) -> None:
     storage.sample_storage(now=db_now())
 
 
 @shared_task(name="finetuning.learn_from_runs")
-def learn_from_runs(**_: Any) -> None:
+def learn_from_runs(**_: object) -> None:
     """Refit the pools' calibrations to finished runs, and refresh the public accuracy reports."""
     now = db_now()
     refit_pools(now=now)
@@ -81,7 +83,7 @@ def learn_from_runs(**_: Any) -> None:
 
 
 @shared_task(name="finetuning.sweep_checkpoints")
-def sweep(**_: Any) -> None:
+def sweep(**_: object) -> None:
     """Delete old checkpoints of ended jobs, and unused uploads of ended runs."""
     sweep_checkpoints(now=db_now())
     sweep_uploads(now=db_now())
