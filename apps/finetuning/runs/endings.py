@@ -7,7 +7,7 @@ import msgspec
 from django.db import transaction
 
 from apps.adapters.models import AdapterVersion
-from apps.adapters.operations import AdapterRejected, publish_version
+from apps.adapters.operations import AdapterRejected, NewVersion, publish_version
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.core.database.clock import db_now
@@ -102,10 +102,10 @@ def _discard_result(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now: 
 
 
 def _publish(job: FineTuningJob, run: Run, upload: RunUpload, outcome: wire.Succeeded) -> AdapterVersion:
-    return publish_version(
+    new = NewVersion(
         organization=job.organization,
         base_model=job.base_model,
-        name=job.adapter_name,
+        adapter_name=job.adapter_name,
         suffix=job.suffix,
         source=run.pk,
         ulid=ulid_of(job.pk),
@@ -127,6 +127,7 @@ def _publish(job: FineTuningJob, run: Run, upload: RunUpload, outcome: wire.Succ
         missing=find_missing(job, outcome),
         is_servable=msgspec.convert(job.hyperparameters, wire.Hyperparameters).is_servable,
     )
+    return publish_version(new)
 
 
 def _exports(run: Run, job: FineTuningJob, outcome: wire.Succeeded) -> list[dict[str, object]]:

@@ -220,7 +220,7 @@ def test_rows_that_the_models_template_refuses_are_left_out(floor, organization,
     fitting = validate_version(version_id=again.training_file_id, now=db_now())
     admit_waiting()
 
-    assert (fitting.rows, fitting.repair, fitting.layout["dropped"]) == (len(GOOD), "fit", 1)
+    assert (fitting.rows, fitting.repair, fitting.layout.dropped) == (len(GOOD), "fit", 1)
     again = reload(again)
     assert again.status == "queued" and again.estimate["cost_nano_p50"] == pytest.approx(told, rel=0.1)
 
