@@ -16,6 +16,7 @@ from demo.main_job import __main__ as command
 from demo.main_job import adapters, jobs, pauses, stages
 from demo.main_job import state as states
 from demo.main_job.adapters import serve
+from demo.main_job.answers import Billing, JobEstimate, JobMembers
 from demo.main_job.bills import bill_lines
 from demo.main_job.journey import train_and_serve
 from demo.main_job.platform import DemoFailed, Platform
@@ -226,7 +227,7 @@ def test_a_failure_that_another_job_would_repeat_ends_the_main_job_with_its_caus
     with pytest.raises(DemoFailed, match=rf"failed: It cannot be\. The platform suggests: Change it\. .*{hint}"):
         train()
 
-    assert len(scripted.jobs) == 1 and state["lora"] is None
+    assert len(scripted.jobs) == 1 and not state["lora"]
 
 
 def test_jobs_that_keep_failing_end_the_main_job(scripted: ScriptedPlatform, train: Train) -> None:
@@ -431,15 +432,26 @@ def test_an_engine_that_still_loads_is_waited_for_with_a_sentence(
 
 
 def test_the_bill_says_what_was_quoted_charged_and_returned() -> None:
-    job = {
-        "cost_usd": "0.0403",
-        "spend_cap_usd": "1.20",
-        "billed_gpu_seconds": 241.8,
-        "estimate": {"train_seconds_p10": 200.4, "train_seconds_p50": 230.0, "train_seconds_p90": 265.2},
-    }
-    bill = {"tokens_billed": 61_234, "inference_usd": "0.0012", "available_usd": "24.96", "held_usd": "0"}
+    job = JobMembers(
+        step=9,
+        pool="local-cpu",
+        queue_position=None,
+        waiting_reason=None,
+        cost_usd="0.0403",
+        spend_cap_usd="1.20",
+        billed_gpu_seconds=241.8,
+        estimate=JobEstimate(train_seconds_p10=200.4, train_seconds_p50=230.0, train_seconds_p90=265.2),
+    )
+    bill = Billing(
+        tokens_billed=61_234,
+        unrated_requests=0,
+        inference_usd="0.0012",
+        available_usd="24.96",
+        held_usd="0",
+        ledger_sum_nano=0,
+    )
 
-    lines = [text for _, text in bill_lines(job, bill | {"ledger_sum_nano": 0})]
+    lines = [text for _, text in bill_lines(job, bill)]
 
     assert lines == [
         "training was quoted at 230 s (200 to 265 s)",
@@ -458,7 +470,7 @@ def test_a_state_file_that_was_cut_off_counts_as_none(text: str, home: Path) -> 
     path.write_text(text)
 
     state = State(path)
-    assert state["lora"] is None
+    assert not state["lora"]
     state["lora"] = "ftjob-1"
 
     assert State(path)["lora"] == "ftjob-1"
