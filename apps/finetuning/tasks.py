@@ -8,8 +8,8 @@ from django.db.models import Q
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.datasets.lifecycle import DatasetVersionStatus
+from apps.finetuning.jobs.admission import admit_when_ready
 from apps.finetuning.jobs.control import pause_jobs_of, pause_jobs_of_budget
-from apps.finetuning.jobs.creation import admit_when_ready
 from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob, GpuPool
 from apps.finetuning.pools.accuracy import refresh_public_reports
@@ -108,7 +108,7 @@ def serve_named_checkpoint(*, key: str, payload: dict[str, str]) -> None:
         logger.info("%s is not served: %s", payload["checkpoint_id"], refused.message)
 
 
-def tell_adapter_checked(*, key: str, payload: dict[str, str]) -> None:
+def record_adapter_checked(*, key: str, payload: dict[str, str]) -> None:
     """Record the certification result in the job that made the version; outbox handler of `adapter.checked`."""
     record_certification_event(version_id=payload["version_id"])
 

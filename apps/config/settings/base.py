@@ -368,7 +368,7 @@ OUTBOX_HANDLERS = {
     "base_model.install": "apps.catalog.tasks.request_install",
     "adapter.published": "apps.serving.tasks.deploy",
     "checkpoint.named": "apps.finetuning.tasks.serve_named_checkpoint",
-    "adapter.checked": "apps.finetuning.tasks.tell_adapter_checked",
+    "adapter.checked": "apps.finetuning.tasks.record_adapter_checked",
     "upload.closed": "apps.datasets.tasks.delete_parts",
     "objects.delete": "apps.core.tasks.delete_objects",
     "payments.suspended": "apps.finetuning.tasks.pause_suspended",

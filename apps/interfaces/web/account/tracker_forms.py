@@ -5,7 +5,7 @@ from typing import Any
 
 from django import forms
 
-from apps.finetuning.recipes.requests import StoredRequest
+from apps.finetuning.recipes.stored_requests import StoredRequest
 from apps.finetuning.runs.trackers import NAMES
 
 
