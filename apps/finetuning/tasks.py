@@ -1,4 +1,4 @@
-"""Celery tasks and outbox handlers; each makes one or two calls into the domain."""
+"""Celery and outbox tasks; each makes one or two calls into the domain."""
 
 import logging
 
@@ -16,7 +16,6 @@ from apps.finetuning.pools.accuracy import refresh_public_reports
 from apps.finetuning.pools.calibrations import refit_pools
 from apps.finetuning.results.checkpoint_models import serve_checkpoint
 from apps.finetuning.results.retention import sweep_checkpoints, sweep_uploads
-from apps.finetuning.results.verdicts import record_certification_event
 from apps.finetuning.runs.leases import reclaim_expired_leases
 from apps.finetuning.runs.stalls import end_stalled_runs
 from apps.finetuning.usage import storage
@@ -36,7 +35,7 @@ def reclaim(**_: object) -> None:
 def ring_doorbells(**_: object) -> None:
     """Wake every pool, so that a lost message costs only one period and idle workers show that they are alive."""
     for name in GpuPool.objects.values_list("name", flat=True):
-        _ring(name)
+        ring_doorbell(pool=name)
 
 
 @shared_task(name="finetuning.admit_waiting")
@@ -45,9 +44,9 @@ def admit_waiting(**_: object) -> None:
     _admit(Q(training_file__status__in=_ENDED) | Q(validation_file__status=DatasetVersionStatus.INVALID))
 
 
-def admit_jobs_of_file(*, key: str, payload: dict[str, str]) -> None:
-    """Admit the jobs that waited for this file, or fail them; outbox handler of `dataset.validated`."""
-    _admit(Q(training_file=payload["version_id"]) | Q(validation_file=payload["version_id"]))
+def admit_jobs_of_file(*, version_id: str) -> None:
+    """Admit the jobs that waited for this file, or fail them."""
+    _admit(Q(training_file=version_id) | Q(validation_file=version_id))
 
 
 def _admit(condition: Q) -> None:
@@ -60,14 +59,14 @@ def _admit(condition: Q) -> None:
             logger.exception("job %s could not be admitted", job_id)
 
 
-def pause_over_budget(*, key: str, payload: dict[str, str]) -> None:
-    """Pause the running jobs of an exhausted budget; outbox handler, safe to repeat."""
-    pause_jobs_of_budget(budget_id=payload["budget_id"], now=db_now())
+def pause_over_budget(*, budget_id: str) -> None:
+    """Pause the running jobs of an exhausted budget. Safe to repeat."""
+    pause_jobs_of_budget(budget_id=budget_id, now=db_now())
 
 
-def pause_suspended(*, key: str, payload: dict[str, str]) -> None:
-    """Pause the running jobs of a suspended organization; outbox handler, safe to repeat."""
-    pause_jobs_of(organization_id=payload["organization_id"], now=db_now())
+def pause_suspended(*, organization_id: str) -> None:
+    """Pause the running jobs of a suspended organization. Safe to repeat."""
+    pause_jobs_of(organization_id=organization_id, now=db_now())
 
 
 @shared_task(name="finetuning.sample_storage")
@@ -90,30 +89,15 @@ def sweep(**_: object) -> None:
     sweep_uploads(now=db_now())
 
 
-def ring_doorbell(*, key: str, payload: dict[str, str]) -> None:
-    """Ring the pool's doorbell; outbox handler of `train.wake`."""
-    _ring(payload["pool"])
-
-
-def admit(*, key: str, payload: dict[str, str]) -> None:
-    """Admit the job if it is ready; outbox handler of `job.admit`."""
-    admit_when_ready(job_id=payload["job_id"])
-
-
-def serve_named_checkpoint(*, key: str, payload: dict[str, str]) -> None:
-    """Serve the checkpoint that a request named; outbox handler of `checkpoint.named`."""
+def serve_named_checkpoint(*, organization_id: str, checkpoint_id: str) -> None:
+    """Serve the checkpoint that a request named."""
     try:
-        serve_checkpoint(organization=payload["organization_id"], checkpoint_id=payload["checkpoint_id"])
+        serve_checkpoint(organization=organization_id, checkpoint_id=checkpoint_id)
     except DomainError as refused:  # deleted in the meantime, or without an adapter: a retry changes nothing
-        logger.info("%s is not served: %s", payload["checkpoint_id"], refused.message)
+        logger.info("%s is not served: %s", checkpoint_id, refused.message)
 
 
-def record_adapter_checked(*, key: str, payload: dict[str, str]) -> None:
-    """Record the certification result in the job that made the version; outbox handler of `adapter.checked`."""
-    record_certification_event(version_id=payload["version_id"])
-
-
-def _ring(pool: str) -> None:
+def ring_doorbell(*, pool: str) -> None:
     """Put one doorbell into the pool's queue unless it holds one; in a pool without a worker they would pile up.
 
     The message does not expire: only a consumer would notice the expiry, and it must wake the next consumer anyway.

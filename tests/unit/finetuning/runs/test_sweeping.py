@@ -39,7 +39,7 @@ def test_a_failed_jobs_checkpoint_goes_after_its_retention_and_not_before(floor,
     checkpoint.refresh_from_db()
     assert checkpoint.deleted_at is not None
     message = OutboxMessage.objects.get(key=f"delete:{checkpoint.pk}")
-    delete_objects(key=message.key, payload=message.payload)
+    delete_objects(**message.payload)
     assert list(store().list_objects(checkpoint.upload.object_prefix)) == []
 
 
@@ -81,7 +81,7 @@ def test_what_a_failed_run_uploaded_as_its_result_goes_and_its_checkpoint_stays(
     assert sweep_uploads(now=db_now()) == 1
     assert sweep_uploads(now=db_now()) == 0
     message = OutboxMessage.objects.get(key=f"delete:{result.pk}")
-    delete_objects(key=message.key, payload=message.payload)
+    delete_objects(**message.payload)
     assert list(store().list_objects(result.object_prefix)) == []
     kept = Checkpoint.objects.get().upload
     assert list(store().list_objects(kept.object_prefix)) and RunUpload.objects.get() == kept
