@@ -3,7 +3,25 @@
 Only the members that the main job reads are named. Amounts are decimal strings in dollars.
 """
 
+from enum import StrEnum
+
 import msgspec
+
+
+class JobStatus(StrEnum):
+    """Statuses of a fine-tuning job: OpenAI's, and the two of a pause."""
+
+    VALIDATING_FILES = "validating_files"
+    QUEUED = "queued"
+    RUNNING = "running"
+    PAUSING = "pausing"
+    PAUSED = "paused"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+JOB_ENDED = (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED)
 
 
 class JobEstimate(msgspec.Struct, frozen=True):

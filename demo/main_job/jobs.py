@@ -7,7 +7,7 @@ import msgspec
 import openai
 from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 
-from demo.main_job.answers import Billing, ErrorMembers, JobMembers, StepMetrics
+from demo.main_job.answers import JOB_ENDED, Billing, ErrorMembers, JobMembers, JobStatus, StepMetrics
 from demo.main_job.pauses import MIN_CAP_USD, resume
 from demo.main_job.platform import DemoFailed, Platform, extra, found, message_of
 from demo.main_job.quotes import trainer_hint, trainer_obstacle, wait_for_quote
@@ -38,7 +38,7 @@ def train(
             events = platform.openai.fine_tuning.jobs.list_events(job.id, limit=100)
             seen = next((event.id for event in events), "")
         job = follow(platform, stage, job.id, seen=seen)
-        if job.status == "succeeded":
+        if job.status == JobStatus.SUCCEEDED:
             return job
         reason = why_it_ended(job)
         if job.error and extra(job.error, ErrorMembers).blame == "customer" and job.error.code != "cannot_launch":
@@ -95,13 +95,13 @@ def follow(platform: Platform, stage: Stage, job_id: str, *, seen: str = "") -> 
         for event in _new_events(platform, job_id, seen):
             seen = event.id
             _show_event(stage, event)
-        if job.status in ("succeeded", "failed", "cancelled"):
+        if job.status in JOB_ENDED:
             return job
-        if job.status == "paused":
+        if job.status == JobStatus.PAUSED:
             resume(platform, stage, job, is_watched=quiet.is_begun)
         ours = extra(job, JobMembers)
-        process = CHECKS_FILES if job.status == "validating_files" else "trainer"
-        hint_after = RUNNING_HINT_SECONDS if job.status == "running" else HINT_SECONDS
+        process = CHECKS_FILES if job.status == JobStatus.VALIDATING_FILES else "trainer"
+        hint_after = RUNNING_HINT_SECONDS if job.status == JobStatus.RUNNING else HINT_SECONDS
         now = (job.status, ours.step, ours.queue_position, ours.waiting_reason, seen)
         quiet.see(now, hint_after=hint_after)
         if quiet.is_too_long:
@@ -135,18 +135,18 @@ def why_it_waits(platform: Platform, job: FineTuningJob) -> str:
     """Return why the job does not progress."""
     ours = extra(job, JobMembers)
     match job.status:
-        case "validating_files":
+        case JobStatus.VALIDATING_FILES:
             return f"The files are still being checked. The processes celery and {CHECKS_FILES} do that."
-        case "queued" if ours.waiting_reason:
+        case JobStatus.QUEUED if ours.waiting_reason:
             return f"The job is queued: {ours.waiting_reason}"
-        case "queued" if (ours.queue_position or 1) > 1:
+        case JobStatus.QUEUED if (ours.queue_position or 1) > 1:
             return f"The job is queued behind {(ours.queue_position or 1) - 1} other jobs of {ours.pool}."
-        case "queued" if ours.queue_position:
+        case JobStatus.QUEUED if ours.queue_position:
             return f"The job is queued. {trainer_hint(platform, job.training_file)}"
-        case "queued":
+        case JobStatus.QUEUED:
             why = f"It has no place in line, as happens while its organization is suspended. {platform.operator_hint}"
             return f"The job is queued. {trainer_obstacle(platform, job.training_file) or why}"
-        case "pausing":
+        case JobStatus.PAUSING:
             return "The trainer saves a checkpoint before the job pauses."
         case _:
             return "The trainer has reported nothing new for a while."
@@ -154,7 +154,7 @@ def why_it_waits(platform: Platform, job: FineTuningJob) -> str:
 
 def why_it_ended(job: FineTuningJob) -> str:
     """Return in plain words why a job has no adapter."""
-    if job.status == "cancelled":
+    if job.status == JobStatus.CANCELLED:
         return f"{job.id} was cancelled."
     error = extra(job.error, ErrorMembers) if job.error else ErrorMembers()
     cause, reported = error.cause or "", (job.error and job.error.message) or "the platform gives no cause"

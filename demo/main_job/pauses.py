@@ -6,7 +6,7 @@ from decimal import Decimal
 import openai
 from openai.types.fine_tuning import FineTuningJob
 
-from demo.main_job.answers import Billing, JobMembers
+from demo.main_job.answers import Billing, JobMembers, JobStatus
 from demo.main_job.platform import DemoFailed, Platform, extra, message_of
 from demo.main_job.stages import POLL_SECONDS, Stage
 
@@ -41,7 +41,7 @@ def resume(platform: Platform, stage: Stage, job: FineTuningJob, *, is_watched: 
     try:
         jobs.resume(job.id, extra_body=body)
     except openai.APIStatusError as refused:
-        if jobs.retrieve(job.id).status != "paused":
+        if jobs.retrieve(job.id).status != JobStatus.PAUSED:
             return  # a person resumed or cancelled it
         text = f"The job paused because {reason}, and it cannot continue: {message_of(refused)}"
         is_short = refused.code == "insufficient_quota" or refused.param == "budget.max_cost_usd"
@@ -63,7 +63,7 @@ def _is_resumed_by_a_person(platform: Platform, stage: Stage, job: FineTuningJob
     stage.line("job", f"A person paused the job. It continues in {seconds:.0f} s, or when you press Resume.")
     give_up_at = time.monotonic() + seconds
     while time.monotonic() < give_up_at:
-        if platform.openai.fine_tuning.jobs.retrieve(job.id).status != "paused":
+        if platform.openai.fine_tuning.jobs.retrieve(job.id).status != JobStatus.PAUSED:
             return True
         time.sleep(POLL_SECONDS)
     return False
