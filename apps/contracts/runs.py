@@ -308,10 +308,18 @@ class Failed(Outcome, frozen=True, kw_only=True, tag="failed"):
     log_tail: str = ""
 
 
+class StopReason(StrEnum):
+    """Why a worker stopped an attempt that it could have continued."""
+
+    CANCELLED = "cancelled"
+    PAUSED = "paused"
+    PREEMPTED = "preempted"
+
+
 class Stopped(Outcome, frozen=True, kw_only=True, tag="stopped"):
     """The attempt followed a request (cancel, pause, drain) and kept what it could."""
 
-    reason: str  # "cancelled" | "paused" | "preempted"
+    reason: str  # a StopReason; the training child, which does not know it, says "stopped"
     step: Steps = 0
 
 

@@ -183,10 +183,12 @@ def _set_aside(checkpoint: Checkpoint, now: datetime.datetime) -> None:
 
 
 def _finish_stopped(run: Run, job: FineTuningJob, outcome: wire.Stopped, now: datetime.datetime) -> None:
-    if job.cancel_requested_at and outcome.reason in ("cancelled", "paused"):  # the cancellation came after the pause
+    is_paused = outcome.reason == wire.StopReason.PAUSED
+    # The cancellation may come after the pause.
+    if job.cancel_requested_at and (is_paused or outcome.reason == wire.StopReason.CANCELLED):
         _end_run(run, RunStatus.CANCELLED, outcome, now)
         attempts.cancel_job(job=job, now=now)
-    elif outcome.reason == "paused" and job.pause_requested_at:
+    elif is_paused and job.pause_requested_at:
         _end_run(run, RunStatus.PAUSED, outcome, now)
         attempts.pause_job(job=job, now=now)
     else:
