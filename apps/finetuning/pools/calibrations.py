@@ -19,7 +19,7 @@ from apps.finetuning.pools.grid_points import observe_grid
 _GROWTH = 0.05
 
 
-class UnknownVersion(NotFound):
+class CalibrationNotFound(NotFound):
     """The pool has no calibration of this number."""
 
     code = "calibration_not_found"
@@ -79,10 +79,10 @@ def refit_pool(*, pool_id: str, now: datetime.datetime) -> CalibrationVersion | 
 
 @transaction.atomic
 def use_version(*, pool: GpuPool, number: int | None, by: str) -> None:
-    """Pin this version for quotes; None pins no calibration. Raises UnknownVersion."""
+    """Pin this version for quotes; None pins no calibration. Raises CalibrationNotFound."""
     version = None if number is None else pool.calibrations.filter(number=number).first()
     if number is not None and version is None:
-        raise UnknownVersion(f"{pool.name} has no calibration {number}.", param="number")
+        raise CalibrationNotFound(f"{pool.name} has no calibration {number}.", param="number")
     _choose(pool, version, pinned_at=db_now(), by=by, action="calibration.pinned")
 
 

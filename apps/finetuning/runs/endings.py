@@ -18,7 +18,7 @@ from apps.core.messages import outbox
 from apps.finetuning import events
 from apps.finetuning.lifecycle import NO_LEASE, RUN_TRANSITIONS, RunStatus
 from apps.finetuning.models import Checkpoint, FineTuningJob, Run, RunUpload
-from apps.finetuning.recipes.requests import stored_request
+from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.results.checkpoints import forget_checkpoints
 from apps.finetuning.results.missing_parts import find_missing, list_missing
 from apps.finetuning.runs import attempts, outcomes
@@ -184,10 +184,12 @@ def _set_aside(checkpoint: Checkpoint, now: datetime.datetime) -> None:
 
 
 def _finish_stopped(run: Run, job: FineTuningJob, outcome: wire.Stopped, now: datetime.datetime) -> None:
-    if job.cancel_requested_at and outcome.reason in ("cancelled", "paused"):  # the cancellation came after the pause
+    is_paused = outcome.reason == wire.StopReason.PAUSED
+    # The cancellation may come after the pause.
+    if job.cancel_requested_at and (is_paused or outcome.reason == wire.StopReason.CANCELLED):
         _end_run(run, RunStatus.CANCELLED, outcome, now)
         attempts.cancel_job(job=job, now=now)
-    elif outcome.reason == "paused" and job.pause_requested_at:
+    elif is_paused and job.pause_requested_at:
         _end_run(run, RunStatus.PAUSED, outcome, now)
         attempts.pause_job(job=job, now=now)
     else:

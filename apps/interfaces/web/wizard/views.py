@@ -24,12 +24,13 @@ from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.datasets.operations import request_count
 from apps.datasets.queries import list_versions
-from apps.finetuning.jobs.creation import JobRequest, create_job
+from apps.finetuning.jobs.creation import create_job
+from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotes.options import PoolQuote
 from apps.finetuning.recipes.limits import TrainingKind, kind_of
-from apps.finetuning.recipes.requests import stored_request
 from apps.finetuning.recipes.start_points import find_start_point
+from apps.finetuning.recipes.stored_requests import stored_request
 from apps.interfaces.web.account.tracker_forms import trackers_given
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.wizard.after_training_forms import given_of

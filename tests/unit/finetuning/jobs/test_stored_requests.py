@@ -4,7 +4,13 @@ import msgspec
 import pytest
 
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.recipes.requests import Integration, StartFrom, StoredRequest, TrackerProject, stored_request
+from apps.finetuning.recipes.stored_requests import (
+    Integration,
+    StartFrom,
+    StoredRequest,
+    TrackerProject,
+    stored_request,
+)
 
 
 def test_a_stored_request_is_read_as_it_was_written():
