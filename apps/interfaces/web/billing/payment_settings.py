@@ -25,7 +25,7 @@ from apps.interfaces.web.shell.access import organization_view
 from apps.payments import autorecharge
 from apps.payments.customers import get_customer
 from apps.payments.dunning import owed_nano
-from apps.payments.models import HostedPage, Standing, TopUp
+from apps.payments.models import HostedPage, PageKind, Standing, TopUp
 from apps.payments.stripe import gateway
 from apps.payments.topups import request_page, request_topup
 
@@ -95,7 +95,8 @@ def top_up(request: HttpRequest, organization: Organization, membership: Members
 def leave_card(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
     """Request a page to save a card for later."""
     _refuse_without_payments()
-    return redirect("web:billing_page", request_page(organization=organization, kind="card", by=membership.user_id).pk)
+    page = request_page(organization=organization, kind=PageKind.CARD, by=membership.user_id)
+    return redirect("web:billing_page", page.pk)
 
 
 @require_POST
@@ -104,7 +105,7 @@ def open_portal(request: HttpRequest, organization: Organization, membership: Me
     """Request a visit to Stripe's portal: cards, address, tax ids, invoices."""
     _refuse_without_payments()
     return redirect(
-        "web:billing_page", request_page(organization=organization, kind="portal", by=membership.user_id).pk
+        "web:billing_page", request_page(organization=organization, kind=PageKind.PORTAL, by=membership.user_id).pk
     )
 
 
