@@ -24,7 +24,7 @@ from apps.interfaces.web.shell.access import OrganizationRequest, organization_v
 from apps.payments import autorecharge
 from apps.payments.customers import get_customer
 from apps.payments.dunning import owed_nano
-from apps.payments.models import HostedPage, Standing, TopUp
+from apps.payments.models import HostedPage, PageKind, Standing, TopUp
 from apps.payments.stripe import gateway
 from apps.payments.topups import request_page, request_topup
 
@@ -97,7 +97,7 @@ def leave_card(request: OrganizationRequest) -> HttpResponse:
     _refuse_without_payments()
     return redirect(
         "web:billing_page",
-        request_page(organization=request.organization, kind="card", by=request.membership.user_id).pk,
+        request_page(organization=request.organization, kind=PageKind.CARD, by=request.membership.user_id).pk,
     )
 
 
@@ -108,7 +108,7 @@ def open_portal(request: OrganizationRequest) -> HttpResponse:
     _refuse_without_payments()
     return redirect(
         "web:billing_page",
-        request_page(organization=request.organization, kind="portal", by=request.membership.user_id).pk,
+        request_page(organization=request.organization, kind=PageKind.PORTAL, by=request.membership.user_id).pk,
     )
 
 
