@@ -137,7 +137,7 @@ async def _meter(world: World, home: Path, seconds: float) -> tuple[int, float]:
     from apps.core.errors import Unavailable
     from apps.core.ids import new_id
     from apps.interfaces.gateway.database import Database
-    from apps.interfaces.gateway.engines.chunks import Meter
+    from apps.interfaces.gateway.engines.meter import Meter
     from apps.interfaces.gateway.engines.routes import Price, Prices
     from apps.interfaces.gateway.metering.recorder import Recorder
     from apps.interfaces.gateway.metering.spending_slices import SpendingSlices

@@ -57,7 +57,7 @@ class GatewayProcess:
             "--loop",
             "uvloop",
             "--http",
-            "apps.interfaces.gateway.http.connections:Connection",
+            "apps.interfaces.gateway.http.connections:GatewayConnection",
             "--no-access-log",
         ]
         command += ["--log-level", "warning"]

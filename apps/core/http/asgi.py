@@ -61,6 +61,10 @@ class TooSlow(DomainError):
     is_retryable = True
 
 
+class ClientGone(Exception):
+    """The client closed the connection before its answer was complete, or reads none of it."""
+
+
 class ServerFault(DomainError):
     """A bug or a broken dependency. The message reveals no internals."""
 

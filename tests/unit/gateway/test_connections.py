@@ -10,7 +10,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from apps.core.http.connections import MAX_AHEAD
-from apps.interfaces.gateway.http.connections import Connection
+from apps.interfaces.gateway.http.connections import GatewayConnection
 
 
 class Transport:
@@ -45,7 +45,9 @@ def events_of(request: bytes) -> list[bytes | str]:
 
     async def scenario() -> list[bytes | str]:
         transport, state = Transport(), ServerState()
-        connection = Connection(Config(answer, lifespan="off", log_config=None), state, {}, asyncio.get_running_loop())
+        connection = GatewayConnection(
+            Config(answer, lifespan="off", log_config=None), state, {}, asyncio.get_running_loop()
+        )
         connection.connection_made(transport)
         connection.data_received(request)
         while state.tasks:
@@ -179,14 +181,14 @@ async def connected(application, **options):
     """Give a connection and its socket; what the application still does at the end of the block is waited for."""
     config = Config(application, lifespan="off", log_config=None, **options)
     socket, state = Socket(), ServerState()
-    connection = Connection(config, state, {}, asyncio.get_running_loop())
+    connection = GatewayConnection(config, state, {}, asyncio.get_running_loop())
     connection.connection_made(socket)
     yield connection, socket
     connection.connection_lost(None)
     await asyncio.gather(*state.tasks)
 
 
-async def answered(connection: Connection) -> None:
+async def answered(connection: GatewayConnection) -> None:
     """Wait until the first request is answered, and no longer: what is sent with it is not sent yet."""
     while connection.server_state.total_requests == 0:
         await asyncio.sleep(0)
@@ -384,7 +386,7 @@ def test_a_connection_is_closed_when_nothing_came_for_long_and_not_before():
             await settle()
             assert socket.events[-1] == "close"
 
-    async def asked(connection: Connection, data: bytes) -> None:
+    async def asked(connection: GatewayConnection, data: bytes) -> None:
         connection.data_received(data)
         await settle()
 

@@ -4,7 +4,7 @@ import pytest
 
 from apps.core.errors import RateLimited
 from apps.interfaces.gateway.admission import limits as limiting
-from apps.interfaces.gateway.admission.limits import MAX_ENGINE_FAILURES, Limits, OpenRequests, Rates, duration
+from apps.interfaces.gateway.admission.limits import MAX_ENGINE_FAILURES, OpenRequests, OwnerLimits, Rates, duration
 
 
 @pytest.fixture
@@ -16,8 +16,8 @@ def clock(monkeypatch):
     return Clock
 
 
-def limits_of(owner_id: str, **limits: int | None) -> Limits:
-    return Limits(owner_id=owner_id, owner="Your organization", **limits)
+def limits_of(owner_id: str, **limits: int | None) -> OwnerLimits:
+    return OwnerLimits(owner_id=owner_id, owner="Your organization", **limits)
 
 
 def test_a_minutes_requests_pass_and_the_next_waits_for_its_turn(clock):

@@ -34,7 +34,7 @@ class Broken(Exception):
     """The connection ended, fell silent or broke HTTP before the answer was complete."""
 
 
-class Answer:
+class EngineResponse:
     """The status and body of one answer. Close it: closing before the end stops the engine."""
 
     __slots__ = ("_connection", "status")
@@ -67,7 +67,7 @@ class Answer:
         self._connection.let_go()
 
 
-class Replica:
+class ReplicaClient:
     """The connections to one replica, at `unix:///path` or `http(s)://host:port`. Use inside one event loop.
 
     If `rules` are given, no connection is made to an address that they refuse. Host names are resolved for each
@@ -86,7 +86,7 @@ class Replica:
         self._idle: deque[_Connection] = deque()
         self._openings: dict[tuple[str, str], bytes] = {}
 
-    async def post(self, path: str, *, token: str, request_id: str, body: bytes) -> Answer:
+    async def post(self, path: str, *, token: str, request_id: str, body: bytes) -> EngineResponse:
         """Send the request; return its answer once the status is known. Raises Unreachable, Broken."""
         opening = self._openings.get((path, token)) or self._open(path, token)
         content = b"%bX-Request-Id: %b\r\nContent-Length: %d\r\n\r\n%b" % (
@@ -183,7 +183,7 @@ class _Connection(asyncio.Protocol):
 
     # --- Called for a request.
 
-    async def send(self, content: bytes) -> Answer:
+    async def send(self, content: bytes) -> EngineResponse:
         """Send the request; return its answer. Raises Broken."""
         assert self._transport is not None
         self.has_answered = self._is_whole = False
@@ -194,7 +194,7 @@ class _Connection(asyncio.Protocol):
         except BaseException:
             self.abort()  # no other code holds this connection yet
             raise
-        return Answer(self, self._parser.get_status_code())
+        return EngineResponse(self, self._parser.get_status_code())
 
     async def read(self) -> bytes:
         """Return the bytes received, waiting if there are none yet. Raises Broken."""

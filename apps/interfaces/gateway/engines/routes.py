@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from django.db import connection, transaction
 
 from apps.adapters.operations import CHECKPOINT_MARK
+from apps.adapters.queries import ModelNotFound
 from apps.catalog.queries import list_all_active_prices
 from apps.core.database.clock import db_now
 from apps.core.errors import Unavailable
 from apps.finetuning.results.checkpoint_models import request_model
 from apps.interfaces.gateway.database import DATABASE_ERRORS, Database
-from apps.interfaces.gateway.errors import ModelNotFound, PriceNotSet
+from apps.interfaces.gateway.errors import PriceNotSet
 from apps.interfaces.gateway.http.bodies import largest_body
 from apps.serving.placements import note_requests
 from apps.serving.queries import AliasRoute, Route, list_alias_routes, list_routes
@@ -145,7 +146,7 @@ class Routes:
         Raises ModelNotFound.
         """
         route = self._visible(self._resolve_alias(model_name, organization_id), organization_id)
-        if route is None:
+        if route is None:  # unknown or another organization's: no name in the message, so both answers are identical
             raise ModelNotFound(
                 "The model does not exist or you do not have access to it. GET /v1/models lists yours.", param="model"
             )

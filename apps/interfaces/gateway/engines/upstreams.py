@@ -8,7 +8,7 @@ import asyncio
 import logging
 import re
 from contextlib import suppress
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 
@@ -18,12 +18,12 @@ from apps.interfaces.gateway.engines.chunks import (
     DONE,
     EngineChunk,
     EngineFault,
-    Meter,
     SseParser,
     decode_chunk,
     decode_chunks,
 )
-from apps.interfaces.gateway.engines.engine_http import Answer, Broken, Replica, Unreachable
+from apps.interfaces.gateway.engines.engine_http import Broken, EngineResponse, ReplicaClient, Unreachable
+from apps.interfaces.gateway.engines.meter import Meter
 from apps.interfaces.gateway.errors import ContextLengthExceeded, EngineError, RequestFailed, UnsupportedParameter
 from apps.interfaces.gateway.fair_queue import Breaker, FairQueue
 from apps.interfaces.gateway.requests.schema import EngineRequest
@@ -55,7 +55,7 @@ class TryAnother(Exception):
         self.is_unreached, self.is_busy, self.is_down = is_unreached, is_busy, is_down
 
 
-class Progress(msgspec.Struct):
+class CallProgress(msgspec.Struct):
     """How far a request got. `is_sent`: an engine has seen it and may have worked on it before counting a token."""
 
     is_sent: bool = False
@@ -70,7 +70,7 @@ class Call(msgspec.Struct, frozen=True):
     cache_salt: str
     request_id: str
     meter: Meter
-    progress: Progress
+    progress: CallProgress
 
 
 class Upstreams:
@@ -78,7 +78,7 @@ class Upstreams:
         self._addresses = addresses
         self.turns = FairQueue(places=places_per_replica)
         self._breaker = Breaker()
-        self._replicas: dict[str, Replica] = {}
+        self._replicas: dict[str, ReplicaClient] = {}
 
     async def begin(self, route: Route, call: Call) -> "EngineAnswer":
         """Return the answer of the first replica that gives one, with its first token.
@@ -124,7 +124,7 @@ class Upstreams:
     async def _begin(self, upstream: Upstream, call: Call, body: bytes) -> "EngineAnswer":
         replica = self._replicas.get(upstream.url)
         if replica is None:
-            replica = self._replicas[upstream.url] = Replica(upstream.url, self._addresses)
+            replica = self._replicas[upstream.url] = ReplicaClient(upstream.url, self._addresses)
         was_sent, call.progress.is_sent = call.progress.is_sent, True
         try:
             response = await replica.post(call.path, token=upstream.token, request_id=call.request_id, body=body)
@@ -153,7 +153,7 @@ class Upstreams:
             replica.close()
 
 
-def _engine_body(route: Route, request: EngineRequest, cache_salt: str) -> dict[str, Any]:
+def _engine_body(route: Route, request: EngineRequest, cache_salt: str) -> dict[str, object]:
     """Return the engine's request body: the checked fields and the engine's model name, always as a metered stream."""
     return request.fields | {
         "model": route.engine_name,
@@ -177,7 +177,7 @@ class _EngineFailed(Exception):
 class EngineAnswer:
     """The chunks of one answer, metered as they arrive. Iteration yields batches of chunks that arrived together."""
 
-    def __init__(self, response: Answer, request: EngineRequest, meter: Meter, *, replica_id: str) -> None:
+    def __init__(self, response: EngineResponse, request: EngineRequest, meter: Meter, *, replica_id: str) -> None:
         self.replica_id = replica_id
         self._response = response
         self._request = request
@@ -303,7 +303,7 @@ _DOWN = "replica_not_ready"
 _OUTPUT_FIELDS = ("max_tokens", "max_completion_tokens")
 
 
-async def _refusal(response: Answer, request: EngineRequest) -> Exception:
+async def _refusal(response: EngineResponse, request: EngineRequest) -> Exception:
     """Return the error for a status other than 200."""
     try:
         raw = await response.read_all(_ERROR_BYTES)

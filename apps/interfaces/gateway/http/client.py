@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from apps.core.errors import DomainError
-from apps.core.http.asgi import DEFAULT_BODY_BYTES, REQUEST_ID_HEADER, Scope, TooLarge, usable_request_id
+from apps.core.http.asgi import DEFAULT_BODY_BYTES, REQUEST_ID_HEADER, ClientGone, Scope, TooLarge, usable_request_id
 from apps.core.ids import new_ulid
 from apps.interfaces.gateway.errors import body_of, event_of, headers_of
 from apps.interfaces.gateway.http.bodies import BODY_SECONDS, BodyTooSlow
@@ -17,10 +17,6 @@ _STREAM_LINES = (
     b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
 )
 _JSON_LINE = b"content-type: application/json\r\n"
-
-
-class ClientGone(Exception):
-    """The customer closed the connection."""
 
 
 class Client:

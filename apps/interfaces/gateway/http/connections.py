@@ -1,6 +1,6 @@
 """The customers' connections: uvicorn's protocol with a shorter path for each request and answer.
 
-    uvicorn --http apps.interfaces.gateway.http.connections:Connection
+    uvicorn --http apps.interfaces.gateway.http.connections:GatewayConnection
 
 For each request, uvicorn makes a timer, an event, a list of checked headers and two packets: together a sixth of the
 gateway's work for it. The gateway's applications take the `Exchange` from the scope and ask for only what they need;
@@ -12,7 +12,7 @@ import math
 import urllib.parse
 from collections import deque
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
@@ -32,14 +32,14 @@ _TOO_LARGE_HEAD = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-leng
 _WITHOUT_BODY = (204, 304)
 
 
-class Connection(HttpToolsProtocol):
+class GatewayConnection(HttpToolsProtocol):
     """Reads requests and has them answered in order."""
 
     def __init__(
         self,
         config: Config,
         server_state: ServerState,
-        app_state: dict[str, Any],
+        app_state: dict[str, object],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         # Of repeated header lines, the last one counts. The parser fills this without a Python frame for each line.
@@ -60,7 +60,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(CoalescingTransport(transport, self.loop))
-        self._scope: dict[str, Any] = {
+        self._scope: dict[str, object] = {
             "type": "http",
             "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
             "http_version": "1.1",
@@ -209,7 +209,13 @@ class Exchange:
     )  # fmt: skip
 
     def __init__(
-        self, connection: Connection, headers: dict[bytes, bytes], version: str, *, keeps_alive: bool, has_body: bool
+        self,
+        connection: GatewayConnection,
+        headers: dict[bytes, bytes],
+        version: str,
+        *,
+        keeps_alive: bool,
+        has_body: bool,
     ) -> None:
         """`has_body`: whether the answer has a body."""
         self.headers = headers

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from apps.billing.usage.metering import UsageRecord
-from apps.interfaces.gateway.metering.recorder_protocol import Frames, Kind, frame
+from apps.interfaces.gateway.metering.recorder_protocol import FrameKind, Frames, frame
 from apps.interfaces.gateway.metering.spool import End, Start, claim_folder, encode
 
 logger = logging.getLogger(__name__)
@@ -131,12 +131,12 @@ class Recorder(asyncio.Protocol):
         if self._gone.done():
             self._note_written(is_written=False)
         else:
-            kind = Kind.ENDS if self._sent.ends else Kind.STARTS
+            kind = FrameKind.ENDS if self._sent.ends else FrameKind.STARTS
             self._transport.write(frame(kind, b"".join(self._sent.contents)))
 
     async def flush(self) -> None:
         """Ship everything before stopping. Raises ConnectionError if the recorder dies first."""
-        self._transport.write(frame(Kind.FLUSH))
+        self._transport.write(frame(FrameKind.FLUSH))
         await self._heard(lambda: not (self.waiting or self._is_writing or self._batch.contents))
 
     async def _heard(self, is_so: Callable[[], bool]) -> None:
@@ -160,11 +160,11 @@ class Recorder(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for kind, content in self._frames.feed(data):
-            if kind is Kind.WRITTEN:
+            if kind is FrameKind.WRITTEN:
                 self._note_written(is_written=content == b"\1")
-            elif kind is Kind.SHIPPED:
+            elif kind is FrameKind.SHIPPED:
                 self._note_shipped(msgspec.json.decode(content, type=dict[str, int]))
-            elif kind is Kind.WELL:
+            elif kind is FrameKind.WELL:
                 self._is_well = True
         self._news.set()
 

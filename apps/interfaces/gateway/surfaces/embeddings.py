@@ -9,10 +9,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from apps.core.errors import DomainError
-from apps.core.http.asgi import Receive, Scope, Send
-from apps.interfaces.gateway.errors import MissingParameter
-from apps.interfaces.gateway.http.client import Client, ClientGone
+from apps.core.errors import DomainError, MissingParameter
+from apps.core.http.asgi import ClientGone, Receive, Scope, Send
+from apps.interfaces.gateway.http.client import Client
 from apps.interfaces.gateway.requests.parsing import decode_body
 from apps.interfaces.gateway.surfaces.inference import Services
 
