@@ -90,7 +90,7 @@ class Gateway:
         self._keys = Keys(self._database)
         self._routes = Routes(self._database)
         self._spending_slices = SpendingSlices(self._database, name=name)
-        self._recorder = Recorder(spool_root, name=name, settled=self._spending_slices.note_settled)
+        self._recorder = Recorder(spool_root, name=name, settled=self._spending_slices.record_settled)
         self._upstreams = Upstreams(places_per_replica=settings.REPLICA_PLACES, addresses=settings.REPLICA_ADDRESSES)
         self._grammars = Grammars()
         self._stalls = Stalls()

@@ -89,7 +89,7 @@ def test_a_shorter_limit_holds_on_a_connection_that_waited_under_a_longer_one(mo
 
 
 def test_a_slow_answer_is_waited_for_however_often_it_is_looked_at(monkeypatch):
-    monkeypatch.setattr(engine_http, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(engine_http, "_CHECK_SECONDS", 0.01)
 
     async def scenario() -> None:
         async with replica_that_answers(HEAD) as replica:

@@ -113,7 +113,7 @@ def test_an_organization_on_whose_requests_engines_fail_waits_and_others_do_not(
     rates, one, other = Rates(), [limits_of("org_1")], [limits_of("org_2")]
     for _ in range(MAX_ENGINE_FAILURES + 1):
         rates.require_failures_left(one)
-        rates.note_failure(one)
+        rates.record_failure(one)
 
     with pytest.raises(RateLimited) as refused:
         rates.require_failures_left(one)

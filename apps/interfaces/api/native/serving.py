@@ -105,11 +105,8 @@ def serving_object(version: AdapterVersion) -> dict[str, object]:
     state = serving_states(versions=[version])[version.pk]
     deployment = Deployment.objects.filter(adapter_version=version, removed_at=None).first()
     # A whole model's own replica never unloads it, so there is nothing to pay for.
-    price = (
-        None
-        if version.status == AdapterVersionStatus.FILES_ONLY
-        else warmth.warm_price(base_model=version.adapter.base_model)
-    )
+    is_whole = version.status == AdapterVersionStatus.FILES_ONLY
+    price = None if is_whole else warmth.warm_price(base_model=version.adapter.base_model)
     return {
         "object": "model.serving",
         "model": version.model_name,

@@ -30,9 +30,8 @@ from apps.finetuning.results.tensorboard import event_file, file_name, read_poin
 from apps.interfaces.api.native.estimates import delivery_object, options_object, parse_needed_by
 from apps.interfaces.api.native.serving import serving_object
 from apps.interfaces.api.openai.fine_tuning_bodies import (
+    ContinueJob,
     CreateJob,
-    ResumeJob,
-    StartJobAgain,
     cap_nano,
     evaluation_plan,
     parse_request,
@@ -124,7 +123,7 @@ class JobAction(ApiView):
             case "pause":
                 control.request_pause(job=job, by=self.actor, now=db_now())
             case _:
-                body = read_body(request.data, ResumeJob)
+                body = read_body(request.data, ContinueJob)
                 control.resume(job=job, by=self.actor, now=db_now(), spend_cap_nano=cap_nano(body.budget))
         return Response(job_object(queries.get_job(organization=self.organization, id=job_id)))
 
@@ -132,13 +131,13 @@ class JobAction(ApiView):
 class JobRetry(ApiView):
     """Start a failed job again with the suggested change.
 
-    The job's `error.suggestion` shows the change and its price.
+    The job's `error.suggestion` shows the change and its price. Without a budget, the suggestion's amount is held.
     """
 
     required_scope = {"POST": Permission.JOB_WRITE}
 
     def post(self, request: Request, job_id: str) -> Response:
-        body = read_body(request.data, StartJobAgain)
+        body = read_body(request.data, ContinueJob)
         job = queries.get_job(organization=self.organization, id=job_id)
         require_scope_of_judge(self.identity, job.requested.get("evaluation"))
         now = db_now()

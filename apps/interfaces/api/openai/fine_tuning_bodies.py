@@ -101,14 +101,8 @@ class CreateJob(msgspec.Struct, forbid_unknown_fields=True):
     needed_by: int | str | None = None
 
 
-class ResumeJob(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/fine_tuning/jobs/{id}/resume. OpenAI's clients send none."""
-
-    budget: BudgetChoice | None = None
-
-
-class StartJobAgain(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /api/v1/fine_tuning/jobs/{id}/retry. Without a budget, the suggestion's amount is held."""
+class ContinueJob(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of POST …/jobs/{id}/resume, where OpenAI's clients send none, and of POST …/jobs/{id}/retry."""
 
     budget: BudgetChoice | None = None
 

@@ -14,7 +14,7 @@ from apps.interfaces.api.requests.body_errors import explain
 
 T = TypeVar("T")
 _MAX_DEPTH = 64
-_LARGEST_INTEGER = 2**63 - 1  # the maximum of the database's columns
+_MAX_INTEGER = 2**63 - 1  # the maximum of the database's columns
 _MAX_DIGITS = 400
 _MAX_PARAM = 200
 
@@ -113,8 +113,8 @@ def _find_unstorable(value: object, depth: int = 0) -> tuple[str, str] | None:
     match value:
         case str() if "\x00" in value or any("\ud800" <= character <= "\udfff" for character in value):
             return "", "has a NUL character or half of a surrogate pair"
-        case int() if abs(value) > _LARGEST_INTEGER:
-            return "", f"is beyond {_LARGEST_INTEGER:,}"
+        case int() if abs(value) > _MAX_INTEGER:
+            return "", f"is beyond {_MAX_INTEGER:,}"
         case float() if not math.isfinite(value):
             return "", "is larger than any number that can be kept"
         case dict():

@@ -28,13 +28,13 @@ async def keep_listening(keys: Keys, database: Database) -> None:
                 await connection.execute(f"LISTEN {CHANNEL}")
                 await database.call(db_now)  # after an outage its pool reconnects later, and keys need it
                 keys.forget_all()  # anything changed before this point
-                async for news in connection.notifies():
-                    if news.payload == EVERYBODY:
+                async for announced in connection.notifies():
+                    if announced.payload == EVERYBODY:
                         keys.forget_all()
                     else:
-                        keys.forget(news.payload)
+                        keys.forget(announced.payload)
         except (psycopg.OperationalError, *DATABASE_ERRORS) as error:
-            logger.warning("no news of keys: %s", error)
+            logger.warning("changes of keys are not announced: %s", error)
         await asyncio.sleep(_AGAIN_SECONDS)
 
 

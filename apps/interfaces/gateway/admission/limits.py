@@ -140,7 +140,7 @@ class Rates:
         """Raise RateLimited for an organization on whose requests engines failed too often."""
         self._failures.take(limits[:1], 0)
 
-    def note_failure(self, limits: Sequence[OwnerLimits]) -> None:
+    def record_failure(self, limits: Sequence[OwnerLimits]) -> None:
         """Count an engine failure against the organization that sent the request."""
         self._failures.correct(limits[:1], taken=0, used=1)
 

@@ -11,7 +11,7 @@ from msgspec import Meta
 from apps.interfaces.gateway.requests.schema import MAX_CHOICES, MAX_PROMPTS
 
 DONE = b"[DONE]"
-LARGEST_EVENT_BYTES = 4 * 1024 * 1024
+MAX_EVENT_BYTES = 4 * 1024 * 1024
 
 
 class _CachedTokens(msgspec.Struct, gc=False):
@@ -103,7 +103,7 @@ class SseParser:
         """Return the complete payloads. Raises ValueError for an event without an end."""
         lines = (self._rest + content).split(b"\n")
         self._rest = lines.pop()
-        if len(self._rest) > LARGEST_EVENT_BYTES:
+        if len(self._rest) > MAX_EVENT_BYTES:
             raise ValueError("an event of the engine is too large")
         return [line[5:].strip() for line in lines if line and line[:5] == b"data:"]
 

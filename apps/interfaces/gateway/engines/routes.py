@@ -30,7 +30,7 @@ REFRESH_SECONDS = 1.0
 # often.
 MIN_SECONDS_BETWEEN_REFRESHES = 0.25
 # Requests are counted this often, because adapters are placed on replicas by demand.
-NOTE_SECONDS = 5.0
+STORE_SECONDS = 5.0
 MAX_LOAD_SECONDS = 20.0  # longest wait of a request for an adapter that a replica is loading
 
 
@@ -67,7 +67,7 @@ class Routes:
         self._reading = asyncio.Lock()
         self._news = asyncio.Condition()
         self._asked: Counter[str] = Counter()  # requests by adapter version since the last store
-        self._noted_at = -math.inf
+        self._stored_at = -math.inf
 
     async def refresh(self) -> None:
         """Read the table again. Raises one of DATABASE_ERRORS; the previous table then stays in use."""
@@ -93,8 +93,8 @@ class Routes:
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
             try:
-                if time.monotonic() - self._noted_at > NOTE_SECONDS:
-                    await self._note_requests()
+                if time.monotonic() - self._stored_at > STORE_SECONDS:
+                    await self._store_counts()
                 await self.refresh()
             except DATABASE_ERRORS as error:
                 logger.warning("routes not refreshed: %s", error)
@@ -115,7 +115,7 @@ class Routes:
                 await self._refresh_since(time.monotonic())
                 await self._ask_for_checkpoint(model_name, organization_id)
         model_name = self._resolve_alias(model_name, organization_id)
-        await self._note_request(self._visible(model_name, organization_id))
+        await self._count_request(self._visible(model_name, organization_id))
         with suppress(TimeoutError):
             async with asyncio.timeout(MAX_LOAD_SECONDS), self._news:
                 await self._news.wait_for(lambda: not self._is_loading(model_name, organization_id))
@@ -152,20 +152,20 @@ class Routes:
             )
         return route
 
-    async def _note_request(self, route: Route | None) -> None:
+    async def _count_request(self, route: Route | None) -> None:
         """Count the request of an adapter in the next batch; for a cold adapter, store the counts at once."""
         if route is None or not route.adapter_version_id:
             return
         self._asked[route.adapter_version_id] += 1
         if route.is_cold:
             with suppress(*DATABASE_ERRORS):
-                await self._note_requests()
+                await self._store_counts()
                 await self._refresh_since(time.monotonic())
 
-    async def _note_requests(self) -> None:
+    async def _store_counts(self) -> None:
         """Store the counts. Raises one of DATABASE_ERRORS; the counts are then kept for the next time."""
         asked, self._asked = self._asked, Counter()
-        self._noted_at = time.monotonic()
+        self._stored_at = time.monotonic()
         if not asked:
             return
         try:

@@ -92,34 +92,34 @@ class Upstreams:
         while attempts < MAX_ATTEMPTS and (allowed := self._breaker.allowed(untried)):
             replica_id = self.turns.take_free(call.tenant, allowed) or await self.turns.take(call.tenant, allowed)
             upstream = untried.pop(replica_id)
-            self._breaker.note_trial(replica_id)
+            self._breaker.record_trial(replica_id)
             try:
                 answer = await self._begin(upstream, call, body)
             except BaseException as reason:
                 self.turns.give_back(call.tenant, replica_id)
-                self._note_failure(replica_id, call, reason)
+                self._record_failure(replica_id, call, reason)
                 if not isinstance(reason, TryAnother):
                     raise
                 attempts += not reason.is_unreached
                 call.meter.reset()
             else:
-                self._breaker.note_success(replica_id)
+                self._breaker.record_success(replica_id)
                 return answer
         raise Unavailable(
             "The model cannot answer at the moment: it is loading, busy or restarting. Try again shortly."
         )
 
-    def _note_failure(self, replica_id: str, call: Call, reason: BaseException) -> None:
+    def _record_failure(self, replica_id: str, call: Call, reason: BaseException) -> None:
         """Count a failure against the replica unless the request, the customer or load caused it."""
         if isinstance(reason, DomainError) or (isinstance(reason, TryAnother) and reason.is_busy):
-            self._breaker.note_success(replica_id)
+            self._breaker.record_success(replica_id)
         if not isinstance(reason, TryAnother):
             return
         logger.warning("replica %s does not answer %s: %s", replica_id, call.request_id, reason)
         if reason.is_busy or reason.is_down:
             call.progress.is_sent = False
         if not reason.is_busy:
-            self._breaker.note_failure(replica_id, call.tenant, is_replicas=reason.is_unreached or reason.is_down)
+            self._breaker.record_failure(replica_id, call.tenant, is_replicas=reason.is_unreached or reason.is_down)
 
     async def _begin(self, upstream: Upstream, call: Call, body: bytes) -> "EngineAnswer":
         replica = self._replicas.get(upstream.url)

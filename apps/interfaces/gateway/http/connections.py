@@ -27,7 +27,7 @@ EXCHANGE = "anneal.exchange"  # key in the scope
 _MAX_PIPELINED = 16  # requests read ahead of their turn; more stay in the socket
 _MAX_HEAD_BYTES = 64 * 1024
 _HEAD_SECONDS = 30.0  # for a complete head
-_LOOK_SECONDS = 10.0  # longest interval between two checks of the deadlines
+_CHECK_SECONDS = 10.0  # longest interval between two checks of the deadlines
 _TOO_LARGE_HEAD = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _WITHOUT_BODY = (204, 304)
 
@@ -70,13 +70,13 @@ class GatewayConnection(HttpToolsProtocol):
             "root_path": self.root_path,
         }
         self._idle_since = self.loop.time()
-        self._look_later(self.timeout_keep_alive)
+        self._check_later(self.timeout_keep_alive)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.connections.discard(self)
         self._waiting.clear()
         if self._current is not None:
-            self._current.note_gone()
+            self._current.mark_gone()
         self.flow.resume_writing()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
@@ -97,7 +97,7 @@ class GatewayConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._is_in_head, self._head_bytes = True, 0
         self._head_since = self.loop.time()
-        self._look_later(_HEAD_SECONDS)
+        self._check_later(_HEAD_SECONDS)
         self.url = b""
         self._lines.clear()
 
@@ -167,12 +167,12 @@ class GatewayConnection(HttpToolsProtocol):
             self._begin(*following)
             return
         self._idle_since = self.loop.time()
-        self._look_later(self.timeout_keep_alive)
+        self._check_later(self.timeout_keep_alive)
 
-    def _look_later(self, seconds: float) -> None:
+    def _check_later(self, seconds: float) -> None:
         """Check the deadlines after at most this long. One timer serves all deadlines of a connection."""
         if self._idle_timer is None:
-            self._idle_timer = self.loop.call_later(min(seconds, _LOOK_SECONDS), self.timeout_keep_alive_handler)
+            self._idle_timer = self.loop.call_later(min(seconds, _CHECK_SECONDS), self.timeout_keep_alive_handler)
 
     def _unset_keepalive_if_required(self) -> None:
         """Note that data came. The timer stays, because a new one for each request costs as much as reading it."""
@@ -185,7 +185,7 @@ class GatewayConnection(HttpToolsProtocol):
         if left <= 0:
             self.transport.close()
         elif left < math.inf:
-            self._look_later(left)
+            self._check_later(left)
 
     def shutdown(self) -> None:
         """Close after the answers in progress, or at once if there are none."""
@@ -248,7 +248,7 @@ class Exchange:
         if self._waiter is not None:
             self._wake()
 
-    def note_gone(self) -> None:
+    def mark_gone(self) -> None:
         self.is_gone = True
         self._wake()
         if self.on_gone is not None:

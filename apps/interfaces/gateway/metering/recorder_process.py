@@ -50,7 +50,7 @@ class RecorderProcess:
         self._segments = Segments(folder)
         self._segments_lock = threading.Lock()
         self._sending = threading.Lock()
-        self._shipper = Shipper(self._note_shipped)
+        self._shipper = Shipper(self._handle_shipped)
         self._has_failed = self._is_stopping = False
 
     def run(self) -> None:
@@ -128,7 +128,7 @@ class RecorderProcess:
             return False
         return True
 
-    def _note_shipped(self, batch: Sequence[UsageRecord], recorded_ids: Sequence[str]) -> None:
+    def _handle_shipped(self, batch: Sequence[UsageRecord], recorded_ids: Sequence[str]) -> None:
         with self._segments_lock:
             self._segments.forget(recorded_ids)
         slices: dict[str, int] = {}

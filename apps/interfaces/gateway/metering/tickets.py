@@ -61,7 +61,7 @@ class Ticket(msgspec.Struct):
     replica_id: str = ""
     is_finished: bool = False
 
-    def note_first_token(self, replica_id: str) -> None:
+    def record_first_token(self, replica_id: str) -> None:
         self.replica_id = replica_id
         self.first_token_ms = self._elapsed_ms()
 

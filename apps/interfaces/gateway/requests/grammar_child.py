@@ -26,7 +26,7 @@ _OPTIONS: "JsonCompileOptions" = {"whitespace_flexible": False}
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _SINGLE = ("items", "additionalProperties")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_MAX_LOOKS = 64
+_MAX_TRIES = 64
 _MAX_REASON = 200
 
 
@@ -60,10 +60,10 @@ def _fault_of(schema: str) -> str:
 def _place_of(schema: dict[str, object], fault: str) -> list[str]:
     """Return the path to the innermost schema that has the same fault when compiled alone."""
     shared = {name: schema[name] for name in ("$defs", "definitions") if isinstance(schema.get(name), dict)}
-    wanted, path, looks = _headline(fault), [], 0
+    wanted, path, tries = _headline(fault), [], 0
     waiting = _schemas_in(schema)
-    while (found := next(waiting, None)) is not None and looks < _MAX_LOOKS:
-        looks += 1
+    while (found := next(waiting, None)) is not None and tries < _MAX_TRIES:
+        tries += 1
         steps, inner = found
         if _headline(_fault_of(msgspec.json.encode(shared | inner).decode())) == wanted:
             path += steps

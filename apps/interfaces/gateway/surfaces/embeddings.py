@@ -52,7 +52,7 @@ class Embeddings:
                 services.open_requests.one_more(caller.limits),
                 services.bodies.reading(caller.share_holder) as reading,
             ):
-                body = decode_body(await client.read_body(most_bytes=MAX_BYTES, note=reading.note), _decoder)
+                body = decode_body(await client.read_body(most_bytes=MAX_BYTES, count=reading.count), _decoder)
             for name in ("model", "input"):
                 if not getattr(body, name):
                     raise MissingParameter(f"`{name}` is required.", param=name)

@@ -129,7 +129,7 @@ class Inference:
             with self._services.open_requests.one_more_structured(caller.limits) if request.is_structured else _FREE:
                 await self._answer(caller, request, meter, client, progress)
         except (SchemaTooCostly, RequestFailed):
-            rates.note_failure(caller.limits)
+            rates.record_failure(caller.limits)
             raise
         finally:
             if progress.is_sent:
@@ -140,7 +140,7 @@ class Inference:
         """Return the request and the number of tokens charged for its body."""
         services, parse = self._services, self._surface.parse
         with services.bodies.reading(caller.share_holder) as reading:
-            raw = await client.read_body(most_bytes=services.routes.largest_body_bytes, note=reading.note)
+            raw = await client.read_body(most_bytes=services.routes.largest_body_bytes, count=reading.count)
             taken = tokens_unread(len(raw))
             services.rates.take_tokens(caller.limits, taken)
             if len(raw) > PARSED_ASIDE_BYTES:
@@ -164,7 +164,7 @@ class Inference:
             )
             answer = await upstreams.begin(route, call)
             try:
-                ticket.note_first_token(answer.replica_id)
+                ticket.record_first_token(answer.replica_id)
                 deliver = _stream if request.is_streamed else _send_whole
                 await deliver(answer, ticket, renderer, client)
             finally:

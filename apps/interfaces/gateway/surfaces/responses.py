@@ -238,6 +238,7 @@ def _echoed(body: ResponsesBody) -> dict[str, object]:
 # --- The answer -------------------------------------------------------------------------------------------------------
 
 _encode = msgspec.json.Encoder().encode
+_CUT = "length"  # the engine's word for an answer that reached its most tokens
 
 
 @dataclass
@@ -277,7 +278,7 @@ class ResponseRenderer:
         if not self._is_text_open:
             self._is_text_open = True
             opened = self._events(
-                ("response.output_item.added", {"output_index": 0, "item": self._message("", "in_progress")}),
+                ("response.output_item.added", {"output_index": 0, "item": self._message(None)}),
                 ("response.content_part.added", place | {"part": _text_part("")}),
             )
         return opened + self._events(("response.output_text.delta", place | {"delta": content, "logprobs": logprobs}))
@@ -325,7 +326,7 @@ class ResponseRenderer:
         return _encode(self._finished(assembler, meter))
 
     def _finished(self, assembler: Assembler, meter: Meter) -> dict[str, Any]:
-        status = "incomplete" if meter.finish == "length" else "completed"
+        status = "incomplete" if meter.finish == _CUT else "completed"
         return self._response(status, self._output(assembler), meter)
 
     def _output(self, assembler: Assembler) -> list[dict[str, Any]]:
@@ -333,10 +334,11 @@ class ResponseRenderer:
         text = "".join(part.texts) if part else ""
         calls = [self._function_call(index, call, "completed") for index, call in (part.calls if part else {}).items()]
         logprobs = _logprobs(part.logprobs) if part else ()
-        return ([self._message(text, "completed", logprobs)] if text or not calls else []) + calls
+        return ([self._message(text, logprobs)] if text or not calls else []) + calls
 
-    def _message(self, text: str, status: str, logprobs: Sequence[object] = ()) -> dict[str, Any]:
-        content = [_text_part(text, logprobs)] if status == "completed" else []
+    def _message(self, text: str | None, logprobs: Sequence[object] = ()) -> dict[str, Any]:
+        """Return the item of the text; with None, the item whose text is still to come."""
+        status, content = ("in_progress", []) if text is None else ("completed", [_text_part(text, logprobs)])
         return {
             "id": f"msg_{self.ulid}", "type": "message", "role": "assistant", "status": status, "content": content,
         }  # fmt: skip
@@ -346,7 +348,7 @@ class ResponseRenderer:
         return item | call["function"]
 
     def _response(self, status: str, output: Sequence[object], meter: Meter | None) -> dict[str, Any]:
-        is_cut = status == "incomplete"
+        is_cut = meter is not None and meter.finish == _CUT
         return {
             "id": f"resp_{self.ulid}", "object": "response", "created_at": self.created, "status": status,
             "model": self.model_name, "output": output, "error": None,
