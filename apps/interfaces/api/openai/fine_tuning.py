@@ -3,7 +3,6 @@
 A dry run returns the job's estimate and whether it would start, and creates nothing.
 """
 
-import msgspec
 from django.db.models import QuerySet
 from django.http import HttpResponse
 from rest_framework.request import Request
@@ -25,6 +24,7 @@ from apps.finetuning.jobs.suggestions import suggest
 from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotes.delivery import deliver
+from apps.finetuning.recipes.requests import stored_request
 from apps.finetuning.results.checkpoint_models import serve_checkpoint
 from apps.finetuning.results.tensorboard import event_file, file_name, read_points
 from apps.interfaces.api.native.estimates import delivery_object, options_object, parse_needed_by
@@ -139,7 +139,7 @@ class JobRetry(ApiView):
     def post(self, request: Request, job_id: str) -> Response:
         body = read_body(request.data, ContinueJob)
         job = queries.get_job(organization=self.organization, id=job_id)
-        require_scope_of_judge(self.identity, job.requested.get("evaluation"))
+        require_scope_of_judge(self.identity, stored_request(job).evaluation)
         now = db_now()
         if job.status == JobStatus.FAILED and suggest(job=job, now=now).change.repairs:
             self._require_scope_of_files()
@@ -190,12 +190,11 @@ class JobTensorBoard(ApiView):
         return HttpResponse(body, content_type="application/octet-stream", headers=headers)
 
 
-def require_scope_of_judge(identity: KeyIdentity, evaluation: object) -> None:
+def require_scope_of_judge(identity: KeyIdentity, plan: EvaluationPlan | None) -> None:
     """Raise PermissionDenied if a judge is requested by a key without the scope for inference.
 
     A judge's calls are inference in the name of the key.
     """
-    plan = msgspec.convert(evaluation, EvaluationPlan | None)
     is_judged = plan is not None and plan.grader.kind is GraderKind.JUDGE
     if is_judged and Permission.INFERENCE not in identity.scopes:
         message = "A judge asks a model in the name of this API key, which lacks the scope 'inference'."

@@ -128,12 +128,8 @@ def parse_request(
         seed=body.seed,
         metadata=body.metadata or {},
         integrations=body.integrations or (),
-        requested={
-            "method": msgspec.to_builtins(body.method) if body.method else None,
-            "learning_rate_multiplier": _theirs(body).learning_rate_multiplier,
-            "evaluation": evaluation_plan(body.evaluation),
-            "exports": body.exports or [],
-        },
+        evaluation=evaluation_plan(body.evaluation),
+        exports=body.exports or (),
         idempotency_key=idempotency_key,
         fingerprint=hashlib.sha256(msgspec.json.encode(data, order="sorted")).hexdigest(),
         is_retry=is_retry,
@@ -168,7 +164,7 @@ def _hyperparameters(body: CreateJob) -> dict[str, object]:
     return chosen | adapter_fields(body.lora)
 
 
-def evaluation_plan(choice: EvaluationChoice | None) -> dict[str, object] | None:
+def evaluation_plan(choice: EvaluationChoice | None) -> EvaluationPlan | None:
     """Return the plan for the worker; None for the default plan. Raises InvalidValue."""
     if choice is None:
         return None
@@ -184,8 +180,7 @@ def evaluation_plan(choice: EvaluationChoice | None) -> dict[str, object] | None
     )
     if problem := problem_of(grader):
         raise InvalidValue(problem, param="evaluation.grader")
-    plan = EvaluationPlan(grader=grader, max_rows=choice.max_rows, max_answers=choice.max_answers)
-    return dict(msgspec.to_builtins(plan))
+    return EvaluationPlan(grader=grader, max_rows=choice.max_rows, max_answers=choice.max_answers)
 
 
 def cap_nano(budget: BudgetChoice | None) -> int | None:
