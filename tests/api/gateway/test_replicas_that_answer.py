@@ -29,7 +29,7 @@ from apps.serving.operations import desired_state
 from apps.serving.queries import Route, Upstream
 from tests.factories.finetuning import make_checkpoint
 from tests.factories.serving import BASE_MODEL, CONTEXT_LENGTH, load, make_adapter, make_served_model
-from tests.support.gateway import HI, error_of, wait_for_usage, wait_until
+from tests.support.gateway.processes import HI, error_of, wait_for_usage, wait_until
 from tests.twins.scripted_engine import TOKEN, Script, ScriptedEngine
 
 pytestmark = pytest.mark.django_db

@@ -8,7 +8,7 @@ from uvicorn.server import ServerState
 
 from apps.core.http.connections import MAX_AHEAD
 from apps.interfaces.gateway.http.connections import GatewayConnection
-from tests.support.gateway_connections import Clock, Transport, answer, answered, connected, echo, post, settle
+from tests.support.gateway.connections import Clock, Transport, answer, answered, connected, echo, post, settle
 
 
 def events_of(request: bytes) -> list[bytes | str]:
