@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from apps.estimates.physics.gpus import Gpu
 from apps.estimates.quote import Estimate
 from apps.estimates.ranking import RankedOption, Ranking, rank
-from apps.interfaces.cli.catalog import Price
+from apps.interfaces.cli.catalog import HourlyPrice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,7 +14,7 @@ class Answer:
     """The estimate for one GPU type and count."""
 
     gpu: Gpu
-    price: Price | None
+    price: HourlyPrice | None
     estimate: Estimate
 
     @property

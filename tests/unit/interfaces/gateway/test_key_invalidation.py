@@ -1,4 +1,4 @@
-"""News of keys after an outage: what is remembered is needed until it can be looked up again."""
+"""Announced changes of keys after an outage: what is cached is needed until it can be looked up again."""
 
 import asyncio
 from contextlib import suppress

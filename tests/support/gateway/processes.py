@@ -24,7 +24,7 @@ from tests.factories.serving import (
 )
 from tests.support.database import empty_database
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 MEDIA_HOST = "images.example.com"
 HI = [{"role": "user", "content": "Hi"}]
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
@@ -57,7 +57,7 @@ class GatewayProcess:
             "--loop",
             "uvloop",
             "--http",
-            "apps.interfaces.gateway.http.connections:Connection",
+            "apps.interfaces.gateway.http.connections:GatewayConnection",
             "--no-access-log",
         ]
         command += ["--log-level", "warning"]
