@@ -13,6 +13,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from apps.accounts.roles import Permission, has_permission
 from apps.adapters import queries
+from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
 from apps.core import audit
 from apps.core.database.clock import db_now
@@ -84,7 +85,7 @@ def _detail(version: AdapterVersion, request: OrganizationRequest) -> dict[str, 
     return {
         "version": version,
         "serving": serving,
-        "can_be_served": serving.state != "files_only",
+        "can_be_served": version.status != AdapterVersionStatus.FILES_ONLY,
         "is_changing": serving.state in _CHANGING,
         "job": job,
         "ancestor": ancestor_of(job),
