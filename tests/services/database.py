@@ -59,7 +59,7 @@ def _template(server: psycopg.Connection) -> str:
 def _schema_hash(server: psycopg.Connection) -> str:
     """The hash of all that tables, policies, grants and first rows follow from."""
     files = [REPOSITORY / "deploy/postgres/roles.sql", REPOSITORY / "requirements/web.lock"]
-    for pattern in ("apps/*/models.py", "apps/core/**/*.py", "apps/config/settings/*.py"):
+    for pattern in ("apps/*/models.py", "apps/*/models/*.py", "apps/core/**/*.py", "apps/config/settings/*.py"):
         files += sorted(REPOSITORY.glob(pattern))
     for app in apps.get_app_configs():
         files += sorted(Path(app.path).glob("migrations/*.py"))

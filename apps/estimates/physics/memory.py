@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from apps.contracts.runs import Method
 from apps.estimates.models.architectures import Architecture
 from apps.estimates.models.shapes import Shape, shape_of
 from apps.estimates.physics.gpus import GIB, MIB, Gpu
-from apps.estimates.physics.plans import Method, Parallelism, TrainingPlan
+from apps.estimates.physics.plans import Parallelism, TrainingPlan
 from apps.estimates.physics.stacks import ANNEAL, StackProfile
 from apps.estimates.physics.states import (
     CPU_PROCESS_BYTES,

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from apps.estimates.accuracy import Accuracy, Point, accuracy
-from apps.estimates.intervals import Interval
+from apps.estimates.accuracy import Accuracy, Prediction, accuracy
+from apps.estimates.intervals import PredictionInterval
 from apps.estimates.physics import gpus
 from apps.estimates.physics.timing import CONSTANTS
 from apps.estimates.published import sources
@@ -59,10 +59,10 @@ def prepared_rows() -> list[Prepared]:
     return [each for each in found if each.job.kind == MEMORY or each.gpu.reachable_flops]
 
 
-def held_out_points(prepared: Sequence[Prepared]) -> dict[str, list[Point]]:
+def held_out_points(prepared: Sequence[Prepared]) -> dict[str, list[Prediction]]:
     """Each row predicted, and its interval found, without its source."""
     constants = leave_one_out([each for each in prepared if each.job.kind == TIME])
-    bare: dict[str, list[tuple[Prepared, Point]]] = {MEMORY: [], TIME: []}
+    bare: dict[str, list[tuple[Prepared, Prediction]]] = {MEMORY: [], TIME: []}
     for each in prepared:
         point = point_of(each, constants=constants.get(each.job.source, CONSTANTS))
         if point is not None:
@@ -70,7 +70,7 @@ def held_out_points(prepared: Sequence[Prepared]) -> dict[str, list[Point]]:
     return {kind: _with_intervals(pairs, kind) for kind, pairs in bare.items()}
 
 
-def residuals(pairs: Sequence[tuple[Prepared, Point]], kind: str) -> dict[str, list[float]]:
+def residuals(pairs: Sequence[tuple[Prepared, Prediction]], kind: str) -> dict[str, list[float]]:
     """Measured / predicted by source; of memory, of what is not weights."""
     found: dict[str, list[float]] = defaultdict(list)
     for each, point in pairs:
@@ -79,7 +79,7 @@ def residuals(pairs: Sequence[tuple[Prepared, Point]], kind: str) -> dict[str, l
     return found
 
 
-def _with_intervals(pairs: Sequence[tuple[Prepared, Point]], kind: str) -> list[Point]:
+def _with_intervals(pairs: Sequence[tuple[Prepared, Prediction]], kind: str) -> list[Prediction]:
     by_source, points = residuals(pairs, kind), []
     for each, point in pairs:
         others = sorted(value for source, values in by_source.items() if source != point.source for value in values)
@@ -101,19 +101,19 @@ def decile_bounds(ordered: Sequence[float]) -> tuple[float, float]:
     return ordered[max(low, 1) - 1], ordered[min(high, count) - 1]
 
 
-def shipped_interval(pairs: Sequence[tuple[Prepared, Point]], kind: str) -> Interval:
+def shipped_interval(pairs: Sequence[tuple[Prepared, Prediction]], kind: str) -> PredictionInterval:
     """What `apps.estimates.intervals` holds: the same quantiles over all sources."""
     values = sorted(value for found in residuals(pairs, kind).values() for value in found)
     low, high = decile_bounds(values)
-    return Interval(p10=low, p50=1.0, p90=high, origin=f"{len(values)} published runs")
+    return PredictionInterval(p10=low, p50=1.0, p90=high, origin=f"{len(values)} published runs")
 
 
-def _rival_point(each: Prepared, predictions: dict[str, float]) -> Point | None:
+def _rival_point(each: Prepared, predictions: dict[str, float]) -> Prediction | None:
     value = predictions.get(each.job.id)
     if value is None:
         return None
     job = each.job
-    return Point(
+    return Prediction(
         id=job.id, source=job.source, method=job.method, gpu=job.gpu_key, predicted=value, measured=job.measured
     )
 

@@ -104,7 +104,7 @@ def test_a_database_url_alone_is_refused_and_not_ignored(tmp_path: Path, monkeyp
         prepare(tmp_path, is_debug=False, is_launch=True)
 
 
-def test_secrets_are_made_once_and_readable_by_nobody_else(tmp_path: Path) -> None:
+def test_secrets_are_made_once_and_readable_by_their_owner_only(tmp_path: Path) -> None:
     first = prepare(tmp_path, is_debug=False, is_launch=True)
     second = prepare(tmp_path, is_debug=False, is_launch=True)
 

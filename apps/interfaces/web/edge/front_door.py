@@ -14,6 +14,7 @@ from apps.core.errors import Unavailable
 from apps.core.http.asgi import (
     REQUEST_ID_HEADER,
     Application,
+    ClientGone,
     LimitBodies,
     Receive,
     Scope,
@@ -71,10 +72,6 @@ class FrontDoor:
 
 def is_inference(scope: Scope) -> bool:
     return scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in INFERENCE_PATHS
-
-
-class ClientGone(Exception):
-    """The caller closed the connection before its answer was complete."""
 
 
 class GatewayClient:

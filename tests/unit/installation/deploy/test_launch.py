@@ -178,7 +178,7 @@ class Started:
         launch.bring_up(self.starting)
         if has_engine:
             self.starting.start(Tier.SERVING)
-        self.starting.look()
+        self.starting.update()
 
 
 @pytest.fixture
@@ -237,7 +237,7 @@ def test_the_engine_waits_for_a_quote_that_does_not_come_no_longer_than_two_minu
         ("http://127.0.0.1:8000", False, False),
     ],
 )
-def test_the_demo_operator_is_made_only_where_nobody_else_comes(
+def test_the_demo_operator_is_made_only_where_no_one_else_comes(
     tmp_path: Path, take: Take, url: str, is_embedded: bool, has_demo: bool
 ) -> None:
     prepared = prepare(tmp_path, is_debug=False, is_launch=True)
@@ -283,7 +283,7 @@ def test_programs_that_answer_later_are_waited_for_side_by_side(
     assert "trainer           is up" in capsys.readouterr().out and not (started.prepared.home / "ready.json").exists()
 
     started.now, started.silent = started.now + 55.0, set()
-    started.starting.look()  # asks again
+    started.starting.update()  # asks again
     assert started.starting.watch()
 
     assert "55.0 s  vllm              is up" in capsys.readouterr().out

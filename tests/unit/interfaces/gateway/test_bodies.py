@@ -44,14 +44,14 @@ class Incoming:
         return self._here
 
 
-def read(incoming: Incoming, *, most_bytes: int = 100, note=lambda size: None) -> bytes:
-    return asyncio.run(Client({EXCHANGE: incoming}).read_body(most_bytes=most_bytes, note=note))
+def read(incoming: Incoming, *, most_bytes: int = 100, count=lambda size: None) -> bytes:
+    return asyncio.run(Client({EXCHANGE: incoming}).read_body(most_bytes=most_bytes, count=count))
 
 
 def test_a_body_is_counted_as_it_comes():
     sizes: list[int] = []
 
-    assert read(Incoming(b"one ", b"two", b""), note=sizes.append) == b"one two"
+    assert read(Incoming(b"one ", b"two", b""), count=sizes.append) == b"one two"
     assert sizes == [4, 7]
 
 
@@ -75,22 +75,22 @@ def test_a_body_that_does_not_come_to_its_end_is_given_up_with_its_connection(mo
 def test_one_organizations_bodies_leave_room_for_the_others():
     bodies = Bodies()
     with bodies.reading("hostile") as first, bodies.reading("hostile") as second, bodies.reading("other") as theirs:
-        first.note(MAX_OF_ONE - 1)
+        first.count(MAX_OF_ONE - 1)
         with pytest.raises(RateLimited):
-            second.note(2)
-        theirs.note(MAX_OF_ONE)
+            second.count(2)
+        theirs.count(MAX_OF_ONE)
     with bodies.reading("hostile") as again:
-        again.note(MAX_OF_ONE)
+        again.count(MAX_OF_ONE)
 
 
 def test_all_bodies_together_are_bounded_and_what_ended_is_given_back():
     bodies = Bodies()
     for number in range(MAX_OF_ALL // MAX_OF_ONE):
-        bodies.reading(f"org_{number}").note(MAX_OF_ONE)
+        bodies.reading(f"org_{number}").count(MAX_OF_ONE)
 
     one_more = bodies.reading("one more")
     with pytest.raises(Unavailable):
-        one_more.note(1)
+        one_more.count(1)
 
 
 def test_a_body_may_be_as_large_as_a_model_can_use():

@@ -7,16 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apps.interfaces.gateway.engines.chunks import (
-    Assembler,
-    EngineUsage,
-    Meter,
-    Renderer,
-    SseParser,
-    TokenBounds,
-    decode_chunk,
-)
+from apps.interfaces.gateway.engines.chunks import EngineUsage, SseParser, decode_chunk
+from apps.interfaces.gateway.engines.meter import Meter, TokenBounds
 from apps.interfaces.gateway.requests.schema import MAX_CHOICES, MAX_PROMPTS
+from apps.interfaces.gateway.surfaces.answers import Assembler, Renderer
 
 
 def chunk(

@@ -1,43 +1,14 @@
 """Requests are read and answered whatever way they come; what is written together leaves the gateway together."""
 
 import asyncio
-from collections.abc import Callable
-from contextlib import asynccontextmanager
-from unittest.mock import Mock
 
 import pytest
 from uvicorn import Config
 from uvicorn.server import ServerState
 
 from apps.core.http.connections import MAX_AHEAD
-from apps.interfaces.gateway.http.connections import Connection
-
-
-class Transport:
-    """Notes what happens to it."""
-
-    def __init__(self) -> None:
-        self.events: list[bytes | str] = []
-
-    def write(self, data: bytes) -> None:
-        self.events.append(data)
-
-    def close(self) -> None:
-        self.events.append("close")
-
-    def is_closing(self) -> bool:
-        return "close" in self.events
-
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self) -> None: ...
-
-    def get_extra_info(self, name: str, default: object = None) -> None: ...
-
-
-async def answer(scope, receive, send) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
-    await send({"type": "http.response.body", "body": b"hello"})
+from apps.interfaces.gateway.http.connections import GatewayConnection
+from tests.support.gateway.connections import Clock, Transport, answer, answered, connected, echo, post, settle
 
 
 def events_of(request: bytes) -> list[bytes | str]:
@@ -45,7 +16,9 @@ def events_of(request: bytes) -> list[bytes | str]:
 
     async def scenario() -> list[bytes | str]:
         transport, state = Transport(), ServerState()
-        connection = Connection(Config(answer, lifespan="off", log_config=None), state, {}, asyncio.get_running_loop())
+        connection = GatewayConnection(
+            Config(answer, lifespan="off", log_config=None), state, {}, asyncio.get_running_loop()
+        )
         connection.connection_made(transport)
         connection.data_received(request)
         while state.tasks:
@@ -143,63 +116,6 @@ def test_an_answer_to_a_customer_who_left_meanwhile_is_dropped():
 
 
 # --- Requests as they come --------------------------------------------------------------------------------------------
-
-
-class Socket(Transport):
-    """A transport of which a test sees what was sent."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_reading = True
-
-    @property
-    def sent(self) -> bytes:
-        return b"".join(event for event in self.events if isinstance(event, bytes))
-
-    def pause_reading(self) -> None:
-        self.is_reading = False
-
-    def resume_reading(self) -> None:
-        self.is_reading = True
-
-
-async def echo(scope, receive, send) -> None:
-    """Answer with the path and the body."""
-    body, message = b"", {"more_body": True}
-    while message.get("more_body"):
-        message = await receive()
-        body += message.get("body", b"")
-    content = scope["path"].encode() + b"=" + body
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(content))]})
-    await send({"type": "http.response.body", "body": content})
-
-
-@asynccontextmanager
-async def connected(application, **options):
-    """Give a connection and its socket; what the application still does at the end of the block is waited for."""
-    config = Config(application, lifespan="off", log_config=None, **options)
-    socket, state = Socket(), ServerState()
-    connection = Connection(config, state, {}, asyncio.get_running_loop())
-    connection.connection_made(socket)
-    yield connection, socket
-    connection.connection_lost(None)
-    await asyncio.gather(*state.tasks)
-
-
-async def answered(connection: Connection) -> None:
-    """Wait until the first request is answered, and no longer: what is sent with it is not sent yet."""
-    while connection.server_state.total_requests == 0:
-        await asyncio.sleep(0)
-
-
-async def settle() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
-def post(path: bytes, body: bytes, *lines: bytes) -> bytes:
-    head = b"\r\n".join([b"POST %b HTTP/1.1" % path, b"Host: x", b"Content-Length: %d" % len(body), *lines])
-    return head + b"\r\n\r\n" + body
 
 
 def test_requests_sent_at_once_are_answered_one_after_the_other():
@@ -384,7 +300,7 @@ def test_a_connection_is_closed_when_nothing_came_for_long_and_not_before():
             await settle()
             assert socket.events[-1] == "close"
 
-    async def asked(connection: Connection, data: bytes) -> None:
+    async def asked(connection: GatewayConnection, data: bytes) -> None:
         connection.data_received(data)
         await settle()
 
@@ -414,28 +330,6 @@ def test_a_connection_on_which_nothing_ever_comes_is_closed():
             assert socket.events == ["close"]
 
     asyncio.run(scenario())
-
-
-class Clock:
-    """A loop whose time passes as a test says."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.create_task, self.create_future, self.call_soon = loop.create_task, loop.create_future, loop.call_soon
-        self.now = 0.0
-        self._due: list[tuple[float, Callable[[], None]]] = []
-
-    def time(self) -> float:
-        return self.now
-
-    def call_later(self, seconds: float, call: Callable[[], None]) -> Mock:
-        self._due.append((self.now + seconds, call))
-        return Mock()
-
-    def pass_to(self, moment: float) -> None:
-        while self._due and min(self._due)[0] <= moment:
-            self.now, call = self._due.pop(self._due.index(min(self._due)))
-            call()
-        self.now = moment
 
 
 def test_stopping_lets_answers_end_and_closes_the_rest():

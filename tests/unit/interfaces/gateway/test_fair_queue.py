@@ -214,18 +214,18 @@ def clock(monkeypatch):
 def test_a_replica_that_fails_again_and_again_rests_and_is_tried_by_one(clock):
     breaker = Breaker()
     for tenant in ("a", "a", "a", "b"):
-        breaker.note_failure("r1", tenant)
+        breaker.record_failure("r1", tenant)
     assert breaker.allowed(["r1", "r2"]) == ["r1", "r2"]
 
-    breaker.note_failure("r1", "a")
+    breaker.record_failure("r1", "a")
     assert breaker.allowed(["r1", "r2"]) == ["r2"]
 
     clock.now += 1.1
     assert breaker.allowed(["r1", "r2"]) == ["r1", "r2"]
-    breaker.note_trial("r1")
+    breaker.record_trial("r1")
     assert breaker.allowed(["r1", "r2"]) == ["r2"]  # one finds out for all
 
-    breaker.note_success("r1")
+    breaker.record_success("r1")
     assert breaker.allowed(["r1", "r2"]) == ["r1", "r2"]
 
 
@@ -233,17 +233,17 @@ def test_a_replica_that_fails_again_and_again_rests_and_is_tried_by_one(clock):
 def test_the_failures_of_one_tenants_requests_rest_no_replica_and_those_of_its_own_do(clock, is_replicas, rests):
     breaker = Breaker()
     for _ in range(40):
-        breaker.note_failure("r", "hostile")
+        breaker.record_failure("r", "hostile")
     assert breaker.allowed(["r"]) == ["r"]
 
-    breaker.note_failure("r", "hostile", is_replicas=is_replicas)
+    breaker.record_failure("r", "hostile", is_replicas=is_replicas)
     assert (breaker.allowed(["r"]) == []) is rests
 
 
 def test_its_rests_grow_to_a_bound(clock):
     breaker = Breaker()
     for n in range(40):
-        breaker.note_failure("r", f"tenant-{n}")
+        breaker.record_failure("r", f"tenant-{n}")
     clock.now += turning._MAX_REST_SECONDS + 0.1
 
     assert breaker.allowed(["r"]) == ["r"]

@@ -4,7 +4,7 @@ import pytest
 
 from apps.core.errors import RateLimited
 from apps.interfaces.gateway.admission import limits as limiting
-from apps.interfaces.gateway.admission.limits import MAX_ENGINE_FAILURES, Limits, OpenRequests, Rates, duration
+from apps.interfaces.gateway.admission.limits import MAX_ENGINE_FAILURES, OpenRequests, OwnerLimits, Rates, duration
 
 
 @pytest.fixture
@@ -16,8 +16,8 @@ def clock(monkeypatch):
     return Clock
 
 
-def limits_of(owner_id: str, **limits: int | None) -> Limits:
-    return Limits(owner_id=owner_id, owner="Your organization", **limits)
+def limits_of(owner_id: str, **limits: int | None) -> OwnerLimits:
+    return OwnerLimits(owner_id=owner_id, owner="Your organization", **limits)
 
 
 def test_a_minutes_requests_pass_and_the_next_waits_for_its_turn(clock):
@@ -113,7 +113,7 @@ def test_an_organization_on_whose_requests_engines_fail_waits_and_others_do_not(
     rates, one, other = Rates(), [limits_of("org_1")], [limits_of("org_2")]
     for _ in range(MAX_ENGINE_FAILURES + 1):
         rates.require_failures_left(one)
-        rates.note_failure(one)
+        rates.record_failure(one)
 
     with pytest.raises(RateLimited) as refused:
         rates.require_failures_left(one)

@@ -9,7 +9,7 @@ import pytest
 from apps.billing.operations import InsufficientBalance, insufficient_balance
 from apps.billing.usage.slices import Slice
 from apps.core.errors import Unavailable
-from apps.interfaces.gateway.metering import spending_slices as purses_module
+from apps.interfaces.gateway.metering import spending_slices as slices_module
 from apps.interfaces.gateway.metering.spending_slices import SpendingSlices
 
 
@@ -25,7 +25,7 @@ class Ledger:
     async def call(self, function, **arguments):
         await asyncio.sleep(0)
         if self.is_away:
-            raise purses_module.DATABASE_ERRORS[0]("away")
+            raise slices_module.DATABASE_ERRORS[0]("away")
         return getattr(self, function.__name__)(**arguments)
 
     def lease_slice(self, *, organization: str, required_nano: int, by: str, hold_id: str | None, key_id: str) -> Slice:
@@ -102,7 +102,7 @@ def test_requests_within_the_slice_ask_the_ledger_nothing():
 
 
 def test_a_refusal_is_remembered_for_a_moment_only(monkeypatch):
-    monkeypatch.setattr(purses_module, "_REFUSAL_SECONDS", math.inf)
+    monkeypatch.setattr(slices_module, "_REFUSAL_SECONDS", math.inf)
     ledger = Ledger(wallet_nano=0)
 
     async def scenario() -> None:
@@ -111,7 +111,7 @@ def test_a_refusal_is_remembered_for_a_moment_only(monkeypatch):
             with pytest.raises(InsufficientBalance):
                 await spending_slices.reserve("org_1", "key_1", 100)
         ledger.wallet_nano = 1_000
-        monkeypatch.setattr(purses_module, "_REFUSAL_SECONDS", 0)
+        monkeypatch.setattr(slices_module, "_REFUSAL_SECONDS", 0)
         await spending_slices.reserve("org_1", "key_1", 100)
 
     asyncio.run(scenario())
@@ -130,7 +130,7 @@ def test_who_has_nothing_left_is_refused_before_the_request_is_read(monkeypatch,
         with pytest.raises(InsufficientBalance):
             spending_slices.require_credit("org_1", "key_1")
     spending_slices.require_credit("org_2", "key_2")
-    monkeypatch.setattr(purses_module, "_REFUSAL_SECONDS", 0.0)
+    monkeypatch.setattr(slices_module, "_REFUSAL_SECONDS", 0.0)
     spending_slices.require_credit("org_1", "key_1")
 
 
@@ -148,7 +148,7 @@ def test_without_the_ledger_a_slice_serves_until_its_fence_and_no_longer(monkeyp
         await spending_slices.reserve("org_1", "key_1", 100)
         ledger.is_away = True
         await spending_slices.reserve("org_1", "key_1", 100)
-        monkeypatch.setattr(purses_module, "FENCE_SECONDS", 0)
+        monkeypatch.setattr(slices_module, "FENCE_SECONDS", 0)
         with pytest.raises(Unavailable):
             await spending_slices.reserve("org_1", "key_1", 100)
 
@@ -164,7 +164,7 @@ def test_a_slice_goes_back_when_its_last_request_is_recorded(monkeypatch):
         reservation.settle(10)
         await spending_slices.return_idle(at_once=True)
         assert ledger.amounts
-        spending_slices.note_settled(reservation.slice_id, 1)
+        spending_slices.record_settled(reservation.slice_id, 1)
         await spending_slices.return_idle(at_once=True)
         assert not ledger.amounts
 

@@ -12,7 +12,7 @@ def test_the_longest_stall_of_the_last_minute_is_told_and_then_forgotten(monkeyp
     stalls = Stalls()
     for at, seconds in ((0, 0.01), (10, 0.3), (20, 0.1), (30, 0.05)):
         now = 1000.0 + at
-        stalls.note(seconds)
+        stalls.record(seconds)
 
     assert stalls.longest_of_last_minute() == 0.3
     now = 1000.0 + 75

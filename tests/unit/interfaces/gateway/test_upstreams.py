@@ -5,7 +5,7 @@ from collections import deque
 
 import pytest
 
-from apps.interfaces.gateway.engines.chunks import Meter
+from apps.interfaces.gateway.engines.meter import Meter
 from apps.interfaces.gateway.engines.upstreams import EngineAnswer
 from apps.interfaces.gateway.errors import EngineError
 from apps.interfaces.gateway.requests.schema import parse_completion
