@@ -5,14 +5,11 @@ from typing import Any
 from django.db.models import QuerySet
 
 from apps.adapters.models import AdapterVersion
+from apps.catalog.queries import ModelNotFound
 from apps.core.errors import NotFound
 from apps.core.objects.store import store
 
 _DOWNLOAD_SECONDS = 300
-
-
-class ModelNotFound(NotFound):
-    code = "model_not_found"
 
 
 def list_versions(*, organization: Any) -> QuerySet[AdapterVersion]:
