@@ -36,7 +36,7 @@ class DomainError(Exception):
         self.param = param
         self.data = data
 
-    def as_openai(self) -> dict[str, dict[str, Any]]:
+    def as_openai(self) -> dict[str, dict[str, object]]:
         """Return the body of OpenAI's error object, with extra data beside its four members."""
         body = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": body | self.data}

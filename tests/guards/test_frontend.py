@@ -15,7 +15,10 @@ from apps.interfaces.web.shell import navigation
 ROOT = Path(__file__).resolve().parents[2]
 STATIC = ROOT / "static"
 PAGES = sorted(path for path in (ROOT / "templates").rglob("*.html") if "mail" not in path.parts)
-COMPONENTS = {path.stem.replace("_", "-"): path for path in (ROOT / "templates" / "cotton").glob("*.html")}
+COTTON = ROOT / "templates" / "cotton"
+COMPONENTS = {
+    ".".join(path.relative_to(COTTON).with_suffix("").parts).replace("_", "-"): path for path in COTTON.rglob("*.html")
+}
 OWN_SCRIPTS = sorted((STATIC / "js").glob("*.js"))
 VENDOR = tomllib.loads((STATIC / "vendor" / "VENDOR.toml").read_text())
 ICONS = set(re.findall(r'<symbol id="([^"]+)"', (STATIC / "icons.svg").read_text()))
@@ -52,7 +55,7 @@ def test_a_script_never_makes_code_or_markup_from_text(path: Path) -> None:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_components_exist_and_pass_only_declared_variables_unescaped(path: Path) -> None:
     """Cotton writes undeclared `:name` attributes into the page without escaping them."""
-    for tag, attributes in re.findall(r"<c-([a-z-]+)((?:\s[^<>]*?(?:\"[^\"]*\"[^<>]*?)*)?)/?>", path.read_text()):
+    for tag, attributes in re.findall(r"<c-([a-z.-]+)((?:\s[^<>]*?(?:\"[^\"]*\"[^<>]*?)*)?)/?>", path.read_text()):
         if tag in ("vars", "slot"):
             continue
         assert tag in COMPONENTS, f"<c-{tag}> has no template"
@@ -100,7 +103,7 @@ def test_styles_and_scripts_stay_within_their_budgets() -> None:
 
 
 def test_the_base_template_links_every_layer_in_order() -> None:
-    linked = re.findall(r"css/(\d\d-[a-z]+\.css)", (ROOT / "templates" / "base.html").read_text())
+    linked = re.findall(r"css/(\d\d-[a-z]+\.css)", (ROOT / "templates" / "layouts" / "base.html").read_text())
 
     assert linked == sorted(path.name for path in (STATIC / "css").glob("*.css"))
 
@@ -132,7 +135,7 @@ def _icons_named() -> Iterator[str]:
     for path in PAGES:
         text = path.read_text()
         yield from re.findall(r'\{% icon "([a-z0-9-]+)"', text)
-        yield from re.findall(r'<c-[a-z-]+ [^>]*?\bicon(?:_end)?="([a-z0-9-]+)"', text)
+        yield from re.findall(r'<c-[a-z.-]+ [^>]*?\bicon(?:_end)?="([a-z0-9-]+)"', text)
     for place in (*navigation.MAIN, *navigation.ACCOUNT, *navigation.OPERATOR, *navigation.ACTIONS):
         yield place.icon
     yield from (status.icon for status in STATUSES.values() if status.icon)

@@ -1,4 +1,4 @@
-"""What tests read of a page: its markup without the whitespace that a browser ignores."""
+"""What tests read of a page, its markup without the whitespace that a browser ignores, and forms that they send."""
 
 import re
 from typing import Any
@@ -6,9 +6,17 @@ from typing import Any
 from django.http import HttpResponse
 from django.test import Client
 
+from tests.factories.accounts import PASSWORD
+
 # Their content is kept: browsers show it as it is.
 _KEPT = re.compile(r"(<(pre|textarea|script|style)\b.*?</\2>)", re.DOTALL)
 _AROUND_TAGS = re.compile(r"\s+(?=[<>])|(?<=>)\s+")
+
+
+def sign_up(client: Client, **fields: str) -> object:
+    """Return the answer to the sign-up form of Dana, with other values in `fields`."""
+    form = {"email": "dana@example.com", "password1": PASSWORD, "name": "Dana", "organization": "Dana Labs"}
+    return client.post("/accounts/signup/", form | fields)
 
 
 class PageClient(Client):

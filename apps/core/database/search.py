@@ -46,4 +46,4 @@ def render_hits(request: HttpRequest, kinds: list[Kind], *, prefix: str) -> Http
     text = request.GET.get("q", "").strip()[:_MAX_CHARACTERS]
     words = text.split()[:_MAX_WORDS] if len(text) >= MIN_CHARACTERS else []
     groups = [(kind, hits) for kind in kinds if (hits := kind.find(words))] if words else []
-    return render(request, "search/results.html", {"groups": groups, "prefix": prefix})
+    return render(request, "shell/search.html", {"groups": groups, "prefix": prefix})

@@ -339,7 +339,7 @@ def _of_the_pool(handler: Callable[..., HttpResponse]) -> Callable[..., HttpResp
     """
 
     @wraps(handler)
-    def handle(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+    def handle(request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
         begin = time.thread_time()
         try:
             return handler(request, *args, **kwargs)

@@ -1,7 +1,8 @@
 """Access to the operator console, for people marked as operators of this installation."""
 
+from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any
+from typing import Concatenate, ParamSpec
 
 from django.http import HttpRequest, HttpResponseBase
 
@@ -10,15 +11,17 @@ from apps.core.database.tenancy import system
 from apps.core.errors import PermissionDenied
 from apps.core.http.access import Access, View, answer, redirect_to_sign_in
 
+P = ParamSpec("P")
 
-def operator_view(view: View) -> View:
+
+def operator_view(view: Callable[Concatenate[HttpRequest, P], HttpResponseBase]) -> View:
     """Require an operator. The view sees every tenant in one transaction, and its actions are audited."""
 
     @wraps(view)
-    def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+    def guarded(request: HttpRequest, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
         if not request.user.is_authenticated:
             return redirect_to_sign_in(request)
-        return answer(request, partial(_as_operator, view, request, *args, **kwargs))
+        return answer(request, partial(_as_operator, request, partial(view, request, *args, **kwargs)))
 
     guarded.access = Access("operator")  # type: ignore[attr-defined]
     return guarded
@@ -29,10 +32,10 @@ def operator_id(request: HttpRequest) -> str:
     return str(request.user.pk)
 
 
-def _as_operator(view: View, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+def _as_operator(request: HttpRequest, run: Callable[[], HttpResponseBase]) -> HttpResponseBase:
     if not getattr(request.user, "is_operator", False):
         raise PermissionDenied("These pages are for the operators of this installation.")
     if elsewhere := require_of_operator(request):
         return elsewhere
     with system():
-        return view(request, *args, **kwargs)
+        return run()

@@ -15,4 +15,4 @@ def index(request: HttpRequest) -> HttpResponse:
     wanted = request.GET.get("organization", "")
     tenant = get_object_or_404(Organization, pk=wanted) if wanted else None
     context = page_context(request.GET, organization=tenant) | {"tenant": tenant}
-    return render(request, "staff/audit.html", context, status=422 if context["error"] else 200)
+    return render(request, "staff/tenants/audit.html", context, status=422 if context["error"] else 200)

@@ -52,7 +52,7 @@ def show(request: HttpRequest) -> HttpResponse:
         "checks": list_newest_checks(),
         "operator_id": operator_id(request),
     }
-    return render(request, "staff/books.html", context)
+    return render(request, "staff/money/books.html", context)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -81,7 +81,7 @@ def adjust(request: HttpRequest, organization_id: str) -> HttpResponse:
             messages.success(request, words)
             return redirect("staff:books")
     context = {"tenant": organization, "balance": get_balance(organization=organization), "form": form}
-    return render(request, "staff/adjust.html", context, status=422 if request.method == "POST" else 200)
+    return render(request, "staff/money/adjust.html", context, status=422 if request.method == "POST" else 200)
 
 
 @require_POST
@@ -125,7 +125,7 @@ def margin(request: HttpRequest) -> HttpResponse:
         "previous": f"{address}?month={before:%Y-%m}",
         "next": f"{address}?month={after:%Y-%m}" if after <= month_of(now) else "",
     }
-    return render(request, "staff/margin.html", context, status=422 if request.method == "POST" else 200)
+    return render(request, "staff/money/margin.html", context, status=422 if request.method == "POST" else 200)
 
 
 def _month(asked: str, now: datetime.datetime) -> datetime.date:

@@ -1,7 +1,6 @@
 """The calibrations of a pool: its versions, and selecting one or none."""
 
 import math
-from typing import Any
 
 import msgspec
 from django.contrib import messages
@@ -38,7 +37,7 @@ def index(request: HttpRequest, pool_id: str) -> HttpResponse:
         "is_public": PoolAccuracy.objects.filter(pool=pool).exists(),
         "window_runs": accuracy.WINDOW_RUNS,
     }
-    return render(request, "staff/calibrations.html", context)
+    return render(request, "staff/machines/calibrations.html", context)
 
 
 @require_POST
@@ -69,7 +68,7 @@ def _number(text: str) -> int | None:
     return int(text) if text else None
 
 
-def _version(pool: GpuPool, version: CalibrationVersion) -> dict[str, Any]:
+def _version(pool: GpuPool, version: CalibrationVersion) -> dict[str, object]:
     calibration = msgspec.convert(version.calibration, Calibration)
     fitted_on = msgspec.convert(version.fitted_on, calibrations.FittedOn)
     left_out = [f"{getattr(fitted_on, name)} {words}" for name, words in _LEFT_OUT if getattr(fitted_on, name)]

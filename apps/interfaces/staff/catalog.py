@@ -41,7 +41,7 @@ def base_models(request: HttpRequest) -> HttpResponse:
     matches = Q(name__icontains=asked) | Q(display_name__icontains=asked)
     matches |= Q(repo__icontains=asked) | Q(licence__icontains=asked)
     context = {"base_models": on_offer.filter(matches), "total": on_offer.count(), "q": asked, "form": form}
-    return render(request, "staff/base_models.html", context, status=status)
+    return render(request, "staff/machines/base_models.html", context, status=status)
 
 
 def _add(form: BaseModelForm, by: str) -> BaseModel:
@@ -104,7 +104,7 @@ def prices(request: HttpRequest) -> HttpResponse:
             preview = _preview(form)
     context = {"rules": queries.list_prices(), "form": form, "preview": preview, "now": db_now()}
     status = 422 if request.method == "POST" and preview is None else 200
-    return render(request, "staff/prices.html", context, status=status)
+    return render(request, "staff/money/prices.html", context, status=status)
 
 
 def _is_confirmed(request: HttpRequest, form: PriceForm) -> bool:

@@ -2,9 +2,9 @@
 
 from decimal import Decimal
 from functools import partial
-from typing import Any
 
 from django import forms
+from django.http import QueryDict
 
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
@@ -39,12 +39,12 @@ class PoolForm(forms.Form):
         help_text="For one machine: 0.05 is one in twenty hours. Quotes add the work to be done again.",
     )
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+    def __init__(self, data: QueryDict | None = None, *, initial: dict[str, object] | None = None) -> None:
+        super().__init__(data, initial=initial)
         self.fields["gpu_type"].queryset = list_gpu_types()  # type: ignore[attr-defined]
 
-    def clean(self) -> dict[str, Any]:
-        cleaned: dict[str, Any] = super().clean() or self.cleaned_data
+    def clean(self) -> dict[str, object]:
+        cleaned: dict[str, object] = super().clean() or self.cleaned_data
         is_unsaid = not cleaned.get("interruptions_per_hour") and "interruptions_per_hour" not in self.errors
         if cleaned.get("is_spot") and is_unsaid:
             self.add_error("interruptions_per_hour", "Say how often a machine of a spot pool is taken away.")
@@ -70,8 +70,8 @@ class PoolEditForm(PoolForm):
         help_text="Merged and fully trained ones, each on a replica of its own. Customers are told before training.",
     )
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, data: QueryDict | None = None, *, initial: dict[str, object] | None = None) -> None:
+        super().__init__(data, initial=initial)
         del self.fields["name"], self.fields["gpu_type"]
 
 
@@ -96,8 +96,8 @@ class WorkerTokenForm(forms.Form):
         help_text="The name of a merged or fully trained model, ft:…, which the replica then serves alone.",
     )
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+    def __init__(self, data: QueryDict | None = None, *, initial: dict[str, object] | None = None) -> None:
+        super().__init__(data, initial=initial)
         self.fields["base_model"].queryset = list_base_models(only_installed=True)  # type: ignore[attr-defined]
 
     def clean_whole_model(self) -> AdapterVersion | None:
@@ -113,7 +113,7 @@ class WorkerTokenForm(forms.Form):
 class OptionalJson(forms.JSONField):
     """A JSON field that is shown empty without a value; Django's own shows the word null."""
 
-    def prepare_value(self, value: Any) -> str:
+    def prepare_value(self, value: object) -> str:
         return "" if value is None else super().prepare_value(value)
 
 
@@ -138,7 +138,7 @@ class BaseModelForm(forms.Form):
     licence = forms.CharField(max_length=80, required=False, label="Licence")
 
 
-def _sku_choices() -> list[tuple[str, Any]]:
+def _sku_choices() -> list[tuple[str, str | list[tuple[str, str]]]]:
     """Return every SKU that can be charged, in groups."""
     models = list(BaseModel.objects.order_by("name"))
     groups = {
@@ -175,8 +175,8 @@ class PriceForm(forms.Form):
         help_text="One a line: units of a month, a colon, the price beyond them. 100000000: 0.05",
     )
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+    def __init__(self, data: QueryDict | None = None, *, initial: dict[str, object] | None = None) -> None:
+        super().__init__(data, initial=initial)
         self.fields["organization"].queryset = Organization.objects.order_by("name")  # type: ignore[attr-defined]
 
         self.fields["sku"].choices = _sku_choices  # type: ignore[attr-defined]
@@ -244,6 +244,6 @@ class PoolCostForm(forms.Form):
     cost_usd = forms.DecimalField(label="An hour of one GPU costs us", **_MONEY)  # type: ignore[arg-type]
     from_day = forms.DateField(label="From", widget=forms.DateInput(attrs={"type": "date"}))
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+    def __init__(self, data: QueryDict | None = None, *, initial: dict[str, object] | None = None) -> None:
+        super().__init__(data, initial=initial)
         self.fields["pool"].queryset = GpuPool.objects.order_by("name")  # type: ignore[attr-defined]

@@ -36,7 +36,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "refunds": CardRefund.objects.select_related("organization", "topup").order_by("-created_at")[:_SHOWN],
         "topups": TopUp.objects.select_related("organization").order_by("-created_at")[:_SHOWN],
     }
-    return render(request, "staff/payments.html", context)
+    return render(request, "staff/money/payments.html", context)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -51,7 +51,7 @@ def refund(request: HttpRequest, topup_id: str) -> HttpResponse:
     lot = CreditLot.objects.filter(reference=topup.reference).first()
     unspent = lot.remaining_nano - lot.held_nano if lot else 0
     context = {"topup": topup, "form": form, "unspent_nano": unspent}
-    return render(request, "staff/refund.html", context, status=422 if request.method == "POST" else 200)
+    return render(request, "staff/money/refund.html", context, status=422 if request.method == "POST" else 200)
 
 
 def _is_requested(form: RefundForm, topup: TopUp, by: str) -> bool:

@@ -13,6 +13,7 @@ from apps.core.errors import DomainError
 from apps.core.http.forms import add_domain_error
 from apps.core.messages.outbox import list_stuck
 from apps.finetuning import queries
+from apps.finetuning.lifecycle import RUN_HOLDING_LEASE, RunStatus
 from apps.finetuning.models import GpuPool, Worker
 from apps.finetuning.pools import operations
 from apps.finetuning.quotes.pool_facts import live_worker_filter, newest_probes, seconds_ahead, training_sku
@@ -51,7 +52,7 @@ def index(request: HttpRequest) -> HttpResponse:
     status = 422 if request.method == "POST" else 200
     rows = [_row(pool) for pool in queries.list_pools()]
     context = {"rows": rows, "form": form, "stuck": list_stuck()}
-    return render(request, "staff/pools.html", context, status=status)
+    return render(request, "staff/machines/pools.html", context, status=status)
 
 
 @never_cache
@@ -137,8 +138,8 @@ def _row(pool: GpuPool) -> dict[str, object]:
         "price": active_price(sku=training_sku(pool)),
         "live": pool.workers.filter(live_worker_filter(now)).count(),
         "workers": queries.list_workers(pool=pool).filter(kind="trainer").count(),
-        "running": pool.runs.filter(status__in=("leased", "running")).count(),
-        "queued": pool.runs.filter(status="queued").count(),
+        "running": pool.runs.filter(status__in=RUN_HOLDING_LEASE).count(),
+        "queued": pool.runs.filter(status=RunStatus.QUEUED).count(),
         "seconds_ahead": seconds_ahead(pool=pool),
     }
 
@@ -170,9 +171,9 @@ def _detail(
         "token_form": token_form or WorkerTokenForm(),
         "command": command,
         "members": [
-            {"worker": worker, "run": worker.runs.filter(status__in=("leased", "running")).first()}
+            {"worker": worker, "run": worker.runs.filter(status__in=RUN_HOLDING_LEASE).first()}
             for worker in queries.list_workers(pool=pool)
         ],
         "probes": newest_probes(pool=pool),
     }
-    return render(request, "staff/pool.html", context, status=status)
+    return render(request, "staff/machines/pool.html", context, status=status)

@@ -3,7 +3,6 @@
 import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from django.db.models import Q, QuerySet, Sum
 
@@ -52,7 +51,13 @@ class PricePreview:
 
 
 def preview_price(
-    *, sku: str, price_nano: int, per: int, tiers: Sequence[Tier], organization: Any, now: datetime.datetime
+    *,
+    sku: str,
+    price_nano: int,
+    per: int,
+    tiers: Sequence[Tier],
+    organization: Organization | None,
+    now: datetime.datetime,
 ) -> PricePreview:
     """Return the effect of the price on last month's charges and on unfinished jobs."""
     first = (now.astimezone(datetime.UTC).date().replace(day=1) - datetime.timedelta(days=1)).replace(day=1)
@@ -91,7 +96,9 @@ def _used_training(sku: str, first: datetime.date, after: datetime.date) -> dict
     return {row["organization_id"]: (row["ms"], row["cost"]) for row in rows}
 
 
-def _jobs_under_way(sku: str, price_nano: int, per: int, organization: Any) -> tuple[int, int, int, int]:
+def _jobs_under_way(
+    sku: str, price_nano: int, per: int, organization: Organization | None
+) -> tuple[int, int, int, int]:
     if not sku.startswith("training:"):
         return 0, 0, 0, 0
     jobs: QuerySet[FineTuningJob] = FineTuningJob.objects.exclude(status__in=JOB_TERMINAL)

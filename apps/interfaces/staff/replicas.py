@@ -25,7 +25,7 @@ def index(request: HttpRequest) -> HttpResponse:
     """List every replica."""
     replicas = _replicas().order_by("base_model__name", "pk")
     rows = [{"replica": replica, "loaded": _loaded(replica).count(), "left": _left(replica)} for replica in replicas]
-    return render(request, "staff/replicas.html", {"rows": rows, "checks": list_checks()})
+    return render(request, "staff/machines/replicas.html", {"rows": rows, "checks": list_checks()})
 
 
 @never_cache
@@ -49,7 +49,7 @@ def detail(request: HttpRequest, replica_id: str) -> HttpResponse:
         "token": metrics_token() if request.method == "POST" else "",
         "checks": list_checks(replica=replica),
     }
-    return render(request, "staff/replica.html", context)
+    return render(request, "staff/machines/replica.html", context)
 
 
 @require_POST

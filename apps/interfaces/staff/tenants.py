@@ -14,6 +14,7 @@ from apps.accounts.suspension import reinstate_organization, suspend_organizatio
 from apps.billing.queries import get_balance
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
+from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.usage.quotas import LIMITS, get_quota, set_quota, used_gpu_seconds
 from apps.finetuning.usage.storage import stored_bytes
@@ -21,7 +22,10 @@ from apps.interfaces.staff.access import operator_id, operator_view
 from apps.interfaces.staff.forms import QuotaForm
 
 _PAGE = 50
-_STATES = [("", "All"), ("queued", "Queued"), ("running", "Running"), ("succeeded", "Succeeded"), ("failed", "Failed")]
+_STATES = [("", "All")] + [
+    (status.value, status.capitalize())
+    for status in (JobStatus.QUEUED, JobStatus.RUNNING, JobStatus.SUCCEEDED, JobStatus.FAILED)
+]
 
 
 @require_safe
@@ -40,7 +44,7 @@ def jobs(request: HttpRequest) -> HttpResponse:
         "previous": f"?status={status or ''}&page={page.previous_page_number()}" if page.has_previous() else "",
         "next": f"?status={status or ''}&page={page.next_page_number()}" if page.has_next() else "",
     }
-    return render(request, "staff/jobs.html", context)
+    return render(request, "staff/tenants/jobs.html", context)
 
 
 @require_safe
@@ -54,7 +58,7 @@ def organizations(request: HttpRequest) -> HttpResponse:
         }
         for each in Organization.objects.order_by("name")
     ]
-    return render(request, "staff/organizations.html", {"rows": rows})
+    return render(request, "staff/tenants/organizations.html", {"rows": rows})
 
 
 @require_POST
@@ -102,7 +106,7 @@ def quotas(request: HttpRequest) -> HttpResponse:
         }
         for each in Organization.objects.order_by("name")
     ]
-    return render(request, "staff/quotas.html", {"rows": rows})
+    return render(request, "staff/tenants/quotas.html", {"rows": rows})
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -117,4 +121,4 @@ def quota(request: HttpRequest, organization_id: str) -> HttpResponse:
         messages.success(request, f"The limits of {organization.name} were saved.")
         return redirect("staff:quota_list")
     context = {"tenant": organization, "form": form}
-    return render(request, "staff/quota.html", context, status=422 if request.method == "POST" else 200)
+    return render(request, "staff/tenants/quota.html", context, status=422 if request.method == "POST" else 200)

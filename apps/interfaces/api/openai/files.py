@@ -139,8 +139,8 @@ def file_object(
         "status_details": f"Line {first['line']}: {first['message']} {first['fix']}" if first else None,
         "sha256": version.sha256 or None,
         "kind": version.kind or None,
-        "format": (version.layout.get("mapping") or {}).get("format"),
-        "container": version.layout.get("container") or None,
+        "format": version.layout.mapping.format if version.layout.mapping else None,
+        "container": version.layout.container or None,
         "derived_from": version.derived_from_id,
         "validation": {
             "rows": version.rows,

@@ -16,15 +16,15 @@ from apps.core.errors import InvalidValue, PermissionDenied
 from apps.core.objects.store import attachment
 from apps.finetuning import queries
 from apps.finetuning.jobs import control, creation
-from apps.finetuning.jobs.creation import JobRequest
 from apps.finetuning.jobs.dry_runs import rehearse_job
 from apps.finetuning.jobs.explanations import explain
+from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.jobs.retries import retry_job
 from apps.finetuning.jobs.suggestions import suggest
 from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotes.delivery import deliver
-from apps.finetuning.recipes.requests import stored_request
+from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.results.checkpoint_models import serve_checkpoint
 from apps.finetuning.results.tensorboard import event_file, file_name, read_points
 from apps.interfaces.api.native.estimates import delivery_object, options_object, parse_needed_by

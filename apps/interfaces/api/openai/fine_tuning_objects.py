@@ -9,13 +9,13 @@ from apps.contracts.failures import Blame, FailureCode
 from apps.contracts.runs import Hyperparameters, Objective
 from apps.core.database.clock import db_now
 from apps.finetuning import queries
-from apps.finetuning.jobs.creation import JobRequest
 from apps.finetuning.jobs.dry_runs import Rehearsal
 from apps.finetuning.jobs.explanations import Explanation
 from apps.finetuning.jobs.progress import JobProgress, finish_of, get_progress
+from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus, RunStatus
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent
-from apps.finetuning.recipes.requests import StoredRequest, stored_request
+from apps.finetuning.recipes.stored_requests import StoredRequest, stored_request
 from apps.finetuning.results.checkpoint_models import may_answer, name_of
 from apps.finetuning.results.missing_parts import list_missing
 from apps.finetuning.results.result_file import result_file_id

@@ -1,31 +1,37 @@
 """The audit log of an organization, as a page and as a file: who did what, when and from where."""
 
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http import HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from apps.accounts.audit_page import page_context
-from apps.accounts.models import Membership, Organization
 from apps.accounts.roles import Permission
 from apps.core import audit
 from apps.core.audit_log import export, list_entries, read_filter
-from apps.interfaces.web.shell.access import organization_view
+from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.downloads import stream_download
 
 
 @require_safe
 @organization_view(Permission.AUDIT_READ)
-def index(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
-    context = page_context(request.GET, organization=organization)
-    return render(request, "audit/index.html", context, status=422 if context["error"] else 200)
+def index(request: OrganizationRequest) -> HttpResponse:
+    context = page_context(request.GET, organization=request.organization)
+    return render(request, "organization/audit.html", context, status=422 if context["error"] else 200)
 
 
 @require_safe
 @organization_view(Permission.AUDIT_READ)
-def download(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponseBase:
+def download(request: OrganizationRequest) -> HttpResponseBase:
     """Send the newest matching entries as CSV or JSON lines. The download itself is audited."""
     kind = request.GET.get("export", "csv")
-    rows = list_entries(organization=organization, chosen=read_filter(request.GET))
+    rows = list_entries(organization=request.organization, chosen=read_filter(request.GET))
     chunks, content_type = export(rows, kind=kind)
-    audit.record(organization=organization, by=membership.user_id, action="audit.exported", target=organization.pk)
-    return stream_download(request, chunks, filename=f"audit-{organization.slug}.{kind}", content_type=content_type)
+    audit.record(
+        organization=request.organization,
+        by=request.membership.user_id,
+        action="audit.exported",
+        target=request.organization.pk,
+    )
+    return stream_download(
+        request, chunks, filename=f"audit-{request.organization.slug}.{kind}", content_type=content_type
+    )

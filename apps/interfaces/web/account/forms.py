@@ -2,9 +2,9 @@
 
 import datetime
 from dataclasses import fields
-from typing import Any
 
 from django import forms
+from django.http import QueryDict
 
 from apps.accounts.models import Membership
 from apps.accounts.queries import KeyLimits
@@ -47,8 +47,8 @@ class InviteForm(forms.Form):
         chosen = self.cleaned_data["accepted_by"]
         return chosen == "address" if chosen else None
 
-    def __init__(self, *args: Any, by: Membership, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, data: QueryDict | None = None, *, by: Membership) -> None:
+        super().__init__(data)
         self.fields["role"].choices = [(role, role.capitalize()) for role in grantable_roles(by)]  # type: ignore[attr-defined]
 
 
@@ -77,8 +77,8 @@ class KeyForm(forms.Form):
         min_value=1, max_value=LARGEST_INTEGER, required=False, label="Requests at once"
     )
 
-    def __init__(self, *args: Any, by: Membership, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, data: QueryDict | None = None, *, by: Membership) -> None:
+        super().__init__(data)
         held = [scope for scope in SCOPES if has_permission(by.role, Permission(scope))]
         self.fields["scopes"].choices = [(scope, SCOPE_WORDS[Permission(scope)]) for scope in held]  # type: ignore[attr-defined]
         self.fields["scopes"].initial = [scope for scope in held if scope not in _NOT_AT_FIRST]

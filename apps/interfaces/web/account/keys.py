@@ -9,14 +9,14 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.accounts import operations, queries
-from apps.accounts.models import ApiKey, Membership, Organization
+from apps.accounts.models import ApiKey, Membership
 from apps.accounts.roles import Permission, has_permission
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.http.forms import add_domain_error
 from apps.core.secrets.sealing import SealBroken, place_of, seal, unseal
 from apps.interfaces.web.account.forms import KeyForm
-from apps.interfaces.web.shell.access import organization_view, require
+from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, require
 
 _SESSION_ISSUED = "issued_key"
 
@@ -24,15 +24,15 @@ _SESSION_ISSUED = "issued_key"
 @never_cache
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.VIEW, is_sensitive=True)
-def index(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+def index(request: OrganizationRequest) -> HttpResponse:
     """List keys. A POST creates one and redirects to a page that shows its secret once."""
     if request.method != "POST":
-        return _page(request, organization, membership, KeyForm(by=membership), issued=_take_issued(request))
-    require(membership, Permission.KEY_MANAGE)
-    form = KeyForm(request.POST, by=membership)
-    issued = _issue(form, organization, membership) if form.is_valid() else None
+        return _page(request, KeyForm(by=request.membership), issued=_take_issued(request))
+    require(request.membership, Permission.KEY_MANAGE)
+    form = KeyForm(request.POST, by=request.membership)
+    issued = _issue(form, request) if form.is_valid() else None
     if issued is None:
-        return _page(request, organization, membership, form, status=422)
+        return _page(request, form, status=422)
     sealed = seal(issued.secret, place=_place(issued.key.pk))
     request.session[_SESSION_ISSUED] = {"key_id": issued.key.pk, "sealed": base64.b64encode(sealed).decode()}
     return redirect("web:key_list")
@@ -54,14 +54,14 @@ def _take_issued(request: HttpRequest) -> dict[str, str] | None:
     return {"key_id": kept["key_id"], "secret": secret}
 
 
-def _issue(form: KeyForm, organization: Organization, membership: Membership) -> operations.IssuedKey | None:
+def _issue(form: KeyForm, request: OrganizationRequest) -> operations.IssuedKey | None:
     now = db_now()
     try:
         return operations.issue_key(
-            organization=organization,
+            organization=request.organization,
             name=form.cleaned_data["name"],
             scopes=frozenset(form.cleaned_data["scopes"]),
-            by=membership.user,
+            by=request.membership.user,
             expires_at=form.expires_at(now),
             limits=form.limits(),
             now=now,
@@ -72,27 +72,21 @@ def _issue(form: KeyForm, organization: Organization, membership: Membership) ->
 
 
 def _page(
-    request: HttpRequest,
-    organization: Organization,
-    membership: Membership,
-    form: KeyForm,
-    *,
-    issued: dict[str, str] | None = None,
-    status: int = 200,
+    request: OrganizationRequest, form: KeyForm, *, issued: dict[str, str] | None = None, status: int = 200
 ) -> HttpResponse:
-    manages_all = has_permission(membership.role, Permission.MEMBER_MANAGE)
+    manages_all = has_permission(request.membership.role, Permission.MEMBER_MANAGE)
     now = db_now()
     keys = [
-        {"key": key, "status": key.status(now=now), "may_revoke": _may_revoke(key, membership, manages_all)}
-        for key in queries.list_keys(organization=organization)
+        {"key": key, "status": key.status(now=now), "may_revoke": _may_revoke(key, request.membership, manages_all)}
+        for key in queries.list_keys(organization=request.organization)
     ]
     context = {
         "keys": keys,
         "form": form,
         "issued": issued,
-        "may_create": has_permission(membership.role, Permission.KEY_MANAGE),
+        "may_create": has_permission(request.membership.role, Permission.KEY_MANAGE),
     }
-    return render(request, "keys/index.html", context, status=status)
+    return render(request, "organization/keys.html", context, status=status)
 
 
 def _may_revoke(key: ApiKey, membership: Membership, manages_all: bool) -> bool:
@@ -101,7 +95,9 @@ def _may_revoke(key: ApiKey, membership: Membership, manages_all: bool) -> bool:
 
 @require_POST
 @organization_view(Permission.KEY_MANAGE)
-def revoke(request: HttpRequest, organization: Organization, membership: Membership, key_id: str) -> HttpResponse:
-    key = operations.revoke_key(organization=organization, key_id=key_id, by=membership.user, now=db_now())
+def revoke(request: OrganizationRequest, key_id: str) -> HttpResponse:
+    key = operations.revoke_key(
+        organization=request.organization, key_id=key_id, by=request.membership.user, now=db_now()
+    )
     messages.success(request, f"“{key.name}” was revoked.")
     return redirect("web:key_list")

@@ -9,51 +9,49 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from apps.accounts import invitations, operations, queries
 from apps.accounts.login.forms import SESSION_INVITATION
-from apps.accounts.models import Membership, Organization, User
+from apps.accounts.models import User
 from apps.accounts.roles import Permission, has_permission
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import system
 from apps.core.errors import DomainError, InvalidState, InvalidValue, NotFound
 from apps.core.http.forms import add_domain_error
 from apps.interfaces.web.account.forms import ROLE_WORDS, InviteForm, grantable_roles
-from apps.interfaces.web.shell.access import SESSION_ORGANIZATION, organization_view, public_view
+from apps.interfaces.web.shell.access import SESSION_ORGANIZATION, OrganizationRequest, organization_view, public_view
 
 
 @require_safe
 @organization_view(Permission.VIEW)
-def index(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
-    return _page(request, organization, membership, InviteForm(by=membership))
+def index(request: OrganizationRequest) -> HttpResponse:
+    return _page(request, InviteForm(by=request.membership))
 
 
-def _page(
-    request: HttpRequest, organization: Organization, membership: Membership, form: InviteForm, status: int = 200
-) -> HttpResponse:
-    may_manage = has_permission(membership.role, Permission.MEMBER_MANAGE)
-    grantable = grantable_roles(membership) if may_manage else []
+def _page(request: OrganizationRequest, form: InviteForm, status: int = 200) -> HttpResponse:
+    may_manage = has_permission(request.membership.role, Permission.MEMBER_MANAGE)
+    grantable = grantable_roles(request.membership) if may_manage else []
     context = {
-        "members": queries.list_members(organization=organization),
-        "invitations": queries.list_open_invitations(organization=organization, now=db_now()),
+        "members": queries.list_members(organization=request.organization),
+        "invitations": queries.list_open_invitations(organization=request.organization, now=db_now()),
         "form": form,
         "may_manage": may_manage,
         "grantable": grantable,
         "role_options": [(role, role.capitalize()) for role in grantable],
         "role_words": ROLE_WORDS.items(),
     }
-    return render(request, "members/index.html", context, status=status)
+    return render(request, "organization/members.html", context, status=status)
 
 
 @require_POST
 @organization_view(Permission.MEMBER_MANAGE)
-def invite(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
-    form = InviteForm(request.POST, by=membership)
+def invite(request: OrganizationRequest) -> HttpResponse:
+    form = InviteForm(request.POST, by=request.membership)
     if form.is_valid():
         try:
             invitations.invite_member(
-                organization=organization,
+                organization=request.organization,
                 email=form.cleaned_data["email"],
                 role=form.cleaned_data["role"],
                 only_for_address=form.only_for_address(),
-                by=membership.user,
+                by=request.membership.user,
                 now=db_now(),
             )
         except DomainError as error:
@@ -61,20 +59,18 @@ def invite(request: HttpRequest, organization: Organization, membership: Members
         else:
             messages.success(request, f"Invitation sent to {form.cleaned_data['email']}.")
             return redirect("web:member_list")
-    return _page(request, organization, membership, form, status=422)
+    return _page(request, form, status=422)
 
 
 @require_POST
 @organization_view(Permission.MEMBER_MANAGE)
-def change_role(
-    request: HttpRequest, organization: Organization, membership: Membership, membership_id: str
-) -> HttpResponse:
+def change_role(request: OrganizationRequest, membership_id: str) -> HttpResponse:
     try:
         changed = operations.change_role(
-            organization=organization,
+            organization=request.organization,
             membership_id=membership_id,
             role=request.POST.get("role", ""),
-            by=membership.user,
+            by=request.membership.user,
             now=db_now(),
         )
     except (InvalidState, InvalidValue) as error:
@@ -86,19 +82,17 @@ def change_role(
 
 @require_POST
 @organization_view(Permission.VIEW)
-def remove(
-    request: HttpRequest, organization: Organization, membership: Membership, membership_id: str
-) -> HttpResponse:
+def remove(request: OrganizationRequest, membership_id: str) -> HttpResponse:
     """Remove a member, or leave. Removing another member needs the right to manage members."""
     try:
         operations.remove_member(
-            organization=organization, membership_id=membership_id, by=membership.user, now=db_now()
+            organization=request.organization, membership_id=membership_id, by=request.membership.user, now=db_now()
         )
     except InvalidState as error:
         messages.error(request, error.message)
         return redirect("web:member_list")
-    if membership_id == membership.pk:
-        messages.success(request, f"You have left {organization.name}.")
+    if membership_id == request.membership.pk:
+        messages.success(request, f"You have left {request.organization.name}.")
         return redirect("/")
     messages.success(request, "Member removed. Their API keys and open invitations no longer work.")
     return redirect("web:member_list")
@@ -106,12 +100,10 @@ def remove(
 
 @require_POST
 @organization_view(Permission.MEMBER_MANAGE)
-def revoke_invitation(
-    request: HttpRequest, organization: Organization, membership: Membership, invitation_id: str
-) -> HttpResponse:
+def revoke_invitation(request: OrganizationRequest, invitation_id: str) -> HttpResponse:
     try:
         invitations.revoke_invitation(
-            organization=organization, invitation_id=invitation_id, by=membership.user, now=db_now()
+            organization=request.organization, invitation_id=invitation_id, by=request.membership.user, now=db_now()
         )
     except InvalidState as error:
         messages.error(request, error.message)
@@ -132,7 +124,7 @@ def accept_invitation(request: HttpRequest, token: str) -> HttpResponse:
         try:
             invitation = invitations.find_invitation(token=token)
         except NotFound:
-            return render(request, "members/invitation_closed.html", {"reason": ""}, status=404)
+            return render(request, "organization/invitation_closed.html", {"reason": ""}, status=404)
         if request.method == "POST" and isinstance(request.user, User):
             return _join(request, token, request.user)
         is_open = invitation.is_open(now=db_now())
@@ -140,7 +132,7 @@ def accept_invitation(request: HttpRequest, token: str) -> HttpResponse:
             request.session[SESSION_INVITATION] = token
             # The link was mailed to this address only, so a visitor who opens it can read mail there.
             get_adapter().stash_verified_email(request, invitation.email)
-    template = "members/invitation.html" if is_open else "members/invitation_closed.html"
+    template = "organization/invitation.html" if is_open else "organization/invitation_closed.html"
     return render(request, template, {"invitation": invitation, "next": request.path})
 
 
@@ -148,7 +140,7 @@ def _join(request: HttpRequest, token: str, user: User) -> HttpResponse:
     try:
         membership = invitations.accept_invitation(token=token, user=user, now=db_now())
     except DomainError as error:
-        return render(request, "members/invitation_closed.html", {"reason": error.message}, status=error.status)
+        return render(request, "organization/invitation_closed.html", {"reason": error.message}, status=error.status)
     request.session.pop(SESSION_INVITATION, None)
     request.session[SESSION_ORGANIZATION] = membership.organization_id
     messages.success(request, f"Welcome to {membership.organization.name}.")

@@ -8,7 +8,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.accounts import operations, queries
 from apps.accounts.login.second_factor import has_second_factor
-from apps.accounts.models import Membership, Organization, User
+from apps.accounts.models import User
 from apps.accounts.roles import Permission, has_permission
 from apps.billing.lots import has_paid_lot
 from apps.core.database.clock import db_now
@@ -16,42 +16,50 @@ from apps.core.database.tenancy import system
 from apps.core.errors import DomainError, NotFound, QuotaExceeded
 from apps.core.http.forms import add_domain_error
 from apps.interfaces.web.account.forms import OrganizationForm
-from apps.interfaces.web.shell.access import SESSION_ORGANIZATION, organization_view, person_view, require
+from apps.interfaces.web.shell.access import (
+    SESSION_ORGANIZATION,
+    OrganizationRequest,
+    organization_view,
+    person_view,
+    require,
+)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.VIEW)
-def settings(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+def settings(request: OrganizationRequest) -> HttpResponse:
     """Show the organization; a POST renames it."""
-    form = OrganizationForm(request.POST or None, initial={"name": organization.name})
+    form = OrganizationForm(request.POST or None, initial={"name": request.organization.name})
     if request.method == "POST":
-        require(membership, Permission.ORGANIZATION_MANAGE)
+        require(request.membership, Permission.ORGANIZATION_MANAGE)
         if form.is_valid():
             operations.rename_organization(
-                organization=organization, name=form.cleaned_data["name"], by=membership.user
+                organization=request.organization, name=form.cleaned_data["name"], by=request.membership.user
             )
             messages.success(request, "Saved.")
             return redirect("web:organization_settings")
     context = {
         "form": form,
-        "may_manage": has_permission(membership.role, Permission.ORGANIZATION_MANAGE),
-        "may_read_audit": has_permission(membership.role, Permission.AUDIT_READ),
+        "may_manage": has_permission(request.membership.role, Permission.ORGANIZATION_MANAGE),
+        "may_read_audit": has_permission(request.membership.role, Permission.AUDIT_READ),
     }
     return render(request, "organization/settings.html", context, status=422 if form.errors else 200)
 
 
 @require_POST
 @organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
-def second_factor(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+def second_factor(request: OrganizationRequest) -> HttpResponse:
     """Demand a second factor of every member, or stop demanding it.
 
     An owner without one must add one first, so that they do not lock themselves out.
     """
     is_required = request.POST.get("is_required") == "on"
-    if is_required and not has_second_factor(membership.user):
+    if is_required and not has_second_factor(request.membership.user):
         messages.error(request, "Add a second factor to your own account first.")
         return redirect("mfa_index")
-    operations.set_second_factor_policy(organization=organization, is_required=is_required, by=membership.user)
+    operations.set_second_factor_policy(
+        organization=request.organization, is_required=is_required, by=request.membership.user
+    )
     messages.success(request, "Saved.")
     return redirect("web:organization_settings")
 

@@ -1,11 +1,10 @@
 """The forms of experiment trackers: one stores an organization's key, the other chooses where a job reports."""
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from django import forms
 
-from apps.finetuning.recipes.requests import StoredRequest
+from apps.finetuning.recipes.stored_requests import StoredRequest
 from apps.finetuning.runs.trackers import NAMES
 
 
@@ -40,7 +39,7 @@ class TrackingForm(forms.Form):
             field.widget.attrs |= {"autocomplete": "off", "spellcheck": "false"}
 
     @property
-    def integrations(self) -> list[dict[str, Any]]:
+    def integrations(self) -> list[dict[str, object]]:
         """Return the API's field for a checked form."""
         chosen = ((kind, self.cleaned_data.get(kind, "")) for kind in self.fields)
         return [{"type": kind, kind: {"project": project}} for kind, project in chosen if project]

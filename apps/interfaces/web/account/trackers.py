@@ -1,47 +1,48 @@
 """The keys of experiment trackers: list, store, delete."""
 
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
 
-from apps.accounts.models import Membership, Organization
 from apps.accounts.roles import Permission, has_permission
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.http.forms import add_domain_error
 from apps.finetuning.runs.trackers import NAMES, list_tracker_keys, remove_tracker_key, store_tracker_key
 from apps.interfaces.web.account.tracker_forms import TrackerForm
-from apps.interfaces.web.shell.access import organization_view, require
+from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, require
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.VIEW)
-def index(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+def index(request: OrganizationRequest) -> HttpResponse:
     """Show which keys are stored; a POST stores one."""
     form = TrackerForm(request.POST or None)
     if request.method == "POST":
-        require(membership, Permission.JOB_WRITE)
-        if form.is_valid() and _store(form, organization, membership):
+        require(request.membership, Permission.JOB_WRITE)
+        if form.is_valid() and _store(form, request):
             messages.success(request, f"The key of {NAMES[form.cleaned_data['kind']]} is stored.")
             return redirect("web:tracker_list")
     context = {
         "form": form,
-        "trackers": [{"row": row, "name": NAMES[row.kind]} for row in list_tracker_keys(organization=organization)],
-        "may_change": has_permission(membership.role, Permission.JOB_WRITE),
+        "trackers": [
+            {"row": row, "name": NAMES[row.kind]} for row in list_tracker_keys(organization=request.organization)
+        ],
+        "may_change": has_permission(request.membership.role, Permission.JOB_WRITE),
     }
     return render(request, "organization/trackers.html", context, status=422 if form.errors else 200)
 
 
-def _store(form: TrackerForm, organization: Organization, membership: Membership) -> bool:
+def _store(form: TrackerForm, request: OrganizationRequest) -> bool:
     given = form.cleaned_data
     try:
         store_tracker_key(
-            organization=organization,
+            organization=request.organization,
             kind=given["kind"],
             secret=given["key"],
             url=given["url"],
-            by=membership.user_id,
+            by=request.membership.user_id,
             now=db_now(),
         )
     except DomainError as error:
@@ -52,7 +53,7 @@ def _store(form: TrackerForm, organization: Organization, membership: Membership
 
 @require_POST
 @organization_view(Permission.JOB_WRITE)
-def remove(request: HttpRequest, organization: Organization, membership: Membership, kind: str) -> HttpResponse:
-    remove_tracker_key(organization=organization, kind=kind, by=membership.user_id)
+def remove(request: OrganizationRequest, kind: str) -> HttpResponse:
+    remove_tracker_key(organization=request.organization, kind=kind, by=request.membership.user_id)
     messages.success(request, f"The key of {NAMES[kind]} is removed.")
     return redirect("web:tracker_list")

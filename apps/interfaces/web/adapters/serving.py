@@ -9,24 +9,21 @@ from django.shortcuts import redirect
 from django.urls import reverse
 from django.views.decorators.http import require_POST
 
-from apps.accounts.models import Membership, Organization
 from apps.accounts.roles import Permission
 from apps.adapters.queries import get_version
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, NotFound
 from apps.finetuning.results.checkpoint_models import serve_checkpoint
-from apps.interfaces.web.shell.access import organization_view
+from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.serving import aliases
 from apps.serving import keep_warm as warmth
 
 
 @require_POST
 @organization_view(Permission.ADAPTER_WRITE)
-def point_alias(
-    request: HttpRequest, organization: Organization, membership: Membership, version_id: str
-) -> HttpResponse:
+def point_alias(request: OrganizationRequest, version_id: str) -> HttpResponse:
     """Point a new or an existing alias at this version, or make it the canary for a share of the alias's requests."""
-    version = get_version(organization=organization, id=version_id)
+    version = get_version(organization=request.organization, id=version_id)
     percent = request.POST.get("canary_percent", "").strip()
     name = request.POST.get("name", "").strip()
 
@@ -35,7 +32,7 @@ def point_alias(
             version=version,
             name=name,
             canary_percent=int(percent) if percent.isdecimal() else 0,
-            by=membership.user_id,
+            by=request.membership.user_id,
             now=db_now(),
         )
         share = f"{alias.canary_percent} % of " if alias.canary_percent else ""
@@ -46,13 +43,11 @@ def point_alias(
 
 @require_POST
 @organization_view(Permission.ADAPTER_WRITE)
-def roll_back_alias(
-    request: HttpRequest, organization: Organization, membership: Membership, alias_id: str
-) -> HttpResponse:
-    alias = aliases.get_alias(organization=organization, id=alias_id)
+def roll_back_alias(request: OrganizationRequest, alias_id: str) -> HttpResponse:
+    alias = aliases.get_alias(organization=request.organization, id=alias_id)
 
     def act() -> str:
-        back = aliases.roll_back(alias=alias, by=membership.user_id, now=db_now())
+        back = aliases.roll_back(alias=alias, by=request.membership.user_id, now=db_now())
         return f"{back.name} is answered by {back.version.label} again."
 
     return _act(request, alias.version_id, act)
@@ -60,28 +55,24 @@ def roll_back_alias(
 
 @require_POST
 @organization_view(Permission.ADAPTER_WRITE)
-def delete_alias(
-    request: HttpRequest, organization: Organization, membership: Membership, alias_id: str
-) -> HttpResponse:
-    alias = aliases.get_alias(organization=organization, id=alias_id)
-    aliases.delete_alias(alias=alias, by=membership.user_id)
+def delete_alias(request: OrganizationRequest, alias_id: str) -> HttpResponse:
+    alias = aliases.get_alias(organization=request.organization, id=alias_id)
+    aliases.delete_alias(alias=alias, by=request.membership.user_id)
     messages.success(request, f"{alias.model_name} answers no more.")
     return redirect("web:adapter_detail", version_id=alias.version_id)
 
 
 @require_POST
 @organization_view(Permission.ADAPTER_WRITE)
-def keep_warm(
-    request: HttpRequest, organization: Organization, membership: Membership, version_id: str
-) -> HttpResponse:
+def keep_warm(request: OrganizationRequest, version_id: str) -> HttpResponse:
     """Keep the version warm at its price; ?off stops it."""
-    version = get_version(organization=organization, id=version_id)
+    version = get_version(organization=request.organization, id=version_id)
 
     def act() -> str:
         if "off" in request.POST:
-            warmth.let_cool(version=version, by=membership.user_id, now=db_now())
+            warmth.let_cool(version=version, by=request.membership.user_id, now=db_now())
             return "It is loaded on demand again, and costs nothing while no requests come."
-        warmth.keep_warm(version=version, by=membership.user_id, now=db_now())
+        warmth.keep_warm(version=version, by=request.membership.user_id, now=db_now())
         return "It is kept warm; the time it is loaded is charged by the millisecond."
 
     return _act(request, version_id, act)
@@ -89,12 +80,10 @@ def keep_warm(
 
 @require_POST
 @organization_view(Permission.ADAPTER_WRITE)
-def try_checkpoint(
-    request: HttpRequest, organization: Organization, membership: Membership, checkpoint_id: str
-) -> HttpResponse:
+def try_checkpoint(request: OrganizationRequest, checkpoint_id: str) -> HttpResponse:
     """Deploy the checkpoint's adapter and open it in the playground beside its base model."""
     try:
-        version = serve_checkpoint(organization=organization, checkpoint_id=checkpoint_id)
+        version = serve_checkpoint(organization=request.organization, checkpoint_id=checkpoint_id)
     except NotFound:
         raise
     except DomainError as refused:

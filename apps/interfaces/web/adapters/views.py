@@ -1,7 +1,6 @@
 """The adapter pages: list, detail, files, deploy, undeploy, delete."""
 
 import json
-from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import messages
@@ -12,7 +11,6 @@ from django.urls import reverse
 from django.utils.cache import patch_vary_headers
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from apps.accounts.models import Membership, Organization
 from apps.accounts.roles import Permission, has_permission
 from apps.adapters import queries
 from apps.adapters.models import AdapterVersion
@@ -28,7 +26,7 @@ from apps.finetuning.results.provenance import BUNDLE_FILE, reproducibility
 from apps.interfaces.web.adapters.lineage import ancestor_of, comparison_url, list_descendants, siblings_of
 from apps.interfaces.web.adapters.traffic import traffic_of
 from apps.interfaces.web.jobs.evaluation import evaluation_of
-from apps.interfaces.web.shell.access import organization_view
+from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.code_samples import chat_samples
 from apps.interfaces.web.shell.downloads import stream_download, zip_chunks
 from apps.serving import operations
@@ -43,12 +41,12 @@ _CHANGING = ("waiting", "loading")
 
 @require_safe
 @organization_view(Permission.VIEW)
-def index(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+def index(request: OrganizationRequest) -> HttpResponse:
     """List the usable versions; htmx asks for the table alone."""
-    page = Paginator(queries.list_versions(organization=organization), _PAGE).get_page(request.GET.get("page"))
+    page = Paginator(queries.list_versions(organization=request.organization), _PAGE).get_page(request.GET.get("page"))
     versions = list(page.object_list)
     states = serving_states(versions=versions)
-    made_by = find_jobs_of_adapters(organization=organization, versions=versions)
+    made_by = find_jobs_of_adapters(organization=request.organization, versions=versions)
     address = reverse("web:adapter_list")
     context = {
         "rows": [
@@ -59,29 +57,29 @@ def index(request: HttpRequest, organization: Organization, membership: Membersh
         "previous": f"{address}?page={page.previous_page_number()}" if page.has_previous() else "",
         "next": f"{address}?page={page.next_page_number()}" if page.has_next() else "",
         "is_changing": any(state.state in _CHANGING for state in states.values()),
-        "may_train": has_permission(membership.role, Permission.JOB_WRITE),
+        "may_train": has_permission(request.membership.role, Permission.JOB_WRITE),
     }
     return _answer(request, "adapters/index.html", "#table", context)
 
 
 @require_safe
 @organization_view(Permission.VIEW)
-def detail(request: HttpRequest, organization: Organization, membership: Membership, version_id: str) -> HttpResponse:
+def detail(request: OrganizationRequest, version_id: str) -> HttpResponse:
     """Show one version; while its state changes, htmx asks for the state alone."""
-    version = queries.get_version(organization=organization, id=version_id)
-    return _answer(request, "adapters/detail.html", "#state", _detail(version, organization, membership))
+    version = queries.get_version(organization=request.organization, id=version_id)
+    return _answer(request, "adapters/detail.html", "#state", _detail(version, request))
 
 
-def _answer(request: HttpRequest, template: str, part: str, context: dict[str, Any]) -> HttpResponse:
+def _answer(request: HttpRequest, template: str, part: str, context: dict[str, object]) -> HttpResponse:
     is_part = bool(request.headers.get("HX-Request"))
     response = render(request, template + (part if is_part else ""), context)
     patch_vary_headers(response, ["HX-Request"])
     return response
 
 
-def _detail(version: AdapterVersion, organization: Organization, membership: Membership) -> dict[str, Any]:
+def _detail(version: AdapterVersion, request: OrganizationRequest) -> dict[str, object]:
     serving: ServingState = serving_states(versions=[version])[version.pk]
-    job = find_jobs_of_adapters(organization=organization, versions=[version]).get(version.pk)
+    job = find_jobs_of_adapters(organization=request.organization, versions=[version]).get(version.pk)
     siblings = siblings_of(version)
     return {
         "version": version,
@@ -113,15 +111,15 @@ def _detail(version: AdapterVersion, organization: Organization, membership: Mem
         "missing": list_missing(version),
         "siblings": siblings,
         "comparison_url": comparison_url(version, siblings),
-        "aliases": list_aliases(organization=organization).filter(adapter_id=version.adapter_id),
+        "aliases": list_aliases(organization=request.organization).filter(adapter_id=version.adapter_id),
         "traffic": traffic_of(version),
         "warm_price": warm_price(base_model=version.adapter.base_model),
         "is_kept_warm": Deployment.objects.filter(
             adapter_version=version, removed_at=None, pinned_at__isnull=False
         ).exists(),
         "samples": chat_samples(model=version.model_name),
-        "may_write": has_permission(membership.role, Permission.ADAPTER_WRITE),
-        "may_delete": has_permission(membership.role, Permission.ADAPTER_DELETE),
+        "may_write": has_permission(request.membership.role, Permission.ADAPTER_WRITE),
+        "may_delete": has_permission(request.membership.role, Permission.ADAPTER_DELETE),
     }
 
 
@@ -135,21 +133,23 @@ def _download_address(version: AdapterVersion) -> str:
 
 @require_safe
 @organization_view(Permission.VIEW)
-def download(
-    request: HttpRequest, organization: Organization, membership: Membership, version_id: str
-) -> HttpResponseBase:
+def download(request: OrganizationRequest, version_id: str) -> HttpResponseBase:
     """Send one file through a link valid for minutes (?file=), or the whole adapter as an archive."""
-    version = queries.get_version(organization=organization, id=version_id)
+    version = queries.get_version(organization=request.organization, id=version_id)
     name = request.GET.get("file", "")
     kind = request.GET.get("export", "")
-    job = find_jobs_of_adapters(organization=organization, versions=[version]).get(version.pk)
+    job = find_jobs_of_adapters(organization=request.organization, versions=[version]).get(version.pk)
     texts = _model_documents(job, version, kind)
     if name in texts:
         return _text_file(name, texts[name])
     prefix, manifest = queries.find_files(version=version, export=kind)
     url = queries.download_url(version=version, name=name, export=kind) if name else ""
     audit.record(
-        organization=organization, by=membership.user_id, action="adapter.downloaded", target=version.pk, file=name
+        organization=request.organization,
+        by=request.membership.user_id,
+        action="adapter.downloaded",
+        target=version.pk,
+        file=name,
     )
     if url:
         return HttpResponseRedirect(url, headers={"Cache-Control": "no-store"})
@@ -178,10 +178,10 @@ def _text_file(name: str, text: str) -> HttpResponse:
 
 @require_POST
 @organization_view(Permission.ADAPTER_WRITE)
-def deploy(request: HttpRequest, organization: Organization, membership: Membership, version_id: str) -> HttpResponse:
-    version = queries.get_version(organization=organization, id=version_id)
+def deploy(request: OrganizationRequest, version_id: str) -> HttpResponse:
+    version = queries.get_version(organization=request.organization, id=version_id)
     try:
-        operations.deploy(version=version, by=membership.user_id)
+        operations.deploy(version=version, by=request.membership.user_id)
     except DomainError as refused:
         messages.error(request, refused.message)
     else:
@@ -191,10 +191,10 @@ def deploy(request: HttpRequest, organization: Organization, membership: Members
 
 @require_POST
 @organization_view(Permission.ADAPTER_WRITE)
-def undeploy(request: HttpRequest, organization: Organization, membership: Membership, version_id: str) -> HttpResponse:
-    version = queries.get_version(organization=organization, id=version_id)
+def undeploy(request: OrganizationRequest, version_id: str) -> HttpResponse:
+    version = queries.get_version(organization=request.organization, id=version_id)
     try:
-        operations.undeploy(version=version, by=membership.user_id, now=db_now())
+        operations.undeploy(version=version, by=request.membership.user_id, now=db_now())
     except DomainError as refused:
         messages.error(request, refused.message)
     else:
@@ -204,11 +204,11 @@ def undeploy(request: HttpRequest, organization: Organization, membership: Membe
 
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.ADAPTER_DELETE, is_sensitive=True)
-def delete(request: HttpRequest, organization: Organization, membership: Membership, version_id: str) -> HttpResponse:
+def delete(request: OrganizationRequest, version_id: str) -> HttpResponse:
     """Require the adapter's name typed in full, then unload the version and delete its files."""
-    version = queries.get_version(organization=organization, id=version_id)
+    version = queries.get_version(organization=request.organization, id=version_id)
     name = version.adapter.name
-    context: dict[str, Any] = {"version": version, "typed": name}
+    context: dict[str, object] = {"version": version, "typed": name}
     if request.method != "POST":
         return render(request, "adapters/delete.html", context)
     if request.POST.get("confirm", "").strip() != name:
@@ -216,7 +216,10 @@ def delete(request: HttpRequest, organization: Organization, membership: Members
         return render(request, "adapters/delete.html", context, status=422)
     try:
         operations.delete_model(
-            organization=organization, model_name=version.model_name, by=membership.user_id, now=db_now()
+            organization=request.organization,
+            model_name=version.model_name,
+            by=request.membership.user_id,
+            now=db_now(),
         )
     except DomainError as error:
         context["problem"] = error.message

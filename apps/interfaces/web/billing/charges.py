@@ -1,12 +1,10 @@
 """The page that explains a charge: from one line down to the run's seconds or the hourly tokens."""
 
-from typing import Any
-
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from apps.accounts.models import Membership, Organization
+from apps.accounts.models import Organization
 from apps.accounts.queries import list_keys
 from apps.accounts.roles import Permission
 from apps.billing.invoices.files import quantity_in_words
@@ -15,32 +13,32 @@ from apps.core.money import rated
 from apps.finetuning.models import FineTuningJob, Run
 from apps.finetuning.usage.charges import MINIMUM_SECONDS
 from apps.interfaces.web.billing.usage import MOVEMENTS
-from apps.interfaces.web.shell.access import organization_view
+from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
 _HOURS_SHOWN = 800  # a little more than a month
 
 
 @require_safe
 @organization_view(Permission.VIEW)
-def show(request: HttpRequest, organization: Organization, membership: Membership, reference: str) -> HttpResponse:
-    charge = find_charge(organization=organization, reference=reference)
+def show(request: OrganizationRequest, reference: str) -> HttpResponse:
+    charge = find_charge(organization=request.organization, reference=reference)
     if charge is None:
         raise Http404
-    names = {key.pk: key.name for key in list_keys(organization=organization)}
-    context: dict[str, Any] = {
+    names = {key.pk: key.name for key in list_keys(organization=request.organization)}
+    context: dict[str, object] = {
         "charge": charge,
         "key_name": names.get(charge.key_id, charge.key_id),
         "quantity": quantity_in_words(charge.unit, charge.quantity),
     }
     if charge.hold is not None:
-        context |= _job(organization, charge)
+        context |= _job(request.organization, charge)
     elif charge.kind in ("inference", "storage"):
-        hours = list_hours(organization=organization, charge=charge)
+        hours = list_hours(organization=request.organization, charge=charge)
         context |= {"hours": hours[:_HOURS_SHOWN], "hours_quantity": sum(hour.quantity for hour in hours)}
-    return render(request, "charges/why.html", context)
+    return render(request, "billing/charge.html", context)
 
 
-def _job(organization: Organization, charge: Charge) -> dict[str, Any]:
+def _job(organization: Organization, charge: Charge) -> dict[str, object]:
     assert charge.hold is not None
     job = FineTuningJob.objects.for_organization(organization).filter(pk=charge.hold.source).first()
     runs = Run.objects.for_organization(organization).filter(job=job).order_by("attempt") if job else []

@@ -1,14 +1,12 @@
 """The billing page: balance, credit, holds, invoices with their files, the price book, and the billing profile."""
 
-from typing import Any
-
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http import HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_safe
 
-from apps.accounts.models import Membership, Organization
+from apps.accounts.models import Organization
 from apps.accounts.roles import Permission, has_permission
 from apps.billing.invoices.files import CSV_HEADER, csv_rows, pdf_of, quantity_in_words
 from apps.billing.invoices.profiles import get_profile, set_profile
@@ -22,7 +20,7 @@ from apps.core.http.csv_text import csv_chunks
 from apps.core.objects.store import attachment
 from apps.finetuning.usage.charges import MINIMUM_SECONDS
 from apps.interfaces.web.billing.spending_forms import ProfileForm
-from apps.interfaces.web.shell.access import organization_view, require
+from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, require
 from apps.interfaces.web.shell.downloads import stream_download
 
 _SHOWN = 50
@@ -30,46 +28,48 @@ _SHOWN = 50
 
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.VIEW)
-def show(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+def show(request: OrganizationRequest) -> HttpResponse:
     """Show balance, credit, holds and invoices; a POST changes the billing profile."""
-    profile = get_profile(organization=organization)
+    profile = get_profile(organization=request.organization)
     fields = ("legal_name", "address", "chargeback_label", "is_daily_report_wanted")
     form = ProfileForm(request.POST or None, initial={name: getattr(profile, name) for name in fields})
     if request.method == "POST":
-        require(membership, Permission.ORGANIZATION_MANAGE)
+        require(request.membership, Permission.ORGANIZATION_MANAGE)
         if form.is_valid():
-            set_profile(organization=organization, by=membership.user_id, now=db_now(), **form.cleaned_data)
+            set_profile(
+                organization=request.organization, by=request.membership.user_id, now=db_now(), **form.cleaned_data
+            )
             messages.success(request, "The billing profile was saved.")
             return redirect("web:invoice_list")
-    holds = list(list_open_holds(organization=organization)[: _SHOWN + 1])
+    holds = list(list_open_holds(organization=request.organization)[: _SHOWN + 1])
     context = {
-        "balance": get_balance(organization=organization),
-        "forecast": forecast_month(organization=organization, now=db_now()),
-        "lots": list_lots(organization=organization)[:_SHOWN],
+        "balance": get_balance(organization=request.organization),
+        "forecast": forecast_month(organization=request.organization, now=db_now()),
+        "lots": list_lots(organization=request.organization)[:_SHOWN],
         "holds": [{"hold": hold, "left_nano": hold.amount_nano - hold.captured_nano} for hold in holds[:_SHOWN]],
         "has_more_holds": len(holds) > _SHOWN,
-        "invoices": list_invoices(organization=organization)[:_SHOWN],
+        "invoices": list_invoices(organization=request.organization)[:_SHOWN],
         "form": form,
-        "may_manage": has_permission(membership.role, Permission.ORGANIZATION_MANAGE),
+        "may_manage": has_permission(request.membership.role, Permission.ORGANIZATION_MANAGE),
     }
-    return render(request, "invoices/index.html", context, status=422 if request.method == "POST" else 200)
+    return render(request, "billing/invoices.html", context, status=422 if request.method == "POST" else 200)
 
 
 @require_safe
 @organization_view(Permission.VIEW)
-def prices(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+def prices(request: OrganizationRequest) -> HttpResponse:
     """Show every price that this organization pays now."""
-    rules = list_active_prices(prefix="", organization=organization)
+    rules = list_active_prices(prefix="", organization=request.organization)
     groups = {"training": "GPU time", "inference": "Tokens", "warm": "Kept warm", "storage": "Storage"}
     grouped = [(title, [rule for rule in rules if rule.sku.startswith(f"{kind}:")]) for kind, title in groups.items()]
     context = {"groups": [group for group in grouped if group[1]], "minimum_seconds": MINIMUM_SECONDS}
-    return render(request, "invoices/prices.html", context)
+    return render(request, "billing/prices.html", context)
 
 
 @require_safe
 @organization_view(Permission.VIEW)
-def invoice(request: HttpRequest, organization: Organization, membership: Membership, invoice_id: str) -> HttpResponse:
-    found = _invoice(organization, invoice_id)
+def invoice(request: OrganizationRequest, invoice_id: str) -> HttpResponse:
+    found = _invoice(request.organization, invoice_id)
     lines = [
         {
             "line": line,
@@ -78,7 +78,7 @@ def invoice(request: HttpRequest, organization: Organization, membership: Member
         }
         for line in found.lines.order_by("position")
     ]
-    profile = get_profile(organization=organization)
+    profile = get_profile(organization=request.organization)
     labels = [(label, cents * 10_000_000) for label, cents in sum_by_label(found).items()]
     context = {
         "invoice": found,
@@ -87,16 +87,14 @@ def invoice(request: HttpRequest, organization: Organization, membership: Member
         "labels": labels if {label for label, _ in labels} != {""} else [],
         "label_name": profile.chargeback_label,
     }
-    return render(request, "invoices/detail.html", context)
+    return render(request, "billing/invoice.html", context)
 
 
 @require_safe
 @organization_view(Permission.VIEW)
-def invoice_csv(
-    request: HttpRequest, organization: Organization, membership: Membership, invoice_id: str
-) -> HttpResponseBase:
-    found = _invoice(organization, invoice_id)
-    rows: list[tuple[Any, ...]] = list(csv_rows(found))
+def invoice_csv(request: OrganizationRequest, invoice_id: str) -> HttpResponseBase:
+    found = _invoice(request.organization, invoice_id)
+    rows: list[tuple[object, ...]] = list(csv_rows(found))
     return stream_download(
         request,
         csv_chunks(CSV_HEADER, rows),
@@ -107,10 +105,8 @@ def invoice_csv(
 
 @require_safe
 @organization_view(Permission.VIEW)
-def invoice_pdf(
-    request: HttpRequest, organization: Organization, membership: Membership, invoice_id: str
-) -> HttpResponse:
-    found = _invoice(organization, invoice_id)
+def invoice_pdf(request: OrganizationRequest, invoice_id: str) -> HttpResponse:
+    found = _invoice(request.organization, invoice_id)
     headers = {
         "Content-Disposition": attachment(f"invoice-{found.number}.pdf"),
         "Cache-Control": "private, no-store",

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from decimal import Decimal
 
 from django.contrib import messages
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 from django_htmx.http import HttpResponseClientRedirect
 
-from apps.accounts.models import Membership, Organization
 from apps.accounts.roles import Permission, has_permission
 from apps.billing.queries import get_balance
 from apps.core.database.clock import db_now
@@ -21,11 +20,11 @@ from apps.core.http.forms import add_domain_error
 from apps.core.messages import outbox
 from apps.core.money import NANO_PER_CENT
 from apps.interfaces.web.billing.payment_settings_forms import AutoRechargeForm, TopUpForm
-from apps.interfaces.web.shell.access import organization_view
+from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.payments import autorecharge
 from apps.payments.customers import get_customer
 from apps.payments.dunning import owed_nano
-from apps.payments.models import HostedPage, Standing, TopUp
+from apps.payments.models import HostedPage, PageKind, Standing, TopUp
 from apps.payments.stripe import gateway
 from apps.payments.topups import request_page, request_topup
 
@@ -34,39 +33,38 @@ _PAYMENTS_SHOWN = 20
 
 @require_safe
 @organization_view(Permission.VIEW)
-def index(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+def index(request: OrganizationRequest) -> HttpResponse:
     _refuse_without_payments()
-    return _page(request, organization, membership)
+    return _page(request)
 
 
 def _page(
-    request: HttpRequest,
-    organization: Organization,
-    membership: Membership,
+    request: OrganizationRequest,
     *,
     topup_form: TopUpForm | None = None,
     recharge_form: AutoRechargeForm | None = None,
     status: int = 200,
 ) -> HttpResponse:
-    order = autorecharge.get_auto_recharge(organization=organization)
+    order = autorecharge.get_auto_recharge(organization=request.organization)
     now = db_now()
+    charged_cents = autorecharge.charged_this_month_cents(organization=request.organization, now=now)
     context = {
-        "may_manage": has_permission(membership.role, Permission.ORGANIZATION_MANAGE),
-        "balance": get_balance(organization=organization),
-        "customer": get_customer(organization=organization),
+        "may_manage": has_permission(request.membership.role, Permission.ORGANIZATION_MANAGE),
+        "balance": get_balance(organization=request.organization),
+        "customer": get_customer(organization=request.organization),
         "order": order,
-        "standing": Standing.objects.for_organization(organization).exclude(status="active").first(),
-        "owed_nano": owed_nano(organization=organization),
+        "standing": Standing.objects.for_organization(request.organization).exclude(status="active").first(),
+        "owed_nano": owed_nano(organization=request.organization),
         "is_paused": order.paused_until is not None and order.paused_until > now,
-        "charged_nano": autorecharge.charged_this_month_cents(organization=organization, now=now) * NANO_PER_CENT,
+        "charged_nano": charged_cents * NANO_PER_CENT,
         "cap_nano": order.monthly_cap_cents * NANO_PER_CENT if order.is_enabled else None,
         "topup_form": topup_form or TopUpForm(),
         "recharge_form": recharge_form or AutoRechargeForm(initial=_initial(order)),
-        "topups": TopUp.objects.for_organization(organization)
+        "topups": TopUp.objects.for_organization(request.organization)
         .prefetch_related("refunds", "disputes")
         .order_by("-created_at")[:_PAYMENTS_SHOWN],
     }
-    return render(request, "billing/index.html", context, status=status)
+    return render(request, "billing/settings.html", context, status=status)
 
 
 def _initial(order: autorecharge.AutoRecharge) -> dict[str, object]:
@@ -76,57 +74,63 @@ def _initial(order: autorecharge.AutoRecharge) -> dict[str, object]:
 
 @require_POST
 @organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
-def top_up(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+def top_up(request: OrganizationRequest) -> HttpResponse:
     """Request a page to pay for credit."""
     _refuse_without_payments()
     form = TopUpForm(request.POST)
     if form.is_valid():
         try:
-            asked = request_topup(organization=organization, amount_cents=form.amount_cents, by=membership.user_id)
+            asked = request_topup(
+                organization=request.organization, amount_cents=form.amount_cents, by=request.membership.user_id
+            )
         except DomainError as error:
             add_domain_error(form, error)
         else:
             return redirect("web:billing_page", asked.pk)
-    return _page(request, organization, membership, topup_form=form, status=422)
+    return _page(request, topup_form=form, status=422)
 
 
 @require_POST
 @organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
-def leave_card(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+def leave_card(request: OrganizationRequest) -> HttpResponse:
     """Request a page to save a card for later."""
     _refuse_without_payments()
-    return redirect("web:billing_page", request_page(organization=organization, kind="card", by=membership.user_id).pk)
-
-
-@require_POST
-@organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
-def open_portal(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
-    """Request a visit to Stripe's portal: cards, address, tax ids, invoices."""
-    _refuse_without_payments()
     return redirect(
-        "web:billing_page", request_page(organization=organization, kind="portal", by=membership.user_id).pk
+        "web:billing_page",
+        request_page(organization=request.organization, kind=PageKind.CARD, by=request.membership.user_id).pk,
     )
 
 
 @require_POST
 @organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
-def auto_recharge(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+def open_portal(request: OrganizationRequest) -> HttpResponse:
+    """Request a visit to Stripe's portal: cards, address, tax ids, invoices."""
+    _refuse_without_payments()
+    return redirect(
+        "web:billing_page",
+        request_page(organization=request.organization, kind=PageKind.PORTAL, by=request.membership.user_id).pk,
+    )
+
+
+@require_POST
+@organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
+def auto_recharge(request: OrganizationRequest) -> HttpResponse:
     _refuse_without_payments()
     form = AutoRechargeForm(request.POST)
-    if form.is_valid() and _is_saved(form, organization, membership):
+    if form.is_valid() and _is_saved(form, request):
         messages.success(
             request, "Auto-recharge is on." if form.cleaned_data["is_enabled"] else "Auto-recharge is off."
         )
         return redirect("web:billing")
-    return _page(request, organization, membership, recharge_form=form, status=422)
+    return _page(request, recharge_form=form, status=422)
 
 
-def _is_saved(form: AutoRechargeForm, organization: Organization, membership: Membership) -> bool:
+def _is_saved(form: AutoRechargeForm, request: OrganizationRequest) -> bool:
     try:
         autorecharge.set_auto_recharge(
-            organization=organization,
+            organization=request.organization,
             is_enabled=form.cleaned_data["is_enabled"],
-            by=membership.user_id,
+            by=request.membership.user_id,
             **form.in_cents(),
         )
     except DomainError as error:
@@ -137,10 +141,10 @@ def _is_saved(form: AutoRechargeForm, organization: Organization, membership: Me
 
 @require_safe
 @organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
-def page(request: HttpRequest, organization: Organization, membership: Membership, page_id: str) -> HttpResponse:
+def page(request: OrganizationRequest, page_id: str) -> HttpResponse:
     """Wait for one of Stripe's pages and go there; after the return, wait for the result."""
     _refuse_without_payments()
-    asked = HostedPage.objects.for_organization(organization).select_related("topup").filter(pk=page_id).first()
+    asked = HostedPage.objects.for_organization(request.organization).select_related("topup").filter(pk=page_id).first()
     if asked is None:
         raise Http404
     if asked.topup is not None and asked.topup.status == "open":
@@ -149,18 +153,18 @@ def page(request: HttpRequest, organization: Organization, membership: Membershi
     if leave is not None:
         return leave(asked.url)
     context = {"asked": asked, "topup": asked.topup}
-    template = "billing/page.html#state" if getattr(request, "htmx", False) else "billing/page.html"
+    template = "billing/page.html#state" if request.htmx else "billing/page.html"
     return render(request, template, context)
 
 
-def _leaving(request: HttpRequest, asked: HostedPage) -> Callable[[str], HttpResponse] | None:
+def _leaving(request: OrganizationRequest, asked: HostedPage) -> Callable[[str], HttpResponse] | None:
     """Return the redirect to Stripe, once: for the poll that finds the page ready.
 
     A redirect in answer to a form must not leave this origin.
     """
     was_waiting = request.GET.get("waiting") == "1"
     is_fresh = asked.status == "ready" and (asked.topup is None or asked.topup.status == "open")
-    return HttpResponseClientRedirect if getattr(request, "htmx", False) and was_waiting and is_fresh else None
+    return HttpResponseClientRedirect if request.htmx and was_waiting and is_fresh else None
 
 
 def _ask_what_became_of(topup: TopUp) -> None:

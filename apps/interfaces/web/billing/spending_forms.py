@@ -4,6 +4,7 @@ from decimal import Decimal
 from typing import Any
 
 from django import forms
+from django.http import QueryDict
 
 from apps.accounts.models import Organization
 from apps.accounts.queries import list_keys, list_members
@@ -33,8 +34,8 @@ class BudgetForm(forms.Form):
         help_text="Each once a month.",
     )
 
-    def __init__(self, *args: Any, organization: Organization, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, data: QueryDict | None = None, *, organization: Organization) -> None:
+        super().__init__(data)
         keys = [(key.pk, f"{key.name} ({key.prefix}…)") for key in list_keys(organization=organization)]
         people = [(each.user_id, str(each.user)) for each in list_members(organization=organization)]
         self.fields["key"].choices = [("", "–"), *keys]  # type: ignore[attr-defined]
@@ -66,8 +67,8 @@ class KeyLabelsForm(forms.Form):
         required=False, max_length=2000, label="Labels", help_text="name=value, with commas between: team=search"
     )
 
-    def __init__(self, *args: Any, organization: Organization, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, data: QueryDict | None = None, *, organization: Organization) -> None:
+        super().__init__(data)
         keys = list_keys(organization=organization)
         self.fields["key"].choices = [(key.pk, f"{key.name} ({key.prefix}…)") for key in keys]  # type: ignore[attr-defined]
 

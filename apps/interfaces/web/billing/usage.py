@@ -4,7 +4,6 @@ import datetime
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
@@ -12,12 +11,12 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_safe
 
-from apps.accounts.models import Membership, Organization
+from apps.accounts.models import Organization
 from apps.accounts.queries import list_keys, list_members
 from apps.accounts.roles import Permission
 from apps.billing.invoices.files import csv_usd
 from apps.billing.invoices.profiles import get_profile
-from apps.billing.models import AccountKind, LedgerTransaction, UsageSeries
+from apps.billing.models import AccountKind, LedgerTransaction, LineKind, UsageSeries
 from apps.billing.queries import get_balance, list_transactions, list_usage, sources_of_holds
 from apps.billing.spending import Spend, list_spending, sum_by
 from apps.billing.usage.storage import STORED
@@ -28,7 +27,7 @@ from apps.finetuning.models import FineTuningJob
 from apps.finetuning.queries import list_jobs
 from apps.interfaces.web.charts import geometry
 from apps.interfaces.web.jobs.views import title_of
-from apps.interfaces.web.shell.access import organization_view
+from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.downloads import stream_download
 
 PERIODS = (7, 30, 90)
@@ -104,15 +103,15 @@ class Movement:
 
 @require_safe
 @organization_view(Permission.VIEW)
-def show(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+def show(request: OrganizationRequest) -> HttpResponse:
     days = _days(request)
     first, last = _period(days)
-    series = list(list_usage(organization=organization, since=first))
-    spending = list_spending(organization=organization, first=first, last=last)
-    training = [line for line in spending if line.kind == "training"]
-    jobs = _by_job(organization, training)
+    series = list(list_usage(organization=request.organization, since=first))
+    spending = list_spending(organization=request.organization, first=first, last=last)
+    training = [line for line in spending if line.kind == LineKind.TRAINING]
+    jobs = _by_job(request.organization, training)
     models = _by_model(line for line in series if line.subject != STORED)
-    page = Paginator(list_transactions(organization=organization), _PAGE).get_page(request.GET.get("page"))
+    page = Paginator(list_transactions(organization=request.organization), _PAGE).get_page(request.GET.get("page"))
     address = f"{reverse('web:usage')}?days={days}"
     training_nano = sum(line.cost_nano for line in training)
     inference_nano = sum(model.cost_nano for model in models)
@@ -121,7 +120,7 @@ def show(request: HttpRequest, organization: Organization, membership: Membershi
         "days": days,
         "periods": [(f"{reverse('web:usage')}?days={each}", f"{each} days", each == days) for each in PERIODS],
         "export_url": f"{reverse('web:usage_export')}?days={days}",
-        "balance": get_balance(organization=organization),
+        "balance": get_balance(organization=request.organization),
         "training_nano": training_nano,
         "inference_nano": inference_nano,
         "storage_nano": storage_nano,
@@ -132,24 +131,24 @@ def show(request: HttpRequest, organization: Organization, membership: Membershi
         "plot": _plot(series, training, models, first, last),
         "groups": [(f"{address}&by={name}#by", title, name == _group(request)) for name, title in _GROUPS.items()],
         "group": _GROUPS[_group(request)],
-        "grouped": _grouped(organization, _group(request), spending),
+        "grouped": _grouped(request.organization, _group(request), spending),
         "decimals": 2 if training_nano + inference_nano >= NANO_PER_USD else 4,
-        "movements": _movements(organization, page.object_list),
+        "movements": _movements(request.organization, page.object_list),
         "page": page,
         "previous": f"{address}&page={page.previous_page_number()}#ledger" if page.has_previous() else "",
         "next": f"{address}&page={page.next_page_number()}#ledger" if page.has_next() else "",
     }
-    return render(request, "usage/show.html", context)
+    return render(request, "billing/usage.html", context)
 
 
 @require_safe
 @organization_view(Permission.VIEW)
-def export(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponseBase:
+def export(request: OrganizationRequest) -> HttpResponseBase:
     """Send the period's usage as CSV: a line for each day, model, key and price, and one for each job."""
     days = _days(request)
     first, last = _period(days)
-    rows = list(_csv_rows(list_spending(organization=organization, first=first, last=last)))
-    name = f"usage-{organization.slug}-{first}-{last}.csv"
+    rows = list(_csv_rows(list_spending(organization=request.organization, first=first, last=last)))
+    name = f"usage-{request.organization.slug}-{first}-{last}.csv"
     return stream_download(
         request, csv_chunks(_CSV_HEADER, rows), filename=name, content_type="text/csv; charset=utf-8"
     )
@@ -287,7 +286,7 @@ def _reason(posted: LedgerTransaction) -> str:
     return f"{_label(subject)}, {'output' if ':output:' in sku else 'input'} tokens"
 
 
-def _csv_rows(lines: Iterable[Spend]) -> Iterator[tuple[Any, ...]]:
+def _csv_rows(lines: Iterable[Spend]) -> Iterator[tuple[object, ...]]:
     for line in lines:
         labels = ";".join(f"{name}={value}" for name, value in sorted(line.labels.items()))
         yield (

@@ -1,13 +1,10 @@
 """The pages that assign a file's columns, with a preview of its first rows, and that repair bad rows."""
 
-from typing import Any
-
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
 
-from apps.accounts.models import Membership, Organization
 from apps.accounts.roles import Permission
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
@@ -15,16 +12,16 @@ from apps.datasets import operations, queries
 from apps.datasets.intake import versions
 from apps.datasets.models import DatasetVersion
 from apps.datasets.validation.formats import FIELDS, LABELS, Format, Mapping, check_mapping
-from apps.datasets.validation.preview import mapping_of, preview, suggest
+from apps.datasets.validation.preview import preview, suggest
 from apps.datasets.validation.repair import RepairMode
-from apps.interfaces.web.shell.access import organization_view
+from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.DATASET_WRITE)
-def columns(request: HttpRequest, organization: Organization, membership: Membership, file_id: str) -> HttpResponse:
+def columns(request: OrganizationRequest, file_id: str) -> HttpResponse:
     """Show the columns under the chosen format; a POST converts the file, unless it only asks for a preview."""
-    version = queries.get_version(organization=organization, id=file_id)
+    version = queries.get_version(organization=request.organization, id=file_id)
     data = request.POST if request.method == "POST" else request.GET
     mapping = _chosen(version, data)
     problem = ""
@@ -33,7 +30,7 @@ def columns(request: HttpRequest, organization: Organization, membership: Member
             mapped = versions.remap_version(
                 version=version,
                 mapping=check_mapping(mapping),
-                by=membership.user_id,
+                by=request.membership.user_id,
                 now=db_now(),
             )
             return redirect("web:dataset_detail", mapped.pk)
@@ -45,15 +42,15 @@ def columns(request: HttpRequest, organization: Organization, membership: Member
 
 @require_POST
 @organization_view(Permission.DATASET_WRITE)
-def repair(request: HttpRequest, organization: Organization, membership: Membership, file_id: str) -> HttpResponse:
+def repair(request: OrganizationRequest, file_id: str) -> HttpResponse:
     """Create a new version without the bad rows, or with them fixed."""
-    version = queries.get_version(organization=organization, id=file_id)
+    version = queries.get_version(organization=request.organization, id=file_id)
     mode = RepairMode.DROP if request.POST.get("mode") == RepairMode.DROP else RepairMode.REPAIR
     try:
         repaired = versions.repair_version(
             version=version,
             mode=mode,
-            by=membership.user_id,
+            by=request.membership.user_id,
             now=db_now(),
         )
     except DomainError as error:
@@ -64,28 +61,28 @@ def repair(request: HttpRequest, organization: Organization, membership: Members
 
 @require_POST
 @organization_view(Permission.DATASET_WRITE)
-def dismiss(request: HttpRequest, organization: Organization, membership: Membership, file_id: str) -> HttpResponse:
+def dismiss(request: OrganizationRequest, file_id: str) -> HttpResponse:
     """Remove a file with errors from the overview."""
-    version = queries.get_version(organization=organization, id=file_id)
-    operations.dismiss_errors(version=version, by=membership.user_id, now=db_now())
+    version = queries.get_version(organization=request.organization, id=file_id)
+    operations.dismiss_errors(version=version, by=request.membership.user_id, now=db_now())
     return redirect("web:overview")
 
 
-def _chosen(version: DatasetVersion, data: Any) -> Mapping:
+def _chosen(version: DatasetVersion, data: QueryDict) -> Mapping:
     """Return the form's mapping; without one for its format, return the stored mapping or suggest one."""
-    known = mapping_of(version)
+    known = version.layout.mapping
     wanted = data.get("format", "")
     if wanted not in FIELDS:
         return known or suggest(version, Format.PROMPT_COMPLETION)
     format = Format(wanted)
     if data.get("for") != format:  # the format was changed: its columns have not been asked for yet
         return known if known and known.format == format else suggest(version, format)
-    present = version.layout.get("columns", ())
+    present = version.layout.columns
     columns = {field.name: data.get(f"column.{field.name}", "") for field in FIELDS[format]}
     return Mapping(format=format, columns={name: column for name, column in columns.items() if column in present})
 
 
-def _context(version: DatasetVersion, mapping: Mapping) -> dict[str, Any]:
+def _context(version: DatasetVersion, mapping: Mapping) -> dict[str, object]:
     fields = FIELDS[mapping.format]
     is_complete = all(field.name in mapping.columns for field in fields if field.is_required)
     shown = preview(version=version, mapping=mapping if is_complete else None)

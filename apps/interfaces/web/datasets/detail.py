@@ -1,14 +1,12 @@
 """The page of one file: its figures, its rows as a model sees them, and what to check before training."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils.cache import patch_vary_headers
 from django.views.decorators.http import require_safe
 
-from apps.accounts.models import Membership, Organization
 from apps.accounts.queries import name_of_actor
 from apps.accounts.roles import Permission, has_permission
 from apps.catalog.models import BaseModel
@@ -17,6 +15,7 @@ from apps.contracts.held_rows import Repeats
 from apps.datasets import operations, queries
 from apps.datasets.inspection import comparisons, inspections
 from apps.datasets.inspection.inspector import FindingCode
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.problems import MIN_ROWS
 from apps.datasets.rows import kind_of
@@ -36,7 +35,7 @@ from apps.interfaces.web.datasets.viewer import (
     read_address,
     viewer_context,
 )
-from apps.interfaces.web.shell.access import organization_view
+from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
 _MAX_JOBS, _MAX_OVERLAPS = 50, 6
 _PENDING = ("uploaded", "validating")
@@ -70,12 +69,12 @@ class Check:
 
 @require_safe
 @organization_view(Permission.VIEW)
-def detail(request: HttpRequest, organization: Organization, membership: Membership, file_id: str) -> HttpResponse:
+def detail(request: OrganizationRequest, file_id: str) -> HttpResponse:
     """Show a file. htmx gets the part it asks for.
 
     The parts are the row viewer, the button's price, or the whole dataset while a task is running.
     """
-    version = queries.get_version(organization=organization, id=file_id)
+    version = queries.get_version(organization=request.organization, id=file_id)
     model = chosen_model(request)
     part = request.headers.get("HX-Target", "") if request.headers.get("HX-Request") else ""
     is_viewer, is_price = part.endswith("#viewer"), part.endswith("#least-price")
@@ -83,15 +82,17 @@ def detail(request: HttpRequest, organization: Organization, membership: Members
     count, refusal, is_counting = (find_count(version, model), None, False) if is_known else _count(version, model)
     address = read_address(request, version, model, count)
     if is_price:
-        return _part(request, "price", {"least_nano": least_nano(organization, training_choices(address, model))})
+        return _part(
+            request, "price", {"least_nano": least_nano(request.organization, training_choices(address, model))}
+        )
     looked = look(version, model, address, count)
     context = viewer_context(address, looked, is_pending=version.status in _PENDING)
     if not is_viewer:
-        context |= _summary(address, looked, refusal, is_counting) | _people(version, organization, membership)
+        context |= _summary(address, looked, refusal, is_counting) | _people(version, request)
     return _part(request, "viewer" if is_viewer else "dataset" if part else "", context)
 
 
-def _part(request: HttpRequest, name: str, context: dict[str, Any]) -> HttpResponse:
+def _part(request: HttpRequest, name: str, context: dict[str, object]) -> HttpResponse:
     """Render one part of the page, or all of it if the name is ""."""
     response = render(request, "datasets/detail.html" + (f"#{name}" if name else ""), context)
     patch_vary_headers(response, ["HX-Request", "HX-Target"])
@@ -106,7 +107,7 @@ def _count(
     version: DatasetVersion, model: BaseModel | None
 ) -> tuple[TokenCount | None, operations.RowRefused | None, bool]:
     """Return the token count, the row that prevents it, and whether a task is counting."""
-    if version.status != "ready" or model is None:
+    if version.status != DatasetVersionStatus.READY or model is None:
         return None, None, False
     found = queries.find_token_count(version=version, base_model=model)
     if found or not operations.is_counted_at_once(version):
@@ -121,10 +122,10 @@ def _count(
 
 def _summary(
     address: Address, looked: RowContext, refusal: operations.RowRefused | None, is_counting: bool
-) -> dict[str, Any]:
+) -> dict[str, object]:
     version, count = address.version, looked.count
     is_pending = version.status in _PENDING
-    is_inspecting = version.status == "ready" and looked.inspection is None
+    is_inspecting = version.status == DatasetVersionStatus.READY and looked.inspection is None
     if is_inspecting:
         inspections.request_inspection(version=version)
     is_comparing = _is_comparing(address, looked)
@@ -168,36 +169,37 @@ def _trained_tokens(address: Address, count: TokenCount | None) -> int:
 
 def _is_comparing(address: Address, looked: RowContext) -> bool:
     """Return whether a task requested by `look` is comparing the file with the chosen one."""
-    if not address.against or looked.repeats is not None or address.version.status != "ready":
+    if not address.against or looked.repeats is not None or address.version.status != DatasetVersionStatus.READY:
         return False
-    return queries.get_version(organization=address.version.organization_id, id=address.against).status == "ready"
+    other = queries.get_version(organization=address.version.organization_id, id=address.against)
+    return other.status == DatasetVersionStatus.READY
 
 
 def _others(version: DatasetVersion) -> list[tuple[str, str]]:
     """Return the files that it can be compared with."""
-    versions = queries.list_versions(organization=version.organization_id).filter(status="ready").exclude(pk=version.pk)
+    versions = queries.list_versions(organization=version.organization_id).defer("errors", "line_offsets")
     return [
         (other.pk, f"Validation: {other.dataset.name}, {other.filename}")
-        for other in versions.defer("errors", "line_offsets")[:100]
+        for other in versions.filter(status=DatasetVersionStatus.READY).exclude(pk=version.pk)[:100]
     ]
 
 
-def _people(version: DatasetVersion, organization: Organization, member: Membership) -> dict[str, Any]:
+def _people(version: DatasetVersion, request: OrganizationRequest) -> dict[str, object]:
     return {
-        "uploader": name_of_actor(organization=organization, actor=version.created_by),
-        "may_write": has_permission(member.role, Permission.DATASET_WRITE),
-        "may_train": has_permission(member.role, Permission.JOB_WRITE),
+        "uploader": name_of_actor(organization=request.organization, actor=version.created_by),
+        "may_write": has_permission(request.membership.role, Permission.DATASET_WRITE),
+        "may_train": has_permission(request.membership.role, Permission.JOB_WRITE),
     }
 
 
 def _checks(address: Address, looked: RowContext, refusal: operations.RowRefused | None) -> list[Check]:
     version = address.version
-    if version.status == "invalid":
+    if version.status == DatasetVersionStatus.INVALID:
         return [
             Check("bad", f"Line {error['line']:,}: {error['message']}", error["fix"], address.at(error["line"]))
             for error in version.errors
         ]
-    if version.status != "ready":
+    if version.status != DatasetVersionStatus.READY:
         return []
     what, is_whole = _WHAT_ROWS[version.kind or "chat"]
     checks = [
@@ -217,14 +219,14 @@ def _length_checks(count: TokenCount, address: Address) -> list[Check]:
         return [Check("ok", f"Every row fits in {limit:,} tokens")]
     cut = cut_at(count, limit)
     if kind_of(address.version) is RowKind.TEXT:
-        over = f"{cut['over']:,} {_plural(cut['over'], 'row')}" if cut else "Some rows"
+        over = f"{cut.over:,} {_plural(cut.over, 'row')}" if cut else "Some rows"
         return [
             Check("ok", f"{over} over {limit:,} tokens: trained in pieces, nothing is cut", "", _find(address, OVER))
         ]
     if cut is None:
         return [Check("warn", f"Some rows are longer than {limit:,} tokens and will be cut")]
-    over, lost = cut["over"], 0 if address.train_on is TrainOn.ALL else cut["untrained"]
-    text = f"{over:,} {_plural(over, 'row')} over {limit:,} tokens will be cut"
+    lost = 0 if address.train_on is TrainOn.ALL else cut.untrained
+    text = f"{cut.over:,} {_plural(cut.over, 'row')} over {limit:,} tokens will be cut"
     checks = [Check("warn", text, "", _find(address, OVER))]
     if lost:
         verbs = ("trains", "is") if lost == 1 else ("train", "are")
@@ -292,7 +294,7 @@ def _overlaps(address: Address, looked: RowContext) -> list[Check]:
 
 def _shared_urls(address: Address, other: DatasetVersion) -> tuple[str, str]:
     """Return the addresses of the equal and the similar rows of both files; none for a deleted file."""
-    if other.status == "deleted":
+    if other.status == DatasetVersionStatus.DELETED:
         return "", ""
     looked = replace(address, against=other.pk)
     return _find(looked, SHARED), _find(looked, NEARLY_SHARED)

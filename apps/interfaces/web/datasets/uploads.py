@@ -4,21 +4,23 @@ The page's script calls these views with JSON. Parts go straight to the store, s
 this process loses no data.
 """
 
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST
 
-from apps.accounts.models import Membership, Organization
 from apps.accounts.roles import Permission
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, InvalidValue
 from apps.core.http.asgi import error_response
 from apps.datasets.intake import uploads
+from apps.datasets.lifecycle import UploadStatus
 from apps.datasets.models import Upload
-from apps.interfaces.web.shell.access import organization_view
+from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Announcement(msgspec.Struct, forbid_unknown_fields=True):
@@ -33,19 +35,19 @@ class Wanted(msgspec.Struct, forbid_unknown_fields=True):
 
 @require_POST
 @organization_view(Permission.DATASET_WRITE)
-def create(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+def create(request: OrganizationRequest) -> HttpResponse:
     """Announce a file and return its plan."""
     try:
         body = _read(request, Announcement)
         upload = uploads.create_upload(
-            organization=organization,
+            organization=request.organization,
             filename=body.filename,
             purpose="fine-tune",
             bytes=body.bytes,
             mime_type="application/octet-stream",
             dataset_name=body.name,
             is_planned=True,
-            by=membership.user_id,
+            by=request.membership.user_id,
             now=db_now(),
         )
     except DomainError as error:
@@ -55,16 +57,16 @@ def create(request: HttpRequest, organization: Organization, membership: Members
 
 @require_http_methods(["GET", "HEAD"])
 @organization_view(Permission.DATASET_WRITE)
-def state(request: HttpRequest, organization: Organization, membership: Membership, upload_id: str) -> HttpResponse:
+def state(request: OrganizationRequest, upload_id: str) -> HttpResponse:
     """Return the plan and the numbers of the parts received."""
-    return JsonResponse(_plan(uploads.get_upload(organization=organization, id=upload_id)))
+    return JsonResponse(_plan(uploads.get_upload(organization=request.organization, id=upload_id)))
 
 
 @require_POST
 @organization_view(Permission.DATASET_WRITE)
-def sign(request: HttpRequest, organization: Organization, membership: Membership, upload_id: str) -> HttpResponse:
+def sign(request: OrganizationRequest, upload_id: str) -> HttpResponse:
     """Return a signed address for each requested part, valid for minutes."""
-    upload = uploads.get_upload(organization=organization, id=upload_id)
+    upload = uploads.get_upload(organization=request.organization, id=upload_id)
     try:
         urls = uploads.sign_parts(upload=upload, numbers=_read(request, Wanted).numbers, now=db_now())
     except DomainError as error:
@@ -74,13 +76,13 @@ def sign(request: HttpRequest, organization: Organization, membership: Membershi
 
 @require_POST
 @organization_view(Permission.DATASET_WRITE)
-def complete(request: HttpRequest, organization: Organization, membership: Membership, upload_id: str) -> HttpResponse:
+def complete(request: OrganizationRequest, upload_id: str) -> HttpResponse:
     """Join the parts into a file and return the address of its page."""
-    upload = uploads.get_upload(organization=organization, id=upload_id)
+    upload = uploads.get_upload(organization=request.organization, id=upload_id)
     try:
         completed = uploads.complete_upload(
             upload=upload,
-            by=membership.user_id,
+            by=request.membership.user_id,
             now=db_now(),
         )
     except DomainError as error:
@@ -90,18 +92,18 @@ def complete(request: HttpRequest, organization: Organization, membership: Membe
 
 @require_POST
 @organization_view(Permission.DATASET_WRITE)
-def cancel(request: HttpRequest, organization: Organization, membership: Membership, upload_id: str) -> HttpResponse:
-    upload = uploads.get_upload(organization=organization, id=upload_id)
+def cancel(request: OrganizationRequest, upload_id: str) -> HttpResponse:
+    upload = uploads.get_upload(organization=request.organization, id=upload_id)
     try:
-        return JsonResponse(_plan(uploads.cancel_upload(upload=upload, by=membership.user_id)))
+        return JsonResponse(_plan(uploads.cancel_upload(upload=upload, by=request.membership.user_id)))
     except DomainError as error:
         return error_response(error)
 
 
-def _plan(upload: Upload, *, is_new: bool = False) -> dict[str, Any]:
+def _plan(upload: Upload, *, is_new: bool = False) -> dict[str, object]:
     # Do not ask the store about a new upload: if the store were down, the client would announce its file repeatedly.
     is_planned = upload.part_bytes is not None
-    is_listed = is_planned and not is_new and upload.status == "pending"
+    is_listed = is_planned and not is_new and upload.status == UploadStatus.PENDING
     return {
         "id": upload.pk,
         "status": upload.status,
@@ -113,7 +115,7 @@ def _plan(upload: Upload, *, is_new: bool = False) -> dict[str, Any]:
     }
 
 
-def _read(request: HttpRequest, kind: Any) -> Any:
+def _read(request: HttpRequest, kind: type[S]) -> S:
     try:
         return msgspec.json.decode(request.body, type=kind)
     except (msgspec.MsgspecError, UnicodeError) as error:

@@ -1,26 +1,36 @@
 """The row viewer of a dataset: a list of rows, and one of them as the model sees it. Its state is in the address."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlencode
 
+import msgspec
 from django.http import HttpRequest
 from django.urls import reverse
 
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer, list_base_models
-from apps.contracts.chat import ChatRow, PreferenceRow, RenderedRow, Row, RowError, RowKind, TextRow, TrainOn
+from apps.contracts.chat import (
+    ChatMessage,
+    ChatRow,
+    PreferenceRow,
+    RenderedRow,
+    Row,
+    RowError,
+    RowKind,
+    TextRow,
+    TrainOn,
+)
 from apps.contracts.held_rows import Repeats
 from apps.contracts.split import Split
 from apps.datasets import queries
 from apps.datasets.inspection import comparisons, inspections
 from apps.datasets.inspection.inspector import hints_of
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, TokenCount, VersionInspection
 from apps.datasets.queries import RowPreview
 from apps.datasets.rows import kind_of
-from apps.datasets.token_counts import LIMITS
+from apps.datasets.token_counts import LIMITS, Cut
 from apps.finetuning.recipes.completion import choose_longest_row
 from apps.interfaces.web.datasets.row_view import RowView, view_row
 
@@ -56,7 +66,7 @@ class Address:
     against: str  # the validation file to compare with, "" for none
     train_on: TrainOn
 
-    def url(self, **changes: Any) -> str:
+    def url(self, **changes: object) -> str:
         names = ("model", "limit", "share", "seed", "against", "first", "line", "view", "find")
         query = {name: getattr(self, name) for name in names} | changes
         query |= {"train_on": self.train_on.value if self.train_on is not TrainOn.ASSISTANT else ""}
@@ -101,8 +111,8 @@ class RowContext:
         if address.find in _REPEATS:
             return [at for at, repeats in enumerate(self.repeats or b"", 1) if repeats == _REPEATS[address.find]]
         if address.find in (OVER, LOST):
-            cut = cut_at(self.count, address.limit)
-            return cut.get(f"{address.find}_lines", []) if cut else []
+            cut = cut_at(self.count, address.limit) or Cut(limit=address.limit)
+            return cut.over_lines if address.find == OVER else cut.untrained_lines
         findings = self.inspection.findings if self.inspection else []
         return [row["line"] for found in findings if found["code"] == address.find for row in found["first"]]
 
@@ -164,7 +174,7 @@ def _number(request: HttpRequest, name: str, default: int) -> int:
 
 def look(version: DatasetVersion, model: BaseModel | None, address: Address, count: TokenCount | None) -> RowContext:
     """Collect the version's counts and findings."""
-    inspection = inspections.find_inspection(version=version) if version.status == "ready" else None
+    inspection = inspections.find_inspection(version=version) if version.status == DatasetVersionStatus.READY else None
     held = None
     if inspection and address.share and (version.rows or 0) <= inspections.KEYS_READ_NOW:
         held = inspections.held_out_rows(inspection=inspection, split=address.split)
@@ -180,12 +190,13 @@ def _repeats(version: DatasetVersion, file_id: str) -> bytes | None:
     return comparisons.marks_of(found) if found else None
 
 
-def cut_at(count: TokenCount | None, limit: int) -> Mapping[str, Any] | None:
+def cut_at(count: TokenCount | None, limit: int) -> Cut | None:
     """Return what this limit cuts; return None if that was not counted."""
-    return next((cut for cut in count.cuts if cut["limit"] == limit), None) if count else None
+    found = next((cut for cut in count.cuts if cut["limit"] == limit), None) if count else None
+    return msgspec.convert(found, Cut) if found else None
 
 
-def viewer_context(address: Address, looked: RowContext, *, is_pending: bool) -> dict[str, Any]:
+def viewer_context(address: Address, looked: RowContext, *, is_pending: bool) -> dict[str, object]:
     """Return the context of the viewer's template."""
     lines = looked.lines_of(address) if address.find else []
     previews = [] if is_pending else _previews(address, lines)
@@ -210,7 +221,8 @@ def viewer_context(address: Address, looked: RowContext, *, is_pending: bool) ->
         "views": [
             {"label": label, "url": address.url(view=key), "current": key == address.view} for key, label in VIEWS
         ],
-    } | _pages(address, rows, lines)
+        **_pages(address, rows, lines),
+    }
 
 
 def _pages(address: Address, rows: list[ListedRow], lines: list[int]) -> dict[str, str]:
@@ -283,7 +295,7 @@ def _copy_of(line: int, looked: RowContext) -> str:
     return ""
 
 
-def _messages(row: ChatRow | PreferenceRow) -> tuple[Any, ...]:
+def _messages(row: ChatRow | PreferenceRow) -> tuple[ChatMessage, ...]:
     return (*row.prompt, *row.preferred) if isinstance(row, PreferenceRow) else row.messages
 
 
@@ -308,7 +320,7 @@ def _sides(preview: RowPreview, model: BaseModel | None, train_on: TrainOn) -> t
 
 def _rendered(
     preview: RowPreview | None, model: BaseModel | None, address: Address
-) -> tuple[RowView | None, dict[str, Any] | None]:
+) -> tuple[RowView | None, dict[str, object] | None]:
     """Return the row as the model sees it, or its error."""
     if preview is None:
         return None, None

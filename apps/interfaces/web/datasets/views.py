@@ -1,15 +1,13 @@
 """The dataset pages: list, upload, one file with its rows as a model sees them, download, delete."""
 
-from typing import Any
-
 from django.conf import settings
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect, render
 from django.utils.cache import patch_vary_headers
 from django.views.decorators.http import require_http_methods, require_safe
 
-from apps.accounts.models import Membership, Organization
+from apps.accounts.models import Organization
 from apps.accounts.roles import Permission, has_permission
 from apps.core import audit
 from apps.core.database.clock import db_now
@@ -23,7 +21,7 @@ from apps.finetuning.usage.quotas import get_quota
 from apps.finetuning.usage.storage import counted_bytes
 from apps.interfaces.web.datasets.forms import UploadForm
 from apps.interfaces.web.datasets.viewer import chosen_model, model_options
-from apps.interfaces.web.shell.access import organization_view
+from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
 IN_PARTS_FROM_BYTES = 32 * 1024**2  # smaller files go in one request: it is quicker, and sending it again costs little
 _PENDING = ("uploaded", "validating")
@@ -34,8 +32,8 @@ _PENDING = ("uploaded", "validating")
 
 @require_safe
 @organization_view(Permission.VIEW)
-def index(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
-    versions = list(queries.list_with_use(organization=organization))
+def index(request: OrganizationRequest) -> HttpResponse:
+    versions = list(queries.list_with_use(organization=request.organization))
     model = chosen_model(request)
     counts = {count.version_id: count for count in queries.list_token_counts(versions=versions, base_model=model)}
     context = {
@@ -45,10 +43,10 @@ def index(request: HttpRequest, organization: Organization, membership: Membersh
         "form": UploadForm(),
         "parts_from_bytes": IN_PARTS_FROM_BYTES,
         "max_upload_bytes": settings.MAX_UPLOAD_BYTES,
-        "may_upload": has_permission(membership.role, Permission.DATASET_WRITE),
+        "may_upload": has_permission(request.membership.role, Permission.DATASET_WRITE),
         "is_live": any(version.status in _PENDING for version in versions),
         "command": _command(),
-        "storage": _storage(organization),
+        "storage": _storage(request.organization),
     }
     is_part = request.headers.get("HX-Request") and versions
     response = render(request, "datasets/index.html" + ("#files" if is_part else ""), context)
@@ -69,11 +67,11 @@ def _command(separator: str = " ") -> str:
 
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.DATASET_WRITE)
-def upload(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+def upload(request: OrganizationRequest) -> HttpResponse:
     """Accept a file from a form. It streams from disk to the store, and a task validates it."""
     form = UploadForm(request.POST, request.FILES) if request.method == "POST" else UploadForm()
     if request.method == "POST" and form.is_valid():
-        version = _create(form, organization, membership)
+        version = _create(form, request)
         if version:
             return redirect("web:dataset_detail", version.pk)
     context = {
@@ -85,16 +83,16 @@ def upload(request: HttpRequest, organization: Organization, membership: Members
     return render(request, "datasets/upload.html", context, status=422 if form.is_bound else 200)
 
 
-def _create(form: UploadForm, organization: Organization, membership: Membership) -> DatasetVersion | None:
+def _create(form: UploadForm, request: OrganizationRequest) -> DatasetVersion | None:
     file = form.cleaned_data["file"]
     try:
         return intake.create_version(
-            organization=organization,
+            organization=request.organization,
             filename=file.name,
             purpose="fine-tune",
             chunks=file.chunks(CHUNK_BYTES),
             dataset_name=form.cleaned_data["name"] or None,
-            by=membership.user_id,
+            by=request.membership.user_id,
             now=db_now(),
         )
     except DomainError as error:
@@ -114,10 +112,12 @@ def _storage(organization: Organization) -> dict[str, int | None]:
 
 @require_safe
 @organization_view(Permission.VIEW)
-def download(request: HttpRequest, organization: Organization, membership: Membership, file_id: str) -> HttpResponse:
+def download(request: OrganizationRequest, file_id: str) -> HttpResponse:
     """Redirect the browser to a link that is valid for a few minutes."""
-    version = queries.get_version(organization=organization, id=file_id)
-    audit.record(organization=organization, by=membership.user_id, action="dataset.downloaded", target=version.pk)
+    version = queries.get_version(organization=request.organization, id=file_id)
+    audit.record(
+        organization=request.organization, by=request.membership.user_id, action="dataset.downloaded", target=version.pk
+    )
     response = HttpResponseRedirect(queries.download_url(version=version))
     response.headers["Cache-Control"] = "no-store"
     return response
@@ -125,17 +125,17 @@ def download(request: HttpRequest, organization: Organization, membership: Membe
 
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.DATASET_WRITE, is_sensitive=True)
-def delete(request: HttpRequest, organization: Organization, membership: Membership, file_id: str) -> HttpResponse:
+def delete(request: OrganizationRequest, file_id: str) -> HttpResponse:
     """Require the file's name typed in full, then delete it."""
-    version = queries.get_version(organization=organization, id=file_id)
-    context: dict[str, Any] = {"version": version, "typed": version.filename}
+    version = queries.get_version(organization=request.organization, id=file_id)
+    context: dict[str, object] = {"version": version, "typed": version.filename}
     if request.method != "POST":
         return render(request, "datasets/delete.html", context)
     if request.POST.get("confirm", "").strip() != version.filename:
         context["problem"] = f"Type {version.filename} to confirm."
         return render(request, "datasets/delete.html", context, status=422)
     try:
-        operations.delete_version(version=version, by=membership.user_id, now=db_now())
+        operations.delete_version(version=version, by=request.membership.user_id, now=db_now())
     except DomainError as error:
         context["problem"] = error.message
         return render(request, "datasets/delete.html", context, status=422)

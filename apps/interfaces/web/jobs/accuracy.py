@@ -1,7 +1,5 @@
 """The installation's public page on how far its estimates were from actual runs. It names no tenant."""
 
-from typing import Any
-
 import msgspec
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -35,10 +33,10 @@ def show(request: HttpRequest) -> HttpResponse:
         "step_runs": STEP_RUNS,
         "window_runs": WINDOW_RUNS,
     }
-    return render(request, "accuracy/public.html", context)
+    return render(request, "jobs/accuracy.html", context)
 
 
-def _pool(row: PoolAccuracy) -> dict[str, Any]:
+def _pool(row: PoolAccuracy) -> dict[str, object]:
     report = msgspec.convert(row.report, AccuracyReport)
     return {
         "pool": row.pool,

@@ -50,9 +50,9 @@ def _every_nth(rows: QuerySet[JobEvent], count: int) -> Iterable[tuple[int, dict
     return chosen.values_list("sequence", "data")
 
 
-def curves_of(job: FineTuningJob) -> dict[str, Any]:
+def curves_of(job: FineTuningJob) -> dict[str, object]:
     """Return the curves. For each step the last attempt's values win, because a resumed attempt repeats lost steps."""
-    by_step: dict[int, dict[str, Any]] = {}
+    by_step: dict[int, dict[str, object]] = {}
     for data in thinned(job):
         shown = {name: value for name, value in with_units(data).items() if value is not None}
         by_step.setdefault(data["step"], {}).update(shown)

@@ -1,7 +1,5 @@
 """The report that compares base and tuned model, as tables for the job page and the adapter page."""
 
-from typing import Any
-
 from apps.adapters.models import AdapterVersion
 from apps.contracts.evaluation import Comparison
 from apps.finetuning.results.provenance import label_of, report_of
@@ -9,7 +7,7 @@ from apps.finetuning.results.provenance import label_of, report_of
 _TONES = {"better": "ok", "worse": "bad", "level": ""}
 
 
-def evaluation_of(version: AdapterVersion | None) -> dict[str, Any] | None:
+def evaluation_of(version: AdapterVersion | None) -> dict[str, object] | None:
     """Return the report with its rows prepared for the page; return None without a report."""
     report = report_of(version) if version is not None else None
     if report is None:
@@ -17,7 +15,7 @@ def evaluation_of(version: AdapterVersion | None) -> dict[str, Any] | None:
     return {"report": report, "rows": [_row(found) for found in report.comparisons]}
 
 
-def _row(found: Comparison) -> dict[str, Any]:
+def _row(found: Comparison) -> dict[str, object]:
     values = (("Base", found.base), ("Tuned", found.tuned), ("Difference", found.difference))
     return {
         "label": label_of(found.name),

@@ -1,7 +1,6 @@
 """A job's recipe, in words for its page and as the API call that would create the job again."""
 
 from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -9,7 +8,7 @@ from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.money import usd_decimal
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.recipes.limits import kind_of
-from apps.finetuning.recipes.requests import stored_request
+from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.runs.judges import list_judges
 from apps.interfaces.web.shell.code_samples import job_samples
 from apps.interfaces.web.wizard.after_training_forms import AfterTrainingForm, given_of
@@ -74,7 +73,7 @@ def recipe_samples(job: FineTuningJob, *, model: str) -> list[dict[str, str]]:
     )
 
 
-def _values(job: FineTuningJob, recipe: Hyperparameters) -> dict[str, Any]:
+def _values(job: FineTuningJob, recipe: Hyperparameters) -> dict[str, object]:
     left_out = {name for name in _OFF_BY_DEFAULT if not getattr(recipe, name)}
     left_out |= set(ADAPTER_FIELDS) if recipe.method is Method.FULL else set()
     left_out |= {"validation_share"} if job.validation_file_id else set()

@@ -1,21 +1,18 @@
 """A job's metrics as a TensorBoard event file to download."""
 
-from django.http import HttpRequest, StreamingHttpResponse
+from django.http import StreamingHttpResponse
 from django.views.decorators.http import require_safe
 
-from apps.accounts.models import Membership, Organization
 from apps.accounts.roles import Permission
 from apps.finetuning import queries
 from apps.finetuning.results.tensorboard import event_file, file_name, read_points
-from apps.interfaces.web.shell.access import organization_view
+from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.downloads import stream_download
 
 
 @require_safe
 @organization_view(Permission.VIEW)
-def download(
-    request: HttpRequest, organization: Organization, membership: Membership, job_id: str
-) -> StreamingHttpResponse:
-    job = queries.get_job(organization=organization, id=job_id)
+def download(request: OrganizationRequest, job_id: str) -> StreamingHttpResponse:
+    job = queries.get_job(organization=request.organization, id=job_id)
     records = event_file(read_points(job=job), began_at=job.created_at.timestamp())
     return stream_download(request, records, filename=file_name(job), content_type="application/octet-stream")

@@ -2,31 +2,31 @@
 
 import datetime
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from django.contrib import messages
 from django.core.paginator import Paginator
-from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
+from django.http import HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.cache import patch_vary_headers
 from django.views.decorators.http import require_POST, require_safe
-from django_htmx.middleware import HtmxDetails
 
-from apps.accounts.models import Membership, Organization, User
+from apps.accounts.models import Membership
 from apps.accounts.roles import Permission, has_permission
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.money import NANO_PER_CENT, usd_decimal
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.queries import download_url as file_url
 from apps.finetuning import queries
 from apps.finetuning.jobs import control
 from apps.finetuning.jobs.explanations import explain
 from apps.finetuning.jobs.progress import get_progress, percent_of
 from apps.finetuning.jobs.retries import retry_job
-from apps.finetuning.lifecycle import JOB_TERMINAL
+from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus, RunStatus
 from apps.finetuning.models import FineTuningJob, JobEvent
 from apps.finetuning.results.checkpoint_models import may_answer
 from apps.finetuning.runs import attempts
@@ -37,7 +37,7 @@ from apps.interfaces.web.jobs.curves import curves_of, metrics_of, with_number
 from apps.interfaces.web.jobs.evaluation import evaluation_of
 from apps.interfaces.web.jobs.outcome import find_outcome, outcome_rows
 from apps.interfaces.web.jobs.recipe import method_words, recipe_lines, recipe_reasons, recipe_samples
-from apps.interfaces.web.shell.access import organization_view
+from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.live import Watcher, follow_job
 from apps.interfaces.web.wizard.compute_table import memory_parts
 from apps.interfaces.web.wizard.forms import CapForm
@@ -46,15 +46,14 @@ from apps.interfaces.web.wizard.views import again_url, beginning_of
 _PAGE = 25
 _SHOWN_EVALUATIONS = 100
 _SHOWN_EVENTS = 200
-_STATES = (("", "All"), ("running", "Training"), ("queued", "Queued"), ("succeeded", "Succeeded"), ("failed", "Failed"))
+_STATES = (
+    ("", "All"),
+    (JobStatus.RUNNING, "Training"),
+    (JobStatus.QUEUED, "Queued"),
+    (JobStatus.SUCCEEDED, "Succeeded"),
+    (JobStatus.FAILED, "Failed"),
+)
 _GIB = 2**30
-
-
-class MemberRequest(HttpRequest):
-    """A request with its current organization set."""
-
-    organization: Organization
-    htmx: HtmxDetails
 
 
 @dataclass(frozen=True)
@@ -71,9 +70,9 @@ class Phase:
 
 @require_safe
 @organization_view(Permission.VIEW)
-def index(request: MemberRequest, organization: Organization, membership: Membership) -> HttpResponse:
+def index(request: OrganizationRequest) -> HttpResponse:
     """List the jobs; htmx asks for the table alone."""
-    rows = queries.list_jobs(organization=organization)
+    rows = queries.list_jobs(organization=request.organization)
     status = request.GET.get("status", "")
     page = Paginator(rows.filter(status=status) if status else rows, _PAGE).get_page(request.GET.get("page"))
     address = f"{reverse('web:job_list')}?status={status}"
@@ -88,7 +87,7 @@ def index(request: MemberRequest, organization: Organization, membership: Member
         "address": f"{address}&page={page.number}",
         "previous": f"{address}&page={page.previous_page_number()}" if page.has_previous() else "",
         "next": f"{address}&page={page.next_page_number()}" if page.has_next() else "",
-        "may_create": has_permission(membership.role, Permission.JOB_WRITE),
+        "may_create": has_permission(request.membership.role, Permission.JOB_WRITE),
         "has_live": any(job.status not in JOB_TERMINAL for job in page.object_list),
     }
     return render(request, "jobs/list.html" + ("#table" if request.htmx else ""), context)
@@ -96,12 +95,12 @@ def index(request: MemberRequest, organization: Organization, membership: Member
 
 @require_safe
 @organization_view(Permission.VIEW)
-def detail(request: MemberRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
+def detail(request: OrganizationRequest, job_id: str) -> HttpResponse:
     """Show one job; when its state changes, htmx asks again for the parts that depend on it."""
-    job = queries.get_job(organization=organization, id=job_id)
+    job = queries.get_job(organization=request.organization, id=job_id)
     target = request.headers.get("HX-Target", "").partition("#")[2]
     part = ("#news" if target == "events" else "#state") if request.htmx else ""
-    response = render(request, f"jobs/detail.html{part}", _detail(job, membership))
+    response = render(request, f"jobs/detail.html{part}", _detail(job, request.membership))
     patch_vary_headers(response, ["HX-Request", "HX-Target"])
     if part and job.status in JOB_TERMINAL:
         response.headers["HX-Refresh"] = "true"  # its report, certificate and files appear in many places on the page
@@ -110,20 +109,20 @@ def detail(request: MemberRequest, organization: Organization, membership: Membe
 
 @require_safe
 @organization_view(Permission.VIEW)
-def chart(request: HttpRequest, organization: Organization, membership: Membership, job_id: str) -> JsonResponse:
+def chart(request: OrganizationRequest, job_id: str) -> JsonResponse:
     """Return the curves so far: {"x", "series", "total", "checkpoints"}."""
-    job = queries.get_job(organization=organization, id=job_id)
+    job = queries.get_job(organization=request.organization, id=job_id)
     return JsonResponse(curves_of(job))
 
 
-def stream(request: MemberRequest, job_id: str) -> HttpResponseBase:
+def stream(request: OrganizationRequest, job_id: str) -> HttpResponseBase:
     """Stream the job's server-sent events, starting after Last-Event-ID or ?after."""
     opened = _open_stream(request, job_id=job_id)
     if opened.status_code != 204:
         return opened
     after = request.headers.get("Last-Event-ID") or request.GET.get("after", "0")
     response = StreamingHttpResponse(
-        follow_job(watcher=_watcher(request, request.organization), job_id=job_id, after=_sequence(after)),
+        follow_job(watcher=_watcher(request), job_id=job_id, after=_sequence(after)),
         content_type="text/event-stream",
     )
     response.headers["Cache-Control"] = "no-store"
@@ -138,16 +137,16 @@ def _sequence(text: str) -> int:
 
 @require_safe
 @organization_view(Permission.VIEW)
-def _open_stream(request: HttpRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
+def _open_stream(request: OrganizationRequest, job_id: str) -> HttpResponse:
     """Authorise in a separate transaction, so that a watcher holds no connection."""
-    queries.get_job(organization=organization, id=job_id)
-    _watcher(request, organization).require_room()
+    queries.get_job(organization=request.organization, id=job_id)
+    _watcher(request).require_room()
     return HttpResponse(status=204)
 
 
-def _watcher(request: HttpRequest, organization: Organization) -> Watcher:
-    assert isinstance(request.user, User) and request.session.session_key
-    return Watcher(request.user, request.session.session_key, organization.pk)
+def _watcher(request: OrganizationRequest) -> Watcher:
+    assert request.session.session_key
+    return Watcher(request.user, request.session.session_key, request.organization.pk)
 
 
 stream.access = _open_stream.access  # type: ignore[attr-defined]
@@ -155,39 +154,39 @@ stream.access = _open_stream.access  # type: ignore[attr-defined]
 
 @require_POST
 @organization_view(Permission.JOB_WRITE)
-def cancel(request: HttpRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
-    return _act(request, organization, membership, job_id, control.request_cancellation, "The job is being cancelled.")
+def cancel(request: OrganizationRequest, job_id: str) -> HttpResponse:
+    return _act(request, job_id, control.request_cancellation, "The job is being cancelled.")
 
 
 @require_POST
 @organization_view(Permission.JOB_WRITE)
-def pause(request: HttpRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
-    return _act(request, organization, membership, job_id, control.request_pause, "Saving a checkpoint, then pausing.")
+def pause(request: OrganizationRequest, job_id: str) -> HttpResponse:
+    return _act(request, job_id, control.request_pause, "Saving a checkpoint, then pausing.")
 
 
 @require_POST
 @organization_view(Permission.JOB_WRITE)
-def resume(request: HttpRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
+def resume(request: OrganizationRequest, job_id: str) -> HttpResponse:
     """Queue a paused job again. `cap` sets a new spend cap; it is required if the old one stopped the job."""
     form = CapForm(request.POST)
     if not form.is_valid():
         messages.error(request, "The new cap is an amount in dollars, such as 2.50.")
         return redirect("web:job_detail", job_id=job_id)
     act = partial(control.resume, spend_cap_nano=form.cap_nano)
-    return _act(request, organization, membership, job_id, act, "The job is queued again.")
+    return _act(request, job_id, act, "The job is queued again.")
 
 
 @require_POST
 @organization_view(Permission.JOB_WRITE)
-def retry(request: HttpRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
+def retry(request: OrganizationRequest, job_id: str) -> HttpResponse:
     """Start a failed job again with the suggested change, holding the `cap` shown on the button."""
-    job = queries.get_job(organization=organization, id=job_id)
+    job = queries.get_job(organization=request.organization, id=job_id)
     form = CapForm(request.POST)
     if not form.is_valid():
         messages.error(request, "The cap is an amount in dollars, such as 2.50.")
         return redirect("web:job_detail", job_id=job_id)
     try:
-        again = retry_job(job=job, by=membership.user_id, now=db_now(), spend_cap_nano=form.cap_nano)
+        again = retry_job(job=job, by=request.membership.user_id, now=db_now(), spend_cap_nano=form.cap_nano)
     except DomainError as refused:
         messages.error(request, refused.message)
         return redirect("web:job_detail", job_id=job_id)
@@ -195,12 +194,10 @@ def retry(request: HttpRequest, organization: Organization, membership: Membersh
     return redirect("web:job_detail", job_id=again.pk)
 
 
-def _act(
-    request: HttpRequest, organization: Organization, membership: Membership, job_id: str, act: Any, words: str
-) -> HttpResponse:
-    job = queries.get_job(organization=organization, id=job_id)
+def _act(request: OrganizationRequest, job_id: str, act: Callable[..., object], words: str) -> HttpResponse:
+    job = queries.get_job(organization=request.organization, id=job_id)
     try:
-        act(job=job, by=membership.user_id, now=db_now())
+        act(job=job, by=request.membership.user_id, now=db_now())
     except DomainError as refused:
         messages.error(request, refused.message)
     else:
@@ -215,11 +212,11 @@ def title_of(job: FineTuningJob) -> str:
     return job.suffix or f"{job.base_model.display_name} on {job.training_file.dataset.name}"
 
 
-def _summary(job: FineTuningJob, now: datetime.datetime) -> dict[str, Any]:
+def _summary(job: FineTuningJob, now: datetime.datetime) -> dict[str, object]:
     return {"job": job, "title": title_of(job), "progress": get_progress(job=job, now=now)}
 
 
-def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
+def _detail(job: FineTuningJob, membership: Membership) -> dict[str, object]:
     losses = with_number(job, "train_loss").order_by("sequence")
     evaluated = with_number(job, "valid_loss")
     best = evaluated.order_by("number", "sequence").first()
@@ -227,6 +224,7 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
     now, is_live = db_now(), job.status not in JOB_TERMINAL
     progress = get_progress(job=job, now=now)
     outcome = find_outcome(job)
+    is_file_deleted = job.training_file.status == DatasetVersionStatus.DELETED
     return {
         "job": job,
         "title": title_of(job),
@@ -261,7 +259,7 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
         "may_try_checkpoints": has_permission(membership.role, Permission.ADAPTER_WRITE) and may_answer(job),
         "speed": outcome.actual_tokens_per_second if outcome else progress.tokens_per_second,
         "has_gpu_load": bool(last and last.data.get("gpu_utilization") is not None),
-        "file_url": file_url(version=job.training_file) if job.training_file.status != "deleted" else "",
+        "file_url": "" if is_file_deleted else file_url(version=job.training_file),
     }
 
 
@@ -272,9 +270,9 @@ def _estimated_seconds(job: FineTuningJob, *, is_live: bool) -> float:
     return (job.estimate.get("billed_seconds_p50") or 0.0) * job.gpu_count
 
 
-def _pause_state(job: FineTuningJob) -> dict[str, Any] | None:
+def _pause_state(job: FineTuningJob) -> dict[str, object] | None:
     """Return what a resume would hold and whether it needs a higher cap; return None unless the job is paused."""
-    if job.status != "paused":
+    if job.status != JobStatus.PAUSED:
         return None
     return {
         "hold_nano": attempts.resume_hold_nano(job=job),
@@ -313,7 +311,7 @@ def _phases(job: FineTuningJob, now: datetime.datetime) -> list[Phase]:
 
 def _with_end(phases: list[Phase], job: FineTuningJob) -> list[Phase]:
     """Mark the phase in which a job failed or was stopped."""
-    marks = {"failed": "failed", "cancelled": "stopped", "paused": "stopped"}
+    marks: dict[str, str] = {JobStatus.FAILED: "failed", JobStatus.CANCELLED: "stopped", JobStatus.PAUSED: "stopped"}
     mark = marks.get(job.status)
     if mark is None:
         return phases
@@ -324,7 +322,7 @@ def _with_end(phases: list[Phase], job: FineTuningJob) -> list[Phase]:
 
 
 def _ready(job: FineTuningJob) -> Phase:
-    return Phase("Ready", "done" if job.status == "succeeded" else "")
+    return Phase("Ready", "done" if job.status == JobStatus.SUCCEEDED else "")
 
 
 def _seconds(begun: datetime.datetime | None, ended: datetime.datetime | None) -> float:
@@ -337,8 +335,8 @@ def _span(length: datetime.timedelta) -> str:
 
 
 def _queue_position(job: FineTuningJob, now: datetime.datetime) -> int | None:
-    run = queries.get_active_run(job=job) if job.status == "queued" else None
-    return queue_position(run=run, now=now) if run and run.status == "queued" else None
+    run = queries.get_active_run(job=job) if job.status == JobStatus.QUEUED else None
+    return queue_position(run=run, now=now) if run and run.status == RunStatus.QUEUED else None
 
 
 def _memory_bar(job: FineTuningJob) -> geometry.MemoryBar | None:
@@ -348,5 +346,5 @@ def _memory_bar(job: FineTuningJob) -> geometry.MemoryBar | None:
     return geometry.memory_bar(parts, job.estimate["capacity_bytes"] / _GIB)
 
 
-def _shown(event: JobEvent) -> dict[str, Any]:
+def _shown(event: JobEvent) -> dict[str, object]:
     return {"level": event.level, "message": event.message, "detail": "", "at": event.created_at}

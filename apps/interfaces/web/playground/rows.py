@@ -9,7 +9,7 @@ from django.http import HttpRequest, JsonResponse
 from django.urls import reverse
 from django.views.decorators.http import require_POST
 
-from apps.accounts.models import Membership, Organization
+from apps.accounts.models import Organization
 from apps.accounts.roles import Permission
 from apps.adapters.queries import get_version_by_name
 from apps.catalog.models import BaseModel
@@ -22,7 +22,7 @@ from apps.core.objects.store import read_object
 from apps.datasets.intake.versions import create_version
 from apps.datasets.models import DatasetVersion
 from apps.datasets.queries import list_versions
-from apps.interfaces.web.shell.access import organization_view
+from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.serving.aliases import list_aliases
 
 DATASET_NAME = "Playground rows"
@@ -43,12 +43,12 @@ class Conversation(msgspec.Struct, forbid_unknown_fields=True):
 
 @require_POST
 @organization_view(Permission.VIEW)
-def render_prompt(request: HttpRequest, organization: Organization, membership: Membership) -> JsonResponse:
+def render_prompt(request: OrganizationRequest) -> JsonResponse:
     """Return the text that the model's own chat template makes of the messages."""
     try:
         asked = _read(request)
         messages = [ChatMessage(role=Role(turn.role), content=turn.content) for turn in asked.messages]
-        prompt = chat_renderer(base_model=_base_of(organization, asked.model)).render_prompt(messages)
+        prompt = chat_renderer(base_model=_base_of(request.organization, asked.model)).render_prompt(messages)
     except DomainError as refused:
         return JsonResponse(refused.as_openai(), status=refused.status)
     return JsonResponse({"prompt": prompt})
@@ -56,13 +56,13 @@ def render_prompt(request: HttpRequest, organization: Organization, membership: 
 
 @require_POST
 @organization_view(Permission.DATASET_WRITE)
-def save_row(request: HttpRequest, organization: Organization, membership: Membership) -> JsonResponse:
+def save_row(request: OrganizationRequest) -> JsonResponse:
     """Add the conversation, with the answer last, as a row to the next version of the dataset of saved rows."""
     try:
         asked = _read(request)
         if asked.messages[-1].role != "assistant":
             raise InvalidValue("The last message must be the answer to keep.", param="messages")
-        version = _append(organization, asked, by=membership.user_id)
+        version = _append(request.organization, asked, by=request.membership.user_id)
     except DomainError as refused:
         return JsonResponse(refused.as_openai(), status=refused.status)
     return JsonResponse({"file": version.pk, "url": reverse("web:dataset_detail", args=[version.pk])})

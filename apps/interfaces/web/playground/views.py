@@ -2,14 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
-from apps.accounts.models import Membership, Organization
+from apps.accounts.models import Organization
 from apps.accounts.operations import issue_member_token
 from apps.accounts.roles import Permission, has_permission
 from apps.adapters.models import AdapterVersion
@@ -18,11 +17,13 @@ from apps.adapters.queries import list_versions
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import active_price, inference_sku, list_base_models
 from apps.contracts.chat import ChatRow, Role
+from apps.contracts.serving import LoadState
 from apps.core.database.clock import db_now
 from apps.core.money import rated
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.queries import read_rows
 from apps.finetuning.queries import find_jobs_of_adapters
-from apps.interfaces.web.shell.access import organization_view
+from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.code_samples import chat_samples
 from apps.serving.aliases import list_aliases
 from apps.serving.queries import serving_states
@@ -30,31 +31,38 @@ from apps.serving.queries import serving_states
 _MILLION = 1_000_000
 _ADAPTERS_OFFERED = 200
 _MAX_COLUMNS = 4
-_NOTES = {
-    "loaded": "",
+_NOTES: dict[str, str] = {
+    LoadState.LOADED: "",
     "cold": "cold, the first answer waits while it loads",
-    "failed": "failed",
-    "rejected": "refused",
+    LoadState.FAILED: "failed",
+    LoadState.REJECTED: "refused",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenPrices:
+    """Prices in nano-USD per million tokens, None without a price."""
+
+    input_nano: int | None
+    output_nano: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelOption:
-    """A model that can be asked. Prices are nano-USD per million tokens, None without a price."""
+    """A model that can be asked."""
 
     name: str
     label: str
     note: str = ""
     base_name: str
-    input_nano: int | None
-    output_nano: int | None
+    prices: TokenPrices
 
 
 @require_safe
 @organization_view(Permission.VIEW)
-def show(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+def show(request: OrganizationRequest) -> HttpResponse:
     """Show a column for each ?model=. With one or none, show an adapter (the newest by default) and its base model."""
-    bases, adapters = _options(organization)
+    bases, adapters = _options(request.organization)
     known = {option.name for option in (*bases, *adapters)}
     wanted = [name for name in request.GET.getlist("model") if name in known][:_MAX_COLUMNS]
     chosen = wanted if len(wanted) > 1 else _pair(bases, adapters, wanted[0] if wanted else "")
@@ -63,22 +71,22 @@ def show(request: HttpRequest, organization: Organization, membership: Membershi
         "bases": bases,
         "groups": _groups(bases, adapters),
         "has_adapters": bool(adapters),
-        "system_message": _trained_system_message(organization, chosen),
+        "system_message": _trained_system_message(request.organization, chosen),
         "samples": chat_samples(model=chosen[-1] or chosen[0]),
-        "may_ask": has_permission(membership.role, Permission.INFERENCE),
-        "may_save": has_permission(membership.role, Permission.DATASET_WRITE),
-        "may_train": has_permission(membership.role, Permission.JOB_WRITE),
+        "may_ask": has_permission(request.membership.role, Permission.INFERENCE),
+        "may_save": has_permission(request.membership.role, Permission.DATASET_WRITE),
+        "may_train": has_permission(request.membership.role, Permission.JOB_WRITE),
     }
-    return render(request, "playground/show.html", context)
+    return render(request, "adapters/playground.html", context)
 
 
 @never_cache
 @require_POST
 @organization_view(Permission.INFERENCE)
-def token(request: HttpRequest, organization: Organization, membership: Membership) -> JsonResponse:
+def token(request: OrganizationRequest) -> JsonResponse:
     """Create the browser's own key: inference only, valid for minutes, metered and limited like any other."""
     now = db_now()
-    issued = issue_member_token(membership=membership, now=now)
+    issued = issue_member_token(membership=request.membership, now=now)
     expires_at = issued.key.expires_at
     assert expires_at is not None
     return JsonResponse({"token": issued.secret, "expires_in": int((expires_at - now).total_seconds())})
@@ -88,7 +96,7 @@ def _options(organization: Organization) -> tuple[list[ModelOption], list[ModelO
     models = list(list_base_models(only_installed=True))
     prices = {model.pk: _prices(model, organization) for model in models}
     bases = [
-        ModelOption(name=model.name, label=model.display_name, base_name=model.name, **prices[model.pk])
+        ModelOption(name=model.name, label=model.display_name, base_name=model.name, prices=prices[model.pk])
         for model in models
     ]
     versions = list(list_versions(organization=organization)[:_ADAPTERS_OFFERED])
@@ -99,7 +107,7 @@ def _options(organization: Organization) -> tuple[list[ModelOption], list[ModelO
             label=_label(version),
             note=_NOTES.get(states[version.pk].state, "loading"),
             base_name=version.adapter.base_model.name,
-            **prices[version.adapter.base_model_id],
+            prices=prices[version.adapter.base_model_id],
         )
         for version in versions
         if states[version.pk].is_deployed and version.adapter.base_model_id in prices
@@ -110,7 +118,7 @@ def _options(organization: Organization) -> tuple[list[ModelOption], list[ModelO
             label=f"{alias.adapter.name} {alias.name}",
             note=alias.version.label + (f", {alias.canary_percent} % canary" if alias.canary_percent else ""),
             base_name=alias.adapter.base_model.name,
-            **prices[alias.adapter.base_model_id],
+            prices=prices[alias.adapter.base_model_id],
         )
         for alias in list_aliases(organization=organization)
         if alias.adapter.base_model_id in prices
@@ -122,15 +130,16 @@ def _label(version: AdapterVersion) -> str:
     return version.adapter.name if version.number == 1 else f"{version.adapter.name}, {version.label}"
 
 
-def _prices(model: BaseModel, organization: Organization) -> dict[str, Any]:
-    rules = {
-        name: active_price(sku=inference_sku(model, direction=name.removesuffix("_nano")), organization=organization)
-        for name in ("input_nano", "output_nano")
-    }
-    return {
-        name: rated(quantity=_MILLION, price_nano=rule.price_nano, per=rule.per) if rule else None
-        for name, rule in rules.items()
-    }
+def _prices(model: BaseModel, organization: Organization) -> TokenPrices:
+    return TokenPrices(
+        input_nano=_million_nano(inference_sku(model, direction="input"), organization),
+        output_nano=_million_nano(inference_sku(model, direction="output"), organization),
+    )
+
+
+def _million_nano(sku: str, organization: Organization) -> int | None:
+    rule = active_price(sku=sku, organization=organization)
+    return rated(quantity=_MILLION, price_nano=rule.price_nano, per=rule.per) if rule else None
 
 
 def _trained_system_message(organization: Organization, chosen: Iterable[str]) -> str:
@@ -138,14 +147,14 @@ def _trained_system_message(organization: Organization, chosen: Iterable[str]) -
     version = list_versions(organization=organization).filter(model_name__in=chosen).first()
     jobs = find_jobs_of_adapters(organization=organization, versions=[version] if version else [])
     job = next(iter(jobs.values()), None)
-    if job is None or job.training_file.status != "ready":
+    if job is None or job.training_file.status != DatasetVersionStatus.READY:
         return ""
     row = next((preview.row for preview in read_rows(version=job.training_file, limit=1)), None)
     first = row.messages[0] if isinstance(row, ChatRow) and row.messages else None
     return first.content if first and first.role is Role.SYSTEM else ""
 
 
-def _groups(bases: list[ModelOption], adapters: list[ModelOption]) -> list[dict[str, Any]]:
+def _groups(bases: list[ModelOption], adapters: list[ModelOption]) -> list[dict[str, object]]:
     checkpoints = [option for option in adapters if CHECKPOINT_MARK in option.name]
     groups = {
         "Base models": bases,

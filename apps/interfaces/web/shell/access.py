@@ -3,53 +3,84 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
-from typing import Any
+from typing import Concatenate, ParamSpec, cast
 
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import redirect
+from django_htmx.middleware import HtmxDetails
 
 from apps.accounts.login.second_factor import require_second_factor
 from apps.accounts.login.sessions import require_recent_sign_in
-from apps.accounts.models import Membership, User
+from apps.accounts.models import Membership, Organization, User
 from apps.accounts.queries import list_memberships_of
 from apps.accounts.roles import Permission, has_permission
 from apps.core.database.tenancy import set_organization, tenant
 from apps.core.errors import PermissionDenied
 from apps.core.http.access import Access, View, answer, public_view, redirect_to_sign_in
 
-__all__ = ["SESSION_ORGANIZATION", "organization_view", "person_view", "public_view", "require"]
+__all__ = [
+    "SESSION_ORGANIZATION",
+    "OrganizationRequest",
+    "PersonRequest",
+    "organization_view",
+    "person_view",
+    "public_view",
+    "require",
+]
 
 SESSION_ORGANIZATION = "organization_id"
 
+P = ParamSpec("P")
 
-def person_view(view: View) -> View:
+
+class PersonRequest(HttpRequest):
+    """The request of a signed-in person, as a `person_view` gets it."""
+
+    user: User
+    htmx: HtmxDetails
+    memberships: list[Membership]
+    is_inside: bool  # the rows of the current organization are visible
+
+
+class OrganizationRequest(PersonRequest):
+    """The request of a member, as an `organization_view` gets it, with the person's current organization."""
+
+    organization: Organization
+    membership: Membership
+
+
+def person_view(view: Callable[Concatenate[PersonRequest, P], HttpResponseBase]) -> View:
     """Require a signed-in person, with or without an organization. The current one, if any, is set on the request."""
 
     @wraps(view)
-    def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+    def guarded(request: HttpRequest, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
         if not request.user.is_authenticated:
             return redirect_to_sign_in(request)
-        return answer(request, partial(_as_person, view, request, *args, **kwargs))
+        run = partial(view, cast(PersonRequest, request), *args, **kwargs)
+        return answer(request, partial(_as_person, request, run))
 
     guarded.access = Access("person")  # type: ignore[attr-defined]
     return guarded
 
 
-def organization_view(permission: Permission, *, is_sensitive: bool = False) -> Callable[[View], View]:
-    """Require membership with `permission`; the view gets `organization` and `membership` and sees only their rows.
+def organization_view(
+    permission: Permission, *, is_sensitive: bool = False
+) -> Callable[[Callable[Concatenate[OrganizationRequest, P], HttpResponseBase]], View]:
+    """Require membership with `permission`; the view sees only the rows of its request's organization.
 
     The whole view is one transaction, so an error undoes its changes. A POST to a sensitive view asks for the password
     again if the person signed in some time ago.
     """
 
-    def decorate(view: View) -> View:
+    def decorate(view: Callable[Concatenate[OrganizationRequest, P], HttpResponseBase]) -> View:
         @wraps(view)
-        def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        def guarded(request: HttpRequest, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
             if not request.user.is_authenticated:
                 return redirect_to_sign_in(request)
             if is_sensitive and request.method == "POST":
                 require_recent_sign_in(request)
-            return answer(request, partial(_as_member, view, permission, request, *args, **kwargs))
+            run = partial(view, cast(OrganizationRequest, request), *args, **kwargs)
+            return answer(request, partial(_as_member, request, permission, run))
 
         guarded.access = Access("organization", permission)  # type: ignore[attr-defined]
         return guarded
@@ -65,12 +96,12 @@ def require(membership: Membership, permission: Permission) -> None:
         raise PermissionDenied(f"Your role, {membership.role}, does not allow this. An owner or admin can change it.")
 
 
-def _as_person(view: View, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+def _as_person(request: HttpRequest, run: Callable[[], HttpResponseBase]) -> HttpResponseBase:
     with _entering(request):
-        return view(request, *args, **kwargs)
+        return run()
 
 
-def _as_member(view: View, permission: Permission, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+def _as_member(request: HttpRequest, permission: Permission, run: Callable[[], HttpResponseBase]) -> HttpResponseBase:
     with _entering(request) as membership:
         if membership is None:
             is_operator = getattr(request.user, "is_operator", False)
@@ -80,7 +111,7 @@ def _as_member(view: View, permission: Permission, request: HttpRequest, *args: 
             if elsewhere := require_second_factor(request, why=why):
                 return elsewhere
         require(membership, permission)
-        return view(request, membership.organization, membership, *args, **kwargs)
+        return run()
 
 
 @contextmanager

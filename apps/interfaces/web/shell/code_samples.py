@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from django.conf import settings
 
@@ -24,16 +23,16 @@ def job_samples(
     suffix: str = "",
     method: str,
     objective: Objective = Objective.SUPERVISED,
-    recipe: Mapping[str, Any],
-    grader: Mapping[str, Any] | None = None,
+    recipe: Mapping[str, object],
+    grader: Mapping[str, object] | None = None,
     exports: Sequence[str] = (),
-    integrations: Sequence[Mapping[str, Any]] = (),
+    integrations: Sequence[Mapping[str, object]] = (),
     pool: str = "",
     gpu_count: int = 1,
     cap_usd: str = "",
 ) -> list[dict[str, str]]:
     """Return POST /v1/fine_tuning/jobs. `recipe` holds the values that differ from the model's own choice."""
-    standard: dict[str, Any] = {"model": model, "training_file": training_file}
+    standard: dict[str, object] = {"model": model, "training_file": training_file}
     if validation_file:
         standard["validation_file"] = validation_file
     if suffix:
@@ -52,12 +51,12 @@ def job_samples(
 
 
 def _our_fields(
-    method: str, recipe: Mapping[str, Any], compute: Mapping[str, Any] | None, cap_usd: str
-) -> dict[str, Any]:
+    method: str, recipe: Mapping[str, object], compute: Mapping[str, object] | None, cap_usd: str
+) -> dict[str, object]:
     adapter = {name.removeprefix("lora_"): recipe[name] for name in _ADAPTER if name in recipe}
     whole = {"method": method} if method == "full" else {}
     rest = whole | {name: value for name, value in recipe.items() if name not in _ADAPTER}
-    fields: dict[str, Any] = {
+    fields: dict[str, object] = {
         "quantization": "nf4" if method == "qlora" else None,
         "lora": adapter,
         "recipe": rest,
@@ -78,7 +77,7 @@ def chat_samples(*, model: str, prompt: str = "Hello") -> list[dict[str, str]]:
     ]
 
 
-def curl(path: str, body: Mapping[str, Any]) -> str:
+def curl(path: str, body: Mapping[str, object]) -> str:
     written = json.dumps(body, indent=2, ensure_ascii=False).replace("'", "'\\''")
     return (
         f'curl {settings.PUBLIC_URL}{path} \\\n  -H "Authorization: Bearer {_KEY}" \\\n'
@@ -86,7 +85,7 @@ def curl(path: str, body: Mapping[str, Any]) -> str:
     )
 
 
-def _python(call: str, arguments: Mapping[str, Any], extra_body: Mapping[str, Any]) -> str:
+def _python(call: str, arguments: Mapping[str, object], extra_body: Mapping[str, object]) -> str:
     lines = [f"    {name}={_literal(value)}," for name, value in arguments.items()]
     if extra_body:
         lines.append(f"    extra_body={_literal(extra_body)},")
@@ -97,7 +96,7 @@ def _python(call: str, arguments: Mapping[str, Any], extra_body: Mapping[str, An
     )
 
 
-def _javascript(body: Mapping[str, Any]) -> str:
+def _javascript(body: Mapping[str, object]) -> str:
     return (
         'import OpenAI from "openai";\n\n'
         f'const client = new OpenAI({{ baseURL: "{settings.PUBLIC_URL}/v1", apiKey: process.env.ANNEAL_API_KEY }});\n'
@@ -106,7 +105,7 @@ def _javascript(body: Mapping[str, Any]) -> str:
     )
 
 
-def _literal(value: Any, indent: str = "    ") -> str:
+def _literal(value: object, indent: str = "    ") -> str:
     """Return a value as Python source. JSON of strings and numbers is valid Python too."""
     inner = indent + "    "
     if isinstance(value, dict) and value:

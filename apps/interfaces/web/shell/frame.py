@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any
 
 from django.conf import settings
 from django.http import HttpRequest
@@ -11,15 +10,16 @@ from django.http import HttpRequest
 from apps.accounts.models import Organization
 from apps.billing.queries import get_balance
 from apps.core.database.tenancy import tenant
+from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.interfaces.web.shell.access import find_membership
 
 THEME_COOKIE = "theme"
 THEMES = ("light", "dark")
-_ACTIVE = ("validating_files", "queued", "running", "pausing")
+_ACTIVE = tuple(status for status in JobStatus if status not in {*JOB_TERMINAL, JobStatus.PAUSED})
 
 
-def context(request: HttpRequest) -> dict[str, Any]:
+def context(request: HttpRequest) -> dict[str, object]:
     """Return the template context. Queries run only on pages that show their results.
 
     Pages of the operator console and error pages belong to no organization: they show the reader's current one.
@@ -32,7 +32,7 @@ def context(request: HttpRequest) -> dict[str, Any]:
     organization = getattr(request, "organization", None)
     return {
         "theme": theme_of(request),
-        "frame": "shell.html" if is_signed_in else "solo.html",
+        "frame": "layouts/shell.html" if is_signed_in else "layouts/solo.html",
         "mail_folder": settings.MAIL_FOLDER,
         "organization": organization,
         "membership": getattr(request, "membership", None),
@@ -51,7 +51,9 @@ def _seeing(request: HttpRequest, organization: Organization | None) -> Abstract
     return nullcontext() if getattr(request, "is_inside", False) else tenant(organization=organization)
 
 
-def _figures(organization: Organization | None, seeing: Callable[[], AbstractContextManager[None]]) -> dict[str, Any]:
+def _figures(
+    organization: Organization | None, seeing: Callable[[], AbstractContextManager[None]]
+) -> dict[str, object]:
     if organization is None:
         return {"balance_nano": None, "nav_running_count": None}
 

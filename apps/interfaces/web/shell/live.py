@@ -168,7 +168,7 @@ async def _frames(watcher: Watcher, job_id: str, after: int) -> AsyncIterator[by
             await hub.wait(f"job:{job_id}", max(LOOK_ANYWAY_SECONDS, hub.watcher_count / MAX_LOOKS_PER_SECOND))
 
 
-def _read(organization_id: str, job_id: str, after: int) -> tuple[list[JobEvent], str, dict[str, Any]]:
+def _read(organization_id: str, job_id: str, after: int) -> tuple[list[JobEvent], str, dict[str, object]]:
     try:
         with tenant(organization=organization_id):
             job = get_job(organization=organization_id, id=job_id)
@@ -177,7 +177,7 @@ def _read(organization_id: str, job_id: str, after: int) -> tuple[list[JobEvent]
         give_back_connection()  # a waiting watcher holds no connection
 
 
-def _figures(job: FineTuningJob) -> dict[str, Any]:
+def _figures(job: FineTuningJob) -> dict[str, object]:
     """Return the figures of the job's page that change while it runs, formatted as the page formats them."""
     progress = get_progress(job=job, now=db_now())
     return {
@@ -198,7 +198,7 @@ def with_units(data: Mapping[str, Any]) -> dict[str, Any]:
     return {**data, **{name: value for name, value in shown.items() if value is not None}}
 
 
-def _frame(event: JobEvent, figures: Mapping[str, Any]) -> bytes:
+def _frame(event: JobEvent, figures: Mapping[str, object]) -> bytes:
     name = "metric" if event.type == "metrics" else "state" if event.type == "state" else "log"
     data = {
         "message": event.message,

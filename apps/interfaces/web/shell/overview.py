@@ -1,16 +1,15 @@
 """The first page: what is running, what needs attention, the credit left, and how to begin."""
 
 import datetime
-from typing import Any
 
 from django.conf import settings
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.shortcuts import render
 from django.templatetags.static import static
 from django.utils.cache import patch_vary_headers
 from django.views.decorators.http import require_safe
 
-from apps.accounts.models import Membership, Organization
+from apps.accounts.models import Organization
 from apps.accounts.queries import list_keys
 from apps.accounts.roles import Permission, has_permission
 from apps.adapters.queries import list_versions as list_adapters
@@ -18,13 +17,14 @@ from apps.billing.queries import get_balance, get_spending
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
 from apps.core.database.clock import db_now
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.datasets.queries import list_unusable, list_versions
-from apps.finetuning.lifecycle import JOB_TERMINAL
+from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.queries import find_jobs_of_adapters, list_jobs
 from apps.interfaces.web.jobs.views import percent_of, title_of
-from apps.interfaces.web.shell.access import organization_view
+from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.code_samples import curl
 from apps.interfaces.web.wizard.views import again_url, first_url
 from apps.serving.queries import serving_states
@@ -35,47 +35,48 @@ _RECENT = datetime.timedelta(days=7)
 
 @require_safe
 @organization_view(Permission.VIEW)
-def index(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+def index(request: OrganizationRequest) -> HttpResponse:
     """Show the organization at a glance; htmx asks for the running jobs alone."""
-    jobs = list_jobs(organization=organization)
+    jobs = list_jobs(organization=request.organization)
     running = [_progress(job) for job in jobs.exclude(status__in=JOB_TERMINAL)[:_SHOWN]]
-    context: dict[str, Any] = {"running": running, "may_train": has_permission(membership.role, Permission.JOB_WRITE)}
-    if not request.htmx:  # type: ignore[attr-defined]
-        context |= _figures(organization) | _attention(organization) | _adapters(organization)
-        context["may_write_files"] = has_permission(membership.role, Permission.DATASET_WRITE)
-        context["start"] = None if jobs.exists() else _start(organization, context["may_train"])
-    response = render(request, "overview/index.html" + ("#running" if request.htmx else ""), context)  # type: ignore[attr-defined]
+    may_train = has_permission(request.membership.role, Permission.JOB_WRITE)
+    context: dict[str, object] = {"running": running, "may_train": may_train}
+    if not request.htmx:
+        context |= _figures(request.organization) | _attention(request.organization) | _adapters(request.organization)
+        context["may_write_files"] = has_permission(request.membership.role, Permission.DATASET_WRITE)
+        context["start"] = None if jobs.exists() else _start(request.organization, may_train)
+    response = render(request, "shell/overview.html" + ("#running" if request.htmx else ""), context)
     patch_vary_headers(response, ["HX-Request"])
     return response
 
 
-def _progress(job: FineTuningJob) -> dict[str, Any]:
+def _progress(job: FineTuningJob) -> dict[str, object]:
     return {"job": job, "title": title_of(job), "percent": percent_of(job)}
 
 
-def _figures(organization: Organization) -> dict[str, Any]:
+def _figures(organization: Organization) -> dict[str, object]:
     jobs = list_jobs(organization=organization)
     return {
         "balance": get_balance(organization=organization),
         "spending": get_spending(organization=organization),
-        "finished_count": jobs.filter(status="succeeded").count(),
+        "finished_count": jobs.filter(status=JobStatus.SUCCEEDED).count(),
         "running_count": jobs.exclude(status__in=JOB_TERMINAL).count(),
     }
 
 
-def _attention(organization: Organization) -> dict[str, Any]:
+def _attention(organization: Organization) -> dict[str, object]:
     """Return what needs attention: failed and paused jobs, and files that cannot be trained on."""
     since = db_now() - _RECENT
     jobs = list_jobs(organization=organization)
-    failed = jobs.filter(status="failed", finished_at__gte=since)[:_SHOWN]
+    failed = jobs.filter(status=JobStatus.FAILED, finished_at__gte=since)[:_SHOWN]
     return {
         "failed": [{"job": job, "title": title_of(job), "again_url": again_url(job)} for job in failed],
-        "paused": [_progress(job) for job in jobs.filter(status="paused")[:_SHOWN]],
+        "paused": [_progress(job) for job in jobs.filter(status=JobStatus.PAUSED)[:_SHOWN]],
         "invalid_files": list_unusable(organization=organization).filter(created_at__gte=since)[:_SHOWN],
     }
 
 
-def _adapters(organization: Organization) -> dict[str, Any]:
+def _adapters(organization: Organization) -> dict[str, object]:
     versions = list(list_adapters(organization=organization)[:_SHOWN])
     states = serving_states(versions=versions)
     made_by = find_jobs_of_adapters(organization=organization, versions=versions)
@@ -86,9 +87,10 @@ def _adapters(organization: Organization) -> dict[str, Any]:
     }
 
 
-def _start(organization: Organization, may_train: bool) -> dict[str, Any]:
+def _start(organization: Organization, may_train: bool) -> dict[str, object]:
     """Return the three steps to a first adapter, each with its command and whether it is done."""
-    file = list_versions(organization=organization, purpose="fine-tune").filter(status="ready").first()
+    files = list_versions(organization=organization, purpose="fine-tune")
+    file = files.filter(status=DatasetVersionStatus.READY).first()
     model = list_base_models(only_installed=True).first()
     return {
         "has_key": list_keys(organization=organization).filter(revoked_at=None).exists(),

@@ -1,11 +1,11 @@
 """Search for the command palette in an organization: datasets, jobs, adapters, aliases, keys and base models."""
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from apps.accounts.models import Membership, Organization
+from apps.accounts.models import Membership
 from apps.accounts.queries import list_keys
 from apps.accounts.roles import Permission, has_permission
 from apps.adapters.queries import list_versions as list_adapter_versions
@@ -14,7 +14,7 @@ from apps.core.database.search import Hit, Kind, render_hits
 from apps.datasets.queries import list_versions as list_dataset_versions
 from apps.finetuning.queries import list_jobs
 from apps.interfaces.web.jobs.views import title_of
-from apps.interfaces.web.shell.access import organization_view
+from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.wizard.plan import Choices
 from apps.serving.models import Alias
 
@@ -22,8 +22,8 @@ from apps.serving.models import Alias
 @never_cache
 @require_safe
 @organization_view(Permission.VIEW)
-def show(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
-    return render_hits(request, _kinds(membership), prefix="found")
+def show(request: OrganizationRequest) -> HttpResponse:
+    return render_hits(request, _kinds(request.membership), prefix="found")
 
 
 def _kinds(membership: Membership) -> list[Kind]:

@@ -3,7 +3,6 @@
 import datetime
 import math
 from types import SimpleNamespace
-from typing import Any
 
 from django import forms
 from django.conf import settings
@@ -55,7 +54,7 @@ class SampleForm(forms.Form):
 def show(request: HttpRequest) -> HttpResponse:
     """Render the style guide for developers and operators; raise 404 for anyone else."""
     _require_access(request)
-    return render(request, "styleguide/show.html", _forms() | _charts() | _domain() | _lists())
+    return render(request, "shell/styleguide/show.html", _forms() | _charts() | _domain() | _lists())
 
 
 @require_safe
@@ -87,7 +86,7 @@ def _loss(step: int) -> float:
     return 0.742 + 1.05 * math.exp(-step / 120) + 0.30 * math.exp(-step / 700) + ripple
 
 
-def _forms() -> dict[str, Any]:
+def _forms() -> dict[str, object]:
     return {
         "form": SampleForm(),
         "broken": SampleForm({"name": "", "email": "mira@", "base_model": "8b", "epochs": 90, "role": "owner"}),
@@ -96,7 +95,7 @@ def _forms() -> dict[str, Any]:
     }
 
 
-def _charts() -> dict[str, Any]:
+def _charts() -> dict[str, object]:
     rows = [_card_row(*card) for card in CARDS]
     options = [
         geometry.Option(
@@ -133,7 +132,7 @@ def _card_row(key: str, name: str, gb: int, rate: int, hourly: float, seconds: i
     )  # fmt: skip
 
 
-def _domain() -> dict[str, Any]:
+def _domain() -> dict[str, object]:
     phase, step = ("name", "state", "note", "percent", "long"), ("name", "state", "url")
     return {
         "phases": _rows(
@@ -170,7 +169,7 @@ def _domain() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _lists() -> dict[str, Any]:
+def _lists() -> dict[str, object]:
     at = datetime.datetime(2026, 11, 20, 16, 31, 5, tzinfo=datetime.UTC)
     return {
         "statuses": list(STATUSES),
@@ -196,5 +195,5 @@ def _lists() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _rows(names: tuple[str, ...], values: list[tuple[Any, ...]]) -> list[SimpleNamespace]:
+def _rows(names: tuple[str, ...], values: list[tuple[object, ...]]) -> list[SimpleNamespace]:
     return [SimpleNamespace(**dict(zip(names, row, strict=True))) for row in values]

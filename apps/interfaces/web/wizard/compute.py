@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from django.http import HttpRequest
 
@@ -25,7 +24,7 @@ from apps.interfaces.web.wizard.compute_table import (
 from apps.interfaces.web.wizard.plan import Plan
 
 
-def compute_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
+def compute_context(request: HttpRequest, plan: Plan) -> dict[str, object]:
     """Return the context of the page and its live parts, without rows if the recipe or the deadline is wrong."""
     quotes, problem = ([], None) if plan.compute_form.errors else quotes_of(plan)
     now, needed_by = plan.now, plan.compute_form.deadline

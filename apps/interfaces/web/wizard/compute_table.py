@@ -3,7 +3,7 @@
 import datetime
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from apps.core.money import nano_to_usd, rated
 from apps.core.templatetags.ui import about, memory, usd, usd_hour
@@ -219,7 +219,7 @@ def _in_time(finish: tuple[float, float, float], view: TableView) -> str:
 
 def _remedy_row(way: Remedy, view: TableView) -> RemedyRow:
     fix = way.fix
-    changes: dict[str, Any] = {name: str(value) for name, value in way.changes.items()}
+    changes: dict[str, object] = {name: str(value) for name, value in way.changes.items()}
     if way.pool:
         changes["pool"] = way.pool
     short = {
@@ -301,21 +301,31 @@ def cost_scatter(rows: Sequence[ComputeRow], *, chosen: ComputeRow | None, view:
     return geometry.scatter(options, chosen=key, deadline_seconds=deadline) if options else None
 
 
-def picture_rows(rows: Sequence[ComputeRow], *, view: TableView) -> list[dict[str, Any]]:
+@dataclass(frozen=True, kw_only=True)
+class PictureRow:
+    """One option of the chart: seconds from now to its finish, and its cost."""
+
+    key: str
+    p50: float
+    p90: float
+    cost_nano: int
+    is_on_front: bool
+
+
+def picture_rows(rows: Sequence[ComputeRow], *, view: TableView) -> list[PictureRow]:
     """Return the chart's values for the table beside it, soonest first."""
-    timed = [(row, finish_seconds(row.quoted.estimate)) for row in rows if row.cost_nano is not None]
     listed = [
-        {
-            "key": row.quoted.key,
-            "p50": finish[1],
-            "p90": finish[2],
-            "cost_nano": row.cost_nano,
-            "is_on_front": row.quoted.key in view.ranking.front,
-        }
-        for row, finish in timed
-        if finish
+        PictureRow(
+            key=row.quoted.key,
+            p50=finish[1],
+            p90=finish[2],
+            cost_nano=row.cost_nano,
+            is_on_front=row.quoted.key in view.ranking.front,
+        )
+        for row in rows
+        if row.cost_nano is not None and (finish := finish_seconds(row.quoted.estimate))
     ]
-    return sorted(listed, key=lambda item: item["p50"])
+    return sorted(listed, key=lambda item: item.p50)
 
 
 def scatter_label(rows: Sequence[ComputeRow], *, view: TableView) -> str:
@@ -323,10 +333,10 @@ def scatter_label(rows: Sequence[ComputeRow], *, view: TableView) -> str:
     listed = picture_rows(rows, view=view)
     if not listed:
         return ""
-    soonest, cheapest = listed[0], min(listed, key=lambda item: item["cost_nano"])
+    soonest, cheapest = listed[0], min(listed, key=lambda item: item.cost_nano)
     return (
         f"Cost against finish time of {len(listed)} option{'' if len(listed) == 1 else 's'}. "
-        f"Soonest: {soonest['key']}, {about(soonest['p50'])}, {usd(soonest['cost_nano'])}. "
-        f"Cheapest: {cheapest['key']}, {about(cheapest['p50'])}, {usd(cheapest['cost_nano'])}. "
+        f"Soonest: {soonest.key}, {about(soonest.p50)}, {usd(soonest.cost_nano)}. "
+        f"Cheapest: {cheapest.key}, {about(cheapest.p50)}, {usd(cheapest.cost_nano)}. "
         "The table below holds every value."
     )

@@ -2,6 +2,7 @@
 
 import datetime
 from collections.abc import Callable, Collection, Iterable, Mapping
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
@@ -34,7 +35,7 @@ TRAINED = (
     (TrainOn.ASSISTANT.value, "Answers"),
     (TrainOn.ALL.value, "Answers and inputs"),
 )
-_NO_SHAPE: Mapping[str, Any] = {}
+_NO_SHAPE: Mapping[str, object] = {}
 _NUMBER = {"inputmode": "numeric", "autocomplete": "off"}
 _DECIMAL = {"step": "any", "inputmode": "decimal", "autocomplete": "off"}
 
@@ -120,7 +121,7 @@ class RecipeForm(forms.Form):
         base_model: BaseModel,
         objectives: tuple[Objective, ...] = (Objective.SUPERVISED,),
         data: completion.DataFacts | None = None,
-        shape: Mapping[str, Any] = _NO_SHAPE,
+        shape: Mapping[str, object] = _NO_SHAPE,
     ) -> None:
         """Create the form from the values in `given`.
 
@@ -162,7 +163,7 @@ class RecipeForm(forms.Form):
                 self.fields[name].choices = [(written[name], written[name])]  # type: ignore[attr-defined]
         self.recipe: Hyperparameters | None = None
         self.choices: tuple[completion.RecipeChoice, ...] = ()
-        self.changed: dict[str, Any] = {}
+        self.changed: dict[str, object] = {}
 
     def _offer_objectives(self) -> None:
         """Remove the fields in which these rows leave no choice."""
@@ -194,7 +195,7 @@ class RecipeForm(forms.Form):
         asked = {name: value for name, value in self.changed.items() if _belongs(name, kind)}
         return self._choose(self.chosen_objective, method=kind.method, asked=asked | _flags(kind))
 
-    def _choose(self, objective: Objective, *, method: Method, asked: Mapping[str, Any]) -> completion.Recipe:
+    def _choose(self, objective: Objective, *, method: Method, asked: Mapping[str, object]) -> completion.Recipe:
         return self._choose_any(objective=objective, method=method, asked={**asked, **self._shape})
 
     def _chosen(self, state: str) -> dict[str, completion.RecipeChoice]:
@@ -218,7 +219,7 @@ class RecipeForm(forms.Form):
         return followed | {name: own[name] for name in _DECISIVE}
 
     def _fields_of(
-        self, objective: Objective, kind: TrainingKind, asked: Mapping[str, Any]
+        self, objective: Objective, kind: TrainingKind, asked: Mapping[str, object]
     ) -> dict[str, completion.RecipeChoice]:
         named = {name: value for name, value in asked.items() if _belongs(name, kind)} | _flags(kind)
         chosen = self._choose(objective, method=kind.method, asked=named).choices
@@ -236,8 +237,8 @@ class RecipeForm(forms.Form):
             if limit.is_whole:
                 self.fields[choice.name].widget.attrs |= {"min": f"{limit.minimum:g}", "max": f"{limit.maximum:g}"}
 
-    def clean(self) -> dict[str, Any]:
-        cleaned: dict[str, Any] = super().clean() or self.cleaned_data
+    def clean(self) -> dict[str, object]:
+        cleaned: dict[str, object] = super().clean() or self.cleaned_data
         for reason in filter(None, map(NOT_OFFERED.get, self._asked)):
             self.add_error(None, reason)
         if self.errors:
@@ -269,8 +270,8 @@ class CapForm(forms.Form):
     def __init__(self, given: Mapping[str, str]) -> None:
         super().__init__({name: given[name] for name in self.base_fields if given.get(name)})
 
-    def clean_cap(self) -> Any:
-        cap = self.cleaned_data["cap"]
+    def clean_cap(self) -> Decimal | None:
+        cap: Decimal | None = self.cleaned_data["cap"]
         if cap is not None and cap <= 0:
             raise forms.ValidationError("The spend cap must be above zero.")
         return cap
@@ -316,7 +317,7 @@ class ComputeForm(CapForm):
         return moment
 
 
-def _continues(kind: TrainingKind, shape: Mapping[str, Any]) -> bool:
+def _continues(kind: TrainingKind, shape: Mapping[str, object]) -> bool:
     """Return whether an adapter of this shape can be trained further in this way."""
     return kind.method is not Method.FULL and kind.use_dora == bool(shape.get("use_dora"))
 
@@ -327,9 +328,9 @@ def _belongs(name: str, kind: TrainingKind) -> bool:
     return kind.method is not Method.FULL or name not in ADAPTER_FIELDS
 
 
-def _flags(kind: TrainingKind) -> dict[str, Any]:
+def _flags(kind: TrainingKind) -> dict[str, object]:
     return {"use_dora": True} if kind.use_dora else {}
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     return repr(value) if isinstance(value, float) else str(value)

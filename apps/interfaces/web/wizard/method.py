@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from django.http import HttpRequest
 
@@ -31,12 +30,12 @@ _WORDS = {
 }
 
 
-def method_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
+def method_context(request: HttpRequest, plan: Plan) -> dict[str, object]:
     """Return the context of the step, without prices if there is no quote for these choices."""
     form = plan.form
     assert form is not None and plan.base_model is not None
     kinds = form.kinds
-    after: dict[str, Any] = {
+    after: dict[str, object] = {
         "after": plan.after,
         "tracking": plan.tracking,
         "can_be_graded": objective_of(plan.version) is not Objective.TEXT,
@@ -74,14 +73,16 @@ def _kept(plan: Plan) -> dict[str, int | None]:
     return {"bytes": size_bytes, "nano_per_gb_month": storage_nano_per_gb_month(organization=plan.organization)}
 
 
-def _choices(kinds: Sequence[TrainingKind], quoted: Mapping[str, PoolQuote | None], plan: Plan) -> list[dict[str, Any]]:
+def _choices(
+    kinds: Sequence[TrainingKind], quoted: Mapping[str, PoolQuote | None], plan: Plan
+) -> list[dict[str, object]]:
     assert plan.base_model is not None
     is_any_whole = any(kind.delivered_as != "adapter" for kind in kinds)
     served = _serving_words(plan.organization, plan.base_model) if is_any_whole else ""
     return [_choice(kind, quoted, plan, served) for kind in kinds]
 
 
-def _choice(kind: TrainingKind, quoted: Mapping[str, PoolQuote | None], plan: Plan, served: str) -> dict[str, Any]:
+def _choice(kind: TrainingKind, quoted: Mapping[str, PoolQuote | None], plan: Plan, served: str) -> dict[str, object]:
     form = plan.form
     assert form is not None and plan.base_model is not None
     return {

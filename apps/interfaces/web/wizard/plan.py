@@ -14,6 +14,7 @@ from apps.catalog.models import BaseModel
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.datasets.inspection.comparisons import find_or_compare
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, TokenCount, VersionComparison
 from apps.datasets.queries import find_token_count, get_version
 from apps.finetuning.jobs.files import data_facts, objectives_of, require_ready
@@ -151,7 +152,9 @@ class Plan:
     def is_comparing(self) -> bool:
         """Whether a task is comparing the training file with the validation file."""
         files = (self.version, self.validation)
-        return self.comparison is None and all(file is not None and file.status == "ready" for file in files)
+        return self.comparison is None and all(
+            file is not None and file.status == DatasetVersionStatus.READY for file in files
+        )
 
     @property
     def has_held_out_rows(self) -> bool:
@@ -193,7 +196,7 @@ class Plan:
     @cached_property
     def is_counting(self) -> bool:
         """Whether a task is counting a file too large to be counted within a request."""
-        if self.version is None or self.counting is None or self.version.status != "ready":
+        if self.version is None or self.counting is None or self.version.status != DatasetVersionStatus.READY:
             return False
         return is_still_counting(version=self.version, count=self.count, base_model=self.counting)
 
@@ -215,7 +218,9 @@ class Plan:
         form, version, counting = self.form, self.version, self.counting
         assert form is not None and form.recipe is not None and version is not None
         assert self.base_model is not None and counting is not None
-        validation = self.validation if self.validation and self.validation.status == "ready" else None
+        validation = (
+            self.validation if self.validation and self.validation.status == DatasetVersionStatus.READY else None
+        )
         counted = count_files(version=version, count=self.count, validation=validation, counting=counting)
         self.__dict__["count"] = counted.count  # the file may have been counted only now
         recipes = [form.recipe if kind is form.kind else form.recipe_of(kind) for kind in kinds]

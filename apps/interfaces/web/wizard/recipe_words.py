@@ -58,7 +58,7 @@ def values_in_words(
     return [_in_words(choice) for choice in choices if choice.name in _NAMES and choice.name not in hidden]
 
 
-def value_in_words(name: str, value: Any) -> str:
+def value_in_words(name: str, value: object) -> str:
     return _WORDS[name](value) if name in _WORDS else str(value)
 
 

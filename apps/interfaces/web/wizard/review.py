@@ -1,7 +1,6 @@
 """The wizard's review: the whole plan on one page, with the hold, the delivery and the prices."""
 
 import secrets
-from typing import Any
 
 from django.http import HttpRequest
 
@@ -24,7 +23,7 @@ FILES = {
 }
 
 
-def review_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
+def review_context(request: HttpRequest, plan: Plan) -> dict[str, object]:
     """Return the context of the review; a job can be launched if its pool can take it and its cap can be held."""
     quotes, problem = quotes_of(plan)
     named = next((quoted for quoted in quotes if quoted.key == plan.choices.get("pool")), None)

@@ -11,7 +11,7 @@ from django.utils.cache import patch_vary_headers
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
-from apps.accounts.models import Membership, Organization
+from apps.accounts.models import Membership
 from apps.accounts.roles import Permission
 from apps.adapters.queries import list_versions as list_adapter_versions
 from apps.catalog.models import BaseModel
@@ -20,17 +20,19 @@ from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, NotFound
 from apps.core.templatetags.ui import number, tokens
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.datasets.operations import request_count
 from apps.datasets.queries import list_versions
-from apps.finetuning.jobs.creation import JobRequest, create_job
+from apps.finetuning.jobs.creation import create_job
+from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotes.options import PoolQuote
 from apps.finetuning.recipes.limits import TrainingKind, kind_of
-from apps.finetuning.recipes.requests import stored_request
 from apps.finetuning.recipes.start_points import find_start_point
+from apps.finetuning.recipes.stored_requests import stored_request
 from apps.interfaces.web.account.tracker_forms import trackers_given
-from apps.interfaces.web.shell.access import organization_view
+from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.wizard.after_training_forms import given_of
 from apps.interfaces.web.wizard.compute import compute_context, spread
 from apps.interfaces.web.wizard.forms import RECIPE_FIELDS
@@ -59,17 +61,17 @@ _STEP_OF_PARAM = {
 }
 _CONTINUED_SHOWN = 20
 # The parts that htmx asks for by target: the price alone, or the price with its table.
-_PARTS = {"price-live": "wizard/quote.html", "compute-live": "wizard/live.html"}
+_PARTS = {"price-live": "wizard/live/method.html", "compute-live": "wizard/live/compute.html"}
 
 
 @never_cache
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.JOB_WRITE)
-def new(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+def new(request: OrganizationRequest) -> HttpResponse:
     """Show the step that the address has reached; a POST launches the reviewed job."""
-    plan = Plan(organization, Choices.of(request.POST if request.method == "POST" else request.GET))
+    plan = Plan(request.organization, Choices.of(request.POST if request.method == "POST" else request.GET))
     if request.method == "POST":
-        return _launch(request, plan, membership)
+        return _launch(request, plan, request.membership)
     refusal = plan.refusal()
     step = "dataset" if refusal else _step(plan, request.GET.get("step", ""))
     response = _page(request, plan, step, problem=refusal)
@@ -128,7 +130,7 @@ def first_url(version: DatasetVersion | None, base_model: BaseModel | None) -> s
     return Choices({}).url(**given)
 
 
-def again_url(job: FineTuningJob, *, changes: Mapping[str, Any] | None = None) -> str:
+def again_url(job: FineTuningJob, *, changes: Mapping[str, object] | None = None) -> str:
     """Return the wizard's address at the compute step, with a job's own recipe and the given changes."""
     values = job.hyperparameters | dict(changes or {})
     recipe = {name: str(values[name]) for name in RECIPE_FIELDS if name in values}
@@ -199,9 +201,9 @@ def _mend_url(plan: Plan, problem: DomainError | None, step: str) -> str:
     return plan.choices.url(step=wanted) if wanted and wanted != step else ""
 
 
-def _dataset(request: HttpRequest, plan: Plan) -> dict[str, Any]:
+def _dataset(request: HttpRequest, plan: Plan) -> dict[str, object]:
     versions = list(list_versions(organization=plan.organization, purpose="fine-tune").defer("errors")[:200])
-    ready = [version for version in versions if version.status == "ready"]
+    ready = [version for version in versions if version.status == DatasetVersionStatus.READY]
     chosen = plan.choices.get("dataset") or (ready[0].pk if ready else "")
     return {
         "versions": versions,
@@ -213,7 +215,7 @@ def _dataset(request: HttpRequest, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _model(request: HttpRequest, plan: Plan) -> dict[str, Any]:
+def _model(request: HttpRequest, plan: Plan) -> dict[str, object]:
     models = list(list_base_models())
     wanted = request.GET.get("q", "").strip().lower()
     found = [model for model in models if wanted in f"{model.name} {model.display_name} {model.repo}".lower()]
@@ -238,7 +240,7 @@ def _model(request: HttpRequest, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _continued(plan: Plan, chosen: str) -> list[dict[str, Any]]:
+def _continued(plan: Plan, chosen: str) -> list[dict[str, object]]:
     """Return what can be trained further: the newest versions, and a checkpoint that the address names."""
     newest = list_adapter_versions(organization=plan.organization)[:_CONTINUED_SHOWN]
     found = [
