@@ -6,14 +6,11 @@ from django.db.models import QuerySet
 
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
+from apps.catalog.queries import ModelNotFound
 from apps.core.errors import NotFound
 from apps.core.objects.store import store
 
 _DOWNLOAD_SECONDS = 300
-
-
-class ModelNotFound(NotFound):
-    code = "model_not_found"
 
 
 def list_versions(*, organization: Organization | str) -> QuerySet[AdapterVersion]:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from django.db import connection, transaction
 
 from apps.adapters.operations import CHECKPOINT_MARK
-from apps.adapters.queries import ModelNotFound
-from apps.catalog.queries import list_all_active_prices
+from apps.catalog.queries import ModelNotFound, list_all_active_prices
 from apps.core.database.clock import db_now
 from apps.core.errors import Unavailable
 from apps.finetuning.results.checkpoint_models import request_model
