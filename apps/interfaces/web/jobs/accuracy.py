@@ -14,7 +14,7 @@ from apps.finetuning.pools.accuracy import (
     MIN_RUNS,
     STEP_RUNS,
     WINDOW_RUNS,
-    Report,
+    AccuracyReport,
     draw_running_error,
     list_errors,
     list_public_reports,
@@ -39,7 +39,7 @@ def show(request: HttpRequest) -> HttpResponse:
 
 
 def _pool(row: PoolAccuracy) -> dict[str, Any]:
-    report = msgspec.convert(row.report, Report)
+    report = msgspec.convert(row.report, AccuracyReport)
     return {
         "pool": row.pool,
         "report": report,

@@ -26,7 +26,8 @@ from apps.datasets.queries import list_versions
 from apps.finetuning.jobs.creation import JobRequest, create_job
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotes.options import PoolQuote
-from apps.finetuning.recipes.limits import Kind, kind_of
+from apps.finetuning.recipes.limits import TrainingKind, kind_of
+from apps.finetuning.recipes.requests import stored_request
 from apps.finetuning.recipes.start_points import find_start_point
 from apps.interfaces.web.account.tracker_forms import trackers_given
 from apps.interfaces.web.shell.access import organization_view
@@ -107,7 +108,8 @@ def _launch(request: HttpRequest, plan: Plan, membership: Membership) -> HttpRes
         gpu_count=None if ":" in plan.choices.get("pool") else 1,  # a key with ":" includes the number of GPUs
         spend_cap_nano=int(cap_nano),
         suffix=form.cleaned_data["suffix"],
-        requested={"evaluation": plan.after.plan, "exports": list(plan.after.exports)},
+        evaluation=plan.after.plan,
+        exports=plan.after.exports,
         integrations=plan.tracking.integrations,
         idempotency_key=f"web:{request.POST.get('once', '')[:60]}" if request.POST.get("once") else None,
     )
@@ -138,13 +140,13 @@ def again_url(job: FineTuningJob, *, changes: Mapping[str, Any] | None = None) -
         "objective": values["objective"] if Objective(values["objective"]).is_preference else "",
         "suffix": job.suffix,
     }
-    return Choices({}).url(**(given | recipe | given_of(job.requested) | trackers_given(job.requested)))
+    requested = stored_request(job)
+    return Choices({}).url(**(given | recipe | given_of(requested) | trackers_given(requested)))
 
 
 def beginning_of(job: FineTuningJob) -> str:
     """Return what the job began with, by its name in the address; the base model if that was deleted meanwhile."""
-    start = job.requested.get("start_from") or {}
-    name = start.get("model") or start.get("checkpoint") or ""
+    name = stored_request(job).start_from.name
     try:
         return name if name and find_start_point(organization=job.organization_id, model=name) else job.base_model.name
     except NotFound:
@@ -249,8 +251,8 @@ def _continued(plan: Plan, chosen: str) -> list[dict[str, Any]]:
         for version in newest
         if version.method != Method.FULL
     ]
-    if plan.beginning and plan.beginning.start_from and all(one["name"] != chosen for one in found):
-        is_checkpoint = "checkpoint" in plan.beginning.start_from
+    if plan.beginning and plan.beginning.start_from.name and all(one["name"] != chosen for one in found):
+        is_checkpoint = bool(plan.beginning.start_from.checkpoint)
         title = "Checkpoint" if is_checkpoint else chosen
         found.insert(0, {"name": chosen, "title": title, "base": plan.beginning.base_model.display_name, "made": ""})
     return found
@@ -310,7 +312,7 @@ def _recipe(plan: Plan, quoted: PoolQuote | None, *, step: str) -> list[dict[str
     ]
 
 
-def _method_words(kind: Kind, recipe: Hyperparameters) -> tuple[str, str]:
+def _method_words(kind: TrainingKind, recipe: Hyperparameters) -> tuple[str, str]:
     rate = f"rate {recipe.learning_rate:g}"
     if recipe.method is Method.FULL:
         return kind.name, f"every weight, {rate}"
@@ -329,7 +331,7 @@ def _model_detail(plan: Plan) -> str:
     model = plan.base_model
     if model is None:
         return ""
-    if plan.beginning and plan.beginning.start_from:
+    if plan.beginning and plan.beginning.start_from.name:
         return f"continues {plan.choices.get('model')}"
     return f"{tokens(model.parameter_count)} parameters, {model.licence or 'licence not stated'}"
 
