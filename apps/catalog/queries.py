@@ -15,7 +15,7 @@ from apps.core.secrets.sealing import place_of, unseal
 TOKENIZER_LIMIT_BYTES = 64 * 1024 * 1024
 
 
-class UnknownModel(NotFound):
+class BaseModelNotFound(NotFound):
     """No usable base model has this name."""
 
     code = "model_not_found"
@@ -36,10 +36,10 @@ def list_base_models(*, only_installed: bool = False) -> QuerySet[BaseModel]:
 
 
 def get_base_model(*, name: str) -> BaseModel:
-    """Return a model on offer by the name customers send in `model`. Raises UnknownModel."""
+    """Return a model on offer by the name customers send in `model`. Raises BaseModelNotFound."""
     found = BaseModel.objects.filter(name=name, retired_at=None).first()
     if found is None:
-        raise UnknownModel(
+        raise BaseModelNotFound(
             f"The model {name!r} does not exist or cannot be fine-tuned. GET /v1/models lists what can.", param="model"
         )
     return found

@@ -48,7 +48,8 @@ class StartPoint(msgspec.Struct, frozen=True, kw_only=True):
 def find_start_point(*, organization: Organization | str, model: str) -> StartPoint:
     """Return the start point that `model` names: a base model, an `ft:…` version or a `ftckpt_…` checkpoint.
 
-    Versions and checkpoints must belong to the organization. Raises UnknownModel, ModelNotFound or CheckpointNotFound.
+    Versions and checkpoints must belong to the organization. Raises BaseModelNotFound, ModelNotFound or
+    CheckpointNotFound.
     """
     if model.startswith(_ADAPTER_PREFIX):
         version = get_version_by_name(organization=organization, model_name=model)

@@ -14,8 +14,8 @@ from apps.catalog.model_files import ModelRefused
 from apps.catalog.models import BaseModel, GpuType, HubToken, PriceRule
 from apps.catalog.operations import add_base_model, reinstall_base_model, retire_base_model, set_price
 from apps.catalog.queries import (
+    BaseModelNotFound,
     ModelNotInstalled,
-    UnknownModel,
     active_price,
     chat_renderer,
     get_base_model,
@@ -233,7 +233,7 @@ class TestHubModel:
         retire_base_model(base_model=model, by="user_1", now=NOW)
 
         assert not list_base_models().exists()
-        with pytest.raises(UnknownModel):
+        with pytest.raises(BaseModelNotFound):
             get_base_model(name="q")
 
 

@@ -19,7 +19,7 @@ from apps.finetuning.results.checkpoint_models import request_model
 from apps.interfaces.gateway.database import DATABASE_ERRORS, Database
 from apps.interfaces.gateway.errors import ModelNotFound, PriceNotSet
 from apps.interfaces.gateway.http.bodies import largest_body
-from apps.serving.placements import note_requests
+from apps.serving.placements import record_requests
 from apps.serving.queries import AliasRoute, Route, list_alias_routes, list_routes
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class Routes:
             await asyncio.sleep(REFRESH_SECONDS)
             try:
                 if time.monotonic() - self._noted_at > NOTE_SECONDS:
-                    await self._note_requests()
+                    await self._record_requests()
                 await self.refresh()
             except DATABASE_ERRORS as error:
                 logger.warning("routes not refreshed: %s", error)
@@ -158,17 +158,17 @@ class Routes:
         self._asked[route.adapter_version_id] += 1
         if route.is_cold:
             with suppress(*DATABASE_ERRORS):
-                await self._note_requests()
+                await self._record_requests()
                 await self._refresh_since(time.monotonic())
 
-    async def _note_requests(self) -> None:
+    async def _record_requests(self) -> None:
         """Store the counts. Raises one of DATABASE_ERRORS; the counts are then kept for the next time."""
         asked, self._asked = self._asked, Counter()
         self._noted_at = time.monotonic()
         if not asked:
             return
         try:
-            await self._database.call(lambda: note_requests(counts=asked, now=db_now()))
+            await self._database.call(lambda: record_requests(counts=asked, now=db_now()))
         except DATABASE_ERRORS:
             self._asked.update(asked)
             raise
