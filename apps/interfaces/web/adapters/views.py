@@ -13,7 +13,6 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from apps.accounts.roles import Permission, has_permission
 from apps.adapters import queries
-from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
 from apps.core import audit
 from apps.core.database.clock import db_now
@@ -34,7 +33,7 @@ from apps.serving import operations
 from apps.serving.aliases import list_aliases
 from apps.serving.keep_warm import warm_price
 from apps.serving.models import Deployment
-from apps.serving.queries import ServingState, serving_states
+from apps.serving.queries import ServingState, ServingStatus, serving_states
 
 _PAGE = 25
 _CHANGING = ("waiting", "loading")
@@ -85,7 +84,7 @@ def _detail(version: AdapterVersion, request: OrganizationRequest) -> dict[str, 
     return {
         "version": version,
         "serving": serving,
-        "can_be_served": version.status != AdapterVersionStatus.FILES_ONLY,
+        "can_be_served": serving.state != ServingStatus.FILES_ONLY,
         "is_changing": serving.state in _CHANGING,
         "job": job,
         "ancestor": ancestor_of(job),
