@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from apps.contracts import runs as wire
-from apps.contracts.evaluation import Comparison, EvaluationReport, Interval, WorseRow
+from apps.contracts.evaluation import Comparison, ConfidenceInterval, EvaluationReport, WorseRow
 from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest, HeartbeatResponse
 from apps.core.objects.store import store
 from apps.finetuning.models import FineTuningJob, Run, RunUpload, Worker
@@ -132,9 +132,9 @@ REPORT = EvaluationReport(
     comparisons=(
         Comparison(
             name="exact_match",
-            base=Interval(value=0.1, low=0.04, high=0.23),
-            tuned=Interval(value=0.8, low=0.65, high=0.9),
-            difference=Interval(value=0.7, low=0.5, high=0.85),
+            base=ConfidenceInterval(value=0.1, low=0.04, high=0.23),
+            tuned=ConfidenceInterval(value=0.8, low=0.65, high=0.9),
+            difference=ConfidenceInterval(value=0.7, low=0.5, high=0.85),
             method="Wilson 95 %",
             rows=40,
         ),
