@@ -54,7 +54,7 @@ class EvaluationPlan(Struct, frozen=True, kw_only=True):
     judge_seconds: int = 300  # calling a judge ends after this time
 
 
-class Interval(Struct, frozen=True, kw_only=True):
+class ConfidenceInterval(Struct, frozen=True, kw_only=True):
     """A value with its 95 % confidence interval."""
 
     value: float
@@ -66,9 +66,9 @@ class Comparison(Struct, frozen=True, kw_only=True):
     """One measure of base and tuned on the same rows. `difference` is tuned minus base, over pairs of rows."""
 
     name: str
-    base: Interval
-    tuned: Interval
-    difference: Interval
+    base: ConfidenceInterval
+    tuned: ConfidenceInterval
+    difference: ConfidenceInterval
     method: str  # of the intervals of base and tuned
     rows: int
     is_higher_better: bool = True

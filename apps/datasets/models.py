@@ -10,7 +10,7 @@ from apps.core.database.transitions import choices_of, status_trigger
 from apps.core.ids import IdField
 from apps.datasets.lifecycle import UPLOAD_TRANSITIONS, VERSION_TRANSITIONS, DatasetVersionStatus, UploadStatus
 from apps.datasets.problems import FileErrorCode
-from apps.datasets.validation.layout import Layout
+from apps.datasets.validation.layout import FileLayout
 
 
 class Dataset(OrganizationModel):
@@ -46,8 +46,8 @@ class DatasetVersion(OrganizationModel):
     bytes = models.BigIntegerField()
     sha256 = models.CharField(max_length=64, help_text="Empty until a repaired version is written.")
     kind = models.CharField(max_length=16, default="", help_text="chat, preference or text; empty until known.")
-    layout: "models.Field[Layout, Layout]" = StructField(
-        Layout, help_text="What the file is: container, mapping, columns, first rows."
+    layout: "models.Field[FileLayout, FileLayout]" = StructField(
+        FileLayout, help_text="What the file is: container, mapping, columns, first rows."
     )
     given_mapping = models.JSONField(null=True, help_text="Which column is what, where a person said so.")
     rows_key = models.CharField(max_length=300, default="", help_text="Its rows as JSONL, unless the file is that.")

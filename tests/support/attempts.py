@@ -11,7 +11,7 @@ import pytest
 from apps.accounts.models import Organization
 from apps.billing.queries import get_balance, get_ledger_sum_nano
 from apps.contracts import runs as wire
-from apps.contracts.evaluation import Comparison, EvaluationReport, Interval, WorseRow
+from apps.contracts.evaluation import Comparison, ConfidenceInterval, EvaluationReport, WorseRow
 from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest, HeartbeatResponse
 from apps.core.database.clock import db_now
 from apps.core.objects.store import store
@@ -138,9 +138,9 @@ REPORT = EvaluationReport(
     comparisons=(
         Comparison(
             name="exact_match",
-            base=Interval(value=0.1, low=0.04, high=0.23),
-            tuned=Interval(value=0.8, low=0.65, high=0.9),
-            difference=Interval(value=0.7, low=0.5, high=0.85),
+            base=ConfidenceInterval(value=0.1, low=0.04, high=0.23),
+            tuned=ConfidenceInterval(value=0.8, low=0.65, high=0.9),
+            difference=ConfidenceInterval(value=0.7, low=0.5, high=0.85),
             method="Wilson 95 %",
             rows=40,
         ),

@@ -26,7 +26,7 @@ _ALLOWED_FILTERS = {"trim", "default", "d", "string", "length", "count", "first"
 _ALLOWED_FILTERS |= {"selectattr", "rejectattr"}
 
 
-class Text(msgspec.Struct, frozen=True, array_like=True):
+class MessageText(msgspec.Struct, frozen=True, array_like=True):
     """The content of message `message`, stripped in these ways in order."""
 
     message: int
@@ -42,7 +42,7 @@ class Text(msgspec.Struct, frozen=True, array_like=True):
 class Guard(msgspec.Struct, frozen=True, array_like=True):
     """A question of the template about a text that was answered "no"; `is_empty` has no argument."""
 
-    text: Text
+    text: MessageText
     question: str  # "contains" | "startswith" | "endswith" | "equals" | "is_empty"
     argument: str = ""
 
@@ -65,7 +65,7 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
     """
 
     literals: tuple[str, ...]
-    texts: tuple[Text, ...]
+    texts: tuple[MessageText, ...]
     guards: tuple[Guard, ...]
     spans: tuple[tuple[tuple[int, int], tuple[int, int]], ...]
 
@@ -78,10 +78,10 @@ class _Trace:
     """The stand-ins of one rendering, and the guards collected."""
 
     def __init__(self) -> None:
-        self.texts: list[Text] = []
+        self.texts: list[MessageText] = []
         self.guards: dict[Guard, None] = {}
 
-    def stand_in(self, text: Text) -> "_StandIn":
+    def stand_in(self, text: MessageText) -> "_StandIn":
         if text not in self.texts:
             self.texts.append(text)
         return _StandIn(f"{_OPEN}{self.texts.index(text)}{_CLOSE}", self, text)
@@ -91,9 +91,9 @@ class _StandIn(str):
     """A text that is not known yet; `text` is None once it is joined with others."""
 
     trace: _Trace
-    text: Text | None
+    text: MessageText | None
 
-    def __new__(cls, value: str, trace: _Trace, text: Text | None = None) -> "_StandIn":
+    def __new__(cls, value: str, trace: _Trace, text: MessageText | None = None) -> "_StandIn":
         self = super().__new__(cls, value)
         self.trace, self.text = trace, text
         return self
@@ -147,7 +147,7 @@ class _StandIn(str):
         if self.text is None or isinstance(characters, _StandIn) or not isinstance(characters, str | None):
             raise _Untraceable
         strips = (*self.text.strips, (how, characters))
-        return self.trace.stand_in(Text(self.text.message, strips))
+        return self.trace.stand_in(MessageText(self.text.message, strips))
 
     def _ask(self, question: str, argument: object, *bounds: object) -> bool:
         if self.text is None or bounds or not isinstance(argument, str) or isinstance(argument, _StandIn):
@@ -245,7 +245,7 @@ def find_layout(
     if finder is None:
         return None
     trace = _Trace()
-    messages = [{"role": role, "content": trace.stand_in(Text(index))} for index, role in enumerate(roles)]
+    messages = [{"role": role, "content": trace.stand_in(MessageText(index))} for index, role in enumerate(roles)]
     try:
         text, spans = finder.render(messages, None, trained)
     except (_Untraceable, NotPrefixStable, *TEMPLATE_FAULTS):
@@ -269,7 +269,7 @@ def _traced_finder(
 
 def _layout(text: str, spans: Sequence[Span], trace: _Trace) -> Layout | None:
     literals: list[str] = []
-    texts: list[Text] = []
+    texts: list[MessageText] = []
     starts: list[int] = []  # where each literal starts in the text
     position = 0
     for found in _STAND_IN.finditer(text):

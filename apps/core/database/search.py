@@ -23,7 +23,7 @@ class Hit:
 
 
 @dataclass(frozen=True)
-class Kind:
+class HitKind:
     """One kind of object: its rows, the fields to search, and the display of a row."""
 
     label: str
@@ -38,7 +38,7 @@ class Kind:
         return [self.show(row) for row in self.rows.filter(reduce(and_, each))[:_SHOWN]]
 
 
-def render_hits(request: HttpRequest, kinds: list[Kind], *, prefix: str) -> HttpResponse:
+def render_hits(request: HttpRequest, kinds: list[HitKind], *, prefix: str) -> HttpResponse:
     """Return a response with the groups that match `q`.
 
     It has no groups if `q` is shorter than `MIN_CHARACTERS`. Ids on the page begin with `prefix`.

@@ -17,7 +17,7 @@ class TooManyWaiting(Exception):
 
 
 @dataclass(slots=True)
-class _Bucket:
+class _OwnerBucket:
     left: float
     since: float  # time.monotonic()
 
@@ -26,7 +26,7 @@ class Buckets:
     """A token bucket for each owner. A full bucket holds one minute's worth."""
 
     def __init__(self) -> None:
-        self._buckets: dict[str, _Bucket] = {}
+        self._buckets: dict[str, _OwnerBucket] = {}
         self._swept_at = time.monotonic()
 
     def wait_seconds(self, owner: str, per_minute: float, amount: float = 1.0) -> float:
@@ -42,13 +42,13 @@ class Buckets:
         """Return the fill level of the owner's bucket: 1 if full, below 0 in debt."""
         return self._at(owner, per_minute).left / per_minute
 
-    def _at(self, owner: str, per_minute: float) -> _Bucket:
+    def _at(self, owner: str, per_minute: float) -> _OwnerBucket:
         """Return the owner's bucket, refilled up to now."""
         now = time.monotonic()
         bucket = self._buckets.get(owner)
         if bucket is None:
             self._sweep(now)
-            bucket = self._buckets[owner] = _Bucket(per_minute, now)
+            bucket = self._buckets[owner] = _OwnerBucket(per_minute, now)
         bucket.left = min(per_minute, bucket.left + (now - bucket.since) * per_minute / 60)
         bucket.since = now
         return bucket

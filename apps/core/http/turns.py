@@ -15,7 +15,7 @@ from apps.core.http.fair_shares import Places, TooManyWaiting
 _STRANGERS, _MAX_KNOWN = "strangers", 10_000
 
 
-class Run:
+class PlacedRequest:
     """One request. `begin` waits for a place and raises RateLimited; `end` gives it back."""
 
     def __init__(
@@ -75,7 +75,7 @@ class TakeTurns:
                 self._remember(digest)
             await send(message)
 
-        run = Run(partial(self._begin, owner), partial(self._places.give_back, owner), receive, answer)
+        run = PlacedRequest(partial(self._begin, owner), partial(self._places.give_back, owner), receive, answer)
         try:
             await self._application(scope, run.receive, run.send)
         finally:

@@ -33,7 +33,7 @@ from apps.core.models import OutboxMessage
 logger = logging.getLogger(__name__)
 
 # After this many attempts, operators see the effect. It is retried every hour until an operator fixes the cause.
-STUCK_ATTEMPTS = 8
+FAILING_ATTEMPTS = 8
 KEPT = datetime.timedelta(days=7)  # for a sent message
 CLAIM = datetime.timedelta(seconds=60)  # a worker that has not renewed its claim for this long has died
 _RENEW_SECONDS = 15.0
@@ -209,9 +209,9 @@ def _backoff(attempts: int) -> datetime.timedelta:
     return datetime.timedelta(seconds=seconds)
 
 
-def list_stuck(*, limit: int = 50) -> list[OutboxMessage]:
-    """Return the messages that failed at least STUCK_ATTEMPTS times, oldest first."""
-    stuck = OutboxMessage.objects.filter(sent_at=None, attempts__gte=STUCK_ATTEMPTS).order_by("id")
+def list_failing(*, limit: int = 50) -> list[OutboxMessage]:
+    """Return the messages that failed at least FAILING_ATTEMPTS times, oldest first."""
+    stuck = OutboxMessage.objects.filter(sent_at=None, attempts__gte=FAILING_ATTEMPTS).order_by("id")
     return list(stuck[:limit])
 
 

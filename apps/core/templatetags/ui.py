@@ -37,7 +37,7 @@ _UNNAMED = SafeString('aria-hidden="true"')
 DJANGO_TEXTAREA_ROWS = "10"  # Django's value if a form did not choose one
 
 
-class Status(NamedTuple):
+class StatusLabel(NamedTuple):
     """How a state is shown: word, badge tone, icon. `live` replaces the icon with a pulsing dot."""
 
     label: str
@@ -47,68 +47,68 @@ class Status(NamedTuple):
 
 
 # All states that a page may show, of any object, in the words of docs/CONTEXT.md.
-STATUSES: dict[str, Status] = {
-    "validating_files": Status("Checking data", "info", live=True),
-    "validating": Status("Checking data", "info", live=True),
-    "uploading": Status("Uploading", "info", live=True),
-    "queued": Status("Queued", "", "clock"),
-    "leased": Status("Starting", "info", live=True),
-    "running": Status("Training", "info", live=True),
-    "pausing": Status("Pausing", "warn", "pause"),
-    "paused": Status("Paused", "warn", "pause"),
-    "succeeded": Status("Succeeded", "ok", "check"),
-    "failed": Status("Failed", "bad", "circle-alert"),
-    "cancelled": Status("Cancelled", "line", "ban"),
-    "lost": Status("Lost contact", "warn", "unplug"),
-    "ready": Status("Ready", "ok", "check"),
-    "checking": Status("Being certified", "info", live=True),
-    "uncertified": Status("Not certified", "", "circle-alert"),
-    "refused": Status("Refused", "bad", "circle-alert"),
-    "no_certificate": Status("None", "line", "circle-alert"),
-    "files_only": Status("Files only", "line", "download"),
-    "uploaded": Status("Uploaded", "", "clock"),
-    "invalid": Status("Has errors", "bad", "circle-alert"),
-    "rejected": Status("Rejected", "bad", "circle-alert"),
-    "error": Status("Failed", "bad", "circle-alert"),
-    "deleting": Status("Deleting", "warn", "trash-2"),
-    "deleted": Status("Deleted", "line", "trash-2"),
-    "loading": Status("Loading", "info", live=True),
-    "loaded": Status("Warm", "ok", "check"),
-    "serving": Status("Serving", "ok", "check"),
-    "waiting": Status("Waiting to load", "", "clock"),
-    "cold": Status("Cold", "", "power"),
-    "off": Status("Not serving", "line", "power"),
-    "unloading": Status("Unloading", "warn", "power"),
-    "active": Status("Active", "ok", "check"),
-    "revoked": Status("Revoked", "line", "ban"),
-    "expired": Status("Expired", "line", "clock"),
-    "invited": Status("Invited", "", "mail"),
-    "requested": Status("Requested", "", "clock"),
-    "open": Status("Waiting for payment", "", "clock"),
-    "needs_response": Status("Needs a response", "warn", "circle-alert"),
-    "under_review": Status("Under review", "", "clock"),
-    "action_required": Status("To be confirmed", "warn", "circle-alert"),
-    "paid": Status("Paid", "ok", "check"),
-    "won": Status("Won", "ok", "check"),
-    "dispute_lost": Status("Lost", "bad", "ban"),
-    "suspended": Status("Suspended", "bad", "ban"),
-    "online": Status("Online", "ok", "check"),
-    "idle": Status("Idle", "ok", "check"),
-    "busy": Status("Busy", "info", live=True),
-    "cordoned": Status("Cordoned", "warn", "ban"),
-    "draining": Status("Draining", "warn", "power"),
-    "drained": Status("Drained", "line", "power"),
-    "offline": Status("Offline", "bad", "unplug"),
-    "admitted": Status("Admitted", "", "plug"),
-    "installed": Status("Installed", "ok", "check"),
-    "not_installed": Status("Not installed", "line"),
+STATUSES: dict[str, StatusLabel] = {
+    "validating_files": StatusLabel("Checking data", "info", live=True),
+    "validating": StatusLabel("Checking data", "info", live=True),
+    "uploading": StatusLabel("Uploading", "info", live=True),
+    "queued": StatusLabel("Queued", "", "clock"),
+    "leased": StatusLabel("Starting", "info", live=True),
+    "running": StatusLabel("Training", "info", live=True),
+    "pausing": StatusLabel("Pausing", "warn", "pause"),
+    "paused": StatusLabel("Paused", "warn", "pause"),
+    "succeeded": StatusLabel("Succeeded", "ok", "check"),
+    "failed": StatusLabel("Failed", "bad", "circle-alert"),
+    "cancelled": StatusLabel("Cancelled", "line", "ban"),
+    "lost": StatusLabel("Lost contact", "warn", "unplug"),
+    "ready": StatusLabel("Ready", "ok", "check"),
+    "checking": StatusLabel("Being certified", "info", live=True),
+    "uncertified": StatusLabel("Not certified", "", "circle-alert"),
+    "refused": StatusLabel("Refused", "bad", "circle-alert"),
+    "no_certificate": StatusLabel("None", "line", "circle-alert"),
+    "files_only": StatusLabel("Files only", "line", "download"),
+    "uploaded": StatusLabel("Uploaded", "", "clock"),
+    "invalid": StatusLabel("Has errors", "bad", "circle-alert"),
+    "rejected": StatusLabel("Rejected", "bad", "circle-alert"),
+    "error": StatusLabel("Failed", "bad", "circle-alert"),
+    "deleting": StatusLabel("Deleting", "warn", "trash-2"),
+    "deleted": StatusLabel("Deleted", "line", "trash-2"),
+    "loading": StatusLabel("Loading", "info", live=True),
+    "loaded": StatusLabel("Warm", "ok", "check"),
+    "serving": StatusLabel("Serving", "ok", "check"),
+    "waiting": StatusLabel("Waiting to load", "", "clock"),
+    "cold": StatusLabel("Cold", "", "power"),
+    "off": StatusLabel("Not serving", "line", "power"),
+    "unloading": StatusLabel("Unloading", "warn", "power"),
+    "active": StatusLabel("Active", "ok", "check"),
+    "revoked": StatusLabel("Revoked", "line", "ban"),
+    "expired": StatusLabel("Expired", "line", "clock"),
+    "invited": StatusLabel("Invited", "", "mail"),
+    "requested": StatusLabel("Requested", "", "clock"),
+    "open": StatusLabel("Waiting for payment", "", "clock"),
+    "needs_response": StatusLabel("Needs a response", "warn", "circle-alert"),
+    "under_review": StatusLabel("Under review", "", "clock"),
+    "action_required": StatusLabel("To be confirmed", "warn", "circle-alert"),
+    "paid": StatusLabel("Paid", "ok", "check"),
+    "won": StatusLabel("Won", "ok", "check"),
+    "dispute_lost": StatusLabel("Lost", "bad", "ban"),
+    "suspended": StatusLabel("Suspended", "bad", "ban"),
+    "online": StatusLabel("Online", "ok", "check"),
+    "idle": StatusLabel("Idle", "ok", "check"),
+    "busy": StatusLabel("Busy", "info", live=True),
+    "cordoned": StatusLabel("Cordoned", "warn", "ban"),
+    "draining": StatusLabel("Draining", "warn", "power"),
+    "drained": StatusLabel("Drained", "line", "power"),
+    "offline": StatusLabel("Offline", "bad", "unplug"),
+    "admitted": StatusLabel("Admitted", "", "plug"),
+    "installed": StatusLabel("Installed", "ok", "check"),
+    "not_installed": StatusLabel("Not installed", "line"),
 }
 
 
 @register.filter
-def status(value: str) -> Status:
+def status(value: str) -> StatusLabel:
     """Return how to show a state. An unlisted state is shown by its name, without colour."""
-    return STATUSES.get(value) or Status(value.replace("_", " ").capitalize())
+    return STATUSES.get(value) or StatusLabel(value.replace("_", " ").capitalize())
 
 
 @register.filter

@@ -28,7 +28,7 @@ from apps.datasets.intake.lanes import lane_of
 from apps.datasets.lifecycle import VERSION_TRANSITIONS, DatasetVersionStatus
 from apps.datasets.models import Dataset, DatasetVersion
 from apps.datasets.validation.formats import Mapping
-from apps.datasets.validation.layout import Layout
+from apps.datasets.validation.layout import FileLayout
 from apps.datasets.validation.repair import FIT, RepairMode
 
 PURPOSES = ("fine-tune", "evals")
@@ -287,7 +287,7 @@ def fit_version(
     """
     if version.status != DatasetVersionStatus.READY:
         raise NotRepairable(f"{version.pk} is {version.status}: repair its own bad rows first.")
-    return _derive(version, FIT, by=by, now=now, layout=Layout(fits=base_model.pk))
+    return _derive(version, FIT, by=by, now=now, layout=FileLayout(fits=base_model.pk))
 
 
 def _derive(
@@ -296,7 +296,7 @@ def _derive(
     *,
     by: str,
     now: datetime.datetime,
-    layout: Layout | None = None,
+    layout: FileLayout | None = None,
 ) -> DatasetVersion:
     lock_storage(version.organization_id)
     require_storage(organization=version.organization_id, wanted_bytes=version.data_bytes)
@@ -304,7 +304,7 @@ def _derive(
     arrival = Arrival(filename=filename, purpose=version.purpose, by=by, now=now)
     repaired = new_version(organization=version.organization_id, arrival=arrival)
     repaired.dataset, repaired.derived_from, repaired.repair = version.dataset, version, mode
-    repaired.expires_at, repaired.bytes, repaired.layout = version.expires_at, 0, layout or Layout()
+    repaired.expires_at, repaired.bytes, repaired.layout = version.expires_at, 0, layout or FileLayout()
     return _save_next(repaired, "dataset.repaired", source=version.pk, mode=mode)
 
 

@@ -5,7 +5,7 @@ import msgspec
 from apps.datasets.validation.formats import Mapping
 
 
-class Layout(msgspec.Struct, frozen=True, kw_only=True):
+class FileLayout(msgspec.Struct, frozen=True, kw_only=True):
     """What a file is. `sample` holds its first rows, cut for display; `columns` their names.
 
     A repaired file has counts of the rows that were `repaired` and `dropped`. `fits` is the id of the base model whose

@@ -23,10 +23,10 @@ from apps.datasets.models import DatasetVersion
 from apps.datasets.problems import FileErrorCode, LineError, Rejected, as_json
 from apps.datasets.rows import kind_of
 from apps.datasets.validation.formats import read_mapping
-from apps.datasets.validation.layout import Layout
+from apps.datasets.validation.layout import FileLayout
 from apps.datasets.validation.repair import FIT, REPAIRS, RepairMode
 from apps.datasets.validation.template_fit import RenderableRows
-from apps.datasets.validation.validator import FileValidator, Report
+from apps.datasets.validation.validator import FileValidator, ValidationReport
 
 MAX_ATTEMPTS = 5
 LEASE = datetime.timedelta(seconds=60)
@@ -72,7 +72,7 @@ def validate_version(*, version_id: str, now: datetime.datetime, is_long: bool =
     return _record_report(version, report, lease, rows=rows)
 
 
-def _read(version: DatasetVersion, lease: "_Lease") -> tuple[Report, StoredObject | None]:
+def _read(version: DatasetVersion, lease: "_Lease") -> tuple[ValidationReport, StoredObject | None]:
     """Read the file. Unless it is JSONL in a stored kind already, write its rows in that form beside it."""
     with store().open_stream(version.object_key) as stream:
         mapping = read_mapping(version.given_mapping)
@@ -218,14 +218,14 @@ def require_done(*, version_id: str) -> None:
         raise HeldByAnother(version_id)
 
 
-def _unreadable(code: str, message: str, fix: str) -> Report:
+def _unreadable(code: str, message: str, fix: str) -> ValidationReport:
     error = LineError(line=1, code=code, message=message, fix=fix)
-    return Report(rows=0, error_count=1, errors=(error,), line_offsets=(), sha256="", is_rejected=True)
+    return ValidationReport(rows=0, error_count=1, errors=(error,), line_offsets=(), sha256="", is_rejected=True)
 
 
 @transaction.atomic
 def _record_report(
-    version: DatasetVersion, report: Report, lease: _Lease, *, rows: StoredObject | None = None
+    version: DatasetVersion, report: ValidationReport, lease: _Lease, *, rows: StoredObject | None = None
 ) -> DatasetVersion | None:
     is_intact = report.sha256 == version.sha256
     is_ready = report.is_valid and is_intact
@@ -269,7 +269,7 @@ def announce(*, version: DatasetVersion) -> None:
     outbox.publish(topic="dataset.validated", key=key, payload=payload, organization=version.organization_id)
 
 
-def _layout_of(version: DatasetVersion, report: Report) -> Layout:
+def _layout_of(version: DatasetVersion, report: ValidationReport) -> FileLayout:
     return msgspec.structs.replace(
         version.layout,
         container=report.container,

@@ -8,42 +8,23 @@ from itertools import chain, islice
 
 import msgspec
 
-from apps.contracts.chat import Line, RowError, RowErrorCode, RowKind
+from apps.contracts.chat import Line, RowError, RowKind
 from apps.contracts.chat.lines import parse_json
 from apps.datasets.problems import (
-    KEPT_PROBLEMS,
     MAX_LINE_BYTES,
-    MAX_ROWS,
     MIN_ROWS,
     FileErrorCode,
     LineError,
     Rejected,
-    as_json,
     from_row_error,
     shown,
-    too_long,
-    too_many_rows,
 )
-from apps.datasets.stream import LINES_PER_OFFSET, UTF8_MARK, Hashed, LineOffsets, Peekable
+from apps.datasets.stream import UTF8_MARK, Hashed, LineOffsets, Peekable
 from apps.datasets.validation.containers import GZIP_SIGNATURE, BadRow, Container, Row, gunzip, recognize, rows_of
 from apps.datasets.validation.conversion import Unconvertible, convert
+from apps.datasets.validation.findings import Findings, too_few_rows
 from apps.datasets.validation.formats import OPTIONAL, Mapping, detect
 from apps.datasets.validation.row_checks import check_line, count_if_plain
-
-__all__ = [
-    "LINES_PER_OFFSET",
-    "MAX_LINE_BYTES",
-    "MAX_ROWS",
-    "MIN_ROWS",
-    "FileErrorCode",
-    "FileValidator",
-    "LineError",
-    "Report",
-    "as_json",
-    "from_row_error",
-    "too_long",
-    "validate_file",
-]
 
 _SAMPLED_ROWS = 64
 _SHOWN_ROWS = 5
@@ -54,7 +35,7 @@ _OUTPUT_BYTES = 256 * 1024
 Repair = Callable[[Line, LineError, RowKind], bytes | None]
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a pass. `errors` holds the first of `error_count` errors."""
 
     rows: int
@@ -96,7 +77,7 @@ class FileValidator:
         self._source = Hashed(_watched(chunks, on_progress))
         self._filename, self._given, self._repair, self._on_progress = filename, mapping, repair, on_progress
         self._offsets = LineOffsets()
-        self._findings = _Findings()
+        self._findings = Findings()
         self._rejection: LineError | None = None
         self._rows: Iterator[Row] = iter(())
         self._text = Peekable(())
@@ -138,9 +119,9 @@ class FileValidator:
         return self._rejection
 
     @property
-    def report(self) -> Report:
+    def report(self) -> ValidationReport:
         found = self._findings
-        return Report(
+        return ValidationReport(
             rows=found.rows,
             error_count=found.count,
             errors=tuple(found.kept),
@@ -297,50 +278,16 @@ class FileValidator:
         found = self._findings
         found.finish(is_ended=self._source.last_byte == b"\n" or not self._takes_blocks)
         if found.rows < MIN_ROWS:
-            found.add(_too_few_rows(found.rows, max(1, found.last_line), is_text=self.container is Container.TEXT))
+            found.add(too_few_rows(found.rows, max(1, found.last_line), is_text=self.container is Container.TEXT))
 
 
-def validate_file(chunks: Iterable[bytes], *, filename: str = "", mapping: Mapping | None = None) -> Report:
+def validate_file(chunks: Iterable[bytes], *, filename: str = "", mapping: Mapping | None = None) -> ValidationReport:
     """Check a file from its bytes in order and keep nothing of it."""
     reading = FileValidator(chunks, filename=filename, mapping=mapping)
     reading.start()
     for _ in reading:
         pass
     return reading.report
-
-
-class _Findings:
-    """The problems so far. The latest is held back: being the last line changes its code."""
-
-    def __init__(self) -> None:
-        self.rows = self.count = self.repaired = self.dropped = self.last_line = 0
-        self.kept: list[LineError] = []
-        self._held: LineError | None = None
-
-    def row(self, number: int, problem: LineError | None) -> None:
-        self.release()
-        self.rows += 1
-        self.last_line = number
-        self._held = problem
-
-    def release(self) -> None:
-        if self._held is not None:
-            self.add(self._held)
-            self._held = None
-
-    def add(self, error: LineError) -> None:
-        self.count += 1
-        if len(self.kept) < KEPT_PROBLEMS:
-            self.kept.append(error)
-
-    def finish(self, *, is_ended: bool) -> None:
-        if self._held is not None and not is_ended:
-            self._held = _name_last_error(self._held)
-        self.release()
-
-    def require_few(self, line: int) -> None:
-        if self.rows > MAX_ROWS:
-            raise too_many_rows(line)
 
 
 def _watched(chunks: Iterable[bytes], on_progress: Callable[[], None]) -> Iterator[bytes]:
@@ -377,30 +324,3 @@ def _without_mark(chunks: Iterable[bytes]) -> Iterator[bytes]:
     pieces = iter(chunks)
     yield next(pieces, b"").removeprefix(UTF8_MARK)
     yield from pieces
-
-
-def _name_last_error(error: LineError) -> LineError:
-    if error.code not in (RowErrorCode.INVALID_JSON, RowErrorCode.NOT_UTF8):
-        return error
-    return LineError(
-        line=error.line,
-        code=FileErrorCode.TRUNCATED_LAST_LINE,
-        message="The file ends in the middle of its last line: it was cut off on the way.",
-        fix="Upload the whole file again.",
-    )
-
-
-def _too_few_rows(rows: int, line: int, *, is_text: bool) -> LineError:
-    if not rows:
-        return LineError(
-            line=line,
-            code=FileErrorCode.EMPTY_FILE,
-            message="The file is empty.",
-            fix=f"Write at least {MIN_ROWS} rows, one JSON object a line.",
-        )
-    return LineError(
-        line=line,
-        code=FileErrorCode.TOO_FEW_ROWS,
-        message=f"The file has {rows} {'row' if rows == 1 else 'rows'}; fine-tuning needs at least {MIN_ROWS}.",
-        fix="Put a blank line between rows, or add more text." if is_text else "Add more examples.",
-    )

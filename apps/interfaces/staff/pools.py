@@ -11,7 +11,7 @@ from apps.catalog.queries import active_price
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.http.forms import add_domain_error
-from apps.core.messages.outbox import list_stuck
+from apps.core.messages.outbox import list_failing
 from apps.finetuning import queries
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE, RunStatus
 from apps.finetuning.models import GpuPool, Worker
@@ -51,7 +51,7 @@ def index(request: HttpRequest) -> HttpResponse:
             return redirect("staff:pool_detail", pool_id=pool.pk)
     status = 422 if request.method == "POST" else 200
     rows = [_row(pool) for pool in queries.list_pools()]
-    context = {"rows": rows, "form": form, "stuck": list_stuck()}
+    context = {"rows": rows, "form": form, "stuck": list_failing()}
     return render(request, "staff/machines/pools.html", context, status=status)
 
 

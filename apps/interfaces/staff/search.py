@@ -6,7 +6,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from apps.accounts.models import Organization
-from apps.core.database.search import Hit, Kind, render_hits
+from apps.core.database.search import Hit, HitKind, render_hits
 from apps.finetuning.queries import list_pools
 from apps.interfaces.staff.access import operator_view
 
@@ -15,14 +15,14 @@ from apps.interfaces.staff.access import operator_view
 @require_safe
 @operator_view
 def show(request: HttpRequest) -> HttpResponse:
-    organizations = Kind(
+    organizations = HitKind(
         "Organizations",
         "building-2",
         Organization.objects.order_by("name", "id"),
         ("name", "slug", "id"),
         lambda row: Hit(row.name, str(row.pk), f"{reverse('staff:organization_list')}#{row.pk}"),
     )
-    pools = Kind(
+    pools = HitKind(
         "GPU pools",
         "server",
         list_pools(),

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from apps.contracts.evaluation import Comparison, Interval
+from apps.contracts.evaluation import Comparison, ConfidenceInterval
 
 Array: TypeAlias = "np.ndarray"
 WILSON = "Wilson 95 %"
@@ -49,15 +49,17 @@ def compare_scores(name: str, base: Array, tuned: Array) -> Comparison:
     )
 
 
-def wilson(hits: int, trials: int) -> Interval:
+def wilson(hits: int, trials: int) -> ConfidenceInterval:
     """Return Wilson's score interval of a share (Wilson 1927)."""
     share = hits / trials
     scale = 1 + _Z**2 / trials
     center = (share + _Z**2 / (2 * trials)) / scale
     half = _Z * math.sqrt(share * (1 - share) / trials + _Z**2 / (4 * trials**2)) / scale
-    return Interval(value=share, low=max(min(center - half, share), 0.0), high=min(max(center + half, share), 1.0))
+    return ConfidenceInterval(
+        value=share, low=max(min(center - half, share), 0.0), high=min(max(center + half, share), 1.0)
+    )
 
 
-def _percentiles(value: float, resampled: Array) -> Interval:
+def _percentiles(value: float, resampled: Array) -> ConfidenceInterval:
     low, high = np.percentile(resampled, (2.5, 97.5))
-    return Interval(value=float(value), low=float(low), high=float(high))
+    return ConfidenceInterval(value=float(value), low=float(low), high=float(high))

@@ -108,7 +108,7 @@ def test_a_message_is_never_given_up_and_shows_as_stuck(caplog: pytest.LogCaptur
     message = OutboxMessage.objects.get()
     assert message.attempts == 20_001
     assert message.next_attempt_at - db_now() < datetime.timedelta(hours=1, minutes=1)
-    assert outbox.list_stuck() == [message]
+    assert outbox.list_failing() == [message]
     assert f"outbox message {message.pk} (test) failed" in caplog.text
     assert "division by zero" not in caplog.text
 

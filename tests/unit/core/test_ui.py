@@ -94,7 +94,7 @@ def test_a_time_element_carries_utc_for_machines_and_readers() -> None:
 
 
 def test_a_state_nobody_listed_is_shown_by_its_own_name() -> None:
-    assert ui.status("half_open") == ui.Status("Half open")
+    assert ui.status("half_open") == ui.StatusLabel("Half open")
     assert ui.status("succeeded").tone == "ok"
 
 

@@ -11,14 +11,14 @@ import pytest
 from apps.contracts.chat import RowKind
 from apps.core.errors import InvalidValue
 from apps.datasets.validation.formats import Format, Mapping, detect, read_mapping
-from apps.datasets.validation.validator import FileValidator, Report, validate_file
+from apps.datasets.validation.validator import FileValidator, ValidationReport, validate_file
 from tests.factories.datasets import chat_row, jsonl
 
 Rows = list[dict[str, Any]]
 CALL = '{"name": "find", "arguments": {"n": 1.50}}'
 
 
-def read(content: bytes, filename: str = "f.jsonl", mapping: Mapping | None = None) -> tuple[Rows, Report]:
+def read(content: bytes, filename: str = "f.jsonl", mapping: Mapping | None = None) -> tuple[Rows, ValidationReport]:
     """Return the rows a file is kept as, and the report on it."""
     reading = FileValidator(
         [content[at : at + 1000] for at in range(0, len(content), 1000)], filename=filename, mapping=mapping

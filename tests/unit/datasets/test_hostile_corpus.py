@@ -19,7 +19,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from apps.datasets.validation.validator import Report, validate_file
+from apps.datasets.validation.validator import ValidationReport, validate_file
 from tests.factories.datasets import chat_row, jsonl
 
 GOOD = jsonl(20)
@@ -27,7 +27,7 @@ CSV = b"prompt,completion\n" + b"a,b\n" * 12
 NOISE = random.Random(5).randbytes(60_000)
 
 
-def judge(content: bytes, filename: str) -> Report:
+def judge(content: bytes, filename: str) -> ValidationReport:
     return validate_file([content[at : at + 65_536] for at in range(0, len(content), 65_536)], filename=filename)
 
 

@@ -10,11 +10,11 @@ import pytest
 
 from apps.datasets.problems import KEPT_PROBLEMS
 from apps.datasets.stream import LINES_PER_OFFSET
-from apps.datasets.validation.validator import Report, validate_file
+from apps.datasets.validation.validator import ValidationReport, validate_file
 from tests.factories.datasets import chat_row, jsonl
 
 
-def validate(content: bytes, *, chunk: int = 4096) -> Report:
+def validate(content: bytes, *, chunk: int = 4096) -> ValidationReport:
     return validate_file(content[start : start + chunk] for start in range(0, len(content), chunk))
 
 

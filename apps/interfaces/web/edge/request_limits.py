@@ -29,7 +29,7 @@ from apps.core.http.asgi import (
     send_page,
 )
 from apps.core.http.fair_shares import Buckets, OpenCounts, Places, TooManyWaiting
-from apps.core.http.turns import Run
+from apps.core.http.turns import PlacedRequest
 from apps.interfaces.web.edge import callers
 
 _STATIC = "/static/"  # files of the dashboard: a page loads several, which browsers cache
@@ -99,7 +99,7 @@ class LimitRequests:
         except RateLimited as refusal:
             await send_refusal(scope, send, refusal)
             return
-        run = Run(partial(self.begin_running, owners), partial(self.end_running, owners), receive, send)
+        run = PlacedRequest(partial(self.begin_running, owners), partial(self.end_running, owners), receive, send)
         try:
             await self._application(scope, run.receive, run.send)
         finally:

@@ -10,7 +10,7 @@ from apps.accounts.queries import list_keys
 from apps.accounts.roles import Permission, has_permission
 from apps.adapters.queries import list_versions as list_adapter_versions
 from apps.catalog.queries import list_base_models
-from apps.core.database.search import Hit, Kind, render_hits
+from apps.core.database.search import Hit, HitKind, render_hits
 from apps.datasets.queries import list_versions as list_dataset_versions
 from apps.finetuning.queries import list_jobs
 from apps.interfaces.web.jobs.views import title_of
@@ -26,40 +26,40 @@ def show(request: OrganizationRequest) -> HttpResponse:
     return render_hits(request, _kinds(request.membership), prefix="found")
 
 
-def _kinds(membership: Membership) -> list[Kind]:
+def _kinds(membership: Membership) -> list[HitKind]:
     """Return the kinds that a member of this role can open."""
     organization = membership.organization
     aliases = Alias.objects.for_organization(organization).order_by("name", "id")
     kinds = [
-        Kind(
+        HitKind(
             "Datasets",
             "database",
             list_dataset_versions(organization=organization).defer("line_offsets", "errors", "layout"),
             ("dataset__name", "filename", "id"),
             lambda row: Hit(row.dataset.name, f"version {row.number}, {row.filename}", _url("dataset_detail", row.pk)),
         ),
-        Kind(
+        HitKind(
             "Fine-tunes",
             "workflow",
             list_jobs(organization=organization),
             ("suffix", "training_file__dataset__name", "base_model__display_name", "id"),
             lambda row: Hit(title_of(row), str(row.pk), _url("job_detail", row.pk)),
         ),
-        Kind(
+        HitKind(
             "Adapters",
             "boxes",
             list_adapter_versions(organization=organization),
             ("adapter__name", "model_name", "id"),
             lambda row: Hit(row.adapter.name, row.model_name, _url("adapter_detail", row.pk)),
         ),
-        Kind(
+        HitKind(
             "Aliases",
             "tag",
             aliases,
             ("name", "model_name"),
             lambda row: Hit(row.name, row.model_name, _url("adapter_detail", row.version_id)),
         ),
-        Kind(
+        HitKind(
             "API keys",
             "key-round",
             list_keys(organization=organization),
@@ -70,8 +70,8 @@ def _kinds(membership: Membership) -> list[Kind]:
     return [*kinds, _base_models()] if has_permission(membership.role, Permission.JOB_WRITE) else kinds
 
 
-def _base_models() -> Kind:
-    return Kind(
+def _base_models() -> HitKind:
+    return HitKind(
         "Fine-tune a base model",
         "brain-circuit",
         list_base_models(),
