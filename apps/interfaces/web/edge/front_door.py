@@ -73,7 +73,7 @@ def is_inference(scope: Scope) -> bool:
     return scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in INFERENCE_PATHS
 
 
-class ClientGone(Exception):
+class BrowserGone(Exception):
     """The caller closed the connection before its answer was complete."""
 
 
@@ -102,7 +102,7 @@ class GatewayClient:
 
     async def _finish(self, outcome: object, client: "_Client", request_id: str) -> None:
         match outcome:
-            case None | ClientGone() | asyncio.CancelledError():
+            case None | BrowserGone() | asyncio.CancelledError():
                 return
             case aiohttp.ClientError() | TimeoutError() if not client.has_answer:
                 error = Unavailable("The inference gateway is not available. Try again in a moment.")
@@ -158,7 +158,7 @@ class _Client:
         while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise ClientGone
+                raise BrowserGone
             more = message.get("more_body", False)
             if chunk := message.get("body", b""):
                 yield chunk
