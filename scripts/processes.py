@@ -134,10 +134,10 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         "celery",
         Tier.CONTROL,
-        f"{_CELERY} worker --queues control --concurrency 1 --pool prefork --without-gossip --without-mingle",
+        f"{_CELERY} worker --queues control,hub --concurrency 1 --pool prefork --without-gossip --without-mingle",
         role="sys",
         options=CONTROL_OPTIONS | STORE_OPTIONS,
-        stop_seconds=100,  # the hard limit of a control task is 90 s
+        stop_seconds=100,  # the hard limit of its tasks is 90 s
     ),
     Program(
         # Reading a customer's file takes minutes: it must not delay leases, mail and money.

@@ -8,7 +8,6 @@ Signs in as the demo's member and follows all links; of pages that differ only i
 import argparse
 import json
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from scripts.installation.clients import BROWSERS
+from scripts.installation.clients import find_browser
 from scripts.processes import REPOSITORY
 
 SIZES = {"wide": (1440, 900), "narrow": (390, 780)}
@@ -35,8 +34,7 @@ def main() -> int:
         return 1
     into = given.into or given.home / "screenshots"
     with sync_playwright() as playwright:
-        path = next(filter(None, map(shutil.which, BROWSERS)), None)
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(executable_path=find_browser(), args=["--no-sandbox", "--disable-gpu"])
         taken = _take_all(browser, given.home, into)
         browser.close()
     sys.stdout.write(f"{taken} pictures in {into}\n")

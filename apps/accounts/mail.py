@@ -5,7 +5,7 @@ sending, so that no table holds a secret.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from allauth.account import app_settings as allauth_settings
@@ -18,13 +18,13 @@ from django.urls import reverse
 from apps.accounts.invitations import invitation_token
 from apps.accounts.models import Invitation, User
 
-Payload = dict[str, Any]
+Payload = Mapping[str, str]
 _NAME_LENGTH = 60
 
 
-def send(*, key: str, payload: Payload) -> None:
-    """Write and send one message. Outbox handler of the topic `mail`. Raises KeyError for an unknown kind."""
-    message = _KINDS[payload["kind"]](payload)
+def send(*, kind: str, **payload: str) -> None:
+    """Write and send one message. Raises KeyError for an unknown kind."""
+    message = _KINDS[kind](payload)
     if message is not None:
         message.send()
 

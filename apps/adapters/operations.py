@@ -8,7 +8,7 @@ from django.db import transaction
 from django.db.models import Max
 
 from apps.adapters.checks import problems_of, problems_of_files
-from apps.adapters.lifecycle import VERSION_TRANSITIONS
+from apps.adapters.lifecycle import VERSION_TRANSITIONS, AdapterVersionStatus
 from apps.adapters.models import Adapter, AdapterVersion
 from apps.catalog.models import BaseModel
 from apps.contracts.parity import ParityResult
@@ -96,7 +96,7 @@ def publish_version(
         report=report or {},
         exports=exports or [],
         missing=missing or [],
-        status="checking" if is_servable else "files_only",
+        status=AdapterVersionStatus.CHECKING if is_servable else AdapterVersionStatus.FILES_ONLY,
     )
     if is_servable:
         outbox.publish(topic="adapter.published", key=f"published:{version.pk}", payload={"version_id": version.pk})
@@ -114,12 +114,12 @@ def record_verdict(
 
     Returns whether the status changed. A single replica's report does not change a ready version.
     """
-    accepted = "uncertified" if parity is None else "ready"
-    status = accepted if is_accepted else "refused"
+    accepted = AdapterVersionStatus.UNCERTIFIED if parity is None else AdapterVersionStatus.READY
+    status = accepted if is_accepted else AdapterVersionStatus.REFUSED
     changes: dict[str, Any] = {"status_reason": "" if is_accepted else reason[:300]}
     if parity is not None:
         changes["parity"] = msgspec.to_builtins(parity)
-    if status == "ready":
+    if status == AdapterVersionStatus.READY:
         changes["certified_at"] = now
     if not try_advance(version, to=status, transitions=VERSION_TRANSITIONS, **changes):
         return False

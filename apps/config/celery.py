@@ -1,6 +1,7 @@
 """The control plane's Celery app, for short idempotent tasks. Long work is a row; its message is only a doorbell."""
 
 import logging
+from typing import Any
 
 from celery import Celery
 from django.conf import settings
@@ -8,14 +9,16 @@ from kombu.exceptions import KombuError
 from kombu.pools import producers
 
 from apps.config.schedule import SCHEDULE
+from apps.core.messages.topics import CONTROL
 
-CONTROL = "control"  # the default queue, and the outbox lane delivered there
 logger = logging.getLogger(__name__)
 
-# A request waits for this publish, so it must be short. The periodic sweep delivers what it lost.
+# A request waits for this publish, so it must be short. A periodic task repeats what it lost.
 _WAKE_OPTIONS = {"max_retries": 0, "socket_connect_timeout": 1, "socket_timeout": 1}
 _WAKE_SECONDS = 1
 
+_SHORT = {"soft_time_limit": 60, "time_limit": 90}
+_LANE_LIMITS = {"hub": _SHORT, "payments": _SHORT}  # their workers have short tasks to run as well
 _WITH_TASKS = ("core", "accounts", "catalog", "billing", "payments", "datasets", "finetuning", "serving")
 app = Celery("anneal")
 app.config_from_object(
@@ -25,12 +28,12 @@ app.config_from_object(
         "task_serializer": "json",
         "accept_content": ["json"],
         "task_default_queue": CONTROL,
-        # `core.carry_out` sets its queue itself: the lane of the outbox.
+        # A message for `core.carry_out` is in the queue of its lane.
         "task_routes": {"datasets.sweep_orphans": {"queue": "data"}, "payments.*": {"queue": "payments"}},
         "task_acks_late": True,
         "task_reject_on_worker_lost": True,
-        "task_soft_time_limit": 60,
-        "task_time_limit": 90,
+        "task_soft_time_limit": _SHORT["soft_time_limit"],
+        "task_time_limit": _SHORT["time_limit"],
         "worker_prefetch_multiplier": 1,
         "worker_hijack_root_logger": False,
         "broker_connection_retry_on_startup": True,
@@ -43,10 +46,10 @@ app.autodiscover_tasks([f"apps.{name}" for name in _WITH_TASKS])
 
 
 def wake_outbox(lane: str) -> None:
-    """Request a delivery of an outbox lane now. If the broker is down, the periodic sweep delivers instead."""
-    name, options = "core.deliver_outbox", {}
+    """Request a delivery of an outbox lane now. If the broker is down, the periodic wake delivers instead."""
+    name, options = "core.deliver_outbox", dict[str, Any]()
     if lane != CONTROL:
-        name, options = "core.carry_out", {"queue": lane, "kwargs": {"lane": lane}}
+        name, options = "core.carry_out", {"queue": lane, "kwargs": {"lane": lane}} | _LANE_LIMITS.get(lane, {})
     connection = app.connection_for_write(transport_options=_WAKE_OPTIONS)
     try:
         with producers[connection].acquire(block=True, timeout=_WAKE_SECONDS) as producer:

@@ -2,18 +2,10 @@
 
 from typing import Any
 
-
-def _lane(name: str) -> dict[str, Any]:
-    """Return the schedule entry that wakes an outbox lane. A message that no worker took before the next is dropped."""
-    options = {"queue": name, "expires": 5}
-    return {"task": "core.carry_out", "schedule": 5.0, "kwargs": {"lane": name}, "options": options}
-
-
-SCHEDULE = {
+SCHEDULE: dict[str, dict[str, Any]] = {
     "deliver outbox": {"task": "core.deliver_outbox", "schedule": 5.0},
-    "send mail": _lane("mail"),
-    "read large files": _lane("data"),
-    "read small files": _lane("data-small"),
+    # Dropped when the next one is due: after an outage one wake is enough.
+    "wake lanes of the outbox": {"task": "core.wake_lanes", "schedule": 5.0, "options": {"expires": 5}},
     "prune outbox": {"task": "core.prune_outbox", "schedule": 600.0},
     "reclaim expired leases": {"task": "finetuning.reclaim_expired_leases", "schedule": 15.0},
     "ring doorbells": {"task": "finetuning.ring_doorbells", "schedule": 15.0},

@@ -1,11 +1,12 @@
-"""Celery tasks and outbox handlers of core."""
+"""Celery tasks and outbox tasks of core."""
 
 from typing import Any
 
 from celery import shared_task
 
 from apps.core.database.clock import db_now
-from apps.core.messages.outbox import CONTROL, deliver_due, prune
+from apps.core.messages.outbox import deliver_due, list_due_lanes, prune, wake
+from apps.core.messages.topics import CONTROL
 from apps.core.objects.store import store
 
 
@@ -18,9 +19,16 @@ def deliver_outbox(**_: Any) -> None:
 # The task is acknowledged at once, because a dead worker's claim makes its message due again.
 @shared_task(name="core.carry_out", ignore_result=True, acks_late=False, soft_time_limit=3_540, time_limit=3_600)
 def carry_out(lane: str, **_: Any) -> None:
-    """Carry out the next message of a lane, and queue this task again if there was one."""
+    """Carry out the next message of a lane, and wake the lane again if there was one."""
     if deliver_due(lane=lane, limit=1):
-        carry_out.apply_async(kwargs={"lane": lane}, queue=lane)
+        wake(lane)
+
+
+@shared_task(name="core.wake_lanes", ignore_result=True)
+def wake_lanes(**_: Any) -> None:
+    """Wake the lanes with due messages: a wake may be lost, and a failed message waits for its next attempt."""
+    for lane in list_due_lanes():
+        wake(lane)
 
 
 @shared_task(name="core.prune_outbox", ignore_result=True)
@@ -28,9 +36,9 @@ def prune_outbox(**_: Any) -> None:
     prune(now=db_now())
 
 
-def delete_objects(*, key: str, payload: dict[str, Any]) -> None:
-    """Delete all objects under `prefix`, or the one object `key`. An outbox handler; safe to repeat."""
-    if prefix := payload.get("prefix"):
+def delete_objects(*, prefix: str = "", key: str = "") -> None:
+    """Delete all objects under `prefix`, and the one object `key`. Safe to repeat."""
+    if prefix:
         store().delete_prefix(prefix)
-    if object_key := payload.get("key"):
-        store().delete(object_key)
+    if key:
+        store().delete(key)

@@ -26,6 +26,8 @@ VERSION_TRANSITIONS: Transitions = {
     DatasetVersionStatus.DELETED: frozenset(),
 }
 
+UNVALIDATED = (DatasetVersionStatus.UPLOADED, DatasetVersionStatus.VALIDATING)
+
 
 class UploadStatus(StrEnum):
     """Where a file that arrives in parts is."""

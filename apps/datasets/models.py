@@ -82,7 +82,7 @@ class DatasetVersion(OrganizationModel):
     @property
     def has_bad_rows(self) -> bool:
         """Whether the file was read as rows of which some are bad: those can be repaired or dropped."""
-        if self.status != "invalid" or self.layout.get("is_rejected", True):
+        if self.status != DatasetVersionStatus.INVALID or self.layout.get("is_rejected", True):
             return False
         return any(error["code"] not in (FileErrorCode.EMPTY_FILE, FileErrorCode.TOO_FEW_ROWS) for error in self.errors)
 

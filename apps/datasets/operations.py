@@ -11,11 +11,11 @@ from apps.catalog.queries import chat_renderer
 from apps.contracts.chat import RowError
 from apps.core import audit
 from apps.core.database.clock import db_now
-from apps.core.database.transitions import advance
+from apps.core.database.transitions import advance, sources_of
 from apps.core.errors import DomainError, InvalidState
 from apps.core.messages import outbox
 from apps.datasets.intake.lanes import lane_of
-from apps.datasets.lifecycle import VERSION_TRANSITIONS
+from apps.datasets.lifecycle import VERSION_TRANSITIONS, DatasetVersionStatus
 from apps.datasets.models import Dataset, DatasetVersion, TokenCount
 from apps.datasets.problems import LineError, from_row_error
 from apps.datasets.queries import find_refusal, find_token_count
@@ -59,7 +59,7 @@ def count_tokens(*, version: DatasetVersion, base_model: BaseModel) -> TokenCoun
         return found
     if refusal := find_refusal(version=version, base_model=base_model):
         raise _refused(refusal)
-    if version.status != "ready":
+    if version.status != DatasetVersionStatus.READY:
         raise NotReady(f"{version.pk} is {version.status}; tokens are counted once it is ready.", param="training_file")
     renderer = chat_renderer(base_model=base_model)
     try:
@@ -122,7 +122,9 @@ def request_count(*, version: DatasetVersion, base_model: BaseModel) -> None:
 @transaction.atomic
 def dismiss_errors(*, version: DatasetVersion, by: str, now: datetime.datetime) -> None:
     """Dismiss a file with errors from the list of files that need attention; nothing else changes."""
-    changed = DatasetVersion.objects.filter(pk=version.pk, status="invalid", dismissed_at=None).update(dismissed_at=now)
+    changed = DatasetVersion.objects.filter(
+        pk=version.pk, status=DatasetVersionStatus.INVALID, dismissed_at=None
+    ).update(dismissed_at=now)
     if changed:
         audit.record(organization=version.organization_id, by=by, action="dataset.dismissed", target=version.pk)
 
@@ -138,11 +140,18 @@ def delete_version(*, version: DatasetVersion, by: str, now: datetime.datetime) 
     """
     version = DatasetVersion.objects.select_for_update(of=("self",)).select_related("dataset").get(pk=version.pk)
     release_expired_leases(version, now)
-    if version.status == "validating":
+    if version.status == DatasetVersionStatus.VALIDATING:
         raise InvalidState("The file is being validated; delete it in a moment.", param="file_id")
     _require_unused(version)
-    advance(version, to="deleted", transitions=VERSION_TRANSITIONS, deleted_at=now, errors=[], line_offsets=[])
-    if not version.dataset.versions.exclude(status="deleted").exists():
+    advance(
+        version,
+        to=DatasetVersionStatus.DELETED,
+        transitions=VERSION_TRANSITIONS,
+        deleted_at=now,
+        errors=[],
+        line_offsets=[],
+    )
+    if not version.dataset.versions.exclude(status=DatasetVersionStatus.DELETED).exists():
         Dataset.objects.filter(pk=version.dataset_id).update(deleted_at=now)
     prefix = version.object_key.rsplit("/", 1)[0]
     outbox.publish(
@@ -168,7 +177,8 @@ def _require_unused(version: DatasetVersion) -> None:
 def delete_expired(*, now: datetime.datetime) -> int:
     """Delete the expired files that no job uses; return how many."""
     deleted = 0
-    expired = DatasetVersion.objects.filter(expires_at__lt=now, status__in=("uploaded", "ready", "invalid"))
+    deletable = sources_of(VERSION_TRANSITIONS, DatasetVersionStatus.DELETED)
+    expired = DatasetVersion.objects.filter(expires_at__lt=now, status__in=deletable)
     for version in expired.order_by("?")[:_DELETED_AT_ONCE]:  # random order: files in use must not hide the others
         try:
             delete_version(version=version, by="system", now=now)

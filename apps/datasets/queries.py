@@ -12,6 +12,7 @@ from apps.catalog.queries import chat_renderer
 from apps.contracts.chat import ChatRow, Line, RenderedRow, Row, RowError, RowKind, parse_line_as, split_lines
 from apps.core.errors import NotFound
 from apps.core.objects.store import read_chunks, store
+from apps.datasets.lifecycle import DatasetVersionStatus, UploadStatus
 from apps.datasets.models import DatasetVersion, TokenCount, Upload, UploadPart
 from apps.datasets.problems import MAX_LINE_BYTES, LineError, from_row_error, too_long
 from apps.datasets.rows import kind_of
@@ -39,7 +40,7 @@ class RowPreview(msgspec.Struct, frozen=True, kw_only=True):
 
 def list_versions(*, organization: Any, purpose: str | None = None) -> QuerySet[DatasetVersion]:
     """Return the organization's files that are not deleted, newest first, without their long columns."""
-    versions = DatasetVersion.objects.for_organization(organization).exclude(status="deleted")
+    versions = DatasetVersion.objects.for_organization(organization).exclude(status=DatasetVersionStatus.DELETED)
     if purpose is not None:
         versions = versions.filter(purpose=purpose)
     return versions.select_related("dataset").defer("line_offsets").order_by("-created_at", "-id")
@@ -47,10 +48,12 @@ def list_versions(*, organization: Any, purpose: str | None = None) -> QuerySet[
 
 def list_unusable(*, organization: Any) -> QuerySet[DatasetVersion]:
     """Return the files with errors that were neither replaced nor dismissed: each is the newest of its dataset."""
-    newer = DatasetVersion.objects.exclude(status="deleted").filter(
+    newer = DatasetVersion.objects.exclude(status=DatasetVersionStatus.DELETED).filter(
         dataset=OuterRef("dataset"), number__gt=OuterRef("number")
     )
-    return list_versions(organization=organization).filter(~Exists(newer), status="invalid", dismissed_at=None)
+    return list_versions(organization=organization).filter(
+        ~Exists(newer), status=DatasetVersionStatus.INVALID, dismissed_at=None
+    )
 
 
 def list_with_use(*, organization: Any) -> QuerySet[DatasetVersion]:
@@ -61,7 +64,7 @@ def list_with_use(*, organization: Any) -> QuerySet[DatasetVersion]:
 def get_version(*, organization: Any, id: str, param: str = "file_id") -> DatasetVersion:
     """Return one file that is not deleted. Raises UnknownFile, the same for unknown and foreign ids."""
     versions = DatasetVersion.objects.for_organization(organization).select_related("dataset")
-    found = versions.exclude(status="deleted").filter(pk=id).first() if "\x00" not in id else None
+    found = versions.exclude(status=DatasetVersionStatus.DELETED).filter(pk=id).first() if "\x00" not in id else None
     if found is None:
         raise UnknownFile(f"No such file: {id[:80]}.", param=param)
     return found
@@ -69,7 +72,7 @@ def get_version(*, organization: Any, id: str, param: str = "file_id") -> Datase
 
 def list_siblings(*, version: DatasetVersion) -> QuerySet[DatasetVersion]:
     """Return all versions of the same dataset that are not deleted, newest first."""
-    versions = DatasetVersion.objects.filter(dataset_id=version.dataset_id).exclude(status="deleted")
+    versions = DatasetVersion.objects.filter(dataset_id=version.dataset_id).exclude(status=DatasetVersionStatus.DELETED)
     return versions.defer("line_offsets", "errors").order_by("-number")
 
 
@@ -78,11 +81,11 @@ def storage_used_bytes(*, organization: Any, but_upload: str = "") -> int:
 
     `but_upload` is left out: its file is counted instead.
     """
-    versions = DatasetVersion.objects.for_organization(organization).exclude(status="deleted")
+    versions = DatasetVersion.objects.for_organization(organization).exclude(status=DatasetVersionStatus.DELETED)
     kept = versions.aggregate(total=Sum(F("bytes") + F("rows_bytes")))["total"] or 0
     inspected = versions.filter(inspection__isnull=False).aggregate(total=Sum("rows"))["total"] or 0
     uploads = Upload.objects.for_organization(organization).exclude(pk=but_upload)
-    coming = uploads.filter(Q(status="pending") | Q(signed_until__gt=Now()))
+    coming = uploads.filter(Q(status=UploadStatus.PENDING) | Q(signed_until__gt=Now()))
     sent = (
         UploadPart.objects.filter(upload=OuterRef("pk")).values("upload").annotate(total=Sum("bytes")).values("total")
     )

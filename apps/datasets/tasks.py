@@ -1,9 +1,4 @@
-"""Outbox handlers and Celery tasks on files.
-
-The outbox row holds the work and decides its turn. Handlers in the lanes for files may take long.
-"""
-
-from typing import Any
+"""Outbox and Celery tasks on files. Those of the outbox may take long."""
 
 from celery import shared_task
 
@@ -14,38 +9,14 @@ from apps.core.errors import DomainError
 from apps.datasets import operations
 from apps.datasets.inspection import comparisons, inspections
 from apps.datasets.intake import orphans, uploads
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.datasets.validation import leases
 
 
-def handle_validation(*, key: str, payload: dict[str, Any]) -> None:
-    """Outbox handler of `dataset.validate`."""
-    validate(payload["version_id"], is_long=payload.get("is_long", False))
-
-
-def handle_count(*, key: str, payload: dict[str, Any]) -> None:
-    """Outbox handler of `dataset.count`."""
-    count(payload["version_id"], payload["base_model_id"])
-
-
-def handle_inspection(*, key: str, payload: dict[str, Any]) -> None:
-    """Outbox handler of `dataset.inspect`."""
-    inspect(payload["version_id"])
-
-
-def handle_comparison(*, key: str, payload: dict[str, Any]) -> None:
-    """Outbox handler of `dataset.compare`."""
-    compare(payload["version_id"], payload["other_id"])
-
-
-def delete_parts(*, key: str, payload: dict[str, Any]) -> None:
-    """Outbox handler of `upload.closed`."""
-    uploads.delete_parts(upload_id=payload["upload_id"])
-
-
 def inspect(version_id: str) -> None:
     """Inspect a file's rows for copies and personal data, unless that is done or the file is gone."""
-    version = DatasetVersion.objects.filter(pk=version_id, status="ready").first()
+    version = DatasetVersion.objects.filter(pk=version_id, status=DatasetVersionStatus.READY).first()
     if version:
         inspections.inspect_version(version=version)
 
@@ -59,7 +30,7 @@ def compare(version_id: str, other_id: str) -> None:
 
 def count(version_id: str, base_model_id: str) -> None:
     """Count a file's tokens under one model, unless they are counted or the file is gone."""
-    version = DatasetVersion.objects.filter(pk=version_id, status="ready").first()
+    version = DatasetVersion.objects.filter(pk=version_id, status=DatasetVersionStatus.READY).first()
     if version:
         _count_if_possible(version, BaseModel.objects.get(pk=base_model_id))
 
@@ -77,7 +48,7 @@ def validate(version_id: str, *, is_long: bool = False) -> None:
     if version is None:
         leases.require_done(version_id=version_id)
         return
-    if version.status == "ready":
+    if version.status == DatasetVersionStatus.READY:
         for base_model in list_base_models(only_installed=True):
             if operations.is_counted_at_once(version):
                 _count_if_possible(version, base_model)

@@ -1,7 +1,5 @@
 """Job events, in order. A sequence is taken under the job's row lock, so readers never miss one."""
 
-from typing import Any
-
 from django.db.models import F
 
 from apps.core.audit import require_transaction
@@ -10,7 +8,7 @@ from apps.core.messages import live
 from apps.finetuning.models import FineTuningJob, JobEvent
 
 
-def append(job: FineTuningJob, *, message: str, type: str = "message", level: str = "info", **data: Any) -> JobEvent:
+def append(job: FineTuningJob, *, message: str, type: str = "message", level: str = "info", **data: object) -> JobEvent:
     """Add one event to the job and notify its watchers after commit."""
     require_transaction()
     FineTuningJob.objects.filter(pk=job.pk).update(last_event_sequence=F("last_event_sequence") + 1)

@@ -31,6 +31,13 @@ class RunStatus(StrEnum):
     LOST = "lost"
 
 
+class CalibrationOutcome(StrEnum):
+    """What a run whose figures are kept for calibration came to."""
+
+    SUCCEEDED = "succeeded"
+    OUT_OF_MEMORY = "out_of_memory"
+
+
 JOB_TRANSITIONS: Transitions = {
     JobStatus.VALIDATING_FILES: frozenset({JobStatus.QUEUED, JobStatus.FAILED, JobStatus.CANCELLED}),
     JobStatus.QUEUED: frozenset({JobStatus.RUNNING, JobStatus.FAILED, JobStatus.CANCELLED}),

@@ -16,6 +16,7 @@ from apps.finetuning.lifecycle import (
     RUN_HOLDING_LEASE,
     RUN_TERMINAL,
     RUN_TRANSITIONS,
+    CalibrationOutcome,
     JobStatus,
     RunStatus,
 )
@@ -319,7 +320,7 @@ class JobEvent(OrganizationModel):
         triggers = [pgtrigger.Protect(name="job_event_append_only", operation=pgtrigger.Update)]
 
 
-class Upload(OrganizationModel):
+class RunUpload(OrganizationModel):
     """Storage locations given to a run for the files of one manifest. The same manifest gets the same upload."""
 
     id = IdField(prefix="up")
@@ -332,6 +333,7 @@ class Upload(OrganizationModel):
     created_at = models.DateTimeField(db_default=Now())
 
     class Meta:
+        db_table = "finetuning_upload"
         constraints = [models.UniqueConstraint(fields=["run", "manifest_sha256"], name="upload_once")]
 
 
@@ -341,7 +343,7 @@ class Checkpoint(OrganizationModel):
     id = IdField(prefix="ftckpt")
     job = models.ForeignKey(FineTuningJob, on_delete=models.CASCADE, related_name="checkpoints")
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="checkpoints")
-    upload = models.ForeignKey(Upload, on_delete=models.PROTECT, related_name="+")
+    upload = models.ForeignKey(RunUpload, on_delete=models.PROTECT, related_name="+")
     step = models.PositiveIntegerField()
     metrics = models.JSONField(default=dict)
     bytes = models.BigIntegerField()
@@ -362,7 +364,10 @@ class CalibrationPoint(OrganizationModel):
 
     run = models.OneToOneField(Run, on_delete=models.CASCADE, related_name="calibration")
     pool = models.ForeignKey(GpuPool, on_delete=models.CASCADE, related_name="+")
-    outcome = models.CharField(max_length=16, choices=[("succeeded", "Succeeded"), ("out_of_memory", "Out of memory")])
+    outcome = models.CharField(
+        max_length=16,
+        choices=[(CalibrationOutcome.SUCCEEDED, "Succeeded"), (CalibrationOutcome.OUT_OF_MEMORY, "Out of memory")],
+    )
     family = models.CharField(max_length=48, help_text="model_type of the base model's config.json")
     method = models.CharField(max_length=16)
     attempts = models.PositiveIntegerField(help_text="Of the job; times, tokens and cost are sums over them.")
@@ -415,7 +420,7 @@ class PoolAccuracy(models.Model):
     """A pool's figures on the public page; absent while it has too few runs to protect each organization."""
 
     pool = models.OneToOneField(GpuPool, on_delete=models.CASCADE, primary_key=True, related_name="accuracy")
-    report = models.JSONField(help_text="apps.finetuning.pools.accuracy.Report")
+    report = models.JSONField(help_text="apps.finetuning.pools.accuracy.AccuracyReport")
     updated_at = models.DateTimeField(db_default=Now())
 
     tenancy_reason = "figures over several organizations' runs, above the floor of apps.finetuning.pools.accuracy"

@@ -1,18 +1,19 @@
 """Queries of jobs and their events, checkpoints, runs and pools."""
 
 from collections.abc import Iterable
-from typing import Any
 
 from django.db.models import QuerySet
 
+from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
 from apps.core.errors import NotFound
+from apps.finetuning.lifecycle import RUN_ACTIVE, JobStatus
 from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, JobEvent, Run, Worker
 
 _WITH = ("base_model", "training_file__dataset", "validation_file", "pool__gpu_type", "price_rule", "adapter_version")
 
 
-def get_job(*, organization: Any, id: str) -> FineTuningJob:
+def get_job(*, organization: Organization | str, id: str) -> FineTuningJob:
     """Return the organization's job. Raises NotFound, the same for unknown and foreign ids."""
     job = FineTuningJob.objects.for_organization(organization).select_related(*_WITH).filter(pk=id).first()
     if job is None:
@@ -24,12 +25,14 @@ class JobNotFound(NotFound):
     code = "fine_tuning_job_not_found"
 
 
-def list_jobs(*, organization: Any) -> QuerySet[FineTuningJob]:
+def list_jobs(*, organization: Organization | str) -> QuerySet[FineTuningJob]:
     """Return the organization's jobs, newest first."""
     return FineTuningJob.objects.for_organization(organization).select_related(*_WITH).order_by("-created_at", "-id")
 
 
-def find_jobs_of_adapters(*, organization: Any, versions: Iterable[AdapterVersion]) -> dict[str, FineTuningJob]:
+def find_jobs_of_adapters(
+    *, organization: Organization | str, versions: Iterable[AdapterVersion]
+) -> dict[str, FineTuningJob]:
     """Return the job that made each version, by the version's id; a version that no job made has no entry."""
     jobs = list_jobs(organization=organization).filter(adapter_version__in=[version.pk for version in versions])
     return {str(job.adapter_version_id): job for job in jobs}
@@ -52,11 +55,12 @@ def list_checkpoints(*, job: FineTuningJob) -> QuerySet[Checkpoint]:
 
 
 def get_active_run(*, job: FineTuningJob) -> Run | None:
-    return job.runs.filter(status__in=("queued", "leased", "running")).select_related("worker", "pool").first()
+    return job.runs.filter(status__in=RUN_ACTIVE).select_related("worker", "pool").first()
 
 
-def count_running(*, organization: Any) -> int:
-    return FineTuningJob.objects.for_organization(organization).filter(status__in=("running", "pausing")).count()
+def count_running(*, organization: Organization | str) -> int:
+    jobs = FineTuningJob.objects.for_organization(organization)
+    return jobs.filter(status__in=(JobStatus.RUNNING, JobStatus.PAUSING)).count()
 
 
 def list_pools() -> QuerySet[GpuPool]:

@@ -1,56 +1,57 @@
-"""Celery tasks and outbox handlers; each makes one or two calls into the domain."""
+"""Celery and outbox tasks; each makes one or two calls into the domain."""
 
 import logging
-from typing import Any
 
 from celery import current_app, shared_task
 from django.db.models import Q
 
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.finetuning.jobs.control import pause_jobs_of, pause_jobs_of_budget
 from apps.finetuning.jobs.creation import admit_when_ready
+from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob, GpuPool
 from apps.finetuning.pools.accuracy import refresh_public_reports
 from apps.finetuning.pools.calibrations import refit_pools
 from apps.finetuning.results.checkpoint_models import serve_checkpoint
 from apps.finetuning.results.retention import sweep_checkpoints, sweep_uploads
-from apps.finetuning.results.verdicts import record_certification_event
 from apps.finetuning.runs.leases import reclaim_expired_leases
 from apps.finetuning.runs.stalls import end_stalled_runs
 from apps.finetuning.usage import storage
 
 logger = logging.getLogger(__name__)
-_ENDED = ("ready", "invalid", "deleted")  # states of a file whose validation is over
+# Of a file whose validation is over.
+_ENDED = (DatasetVersionStatus.READY, DatasetVersionStatus.INVALID, DatasetVersionStatus.DELETED)
 
 
 @shared_task(name="finetuning.reclaim_expired_leases")
-def reclaim(**_: Any) -> None:
+def reclaim(**_: object) -> None:
     reclaim_expired_leases()
     end_stalled_runs()
 
 
 @shared_task(name="finetuning.ring_doorbells")
-def ring_doorbells(**_: Any) -> None:
+def ring_doorbells(**_: object) -> None:
     """Wake every pool, so that a lost message costs only one period and idle workers show that they are alive."""
     for name in GpuPool.objects.values_list("name", flat=True):
-        _ring(name)
+        ring_doorbell(pool=name)
 
 
 @shared_task(name="finetuning.admit_waiting")
-def admit_waiting(**_: Any) -> None:
+def admit_waiting(**_: object) -> None:
     """Check waiting jobs whose files are validated by now: a message may be lost, and a large file is counted later."""
-    _admit(Q(training_file__status__in=_ENDED) | Q(validation_file__status="invalid"))
+    _admit(Q(training_file__status__in=_ENDED) | Q(validation_file__status=DatasetVersionStatus.INVALID))
 
 
-def admit_jobs_of_file(*, key: str, payload: dict[str, Any]) -> None:
-    """Admit the jobs that waited for this file, or fail them; outbox handler of `dataset.validated`."""
-    _admit(Q(training_file=payload["version_id"]) | Q(validation_file=payload["version_id"]))
+def admit_jobs_of_file(*, version_id: str) -> None:
+    """Admit the jobs that waited for this file, or fail them."""
+    _admit(Q(training_file=version_id) | Q(validation_file=version_id))
 
 
 def _admit(condition: Q) -> None:
     """Check each job separately: an error in one must not delay the others."""
-    waiting = FineTuningJob.objects.filter(condition, status="validating_files").order_by("created_at")
+    waiting = FineTuningJob.objects.filter(condition, status=JobStatus.VALIDATING_FILES).order_by("created_at")
     for job_id in waiting.values_list("pk", flat=True):
         try:
             admit_when_ready(job_id=job_id)
@@ -58,23 +59,23 @@ def _admit(condition: Q) -> None:
             logger.exception("job %s could not be admitted", job_id)
 
 
-def pause_over_budget(*, key: str, payload: dict[str, Any]) -> None:
-    """Pause the running jobs of an exhausted budget; outbox handler, safe to repeat."""
-    pause_jobs_of_budget(budget_id=payload["budget_id"], now=db_now())
+def pause_over_budget(*, budget_id: str) -> None:
+    """Pause the running jobs of an exhausted budget. Safe to repeat."""
+    pause_jobs_of_budget(budget_id=budget_id, now=db_now())
 
 
-def pause_suspended(*, key: str, payload: dict[str, Any]) -> None:
-    """Pause the running jobs of a suspended organization; outbox handler, safe to repeat."""
-    pause_jobs_of(organization_id=payload["organization_id"], now=db_now())
+def pause_suspended(*, organization_id: str) -> None:
+    """Pause the running jobs of a suspended organization. Safe to repeat."""
+    pause_jobs_of(organization_id=organization_id, now=db_now())
 
 
 @shared_task(name="finetuning.sample_storage")
-def sample_storage(**_: Any) -> None:
+def sample_storage(**_: object) -> None:
     storage.sample_storage(now=db_now())
 
 
 @shared_task(name="finetuning.learn_from_runs")
-def learn_from_runs(**_: Any) -> None:
+def learn_from_runs(**_: object) -> None:
     """Refit the pools' calibrations to finished runs, and refresh the public accuracy reports."""
     now = db_now()
     refit_pools(now=now)
@@ -82,36 +83,21 @@ def learn_from_runs(**_: Any) -> None:
 
 
 @shared_task(name="finetuning.sweep_checkpoints")
-def sweep(**_: Any) -> None:
+def sweep(**_: object) -> None:
     """Delete old checkpoints of ended jobs, and unused uploads of ended runs."""
     sweep_checkpoints(now=db_now())
     sweep_uploads(now=db_now())
 
 
-def ring_doorbell(*, key: str, payload: dict[str, Any]) -> None:
-    """Ring the pool's doorbell; outbox handler of `train.wake`."""
-    _ring(payload["pool"])
-
-
-def admit(*, key: str, payload: dict[str, Any]) -> None:
-    """Admit the job if it is ready; outbox handler of `job.admit`."""
-    admit_when_ready(job_id=payload["job_id"])
-
-
-def serve_named_checkpoint(*, key: str, payload: dict[str, Any]) -> None:
-    """Serve the checkpoint that a request named; outbox handler of `checkpoint.named`."""
+def serve_named_checkpoint(*, organization_id: str, checkpoint_id: str) -> None:
+    """Serve the checkpoint that a request named."""
     try:
-        serve_checkpoint(organization=payload["organization_id"], checkpoint_id=payload["checkpoint_id"])
+        serve_checkpoint(organization=organization_id, checkpoint_id=checkpoint_id)
     except DomainError as refused:  # deleted in the meantime, or without an adapter: a retry changes nothing
-        logger.info("%s is not served: %s", payload["checkpoint_id"], refused.message)
+        logger.info("%s is not served: %s", checkpoint_id, refused.message)
 
 
-def tell_adapter_checked(*, key: str, payload: dict[str, Any]) -> None:
-    """Record the certification result in the job that made the version; outbox handler of `adapter.checked`."""
-    record_certification_event(version_id=payload["version_id"])
-
-
-def _ring(pool: str) -> None:
+def ring_doorbell(*, pool: str) -> None:
     """Put one doorbell into the pool's queue unless it holds one; in a pool without a worker they would pile up.
 
     The message does not expire: only a consumer would notice the expiry, and it must wake the next consumer anyway.

@@ -1,8 +1,4 @@
-"""Celery tasks of payments, on a separate queue, and the outbox's doorbells.
-
-The outbox delivers inside a transaction, where calls to Stripe are forbidden: its handlers only start tasks. `sweep`
-repeats lost tasks.
-"""
+"""Celery tasks of payments, on a separate queue, which is also a lane of the outbox. `sweep` repeats what failed."""
 
 from typing import Any
 
@@ -23,39 +19,9 @@ _PATIENT = {
 }
 
 
-def ring_page(*, key: str, payload: dict[str, Any]) -> None:
-    make_page.delay(page_id=payload["page_id"])
-
-
-def ring_refund(*, key: str, payload: dict[str, Any]) -> None:
-    send_refund.delay(refund_id=payload["refund_id"])
-
-
-def ring_event(*, key: str, payload: dict[str, Any]) -> None:
-    handle_event.delay(event_id=payload["event_id"])
-
-
-def ring_charge(*, key: str, payload: dict[str, Any]) -> None:
-    charge.delay(topup_id=payload["topup_id"])
-
-
-def ring_topup(*, key: str, payload: dict[str, Any]) -> None:
-    sync_topup.delay(topup_id=payload["topup_id"])
-
-
-@shared_task(name="payments.make_page", **_PATIENT)
-def make_page(*, page_id: str, **_: Any) -> None:
-    topups.make_page(page_id=page_id)
-
-
 @shared_task(name="payments.send_refund", **_PATIENT)
 def send_refund(*, refund_id: str, **_: Any) -> None:
     refunds.send_refund(refund_id=refund_id)
-
-
-@shared_task(name="payments.sync_topup", **_PATIENT)
-def sync_topup(*, topup_id: str, **_: Any) -> None:
-    topups.sync_topup(topup_id=topup_id)
 
 
 @shared_task(name="payments.charge", **_PATIENT)
@@ -70,7 +36,7 @@ def handle_event(*, event_id: str, **_: Any) -> None:
 
 @shared_task(name="payments.sweep")
 def sweep(**_: Any) -> None:
-    """Repeat what was lost: doorbells, answers, webhooks."""
+    """Repeat what was lost or refused: requests, answers, webhooks."""
     if not gateway.is_configured():
         return
     now = db_now()

@@ -1,4 +1,4 @@
-"""Celery tasks and outbox handlers of serving."""
+"""Celery and outbox tasks of serving."""
 
 from typing import Any
 
@@ -24,8 +24,8 @@ def reconcile_metering(**_: Any) -> None:
     reconciliation.reconcile(now=db_now())
 
 
-def deploy(*, key: str, payload: dict[str, Any]) -> None:
-    """Deploy a finished job's adapter automatically. Outbox handler of `adapter.published`."""
-    version = AdapterVersion.objects.select_related("adapter").filter(pk=payload["version_id"], deleted_at=None).first()
+def deploy(*, version_id: str) -> None:
+    """Deploy a finished job's adapter automatically."""
+    version = AdapterVersion.objects.select_related("adapter").filter(pk=version_id, deleted_at=None).first()
     if version is not None:
         operations.deploy(version=version, by="system")

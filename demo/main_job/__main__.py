@@ -1,6 +1,6 @@
 """The main job, through the public interfaces only: upload, estimate, fine-tune, serve, compare, and read the bill.
 
-    .venv/bin/python -m demo.main_job --home .anneal [--rows 200] [--qlora] [--figures FILE]
+    .venv/bin/python -m demo.main_job --home .anneal [--rows 200] [--then-score 1000] [--figures FILE]
 
 The program uses the official `openai` package, also for /api/v1, which covers what OpenAI's API lacks. It saves its
 progress in HOME/demo/state.json; run it again to continue where it stopped. It has a next step for each state of a job:
@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import openai
 
-from demo.main_job.journey import run_main_job, run_qlora_job
+from demo.main_job.journey import run_longer_check, run_main_job
 from demo.main_job.platform import DemoFailed, Platform, is_passing, message_of
 from demo.main_job.stages import Stage
 from demo.main_job.state import State
@@ -30,7 +30,9 @@ def main() -> int:
     )
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=200, help="held-out messages to score")
-    parser.add_argument("--qlora", action="store_true", help="then run a second job by QLoRA")
+    parser.add_argument(
+        "--then-score", type=int, default=0, metavar="ROWS", help="then score more messages, and a second job by QLoRA"
+    )
     parser.add_argument("--figures", type=Path, help="write the figures, or the reason of a failure, into this file")
     parser.add_argument(
         "--began-at", type=float, default=time.time(), help="Unix time that the printed seconds count from"
@@ -52,8 +54,9 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
         with _alone(folder):
             state = State(folder / "state.json")
             figures = run_main_job(platform, state, stage, rows=asked.rows, folder=folder)
-            if asked.qlora:
-                figures |= run_qlora_job(platform, state, stage, rows=asked.rows, folder=folder)
+            if asked.then_score:
+                model = figures["model"]
+                figures |= run_longer_check(platform, state, stage, model, rows=asked.then_score, folder=folder)
     except KeyboardInterrupt:
         stage.line("stopped", "Run it again, and it continues where it stopped.")
         return {"error": "stopped"}

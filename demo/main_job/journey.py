@@ -40,13 +40,21 @@ def run_main_job(platform: Platform, state: State, stage: Stage, *, rows: int, f
     }
 
 
-def run_qlora_job(platform: Platform, state: State, stage: Stage, *, rows: int, folder: Path) -> dict[str, Any]:
-    """Train the same file by QLoRA and score its adapter."""
+def run_longer_check(
+    platform: Platform, state: State, stage: Stage, model: str, *, rows: int, folder: Path
+) -> dict[str, Any]:
+    """Score more rows with the main job's adapter, then train the same file by QLoRA and score that adapter."""
+    accuracy_lora = score(platform, stage, model, rows)
+    stage.mark("longer_score")
     file_id = upload(platform, state, stage, folder)
-    model, job = train_and_serve(platform, state, stage, file_id, name="qlora", quantization="nf4")
-    accuracy = score(platform, stage, model, rows)
+    qlora, job = train_and_serve(platform, state, stage, file_id, name="qlora", quantization="nf4")
+    accuracy_qlora = score(platform, stage, qlora, rows)
     stage.mark("qlora_score")
-    return {"accuracy_qlora": accuracy, "qlora_training_seconds_billed": extra(job)["billed_gpu_seconds"]}
+    return {
+        "accuracy_lora": accuracy_lora,
+        "accuracy_qlora": accuracy_qlora,
+        "qlora_training_seconds_billed": extra(job)["billed_gpu_seconds"],
+    }
 
 
 def train_and_serve(

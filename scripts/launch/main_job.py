@@ -14,7 +14,7 @@ from scripts.supervision import LAUNCH_MARK, end_with_launcher
 
 MAIN_JOB = (".venv/bin/python", "-m", "demo.main_job")
 QUOTE_SECONDS = 120.0
-CI_ROWS = "1000"
+CI_ROWS = "1000"  # after the main job, which scores as many as `make demo` does
 
 
 def start_main_job(starting: Starting, options: Sequence[str] = ()) -> subprocess.Popen[bytes]:
@@ -69,7 +69,7 @@ def run_for_figures(starting: Starting) -> dict[str, Any]:
         return {"error": "The main job needs the demo account, which needs embedded services and a local URL."}
     path = prepared.home / "demo/figures.json"
     path.unlink(missing_ok=True)
-    child = start_main_job(starting, ["--rows", CI_ROWS, "--qlora", "--figures", str(path)])
+    child = start_main_job(starting, ["--then-score", CI_ROWS, "--figures", str(path)])
     try:
         while child.poll() is None:
             start_engine_when_quoted(starting)

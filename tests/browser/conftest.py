@@ -5,7 +5,6 @@ Every page opened through `open_page` fails its test on a console error, an unca
 
 import asyncio
 import os
-import shutil
 import socket
 import threading
 import time
@@ -23,20 +22,13 @@ from django.test import Client
 from playwright.sync_api import Browser, BrowserContext, Page, Request, expect
 
 from apps.accounts.models import User
+from tests.support.browser import browser_type_launch_args as browser_type_launch_args
 from tests.support.browser import wait_until
 
 # Playwright's loop runs in this thread; the ORM is still used from it alone, one call at a time.
 os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 expect.set_options(timeout=30_000)  # a busy machine
-
-
-@pytest.fixture(scope="session")
-def browser_type_launch_args() -> dict[str, Any]:
-    if CHROMIUM is None:
-        pytest.fail("Chromium is missing. Install it: apt-get install -y chromium", pytrace=False)
-    return {"executable_path": CHROMIUM, "args": ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]}
 
 
 class Counted:

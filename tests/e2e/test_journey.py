@@ -1,7 +1,6 @@
 """A person clicks from sign-up to an answer of their own model; an operator gives them credit on the way."""
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,18 +9,11 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.e2e.platform import BANKING, Platform, chat_rows, until
+from tests.support.browser import browser_type_launch_args as browser_type_launch_args
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PASSWORD = "correct-horse-battery"
 TRAINING_MS = 240_000
 expect.set_options(timeout=30_000)  # a busy machine
-
-
-@pytest.fixture(scope="session")
-def browser_type_launch_args() -> dict[str, Any]:
-    if CHROMIUM is None:
-        pytest.fail("Chromium is missing. Install it: apt-get install -y chromium", pytrace=False)
-    return {"executable_path": CHROMIUM, "args": ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]}
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from apps.core.ids import new_id
 from apps.core.objects.store import object_key, store
 from apps.datasets.models import Dataset, DatasetVersion, TokenCount
 from apps.finetuning.jobs.creation import JobRequest, create_job
-from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, Run, Upload, Worker
+from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, Run, RunUpload, Worker
 from apps.finetuning.pools.operations import record_probe
 from apps.finetuning.runs.leases import sha256_hex
 from tests.factories.catalog import make_base_model
@@ -133,7 +133,7 @@ def make_checkpoint(organization: Organization, base_model: BaseModel, *, step: 
     )
     pool = GpuPool.objects.filter(name="local-cpu").first() or make_pool()
     run = Run.objects.create(organization=organization, job=job, attempt=1, pool=pool)
-    upload = Upload.objects.create(
+    upload = RunUpload.objects.create(
         organization=organization, run=run, kind="checkpoint", manifest={"files": []}, manifest_sha256="0" * 64
     )
     return Checkpoint.objects.create(organization=organization, job=job, run=run, upload=upload, step=step, bytes=1)

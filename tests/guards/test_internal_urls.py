@@ -13,7 +13,7 @@ from apps.accounts.models import Organization
 from apps.contracts.runs import Failed, LogLine, Manifest
 from apps.contracts.serving import ObservedState
 from apps.contracts.worker_api import EventsRequest, FinishRequest, HeartbeatRequest, UploadRequest
-from apps.finetuning.models import Run, Upload
+from apps.finetuning.models import Run, RunUpload
 from apps.finetuning.runs import leases
 from apps.serving.models import Replica
 from apps.serving.operations import register_replica
@@ -93,7 +93,7 @@ def test_a_foreign_lease_is_answered_like_one_that_does_not_exist(
         assert (foreign[0], foreign[1]["error"]["code"]) == (409, "stale_lease")
 
     assert Run.objects.filter(pk=theirs.spec.run_id).values().get() == before
-    assert not Upload.objects.exists()
+    assert not RunUpload.objects.exists()
     assert send("POST", f"leases/{theirs.lease_id}/heartbeat", theirs.lease_token, HeartbeatRequest())[0] == 200
 
 

@@ -18,7 +18,7 @@ WEIGHED = {
     "datasets/intake/uploads.py:sign_parts": "exact sizes of parts of an upload that counts until the last has expired",
     "datasets/intake/uploads.py:_compose": "require_storage, by register",
     "finetuning/results/checkpoint_models.py:_copy": "require_any_storage",
-    "finetuning/runs/reports.py:create_upload": "require_any_storage, when the job was admitted",
+    "finetuning/runs/uploads.py:create_upload": "require_any_storage, when the job was admitted",
     "catalog/operations.py:_fill_from_folder": "of the platform, no tenant's",
 }
 

@@ -25,8 +25,7 @@ from apps.catalog.models import BaseModel
 from apps.core.database.clock import db_now
 from apps.core.ids import new_id, ulid_of
 from apps.datasets.models import Upload, UploadPart
-from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, Run, Worker
-from apps.finetuning.models import Upload as RunUpload
+from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, Run, RunUpload, Worker
 from apps.finetuning.runs.trackers import store_tracker_key
 from apps.payments.models import HostedPage, ReconciliationDifference, StripeCustomer, TopUp
 from apps.serving.models import Alias

@@ -12,8 +12,8 @@ from apps.contracts import runs as wire
 from apps.contracts.evaluation import Comparison, EvaluationReport, Interval, WorseRow
 from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest, HeartbeatResponse
 from apps.core.objects.store import store
-from apps.finetuning.models import FineTuningJob, Run, Upload, Worker
-from apps.finetuning.runs import leases, reports
+from apps.finetuning.models import FineTuningJob, Run, RunUpload, Worker
+from apps.finetuning.runs import endings, leases, reports, uploads
 from apps.finetuning.runs.leases import Lease
 from tests.factories.finetuning import TrainingSetup, adapter_files, checkpoint_files, manifest_of
 
@@ -44,14 +44,14 @@ class Attempt:
         # Half an hour ago, so that the time a worker counts is never more than the time that passed.
         Run.objects.filter(pk=self.claimed.spec.run_id).update(training_started_at=_long_ago())
 
-    def upload(self, kind: str, step: int, files: dict[str, bytes]) -> Upload:
+    def upload(self, kind: str, step: int, files: dict[str, bytes]) -> RunUpload:
         spec = self.claimed.spec
         manifest = manifest_of(kind, spec.run_id, spec.attempt, step, files)
         body = msgspec.json.encode(manifest)
-        answer = reports.create_upload(
+        answer = uploads.create_upload(
             lease=self.lease, manifest=manifest, manifest_sha256=hashlib.sha256(body).hexdigest()
         )
-        upload = Upload.objects.get(pk=answer.upload_id)
+        upload = RunUpload.objects.get(pk=answer.upload_id)
         for name, content in [*files.items(), ("manifest.json", body)]:
             store().put_stream(f"{upload.object_prefix}/{name}", [content])
         return upload
@@ -85,7 +85,7 @@ class Attempt:
         )
 
     def finish(self, outcome: wire.RunOutcome) -> None:
-        reports.finish_run(lease=self.lease, outcome=outcome)
+        endings.finish_run(lease=self.lease, outcome=outcome)
 
     def beat(self, **fields: Any) -> HeartbeatResponse:
         return leases.heartbeat(lease=self.lease, beat=HeartbeatRequest(**fields))

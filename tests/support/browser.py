@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, Route, expect
 
+from scripts.installation.clients import find_browser
+
 WIDTHS = (1440, 390, 320)
 AXE = (Path(__file__).parents[1] / "browser" / "vendor" / "axe-4.14.1.min.js").read_text()
 AXE_TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
@@ -28,6 +30,15 @@ _SWITCH_THEME = """() => {
   root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
   document.dispatchEvent(new CustomEvent("themechange"));
 }"""
+
+
+@pytest.fixture(scope="session")
+def browser_type_launch_args() -> dict[str, Any]:
+    """The system's browser, for pytest-playwright."""
+    path = find_browser()
+    if path is None:
+        pytest.fail("Chromium is missing. Install it: apt-get install -y chromium-headless-shell", pytrace=False)
+    return {"executable_path": path, "args": ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]}
 
 
 def find_violations(page: Page, rules: Sequence[str] = AXE_TAGS) -> list[str]:

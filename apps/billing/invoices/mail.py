@@ -20,9 +20,9 @@ _REPORT_HOUR = 6  # UTC; most records of the day before arrived long ago
 _LARGEST_SHOWN = 10
 
 
-def send_alert(*, key: str, payload: dict[str, Any]) -> None:
+def send_alert(*, alert_id: str) -> None:
     """Mail owners and admins that a budget reached a threshold."""
-    alert = BudgetAlert.objects.select_related("budget", "organization").get(pk=payload["alert_id"])
+    alert = BudgetAlert.objects.select_related("budget", "organization").get(pk=alert_id)
     _send(
         "budget_alert",
         alert.organization,
@@ -52,16 +52,16 @@ def publish_reports(*, now: datetime.datetime) -> int:
     return count
 
 
-def send_report(*, key: str, payload: dict[str, Any]) -> None:
-    """Mail owners and admins the cost of a day and the forecast of the month."""
-    organization = Organization.objects.get(pk=payload["organization_id"])
-    day = datetime.date.fromisoformat(payload["day"])
-    lines = [line for line in list_spending(organization=organization, first=day, last=day) if line.kind != "rebate"]
+def send_report(*, organization_id: str, day: str) -> None:
+    """Mail owners and admins the cost of a day (YYYY-MM-DD) and the forecast of the month."""
+    organization = Organization.objects.get(pk=organization_id)
+    date = datetime.date.fromisoformat(day)
+    lines = [line for line in list_spending(organization=organization, first=date, last=date) if line.kind != "rebate"]
     subjects = sum_by(lines, lambda line: f"{line.kind} {line.subject}")
     _send(
         "daily_report",
         organization,
-        day=day,
+        day=date,
         total_nano=sum(line.cost_nano for line in lines),
         largest=list(subjects.items())[:_LARGEST_SHOWN],
         others=max(len(subjects) - _LARGEST_SHOWN, 0),

@@ -7,6 +7,7 @@ from django.urls import reverse_lazy
 
 from apps.config.env import ROOT, read_env
 from apps.config.mail import read_mail_url
+from apps.config.settings.outbox import *  # noqa: F403
 from apps.contracts.addresses.replicas import AddressRules
 
 ENV = read_env()
@@ -348,53 +349,6 @@ UNPAID_LIMITS = {"storage_bytes": 500_000_000, "queued_jobs": 3, "concurrent_gpu
 # The function that returns the bytes an organization may still store. Intake calls it; it lives in the app that stores
 # models as well as files.
 STORAGE_LEFT = "apps.finetuning.usage.storage.left_bytes"
-
-# The organizations that take one turn together in the outbox: ids -> ids of their share holders.
-OUTBOX_SHARES = "apps.accounts.shares.list_sharing"
-OUTBOX_WAKE = "apps.config.celery.wake_outbox"
-# Outbox topic -> function(key, payload). Each function is idempotent.
-OUTBOX_HANDLERS = {
-    "mail": "apps.accounts.mail.send",
-    "billing.alert": "apps.billing.invoices.mail.send_alert",
-    "billing.report": "apps.billing.invoices.mail.send_report",
-    "budget.exhausted": "apps.finetuning.tasks.pause_over_budget",
-    "dataset.validate": "apps.datasets.tasks.handle_validation",
-    "dataset.validated": "apps.finetuning.tasks.admit_jobs_of_file",
-    "dataset.count": "apps.datasets.tasks.handle_count",
-    "dataset.inspect": "apps.datasets.tasks.handle_inspection",
-    "dataset.compare": "apps.datasets.tasks.handle_comparison",
-    "train.wake": "apps.finetuning.tasks.ring_doorbell",
-    "job.admit": "apps.finetuning.tasks.admit",
-    "base_model.install": "apps.catalog.tasks.request_install",
-    "adapter.published": "apps.serving.tasks.deploy",
-    "checkpoint.named": "apps.finetuning.tasks.serve_named_checkpoint",
-    "adapter.checked": "apps.finetuning.tasks.tell_adapter_checked",
-    "upload.closed": "apps.datasets.tasks.delete_parts",
-    "objects.delete": "apps.core.tasks.delete_objects",
-    "payments.suspended": "apps.finetuning.tasks.pause_suspended",
-    "organization.suspended": "apps.finetuning.tasks.pause_suspended",
-    "payments.page": "apps.payments.tasks.ring_page",
-    "payments.topup": "apps.payments.tasks.ring_topup",
-    "payments.refund": "apps.payments.tasks.ring_refund",
-    "payments.charge": "apps.payments.tasks.ring_charge",
-    "payments.event": "apps.payments.tasks.ring_event",
-}
-# Topic -> the lane of its messages, each with its own worker; other topics are short effects of `control`. A mail
-# server that is down, or a customer's file of gigabytes, delays only its own lane. Small files have a lane
-# (apps.datasets.intake.lanes) in which no large file can delay them.
-OUTBOX_LANES = {
-    "mail": "mail",
-    "billing.alert": "mail",
-    "billing.report": "mail",
-    "dataset.validate": "data",
-    "dataset.count": "data",
-    "dataset.inspect": "data",
-    "dataset.compare": "data",
-    "upload.closed": "data-small",
-    "objects.delete": "data-small",
-}
-# Topics that precede the others of their lane, because a machine or money waits for them.
-OUTBOX_URGENT = frozenset({"train.wake", "budget.exhausted", "payments.suspended"})
 
 LOGGING = {
     "version": 1,

@@ -44,7 +44,7 @@ def advance(
     UPDATE, such as a fencing token. `row` is refreshed in place on success.
     """
     if not try_advance(row, to=to, transitions=transitions, guard=guard, **changes):
-        raise IllegalTransition(f"{type(row).__name__} {row.pk} may not move to {to!r} from where it is")
+        raise IllegalTransition(f"{type(row).__name__} {row.pk} may not move to '{to}' from where it is")
 
 
 def try_advance(

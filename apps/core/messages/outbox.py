@@ -1,14 +1,14 @@
 """Effects that must follow a commit: a row written with the change, delivered afterwards at least once.
 
-Handlers are named in settings.OUTBOX_HANDLERS (topic -> dotted path of a function taking `key` and `payload`), so core
-depends on no product code. A handler must be idempotent.
+settings.OUTBOX_TOPICS names the task of each topic. A task is a function that takes the payload as keyword arguments.
+It must be idempotent.
 
 Each message is in a lane with its own worker (apps/config/celery.py), so slow effects do not delay urgent ones. Within
 a lane, urgent messages go first; then organizations take turns. A thousand messages of one organization delay each
 message of another by one. settings.OUTBOX_SHARES defines which organizations share one turn.
 
-Handlers of the lane `control` take milliseconds and run in the transaction that marks them as sent. Handlers of other
-lanes may take an hour. They run under a claim that is renewed while they run.
+Tasks of the lane `control` take milliseconds and run in the transaction that marks them as sent. Tasks of other lanes
+may take an hour, and may call other services. They run under a claim that is renewed while they run.
 """
 
 import datetime
@@ -26,11 +26,11 @@ from django.utils.module_loading import import_string
 from apps.core.audit import require_transaction
 from apps.core.database.clock import db_now
 from apps.core.messages.heartbeat import beating
+from apps.core.messages.topics import CONTROL
 from apps.core.models import OutboxMessage
 
 logger = logging.getLogger(__name__)
 
-CONTROL = "control"
 # After this many attempts, operators see the effect. It is retried every hour until an operator fixes the cause.
 STUCK_ATTEMPTS = 8
 KEPT = datetime.timedelta(days=7)  # for a sent message
@@ -50,15 +50,20 @@ def publish(*, topic: str, key: str, payload: dict[str, Any], organization: Any 
     one that the transaction acts for.
     """
     require_transaction()
-    if topic not in settings.OUTBOX_HANDLERS:
-        raise ValueError(f"no handler for outbox topic {topic!r}")
-    lane = lane or settings.OUTBOX_LANES.get(topic, CONTROL)
-    is_urgent = topic in settings.OUTBOX_URGENT
-    message = OutboxMessage(topic=topic, key=key, payload=payload, lane=lane, is_urgent=is_urgent)
+    if topic not in settings.OUTBOX_TOPICS:
+        raise ValueError(f"no task for outbox topic {topic!r}")
+    entry = settings.OUTBOX_TOPICS[topic]
+    lane = lane or entry.lane
+    message = OutboxMessage(topic=topic, key=key, payload=payload, lane=lane, is_urgent=entry.is_urgent)
     if organization is not None:
         message.share = getattr(organization, "pk", organization)
     OutboxMessage.objects.bulk_create([message], ignore_conflicts=True)
-    transaction.on_commit(partial(import_string(settings.OUTBOX_WAKE), lane))
+    transaction.on_commit(partial(wake, lane))
+
+
+def wake(lane: str) -> None:
+    """Have a worker deliver the lane now. If the broker is down, the periodic wake delivers instead."""
+    import_string(settings.OUTBOX_WAKE)(lane)
 
 
 def deliver_due(*, lane: str | None = None, limit: int = 100) -> int:
@@ -76,7 +81,13 @@ def deliver_due(*, lane: str | None = None, limit: int = 100) -> int:
 
 def lanes() -> frozenset[str]:
     """Return the lanes other than `control`."""
-    return frozenset(settings.OUTBOX_LANES.values())
+    return frozenset(topic.lane for topic in settings.OUTBOX_TOPICS.values()) - {CONTROL}
+
+
+def list_due_lanes() -> list[str]:
+    """Return the lanes other than `control` that have due messages."""
+    due = OutboxMessage.objects.filter(lane__in=lanes(), sent_at=None, next_attempt_at__lte=db_now())
+    return list(due.order_by("lane").values_list("lane", flat=True).distinct())
 
 
 def _in_turn(lane: str, limit: int) -> list[int]:
@@ -174,8 +185,7 @@ def _renew(mine: Any) -> None:
 
 
 def _handle(message: OutboxMessage) -> None:
-    handler = import_string(settings.OUTBOX_HANDLERS[message.topic])
-    handler(key=message.key, payload=message.payload)
+    import_string(settings.OUTBOX_TOPICS[message.topic].task)(**message.payload)
 
 
 def _put_off(message: OutboxMessage, error: Exception, now: datetime.datetime) -> None:

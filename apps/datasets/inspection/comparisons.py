@@ -11,6 +11,7 @@ from apps.contracts.held_rows import Repeats, ValidationIndex, repeats_of
 from apps.core.database.clock import db_now
 from apps.core.messages import outbox
 from apps.datasets.intake.lanes import lane_of
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, VersionComparison
 from apps.datasets.rows import iterate_rows
 
@@ -30,7 +31,7 @@ def find_comparison(*, version: DatasetVersion, other: DatasetVersion) -> Versio
 def find_or_compare(*, version: DatasetVersion, other: DatasetVersion) -> VersionComparison | None:
     """Return the comparison, computed now if both files are small; None if one is not ready or a task was requested."""
     found = find_comparison(version=version, other=other)
-    if found is not None or {version.status, other.status} != {"ready"}:
+    if found is not None or {version.status, other.status} != {DatasetVersionStatus.READY}:
         return found
     pair = (version, other)
     is_small = sum(each.rows or 0 for each in pair) <= COMPARE_NOW_ROWS
@@ -42,7 +43,7 @@ def find_or_compare(*, version: DatasetVersion, other: DatasetVersion) -> Versio
 
 def compare_versions(*, version: DatasetVersion, other: DatasetVersion) -> VersionComparison | None:
     """Compare two ready versions unless that is done; return None when one is not ready."""
-    if {version.status, other.status} != {"ready"}:
+    if {version.status, other.status} != {DatasetVersionStatus.READY}:
         return None
     found = find_comparison(version=version, other=other)
     if found is not None:

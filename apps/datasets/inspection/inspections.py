@@ -11,6 +11,7 @@ from apps.core.messages import outbox
 from apps.core.objects.store import ObjectMissing, read_object, store
 from apps.datasets.inspection.inspector import INSPECTION_VERSION, as_json, inspect_rows, repeats
 from apps.datasets.intake.lanes import lane_of
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, VersionInspection
 from apps.datasets.rows import iterate_rows
 
@@ -27,7 +28,7 @@ def find_inspection(*, version: DatasetVersion) -> VersionInspection | None:
 
 def inspect_version(*, version: DatasetVersion) -> VersionInspection | None:
     """Inspect a ready version unless that is done; return None for a version that is not ready."""
-    if version.status != "ready":
+    if version.status != DatasetVersionStatus.READY:
         return None
     found = find_inspection(version=version)
     if found:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from apps.core.objects.store import store
+from apps.datasets.lifecycle import DatasetVersionStatus, UploadStatus
 from apps.datasets.models import DatasetVersion, Upload
 
 # Longer than any request or validation. A younger object may belong to one that still runs.
@@ -39,6 +40,6 @@ def _old_folders(before: float) -> Iterator[str]:
 
 
 def _known(ids: list[str]) -> set[str]:
-    versions = DatasetVersion.objects.filter(pk__in=ids).exclude(status="deleted")
-    uploads = Upload.objects.filter(pk__in=ids, status="pending")
+    versions = DatasetVersion.objects.filter(pk__in=ids).exclude(status=DatasetVersionStatus.DELETED)
+    uploads = Upload.objects.filter(pk__in=ids, status=UploadStatus.PENDING)
     return {*versions.values_list("pk", flat=True), *uploads.values_list("pk", flat=True)}

@@ -33,7 +33,7 @@ from apps.datasets.intake.versions import (
     register,
     require_storage,
 )
-from apps.datasets.lifecycle import UPLOAD_TRANSITIONS
+from apps.datasets.lifecycle import UPLOAD_TRANSITIONS, UploadStatus
 from apps.datasets.models import DatasetVersion, Upload, UploadPart
 from apps.datasets.validation.formats import Mapping, read_mapping
 
@@ -158,11 +158,11 @@ def complete_upload(
     Raises UploadClosed, InvalidValue, WrongChecksum, StorageFull; the upload then stays unchanged.
     """
     locked = _locked(upload)
-    if locked.status == "completed" and locked.part_ids == list(part_ids):
+    if locked.status == UploadStatus.COMPLETED and locked.part_ids == list(part_ids):
         return get_upload(organization=locked.organization_id, id=locked.pk)
     require_open(locked, now)
     keys = _planned_keys(locked) if locked.part_bytes else _sent_keys(locked, part_ids)
-    advance(locked, to="completed", transitions=UPLOAD_TRANSITIONS, part_ids=list(part_ids))
+    advance(locked, to=UploadStatus.COMPLETED, transitions=UPLOAD_TRANSITIONS, part_ids=list(part_ids))
     locked.version = _assemble(locked, keys, md5, by=by, now=now)
     locked.save(update_fields=["version"])
     _forget_parts(locked)
@@ -172,9 +172,9 @@ def complete_upload(
 @transaction.atomic
 def cancel_upload(*, upload: Upload, by: str) -> Upload:
     """Cancel the upload; its parts are deleted next. Cancelling again changes nothing. Raises UploadClosed."""
-    if upload.status == "cancelled":
+    if upload.status == UploadStatus.CANCELLED:
         return upload
-    if not try_advance(upload, to="cancelled", transitions=UPLOAD_TRANSITIONS):
+    if not try_advance(upload, to=UploadStatus.CANCELLED, transitions=UPLOAD_TRANSITIONS):
         raise UploadClosed(f"The upload is {upload.status}.", param="upload_id")
     _forget_parts(upload)
     audit.record(organization=upload.organization_id, by=by, action="upload.cancelled", target=upload.pk)
@@ -186,10 +186,10 @@ def expire_uploads(*, now: datetime.datetime) -> int:
 
     Parts of uploads closed earlier are deleted again once the last signature has expired.
     """
-    for upload in Upload.objects.exclude(status="pending").filter(signed_until__lt=now)[:_CLOSED_AT_ONCE]:
+    for upload in Upload.objects.exclude(status=UploadStatus.PENDING).filter(signed_until__lt=now)[:_CLOSED_AT_ONCE]:
         store().delete_prefix(_key(upload))
         Upload.objects.filter(pk=upload.pk).update(signed_until=None)
-    expired = Upload.objects.filter(status="pending", expires_at__lt=now)
+    expired = Upload.objects.filter(status=UploadStatus.PENDING, expires_at__lt=now)
     return sum(_expire(upload) for upload in expired.order_by("expires_at")[:_CLOSED_AT_ONCE])
 
 
@@ -207,7 +207,7 @@ def delete_parts(*, upload_id: str) -> None:
 
 @transaction.atomic
 def _expire(upload: Upload) -> bool:
-    is_mine = try_advance(upload, to="expired", transitions=UPLOAD_TRANSITIONS)
+    is_mine = try_advance(upload, to=UploadStatus.EXPIRED, transitions=UPLOAD_TRANSITIONS)
     if is_mine:
         _forget_parts(upload)
     return is_mine
@@ -215,7 +215,7 @@ def _expire(upload: Upload) -> bool:
 
 def require_open(upload: Upload, now: datetime.datetime) -> None:
     """Raise UploadClosed unless the upload still accepts parts."""
-    if upload.status != "pending":
+    if upload.status != UploadStatus.PENDING:
         raise UploadClosed(f"The upload is {upload.status}.", param="upload_id")
     if upload.expires_at <= now:
         raise UploadClosed("The upload has expired; start a new one.", param="upload_id")
@@ -250,7 +250,7 @@ def sign_parts(*, upload: Upload, numbers: Sequence[int], now: datetime.datetime
     if len(numbers) > MAX_SIGNED_AT_ONCE or not all(1 <= number <= count_parts(upload) for number in numbers):
         raise InvalidValue("The upload has no such part.", param="numbers")
     until = now + datetime.timedelta(seconds=SIGNED_SECONDS) + _CLOCKS_APART
-    if not Upload.objects.filter(pk=upload.pk, status="pending").update(signed_until=until):
+    if not Upload.objects.filter(pk=upload.pk, status=UploadStatus.PENDING).update(signed_until=until):
         raise UploadClosed("The upload was closed meanwhile.", param="upload_id")
     return {
         number: store().signed_url(

@@ -24,7 +24,7 @@ from apps.core.ids import new_id
 from apps.core.messages import outbox
 from apps.core.objects.store import StoredObject, object_key, store
 from apps.datasets.intake.lanes import lane_of
-from apps.datasets.lifecycle import VERSION_TRANSITIONS
+from apps.datasets.lifecycle import VERSION_TRANSITIONS, DatasetVersionStatus
 from apps.datasets.models import Dataset, DatasetVersion
 from apps.datasets.validation.formats import Mapping
 from apps.datasets.validation.repair import FIT, RepairMode
@@ -262,7 +262,7 @@ def repair_version(
 
     Raises NotRepairable, StorageFull.
     """
-    if version.status != "invalid":
+    if version.status != DatasetVersionStatus.INVALID:
         raise NotRepairable(f"{version.pk} is {version.status}: only a file with bad rows can be repaired.")
     if version.layout.get("is_rejected", True):
         raise NotRepairable("The file cannot be read as rows, so there are none to repair: see its first problem.")
@@ -283,7 +283,7 @@ def fit_version(
 
     Raises NotRepairable, StorageFull.
     """
-    if version.status != "ready":
+    if version.status != DatasetVersionStatus.READY:
         raise NotRepairable(f"{version.pk} is {version.status}: repair its own bad rows first.")
     return _derive(version, FIT, by=by, now=now, layout={"fits": base_model.pk})
 
@@ -317,9 +317,9 @@ def remap_version(
 
     Raises InvalidState while the file is being validated, and StorageFull.
     """
-    if version.status == "invalid":
+    if version.status == DatasetVersionStatus.INVALID:
         return _read_again(version, mapping, by, now)
-    if version.status != "ready":
+    if version.status != DatasetVersionStatus.READY:
         raise InvalidState("The file is being validated; choose its columns in a moment.", param="file_id")
     arrival = Arrival(
         filename=version.filename,
@@ -340,7 +340,7 @@ def remap_version(
 def _read_again(version: DatasetVersion, mapping: Mapping, by: str, now: datetime.datetime) -> DatasetVersion:
     given = msgspec.to_builtins(mapping)
     advance(
-        version, to="uploaded", transitions=VERSION_TRANSITIONS,
+        version, to=DatasetVersionStatus.UPLOADED, transitions=VERSION_TRANSITIONS,
         given_mapping=given, errors=[], error_count=0, line_offsets=[],
         validated_at=None, validation_attempts=0, dismissed_at=None,
     )  # fmt: skip

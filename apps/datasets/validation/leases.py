@@ -19,7 +19,7 @@ from apps.core.messages import outbox
 from apps.core.objects.store import ObjectMissing, StoredObject, object_key, read_chunks, store
 from apps.datasets.intake.lanes import SMALL_SECONDS, ReadingTime, lane_of
 from apps.datasets.intake.versions import StorageFull, ask_for_long_validation, limited
-from apps.datasets.lifecycle import VERSION_TRANSITIONS
+from apps.datasets.lifecycle import UNVALIDATED, VERSION_TRANSITIONS, DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.datasets.problems import FileErrorCode, LineError, Rejected, as_json
 from apps.datasets.rows import kind_of
@@ -164,7 +164,7 @@ class _Lease:
     def take(self) -> bool:
         return try_advance(
             self._version,
-            to="validating",
+            to=DatasetVersionStatus.VALIDATING,
             transitions=VERSION_TRANSITIONS,
             validation_lease_expires_at=self.expires_at,
             validation_attempts=F("validation_attempts") + 1,
@@ -175,7 +175,7 @@ class _Lease:
         """Return the version for the lane of large files."""
         is_mine = try_advance(
             self._version,
-            to="uploaded",
+            to=DatasetVersionStatus.UPLOADED,
             transitions=VERSION_TRANSITIONS,
             guard={"validation_lease_expires_at": self.expires_at},
             validation_lease_expires_at=None,
@@ -192,7 +192,7 @@ class _Lease:
             return
         self._renewed, expires_at = time.monotonic(), db_now() + LEASE
         held = DatasetVersion.objects.filter(
-            pk=self._version.pk, status="validating", validation_lease_expires_at=self.expires_at
+            pk=self._version.pk, status=DatasetVersionStatus.VALIDATING, validation_lease_expires_at=self.expires_at
         )
         if not held.update(validation_lease_expires_at=expires_at):
             raise LeaseLost
@@ -203,7 +203,7 @@ def release_expired_leases(version: DatasetVersion, now: datetime.datetime) -> N
     """Release a version whose validator stopped renewing its lease."""
     try_advance(
         version,
-        to="uploaded",
+        to=DatasetVersionStatus.UPLOADED,
         transitions=VERSION_TRANSITIONS,
         guard={"validation_lease_expires_at__lt": now},
         validation_lease_expires_at=None,
@@ -212,7 +212,7 @@ def release_expired_leases(version: DatasetVersion, now: datetime.datetime) -> N
 
 def require_done(*, version_id: str) -> None:
     """Raise HeldByAnother for a version that is not validated yet: its lease has not ended."""
-    if DatasetVersion.objects.filter(pk=version_id, status__in=("uploaded", "validating")).exists():
+    if DatasetVersion.objects.filter(pk=version_id, status__in=UNVALIDATED).exists():
         raise HeldByAnother(version_id)
 
 
@@ -235,7 +235,7 @@ def _record_report(
         )
     is_mine = try_advance(
         version,
-        to="ready" if is_ready else "invalid",
+        to=DatasetVersionStatus.READY if is_ready else DatasetVersionStatus.INVALID,
         transitions=VERSION_TRANSITIONS,
         guard={"validation_lease_expires_at": lease.expires_at},
         rows=report.rows,

@@ -9,6 +9,7 @@ from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer
 from apps.contracts.chat import ChatRenderer, Row, RowError
 from apps.core.objects.store import ObjectMissing
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.queries import read_rows
 from apps.datasets.token_counts import Lengths, MeasuredRow, count_rows, measure_rows
@@ -36,7 +37,7 @@ def estimate_repair(*, version: DatasetVersion, base_model: BaseModel) -> tuple[
     fixed = DatasetVersion(
         organization_id=version.organization_id,
         kind=version.kind,
-        status="ready",
+        status=DatasetVersionStatus.READY,
         rows=rows,
         bytes=version.data_bytes,
     )

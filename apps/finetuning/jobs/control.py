@@ -10,7 +10,7 @@ from apps.core.database.transitions import advance, try_advance
 from apps.core.errors import InvalidState
 from apps.core.money import dollars
 from apps.finetuning import events
-from apps.finetuning.lifecycle import JOB_TERMINAL, JOB_TRANSITIONS, RUN_TRANSITIONS
+from apps.finetuning.lifecycle import JOB_TERMINAL, JOB_TRANSITIONS, RUN_ACTIVE, RUN_TRANSITIONS, JobStatus, RunStatus
 from apps.finetuning.models import FineTuningJob, Run
 from apps.finetuning.runs import attempts
 from apps.finetuning.usage import charges
@@ -39,7 +39,9 @@ def request_cancellation(*, job: FineTuningJob, by: str, now: datetime.datetime)
 def request_pause(*, job: FineTuningJob, by: str, now: datetime.datetime) -> FineTuningJob:
     """Ask the worker to checkpoint and stop, keeping the hold. Raises InvalidState unless the job is running."""
     job = _locked(job)
-    if not try_advance(job, to="pausing", transitions=JOB_TRANSITIONS, pause_requested_at=now, pause_requested_by=by):
+    if not try_advance(
+        job, to=JobStatus.PAUSING, transitions=JOB_TRANSITIONS, pause_requested_at=now, pause_requested_by=by
+    ):
         raise InvalidState(f"Only a running job can be paused; this one is {job.status}.", param="status")
     events.append(job, message="Pause requested")
     audit.record(organization=job.organization_id, by=by, action="job.pause_requested", target=job.pk)
@@ -53,7 +55,7 @@ def resume(*, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nan
     Raises InvalidState unless the job is paused and its cap leaves room, InsufficientBalance, BudgetExceeded.
     """
     job = _locked(job)
-    if job.status != "paused":
+    if job.status != JobStatus.PAUSED:
         raise InvalidState(f"Only a paused job can be resumed; this one is {job.status}.", param="status")
     job.spend_cap_nano = job.spend_cap_nano if spend_cap_nano is None else spend_cap_nano
     least_nano = charges.least_cap_of(job=job)
@@ -74,7 +76,7 @@ def resume(*, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nan
     )
     advance(
         job,
-        to="queued",
+        to=JobStatus.QUEUED,
         transitions=JOB_TRANSITIONS,
         pause_requested_at=None,
         pause_requested_by=None,
@@ -91,7 +93,7 @@ def resume(*, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nan
 def pause_jobs_of_budget(*, budget_id: str, now: datetime.datetime) -> int:
     """Ask the running jobs that an exhausted budget pays for to checkpoint and pause; return the number asked."""
     sources = holds_of_budget(budget_id=budget_id).filter(purpose="job", status="open").values_list("source", flat=True)
-    running = FineTuningJob.objects.filter(pk__in=list(sources), status="running")
+    running = FineTuningJob.objects.filter(pk__in=list(sources), status=JobStatus.RUNNING)
     for job in running:
         request_pause(job=job, by="system", now=now)
         events.append(job, level="warn", message="A budget of the organization is used up: pausing")
@@ -100,7 +102,7 @@ def pause_jobs_of_budget(*, budget_id: str, now: datetime.datetime) -> int:
 
 def pause_jobs_of(*, organization_id: str, now: datetime.datetime) -> int:
     """Ask the running jobs of a suspended organization to checkpoint and pause; return the number asked."""
-    running = FineTuningJob.objects.filter(organization_id=organization_id, status="running")
+    running = FineTuningJob.objects.filter(organization_id=organization_id, status=JobStatus.RUNNING)
     for job in running:
         request_pause(job=job, by="system", now=now)
         events.append(job, level="warn", message="The organization is suspended: pausing")
@@ -114,6 +116,6 @@ def _locked(job: FineTuningJob) -> FineTuningJob:
 
 def _release_queued_run(job: FineTuningJob, now: datetime.datetime) -> bool:
     """Cancel the attempt if no worker has claimed it; return whether the job has no active attempt now."""
-    for run in Run.objects.filter(job=job, status="queued"):
-        try_advance(run, to="cancelled", transitions=RUN_TRANSITIONS, finished_at=now)
-    return not Run.objects.filter(job=job, status__in=("queued", "leased", "running")).exists()
+    for run in Run.objects.filter(job=job, status=RunStatus.QUEUED):
+        try_advance(run, to=RunStatus.CANCELLED, transitions=RUN_TRANSITIONS, finished_at=now)
+    return not Run.objects.filter(job=job, status__in=RUN_ACTIVE).exists()

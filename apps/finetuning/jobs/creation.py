@@ -4,12 +4,13 @@ import datetime
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 from django.db import transaction
 
+from apps.accounts.models import Organization
 from apps.catalog.licences import require_licence
+from apps.contracts.evaluation import EvaluationPlan
 from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core import audit
 from apps.core.database import locks
@@ -17,18 +18,20 @@ from apps.core.database.clock import db_now
 from apps.core.database.transitions import advance
 from apps.core.errors import DomainError, InvalidValue, Unavailable
 from apps.core.messages import outbox
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.datasets.operations import request_count
 from apps.datasets.queries import find_token_count
 from apps.finetuning import events
 from apps.finetuning.jobs.files import data_facts, invalid_file, require_objective, require_rows_to_train, usable_file
-from apps.finetuning.lifecycle import JOB_TRANSITIONS
+from apps.finetuning.lifecycle import JOB_TRANSITIONS, JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotes.computation import snapshot, with_plan
 from apps.finetuning.quotes.delivery import required_exports
 from apps.finetuning.quotes.options import PoolQuote, split_key
 from apps.finetuning.quotes.queries import counting_model, get_quotes, is_still_comparing, is_still_counting
 from apps.finetuning.recipes import completion
+from apps.finetuning.recipes.requests import StoredRequest, stored_request
 from apps.finetuning.recipes.start_points import StartPoint, find_start_point
 from apps.finetuning.runs import attempts, outcomes
 from apps.finetuning.runs.judges import require_judge
@@ -74,22 +77,25 @@ class JobRequest:
     validation_file: str | None = None
     method: Method = Method.LORA
     objective: Objective | None = None
-    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    hyperparameters: Mapping[str, object] = field(default_factory=dict)
     pool: str | None = None
     gpu_count: int | None = None
     spend_cap_nano: int | None = None
     suffix: str = ""
     seed: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
-    integrations: Sequence[Mapping[str, Any]] = ()
-    requested: Mapping[str, Any] = field(default_factory=dict)
+    integrations: Sequence[Mapping[str, object]] = ()
+    evaluation: EvaluationPlan | None = None
+    exports: Sequence[str] = ()
     idempotency_key: str | None = None
     fingerprint: str = ""
     is_retry: bool = False
 
 
 @transaction.atomic
-def create_job(*, organization: Any, request: JobRequest, by: str, now: datetime.datetime) -> FineTuningJob:
+def create_job(
+    *, organization: Organization | str, request: JobRequest, by: str, now: datetime.datetime
+) -> FineTuningJob:
     """Create the job; if its files are already validated, hold its cost and queue it in the same transaction.
 
     Otherwise the job waits in `validating_files` without a hold, until `admit_when_ready` admits or fails it.
@@ -113,14 +119,17 @@ def create_job(*, organization: Any, request: JobRequest, by: str, now: datetime
     return job
 
 
-def _created_before(organization: Any, request: JobRequest, by: str, now: datetime.datetime) -> FineTuningJob | None:
+def _created_before(
+    organization: Organization | str, request: JobRequest, by: str, now: datetime.datetime
+) -> FineTuningJob | None:
     """Return the job that an earlier copy of this request created; wait for one that is being created."""
     if repeated := request.idempotency_key or request.fingerprint:
-        locks.lock(f"job:{getattr(organization, 'pk', organization)}:{repeated}")
+        organization_id = organization if isinstance(organization, str) else organization.pk
+        locks.lock(f"job:{organization_id}:{repeated}")
     jobs = FineTuningJob.objects.for_organization(organization)
     if request.idempotency_key is not None:
         found = jobs.filter(idempotency_key=request.idempotency_key).first()
-        if found is not None and found.requested.get("fingerprint") != request.fingerprint:
+        if found is not None and stored_request(found).fingerprint != request.fingerprint:
             raise IdempotencyKeyReused("This Idempotency-Key was sent with another body: use a new key for a new job.")
         return found
     if request.is_retry:
@@ -129,7 +138,7 @@ def _created_before(organization: Any, request: JobRequest, by: str, now: dateti
     return None
 
 
-def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
+def _new_job(organization: Organization | str, request: JobRequest, by: str) -> FineTuningJob:
     start_point = find_start_point(organization=organization, model=request.base_model)
     base_model = start_point.base_model
     require_licence(organization=organization, base_model=base_model)
@@ -142,34 +151,34 @@ def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
             "suffix has up to 64 of a-z, 0-9 and -, and starts and ends with a letter or digit.", param="suffix"
         )
     _check_metadata(request.metadata)
-    require_judge(organization=organization, evaluation=request.requested.get("evaluation"))
+    require_judge(organization=organization, plan=request.evaluation)
     if request.spend_cap_nano is not None and request.spend_cap_nano <= 0:
         raise InvalidValue("The spend cap must be above zero.", param="budget.max_cost_usd")
     if request.spend_cap_nano is not None:  # admission checks the cost of a start on the chosen pool
         require_cap(cap_nano=request.spend_cap_nano, least_nano=cheapest_start_nano(organization=organization))
     return FineTuningJob.objects.create(
-        organization_id=getattr(organization, "pk", organization),
+        organization_id=organization if isinstance(organization, str) else organization.pk,
         base_model=base_model,
         training_file=training_file,
         validation_file=validation_file or None,
         suffix=request.suffix,
         method=request.method,
         hyperparameters=msgspec.to_builtins(recipe),
-        requested=dict(request.requested)
-        | {
-            "pool": request.pool,
-            "gpu_count": request.gpu_count,
-            "spend_cap_nano": request.spend_cap_nano,
-            "fingerprint": request.fingerprint,
-            "start_from": start_point.start_from,
-            "asked": msgspec.to_builtins(_asked(request)),
-            "objective": request.objective,
-            "integrations": check_integrations(organization=organization, asked=request.integrations),
-            "choices": msgspec.to_builtins(chosen.choices),
-            "exports": required_exports(
-                base_model=base_model, recipe=recipe, asked=request.requested.get("exports") or []
-            ),
-        },
+        requested=msgspec.to_builtins(
+            StoredRequest(
+                pool=request.pool,
+                gpu_count=request.gpu_count,
+                spend_cap_nano=request.spend_cap_nano,
+                fingerprint=request.fingerprint,
+                start_from=start_point.start_from,
+                asked=_asked(request),
+                objective=request.objective,
+                integrations=check_integrations(organization=organization, asked=request.integrations),
+                choices=chosen.choices,
+                evaluation=request.evaluation,
+                exports=tuple(required_exports(base_model=base_model, recipe=recipe, asked=request.exports)),
+            )
+        ),
         metadata=dict(request.metadata),
         seed=recipe.seed,
         created_by=by,
@@ -203,7 +212,7 @@ def choose_recipe(
     return chosen
 
 
-def _asked(request: JobRequest) -> dict[str, Any]:
+def _asked(request: JobRequest) -> dict[str, object]:
     """Return the hyperparameters the customer set."""
     return dict(request.hyperparameters) | ({} if request.seed is None else {"seed": request.seed})
 
@@ -219,7 +228,7 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
 
 def _is_ready_to_admit(job: FineTuningJob) -> bool:
     files = [job.training_file, *([job.validation_file] if job.validation_file else [])]
-    if any(version.status != "ready" for version in files):
+    if any(version.status != DatasetVersionStatus.READY for version in files):
         return False
     count = find_token_count(version=job.training_file, base_model=job.base_model)
     if is_still_counting(version=job.training_file, count=count, base_model=job.base_model):
@@ -233,7 +242,7 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
     require_rows_to_train(job.training_file, job.validation_file)
     quoted = _choose_pool(job, now)
     estimate = quoted.estimate
-    cap_nano = job.requested.get("spend_cap_nano") or quoted.cap_nano
+    cap_nano = stored_request(job).spend_cap_nano or quoted.cap_nano
     if quoted.price is None or cap_nano is None:
         raise CannotLaunch("The job has no price.", param="compute.pool")
     require_cap(cap_nano=cap_nano, least_nano=quoted.least_cap_nano or 0)
@@ -251,7 +260,7 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
     )
     advance(
         job,
-        to="queued",
+        to=JobStatus.QUEUED,
         transitions=JOB_TRANSITIONS,
         pool=quoted.pool,
         gpu_count=estimate.gpu_count,
@@ -287,7 +296,8 @@ def _choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
         now=now,
         validation=job.validation_file,
     )
-    name, gpu_count = split_key(job.requested.get("pool") or "", gpu_count=job.requested.get("gpu_count"))
+    asked = stored_request(job)
+    name, gpu_count = split_key(asked.pool or "", gpu_count=asked.gpu_count)
     if name:
         quotes = [quoted for quoted in quotes if quoted.pool.name == name]
         if not quotes:
@@ -296,7 +306,11 @@ def _choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
         raise CannotLaunch("No GPU pool is open on this platform.", param="compute.pool")
     quotes = _with_gpus(quotes, gpu_count)
     if not any(quoted.estimate.fits for quoted in quotes):
-        raise DoesNotFit(_suggest_fit(quotes[0]), param="compute.pool", fixes=_fixes(quotes[0]))
+        raise DoesNotFit(
+            _suggest_fit(quotes[0]),
+            param="compute.pool",
+            fixes=[msgspec.to_builtins(fix) for fix in quotes[0].estimate.fixes],
+        )
     if not quotes[0].is_launchable:
         raise CannotLaunch(f"{quotes[0].pool.name}: {quotes[0].block_reason}", param="compute.pool")
     return quotes[0]
@@ -320,10 +334,6 @@ def _suggest_fit(quoted: PoolQuote) -> str:
     return f"The job fits no open pool. {quoted.pool.name}: {quoted.estimate.reason} {fixes}"
 
 
-def _fixes(quoted: PoolQuote) -> list[dict[str, Any]]:
-    return [msgspec.to_builtins(fix) for fix in quoted.estimate.fixes]
-
-
 @transaction.atomic
 def admit_when_ready(*, job_id: str) -> None:
     """Admit a job whose files are now validated, or fail it with the reason; leave it if it must still wait."""
@@ -332,7 +342,7 @@ def admit_when_ready(*, job_id: str) -> None:
         .select_related("training_file", "validation_file", "base_model")
         .get(pk=job_id)
     )
-    if job.status != "validating_files":
+    if job.status != JobStatus.VALIDATING_FILES:
         return
     now = db_now()
     try:
@@ -349,9 +359,9 @@ def _admit_if_validated(job: FineTuningJob, now: datetime.datetime) -> None:
     for version, param in ((job.training_file, "training_file"), (job.validation_file, "validation_file")):
         if version is None:
             continue
-        if version.status in ("invalid", "deleted"):
+        if version.status in (DatasetVersionStatus.INVALID, DatasetVersionStatus.DELETED):
             raise invalid_file(version, param)
-        if version.status != "ready":
+        if version.status != DatasetVersionStatus.READY:
             return
     counting = counting_model(job.base_model)
     count = find_token_count(version=job.training_file, base_model=counting)
@@ -369,16 +379,16 @@ def _choose_again(job: FineTuningJob) -> None:
 
     A job that waited for its file gets the same recipe as one created after validation.
     """
-    if "asked" not in job.requested:
+    stored = stored_request(job)
+    if stored.asked is None:
         return  # the job is older than this field
-    start = job.requested.get("start_from") or {}
-    model = start.get("model") or start.get("checkpoint") or job.base_model.name
+    model = stored.start_from.name or job.base_model.name
     asked = JobRequest(
         base_model=model,
         training_file=job.training_file.pk,
         method=Method(job.method),
-        objective=job.requested["objective"] and Objective(job.requested["objective"]),
-        hyperparameters=job.requested["asked"],
+        objective=stored.objective,
+        hyperparameters=stored.asked,
     )
     chosen = choose_recipe(
         find_start_point(organization=job.organization_id, model=model),
@@ -387,19 +397,19 @@ def _choose_again(job: FineTuningJob) -> None:
         validation_file=job.validation_file,
     )
     job.hyperparameters = msgspec.to_builtins(chosen.hyperparameters)
-    job.requested |= {"choices": msgspec.to_builtins(chosen.choices)}
+    job.requested = msgspec.to_builtins(msgspec.structs.replace(stored, choices=chosen.choices))
     job.save(update_fields=["hyperparameters", "requested"])
 
 
 def _refuse(job: FineTuningJob, refused: DomainError, now: datetime.datetime) -> None:
     advance(
         job,
-        to="failed",
+        to=JobStatus.FAILED,
         transitions=JOB_TRANSITIONS,
         finished_at=now,
         error_code=refused.code,
         error_message=refused.message[:500],
         error_param=refused.param or "",
     )
-    events.append(job, type="state", level="error", message=f"Failed: {refused.message}", status="failed")
+    events.append(job, type="state", level="error", message=f"Failed: {refused.message}", status=JobStatus.FAILED)
     audit.record(organization=job.organization_id, by="system", action="job.failed", target=job.pk, code=refused.code)

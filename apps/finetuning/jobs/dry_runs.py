@@ -2,10 +2,10 @@
 
 import datetime
 from dataclasses import dataclass, replace
-from typing import Any
 
 from django.db import transaction
 
+from apps.accounts.models import Organization
 from apps.catalog.licences import LicenceNotAccepted
 from apps.catalog.models import BaseModel
 from apps.contracts.runs import Hyperparameters
@@ -46,7 +46,9 @@ class _Undo(Exception):
         self.job = job
 
 
-def rehearse_job(*, organization: Any, request: JobRequest, by: str, now: datetime.datetime) -> Rehearsal:
+def rehearse_job(
+    *, organization: Organization | str, request: JobRequest, by: str, now: datetime.datetime
+) -> Rehearsal:
     """Create the job and roll it back.
 
     Raises NotFound, InvalidValue and InvalidTrainingFile as `create_job` does, and StillValidating for files whose
@@ -77,7 +79,7 @@ def rehearse_job(*, organization: Any, request: JobRequest, by: str, now: dateti
 
 
 def _create_and_undo(
-    organization: Any, request: JobRequest, by: str, now: datetime.datetime
+    organization: Organization | str, request: JobRequest, by: str, now: datetime.datetime
 ) -> tuple[FineTuningJob | None, DomainError | None]:
     fresh = replace(request, idempotency_key=None, is_retry=False)
     try:

@@ -6,6 +6,7 @@ import msgspec
 
 from apps.contracts.failures import CAUSES, Blame, FailureCode
 from apps.finetuning.jobs.suggestions import Suggestion, suggest
+from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob
 
 _GIB = 2**30
@@ -29,7 +30,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 def explain(*, job: FineTuningJob, now: datetime.datetime) -> Explanation | None:
     """Return why the job failed; None unless it failed."""
-    if job.status != "failed":
+    if job.status != JobStatus.FAILED:
         return None
     code = _failure_code(job.error_code)
     return Explanation(

@@ -1,11 +1,11 @@
 """Files of a job: the objectives their rows allow, and their errors."""
 
-from typing import Any
-
+from apps.accounts.models import Organization
 from apps.contracts.chat import RowKind
 from apps.contracts.runs import Objective
 from apps.core.errors import DomainError, Unavailable
 from apps.datasets.inspection.comparisons import find_or_compare
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.queries import get_version
 from apps.finetuning.recipes import completion
@@ -25,7 +25,7 @@ class StillValidating(Unavailable):
     code = "file_still_validating"
 
 
-def usable_file(organization: Any, file_id: str, param: str) -> DatasetVersion:
+def usable_file(organization: Organization | str, file_id: str, param: str) -> DatasetVersion:
     """Return the file, locked against deletion. Raises UnknownFile and InvalidTrainingFile."""
     version = get_version(organization=organization, id=file_id, param=param)
     # Deletion takes the same lock, so a file is either deleted before the job or in use after it.
@@ -33,7 +33,7 @@ def usable_file(organization: Any, file_id: str, param: str) -> DatasetVersion:
     version.refresh_from_db()
     if version.purpose != "fine-tune":
         raise InvalidTrainingFile(f"{file_id} was uploaded for {version.purpose!r}, not for 'fine-tune'.", param=param)
-    if version.status == "invalid":
+    if version.status == DatasetVersionStatus.INVALID:
         raise invalid_file(version, param)
     return version
 
@@ -86,7 +86,7 @@ def data_facts(
     if version is None:
         return completion.DataFacts(has_validation=validation is not None)
     return completion.DataFacts(
-        rows=version.rows if version.status == "ready" else None,
+        rows=version.rows if version.status == DatasetVersionStatus.READY else None,
         longest_row_tokens=count.longest_row_tokens if count else None,
         has_validation=validation is not None,
     )
@@ -94,9 +94,9 @@ def data_facts(
 
 def require_ready(version: DatasetVersion, param: str) -> None:
     """Raise StillValidating until the file is validated, and InvalidTrainingFile if it has errors."""
-    if version.status == "invalid":
+    if version.status == DatasetVersionStatus.INVALID:
         raise invalid_file(version, param)
-    if version.status != "ready":
+    if version.status != DatasetVersionStatus.READY:
         message = (
             f"{version.filename} ({version.pk}) is still being validated: ask again in {_RETRY_SECONDS} seconds. "
             "You can create the job now: it waits for the file."
@@ -107,7 +107,7 @@ def require_ready(version: DatasetVersion, param: str) -> None:
 def invalid_file(version: DatasetVersion, param: str) -> InvalidTrainingFile:
     """Return why an invalid or deleted file cannot be trained on: its first problem, with line and fix."""
     name = f"{version.filename} ({version.pk})"
-    if version.status == "deleted":
+    if version.status == DatasetVersionStatus.DELETED:
         return InvalidTrainingFile(f"{name} was deleted before the job could begin.", param=param)
     if not version.errors:
         return InvalidTrainingFile(f"{name} has errors. Upload it again.", param=param)

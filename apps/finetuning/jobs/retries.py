@@ -10,14 +10,17 @@ from apps.contracts.runs import Objective
 from apps.core.database import locks
 from apps.core.errors import InvalidState
 from apps.datasets.intake.versions import fit_version, repair_version
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.datasets.validation.repair import RepairMode
 from apps.finetuning import events
 from apps.finetuning.jobs.creation import CannotLaunch, JobRequest, create_job
 from apps.finetuning.jobs.suggestions import Suggestion, recipe_of, suggest
+from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.recipes.completion import CHOSEN_BY_US
 from apps.finetuning.recipes.limits import get_limits
+from apps.finetuning.recipes.requests import stored_request
 
 
 @transaction.atomic
@@ -30,7 +33,7 @@ def retry_job(
     holds the suggested amount. Raises InvalidState unless the job failed, CannotLaunch if the suggestion cannot be
     started from here, and the errors of `create_job` and the repair.
     """
-    if job.status != "failed":
+    if job.status != JobStatus.FAILED:
         raise InvalidState(f"{job.pk} is {job.status}: only a job that failed is started again.", param="job_id")
     key = f"retry:{job.pk}"
     locks.lock(f"job:{job.organization_id}:{key}")
@@ -57,7 +60,7 @@ def _files(
     for param in change.repairs:
         version = files[param]
         assert version is not None
-        if version.status == "invalid":
+        if version.status == DatasetVersionStatus.INVALID:
             files[param] = repair_version(version=version, mode=RepairMode.REPAIR, by=by, now=now)
         else:
             files[param] = fit_version(version=version, base_model=job.base_model, by=by, now=now)
@@ -71,11 +74,11 @@ def _request(
     recipe = msgspec.structs.replace(recipe_of(job), **suggestion.change.recipe)
     limits = get_limits(base_model=job.base_model)
     values: dict[str, Any] = msgspec.to_builtins(recipe)
-    start = job.requested.get("start_from") or {}
+    before = stored_request(job)
     training, validation = files["training_file"], files["validation_file"]
     assert training is not None
     return JobRequest(
-        base_model=start.get("model") or start.get("checkpoint") or job.base_model.name,
+        base_model=before.start_from.name or job.base_model.name,
         training_file=training.pk,
         validation_file=validation.pk if validation else None,
         method=recipe.method,
@@ -88,8 +91,9 @@ def _request(
         spend_cap_nano=cap_nano,
         suffix=job.suffix,
         metadata=job.metadata,
-        integrations=job.requested.get("integrations") or (),
-        requested={name: job.requested[name] for name in ("evaluation", "exports") if name in job.requested},
+        integrations=[msgspec.to_builtins(each) for each in before.integrations],
+        evaluation=before.evaluation,
+        exports=before.exports,
         idempotency_key=key,
         fingerprint=key,
     )

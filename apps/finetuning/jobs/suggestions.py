@@ -17,6 +17,7 @@ from apps.contracts.adapter_files import MAX_RANK, MAX_SCALE, get_scale
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.errors import DomainError
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.queries import find_token_count
 from apps.datasets.token_counts import LIMITS
@@ -26,6 +27,7 @@ from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotes.options import PoolQuote, split_key
 from apps.finetuning.quotes.queries import count_files, counting_model, get_quotes, quote_counted
 from apps.finetuning.recipes.limits import MIN_LEARNING_RATE
+from apps.finetuning.recipes.requests import stored_request
 from apps.finetuning.recipes.training_data import Counted
 
 _SHORTEST = 64  # tokens; training on shorter rows is not worth a run
@@ -64,7 +66,7 @@ class Suggestion(msgspec.Struct, frozen=True, kw_only=True):
         return self.change.text
 
     @property
-    def changes(self) -> dict[str, Any]:
+    def changes(self) -> dict[str, object]:
         """Return the job's changed values, as JSON under the API's names."""
         files = dict.fromkeys(self.change.repairs, "repair")
         unset = {"validation_file": None} if self.change.without_validation else {}
@@ -91,7 +93,7 @@ def _start_again(job: FineTuningJob) -> Iterator[Change]:
     yield Change(text="Nothing of yours needs to change: start the job again. What failed is not billed.")
 
 
-def _start_mended(job: FineTuningJob) -> Iterator[Change]:
+def _start_repaired(job: FineTuningJob) -> Iterator[Change]:
     yield Change(text="Fix what the message names, then start the job again.")
 
 
@@ -170,10 +172,10 @@ def _mend_file(job: FineTuningJob) -> Iterator[Change]:
     param = "validation_file" if job.error_param == "validation_file" and job.validation_file else "training_file"
     version = job.validation_file if param == "validation_file" else job.training_file
     assert version is not None
-    if version.status == "deleted":
+    if version.status == DatasetVersionStatus.DELETED:
         text = f"Choose another file: {version.filename} was deleted."
         yield Change(text=text, no_price=_NEW_FILE)
-    elif version.status == "invalid":
+    elif version.status == DatasetVersionStatus.INVALID:
         yield from _repair(version, param)
     elif job.validation_file is not None and is_all_held_out(job.training_file, job.validation_file):
         text = "Train without that validation file: every row of the training file repeats one of it."
@@ -246,7 +248,7 @@ _REMEDIES: Mapping[str, _Remedy] = {
 
 def _remedy(code: str) -> _Remedy:
     """Return the remedy for a code. If we or a provider must fix the cause, the customer needs to change nothing."""
-    return _REMEDIES.get(code) or (_start_again if code in list(FailureCode) else _start_mended)
+    return _REMEDIES.get(code) or (_start_again if code in list(FailureCode) else _start_repaired)
 
 
 def recipe_of(job: FineTuningJob) -> Hyperparameters:
@@ -266,9 +268,10 @@ def _priced(change: Change, job: FineTuningJob, now: datetime.datetime) -> Sugge
     """Return the change with the estimate of the job's own option, or of the cheapest that takes it now."""
     if change.no_price:
         return Suggestion(change=change, obstacle=change.no_price)
+    wanted = stored_request(job)
     try:
         quotes = _quotes(change, job, now)
-        name, gpu_count = split_key(job.requested.get("pool") or "", gpu_count=job.requested.get("gpu_count"))
+        name, gpu_count = split_key(wanted.pool or "", gpu_count=wanted.gpu_count)
     except DomainError as refused:
         return Suggestion(change=change, obstacle=refused.message)
     if not quotes:
@@ -280,7 +283,7 @@ def _priced(change: Change, job: FineTuningJob, now: datetime.datetime) -> Sugge
     if not best.is_launchable:
         obstacle = f"{best.pool.name}: {best.block_reason}"
         return Suggestion(change=change, price_nano=price_nano, pool=best.key, obstacle=obstacle)
-    own_cap = job.requested.get("spend_cap_nano") or 0
+    own_cap = wanted.spend_cap_nano or 0
     least_nano = max(price_nano or 0, best.least_cap_nano or 0)
     hold_nano = own_cap if price_nano is not None and own_cap >= least_nano else best.cap_nano
     return Suggestion(change=change, price_nano=price_nano, hold_nano=hold_nano, pool=best.key)
@@ -301,18 +304,18 @@ def _foreseen(change: Change, job: FineTuningJob) -> Counted:
     """Return the files as their repair will leave them. Raises InvalidTrainingFile if nothing may be left."""
     counting, version, validation = counting_model(job.base_model), job.training_file, job.validation_file
     if "training_file" in change.repairs:
-        mended, count = _mended(version, counting, "training_file")
-        counted = Counted(version=mended, count=count, validation=validation)
+        repaired, count = _repaired(version, counting, "training_file")
+        counted = Counted(version=repaired, count=count, validation=validation)
     else:
         known = find_token_count(version=version, base_model=counting)
         counted = count_files(version=version, count=known, validation=None, counting=counting)
     if "validation_file" in change.repairs and validation is not None:
-        mended, count = _mended(validation, counting, "validation_file")
-        counted = replace(counted, validation=mended, validation_count=count)
+        repaired, count = _repaired(validation, counting, "validation_file")
+        counted = replace(counted, validation=repaired, validation_count=count)
     return counted
 
 
-def _mended(version: DatasetVersion, counting: BaseModel, param: str) -> tuple[DatasetVersion, TokenCount]:
+def _repaired(version: DatasetVersion, counting: BaseModel, param: str) -> tuple[DatasetVersion, TokenCount]:
     found = estimate_repair(version=version, base_model=counting)
     if found is None:
         message = f"None of the first rows of {version.filename} is valid as it is: fix them and upload it again."

@@ -13,6 +13,7 @@ import msgspec
 from django.db import transaction
 from django.db.models import QuerySet
 
+from apps.finetuning.lifecycle import CalibrationOutcome
 from apps.finetuning.models import CalibrationPoint, GpuPool, PoolAccuracy
 from apps.finetuning.pools.calibrations import list_points
 from apps.finetuning.pools.error_chart import ErrorChart, error_chart
@@ -46,7 +47,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     memory: float | None
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
     """Errors of a pool's estimates. `out_of_memory` counts runs that were quoted to fit and did not."""
 
     runs: int
@@ -81,11 +82,11 @@ def list_public_reports() -> QuerySet[PoolAccuracy]:
     return PoolAccuracy.objects.select_related("pool__gpu_type").order_by("pool__name")
 
 
-def measure(points: Sequence[CalibrationPoint]) -> Report:
+def measure(points: Sequence[CalibrationPoint]) -> AccuracyReport:
     """Return the errors over these points, which come oldest first. No floor applies."""
-    return Report(
+    return AccuracyReport(
         runs=len(points),
-        out_of_memory=sum(point.outcome == "out_of_memory" for point in points),
+        out_of_memory=sum(point.outcome == CalibrationOutcome.OUT_OF_MEMORY for point in points),
         time=_error([_seconds(point) for point in points]),
         memory=_error([_peak(point) for point in points]),
         tokens_per_second=_error(
@@ -96,7 +97,7 @@ def measure(points: Sequence[CalibrationPoint]) -> Report:
     )
 
 
-def list_errors(report: Report) -> list[tuple[str, Error]]:
+def list_errors(report: AccuracyReport) -> list[tuple[str, Error]]:
     """Return the errors with labels for pages."""
     named = (
         ("Training time", report.time),
@@ -107,7 +108,7 @@ def list_errors(report: Report) -> list[tuple[str, Error]]:
     return [(name, error) for name, error in named if error]
 
 
-def draw_running_error(report: Report) -> ErrorChart | None:
+def draw_running_error(report: AccuracyReport) -> ErrorChart | None:
     """Return the chart of the running error; None if there is nothing to draw."""
     return error_chart(
         [moment.runs for moment in report.running],

@@ -11,6 +11,7 @@ from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.errors import NotFound
 from apps.estimates.calibration import MAX_RUNS, PHYSICS, Check, Observation, check, fit
+from apps.finetuning.lifecycle import CalibrationOutcome
 from apps.finetuning.models import CalibrationPoint, CalibrationVersion, GpuPool
 from apps.finetuning.pools.grid_points import observe_grid
 
@@ -113,7 +114,7 @@ def _choose(
 
 
 def _is_fit_for(point: CalibrationPoint) -> bool:
-    return point.outcome == "succeeded" and point.attempts == 1 and point.physics == PHYSICS
+    return point.outcome == CalibrationOutcome.SUCCEEDED and point.attempts == 1 and point.physics == PHYSICS
 
 
 def _has_grown(
@@ -152,8 +153,8 @@ def _fitted_on(
         last_at=fitting[-1].created_at if fitting else None,
         methods=_count([point.method for point in fitting]),
         families=_count([point.family for point in fitting]),
-        resumed=sum(point.outcome == "succeeded" and point.attempts > 1 for point in points),
-        out_of_memory=sum(point.outcome == "out_of_memory" for point in points),
+        resumed=sum(point.outcome == CalibrationOutcome.SUCCEEDED and point.attempts > 1 for point in points),
+        out_of_memory=sum(point.outcome == CalibrationOutcome.OUT_OF_MEMORY for point in points),
         other_physics=sum(point.physics != PHYSICS for point in points),
         time=check(observations, quantity="time_ratio"),
         memory=check(observations, quantity="memory_ratio"),

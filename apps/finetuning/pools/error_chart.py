@@ -9,7 +9,7 @@ _MAX_LABELS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tick:
+class RunsTick:
     """A labelled count below the chart."""
 
     x: float
@@ -18,7 +18,7 @@ class Tick:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mark:
+class ErrorTick:
     """A labelled error at the side of the chart."""
 
     y: float
@@ -26,7 +26,7 @@ class Mark:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class ErrorLine:
     """One series. `last` is its newest value; `path` is empty if there are fewer than two values."""
 
     key: str
@@ -45,9 +45,9 @@ class ErrorChart:
     right: int
     top: int
     bottom: int
-    lines: tuple[Line, ...]
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Mark, ...]
+    lines: tuple[ErrorLine, ...]
+    x_ticks: tuple[RunsTick, ...]
+    y_ticks: tuple[ErrorTick, ...]
 
 
 def error_chart(runs: Sequence[int], series: Sequence[tuple[str, str, Sequence[float | None]]]) -> ErrorChart | None:
@@ -74,14 +74,14 @@ def error_chart(runs: Sequence[int], series: Sequence[tuple[str, str, Sequence[f
             for key, label, values in series
         ),
         x_ticks=tuple(
-            Tick(x=x_of(count), label=f"{count:,}", anchor="start" if index == 0 else "middle")
+            RunsTick(x=x_of(count), label=f"{count:,}", anchor="start" if index == 0 else "middle")
             for index, count in enumerate(runs) if index % every == 0 and right - x_of(count) > 8
         ),
-        y_ticks=tuple(Mark(y=y_of(index * step), label=f"{index * step:.0%}") for index in range(steps + 1)),
+        y_ticks=tuple(ErrorTick(y=y_of(index * step), label=f"{index * step:.0%}") for index in range(steps + 1)),
     )  # fmt: skip
 
 
-def _line(key: str, label: str, places: Sequence[tuple[float, float, float]]) -> Line:
+def _line(key: str, label: str, places: Sequence[tuple[float, float, float]]) -> ErrorLine:
     path = "M" + " L".join(f"{x},{y}" for x, y, _ in places) if len(places) > 1 else ""
     x, y, last = places[-1] if places else (0.0, 0.0, None)
-    return Line(key=key, label=label, path=path, last=last, last_x=x, last_y=y)
+    return ErrorLine(key=key, label=label, path=path, last=last, last_x=x, last_y=y)

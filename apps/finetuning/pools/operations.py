@@ -2,10 +2,10 @@
 
 import datetime
 import secrets
-from typing import Any
 
 from django.db import transaction
 
+from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
 from apps.adapters.queries import find_whole_model
 from apps.catalog.models import BaseModel, GpuType
@@ -65,7 +65,7 @@ def edit_pool(
 
     Its name and GPU type cannot change: its price and history use them. Raises InvalidValue.
     """
-    changes: dict[str, Any] = {
+    changes: dict[str, object] = {
         "region": region,
         "memory_bytes": memory_bytes,
         "is_open": is_open,
@@ -79,7 +79,7 @@ def edit_pool(
     return pool
 
 
-def _spot(interruptions_per_hour: float | None) -> dict[str, Any]:
+def _spot(interruptions_per_hour: float | None) -> dict[str, object]:
     """Return the fields of a spot pool, or for None those of a pool that is not spot."""
     if interruptions_per_hour is None:
         return {"is_spot": False, "interruptions_per_hour": 0.0}
@@ -124,7 +124,7 @@ def _base_of(version: AdapterVersion, *, pool: GpuPool, base_model: BaseModel | 
         raise InvalidValue("This model was made from another base model.", param="base_model")
     if not pool.serves_whole_models:
         raise InvalidValue("This pool does not serve whole models: allow it in its settings.", param="whole_model")
-    if version.status != "files_only" or version.deleted_at is not None:
+    if version.status != AdapterVersionStatus.FILES_ONLY or version.deleted_at is not None:
         raise InvalidValue(
             "This model is an adapter: any replica of its base model serves it beside others.", param="whole_model"
         )

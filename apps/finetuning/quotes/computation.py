@@ -3,7 +3,6 @@
 import math
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -96,7 +95,7 @@ def architecture_of(base_model: BaseModel) -> architectures.Architecture:
         raise CannotEstimate(f"{base_model.display_name} cannot be estimated: {error}", param="model") from error
 
 
-def snapshot(estimate: Estimate) -> dict[str, Any]:
+def snapshot(estimate: Estimate) -> dict[str, object]:
     """Return the estimate as plain JSON values, to store with the job."""
     return msgspec.to_builtins(estimate)
 

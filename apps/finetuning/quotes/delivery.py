@@ -1,10 +1,10 @@
 """Forms and prices of a finished job's result, shown before launch."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
+from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel, PriceRule
 from apps.catalog.pricing import GB_MONTH_BYTE_HOURS, STORAGE_SKU
 from apps.catalog.queries import active_price, inference_sku
@@ -52,7 +52,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def deliver(
-    *, organization: Any, base_model: BaseModel, recipe: Hyperparameters, exports: Sequence[str] = ()
+    *, organization: Organization | str, base_model: BaseModel, recipe: Hyperparameters, exports: Sequence[str] = ()
 ) -> Delivery:
     """Return the result of a job with this recipe, at the organization's prices."""
     storage = active_price(sku=STORAGE_SKU, organization=organization)
@@ -81,13 +81,15 @@ def whole_model_bytes(*, base_model: BaseModel) -> int | None:
     return _bytes(base_model, None)
 
 
-def storage_nano_per_gb_month(*, organization: Any) -> int | None:
+def storage_nano_per_gb_month(*, organization: Organization | str) -> int | None:
     """Return the price of storing 1e9 bytes for a month, before any volume tier; None if storage has no price."""
     price = active_price(sku=STORAGE_SKU, organization=organization)
     return None if price is None else _files("", 10**9, price).storage_nano_per_month
 
 
-def whole_model_prices(*, organization: Any, base_model: BaseModel) -> tuple[int | None, int | None] | None:
+def whole_model_prices(
+    *, organization: Organization | str, base_model: BaseModel
+) -> tuple[int | None, int | None] | None:
     """Return nano-USD per million input and output tokens of a whole model; None if no pool serves whole models."""
     if not _may_serve_whole_models():
         return None
@@ -154,6 +156,6 @@ def _bytes(base_model: BaseModel, recipe: Hyperparameters | None) -> int | None:
     return _BYTES_A_WEIGHT * lora_parameter_count(architecture, rank=recipe.lora_rank, target_modules=modules)
 
 
-def _per_million(base_model: BaseModel, direction: str, organization: Any) -> int | None:
+def _per_million(base_model: BaseModel, direction: str, organization: Organization | str) -> int | None:
     rule = active_price(sku=inference_sku(base_model, direction=direction), organization=organization)
     return None if rule is None else rule.price_nano * 1_000_000 // rule.per

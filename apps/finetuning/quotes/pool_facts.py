@@ -7,10 +7,11 @@ import datetime
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.db.models import Case, Q, Value, When
 
+from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel, PriceRule
 from apps.catalog.queries import list_active_prices
 from apps.contracts.runs import Method
@@ -97,7 +98,11 @@ class OpenPools:
 
 
 def find_open_pools(
-    *, base_model: BaseModel, methods: Iterable[str], now: datetime.datetime, organization: Any = None
+    *,
+    base_model: BaseModel,
+    methods: Iterable[str],
+    now: datetime.datetime,
+    organization: Organization | str | None = None,
 ) -> OpenPools:
     """Return the facts about the open pools for jobs on this model by these methods, at the organization's prices."""
     pools = GpuPool.objects.filter(is_open=True).select_related("gpu_type", "calibration").order_by("name")

@@ -8,6 +8,7 @@ from apps.catalog.queries import list_base_models
 from apps.contracts.runs import Hyperparameters
 from apps.core.errors import Unavailable
 from apps.datasets.inspection.comparisons import find_or_compare
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.operations import count_tokens, is_counted_at_once
 from apps.datasets.queries import find_refusal, find_token_count
@@ -107,7 +108,7 @@ def is_still_counting(*, version: DatasetVersion, count: TokenCount | None, base
 
 def is_still_comparing(*, version: DatasetVersion, validation: DatasetVersion | None) -> bool:
     """Return whether both files are ready but not yet compared; the comparison is requested here."""
-    if validation is None or {version.status, validation.status} != {"ready"}:
+    if validation is None or {version.status, validation.status} != {DatasetVersionStatus.READY}:
         return False
     return find_or_compare(version=version, other=validation) is None
 

@@ -16,9 +16,16 @@ from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.errors import InvalidValue
 from apps.datasets.token_counts import LIMITS
 from apps.estimates.durations import step_count
-from apps.finetuning.recipes.limits import SCHEDULERS, SERVABLE_RANKS, Limits, get_limits, require_within
+from apps.finetuning.recipes.limits import (
+    SCHEDULERS,
+    SERVABLE_RANKS,
+    RecipeLimits,
+    get_limits,
+    is_number,
+    require_within,
+)
 
-__all__ = ["SCHEDULERS", "SERVABLE_RANKS", "Choice", "DataFacts", "Recipe", "choose", "resolve"]
+__all__ = ["SCHEDULERS", "SERVABLE_RANKS", "DataFacts", "Recipe", "RecipeChoice", "choose", "resolve"]
 
 CHOSEN_BY_US = (
     "method", "quantization", "objective", "gradient_accumulation_steps", "gradient_checkpointing", "eval_steps",
@@ -41,7 +48,7 @@ class DataFacts(msgspec.Struct, frozen=True, kw_only=True):
     has_validation: bool = False
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class RecipeChoice(msgspec.Struct, frozen=True, kw_only=True):
     """One value of the recipe, its origin and its reason."""
 
     name: str
@@ -52,7 +59,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     hyperparameters: Hyperparameters
-    choices: tuple[Choice, ...]
+    choices: tuple[RecipeChoice, ...]
 
     def summary(self) -> str:
         """Return the reasons for the chosen epochs and learning rate in one line."""
@@ -60,7 +67,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         return " ".join(choice.reason for choice in shown)
 
 
-def resolve(*, base_model: BaseModel, method: Method, asked: Mapping[str, Any]) -> Hyperparameters:
+def resolve(*, base_model: BaseModel, method: Method, asked: Mapping[str, object]) -> Hyperparameters:
     """Return only the recipe of `choose`, without facts about the rows. Raises InvalidValue."""
     return choose(base_model=base_model, method=method, asked=asked).hyperparameters
 
@@ -69,7 +76,7 @@ def choose(
     *,
     base_model: BaseModel,
     method: Method,
-    asked: Mapping[str, Any],
+    asked: Mapping[str, object],
     objective: Objective = Objective.SUPERVISED,
     data: DataFacts | None = None,
 ) -> Recipe:
@@ -115,25 +122,26 @@ def choose_longest_row(base_model: BaseModel, longest_row_tokens: int | None, *,
     return usual, f"{usual:,} tokens: {whose}."
 
 
-def _choice(name: str, wanted: Mapping[str, Any], rules: "_Rules") -> Choice:
+def _choice(name: str, wanted: Mapping[str, object], rules: "_Rules") -> RecipeChoice:
     is_idle = name == "early_stopping_patience" and not rules.has_validation
     if name in wanted and not is_idle:
-        is_cut = name == "max_length" and _is_number(wanted[name]) and wanted[name] <= _MAX_ROW
-        value = min(wanted[name], rules.context) if is_cut else wanted[name]
+        value = wanted[name]
+        if name == "max_length" and is_number(value) and value <= _MAX_ROW:
+            value = min(value, rules.context)
         reason = "You set it." if value == wanted[name] else "What you set, cut to the model's context."
-        return Choice(name=name, value=value, is_auto=False, reason=reason)
+        return RecipeChoice(name=name, value=value, is_auto=False, reason=reason)
     value, reason = rules.of(name)
-    return Choice(name=name, value=value, is_auto=True, reason=reason)
+    return RecipeChoice(name=name, value=value, is_auto=True, reason=reason)
 
 
-def _scaled(choice: Choice, multiplier: float) -> Choice:
+def _scaled(choice: RecipeChoice, multiplier: float) -> RecipeChoice:
     if choice.name != "learning_rate" or multiplier == 1.0 or not choice.is_auto:
         return choice
     reason = f"{choice.reason} Times your multiplier of {multiplier:g}."
     return msgspec.structs.replace(choice, value=choice.value * multiplier, reason=reason)
 
 
-def _require_settable(wanted: Mapping[str, Any], limits: Limits) -> None:
+def _require_settable(wanted: Mapping[str, object], limits: RecipeLimits) -> None:
     for name in wanted:
         if name in CHOSEN_BY_US or limits.of(name) is None:
             settable = ", ".join(limit.name for limit in limits.hyperparameters)
@@ -141,7 +149,7 @@ def _require_settable(wanted: Mapping[str, Any], limits: Limits) -> None:
             raise InvalidValue(message, param=f"hyperparameters.{name}")
 
 
-def _require_sensible(values: Mapping[str, Any], method: Method) -> None:
+def _require_sensible(values: Mapping[str, object], method: Method) -> None:
     if method is Method.QLORA and values["cpu_offload"]:
         message = "cpu_offload is for LoRA and full fine-tuning: 4-bit weights stay on the GPU."
         raise InvalidValue(message, param="hyperparameters.cpu_offload")
@@ -158,22 +166,18 @@ def _require_sensible(values: Mapping[str, Any], method: Method) -> None:
         raise InvalidValue(message, param="hyperparameters.lora_alpha")
 
 
-def _multiplier(value: Any) -> float:
-    if not _is_number(value) or not 1e-3 <= value <= 1e3:
+def _multiplier(value: object) -> float:
+    if not is_number(value) or not 1e-3 <= value <= 1e3:
         param = "hyperparameters.learning_rate_multiplier"
         raise InvalidValue("learning_rate_multiplier must be a number from 0.001 to 1000.", param=param)
     return float(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class _Rules:
     """Rules for the values that the customer did not set."""
 
     def __init__(
-        self, base_model: BaseModel, method: Method, objective: Objective, data: DataFacts, wanted: Mapping[str, Any]
+        self, base_model: BaseModel, method: Method, objective: Objective, data: DataFacts, wanted: Mapping[str, object]
     ) -> None:
         self._base_model = base_model
         self._method = method
@@ -185,7 +189,7 @@ class _Rules:
         self._own = {name: value for name, value in own.items() if is_as_measured or name in _ALWAYS_OF_THE_MODEL}
         self._wanted = wanted
 
-    def of(self, name: str) -> tuple[Any, str]:
+    def of(self, name: str) -> tuple[object, str]:
         """Return a value and its reason."""
         if name == "max_length":
             return self._max_length()
@@ -194,7 +198,7 @@ class _Rules:
         rule = getattr(self, f"_{name}", None)
         return rule() if rule is not None else _PLAIN[name]
 
-    def _value(self, name: str) -> Any:
+    def _value(self, name: str) -> object:
         return self._wanted[name] if name in self._wanted else self.of(name)[0]
 
     def _epochs(self) -> tuple[int, str]:
@@ -242,7 +246,7 @@ class _Rules:
 
     def _lora_alpha(self) -> tuple[int, str]:
         rank = self._value("lora_rank")
-        if not _is_number(rank) or rank <= 0:
+        if not is_number(rank) or rank <= 0:
             return 32, "Twice the usual rank."
         if self._value("use_rslora") is True:
             alpha = max(1, round(2 * math.sqrt(rank)))
@@ -272,8 +276,8 @@ class _Rules:
         steps, epochs = self._steps(), self._epochs_to_train()
         if not self.has_validation:
             return None, "No evaluation: no rows are held out."
-        patience: Any = self._wanted.get("early_stopping_patience")
-        wanted = max(_EVALUATIONS, patience + 2 if _is_number(patience) else 0)
+        patience = self._wanted.get("early_stopping_patience")
+        wanted = max(_EVALUATIONS, patience + 2 if is_number(patience) else 0)
         evaluations = int(min(wanted, _MAX_EVALUATIONS))
         if steps is None or epochs >= evaluations:
             return None, "At the end of each epoch."
@@ -284,17 +288,17 @@ class _Rules:
     def _steps(self) -> int | None:
         """Return the optimizer steps of the run; None if the number of rows or pieces is unknown."""
         rows, batch_size, share = self._data.rows, self._value("batch_size"), self._value("validation_share")
-        if rows is None or self._objective is Objective.TEXT or not _is_number(batch_size) or batch_size < 1:
+        if rows is None or self._objective is Objective.TEXT or not is_number(batch_size) or batch_size < 1:
             return None
-        trained = round(rows * (1 - share)) if _is_number(share) and 0 < share < 1 else rows
+        trained = round(rows * (1 - share)) if is_number(share) and 0 < share < 1 else rows
         return step_count(rows=trained, batch_size=int(batch_size), epochs=self._epochs_to_train())
 
     def _epochs_to_train(self) -> int:
         epochs = self._value("epochs")
-        return int(epochs) if _is_number(epochs) and 0 < epochs < _MAX_EPOCHS else 1
+        return int(epochs) if is_number(epochs) and 0 < epochs < _MAX_EPOCHS else 1
 
 
-_PLAIN: dict[str, tuple[Any, str]] = {
+_PLAIN: dict[str, tuple[object, str]] = {
     "warmup_ratio": (0.03, "3 % of the steps: the first ones are the roughest."),
     "lr_scheduler": ("cosine", "Cosine: falls smoothly to zero."),
     "weight_decay": (0.0, "0: adapters are small enough without."),

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any
+from typing import TypeGuard
 
 import msgspec
 
@@ -34,12 +34,12 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     minimum: float | None = None
     maximum: float | None = None
     is_whole: bool = False
-    options: tuple[Any, ...] = ()
+    options: tuple[bool | int | str, ...] = ()
     is_list: bool = False
     is_nullable: bool = False
 
 
-class Kind(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingKind(msgspec.Struct, frozen=True, kw_only=True):
     """One way to train, and how its result is delivered. `key` names it in forms and URLs."""
 
     key: str
@@ -49,18 +49,18 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     delivered_as: str  # "adapter": served here; "model": whole weights to download
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class RecipeLimits(msgspec.Struct, frozen=True, kw_only=True):
     objectives: tuple[Objective, ...]
-    kinds: tuple[Kind, ...]
+    kinds: tuple[TrainingKind, ...]
     hyperparameters: tuple[Limit, ...]
 
     def of(self, name: str) -> Limit | None:
         return next((limit for limit in self.hyperparameters if limit.name == name), None)
 
 
-def get_limits(*, base_model: BaseModel) -> Limits:
+def get_limits(*, base_model: BaseModel) -> RecipeLimits:
     """Return the limits of this model."""
-    return Limits(
+    return RecipeLimits(
         objectives=tuple(Objective),
         kinds=_kinds(base_model),
         hyperparameters=(
@@ -76,33 +76,33 @@ def get_limits(*, base_model: BaseModel) -> Limits:
     )
 
 
-def kind_of(*, base_model: BaseModel, recipe: Hyperparameters) -> Kind:
+def kind_of(*, base_model: BaseModel, recipe: Hyperparameters) -> TrainingKind:
     """Return the model's kind of training that the recipe uses."""
     return next(kind for kind in _kinds(base_model) if (kind.method, kind.use_dora) == (recipe.method, recipe.use_dora))
 
 
-def require_within(limits: Limits, values: Mapping[str, Any]) -> None:
+def require_within(limits: RecipeLimits, values: Mapping[str, object]) -> None:
     """Raise InvalidValue for the first value outside its limit."""
     for limit in limits.hyperparameters:
         if limit.name in values:
             _require(limit, values[limit.name])
 
 
-def _kinds(base_model: BaseModel) -> tuple[Kind, ...]:
+def _kinds(base_model: BaseModel) -> tuple[TrainingKind, ...]:
     # A seeded row without a config.json has no architecture. It counts as servable until its installation shows
     # otherwise.
     architectures = base_model.config.get("architectures")
     adapter = "adapter" if architectures is None or ARCHITECTURES & set(architectures) else "model"
     return (
-        Kind(key="lora", method=Method.LORA, use_dora=False, name="LoRA", delivered_as=adapter),
-        Kind(key="qlora", method=Method.QLORA, use_dora=False, name="QLoRA", delivered_as=adapter),
-        Kind(key="dora", method=Method.LORA, use_dora=True, name="DoRA", delivered_as="model"),
-        Kind(key="qdora", method=Method.QLORA, use_dora=True, name="QDoRA", delivered_as="model"),
-        Kind(key="full", method=Method.FULL, use_dora=False, name="Full fine-tuning", delivered_as="model"),
+        TrainingKind(key="lora", method=Method.LORA, use_dora=False, name="LoRA", delivered_as=adapter),
+        TrainingKind(key="qlora", method=Method.QLORA, use_dora=False, name="QLoRA", delivered_as=adapter),
+        TrainingKind(key="dora", method=Method.LORA, use_dora=True, name="DoRA", delivered_as="model"),
+        TrainingKind(key="qdora", method=Method.QLORA, use_dora=True, name="QDoRA", delivered_as="model"),
+        TrainingKind(key="full", method=Method.FULL, use_dora=False, name="Full fine-tuning", delivered_as="model"),
     )
 
 
-def _require(limit: Limit, value: Any) -> None:
+def _require(limit: Limit, value: object) -> None:
     param = f"hyperparameters.{limit.name}"
     if value is None and limit.is_nullable:
         return
@@ -113,10 +113,13 @@ def _require(limit: Limit, value: Any) -> None:
             raise InvalidValue(f"{limit.name} must be {'among' if limit.is_list else 'one of'} {among}.", param=param)
         return
     low, high = limit.minimum or 0.0, limit.maximum or 0.0
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not low <= value <= high or (limit.is_whole and value != int(value)):
+    if not is_number(value) or not low <= value <= high or (limit.is_whole and value != int(value)):
         kind = "whole number" if limit.is_whole else "number"
         raise InvalidValue(f"{limit.name} must be a {kind} from {_plain(low)} to {_plain(high)}.", param=param)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _plain(number: float) -> str:
@@ -124,7 +127,7 @@ def _plain(number: float) -> str:
     return f"{number:,.0f}" if number == int(number) else f"{Decimal(str(number)):f}"
 
 
-def _is_among(value: Any, options: tuple[Any, ...]) -> bool:
+def _is_among(value: object, options: tuple[object, ...]) -> bool:
     return any(value == option and type(value) is type(option) for option in options)
 
 

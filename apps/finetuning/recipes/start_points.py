@@ -8,14 +8,16 @@ from typing import Any
 
 import msgspec
 
+from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
 from apps.adapters.queries import get_version, get_version_by_name
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import get_base_model
-from apps.contracts.runs import CheckpointRef, Manifest, Method, SignedFile
+from apps.contracts.runs import CheckpointRef, Manifest, ManifestFile, Method, SignedFile
 from apps.core.errors import InvalidValue, NotFound
 from apps.core.objects.store import store
 from apps.finetuning.models import Checkpoint, FineTuningJob, Run
+from apps.finetuning.recipes.requests import StartFrom, stored_request
 
 _KEPT = ("lora_rank", "lora_alpha", "target_modules", "use_dora", "use_rslora")
 _ADAPTER_PREFIX, _CHECKPOINT_PREFIX = "ft:", "ftckpt_"
@@ -26,16 +28,13 @@ class CheckpointNotFound(NotFound):
 
 
 class StartPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A start point.
-
-    `start_from` is stored with the job, {} for the base model itself; `shape` is fixed by the adapter.
-    """
+    """A start point. `start_from` is stored with the job; `shape` is fixed by the adapter."""
 
     base_model: BaseModel
-    start_from: dict[str, str] = {}
+    start_from: StartFrom = StartFrom()
     shape: dict[str, Any] = {}
 
-    def require_shape(self, asked: Mapping[str, Any], *, method: Method) -> dict[str, Any]:
+    def require_shape(self, asked: Mapping[str, object], *, method: Method) -> dict[str, object]:
         """Return `asked` with the adapter's shape. Raises InvalidValue if both set a value and differ."""
         if method is Method.FULL:
             return dict(asked)
@@ -46,7 +45,7 @@ class StartPoint(msgspec.Struct, frozen=True, kw_only=True):
         return dict(asked) | self.shape
 
 
-def find_start_point(*, organization: Any, model: str) -> StartPoint:
+def find_start_point(*, organization: Organization | str, model: str) -> StartPoint:
     """Return the start point that `model` names: a base model, an `ft:…` version or a `ftckpt_…` checkpoint.
 
     Versions and checkpoints must belong to the organization. Raises UnknownModel, ModelNotFound or CheckpointNotFound.
@@ -55,26 +54,25 @@ def find_start_point(*, organization: Any, model: str) -> StartPoint:
         version = get_version_by_name(organization=organization, model_name=model)
         run = Run.objects.for_organization(organization).filter(pk=version.source).select_related("job").first()
         shape = _shape(run.job) if run else {"lora_rank": version.rank, "target_modules": version.target_modules}
-        return StartPoint(
-            base_model=version.adapter.base_model, start_from={"version": version.pk, "model": model}, shape=shape
-        )
+        start_from = StartFrom(version=version.pk, model=model)
+        return StartPoint(base_model=version.adapter.base_model, start_from=start_from, shape=shape)
     if model.startswith(_CHECKPOINT_PREFIX):
         checkpoint = find_checkpoint(organization, model)
         job = checkpoint.job
-        return StartPoint(base_model=job.base_model, start_from={"checkpoint": checkpoint.pk}, shape=_shape(job))
+        return StartPoint(base_model=job.base_model, start_from=StartFrom(checkpoint=checkpoint.pk), shape=_shape(job))
     return StartPoint(base_model=get_base_model(name=model))
 
 
 def start_ref(*, job: FineTuningJob, expires_seconds: int) -> CheckpointRef | None:
     """Return the files a job starts from, under URLs that expire. Raises NotFound if they are deleted by now."""
-    start = job.requested.get("start_from") or {}
-    if "version" in start:
-        version: AdapterVersion = get_version(organization=job.organization_id, id=start["version"])
+    start = stored_request(job).start_from
+    if start.version:
+        version: AdapterVersion = get_version(organization=job.organization_id, id=start.version)
         return signed_ref(
             version.pk, 0, version.manifest, version.manifest_sha256, version.object_prefix, expires_seconds
         )
-    if "checkpoint" in start:
-        checkpoint = find_checkpoint(job.organization_id, start["checkpoint"])
+    if start.checkpoint:
+        checkpoint = find_checkpoint(job.organization_id, start.checkpoint)
         upload = checkpoint.upload
         return signed_ref(
             checkpoint.pk,
@@ -88,24 +86,24 @@ def start_ref(*, job: FineTuningJob, expires_seconds: int) -> CheckpointRef | No
 
 
 def signed_ref(
-    id: str, step: int, manifest: dict[str, Any], manifest_sha256: str, prefix: str, expires_seconds: int
+    id: str, step: int, manifest: Mapping[str, object], manifest_sha256: str, prefix: str, expires_seconds: int
 ) -> CheckpointRef:
     """Return the location of every file of a sealed folder, and of its manifest, which the worker verifies."""
-    body = msgspec.json.encode(msgspec.convert(manifest, Manifest))
-    sealed = {"name": "manifest.json", "sha256": manifest_sha256, "bytes": len(body)}
+    sealed = msgspec.convert(manifest, Manifest)
+    itself = ManifestFile(name="manifest.json", sha256=manifest_sha256, bytes=len(msgspec.json.encode(sealed)))
     files = tuple(
         SignedFile(
-            name=file["name"],
-            sha256=file["sha256"],
-            bytes=file["bytes"],
-            url=store().signed_url(f"{prefix}/{file['name']}", "GET", expires_seconds=expires_seconds, base="internal"),
+            name=file.name,
+            sha256=file.sha256,
+            bytes=file.bytes,
+            url=store().signed_url(f"{prefix}/{file.name}", "GET", expires_seconds=expires_seconds, base="internal"),
         )
-        for file in [*manifest["files"], sealed]
+        for file in (*sealed.files, itself)
     )
     return CheckpointRef(id=id, step=step, manifest_sha256=manifest_sha256, files=files)
 
 
-def find_checkpoint(organization: Any, checkpoint_id: str, *, is_locked: bool = False) -> Checkpoint:
+def find_checkpoint(organization: Organization | str, checkpoint_id: str, *, is_locked: bool = False) -> Checkpoint:
     """Return one of the organization's existing checkpoints. Raises CheckpointNotFound."""
     rows = Checkpoint.objects.for_organization(organization).filter(deleted_at=None, quarantined_at=None)
     rows = rows.select_related("job__base_model", "job__organization", "upload").filter(pk=checkpoint_id)
@@ -115,11 +113,11 @@ def find_checkpoint(organization: Any, checkpoint_id: str, *, is_locked: bool = 
     return found
 
 
-def _shape(job: FineTuningJob) -> dict[str, Any]:
+def _shape(job: FineTuningJob) -> dict[str, object]:
     if job.method == Method.FULL:
         return {}
     return {name: job.hyperparameters[name] for name in _KEPT if name in job.hyperparameters}
 
 
-def _many(value: Any) -> tuple[Any, ...]:
+def _many(value: object) -> tuple[object, ...]:
     return tuple(value) if isinstance(value, list | tuple) else (value,)

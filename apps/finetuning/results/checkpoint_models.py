@@ -3,10 +3,9 @@
 The copy is made when a request first uses the name. It outlives the checkpoint, which newer checkpoints replace.
 """
 
-from typing import Any
-
 from django.db import transaction
 
+from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import CHECKPOINT_MARK, model_name_of, publish_version
 from apps.contracts.runs import Method
@@ -69,7 +68,7 @@ def _find_named(organization_id: str, model_name: str) -> Checkpoint | None:
 
 
 @transaction.atomic
-def serve_checkpoint(*, organization: Any, checkpoint_id: str) -> AdapterVersion:
+def serve_checkpoint(*, organization: Organization | str, checkpoint_id: str) -> AdapterVersion:
     """Serve the checkpoint's adapter as a version of the job's adapter; a second call returns the same version.
 
     Raises CheckpointNotFound, InvalidState, AdapterRejected.
@@ -104,7 +103,7 @@ def serve_checkpoint(*, organization: Any, checkpoint_id: str) -> AdapterVersion
     )
 
 
-def _copy(checkpoint: Checkpoint) -> tuple[dict[str, Any], str]:
+def _copy(checkpoint: Checkpoint) -> tuple[dict[str, object], str]:
     """Copy the adapter's files to a separate location; return their manifest and that location."""
     whole, source = checkpoint.upload.manifest, checkpoint.upload.object_prefix
     files = [file for file in whole["files"] if file["name"] in _FILES]

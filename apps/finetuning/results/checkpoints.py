@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from apps.core.database.clock import db_now
 from apps.core.messages import outbox
+from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import Checkpoint, FineTuningJob
 from apps.finetuning.results.checkpoint_models import may_answer
 
@@ -26,7 +27,7 @@ def forget_checkpoints(*, job: FineTuningJob) -> None:
 
 
 def _kept(job: FineTuningJob, newest_first: Sequence[Checkpoint]) -> list[Checkpoint]:
-    is_over = job.status == "succeeded"
+    is_over = job.status == JobStatus.SUCCEEDED
     if not may_answer(job):
         return [] if is_over else list(newest_first[:_TO_RESUME_FROM])
     scored = [checkpoint for checkpoint in newest_first if checkpoint.metrics.get("valid_loss") is not None]

@@ -8,6 +8,7 @@ import msgspec
 from apps.adapters.models import AdapterVersion
 from apps.contracts import runs as wire
 from apps.finetuning.models import FineTuningJob
+from apps.finetuning.recipes.requests import stored_request
 
 _EVALUATION = "evaluation"
 _LABELS = {
@@ -24,7 +25,7 @@ _FIXES = {
 _MAX_CHARACTERS = 300
 
 
-class MissingPart(msgspec.Struct, frozen=True, kw_only=True):
+class UndeliveredPart(msgspec.Struct, frozen=True, kw_only=True):
     """One missing part, as shown to its owner."""
 
     kind: str
@@ -45,16 +46,16 @@ def find_missing(job: FineTuningJob, outcome: wire.Succeeded) -> list[dict[str, 
     """
     causes = {each.kind: each.cause[:_MAX_CHARACTERS] for each in outcome.missing}
     delivered = {export.kind for export in outcome.exports}
-    promised = [kind for kind in job.requested.get("exports") or () if kind not in delivered]
+    promised = [kind for kind in stored_request(job).exports if kind not in delivered]
     told = [_EVALUATION] if _EVALUATION in causes and outcome.report is None else []
     unsaid = "the worker did not deliver it and gave no reason"
     return [{"kind": kind, "cause": causes.get(kind) or unsaid} for kind in (*told, *promised)]
 
 
-def list_missing(version: AdapterVersion | None) -> list[MissingPart]:
+def list_missing(version: AdapterVersion | None) -> list[UndeliveredPart]:
     """Return the promised parts that a version lacks."""
     return [
-        MissingPart(
+        UndeliveredPart(
             kind=each["kind"],
             label=_LABELS.get(each["kind"], each["kind"]),
             cause=each["cause"],

@@ -2,11 +2,14 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
+import msgspec
+
+from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
 from apps.catalog.models import BaseModel
 from apps.contracts.evaluation import EvaluationReport
+from apps.contracts.runs import Hyperparameters, Method
 from apps.core.money import dollars
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotes.delivery import GGUF
@@ -77,18 +80,18 @@ def _what_it_is(job: FineTuningJob, export: str) -> str:
 
 
 def _training_facts(job: FineTuningJob, version: AdapterVersion) -> list[tuple[str, str]]:
-    recipe = job.hyperparameters
+    recipe = msgspec.convert(job.hyperparameters, Hyperparameters)
     used = energy(job=job)
     return [
         ("Data", _data(job)),
-        ("Objective", str(recipe.get("objective", "supervised"))),
+        ("Objective", recipe.objective),
         *_method_facts(recipe, version),
-        ("Epochs, steps", f"{recipe['epochs']}, {version.metrics.get('step')}"),
-        ("Learning rate", f"{recipe['learning_rate']:g}, {recipe['lr_scheduler']}"),
+        ("Epochs, steps", f"{recipe.epochs}, {version.metrics.get('step')}"),
+        ("Learning rate", f"{recipe.learning_rate:g}, {recipe.lr_scheduler}"),
         ("Seed", str(job.seed)),
         ("Trained tokens", f"{job.trained_tokens:,}"),
         ("Cost", f"{dollars(job.cost_nano)} for {job.billed_gpu_ms / 1000:g} GPU-seconds"),
-        ("Energy", f"at most {used['kwh']} kWh ({used['method']})" if used["kwh"] is not None else used["method"]),
+        ("Energy", used.method if used.kwh is None else f"at most {used.kwh} kWh ({used.method})"),
     ]
 
 
@@ -101,12 +104,12 @@ def _data(job: FineTuningJob) -> str:
     return f"a file of {job.training_file.rows:,} rows{left_out}, SHA-256 `{job.training_file.sha256[:16]}…`"
 
 
-def _method_facts(recipe: dict[str, Any], version: AdapterVersion) -> list[tuple[str, str]]:
-    if recipe["method"] == "full":
+def _method_facts(recipe: Hyperparameters, version: AdapterVersion) -> list[tuple[str, str]]:
+    if recipe.method is Method.FULL:
         return [("Method", "full: every weight")]
-    name = recipe["method"] + (", DoRA" if recipe.get("use_dora") else "")
-    scale = ", alpha by the rank's root" if recipe.get("use_rslora") else ""
-    shape = f"{name}, rank {recipe['lora_rank']}, alpha {recipe['lora_alpha']}{scale}"
+    name = recipe.method + (", DoRA" if recipe.use_dora else "")
+    scale = ", alpha by the rank's root" if recipe.use_rslora else ""
+    shape = f"{name}, rank {recipe.lora_rank}, alpha {recipe.lora_alpha}{scale}"
     return [("Method", shape), ("Layers", ", ".join(version.target_modules))]
 
 
@@ -134,7 +137,7 @@ def _evaluation_lines(report: EvaluationReport | None) -> list[str]:
 
 
 def _parity_lines(version: AdapterVersion) -> list[str]:
-    if version.status != "ready":
+    if version.status != AdapterVersionStatus.READY:
         return []
     parity = version.parity
     words = (

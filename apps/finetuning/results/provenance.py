@@ -1,7 +1,6 @@
 """The reproducibility file of an adapter version: its origin, and everything needed to train it again."""
 
 import datetime
-from typing import Any
 
 import msgspec
 
@@ -10,6 +9,7 @@ from apps.contracts.evaluation import EvaluationReport
 from apps.core.money import usd_decimal
 from apps.datasets.models import DatasetVersion
 from apps.finetuning.models import FineTuningJob
+from apps.finetuning.recipes.requests import stored_request
 
 FORMAT = "anneal-reproducibility/1"
 BUNDLE_FILE = "reproducibility.json"
@@ -25,6 +25,14 @@ _LABELS = {
 }
 
 
+class Energy(msgspec.Struct, frozen=True, kw_only=True):
+    """The energy of a job's training. `kwh` and `watts` are None if the hardware's power limit is unknown."""
+
+    kwh: float | None
+    watts: float | None
+    method: str
+
+
 def label_of(comparison_name: str) -> str:
     return _LABELS.get(comparison_name, comparison_name)
 
@@ -34,7 +42,7 @@ def report_of(version: AdapterVersion) -> EvaluationReport | None:
     return msgspec.convert(version.report, EvaluationReport) if version.report else None
 
 
-def reproducibility(*, job: FineTuningJob, version: AdapterVersion) -> dict[str, Any]:
+def reproducibility(*, job: FineTuningJob, version: AdapterVersion) -> dict[str, object]:
     """Return everything needed to train the same weights again, and the cost."""
     base = job.base_model
     return {
@@ -53,7 +61,7 @@ def reproducibility(*, job: FineTuningJob, version: AdapterVersion) -> dict[str,
         },
         "training_file": _file(job.training_file),
         "validation_file": _file(job.validation_file) if job.validation_file else None,
-        "start_from": job.requested.get("start_from") or None,
+        "start_from": msgspec.to_builtins(stored_request(job).start_from) or None,
         "recipe": job.hyperparameters,
         "seed": job.seed,
         "software": version.manifest.get("metadata", {}),
@@ -67,33 +75,29 @@ def reproducibility(*, job: FineTuningJob, version: AdapterVersion) -> dict[str,
         },
         "cost_usd": usd_decimal(job.cost_nano),
         "billed_gpu_seconds": job.billed_gpu_ms / 1000,
-        "energy": energy(job=job),
+        "energy": msgspec.to_builtins(energy(job=job)),
         "evaluation": version.report or None,
         "parity": version.parity or None,
     }
 
 
-def energy(*, job: FineTuningJob) -> dict[str, Any]:
-    """Return an upper estimate in kWh:
-
-    the GPU's power limit over the billed time; `kwh` is None if the limit is unknown.
-    """
+def energy(*, job: FineTuningJob) -> Energy:
+    """Return an upper estimate: the GPU's power limit over the billed time."""
     watts = job.pool.gpu_type.specification.get("tdp_w") if job.pool else None
-    hours = job.billed_gpu_ms / 3_600_000
-    return {
-        "kwh": None if watts is None else round(watts * hours / 1000, 6),
-        "watts": watts,
-        "method": "power limit of the GPU x billed GPU time; host and cooling are not counted"
-        if watts is not None
-        else "not estimated: the power of this hardware is not known",
-    }
+    if watts is None:
+        return Energy(kwh=None, watts=None, method="not estimated: the power of this hardware is not known")
+    return Energy(
+        kwh=round(watts * job.billed_gpu_ms / 3_600_000 / 1000, 6),
+        watts=watts,
+        method="power limit of the GPU x billed GPU time; host and cooling are not counted",
+    )
 
 
-def _hardware(job: FineTuningJob) -> dict[str, Any]:
+def _hardware(job: FineTuningJob) -> dict[str, object]:
     return {"gpu_type": job.pool.gpu_type.name, "gpu_count": job.gpu_count, "pool": job.pool.name} if job.pool else {}
 
 
-def _file(version: DatasetVersion) -> dict[str, Any]:
+def _file(version: DatasetVersion) -> dict[str, object]:
     return {
         "id": version.pk,
         "filename": version.filename,

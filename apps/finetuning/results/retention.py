@@ -8,7 +8,7 @@ from django.db.models import Exists, OuterRef
 from apps.adapters.models import AdapterVersion
 from apps.core.messages import outbox
 from apps.finetuning.lifecycle import JOB_TERMINAL
-from apps.finetuning.models import Checkpoint, FineTuningJob, Upload
+from apps.finetuning.models import Checkpoint, FineTuningJob, RunUpload
 
 # For this long, a new job can start from a checkpoint, and its model can be requested for the first time.
 CHECKPOINT_RETENTION = datetime.timedelta(days=30)
@@ -48,7 +48,7 @@ def sweep_uploads(*, now: datetime.datetime) -> int:
 
     These are results of runs that failed after their upload, and checkpoints that were never reported.
     """
-    ended = Upload.objects.filter(run__finished_at__lt=now - UPLOAD_RETENTION, created_at__lt=now - UPLOAD_RETENTION)
+    ended = RunUpload.objects.filter(run__finished_at__lt=now - UPLOAD_RETENTION, created_at__lt=now - UPLOAD_RETENTION)
     unused = ended.exclude(Exists(Checkpoint.objects.filter(upload=OuterRef("pk")))).exclude(
         # these uploads are the version and its exports
         Exists(AdapterVersion.objects.filter(source=OuterRef("run_id")))

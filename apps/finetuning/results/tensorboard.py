@@ -6,7 +6,6 @@ fields are needed; TensorBoard's own writers would bring numpy and protobuf to t
 
 import struct
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from apps.finetuning.models import FineTuningJob
 
@@ -33,20 +32,20 @@ def file_name(job: FineTuningJob) -> str:
     return f"events.out.tfevents.{int(job.created_at.timestamp())}.{job.pk}"
 
 
-def read_points(*, job: FineTuningJob) -> list[tuple[float, dict[str, Any]]]:
+def read_points(*, job: FineTuningJob) -> list[tuple[float, dict[str, float | None]]]:
     """Return the time and the values of every report, oldest first."""
     rows = job.events.filter(type="metrics").order_by("sequence").values_list("created_at", "data")
     return [(created_at.timestamp(), data) for created_at, data in rows]
 
 
-def event_file(points: Iterable[tuple[float, dict[str, Any]]], *, began_at: float) -> Iterator[bytes]:
+def event_file(points: Iterable[tuple[float, dict[str, float | None]]], *, began_at: float) -> Iterator[bytes]:
     """Yield the file's records."""
     yield _record(_double(1, began_at) + _bytes(3, _VERSION.encode()))
     for moment, data in points:
         values = b"".join(
-            _bytes(1, _bytes(1, tag.encode()) + b"\x15" + struct.pack("<f", float(data[name])))
+            _bytes(1, _bytes(1, tag.encode()) + b"\x15" + struct.pack("<f", value))
             for name, tag in TAGS.items()
-            if isinstance(data.get(name), int | float)
+            if isinstance(value := data.get(name), int | float)
         )
         if values:
             yield _record(_double(1, moment) + b"\x10" + _varint(int(data.get("step") or 0)) + _bytes(5, values))

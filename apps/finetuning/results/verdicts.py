@@ -2,6 +2,7 @@
 
 from django.db import transaction
 
+from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
 from apps.finetuning import events
 from apps.finetuning.models import FineTuningJob
@@ -13,7 +14,7 @@ def record_certification_event(*, version_id: str) -> None:
     version = AdapterVersion.objects.get(pk=version_id)
     job = FineTuningJob.objects.select_for_update(of=("self",)).filter(adapter_version=version).first()
     if job is not None:
-        is_refused = version.status == "refused"
+        is_refused = version.status == AdapterVersionStatus.REFUSED
         events.append(
             job,
             type="state",
@@ -25,7 +26,7 @@ def record_certification_event(*, version_id: str) -> None:
 
 
 def _words(version: AdapterVersion) -> str:
-    if version.status == "refused":
+    if version.status == AdapterVersionStatus.REFUSED:
         return f"The serving engine refused the adapter: {version.status_reason}"
     if not version.parity:
         return "The serving engine loaded the adapter. It has no parity certificate."

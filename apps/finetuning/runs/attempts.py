@@ -1,8 +1,9 @@
 """The next step after an attempt: another attempt, or the end of the job with its bill."""
 
 import datetime
-from typing import Any
+from typing import TypedDict, Unpack
 
+from apps.adapters.models import AdapterVersion
 from apps.billing.budgets import Attribution, attribution_of_actor
 from apps.billing.models import Hold
 from apps.billing.operations import InsufficientBalance, hold, refund_source, settle_hold
@@ -18,9 +19,22 @@ from apps.finetuning.lifecycle import (
     MAX_ATTEMPTS_WITHOUT_PROGRESS,
     MAX_LOST_ATTEMPTS,
     MAX_STALLED_ATTEMPTS,
+    JobStatus,
+    RunStatus,
 )
 from apps.finetuning.models import Checkpoint, FineTuningJob, Run
 from apps.finetuning.usage.charges import billed_ms, cost_of, is_at_cap, least_cap_nano
+
+
+class JobChanges(TypedDict, total=False):
+    """Fields of a job that its end sets beside the bill."""
+
+    adapter_version: AdapterVersion
+    step: int
+    trained_tokens: int
+    error_code: str
+    error_message: str
+    error_param: str
 
 
 def latest_checkpoint(*, job: FineTuningJob) -> Checkpoint | None:
@@ -53,7 +67,7 @@ def continue_or_give_up(*, job: FineTuningJob, run: Run, code: FailureCode, now:
     elif _attempts_without_progress(job) >= MAX_ATTEMPTS_WITHOUT_PROGRESS and code is not FailureCode.PREEMPTED:
         fail_job(job=job, code=FailureCode.CRASH_LOOP, message="", now=now)
     else:
-        try_advance(job, to="queued", transitions=JOB_TRANSITIONS)
+        try_advance(job, to=JobStatus.QUEUED, transitions=JOB_TRANSITIONS)
         queue_attempt(job=job)
         step = latest_checkpoint(job=job)
         where = f"from step {step.step}" if step else "from the start"
@@ -63,7 +77,7 @@ def continue_or_give_up(*, job: FineTuningJob, run: Run, code: FailureCode, now:
 def _attempts_without_progress(job: FineTuningJob) -> int:
     """Count consecutive attempts that ended before any progress. Pauses and preemptions do not count."""
     count = 0
-    died = job.runs.exclude(status__in=("queued", "paused")).exclude(failure_code=FailureCode.PREEMPTED)
+    died = job.runs.exclude(status__in=(RunStatus.QUEUED, RunStatus.PAUSED)).exclude(failure_code=FailureCode.PREEMPTED)
     for run in died.order_by("-attempt"):
         if run.durable_step > (run.resume_from.step if run.resume_from else 0):
             break
@@ -77,7 +91,7 @@ def fail_job(*, job: FineTuningJob, code: FailureCode, message: str, now: dateti
     text = message or CAUSES[code]
     _end_job(
         job,
-        "failed",
+        JobStatus.FAILED,
         gpu_ms,
         now,
         message=f"Failed: {text}",
@@ -90,25 +104,32 @@ def fail_job(*, job: FineTuningJob, code: FailureCode, message: str, now: dateti
 
 def cancel_job(*, job: FineTuningJob, now: datetime.datetime) -> None:
     """End the job as cancelled; the customer pays for durable steps."""
-    _end_job(job, "cancelled", billed_ms(job=job), now, message="Cancelled")
+    _end_job(job, JobStatus.CANCELLED, billed_ms(job=job), now, message="Cancelled")
 
 
-def succeed_job(*, job: FineTuningJob, now: datetime.datetime, without: tuple[str, ...] = (), **changes: Any) -> None:
+def succeed_job(
+    *, job: FineTuningJob, now: datetime.datetime, without: tuple[str, ...] = (), **changes: Unpack[JobChanges]
+) -> None:
     """End the job as succeeded; `without` names the promised parts that could not be made."""
     lacks = f", without {' and '.join(without)}" if without else ""
-    _end_job(job, "succeeded", billed_ms(job=job), now, message=f"The job has successfully completed{lacks}", **changes)
+    message = f"The job has successfully completed{lacks}"
+    _end_job(job, JobStatus.SUCCEEDED, billed_ms(job=job), now, message=message, **changes)
 
 
 def pause_job(*, job: FineTuningJob, now: datetime.datetime) -> None:
     """Pause the job with its checkpoint: charge the durable steps and release the rest of the hold."""
-    try_advance(job, to="pausing", transitions=JOB_TRANSITIONS)
+    try_advance(job, to=JobStatus.PAUSING, transitions=JOB_TRANSITIONS)
     gpu_ms = billed_ms(job=job)
     cost = cost_of(job=job, gpu_ms=gpu_ms)
-    advance(job, to="paused", transitions=JOB_TRANSITIONS, billed_gpu_ms=gpu_ms, cost_nano=cost, waiting_reason="")
-    _settle(job, cost, "paused")
+    advance(
+        job, to=JobStatus.PAUSED, transitions=JOB_TRANSITIONS, billed_gpu_ms=gpu_ms, cost_nano=cost, waiting_reason=""
+    )
+    _settle(job, cost, JobStatus.PAUSED)
     is_capped = job.pause_requested_by == "system" and is_at_cap(job=job, gpu_ms=gpu_ms)
     message = "Paused at the spend cap" if is_capped else "Paused"
-    events.append(job, type="state", message=f"{message}; the last checkpoint is kept", status="paused", cost_nano=cost)
+    events.append(
+        job, type="state", message=f"{message}; the last checkpoint is kept", status=JobStatus.PAUSED, cost_nano=cost
+    )
     audit.record(
         organization=job.organization_id,
         by=job.pause_requested_by or "system",
@@ -167,12 +188,12 @@ def request_pause_at_cap(*, job: FineTuningJob, now: datetime.datetime) -> None:
     )
     if changed:
         job.refresh_from_db()
-        try_advance(job, to="pausing", transitions=JOB_TRANSITIONS)
+        try_advance(job, to=JobStatus.PAUSING, transitions=JOB_TRANSITIONS)
         message = "The spend cap is close: asked the worker to save a checkpoint"
         events.append(job, type="state", level="warn", message=message)
 
 
-def _settle(job: FineTuningJob, cost: int, status: str) -> None:
+def _settle(job: FineTuningJob, cost: int, status: JobStatus) -> None:
     """Close the open hold: charge the cost not covered by earlier holds (closed at a pause), and return the rest."""
     rest = max(cost - get_captured_nano(source=job.pk), 0)
     settle_hold(hold_id=job.hold_id, capture_nano=rest, by="system", reason=f"{job.pk} {status}")
@@ -180,16 +201,16 @@ def _settle(job: FineTuningJob, cost: int, status: str) -> None:
 
 def _end_job(
     job: FineTuningJob,
-    status: str,
+    status: JobStatus,
     gpu_ms: int,
     now: datetime.datetime,
     *,
     message: str,
     level: str = "info",
-    **changes: Any,
+    **changes: Unpack[JobChanges],
 ) -> None:
     cost = cost_of(job=job, gpu_ms=gpu_ms)
-    is_held = bool(job.hold_id) and job.status != "paused"
+    is_held = bool(job.hold_id) and job.status != JobStatus.PAUSED
     advance(
         job,
         to=status,

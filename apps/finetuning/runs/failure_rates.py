@@ -3,6 +3,7 @@
 import datetime
 from typing import Any
 
+from apps.finetuning.lifecycle import RunStatus
 from apps.finetuning.models import GpuPool, Run
 
 _WINDOW = datetime.timedelta(days=30)
@@ -17,7 +18,7 @@ def seconds_between_failures(*, pool: GpuPool, now: datetime.datetime) -> float 
     """
     runs = Run.objects.filter(pool=pool, training_started_at__isnull=False, finished_at__gte=now - _WINDOW)
     ended: list[Any] = list(runs.values_list("status", "training_started_at", "finished_at"))
-    lost = sum(status == "lost" for status, _, _ in ended)
+    lost = sum(status == RunStatus.LOST for status, _, _ in ended)
     if lost < _MIN_FAILURES:
         return 3600 / pool.interruptions_per_hour if pool.is_spot else None
     return sum((finished - started).total_seconds() for _, started, finished in ended) / lost

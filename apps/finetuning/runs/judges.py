@@ -1,29 +1,30 @@
 """Judge models among the graders: the allowed models, and the short-lived key that a run's worker calls them with."""
 
 import datetime
-from typing import Any
 
-import msgspec
 from django.conf import settings
 from django.db import transaction
 
+from apps.accounts.models import Organization
 from apps.accounts.operations import issue_member_token
 from apps.accounts.queries import find_actor
+from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.queries import get_version_by_name, list_versions
 from apps.catalog.queries import get_base_model, list_base_models
 from apps.contracts.evaluation import EvaluationPlan, GraderKind
 from apps.contracts.worker_api import JudgeAccess
 from apps.core.errors import InvalidValue, NotFound, PermissionDenied
+from apps.finetuning.recipes.requests import stored_request
 from apps.finetuning.runs.leases import Lease, lock_run
 
 # As long as a worker allows for the parts after training.
 KEY_LIFETIME = datetime.timedelta(minutes=30)
-_SILENT = ("refused", "files_only")
+_SILENT = (AdapterVersionStatus.REFUSED, AdapterVersionStatus.FILES_ONLY)
 _VERSIONS_OFFERED = 100
 _PARAM = "evaluation.grader"
 
 
-def list_judges(*, organization: Any) -> list[tuple[str, str]]:
+def list_judges(*, organization: Organization | str) -> list[tuple[str, str]]:
     """Return the models that may judge, name and label: the served base models, then the newest versions."""
     bases = [(model.name, model.display_name) for model in list_base_models(only_installed=True)]
     versions = list_versions(organization=organization).exclude(status__in=_SILENT)[:_VERSIONS_OFFERED]
@@ -33,9 +34,8 @@ def list_judges(*, organization: Any) -> list[tuple[str, str]]:
     ]
 
 
-def require_judge(*, organization: Any, evaluation: Any) -> None:
+def require_judge(*, organization: Organization | str, plan: EvaluationPlan | None) -> None:
     """Raise InvalidValue if a plan's judge is not a model that the organization can call."""
-    plan = msgspec.convert(evaluation, EvaluationPlan | None)
     if plan is None or plan.grader.kind is not GraderKind.JUDGE:
         return
     name = plan.grader.model
@@ -57,7 +57,7 @@ def open_judge(*, lease: Lease, now: datetime.datetime) -> JudgeAccess:
     Raises StaleLease, NotFound (the plan has no judge), PermissionDenied (the creator may no longer use inference).
     """
     _, job = lock_run(lease=lease)
-    plan = msgspec.convert(job.requested.get("evaluation"), EvaluationPlan | None)
+    plan = stored_request(job).evaluation
     if plan is None or plan.grader.kind is not GraderKind.JUDGE:
         raise NotFound("This run has no judge.")
     maker = find_actor(organization=job.organization_id, actor=job.created_by)

@@ -11,7 +11,6 @@ from django.conf import settings
 from django.db import transaction
 
 from apps.catalog.queries import open_hub_token
-from apps.contracts.evaluation import EvaluationPlan
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import BaseModelRef, CheckpointRef, DatasetRef, Hyperparameters, RunSpec
 from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest, HeartbeatResponse
@@ -31,8 +30,11 @@ from apps.finetuning.lifecycle import (
     RUN_HOLDING_LEASE,
     RUN_TRANSITIONS,
     SELF_FENCE_SECONDS,
+    JobStatus,
+    RunStatus,
 )
 from apps.finetuning.models import Checkpoint, FineTuningJob, Run, Worker
+from apps.finetuning.recipes.requests import stored_request
 from apps.finetuning.recipes.start_points import signed_ref, start_ref
 from apps.finetuning.runs import attempts, stalls
 from apps.finetuning.runs.failure_rates import seconds_between_failures
@@ -88,12 +90,12 @@ def _try_claim(
     """Lock the job first, as everywhere, and skip rows that another transaction has locked."""
     unlocked = FineTuningJob.objects.select_for_update(skip_locked=True, of=("self",))
     jobs = unlocked.select_related("base_model", "training_file", "validation_file")
-    job = jobs.filter(pk=candidate.job_id, status="queued").first()
+    job = jobs.filter(pk=candidate.job_id, status=JobStatus.QUEUED).first()
     if job is None or (base_models is not None and job.base_model_id not in base_models):
         return None
     if job.gpu_count > max(1, len(worker.gpus)):
         return None
-    run = Run.objects.select_for_update(skip_locked=True).filter(pk=candidate.pk, status="queued").first()
+    run = Run.objects.select_for_update(skip_locked=True).filter(pk=candidate.pk, status=RunStatus.QUEUED).first()
     if run is None or not try_lock_quota(organization_id=run.organization_id):
         return None
     waiting = reason_to_wait(job=job, now=now)
@@ -109,7 +111,7 @@ def _lease(run: Run, job: FineTuningJob, worker: Worker, now: datetime.datetime)
     checkpoint = attempts.latest_checkpoint(job=job)
     advance(
         run,
-        to="leased",
+        to=RunStatus.LEASED,
         transitions=RUN_TRANSITIONS,
         lease_id=lease.id,
         lease_token_sha256=sha256_hex(lease.token),
@@ -119,7 +121,7 @@ def _lease(run: Run, job: FineTuningJob, worker: Worker, now: datetime.datetime)
         worker=worker,
         resume_from=checkpoint,
     )
-    try_advance(job, to="running", transitions=JOB_TRANSITIONS, started_at=job.started_at or now)
+    try_advance(job, to=JobStatus.RUNNING, transitions=JOB_TRANSITIONS, started_at=job.started_at or now)
     events.append(job, type="state", message=f"Claimed by a worker of {run.pool.name}", attempt=run.attempt)
     return ClaimResponse(
         spec=build_spec(run=run, job=job, checkpoint=checkpoint),
@@ -134,7 +136,7 @@ def _lease(run: Run, job: FineTuningJob, worker: Worker, now: datetime.datetime)
 
 def build_spec(*, run: Run, job: FineTuningJob, checkpoint: Checkpoint | None) -> RunSpec:
     """Return the immutable specification of the attempt, with URLs that expire."""
-    base = job.base_model
+    base, requested = job.base_model, stored_request(job)
     return RunSpec(
         run_id=run.pk,
         job_id=job.pk,
@@ -162,8 +164,8 @@ def build_spec(*, run: Run, job: FineTuningJob, checkpoint: Checkpoint | None) -
         expected_training_seconds=job.estimate.get("train_seconds_p50"),
         checkpoint_interval_seconds=checkpoint_interval(job.estimate.get("train_seconds_p50")),
         estimated_peak_bytes=job.estimate.get("peak_bytes"),
-        evaluation=msgspec.convert(job.requested.get("evaluation"), EvaluationPlan | None),
-        exports=tuple(job.requested.get("exports") or ()),
+        evaluation=requested.evaluation,
+        exports=requested.exports,
         trackers=open_trackers(job=job),
     )
 
@@ -259,7 +261,7 @@ def _reclaim(run_id: str) -> bool:
     now = db_now()
     is_lost = try_advance(
         run,
-        to="lost",
+        to=RunStatus.LOST,
         transitions=RUN_TRANSITIONS,
         guard={"lease_expires_at__lt": now},
         finished_at=now,

@@ -1,13 +1,13 @@
 """Actual figures of a finished run beside its estimate: one row, written in the transaction that ends the run."""
 
 import datetime
-from typing import Any
 
 import msgspec
 
 from apps.catalog.models import BaseModel
 from apps.estimates.calibration import PHYSICS
 from apps.estimates.requests import Correction
+from apps.finetuning.lifecycle import CalibrationOutcome
 from apps.finetuning.models import CalibrationPoint, FineTuningJob, Run
 from apps.finetuning.quotes.computation import architecture_of
 from apps.finetuning.usage.charges import trained_ms
@@ -33,7 +33,7 @@ def record_success(*, run: Run, job: FineTuningJob, tokens: int | None, now: dat
     _record(
         run,
         job,
-        outcome="succeeded",
+        outcome=CalibrationOutcome.SUCCEEDED,
         actual_seconds=seconds or None,
         wall_seconds=(now - job.started_at).total_seconds() if job.started_at else None,
         actual_tokens_per_second=tokens / seconds if tokens and seconds else None,
@@ -44,10 +44,10 @@ def record_success(*, run: Run, job: FineTuningJob, tokens: int | None, now: dat
 
 def record_out_of_memory(*, run: Run, job: FineTuningJob) -> None:
     """Record that a run did not fit although it was quoted to fit; its real memory need is unknown."""
-    _record(run, job, outcome="out_of_memory")
+    _record(run, job, outcome=CalibrationOutcome.OUT_OF_MEMORY)
 
 
-def _record(run: Run, job: FineTuningJob, *, outcome: str, **actual: Any) -> None:
+def _record(run: Run, job: FineTuningJob, *, outcome: CalibrationOutcome, **actual: object) -> None:
     correction = job.estimate.get("correction") or {}
     CalibrationPoint.objects.create(
         organization_id=job.organization_id,
@@ -66,7 +66,7 @@ def _record(run: Run, job: FineTuningJob, *, outcome: str, **actual: Any) -> Non
     )
 
 
-def provenance(*, base_model: BaseModel, correction: Correction | None) -> dict[str, Any]:
+def provenance(*, base_model: BaseModel, correction: Correction | None) -> dict[str, object]:
     """Return the facts at launch that make a stored estimate usable for calibration."""
     return {
         "physics": PHYSICS,

@@ -14,7 +14,7 @@ from apps.accounts.models import Organization
 from apps.accounts.shares import list_sharing
 from apps.billing.queries import stopped_organizations
 from apps.core.database.tenancy import system
-from apps.finetuning.lifecycle import RUN_HOLDING_LEASE
+from apps.finetuning.lifecycle import RUN_HOLDING_LEASE, RunStatus
 from apps.finetuning.models import GpuPool, Quota, Run
 from apps.finetuning.usage.occupancy import held_gpu_seconds
 
@@ -32,7 +32,7 @@ def queue_order(*, pool: GpuPool, now: datetime.datetime) -> list[Run]:
     suspended organization wait until it has paid, or an operator has reinstated it.
     """
     oldest_first = Window(RowNumber(), partition_by=_HOLDER, order_by=("created_at", "id"))
-    queued = Run.objects.filter(pool=pool, status="queued", organization__suspended_at=None)
+    queued = Run.objects.filter(pool=pool, status=RunStatus.QUEUED, organization__suspended_at=None)
     queued = queued.exclude(organization_id__in=stopped_organizations())
     queued = queued.annotate(turn=oldest_first)
     runs = list(queued.filter(turn__lte=_CANDIDATES))

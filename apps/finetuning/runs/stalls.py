@@ -16,7 +16,7 @@ from apps.contracts.worker_api import HeartbeatRequest
 from apps.core.database.clock import db_now
 from apps.core.database.transitions import try_advance
 from apps.finetuning import events
-from apps.finetuning.lifecycle import LEASE_SECONDS, NO_LEASE, RUN_HOLDING_LEASE, RUN_TRANSITIONS
+from apps.finetuning.lifecycle import LEASE_SECONDS, NO_LEASE, RUN_HOLDING_LEASE, RUN_TRANSITIONS, RunStatus
 from apps.finetuning.models import FineTuningJob, Run
 from apps.finetuning.runs import attempts
 
@@ -68,7 +68,7 @@ def _end(run_id: str) -> bool:
     message = f"No progress for {still_ms // 1000} s while {run.phase or 'preparing'}, after step {job.step}."
     is_ended = try_advance(
         run,
-        to="failed",
+        to=RunStatus.FAILED,
         transitions=RUN_TRANSITIONS,
         finished_at=now,
         failure_code=FailureCode.STALLED,

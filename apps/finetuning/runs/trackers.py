@@ -6,10 +6,10 @@ A job names where to report, never a key. If the key is removed before the job r
 import datetime
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
+from apps.accounts.models import Organization
 from apps.contracts.addresses.customer_servers import check_server
 from apps.contracts.runs import Tracker
 from apps.core import audit
@@ -17,6 +17,7 @@ from apps.core.errors import InvalidValue, NotFound
 from apps.core.ids import new_id
 from apps.core.secrets.sealing import place_of, seal, unseal
 from apps.finetuning.models import FineTuningJob, TrackerKey
+from apps.finetuning.recipes.requests import Integration, TrackerProject, stored_request
 
 NAMES = {"wandb": "Weights & Biases", "mlflow": "MLflow"}
 _MAX_TAGS, _MAX_NAME, _SHORTEST_KEY, _MAX_KEY = 20, 128, 8, 400
@@ -24,21 +25,12 @@ _PRINTABLE = re.compile(r"[\x21-\x7e]+")
 _HINT = 4
 
 
-class Integration(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """One of a job's `integrations`, under its type's name: OpenAI's fields of W&B, used for MLflow as well."""
-
-    project: str
-    name: str | None = None
-    entity: str | None = None
-    tags: list[str] = []
-
-
-def list_tracker_keys(*, organization: Any) -> list[TrackerKey]:
+def list_tracker_keys(*, organization: Organization | str) -> list[TrackerKey]:
     return list(TrackerKey.objects.for_organization(organization).order_by("kind"))
 
 
 def store_tracker_key(
-    *, organization: Any, kind: str, secret: str, url: str, by: str, now: datetime.datetime
+    *, organization: Organization, kind: str, secret: str, url: str, by: str, now: datetime.datetime
 ) -> TrackerKey:
     """Store the organization's key of a tracker, replacing the previous one. Raises InvalidValue."""
     _require_kind(kind)
@@ -49,7 +41,7 @@ def store_tracker_key(
     elif url:
         raise InvalidValue("Only MLflow has a server of your own.", param="url")
     found = TrackerKey.objects.for_organization(organization).select_for_update().filter(kind=kind).first()
-    row = found or TrackerKey(id=new_id("trk"), organization_id=getattr(organization, "pk", organization), kind=kind)
+    row = found or TrackerKey(id=new_id("trk"), organization_id=organization.pk, kind=kind)
     row.secret_sealed, row.hint, row.url = seal(secret, place=_place(row)), secret[-_HINT:], url
     row.updated_by, row.updated_at = by, now
     row.save()
@@ -57,7 +49,7 @@ def store_tracker_key(
     return row
 
 
-def remove_tracker_key(*, organization: Any, kind: str, by: str) -> None:
+def remove_tracker_key(*, organization: Organization, kind: str, by: str) -> None:
     """Delete a key; jobs that report with it continue without the tracker. Raises NotFound."""
     row = TrackerKey.objects.for_organization(organization).filter(kind=kind).first()
     if row is None:
@@ -66,23 +58,25 @@ def remove_tracker_key(*, organization: Any, kind: str, by: str) -> None:
     row.delete()
 
 
-def check_integrations(*, organization: Any, asked: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def check_integrations(
+    *, organization: Organization | str, asked: Sequence[Mapping[str, object]]
+) -> tuple[Integration, ...]:
     """Return a job's `integrations` in the stored form. Raises InvalidValue naming the invalid one."""
     stored = {row.kind for row in list_tracker_keys(organization=organization)} if asked else set()
-    kept: list[dict[str, Any]] = []
+    kept: list[Integration] = []
     for index, given in enumerate(asked):
         kind, param = str(given.get("type")), f"integrations[{index}]"
         _require_kind(kind, param=f"{param}.type")
-        if any(one["type"] == kind for one in kept):
+        if any(one.type == kind for one in kept):
             raise InvalidValue(f"{NAMES[kind]} is named twice.", param=f"{param}.type")
-        chosen = _integration(given, kind, param)
+        integration = _integration(given, kind, param)
         if kind not in stored:
             message = (
                 f"No key of {NAMES[kind]} is stored: add yours under Tracking or with PUT /api/v1/integrations/{kind}."
             )
             raise InvalidValue(message, param=param)
-        kept.append({"type": kind, kind: msgspec.to_builtins(chosen)})
-    return kept
+        kept.append(integration)
+    return tuple(kept)
 
 
 def open_trackers(*, job: FineTuningJob) -> tuple[Tracker, ...]:
@@ -90,19 +84,19 @@ def open_trackers(*, job: FineTuningJob) -> tuple[Tracker, ...]:
 
     Raises SealBroken.
     """
-    asked = job.requested.get("integrations") or []
+    asked = stored_request(job).integrations
     rows = {row.kind: row for row in list_tracker_keys(organization=job.organization_id)} if asked else {}
     found = []
     for given in asked:
-        if row := rows.get(given["type"]):
-            chosen = given[row.kind]
+        if row := rows.get(given.type):
+            chosen = given.project
             found.append(
                 Tracker(
                     kind=row.kind,
-                    project=chosen["project"],
-                    name=chosen.get("name") or job.suffix or job.pk,
-                    entity=chosen.get("entity"),
-                    tags=tuple(chosen.get("tags") or ()),
+                    project=chosen.project,
+                    name=chosen.name or job.suffix or job.pk,
+                    entity=chosen.entity,
+                    tags=chosen.tags,
                     url=row.url,
                     secret=unseal(bytes(row.secret_sealed), place=_place(row)),
                 )
@@ -110,12 +104,12 @@ def open_trackers(*, job: FineTuningJob) -> tuple[Tracker, ...]:
     return tuple(found)
 
 
-def _integration(given: Mapping[str, Any], kind: str, param: str) -> Integration:
+def _integration(given: Mapping[str, object], kind: str, param: str) -> Integration:
     if unknown := set(given) - {"type", kind}:
         name = min(unknown)
         raise InvalidValue(f"'{param}' takes type and {kind}, nothing else.", param=f"{param}.{name}")
     try:
-        chosen = msgspec.convert(given.get(kind), Integration)
+        chosen = msgspec.convert(given.get(kind), TrackerProject)
     except msgspec.ValidationError as error:
         text = f"'{param}.{kind}' takes project, a string, and if you like name, entity (strings) and tags (a list)."
         raise InvalidValue(text, param=f"{param}.{kind}") from error
@@ -125,7 +119,7 @@ def _integration(given: Mapping[str, Any], kind: str, param: str) -> Integration
             f"Names have 1 to {_MAX_NAME} characters, and there are up to {_MAX_TAGS} tags.",
             param=f"{param}.{kind}",
         )
-    return chosen
+    return Integration(type=kind, **{kind: chosen})
 
 
 def _require_kind(kind: str, *, param: str = "kind") -> None:

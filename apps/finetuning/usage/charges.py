@@ -2,19 +2,19 @@
 
 import datetime
 import math
-from typing import Any
 
+from apps.accounts.models import Organization
 from apps.catalog.models import PriceRule
 from apps.catalog.queries import list_active_prices
 from apps.contracts.failures import Blame, FailureCode
 from apps.core.errors import InvalidValue
 from apps.core.money import dollars, rated
-from apps.finetuning.lifecycle import LEASE_SECONDS
+from apps.finetuning.lifecycle import LEASE_SECONDS, RunStatus
 from apps.finetuning.models import FineTuningJob, GpuPool, Run
 
 MINIMUM_SECONDS = 60  # of each GPU, for each start whose training began; less if the GPUs were held for less
 STOP_IN_ORDER_SECONDS = LEASE_SECONDS // 4  # from the heartbeat that requests the stop to the checkpoint
-_ENDS_A_START = ("succeeded", "paused", "cancelled")
+_ENDS_A_START = (RunStatus.SUCCEEDED, RunStatus.PAUSED, RunStatus.CANCELLED)
 
 
 class SpendCapTooLow(InvalidValue):
@@ -72,7 +72,7 @@ def least_cap_nano(*, price: PriceRule, gpu_count: int, step_seconds: float = 0.
     return rated(quantity=billed_ms + start_ms, price_nano=price.price_nano, per=price.per)
 
 
-def cheapest_start_nano(*, organization: Any) -> int:
+def cheapest_start_nano(*, organization: Organization | str) -> int:
     """Return the minimum charge of a start on the cheapest open pool, 0 if no pool has a price."""
     names = GpuPool.objects.filter(is_open=True).values_list("name", flat=True)
     skus = {f"training:{name}" for name in names}
@@ -124,6 +124,6 @@ def _minimum_ms(run: Run, until: datetime.datetime | None) -> int:
 def _ends_a_start(run: Run) -> bool:
     if run.training_started_at is None:
         return False
-    if run.status == "failed" and run.failure_code in list(FailureCode):
+    if run.status == RunStatus.FAILED and run.failure_code in list(FailureCode):
         return FailureCode(run.failure_code).blame is Blame.CUSTOMER
     return run.status in _ENDS_A_START

@@ -2,7 +2,6 @@
 
 import datetime
 from collections import defaultdict
-from typing import Any
 
 from django.db.models import QuerySet
 
@@ -11,12 +10,12 @@ from apps.finetuning.models import Run
 
 def held_gpu_seconds(
     runs: QuerySet[Run], *, by: str, begin: datetime.datetime | None, end: datetime.datetime
-) -> dict[Any, float]:
+) -> dict[str, float]:
     """Return the GPU-seconds that the attempts held between two moments, by the field `by`.
 
     `begin` None counts from the first attempt. A running attempt counts up to `end`.
     """
-    sums: dict[Any, float] = defaultdict(float)
+    sums: dict[str, float] = defaultdict(float)
     held = runs.filter(leased_at__lt=end)
     held = held.exclude(finished_at__lte=begin) if begin else held
     for key, gpus, since, until in held.values_list(by, "job__gpu_count", "leased_at", "finished_at").order_by():

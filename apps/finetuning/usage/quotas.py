@@ -2,11 +2,11 @@
 
 import datetime
 from collections.abc import Sequence
-from typing import Any
 
 from django.conf import settings
 from django.db.models import Q, QuerySet, Sum
 
+from apps.accounts.models import Organization
 from apps.accounts.shares import get_share_holder, give_own_share, list_sharing, share_of
 from apps.billing.queries import has_had_credit
 from apps.core import audit
@@ -22,12 +22,12 @@ LIMITS = (
 )  # fmt: skip
 
 
-def get_quota(*, organization: Any) -> Quota:
+def get_quota(*, organization: Organization | str) -> Quota:
     """Return the organization's limits: those set by an operator, else the defaults.
 
     Without operator limits, settings.UNPAID_LIMITS apply as long as the organization never had credit, paid or granted.
     """
-    organization_id = getattr(organization, "pk", organization)
+    organization_id = organization if isinstance(organization, str) else organization.pk
     found = Quota.objects.filter(organization_id=organization_id).first()
     if found is not None:
         return found
@@ -35,12 +35,12 @@ def get_quota(*, organization: Any) -> Quota:
     return Quota(organization_id=organization_id, **limits)
 
 
-def set_quota(*, organization: Any, by: str, now: datetime.datetime, **limits: int | None) -> Quota:
+def set_quota(*, organization: Organization | str, by: str, now: datetime.datetime, **limits: int | None) -> Quota:
     """Set the named limits and leave the others; None lifts a limit.
 
     From then on the organization no longer shares its limits with others.
     """
-    organization_id = getattr(organization, "pk", organization)
+    organization_id = organization if isinstance(organization, str) else organization.pk
     give_own_share(organization=organization_id)
     changes = {name: limits[name] for name in LIMITS if name in limits}
     quota, _ = Quota.objects.update_or_create(
@@ -50,9 +50,9 @@ def set_quota(*, organization: Any, by: str, now: datetime.datetime, **limits: i
     return quota
 
 
-def used_gpu_seconds(*, organization: Any, now: datetime.datetime) -> int:
+def used_gpu_seconds(*, organization: Organization | str, now: datetime.datetime) -> int:
     """Return the GPU-seconds that attempts held since the start of the month (UTC), from claim to end."""
-    return _used_gpu_seconds([getattr(organization, "pk", organization)], now)
+    return _used_gpu_seconds([organization if isinstance(organization, str) else organization.pk], now)
 
 
 def _used_gpu_seconds(organizations: Sequence[str], now: datetime.datetime) -> int:
@@ -61,12 +61,12 @@ def _used_gpu_seconds(organizations: Sequence[str], now: datetime.datetime) -> i
     return int(sum(held_gpu_seconds(runs, by="job_id", begin=month, end=now).values()))
 
 
-def require_place_for_job(*, organization: Any, but: FineTuningJob | None = None) -> None:
+def require_place_for_job(*, organization: Organization | str, but: FineTuningJob | None = None) -> None:
     """Raise QuotaExceeded if the organization has reached its limit of unfinished jobs; `but` is not counted.
 
     Until the transaction ends, no other job under the same limits is created, admitted or started.
     """
-    organization_id = getattr(organization, "pk", organization)
+    organization_id = organization if isinstance(organization, str) else organization.pk
     locks.lock(_lock_name(organization_id))
     limit = get_quota(organization=organization_id).queued_jobs
     with share_of(organization_id) as organizations:
@@ -130,11 +130,11 @@ def _expected_seconds(jobs: QuerySet[FineTuningJob], now: datetime.datetime) -> 
     """Return the remaining GPU-seconds of unfinished jobs, by their estimates."""
     held = held_gpu_seconds(Run.objects.filter(job__in=jobs), by="job_id", begin=None, end=now)
     rows = jobs.values_list("pk", "estimate", "gpu_count")
-    return sum(max(_seconds_of(estimate) * gpus - held.get(pk, 0.0), 0.0) for pk, estimate, gpus in rows)
-
-
-def _seconds_of(estimate: dict[str, Any]) -> float:
-    return estimate.get("run_seconds_p50") or estimate.get("train_seconds_p50") or 0.0
+    remaining = 0.0
+    for pk, estimate, gpus in rows:
+        seconds = estimate.get("run_seconds_p50") or estimate.get("train_seconds_p50") or 0.0
+        remaining += max(seconds * gpus - held.get(pk, 0.0), 0.0)
+    return remaining
 
 
 def _unfinished_jobs(organizations: Sequence[str], but: FineTuningJob | None) -> QuerySet[FineTuningJob]:

@@ -1,7 +1,6 @@
 """Stored bytes of each organization: files, checkpoints, adapters and exports. Billed by the hour, and limited."""
 
 import datetime
-from typing import Any
 
 from django.db.models import Sum
 
@@ -15,7 +14,7 @@ from apps.finetuning.models import Checkpoint
 from apps.finetuning.usage.quotas import get_quota
 
 
-def stored_bytes(*, organization: Any, but_upload: str = "") -> int:
+def stored_bytes(*, organization: Organization | str, but_upload: str = "") -> int:
     """Return the bytes of files, existing checkpoints, adapters and exports; `but_upload` is not counted."""
     checkpoints = Checkpoint.objects.for_organization(organization).filter(deleted_at=None)
     adapters = AdapterVersion.objects.for_organization(organization).filter(deleted_at=None)
@@ -28,19 +27,19 @@ def stored_bytes(*, organization: Any, but_upload: str = "") -> int:
     )
 
 
-def counted_bytes(*, organization: Any, but_upload: str = "") -> int:
+def counted_bytes(*, organization: Organization | str, but_upload: str = "") -> int:
     """Return the bytes that count against the limit, with those of organizations that share it."""
     with share_of(organization) as organizations:
         return sum(stored_bytes(organization=each, but_upload=but_upload) for each in organizations)
 
 
-def left_bytes(*, organization: Any, but_upload: str = "") -> int | None:
+def left_bytes(*, organization: Organization | str, but_upload: str = "") -> int | None:
     """Return the bytes the organization may still store; None if it has no limit."""
     limit = get_quota(organization=organization).storage_bytes
     return None if limit is None else max(0, limit - counted_bytes(organization=organization, but_upload=but_upload))
 
 
-def require_any_storage(*, organization: Any) -> None:
+def require_any_storage(*, organization: Organization | str) -> None:
     """Raise QuotaExceeded if nothing more may be stored, because a job's result would have no room.
 
     The size of the result is known only at the end. It is then kept, even above the limit.

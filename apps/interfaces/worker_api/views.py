@@ -18,7 +18,7 @@ from apps.core.errors import DomainError, InvalidValue, NotFound, PermissionDeni
 from apps.core.http.asgi import TooLarge
 from apps.finetuning.models import Worker
 from apps.finetuning.pools import operations
-from apps.finetuning.runs import judges, leases, reports
+from apps.finetuning.runs import endings, judges, leases, reports, uploads
 from apps.finetuning.runs.leases import Lease
 from apps.interfaces.worker_api import probes
 from apps.interfaces.worker_api.pace import Pace
@@ -96,7 +96,7 @@ def report_events(request: HttpRequest, lease_id: str) -> HttpResponse:
 def create_upload(request: HttpRequest, lease_id: str) -> HttpResponse:
     body = _decode(request, wire.UploadRequest)
     lease = _lease(request, lease_id)
-    return _json(reports.create_upload(lease=lease, manifest=body.manifest, manifest_sha256=body.manifest_sha256))
+    return _json(uploads.create_upload(lease=lease, manifest=body.manifest, manifest_sha256=body.manifest_sha256))
 
 
 @endpoint("POST")
@@ -107,7 +107,7 @@ def open_judge(request: HttpRequest, lease_id: str) -> HttpResponse:
 @endpoint("POST")
 def finish(request: HttpRequest, lease_id: str) -> HttpResponse:
     body = _decode(request, wire.FinishRequest)
-    run, job = reports.finish_run(lease=_lease(request, lease_id), outcome=body.outcome)
+    run, job = endings.finish_run(lease=_lease(request, lease_id), outcome=body.outcome)
     return _json(wire.FinishResponse(run_status=run.status, job_status=job.status))
 
 

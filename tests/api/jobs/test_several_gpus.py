@@ -70,7 +70,7 @@ def test_the_option_asked_for_is_held_claimed_placed_and_billed(post, body, mark
     reports.record_events(lease=lease, reported=(started,))
     run = Run.objects.get()
     run.training_started_at = db_now() - datetime.timedelta(hours=1)
-    reports._make_durable(run, FineTuningJob.objects.get(), step=10, training_seconds=20.0)
+    reports.make_durable(run, FineTuningJob.objects.get(), step=10, training_seconds=20.0)
     assert Run.objects.get().billed_gpu_ms == 4 * 20_000
 
 

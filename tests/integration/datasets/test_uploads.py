@@ -28,6 +28,7 @@ from apps.datasets.intake.uploads import (
     add_part,
     cancel_upload,
     complete_upload,
+    delete_parts,
     expire_uploads,
     get_upload,
     list_present,
@@ -37,7 +38,6 @@ from apps.datasets.intake.uploads import (
 from apps.datasets.intake.versions import FileTooLarge, StorageFull
 from apps.datasets.models import DatasetVersion, Upload
 from apps.datasets.queries import storage_used_bytes
-from apps.datasets.tasks import delete_parts
 from apps.finetuning.usage.quotas import set_quota
 from tests.factories.datasets import jsonl, make_ready_version, make_upload
 
@@ -118,7 +118,7 @@ class TestParts:
         assert done.version.sha256 == hashlib.sha256(CONTENT).hexdigest()
         assert complete(upload, part_ids=part_ids).version == done.version, "a retried call changes nothing"
         assert DatasetVersion.objects.count() == 1
-        delete_parts(key="", payload=OutboxMessage.objects.get(topic="upload.closed").payload)
+        delete_parts(**OutboxMessage.objects.get(topic="upload.closed").payload)
         assert list(store().list_objects(f"org/{organization.pk}/uploads")) == []
 
     def test_with_another_checksum_leave_the_upload_open(self, organization: Organization, any_store: str) -> None:
@@ -316,7 +316,7 @@ class TestSignedUrls:
         end(upload)
         kept = len(CONTENT) if end is complete else 0
         assert storage_used_bytes(organization=organization) == kept + len(CONTENT), "until its parts are deleted"
-        delete_parts(key="", payload=OutboxMessage.objects.get(topic="upload.closed").payload)
+        delete_parts(**OutboxMessage.objects.get(topic="upload.closed").payload)
         is_refused = not put(url, CONTENT)
 
         left = sum(info.bytes for _, info in store().list_objects(f"org/{organization.pk}/uploads"))
@@ -336,7 +336,7 @@ class TestSignedUrls:
         def chunks() -> Iterator[bytes]:
             yield CONTENT[:-1]
             cancel(upload)
-            delete_parts(key="", payload=OutboxMessage.objects.get(topic="upload.closed").payload)
+            delete_parts(**OutboxMessage.objects.get(topic="upload.closed").payload)
             yield CONTENT[-1:]
 
         with pytest.raises(PrefixClosed):

@@ -257,7 +257,7 @@ def test_the_mail_shows_plain_names(organization, alice):
     Organization.objects.filter(pk=organization.pk).update(name="Win at evil.example\nnow")
     User.objects.filter(pk=alice.pk).update(name="http://evil.example")
 
-    send(key="k", payload={"kind": "invitation", "invitation_id": invite(organization, alice).pk})
+    send(kind="invitation", invitation_id=invite(organization, alice).pk)
 
     (message,) = mail.outbox
     assert "evil.example" not in message.body + message.subject

@@ -215,7 +215,7 @@ def test_an_alert_is_mailed_to_owners_and_admins_with_the_figures(rich, alice: U
     spend(rich, 9)
 
     for message in OutboxMessage.objects.filter(topic="billing.alert").order_by("id"):
-        send_alert(key=message.key, payload=message.payload)
+        send_alert(**message.payload)
 
     assert [sent.subject for sent in mail.outbox] == [
         "Budget of the organization: 50% of $10.00 spent",
@@ -232,7 +232,7 @@ def test_yesterday_is_reported_once_to_those_who_want_it(rich, alice: User):
     assert publish_reports(now=tomorrow.replace(hour=1)) == 0
     assert (publish_reports(now=tomorrow), publish_reports(now=tomorrow)) == (1, 1)
     message = OutboxMessage.objects.get(topic="billing.report")
-    send_report(key=message.key, payload=message.payload)
+    send_report(**message.payload)
 
     assert mail.outbox[0].subject == f"Acme spent $9.00 on {db_now():%-d %B}"
     assert "training ftjob-1" in mail.outbox[0].body

@@ -11,19 +11,22 @@ from apps.core.audit import NoTransaction
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import tenant
 from apps.core.messages import outbox
+from apps.core.messages.topics import Topic
 from apps.core.models import OutboxMessage
+from apps.core.tasks import carry_out as carry_out_next
+from apps.core.tasks import wake_lanes
 
 delivered: list[tuple[str, dict[str, Any]]] = []
 woken: list[str] = []
 
 
-def handle(*, key: str, payload: dict[str, Any]) -> None:
-    if payload.get("fails"):
+def carry_out(*, name: str, fails: bool = False, raises: bool = False, **payload: Any) -> None:
+    if fails:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1 / 0")  # breaks its own transaction, not the delivery's
-    if payload.get("raises"):
+    if raises:
         raise ZeroDivisionError("division by zero")
-    delivered.append((key, payload))
+    delivered.append((name, payload))
 
 
 def wake(lane: str) -> None:
@@ -31,10 +34,13 @@ def wake(lane: str) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _handlers(settings: Any, db: None) -> None:
-    settings.OUTBOX_HANDLERS = dict.fromkeys(("test", "slow", "urgent"), f"{__name__}.handle")
-    settings.OUTBOX_LANES = {"slow": "aside"}
-    settings.OUTBOX_URGENT = {"urgent"}
+def _topics(settings: Any, db: None) -> None:
+    topic = Topic(f"{__name__}.carry_out")
+    settings.OUTBOX_TOPICS = {
+        "test": topic,
+        "slow": topic._replace(lane="aside"),
+        "urgent": topic._replace(is_urgent=True),
+    }
     settings.OUTBOX_WAKE = f"{__name__}.wake"
     delivered.clear()
     woken.clear()
@@ -42,7 +48,7 @@ def _handlers(settings: Any, db: None) -> None:
 
 def publish(key: str, topic: str = "test", organization: str | None = None, **payload: Any) -> None:
     with transaction.atomic():
-        outbox.publish(topic=topic, key=key, payload=payload, organization=organization)
+        outbox.publish(topic=topic, key=key, payload={"name": key} | payload, organization=organization)
 
 
 def delivered_keys() -> list[str]:
@@ -67,7 +73,7 @@ def test_the_same_key_is_the_same_effect() -> None:
     assert delivered == [("a", {"n": 1})]
 
 
-def test_a_failing_handler_is_tried_again_later_and_stops_nobody_else() -> None:
+def test_a_failing_task_is_tried_again_later_and_stops_nobody_else() -> None:
     publish("bad", fails=True)
     publish("good")
 
@@ -120,13 +126,13 @@ def test_what_was_sent_long_ago_is_pruned() -> None:
 
 
 def test_an_unknown_topic_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match="no handler"), transaction.atomic():
+    with pytest.raises(ValueError, match="no task"), transaction.atomic():
         outbox.publish(topic="typo", key="a", payload={})
 
 
 def test_a_tenant_may_publish(organization: Organization) -> None:
     with tenant(organization=organization):
-        outbox.publish(topic="test", key="a", payload={})
+        outbox.publish(topic="test", key="a", payload={"name": "a"})
 
     assert OutboxMessage.objects.get().share == organization.pk
     assert outbox.deliver_due() == 1
@@ -164,6 +170,34 @@ def test_a_lane_is_delivered_by_its_own_worker_alone() -> None:
     assert outbox.deliver_due(lane=outbox.CONTROL) == 1
     assert delivered_keys() == ["work"]
     assert outbox.deliver_due(lane="aside") == 1
+
+
+def test_the_lanes_with_due_messages_are_woken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    publish("work")
+    wake_lanes()
+    assert woken == []
+
+    publish("bad", "slow", raises=True)
+    wake_lanes()
+    assert woken == ["aside"]
+
+    outbox.deliver_due(lane="aside")  # fails, so it waits
+    wake_lanes()
+    assert woken == ["aside"]
+    later = db_now() + datetime.timedelta(seconds=5)
+    monkeypatch.setattr(outbox, "db_now", lambda: later)
+    wake_lanes()
+    assert woken == ["aside", "aside"]
+
+
+def test_after_each_message_its_lane_is_woken_until_it_is_empty() -> None:
+    publish("one", "slow")
+    publish("two", "slow")
+
+    for _ in range(3):
+        carry_out_next(lane="aside")
+
+    assert (delivered_keys(), woken) == (["one", "two"], ["aside", "aside"])
 
 
 def test_what_is_being_carried_out_is_not_due_until_its_worker_has_died(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,17 +15,12 @@ from apps.core.database.transitions import (
     terminal_states,
     try_advance,
 )
+from apps.datasets.lifecycle import VERSION_TRANSITIONS
 from apps.datasets.models import DatasetVersion
 from tests.factories.accounts import make_organization, make_user
 from tests.factories.datasets import make_version
 
 MOVES: Transitions = {"draft": frozenset({"sent", "dropped"}), "sent": frozenset({"read"})}
-
-
-def transitions_of_versions() -> Transitions:
-    from apps.datasets import models
-
-    return next(value for name, value in vars(models).items() if name.endswith("TRANSITIONS"))
 
 
 def test_sources_of_a_state() -> None:
@@ -45,7 +40,7 @@ def test_choices_name_every_state() -> None:
 def test_a_legal_move_changes_the_row_and_what_comes_with_it(organization: Organization) -> None:
     version = make_version(organization)
 
-    advance(version, to="validating", transitions=transitions_of_versions(), filename="renamed.jsonl")
+    advance(version, to="validating", transitions=VERSION_TRANSITIONS, filename="renamed.jsonl")
 
     assert (version.status, version.filename) == ("validating", "renamed.jsonl")
 
@@ -54,7 +49,7 @@ def test_an_illegal_move_changes_nothing(organization: Organization) -> None:
     version = make_version(organization)
 
     with pytest.raises(IllegalTransition):
-        advance(version, to="ready", transitions=transitions_of_versions(), filename="renamed.jsonl")
+        advance(version, to="ready", transitions=VERSION_TRANSITIONS, filename="renamed.jsonl")
 
     version.refresh_from_db()
     assert (version.status, version.filename) == ("uploaded", "train.jsonl")
@@ -63,9 +58,7 @@ def test_an_illegal_move_changes_nothing(organization: Organization) -> None:
 def test_a_guard_that_does_not_hold_stops_the_move(organization: Organization) -> None:
     version = make_version(organization)
 
-    moved = try_advance(
-        version, to="validating", transitions=transitions_of_versions(), guard={"filename": "another.jsonl"}
-    )
+    moved = try_advance(version, to="validating", transitions=VERSION_TRANSITIONS, guard={"filename": "another.jsonl"})
 
     assert not moved
     assert version.status == "uploaded"
@@ -88,7 +81,7 @@ def test_of_many_who_move_at_once_one_wins() -> None:
     def move() -> None:
         row = DatasetVersion.objects.get(pk=version.pk)
         start.wait()
-        outcomes.append(try_advance(row, to="validating", transitions=transitions_of_versions()))
+        outcomes.append(try_advance(row, to="validating", transitions=VERSION_TRANSITIONS))
         connection.close()
 
     threads = [threading.Thread(target=move) for _ in range(6)]

@@ -480,7 +480,7 @@ def test_a_write_of_the_state_that_is_cut_off_keeps_the_old_one(
 
 
 def asked_for(home: Path) -> argparse.Namespace:
-    return argparse.Namespace(home=home, began_at=0.0, rows=1, qlora=False)
+    return argparse.Namespace(home=home, began_at=0.0, rows=1, then_score=0)
 
 
 def failure(error: Exception) -> Callable[..., Any]:

@@ -82,12 +82,12 @@ def test_a_name_that_was_never_served_is_made_when_it_is_asked_for(floor, organi
     assert request_model(organization_id=organization.pk, model_name=name)
     assert request_model(organization_id=organization.pk, model_name=name)  # the same effect, once
     [asked] = OutboxMessage.objects.filter(topic="checkpoint.named")
-    serve_named_checkpoint(key=asked.key, payload=asked.payload)
+    serve_named_checkpoint(**asked.payload)
 
     assert AdapterVersion.objects.get().model_name == name
     assert not request_model(organization_id=organization.pk, model_name=name)  # it has a route now
     Checkpoint.objects.update(deleted_at=db_now())
-    serve_named_checkpoint(key=asked.key, payload=asked.payload)  # late: nothing to do, and nothing to try again
+    serve_named_checkpoint(**asked.payload)  # late: nothing to do, and nothing to try again
 
 
 def test_the_newest_the_best_and_one_of_each_epoch_are_kept_and_listed(floor, claim, api_client, key) -> None:

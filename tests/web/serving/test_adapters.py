@@ -141,7 +141,7 @@ def test_the_page_shows_where_it_came_from_and_how_to_use_it(version, client_for
 @pytest.fixture
 def evaluated(floor, claim) -> AdapterVersion:
     """A version with a report and a merged model."""
-    job = floor.job(suffix="evaluated", requested={"exports": ["merged_16bit"]})
+    job = floor.job(suffix="evaluated", exports=["merged_16bit"])
     attempt = claim()
     attempt.start()
     merged = attempt.upload("model", 10, model_files())

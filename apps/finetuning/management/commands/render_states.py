@@ -1,7 +1,6 @@
 """Regenerate docs/states.md."""
 
 from pathlib import Path
-from typing import Any
 
 from django.core.management.base import BaseCommand
 
@@ -11,5 +10,5 @@ from apps.finetuning.jobs.diagrams import render
 class Command(BaseCommand):
     help = "Write docs/states.md from the tables of legal moves."
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *args: object, **options: object) -> None:
         (Path(__file__).resolve().parents[4] / "docs" / "states.md").write_text(render())

@@ -10,7 +10,7 @@ from apps.accounts.roles import Permission
 from apps.catalog.models import BaseModel
 from apps.contracts.runs import Method, Objective
 from apps.finetuning.recipes.completion import choose
-from apps.finetuning.recipes.limits import Kind, Limit, get_limits
+from apps.finetuning.recipes.limits import Limit, TrainingKind, get_limits
 from apps.finetuning.recipes.start_points import find_start_point
 from apps.interfaces.api.views import ApiView
 
@@ -36,7 +36,7 @@ class ModelLimits(ApiView):
         )
 
 
-def _kind_object(kind: Kind, base_model: BaseModel) -> dict[str, Any]:
+def _kind_object(kind: TrainingKind, base_model: BaseModel) -> dict[str, Any]:
     asked = {"use_dora": True} if kind.use_dora else {}
     chosen = {
         objective.value: {

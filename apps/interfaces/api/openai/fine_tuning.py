@@ -30,6 +30,7 @@ from apps.finetuning.jobs.explanations import explain
 from apps.finetuning.jobs.retries import retry_job
 from apps.finetuning.jobs.suggestions import suggest
 from apps.finetuning.quotes.delivery import deliver
+from apps.finetuning.recipes.requests import stored_request
 from apps.finetuning.results.checkpoint_models import serve_checkpoint
 from apps.finetuning.results.tensorboard import event_file, file_name, read_points
 from apps.interfaces.api.native.estimates import delivery_object, options_object, parse_needed_by
@@ -238,7 +239,7 @@ class JobRetry(ApiView):
     def post(self, request: Request, job_id: str) -> Response:
         body = read_body(request.data, StartJobAgain)
         job = queries.get_job(organization=self.organization, id=job_id)
-        require_scope_of_judge(self.identity, job.requested.get("evaluation"))
+        require_scope_of_judge(self.identity, stored_request(job).evaluation)
         now = db_now()
         if job.status == "failed" and suggest(job=job, now=now).change.repairs:
             self._require_scope_of_files()
@@ -289,12 +290,11 @@ class JobTensorBoard(ApiView):
         return HttpResponse(body, content_type="application/octet-stream", headers=headers)
 
 
-def require_scope_of_judge(identity: KeyIdentity, evaluation: Any) -> None:
+def require_scope_of_judge(identity: KeyIdentity, plan: EvaluationPlan | None) -> None:
     """Raise PermissionDenied if a judge is requested by a key without the scope for inference.
 
     A judge's calls are inference in the name of the key.
     """
-    plan = msgspec.convert(evaluation, EvaluationPlan | None)
     is_judged = plan is not None and plan.grader.kind is GraderKind.JUDGE
     if is_judged and Permission.INFERENCE not in identity.scopes:
         message = "A judge asks a model in the name of this API key, which lacks the scope 'inference'."
@@ -329,12 +329,8 @@ def parse_request(
         seed=body.seed,
         metadata=body.metadata or {},
         integrations=body.integrations or (),
-        requested={
-            "method": msgspec.to_builtins(body.method) if body.method else None,
-            "learning_rate_multiplier": _theirs(body).learning_rate_multiplier,
-            "evaluation": _evaluation_plan(body.evaluation),
-            "exports": body.exports or [],
-        },
+        evaluation=_evaluation_plan(body.evaluation),
+        exports=body.exports or (),
         idempotency_key=idempotency_key,
         fingerprint=hashlib.sha256(msgspec.json.encode(data, order="sorted")).hexdigest(),
         is_retry=is_retry,
@@ -369,7 +365,7 @@ def _hyperparameters(body: CreateJob) -> dict[str, Any]:
     return chosen | adapter_fields(body.lora)
 
 
-def _evaluation_plan(choice: EvaluationChoice | None) -> dict[str, Any] | None:
+def _evaluation_plan(choice: EvaluationChoice | None) -> EvaluationPlan | None:
     """Return the plan for the worker; None for the default plan. Raises InvalidValue."""
     if choice is None:
         return None
@@ -385,8 +381,7 @@ def _evaluation_plan(choice: EvaluationChoice | None) -> dict[str, Any] | None:
     )
     if problem := problem_of(grader):
         raise InvalidValue(problem, param="evaluation.grader")
-    plan = EvaluationPlan(grader=grader, max_rows=choice.max_rows, max_answers=choice.max_answers)
-    return dict(msgspec.to_builtins(plan))
+    return EvaluationPlan(grader=grader, max_rows=choice.max_rows, max_answers=choice.max_answers)
 
 
 def _cap_nano(budget: BudgetChoice | None) -> int | None:

@@ -11,9 +11,10 @@ from apps.finetuning import queries
 from apps.finetuning.jobs.creation import JobRequest
 from apps.finetuning.jobs.dry_runs import Rehearsal
 from apps.finetuning.jobs.explanations import Explanation
-from apps.finetuning.jobs.progress import Progress, finish_of, get_progress
+from apps.finetuning.jobs.progress import JobProgress, finish_of, get_progress
 from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent
+from apps.finetuning.recipes.requests import StoredRequest, stored_request
 from apps.finetuning.results.checkpoint_models import may_answer, name_of
 from apps.finetuning.results.missing_parts import list_missing
 from apps.finetuning.results.result_file import result_file_id
@@ -24,12 +25,12 @@ from apps.interfaces.api.native.estimates import usd
 
 def job_object(job: FineTuningJob) -> dict[str, Any]:
     """Return the job as OpenAI's object, with our additional members."""
-    recipe, now = job.hyperparameters, db_now()
+    recipe, requested, now = job.hyperparameters, stored_request(job), db_now()
     progress = get_progress(job=job, now=now)
     theirs = {
         "n_epochs": recipe["epochs"],
         "batch_size": recipe["batch_size"],
-        "learning_rate_multiplier": _multiplier(job),
+        "learning_rate_multiplier": _multiplier(requested),
     }
     return {
         "id": job.pk,
@@ -49,15 +50,15 @@ def job_object(job: FineTuningJob) -> dict[str, Any]:
         "seed": job.seed,
         "error": _error(job),
         "estimated_finish": _unix(finish_of(progress, now=now)),
-        "integrations": job.requested.get("integrations") or [],
+        "integrations": msgspec.to_builtins(requested.integrations),
         "metadata": job.metadata,
-        **_ours(job, recipe, progress),
+        **_ours(job, requested, progress),
     }
 
 
-def _multiplier(job: FineTuningJob) -> Any:
+def _multiplier(requested: StoredRequest) -> object:
     """Return the multiplier as requested. Its effect is part of the recipe's learning rate."""
-    asked = job.requested.get("learning_rate_multiplier")
+    asked = (requested.asked or {}).get("learning_rate_multiplier")
     return "auto" if asked is None else asked
 
 
@@ -86,12 +87,12 @@ def dry_run_object(asked: JobRequest, rehearsal: Rehearsal) -> dict[str, Any]:
     }
 
 
-def _ours(job: FineTuningJob, recipe: dict[str, Any], progress: Progress) -> dict[str, Any]:
+def _ours(job: FineTuningJob, requested: StoredRequest, progress: JobProgress) -> dict[str, Any]:
     return {
-        "recipe": recipe,
-        "recipe_choices": job.requested.get("choices", []),
-        "continues": job.requested.get("start_from") or None,
-        "delivered_as": "adapter" if msgspec.convert(recipe, Hyperparameters).is_servable else "model",
+        "recipe": job.hyperparameters,
+        "recipe_choices": msgspec.to_builtins(requested.choices),
+        "continues": msgspec.to_builtins(requested.start_from) or None,
+        "delivered_as": "adapter" if msgspec.convert(job.hyperparameters, Hyperparameters).is_servable else "model",
         "pool": job.pool.name if job.pool else None,
         "gpu_count": job.gpu_count if job.pool else None,
         "gpu_type": job.pool.gpu_type.name if job.pool else None,

@@ -1,10 +1,10 @@
 """The forms of experiment trackers: one stores an organization's key, the other chooses where a job reports."""
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from django import forms
 
+from apps.finetuning.recipes.requests import StoredRequest
 from apps.finetuning.runs.trackers import NAMES
 
 
@@ -45,6 +45,6 @@ class TrackingForm(forms.Form):
         return [{"type": kind, kind: {"project": project}} for kind, project in chosen if project]
 
 
-def trackers_given(requested: Mapping[str, Any]) -> dict[str, str]:
+def trackers_given(requested: StoredRequest) -> dict[str, str]:
     """Return the form values that reproduce what a job asked for."""
-    return {one["type"]: one[one["type"]]["project"] for one in requested.get("integrations") or ()}
+    return {each.type: each.project.project for each in requested.integrations}

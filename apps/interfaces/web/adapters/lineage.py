@@ -11,6 +11,7 @@ from apps.adapters.operations import CHECKPOINT_MARK
 from apps.adapters.queries import list_siblings
 from apps.finetuning.models import Checkpoint, FineTuningJob
 from apps.finetuning.queries import list_jobs
+from apps.finetuning.recipes.requests import stored_request
 from apps.serving.aliases import list_aliases
 from apps.serving.queries import ServingState, serving_states
 
@@ -35,20 +36,22 @@ class Sibling:
 
 
 def ancestor_of(job: FineTuningJob | None) -> Ancestor | None:
-    start = (job.requested.get("start_from") or {}) if job is not None else {}
-    if job is None or not start:
+    if job is None:
         return None
-    if "version" in start:
+    start = stored_request(job).start_from
+    if start.version:
         versions = AdapterVersion.objects.for_organization(job.organization_id).select_related("adapter")
-        version = versions.filter(pk=start["version"]).first()
+        version = versions.filter(pk=start.version).first()
         if version is None or version.deleted_at is not None:
-            return Ancestor(f"{start.get('model', start['version'])} (deleted)", "")
+            return Ancestor(f"{start.model or start.version} (deleted)", "")
         url = reverse("web:adapter_detail", args=[version.pk])
         return Ancestor(f"{version.adapter.name}, {version.label}", url)
+    if not start.checkpoint:
+        return None
     checkpoints = Checkpoint.objects.for_organization(job.organization_id).select_related("job")
-    checkpoint = checkpoints.filter(pk=start["checkpoint"]).first()
+    checkpoint = checkpoints.filter(pk=start.checkpoint).first()
     if checkpoint is None:
-        return Ancestor(f"{start['checkpoint']} (deleted)", "")
+        return Ancestor(f"{start.checkpoint} (deleted)", "")
     url = reverse("web:job_detail", args=[checkpoint.job_id])
     return Ancestor(f"{checkpoint.job.suffix or checkpoint.job_id}, step {checkpoint.step}", url)
 

@@ -14,7 +14,7 @@ from apps.contracts.held_rows import Repeats
 from apps.datasets import queries
 from apps.datasets.inspection import comparisons
 from apps.datasets.inspection.inspector import FindingCode
-from apps.datasets.lifecycle import DatasetVersionStatus
+from apps.datasets.lifecycle import UNVALIDATED, DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.problems import MIN_ROWS, LineError
 from apps.datasets.rows import kind_of
@@ -39,7 +39,6 @@ from apps.interfaces.web.datasets.viewer import (
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
 _MAX_JOBS, _MAX_OVERLAPS = 50, 6
-_PENDING = ("uploaded", "validating")
 _WHAT_ROWS = {
     "chat": ("conversation", "Every row ends with an answer to learn from"),
     "preference": ("preference", "Every row has two different answers"),
@@ -89,7 +88,7 @@ def detail(request: OrganizationRequest, file_id: str) -> HttpResponse:
         price_nano = least_nano(request.organization, training_draft(address, model))
         return _part(request, "price", {"least_nano": price_nano})
     looked = look(version, model, address, count)
-    context = viewer_context(address, looked, is_pending=version.status in _PENDING)
+    context = viewer_context(address, looked, is_pending=version.status in UNVALIDATED)
     if part.endswith("#viewer"):
         return _part(request, "viewer", context)
     context |= _summary(address, looked) | _people(version, request)
@@ -105,7 +104,7 @@ def _part(request: HttpRequest, name: str, context: dict[str, object]) -> HttpRe
 
 def _summary(address: Address, looked: RowContext) -> dict[str, object]:
     version, count = address.version, looked.count
-    is_pending = version.status in _PENDING
+    is_pending = version.status in UNVALIDATED
     is_uninspected = version.status == DatasetVersionStatus.READY and looked.inspection is None
     is_counting = is_uncounted(version=version, base_model=looked.model, count=count)
     is_comparing = looked.repeats is None and is_ready(version, looked.compared)

@@ -12,7 +12,7 @@ from apps.finetuning.pools.accuracy import (
     MIN_RUNS,
     STEP_RUNS,
     WINDOW_RUNS,
-    Report,
+    AccuracyReport,
     draw_running_error,
     list_errors,
     list_public_reports,
@@ -37,7 +37,7 @@ def show(request: HttpRequest) -> HttpResponse:
 
 
 def _pool(row: PoolAccuracy) -> dict[str, object]:
-    report = msgspec.convert(row.report, Report)
+    report = msgspec.convert(row.report, AccuracyReport)
     return {
         "pool": row.pool,
         "report": report,

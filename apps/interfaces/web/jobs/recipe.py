@@ -7,8 +7,8 @@ import msgspec
 from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.money import usd_decimal
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.recipes.completion import Choice
 from apps.finetuning.recipes.limits import kind_of
+from apps.finetuning.recipes.requests import stored_request
 from apps.finetuning.runs.judges import list_judges
 from apps.interfaces.web.shell.code_samples import job_samples
 from apps.interfaces.web.wizard.after_training_forms import AfterTrainingForm, given_of
@@ -48,16 +48,14 @@ def recipe_lines(job: FineTuningJob) -> list[tuple[str, str]]:
 
 def recipe_reasons(job: FineTuningJob) -> list[ChosenValue]:
     """Return every value with the reason given for it at creation."""
-    choices = msgspec.convert(job.requested.get("choices") or [], list[Choice])
-    return values_in_words(choices, _recipe(job))
+    return values_in_words(stored_request(job).choices, _recipe(job))
 
 
 def recipe_samples(job: FineTuningJob, *, model: str) -> list[dict[str, str]]:
     """Return the job as API calls to copy, with the values it ran with. `model` names what it began with."""
-    recipe, asked = _recipe(job), job.requested
+    recipe, asked = _recipe(job), stored_request(job)
     after = AfterTrainingForm(given_of(asked), judges=partial(list_judges, organization=job.organization_id))
     is_known = after.is_valid()
-    cap_nano = asked.get("spend_cap_nano")
     return job_samples(
         model=model,
         training_file=job.training_file_id,
@@ -68,10 +66,10 @@ def recipe_samples(job: FineTuningJob, *, model: str) -> list[dict[str, str]]:
         recipe=_values(job, recipe),
         grader=after.changed if is_known else None,
         exports=after.exports if is_known else (),
-        integrations=asked.get("integrations") or (),
-        pool=job.pool.name if job.pool and asked.get("pool") else "",
+        integrations=[msgspec.to_builtins(each) for each in asked.integrations],
+        pool=job.pool.name if job.pool and asked.pool else "",
         gpu_count=job.gpu_count,
-        cap_usd=usd_decimal(cap_nano) if cap_nano else "",
+        cap_usd=usd_decimal(asked.spend_cap_nano) if asked.spend_cap_nano else "",
     )
 
 

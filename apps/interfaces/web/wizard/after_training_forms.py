@@ -4,11 +4,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-import msgspec
 from django import forms
 
 from apps.contracts.evaluation import MAX_PATTERN_CHARACTERS, EvaluationPlan, Grader, GraderKind, problem_of
 from apps.finetuning.quotes.delivery import GGUF, MERGED_16BIT
+from apps.finetuning.recipes.requests import StoredRequest
 
 GRADER_NAMES = {
     GraderKind.EXACT_MATCH: "Exact match",
@@ -126,9 +126,9 @@ class AfterTrainingForm(forms.Form):
         return {} if kind is GraderKind.EXACT_MATCH else {"type": kind.value} | named
 
     @property
-    def plan(self) -> dict[str, object] | None:
+    def plan(self) -> EvaluationPlan | None:
         """Return the evaluation plan that the job asks for; return None for the default."""
-        return dict(msgspec.to_builtins(EvaluationPlan(grader=self.graded_by))) if self.changed else None
+        return EvaluationPlan(grader=self.graded_by) if self.changed else None
 
     def words(self) -> str:
         """Return the grader in one line of text."""
@@ -176,13 +176,13 @@ def _schema_of(text: str) -> dict[str, Any]:
     return schema
 
 
-def given_of(requested: Mapping[str, Any]) -> dict[str, str]:
+def given_of(requested: StoredRequest) -> dict[str, str]:
     """Return the form values that reproduce what a job asked for, without values too long for the form."""
-    made = requested.get("exports") or ()
+    made = requested.exports
     exports = {field: "on" for kind, field in ((MERGED_16BIT, "merged"), (GGUF, "gguf")) if kind in made}
-    if not requested.get("evaluation"):
+    if requested.evaluation is None:
         return exports
-    grader = msgspec.convert(requested["evaluation"], EvaluationPlan).grader
+    grader = requested.evaluation.grader
     schema = json.dumps(grader.schema) if grader.schema else ""
     if len(schema) > MAX_SCHEMA_CHARACTERS or len(grader.instructions) > MAX_CRITERION_CHARACTERS:
         return exports

@@ -13,6 +13,7 @@ from apps.contracts.runs import Hyperparameters, Objective
 from apps.core.errors import NotFound
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.recipes.limits import kind_of
+from apps.finetuning.recipes.requests import stored_request
 from apps.finetuning.recipes.start_points import find_start_point
 from apps.interfaces.web.account.tracker_forms import TrackingForm, trackers_given
 from apps.interfaces.web.wizard.after_training_forms import AfterTrainingForm, given_of
@@ -49,7 +50,8 @@ class Draft:
             "suffix": job.suffix,
         }
         recipe = {name: str(values[name]) for name in RECIPE_FIELDS if name in values}
-        return cls({}).with_changes(chosen | recipe | given_of(job.requested) | trackers_given(job.requested))
+        requested = stored_request(job)
+        return cls({}).with_changes(chosen | recipe | given_of(requested) | trackers_given(requested))
 
     def with_changes(self, changes: Mapping[str, str]) -> "Draft":
         """Return the draft with these choices; an empty one is removed."""
@@ -70,8 +72,7 @@ class Draft:
 
 def start_of(job: FineTuningJob) -> str:
     """Return what the job began with, by its name in a draft; the base model if that was deleted meanwhile."""
-    start = job.requested.get("start_from") or {}
-    name = start.get("model") or start.get("checkpoint") or ""
+    name = stored_request(job).start_from.name
     try:
         return name if name and find_start_point(organization=job.organization_id, model=name) else job.base_model.name
     except NotFound:

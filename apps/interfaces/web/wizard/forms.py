@@ -16,7 +16,7 @@ from apps.core.errors import InvalidValue
 from apps.core.money import usd_to_nano
 from apps.finetuning.jobs.creation import SUFFIX
 from apps.finetuning.recipes import completion
-from apps.finetuning.recipes.limits import NOT_OFFERED, Kind, Limits, get_limits
+from apps.finetuning.recipes.limits import NOT_OFFERED, RecipeLimits, TrainingKind, get_limits
 
 RECIPE_FIELDS = (
     "epochs", "learning_rate", "batch_size", "max_length", "lora_rank", "use_rslora", "lora_alpha", "cpu_offload",
@@ -162,7 +162,7 @@ class RecipeForm(forms.Form):
             if isinstance(self.fields[name], forms.TypedChoiceField):
                 self.fields[name].choices = [(written[name], written[name])]  # type: ignore[attr-defined]
         self.recipe: Hyperparameters | None = None
-        self.choices: tuple[completion.Choice, ...] = ()
+        self.choices: tuple[completion.RecipeChoice, ...] = ()
         self.changed: dict[str, object] = {}
 
     def _offer_objectives(self) -> None:
@@ -187,18 +187,18 @@ class RecipeForm(forms.Form):
     def renewed_fields(self) -> list[forms.BoundField]:
         return [self[name] for name in self.renewed]
 
-    def recipe_of(self, kind: Kind) -> Hyperparameters:
+    def recipe_of(self, kind: TrainingKind) -> Hyperparameters:
         """Return the recipe of a checked form for another way to train. Raises InvalidValue."""
         return self._recipe_of(kind).hyperparameters
 
-    def _recipe_of(self, kind: Kind) -> completion.Recipe:
+    def _recipe_of(self, kind: TrainingKind) -> completion.Recipe:
         asked = {name: value for name, value in self.changed.items() if _belongs(name, kind)}
         return self._choose(self.chosen_objective, method=kind.method, asked=asked | _flags(kind))
 
     def _choose(self, objective: Objective, *, method: Method, asked: Mapping[str, object]) -> completion.Recipe:
         return self._choose_any(objective=objective, method=method, asked={**asked, **self._shape})
 
-    def _chosen(self, state: str) -> dict[str, completion.Choice]:
+    def _chosen(self, state: str) -> dict[str, completion.RecipeChoice]:
         """Return the choice for each field in a state such as `dpo/lora.64.True`.
 
         A state is the objective, the method, and the values of the fields that others depend on.
@@ -218,12 +218,16 @@ class RecipeForm(forms.Form):
             return own  # the field itself reports its error
         return followed | {name: own[name] for name in _DECISIVE}
 
-    def _fields_of(self, objective: Objective, kind: Kind, asked: Mapping[str, object]) -> dict[str, completion.Choice]:
+    def _fields_of(
+        self, objective: Objective, kind: TrainingKind, asked: Mapping[str, object]
+    ) -> dict[str, completion.RecipeChoice]:
         named = {name: value for name, value in asked.items() if _belongs(name, kind)} | _flags(kind)
         chosen = self._choose(objective, method=kind.method, asked=named).choices
         return {choice.name: choice for choice in chosen if choice.name in RECIPE_FIELDS}
 
-    def _explain(self, choices: Iterable[completion.Choice], limits: Limits, *, changed: Collection[str]) -> None:
+    def _explain(
+        self, choices: Iterable[completion.RecipeChoice], limits: RecipeLimits, *, changed: Collection[str]
+    ) -> None:
         """Write into each help text why its value was chosen; a changed field shows the reason for our own choice."""
         for choice in choices:
             limit = limits.of(choice.name)
@@ -313,18 +317,18 @@ class ComputeForm(CapForm):
         return moment
 
 
-def _continues(kind: Kind, shape: Mapping[str, object]) -> bool:
+def _continues(kind: TrainingKind, shape: Mapping[str, object]) -> bool:
     """Return whether an adapter of this shape can be trained further in this way."""
     return kind.method is not Method.FULL and kind.use_dora == bool(shape.get("use_dora"))
 
 
-def _belongs(name: str, kind: Kind) -> bool:
+def _belongs(name: str, kind: TrainingKind) -> bool:
     if name == "cpu_offload":
         return kind.method is not Method.QLORA
     return kind.method is not Method.FULL or name not in ADAPTER_FIELDS
 
 
-def _flags(kind: Kind) -> dict[str, object]:
+def _flags(kind: TrainingKind) -> dict[str, object]:
     return {"use_dora": True} if kind.use_dora else {}
 
 

@@ -12,7 +12,7 @@ from apps.core.templatetags.ui import bytes_, usd
 from apps.finetuning.jobs.files import objective_of
 from apps.finetuning.quotes.delivery import storage_nano_per_gb_month, whole_model_bytes, whole_model_prices
 from apps.finetuning.quotes.options import PoolQuote
-from apps.finetuning.recipes.limits import Kind
+from apps.finetuning.recipes.limits import TrainingKind
 from apps.interfaces.web.shell.access import OrganizationRequest
 from apps.interfaces.web.wizard.compute import best_quote
 from apps.interfaces.web.wizard.forms import ADAPTER_FIELDS
@@ -72,14 +72,16 @@ def _kept(plan: Plan) -> dict[str, int | None]:
     return {"bytes": size_bytes, "nano_per_gb_month": storage_nano_per_gb_month(organization=plan.organization)}
 
 
-def _choices(kinds: Sequence[Kind], quoted: Mapping[str, PoolQuote | None], plan: Plan) -> list[dict[str, object]]:
+def _choices(
+    kinds: Sequence[TrainingKind], quoted: Mapping[str, PoolQuote | None], plan: Plan
+) -> list[dict[str, object]]:
     assert plan.base_model is not None
     is_any_whole = any(kind.delivered_as != "adapter" for kind in kinds)
     served = _serving_words(plan.organization, plan.base_model) if is_any_whole else ""
     return [_choice(kind, quoted, plan, served) for kind in kinds]
 
 
-def _choice(kind: Kind, quoted: Mapping[str, PoolQuote | None], plan: Plan, served: str) -> dict[str, object]:
+def _choice(kind: TrainingKind, quoted: Mapping[str, PoolQuote | None], plan: Plan, served: str) -> dict[str, object]:
     form = plan.form
     assert form is not None and plan.base_model is not None
     return {
@@ -91,7 +93,7 @@ def _choice(kind: Kind, quoted: Mapping[str, PoolQuote | None], plan: Plan, serv
     }
 
 
-def _delivery_words(kind: Kind, base_model: BaseModel, served: str) -> list[str]:
+def _delivery_words(kind: TrainingKind, base_model: BaseModel, served: str) -> list[str]:
     """Return how a result that is not served as an adapter is delivered; return nothing for an adapter."""
     if kind.delivered_as == "adapter":
         return []

@@ -48,7 +48,7 @@ def _continued(plan: Plan, chosen: str) -> list[dict[str, object]]:
         for version in list_versions(organization=plan.organization)[:_CONTINUED_SHOWN]
         if version.method != Method.FULL
     ]
-    if plan.start and plan.start.start_from and all(one["name"] != chosen for one in found):
-        title = "Checkpoint" if "checkpoint" in plan.start.start_from else chosen
+    if plan.start and plan.start.start_from.name and all(one["name"] != chosen for one in found):
+        title = "Checkpoint" if plan.start.start_from.checkpoint else chosen
         found.insert(0, {"name": chosen, "title": title, "base": plan.start.base_model.display_name, "made": ""})
     return found

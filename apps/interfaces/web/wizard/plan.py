@@ -16,7 +16,7 @@ from apps.finetuning.jobs.files import data_facts, objectives_of, require_ready
 from apps.finetuning.quotes.delivery import Delivery, deliver, why_no_gguf
 from apps.finetuning.quotes.options import PoolQuote
 from apps.finetuning.quotes.queries import count_files, counting_model, quote_counted
-from apps.finetuning.recipes.limits import Kind
+from apps.finetuning.recipes.limits import TrainingKind
 from apps.finetuning.recipes.start_points import StartPoint, find_start_point
 from apps.finetuning.runs.judges import list_judges
 from apps.finetuning.runs.trackers import list_tracker_keys
@@ -155,7 +155,7 @@ class Plan:
         """Return the quotes of the recipe, with remedies for those that do not fit. Raises what get_quotes raises."""
         return self._quotes([self.form.kind])[0] if self._can_be_quoted and self.form else []
 
-    def quotes_of_kinds(self, kinds: Sequence[Kind]) -> dict[str, list[PoolQuote]]:
+    def quotes_of_kinds(self, kinds: Sequence[TrainingKind]) -> dict[str, list[PoolQuote]]:
         """Return the quotes of the same recipe for each way to train, by its key. Raises what get_quotes raises."""
         if not self._can_be_quoted:
             return {kind.key: [] for kind in kinds}
@@ -165,7 +165,7 @@ class Plan:
     def _can_be_quoted(self) -> bool:
         return bool(self.version and self.base_model and self.form and self.form.is_valid() and self.form.recipe)
 
-    def _quotes(self, kinds: Sequence[Kind], *, with_ways: bool = True) -> list[list[PoolQuote]]:
+    def _quotes(self, kinds: Sequence[TrainingKind], *, with_ways: bool = True) -> list[list[PoolQuote]]:
         form, version, counting = self.form, self.version, self.counting
         assert form is not None and form.recipe is not None and version is not None
         assert self.base_model is not None and counting is not None

@@ -3,7 +3,7 @@
 from apps.contracts.runs import Hyperparameters, Method
 from apps.core.templatetags.ui import number, tokens
 from apps.finetuning.quotes.options import PoolQuote
-from apps.finetuning.recipes.limits import Kind
+from apps.finetuning.recipes.limits import TrainingKind
 from apps.interfaces.web.wizard.plan import Plan
 from apps.interfaces.web.wizard.steps import list_reachable
 
@@ -28,7 +28,7 @@ def recipe_strip(plan: Plan, quoted: PoolQuote | None, *, step: str) -> list[dic
     ]
 
 
-def _method_words(kind: Kind, recipe: Hyperparameters) -> tuple[str, str]:
+def _method_words(kind: TrainingKind, recipe: Hyperparameters) -> tuple[str, str]:
     rate = f"rate {recipe.learning_rate:g}"
     if recipe.method is Method.FULL:
         return kind.name, f"every weight, {rate}"
@@ -47,7 +47,7 @@ def _model_detail(plan: Plan) -> str:
     model = plan.base_model
     if model is None:
         return ""
-    if plan.start and plan.start.start_from:
+    if plan.start and plan.start.start_from.name:
         return f"continues {plan.draft.get('model')}"
     return f"{tokens(model.parameter_count)} parameters, {model.licence or 'licence not stated'}"
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from apps.contracts.runs import Hyperparameters, Method
-from apps.finetuning.recipes.completion import Choice
+from apps.finetuning.recipes.completion import RecipeChoice
 from apps.interfaces.web.wizard.forms import RECIPE_FIELDS, TRAINED
 
 _NAMES = {
@@ -45,13 +45,13 @@ class ChosenValue:
     reason: str
 
 
-def other_values(choices: Iterable[Choice], recipe: Hyperparameters) -> list[ChosenValue]:
+def other_values(choices: Iterable[RecipeChoice], recipe: Hyperparameters) -> list[ChosenValue]:
     """Return the values for which the wizard has no field."""
     return values_in_words(choices, recipe, leave_out={*RECIPE_FIELDS, "use_dora"})
 
 
 def values_in_words(
-    choices: Iterable[Choice], recipe: Hyperparameters, *, leave_out: Collection[str] = ()
+    choices: Iterable[RecipeChoice], recipe: Hyperparameters, *, leave_out: Collection[str] = ()
 ) -> list[ChosenValue]:
     """Return the choices that apply to this recipe."""
     hidden = {*leave_out, *_without_effect(recipe)}
@@ -62,7 +62,7 @@ def value_in_words(name: str, value: object) -> str:
     return _WORDS[name](value) if name in _WORDS else str(value)
 
 
-def _in_words(choice: Choice) -> ChosenValue:
+def _in_words(choice: RecipeChoice) -> ChosenValue:
     value = value_in_words(choice.name, choice.value)
     is_said = _plain(choice.reason).startswith(_plain(value))
     return ChosenValue(_NAMES[choice.name], "" if is_said else value, choice.reason)

@@ -106,8 +106,9 @@ def choose_step(plan: Plan, asked: str) -> str:
 def step_that_fixes(problem: DomainError) -> str:
     """Return the step where a refusal of the job is fixed; return "" if none fixes it."""
     param = problem.param or ""
+    if found := next((step.name for step in STEPS.values() if param in step.params), ""):
+        return found
     if param.startswith("hyperparameters"):
         return "method"
-    if problem.code == "insufficient_quota" and "required_nano" in problem.data:
-        return "compute"  # a lower spend cap is a fix
-    return next((step.name for step in STEPS.values() if param in step.params), "")
+    is_cap_too_high = problem.code == "insufficient_quota" and "required_nano" in problem.data
+    return "compute" if is_cap_too_high else ""

@@ -67,7 +67,8 @@ def _launch(request: OrganizationRequest, plan: Plan) -> HttpResponse:
         gpu_count=None if ":" in plan.draft.get("pool") else 1,  # a key with ":" includes the number of GPUs
         spend_cap_nano=int(cap_nano),
         suffix=form.cleaned_data["suffix"],
-        requested={"evaluation": plan.after.plan, "exports": list(plan.after.exports)},
+        evaluation=plan.after.plan,
+        exports=plan.after.exports,
         integrations=plan.tracking.integrations,
         idempotency_key=f"web:{request.POST.get('once', '')[:60]}" if request.POST.get("once") else None,
     )

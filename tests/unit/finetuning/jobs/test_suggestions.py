@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from apps.billing.queries import get_balance
+from apps.contracts.evaluation import EvaluationPlan
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import Objective
 from apps.core.database.clock import db_now
@@ -18,6 +19,7 @@ from apps.finetuning.jobs.creation import CannotLaunch, JobRequest, create_job
 from apps.finetuning.jobs.explanations import Explanation, explain
 from apps.finetuning.jobs.retries import retry_job
 from apps.finetuning.models import FineTuningJob
+from apps.finetuning.recipes.requests import stored_request
 from apps.finetuning.runs.attempts import fail_job
 from apps.finetuning.tasks import admit_waiting
 from tests.factories.datasets import chat_row, jsonl_of, make_ready_version, make_version
@@ -235,16 +237,15 @@ def test_the_cap_named_is_what_is_held(fail):
 
 
 def test_everything_else_the_job_was_asked_for_comes_along(floor, reload):
-    evaluation = {"grader": {"kind": "exact_match"}, "max_rows": 7}
-    job = floor.job(
-        suffix="mine", metadata={"team": "a"}, requested={"evaluation": evaluation, "exports": ["merged_16bit"]}
-    )
+    evaluation = EvaluationPlan(max_rows=7)
+    job = floor.job(suffix="mine", metadata={"team": "a"}, evaluation=evaluation, exports=["merged_16bit"])
     fail_job(job=job, code=FailureCode.LOSS_IS_ZERO, message="", now=db_now())
 
     again = retry(reload(job))
 
     assert (again.suffix, again.metadata) == ("mine", {"team": "a"})
-    assert (again.requested["evaluation"], again.requested["exports"]) == (evaluation, ["merged_16bit"])
+    requested = stored_request(again)
+    assert (requested.evaluation, requested.exports) == (evaluation, ("merged_16bit",))
     unchanged = job.hyperparameters | {"train_on": "all"}
     assert again.hyperparameters == unchanged
 

@@ -23,7 +23,7 @@ from apps.finetuning.pools import operations
 from apps.finetuning.results.missing_parts import list_missing
 from apps.finetuning.runs import leases, queue_order
 from apps.finetuning.runs.leases import StaleLease
-from apps.finetuning.runs.reports import UploadIncomplete
+from apps.finetuning.runs.uploads import UploadIncomplete
 from apps.finetuning.usage import quotas
 from apps.finetuning.usage.charges import STOP_IN_ORDER_SECONDS, SpendCapTooLow
 from tests.factories.finetuning import adapter_files, give_credit, make_job, make_worker, probe_report

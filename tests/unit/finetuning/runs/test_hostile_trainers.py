@@ -15,8 +15,8 @@ from apps.contracts.runs import Manifest
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, InvalidValue, RateLimited
 from apps.core.objects.store import store
-from apps.finetuning.models import FineTuningJob, JobEvent, Run, ThroughputProbe, Upload, Worker
-from apps.finetuning.runs import reports
+from apps.finetuning.models import FineTuningJob, JobEvent, Run, RunUpload, ThroughputProbe, Worker
+from apps.finetuning.runs import reports, uploads
 from tests.factories.finetuning import CREDENTIAL, TrainingSetup, adapter_files, manifest_of, model_files, probe_report
 from tests.support.attempts import Attempt, step
 
@@ -45,10 +45,10 @@ def whole(floor: TrainingSetup, claim) -> Attempt:
 
 def announce(attempt: Attempt, manifest: Manifest) -> None:
     digest = hashlib.sha256(msgspec.json.encode(manifest)).hexdigest()
-    reports.create_upload(lease=attempt.lease, manifest=manifest, manifest_sha256=digest)
+    uploads.create_upload(lease=attempt.lease, manifest=manifest, manifest_sha256=digest)
 
 
-def succeeded(upload: Upload, **fields) -> wire.Succeeded:
+def succeeded(upload: RunUpload, **fields) -> wire.Succeeded:
     return wire.Succeeded(upload_id=upload.pk, manifest_sha256=upload.manifest_sha256, step=10, **fields)
 
 
@@ -71,7 +71,7 @@ def test_a_file_of_another_name_gets_no_place(attempt, kind, name):
         announce(attempt, manifest_of(kind, spec.run_id, spec.attempt, 1, {name: b"x"}))
 
     assert refused.value.param == "manifest.files"
-    assert not Upload.objects.exists()
+    assert not RunUpload.objects.exists()
 
 
 @pytest.mark.parametrize("kind", ["adapter", "model"])
@@ -103,7 +103,7 @@ def test_every_file_of_a_whole_model_is_hashed(whole, reload, name):
     changed = WHOLE[name][:-1] + bytes([WHOLE[name][-1] ^ 1])
     store().put_stream(f"{upload.object_prefix}/{name}", [changed])
 
-    with pytest.raises(reports.UploadIncomplete, match=name):
+    with pytest.raises(uploads.UploadIncomplete, match=name):
         whole.finish(succeeded(upload))
 
     assert whole.run.status == "running"
@@ -131,8 +131,8 @@ def test_a_whole_model_that_could_run_code_is_not_published(whole, reload, files
 
 def test_a_whole_model_is_published_after_one_reading(whole, reload, monkeypatch):
     upload, read = whole.upload("model", 10, WHOLE), []
-    hash_object = reports.hash_object
-    monkeypatch.setattr(reports, "hash_object", lambda key: read.append(key) or hash_object(key))
+    hash_object = uploads.hash_object
+    monkeypatch.setattr(uploads, "hash_object", lambda key: read.append(key) or hash_object(key))
 
     whole.finish(succeeded(upload))
 

@@ -9,6 +9,7 @@ from django.db import ProgrammingError, connection, transaction
 from apps.accounts.models import ApiKey, Membership, User
 from apps.accounts.operations import revoke_key
 from apps.accounts.queries import find_key, list_keys
+from apps.contracts.evaluation import EvaluationPlan, Grader, GraderKind
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue, NotFound, PermissionDenied
 from apps.finetuning.jobs import creation
@@ -22,8 +23,8 @@ from tests.factories.serving import make_adapter
 pytestmark = pytest.mark.django_db
 
 
-def judged_by(model: str) -> dict[str, object]:
-    return {"evaluation": {"grader": {"kind": "judge", "model": model}}}
+def judged_by(model: str) -> EvaluationPlan:
+    return EvaluationPlan(grader=Grader(kind=GraderKind.JUDGE, model=model))
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def create(floor, bob):
         request = JobRequest(
             base_model=floor.base_model.name,
             training_file=make_training_file(floor.organization, floor.base_model).pk,
-            requested=judged_by(model or floor.base_model.name),
+            evaluation=judged_by(model or floor.base_model.name),
         )
         return creation.create_job(organization=floor.organization, request=request, by=by or bob.pk, now=db_now())
 

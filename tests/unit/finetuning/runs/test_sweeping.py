@@ -10,7 +10,7 @@ from apps.core.database.clock import db_now
 from apps.core.models import OutboxMessage
 from apps.core.objects.store import store
 from apps.core.tasks import delete_objects
-from apps.finetuning.models import Checkpoint, FineTuningJob, Run, Upload
+from apps.finetuning.models import Checkpoint, FineTuningJob, Run, RunUpload
 from apps.finetuning.results.retention import CHECKPOINT_RETENTION, UPLOAD_RETENTION, sweep_checkpoints, sweep_uploads
 from tests.factories.finetuning import adapter_files
 
@@ -39,7 +39,7 @@ def test_a_failed_jobs_checkpoint_goes_after_its_retention_and_not_before(floor,
     checkpoint.refresh_from_db()
     assert checkpoint.deleted_at is not None
     message = OutboxMessage.objects.get(key=f"delete:{checkpoint.pk}")
-    delete_objects(key=message.key, payload=message.payload)
+    delete_objects(**message.payload)
     assert list(store().list_objects(checkpoint.upload.object_prefix)) == []
 
 
@@ -65,7 +65,7 @@ def test_a_running_jobs_checkpoints_stay(floor, claim) -> None:
 def long_ago(job: FineTuningJob) -> None:
     ended = db_now() - UPLOAD_RETENTION * 2
     Run.objects.filter(job=job, finished_at__isnull=False).update(finished_at=ended)
-    Upload.objects.filter(run__job=job).update(created_at=ended)
+    RunUpload.objects.filter(run__job=job).update(created_at=ended)
 
 
 def test_what_a_failed_run_uploaded_as_its_result_goes_and_its_checkpoint_stays(floor, claim) -> None:
@@ -81,10 +81,10 @@ def test_what_a_failed_run_uploaded_as_its_result_goes_and_its_checkpoint_stays(
     assert sweep_uploads(now=db_now()) == 1
     assert sweep_uploads(now=db_now()) == 0
     message = OutboxMessage.objects.get(key=f"delete:{result.pk}")
-    delete_objects(key=message.key, payload=message.payload)
+    delete_objects(**message.payload)
     assert list(store().list_objects(result.object_prefix)) == []
     kept = Checkpoint.objects.get().upload
-    assert list(store().list_objects(kept.object_prefix)) and Upload.objects.get() == kept
+    assert list(store().list_objects(kept.object_prefix)) and RunUpload.objects.get() == kept
 
 
 def test_what_is_published_or_belongs_to_a_run_that_goes_on_stays(floor, claim) -> None:

@@ -1,0 +1,36 @@
+"""Settings of the outbox: the task and the lane of each topic."""
+
+from apps.core.messages.topics import Topic
+
+# The organizations that take one turn together: ids -> ids of their share holders.
+OUTBOX_SHARES = "apps.accounts.shares.list_sharing"
+OUTBOX_WAKE = "apps.config.celery.wake_outbox"
+
+# A mail server, a hub or Stripe that is down, or a customer's file of gigabytes, delays only its own lane. Small files
+# have a lane (apps.datasets.intake.lanes) in which no large file can delay them. Urgent: a machine or money waits.
+OUTBOX_TOPICS = {
+    "adapter.checked": Topic("apps.finetuning.results.verdicts.record_certification_event"),
+    "adapter.published": Topic("apps.serving.tasks.deploy"),
+    "base_model.install": Topic("apps.catalog.tasks.install", lane="hub"),
+    "billing.alert": Topic("apps.billing.invoices.mail.send_alert", lane="mail"),
+    "billing.report": Topic("apps.billing.invoices.mail.send_report", lane="mail"),
+    "budget.exhausted": Topic("apps.finetuning.tasks.pause_over_budget", is_urgent=True),
+    "checkpoint.named": Topic("apps.finetuning.tasks.serve_named_checkpoint"),
+    "dataset.compare": Topic("apps.datasets.tasks.compare", lane="data"),
+    "dataset.count": Topic("apps.datasets.tasks.count", lane="data"),
+    "dataset.inspect": Topic("apps.datasets.tasks.inspect", lane="data"),
+    "dataset.validate": Topic("apps.datasets.tasks.validate", lane="data"),
+    "dataset.validated": Topic("apps.finetuning.tasks.admit_jobs_of_file"),
+    "job.admit": Topic("apps.finetuning.jobs.creation.admit_when_ready"),
+    "mail": Topic("apps.accounts.mail.send", lane="mail"),
+    "objects.delete": Topic("apps.core.tasks.delete_objects", lane="data-small"),
+    "organization.suspended": Topic("apps.finetuning.tasks.pause_suspended"),
+    "payments.charge": Topic("apps.payments.autorecharge.charge", lane="payments"),
+    "payments.event": Topic("apps.payments.webhooks.handle_or_note", lane="payments"),
+    "payments.page": Topic("apps.payments.topups.make_page", lane="payments"),
+    "payments.refund": Topic("apps.payments.refunds.send_refund", lane="payments"),
+    "payments.suspended": Topic("apps.finetuning.tasks.pause_suspended", is_urgent=True),
+    "payments.topup": Topic("apps.payments.topups.sync_topup", lane="payments"),
+    "train.wake": Topic("apps.finetuning.tasks.ring_doorbell", is_urgent=True),
+    "upload.closed": Topic("apps.datasets.intake.uploads.delete_parts", lane="data-small"),
+}

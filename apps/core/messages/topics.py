@@ -1,0 +1,17 @@
+"""Topics of the outbox. The table is settings.OUTBOX_TOPICS, so core depends on no product code."""
+
+from typing import NamedTuple
+
+CONTROL = "control"  # the default lane and queue
+
+
+class Topic(NamedTuple):
+    """What carries out the messages of a topic, and in which lane.
+
+    `task` is the dotted path of an idempotent function; the payload is its keyword arguments. Urgent messages precede
+    the others of their lane.
+    """
+
+    task: str
+    lane: str = CONTROL
+    is_urgent: bool = False

@@ -1,0 +1,73 @@
+"""A customer's request for a job, as the job's row keeps it: the values that have no column."""
+
+from typing import Any
+
+import msgspec
+
+from apps.contracts.evaluation import EvaluationPlan
+from apps.contracts.runs import Objective
+from apps.finetuning.models import FineTuningJob
+from apps.finetuning.recipes.completion import RecipeChoice
+
+
+class StartFrom(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The weights a job continues: an adapter version and the name it was requested by, or a checkpoint.
+
+    All fields are empty if the job starts from the base model.
+    """
+
+    version: str = ""
+    model: str = ""
+    checkpoint: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return the value of a request's `model` that starts from here; "" for the base model."""
+        return self.model or self.checkpoint
+
+
+class TrackerProject(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Where a tracker shows the job: OpenAI's fields of Weights & Biases, used for MLflow as well."""
+
+    project: str
+    name: str | None = None
+    entity: str | None = None
+    tags: tuple[str, ...] = ()
+
+
+class Integration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One of a job's `integrations`, as OpenAI's API writes it: the tracker's type, and its project under that name."""
+
+    type: str  # "wandb" | "mlflow"
+    wandb: TrackerProject | None = None
+    mlflow: TrackerProject | None = None
+
+    @property
+    def project(self) -> TrackerProject:
+        found: TrackerProject = getattr(self, self.type)
+        return found
+
+
+class StoredRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What `FineTuningJob.requested` holds. `pool`, `gpu_count` and `spend_cap_nano` are None if we may choose.
+
+    Rows are kept for good: a new field has a default, and a field never changes its meaning. Queries read `pool`,
+    `fingerprint` and the members of `start_from` by these names.
+    """
+
+    pool: str | None = None
+    gpu_count: int | None = None
+    spend_cap_nano: int | None = None
+    fingerprint: str = ""  # of the request's body; "" if it did not come through the API
+    start_from: StartFrom = StartFrom()
+    asked: dict[str, Any] | None = None  # the hyperparameters as sent; None in jobs older than this field
+    objective: Objective | None = None  # None follows the rows
+    integrations: tuple[Integration, ...] = ()
+    choices: tuple[RecipeChoice, ...] = ()
+    evaluation: EvaluationPlan | None = None
+    exports: tuple[str, ...] = ()
+
+
+def stored_request(job: FineTuningJob) -> StoredRequest:
+    """Return what the customer asked for."""
+    return msgspec.convert(job.requested, StoredRequest)

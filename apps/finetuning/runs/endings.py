@@ -1,0 +1,210 @@
+"""The end of an attempt as its worker reports it: adapter, bill, audit and state in one transaction."""
+
+import datetime
+from typing import TypedDict, Unpack, assert_never
+
+import msgspec
+from django.db import transaction
+
+from apps.adapters.models import AdapterVersion
+from apps.adapters.operations import AdapterRejected, publish_version
+from apps.contracts import runs as wire
+from apps.contracts.failures import FailureCode
+from apps.core.database.clock import db_now
+from apps.core.database.transitions import advance, try_advance
+from apps.core.errors import InvalidValue
+from apps.core.ids import ulid_of
+from apps.core.messages import outbox
+from apps.finetuning import events
+from apps.finetuning.lifecycle import NO_LEASE, RUN_TRANSITIONS, RunStatus
+from apps.finetuning.models import Checkpoint, FineTuningJob, Run, RunUpload
+from apps.finetuning.recipes.requests import stored_request
+from apps.finetuning.results.checkpoints import forget_checkpoints
+from apps.finetuning.results.missing_parts import find_missing, list_missing
+from apps.finetuning.runs import attempts, outcomes
+from apps.finetuning.runs.leases import Lease, lock_run
+from apps.finetuning.runs.reports import make_durable
+from apps.finetuning.runs.uploads import find_upload, require_complete, verify_upload
+
+
+class _RunChanges(TypedDict, total=False):
+    failure_code: str
+    failure_message: str
+    log_tail: str
+
+
+def finish_run(*, lease: Lease, outcome: wire.RunOutcome) -> tuple[Run, FineTuningJob]:
+    """End the attempt: adapter, bill, audit and state in one transaction. Raises StaleLease, UploadIncomplete.
+
+    The files are hashed before the transaction, because hashing is slow and heartbeats must not wait. If the worker
+    repeats the call in the meantime, it waits for the same hashes.
+    """
+    if isinstance(outcome, wire.Succeeded):
+        for upload_id in (outcome.upload_id, *(export.upload_id for export in outcome.exports)):
+            verify_upload(lease, upload_id)
+    return _finish_run(lease, outcome)
+
+
+@transaction.atomic
+def _finish_run(lease: Lease, outcome: wire.RunOutcome) -> tuple[Run, FineTuningJob]:
+    run, job = lock_run(lease=lease)
+    now = db_now()
+    match outcome:
+        case wire.Succeeded():
+            _finish_succeeded(run, job, outcome, now)
+        case wire.Failed():
+            _finish_failed(run, job, outcome, now)
+        case wire.Stopped():
+            _finish_stopped(run, job, outcome, now)
+        case _:
+            assert_never(outcome)
+    run.refresh_from_db()
+    job.refresh_from_db()
+    return run, job
+
+
+def _finish_succeeded(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now: datetime.datetime) -> None:
+    if job.cancel_requested_at:  # requested after the worker's last heartbeat: the result is not wanted
+        _discard_result(run, job, outcome, now)
+        return
+    upload = find_upload(run, outcome.upload_id, kind="model" if job.method == wire.Method.FULL else "adapter")
+    require_complete(upload=upload, manifest_sha256=outcome.manifest_sha256)
+    try:
+        with transaction.atomic():
+            version = _publish(job, run, upload, outcome)
+    except AdapterRejected as rejected:
+        failure = wire.Failed(code=FailureCode.ADAPTER_REJECTED, message=rejected.message)
+        _finish_failed(run, job, failure, now)
+        return
+    make_durable(run, job, step=outcome.step, training_seconds=outcome.training_seconds)
+    _end_run(run, RunStatus.SUCCEEDED, outcome, now)
+    missing = list_missing(version)
+    for part in missing:
+        events.append(job, level="warn", message=part.message)
+    attempts.succeed_job(
+        job=job,
+        now=now,
+        without=tuple(part.label for part in missing),
+        adapter_version=version,
+        trained_tokens=outcome.trained_tokens,
+        step=outcome.step,
+    )
+    outcomes.record_success(run=run, job=job, tokens=outcome.tokens, now=now)
+    forget_checkpoints(job=job)
+
+
+def _discard_result(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now: datetime.datetime) -> None:
+    """End the job as cancelled, keep its checkpoints and delete the result."""
+    _end_run(run, RunStatus.CANCELLED, outcome, now)
+    attempts.cancel_job(job=job, now=now)
+    for upload in run.uploads.exclude(kind="checkpoint"):
+        outbox.publish(topic="objects.delete", key=f"delete:{upload.pk}", payload={"prefix": upload.object_prefix})
+
+
+def _publish(job: FineTuningJob, run: Run, upload: RunUpload, outcome: wire.Succeeded) -> AdapterVersion:
+    return publish_version(
+        organization=job.organization,
+        base_model=job.base_model,
+        name=job.adapter_name,
+        suffix=job.suffix,
+        source=run.pk,
+        ulid=ulid_of(job.pk),
+        object_prefix=upload.object_prefix,
+        manifest=upload.manifest,
+        manifest_sha256=upload.manifest_sha256,
+        method=job.method,
+        rank=job.hyperparameters["lora_rank"],
+        target_modules=list(job.hyperparameters["target_modules"]),
+        metrics={
+            "train_loss": outcome.train_loss,
+            "valid_loss": outcome.valid_loss,
+            "step": outcome.step,
+            "best_step": outcome.best_step,
+            "is_stopped_early": outcome.is_stopped_early,
+        },
+        report=msgspec.to_builtins(outcome.report) if outcome.report else {},
+        exports=_exports(run, job, outcome),
+        missing=find_missing(job, outcome),
+        is_servable=msgspec.convert(job.hyperparameters, wire.Hyperparameters).is_servable,
+    )
+
+
+def _exports(run: Run, job: FineTuningJob, outcome: wire.Succeeded) -> list[dict[str, object]]:
+    """Return the requested other forms of the result. Raises InvalidValue for any other, UploadIncomplete."""
+    kinds = [export.kind for export in outcome.exports]
+    if len(set(kinds)) < len(kinds) or not set(kinds) <= set(stored_request(job).exports):
+        raise InvalidValue("An export was not asked for, or comes twice.", param="exports")
+    return [_export(run, export) for export in outcome.exports]
+
+
+def _export(run: Run, export: wire.Export) -> dict[str, object]:
+    """Return one other form of the result, as stored with the version. Raises UploadIncomplete."""
+    upload = find_upload(run, export.upload_id, kind="model")
+    require_complete(upload=upload, manifest_sha256=export.manifest_sha256)
+    return {
+        "kind": export.kind,
+        "object_prefix": upload.object_prefix,
+        "manifest": upload.manifest,
+        "manifest_sha256": upload.manifest_sha256,
+        "bytes": sum(file["bytes"] for file in upload.manifest["files"]),
+    }
+
+
+def _finish_failed(run: Run, job: FineTuningJob, outcome: wire.Failed, now: datetime.datetime) -> None:
+    _end_run(
+        run,
+        RunStatus.FAILED,
+        outcome,
+        now,
+        failure_code=outcome.code,
+        failure_message=outcome.message[:500],
+        log_tail=outcome.log_tail[-20_000:],
+    )
+    if outcome.code is FailureCode.CHECKPOINT_INVALID and run.resume_from:
+        _set_aside(run.resume_from, now)
+    if outcome.code.is_retryable:
+        events.append(job, level="warn", message=f"Attempt {run.attempt} failed: {outcome.message}")
+        attempts.continue_or_give_up(job=job, run=run, code=outcome.code, now=now)
+    else:
+        param = "training_file" if outcome.code is FailureCode.INVALID_TRAINING_FILE else ""
+        attempts.fail_job(job=job, code=outcome.code, message=outcome.message, now=now, param=param)
+    if outcome.code is FailureCode.OUT_OF_MEMORY:
+        outcomes.record_out_of_memory(run=run, job=job)
+
+
+def _set_aside(checkpoint: Checkpoint, now: datetime.datetime) -> None:
+    """Quarantine the checkpoint, and remove from the bill the steps that only it held: they are trained again."""
+    checkpoint.quarantined_at = now
+    checkpoint.save(update_fields=["quarantined_at"])
+    author = checkpoint.run
+    whole = author.checkpoints.filter(quarantined_at=None, deleted_at=None).order_by("-step").first()
+    author.durable_step, author.billed_gpu_ms = (whole.step, whole.billed_gpu_ms) if whole else (0, 0)
+    author.save(update_fields=["durable_step", "billed_gpu_ms"])
+
+
+def _finish_stopped(run: Run, job: FineTuningJob, outcome: wire.Stopped, now: datetime.datetime) -> None:
+    if job.cancel_requested_at and outcome.reason in ("cancelled", "paused"):  # the cancellation came after the pause
+        _end_run(run, RunStatus.CANCELLED, outcome, now)
+        attempts.cancel_job(job=job, now=now)
+    elif outcome.reason == "paused" and job.pause_requested_at:
+        _end_run(run, RunStatus.PAUSED, outcome, now)
+        attempts.pause_job(job=job, now=now)
+    else:
+        _end_run(run, RunStatus.LOST, outcome, now, failure_code=FailureCode.PREEMPTED)
+        attempts.continue_or_give_up(job=job, run=run, code=FailureCode.PREEMPTED, now=now)
+
+
+def _end_run(
+    run: Run, status: RunStatus, outcome: wire.Outcome, now: datetime.datetime, **changes: Unpack[_RunChanges]
+) -> None:
+    if status is RunStatus.SUCCEEDED:
+        try_advance(run, to=RunStatus.RUNNING, transitions=RUN_TRANSITIONS)
+    advance(
+        run,
+        to=status,
+        transitions=RUN_TRANSITIONS,
+        finished_at=now,
+        peak_memory_bytes=outcome.peak_memory_bytes,
+        **NO_LEASE,
+        **changes,
+    )

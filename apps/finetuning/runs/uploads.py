@@ -1,0 +1,124 @@
+"""Uploads of a run: signed URLs for the files of a manifest, and the checks that a complete upload passes."""
+
+import hashlib
+
+import msgspec
+from django.db import transaction
+
+from apps.contracts.result_files import problem_of
+from apps.contracts.runs import Manifest, ManifestFile
+from apps.contracts.worker_api import UploadResponse
+from apps.core.database.clock import db_now
+from apps.core.database.locks import lock
+from apps.core.errors import DomainError, InvalidValue
+from apps.core.objects.store import ObjectMissing, hash_object, object_key, read_object, store
+from apps.finetuning.models import FineTuningJob, Run, RunUpload
+from apps.finetuning.runs.leases import Lease, lock_run, sha256_hex
+
+MANIFEST_NAME = "manifest.json"
+_PUT_SECONDS = 900
+_MAX_UPLOADS = 10_000  # per run
+# Full training stores weights, gradients and two moments of each parameter in 32 bits, and some also in 16 bits.
+_MAX_BYTES_A_PARAMETER, _BYTES_BESIDE = 20, 2**30
+
+
+class UploadIncomplete(DomainError):
+    """The object store lacks something that the manifest lists."""
+
+    code = "upload_incomplete"
+
+
+@transaction.atomic
+def create_upload(*, lease: Lease, manifest: Manifest, manifest_sha256: str) -> UploadResponse:
+    """Return a signed PUT URL for each file of the manifest; the same manifest gets the same locations."""
+    run, job = lock_run(lease=lease)
+    body = msgspec.json.encode(manifest)
+    if hashlib.sha256(body).hexdigest() != manifest_sha256:
+        raise InvalidValue("manifest_sha256 is not the hash of the manifest's own encoding", param="manifest_sha256")
+    if manifest.kind not in ("checkpoint", "adapter", "model"):
+        raise InvalidValue("kind must be checkpoint, adapter or model", param="manifest.kind")
+    if (manifest.run_id, manifest.attempt) != (run.pk, run.attempt):
+        raise InvalidValue("The manifest is of another run or attempt.", param="manifest.run_id")
+    if problem := problem_of(manifest):
+        raise InvalidValue(problem, param="manifest.files")
+    if sum(file.bytes for file in manifest.files) > _most_bytes(job):
+        raise InvalidValue("The files are larger than anything made of this base model.", param="manifest.files")
+    if run.uploads.exclude(manifest_sha256=manifest_sha256).count() >= _MAX_UPLOADS:
+        raise InvalidValue(f"A run has at most {_MAX_UPLOADS} uploads.", param="manifest")
+    upload, _ = RunUpload.objects.get_or_create(
+        run=run,
+        manifest_sha256=manifest_sha256,
+        defaults={
+            "organization_id": run.organization_id,
+            "kind": manifest.kind,
+            "manifest": msgspec.to_builtins(manifest),
+            # The key contains the attempt and the content, so a zombie of an older attempt writes elsewhere.
+            "object_prefix": object_key(
+                run.organization_id, "runs", run.job_id, f"a{run.attempt}", manifest.kind, manifest_sha256[:32]
+            ),
+        },
+    )
+    names = [file.name for file in manifest.files] + [MANIFEST_NAME]
+    sizes = {file.name: file.bytes for file in manifest.files} | {MANIFEST_NAME: len(body)}
+    urls = {
+        name: store().signed_url(
+            f"{upload.object_prefix}/{name}",
+            "PUT",
+            expires_seconds=_PUT_SECONDS,
+            base="internal",
+            content_bytes=sizes[name],
+            is_once=True,  # a verified file cannot be overwritten while the URL is valid
+        )
+        for name in names
+    }
+    return UploadResponse(upload_id=upload.pk, files=urls)
+
+
+def _most_bytes(job: FineTuningJob) -> int:
+    return _BYTES_BESIDE + _MAX_BYTES_A_PARAMETER * job.base_model.parameter_count
+
+
+def find_upload(run: Run, upload_id: str, *, kind: str) -> RunUpload:
+    """Return the run's upload of this kind. Raises InvalidValue."""
+    found = RunUpload.objects.filter(pk=upload_id, run=run, kind=kind).first()
+    if found is None:
+        raise InvalidValue(f"No upload of this run with the kind {kind} has this id.", param="upload_id")
+    return found
+
+
+@transaction.atomic
+def verify_upload(lease: Lease, upload_id: str) -> None:
+    """Hash an upload of the lease, once. Raises UploadIncomplete."""
+    lock(f"upload:{upload_id}")
+    upload = RunUpload.objects.filter(
+        pk=upload_id, run__lease_id=lease.id, run__lease_token_sha256=sha256_hex(lease.token), verified_at=None
+    ).first()
+    if upload is not None:
+        require_complete(upload=upload, manifest_sha256=upload.manifest_sha256)
+        RunUpload.objects.filter(pk=upload.pk).update(verified_at=db_now())
+
+
+def require_complete(*, upload: RunUpload, manifest_sha256: str) -> None:
+    """Raise UploadIncomplete unless every file is stored and the manifest has the expected hash."""
+    if upload.manifest_sha256 != manifest_sha256:
+        raise UploadIncomplete("The manifest is not the one this upload was opened for.")
+    try:
+        for file in msgspec.convert(upload.manifest, Manifest).files:
+            is_hashed = upload.kind != "checkpoint" and upload.verified_at is None
+            _require_file(f"{upload.object_prefix}/{file.name}", file, is_hashed=is_hashed)
+        body = read_object(f"{upload.object_prefix}/{MANIFEST_NAME}")
+    except ObjectMissing as missing:
+        raise UploadIncomplete("A file of the manifest was not uploaded.") from missing
+    if hashlib.sha256(body).hexdigest() != manifest_sha256:
+        raise UploadIncomplete("The stored manifest differs from the one promised.")
+
+
+def _require_file(key: str, promised: ManifestFile, *, is_hashed: bool) -> None:
+    """Check one file's size, and its hash if `is_hashed`.
+
+    Checkpoints are large, and the run that resumes from one hashes it again. Files for customers are hashed here.
+    """
+    if store().stat(key).bytes != promised.bytes:
+        raise UploadIncomplete(f"{promised.name} has another size than the manifest says.")
+    if is_hashed and hash_object(key).sha256 != promised.sha256:
+        raise UploadIncomplete(f"{promised.name} has another content than the manifest says.")

@@ -1,0 +1,66 @@
+"""The outbox's topics: each names a task that takes its payload, and a lane that a worker serves."""
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.utils.module_loading import import_string
+
+from apps.datasets.intake.lanes import SMALL_BYTES, lane_of
+from scripts.processes import PROGRAMS
+
+APPS = Path(__file__).resolve().parents[2] / "apps"
+
+
+def published() -> Iterator[tuple[str, str, frozenset[str]]]:
+    """Yield place, topic and the payload's keys of each call of `publish` that spells them out."""
+    for path in APPS.rglob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef):
+                yield from _calls(path, function)
+
+
+def _calls(path: Path, function: ast.FunctionDef) -> Iterator[tuple[str, str, frozenset[str]]]:
+    local = {
+        target.id: node.value
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(function):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "publish"):
+            continue
+        given = {keyword.arg: keyword.value for keyword in node.keywords}
+        topic, payload = given.get("topic"), given.get("payload")
+        if isinstance(payload, ast.Name):
+            payload = local.get(payload.id)
+        if isinstance(topic, ast.Constant) and isinstance(payload, ast.Dict):
+            keys = frozenset(key.value for key in payload.keys if isinstance(key, ast.Constant))
+            yield f"{path.relative_to(APPS)}:{node.lineno}", str(topic.value), keys
+
+
+PUBLISHED = sorted(published(), key=lambda call: call[0])
+
+
+@pytest.mark.parametrize(("place", "topic", "keys"), PUBLISHED)
+def test_the_task_of_a_topic_takes_the_payload_that_is_published(place: str, topic: str, keys: frozenset[str]) -> None:
+    task: Any = import_string(settings.OUTBOX_TOPICS[topic].task)
+
+    inspect.signature(task).bind(**dict.fromkeys(keys))
+
+
+def test_each_topic_is_published_somewhere() -> None:
+    assert {topic for _, topic, _ in PUBLISHED} == set(settings.OUTBOX_TOPICS)
+
+
+def test_each_lane_has_a_worker() -> None:
+    commands = [program.command.split() for program in PROGRAMS if " --queues " in program.command]
+    served = {queue for command in commands for queue in command[command.index("--queues") + 1].split(",")}
+    lanes = {topic.lane for topic in settings.OUTBOX_TOPICS.values()} | {lane_of(0), lane_of(SMALL_BYTES + 1)}
+
+    assert lanes <= served
