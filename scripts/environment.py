@@ -9,7 +9,6 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from scripts.embedded import ROLES, EmbeddedServices, services
@@ -204,7 +203,8 @@ def _choose_ports(wanted: tuple[int, int]) -> tuple[int, int]:
 
 def _last_ports(home: Path) -> tuple[int, int]:
     ports = _read_object(home / "ports.json")
-    return ports.get("web", WEB_PORT), ports.get("internal", INTERNAL_PORT)
+    web, internal = ports.get("web"), ports.get("internal")
+    return web if isinstance(web, int) else WEB_PORT, internal if isinstance(internal, int) else INTERNAL_PORT
 
 
 def _free_port(wanted: int, *, taken: int) -> int:
@@ -223,14 +223,14 @@ def _free_port(wanted: int, *, taken: int) -> int:
 
 def _kept_secrets(home: Path) -> dict[str, str]:
     path = home / "secrets.json"
-    kept = _read_object(path)
+    kept = {name: str(value) for name, value in _read_object(path).items()}
     if missing := [name for name in SECRETS if not kept.get(name)]:
         kept |= {name: secrets.token_urlsafe(48) for name in missing}
         _write_private(path, json.dumps(kept, indent=1) + "\n")
     return kept
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, object]:
     """Return the JSON object in a file; an empty one if the file is missing or unreadable (a full disk)."""
     try:
         found = json.loads(path.read_text())

@@ -80,7 +80,7 @@ _UVICORN = (
 )
 DRAIN_SECONDS = 120  # limit for finishing streams that are running
 _GATEWAY_UVICORN = (
-    "uvicorn --http apps.interfaces.gateway.http.connections:Connection --no-server-header --no-date-header "
+    "uvicorn --http apps.interfaces.gateway.http.connections:GatewayConnection --no-server-header --no-date-header "
     f"--no-access-log --no-proxy-headers --timeout-keep-alive 75 --timeout-graceful-shutdown {DRAIN_SECONDS}"
 )
 _CELERY = "celery -A apps.config.celery"

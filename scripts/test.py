@@ -3,7 +3,7 @@
     python -m scripts.test                   every part
     python -m scripts.test unit api          these parts
     python -m scripts.test --quick           the tests of the current change, within a minute
-    python -m scripts.test --record          every part, and store each file's time in tests/durations.json
+    python -m scripts.test --record          every part, and store each file's time in .ci/durations.json
 
 The output of each part goes to .anneal/test-logs and is shown if the part fails. The last line is `N passed, N failed,
 N skipped`; the exit code is 0 only if each part ran at least one test and none failed.
@@ -33,7 +33,7 @@ from scripts.touched import pick_tests
 
 ROOT = Path(__file__).resolve().parents[1]
 LOGS = ROOT / ".anneal" / "test-logs"
-DURATIONS = ROOT / "tests" / "durations.json"
+DURATIONS = ROOT / ".ci" / "durations.json"
 PYTHONS = {"web": ROOT / ".venv/bin/python", "engines": ROOT / ".venv-engines/bin/python"}
 # Each environment has its own pytest settings; paths are relative to the repository's root in both.
 CONFIGURATIONS = {"web": "pyproject.toml", "engines": "tests/engines/pytest.ini"}
@@ -69,7 +69,7 @@ class Part:
 
 PARTS = (
     Part("unit", ("tests/unit",)),
-    Part("integration", ("tests/integration", "tests/setting_up")),
+    Part("integration", ("tests/integration",)),
     Part("api", ("tests/api",)),
     Part("guards", ("tests/guards",)),
     Part("web", ("tests/web",)),
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None, *, all_parts: Sequence[Part] = 
     # One more than there are cores: each part is idle half of its time.
     parser.add_argument("--at-once", type=int, default=(os.cpu_count() or 1) + 1, help="parts side by side")
     parser.add_argument("--quick", action="store_true", help="what the current change touches, within a minute")
-    parser.add_argument("--record", action="store_true", help="keep what each file took in tests/durations.json")
+    parser.add_argument("--record", action="store_true", help="keep what each file took in .ci/durations.json")
     parser.add_argument("--nightly", action="store_true", help="the tests marked nightly, in place of the others")
     given = parser.parse_args(arguments)
     if unknown := set(given.parts) - set(names):

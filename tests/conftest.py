@@ -16,8 +16,8 @@ from rest_framework.test import APIClient
 
 from apps.accounts.models import Organization, User
 from apps.accounts.operations import IssuedKey
-from tests.database import own_database
 from tests.factories.accounts import make_key, make_member, make_organization, make_user
+from tests.services.database import own_database
 from tests.support.database import empty_database
 from tests.support.pages import PageClient
 

@@ -6,7 +6,6 @@ sending, so that no table holds a secret.
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from allauth.account import app_settings as allauth_settings
 from allauth.account.models import EmailAddress, EmailConfirmationHMAC
@@ -81,7 +80,7 @@ def plain_name(name: str) -> str:
     return " ".join(words.split()).lstrip(" .,'+-")[:_NAME_LENGTH].strip()
 
 
-def _written(template: str, *, to: str, **context: Any) -> EmailMessage:
+def _written(template: str, *, to: str, **context: object) -> EmailMessage:
     """Render `mail/<template>.txt`; its first line is the subject."""
     text = render_to_string(f"mail/{template}.txt", context | {"public_url": settings.PUBLIC_URL})
     subject, _, body = text.strip().partition("\n")

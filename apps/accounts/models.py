@@ -1,7 +1,7 @@
 """People, the organizations they belong to, and the keys their programs use."""
 
 import datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 import pgtrigger
 from django.contrib.auth.base_user import AbstractBaseUser, BaseUserManager
@@ -100,6 +100,15 @@ class Organization(models.Model):
             default=Coalesce(models.F(f"{path}founded_by_id"), own),
             output_field=models.CharField(),
         )
+
+
+@overload
+def key_of(organization: Organization | str) -> str: ...
+@overload
+def key_of(organization: None) -> None: ...
+def key_of(organization: Organization | str | None) -> str | None:
+    """Return the id of an organization that is given as a row or as its id; None stays None."""
+    return organization if organization is None or isinstance(organization, str) else organization.pk
 
 
 class Membership(OrganizationModel):

@@ -137,7 +137,7 @@ def get_key(*, organization: Organization, id: str) -> ApiKey:
     return key
 
 
-def find_actor(*, organization: Any, actor: str) -> Membership | None:
+def find_actor(*, organization: Organization | str, actor: str) -> Membership | None:
     """Return the member behind an actor id, or the maker of an unrevoked key; return None if there is none now."""
     people = [actor]
     if not actor.startswith("user_"):

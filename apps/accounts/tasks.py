@@ -1,7 +1,5 @@
 """Celery tasks of the accounts; each makes one call."""
 
-from typing import Any
-
 from celery import shared_task
 
 from apps.accounts.login.browser_tokens import sweep_expired_tokens
@@ -9,5 +7,5 @@ from apps.core.database.clock import db_now
 
 
 @shared_task(name="accounts.sweep_expired_tokens", ignore_result=True)
-def sweep_tokens(**_: Any) -> None:
+def sweep_tokens(**_: object) -> None:
     sweep_expired_tokens(now=db_now())

@@ -7,6 +7,7 @@ import msgspec
 from django.db import transaction
 from django.db.models import Max
 
+from apps.accounts.models import Organization
 from apps.adapters.checks import problems_of, problems_of_files
 from apps.adapters.lifecycle import VERSION_TRANSITIONS, AdapterVersionStatus
 from apps.adapters.models import Adapter, AdapterVersion
@@ -18,6 +19,7 @@ from apps.core.errors import DomainError, InvalidState
 from apps.core.ids import random_name
 from apps.core.messages import outbox
 
+JsonObject = dict[str, Any]
 CHECKPOINT_MARK = ":ckpt-step-"  # precedes the step in the name of a checkpoint's model
 
 
@@ -27,83 +29,103 @@ class AdapterRejected(DomainError):
     code = "adapter_rejected"
 
 
+class NewVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """A trained result to register.
+
+    `adapter_name` is shared by the adapter's versions; `suffix` is the part of the public name that its owner chose.
+    The names of the version are derived from `ulid`, so a job's are known before it ends. A checkpoint brings a
+    `model_name` and takes no version number. A result that no engine can load as an adapter is not servable.
+    """
+
+    organization: Organization
+    base_model: BaseModel
+    adapter_name: str
+    suffix: str
+    source: str
+    ulid: str
+    object_prefix: str
+    manifest: JsonObject
+    manifest_sha256: str
+    method: str
+    rank: int
+    target_modules: list[str]
+    metrics: JsonObject
+    report: JsonObject = {}
+    exports: list[JsonObject] = []
+    missing: list[dict[str, str]] = []
+    is_servable: bool = True
+    model_name: str | None = None
+
+
 @transaction.atomic
-def publish_version(
-    *,
-    organization: Any,
-    base_model: BaseModel,
-    name: str,
-    suffix: str,
-    source: str,
-    ulid: str,
-    object_prefix: str,
-    manifest: dict[str, Any],
-    manifest_sha256: str,
-    method: str,
-    rank: int,
-    target_modules: list[str],
-    metrics: dict[str, Any],
-    report: dict[str, Any] | None = None,
-    exports: list[dict[str, Any]] | None = None,
-    missing: list[dict[str, str]] | None = None,
-    is_servable: bool = True,
-    model_name: str | None = None,
-) -> AdapterVersion:
+def publish_version(new: NewVersion) -> AdapterVersion:
     """Check the files, register them under a new name and request that they are served. Raises AdapterRejected.
 
-    `name` is the adapter's, shared by its versions; `suffix` is the part of the public name that its owner chose. The
-    names of the version are derived from `ulid`, so a job's are known before it ends. A checkpoint brings a
-    `model_name` and takes no version number. The engine's name is random: the job does not reveal it. A result that no
-    engine can load as an adapter is registered as files only.
+    The engine's name is random: the job does not reveal it.
     """
-    problems = (
-        problems_of_files(object_prefix=object_prefix, manifest=manifest)
-        if not is_servable
-        else problems_of(
-            object_prefix=object_prefix,
-            manifest=manifest,
-            base_model=base_model,
-            rank=rank,
-            target_modules=target_modules,
+    _check_files(new)
+    adapter = _find_or_create_adapter(new)
+    model_name, number = new.model_name, None
+    if model_name is None:
+        model_name = model_name_of(
+            base_model=new.base_model, organization=new.organization, suffix=new.suffix, ulid=new.ulid
         )
-    )
-    if problems:
-        raise AdapterRejected("The trained adapter cannot be served: " + "; ".join(problems[:3]))
-    for export in exports or []:
-        if problems := problems_of_files(object_prefix=export["object_prefix"], manifest=export["manifest"]):
-            raise AdapterRejected(f"The export {export['kind']} is not one: " + "; ".join(problems[:3]))
-    adapter = _adapter(organization, base_model, name)
-    is_checkpoint = model_name is not None
-    version_id = f"adpv_{ulid}"
+        number = (adapter.versions.aggregate(last=Max("number"))["last"] or 0) + 1
     version = AdapterVersion.objects.create(
-        pk=version_id,
-        organization=organization,
+        pk=f"adpv_{new.ulid}",
+        organization=new.organization,
         adapter=adapter,
-        number=None if is_checkpoint else (adapter.versions.aggregate(last=Max("number"))["last"] or 0) + 1,
-        model_name=model_name
-        or model_name_of(base_model=base_model, organization=organization, suffix=suffix, ulid=ulid),
+        number=number,
+        model_name=model_name,
         lora_name=f"a-{random_name()}",
-        source=source,
-        object_prefix=object_prefix,
-        manifest=manifest,
-        manifest_sha256=manifest_sha256,
-        bytes=sum(file["bytes"] for file in manifest["files"]),
-        rank=rank,
-        target_modules=target_modules,
-        method=method,
-        chat_template_sha256=base_model.chat_template_sha256,
-        metrics=metrics,
-        report=report or {},
-        exports=exports or [],
-        missing=missing or [],
-        status=AdapterVersionStatus.CHECKING if is_servable else AdapterVersionStatus.FILES_ONLY,
+        source=new.source,
+        object_prefix=new.object_prefix,
+        manifest=new.manifest,
+        manifest_sha256=new.manifest_sha256,
+        bytes=sum(file["bytes"] for file in new.manifest["files"]),
+        rank=new.rank,
+        target_modules=new.target_modules,
+        method=new.method,
+        chat_template_sha256=new.base_model.chat_template_sha256,
+        metrics=new.metrics,
+        report=new.report,
+        exports=new.exports,
+        missing=new.missing,
+        status=AdapterVersionStatus.CHECKING if new.is_servable else AdapterVersionStatus.FILES_ONLY,
     )
-    if is_servable:
+    if new.is_servable:
         outbox.publish(topic="adapter.published", key=f"published:{version.pk}", payload={"version_id": version.pk})
     audit.record(
-        organization=organization, by=source, action="adapter.published", target=version.pk, model=version.model_name
+        organization=new.organization, by=new.source, action="adapter.published", target=version.pk, model=model_name
     )
     return version
+
+
+def _check_files(new: NewVersion) -> None:
+    """Raise AdapterRejected unless the files can be served, or delivered if the result is not servable."""
+    if new.is_servable:
+        problems = problems_of(
+            object_prefix=new.object_prefix,
+            manifest=new.manifest,
+            base_model=new.base_model,
+            rank=new.rank,
+            target_modules=new.target_modules,
+        )
+    else:
+        problems = problems_of_files(object_prefix=new.object_prefix, manifest=new.manifest)
+    if problems:
+        raise AdapterRejected("The trained adapter cannot be served: " + "; ".join(problems[:3]))
+    for export in new.exports:
+        if problems := problems_of_files(object_prefix=export["object_prefix"], manifest=export["manifest"]):
+            raise AdapterRejected(f"The export {export['kind']} is not one: " + "; ".join(problems[:3]))
+
+
+def _find_or_create_adapter(new: NewVersion) -> Adapter:
+    adapters = Adapter.objects.for_organization(new.organization).select_for_update()
+    found = adapters.filter(name=new.adapter_name, base_model=new.base_model, deleted_at=None).first()
+    return found or Adapter.objects.create(
+        organization=new.organization, name=new.adapter_name, base_model=new.base_model
+    )
 
 
 @transaction.atomic
@@ -128,19 +150,9 @@ def record_verdict(
     return True
 
 
-def model_name_of(*, base_model: BaseModel, organization: Any, suffix: str, ulid: str) -> str:
+def model_name_of(*, base_model: BaseModel, organization: Organization, suffix: str, ulid: str) -> str:
     """Return the public name of a version in OpenAI's form: ft:base:organization:suffix:id. It is never used again."""
     return f"ft:{base_model.name}:{organization.slug}:{suffix}:{ulid[-10:]}"
-
-
-def _adapter(organization: Any, base_model: BaseModel, name: str) -> Adapter:
-    found = (
-        Adapter.objects.for_organization(organization)
-        .filter(name=name, base_model=base_model, deleted_at=None)
-        .select_for_update()
-        .first()
-    )
-    return found or Adapter.objects.create(organization=organization, name=name, base_model=base_model)
 
 
 @transaction.atomic

@@ -4,6 +4,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 
+from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
 from apps.core.errors import NotFound
 from apps.core.objects.store import store
@@ -15,18 +16,18 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
-def list_versions(*, organization: Any) -> QuerySet[AdapterVersion]:
+def list_versions(*, organization: Organization | str) -> QuerySet[AdapterVersion]:
     """Return the organization's usable adapter versions, newest first."""
     rows = AdapterVersion.objects.for_organization(organization).filter(deleted_at=None)
     return rows.select_related("adapter__base_model").order_by("-created_at", "-id")
 
 
-def get_version(*, organization: Any, id: str) -> AdapterVersion:
+def get_version(*, organization: Organization | str, id: str) -> AdapterVersion:
     """Return one of the organization's versions by id. Raises ModelNotFound, the same for unknown and foreign ids."""
     return _one(list_versions(organization=organization).filter(pk=id), id)
 
 
-def get_version_by_name(*, organization: Any, model_name: str) -> AdapterVersion:
+def get_version_by_name(*, organization: Organization | str, model_name: str) -> AdapterVersion:
     """Return one of the organization's versions by its `ft:…` name. Raises ModelNotFound."""
     return _one(list_versions(organization=organization).filter(model_name=model_name), model_name)
 

@@ -6,14 +6,24 @@ Every function that decides or counts runs under the wallet's lock, so two holds
 import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from django.db import transaction
 from django.db.models import F, Q, QuerySet, Sum
 
-from apps.accounts.models import ApiKey
+from apps.accounts.models import ApiKey, Organization, key_of
 from apps.billing.ledger import lock_wallet
-from apps.billing.models import Budget, BudgetAlert, BudgetMode, BudgetPeriod, BudgetScope, Hold, KeyLabel, UsageSeries
+from apps.billing.models import (
+    Budget,
+    BudgetAlert,
+    BudgetMode,
+    BudgetPeriod,
+    BudgetScope,
+    Hold,
+    HoldPurpose,
+    HoldStatus,
+    KeyLabel,
+    UsageSeries,
+)
 from apps.core import audit
 from apps.core.audit import require_transaction
 from apps.core.database.clock import db_now
@@ -47,7 +57,7 @@ class Attribution:
         )
 
 
-def attribution_of_key(*, organization: Any, key_id: str) -> Attribution:
+def attribution_of_key(*, organization: Organization | str, key_id: str) -> Attribution:
     """Return the attribution of requests with this key, with the key's current labels."""
     if not key_id:
         return Attribution()
@@ -57,7 +67,7 @@ def attribution_of_key(*, organization: Any, key_id: str) -> Attribution:
     return Attribution(key_id, member_id or "", dict(labels.values_list("name", "value")))
 
 
-def attribution_of_actor(*, organization: Any, by: str, labels: Mapping[str, Any]) -> Attribution:
+def attribution_of_actor(*, organization: Organization | str, by: str, labels: Mapping[str, object]) -> Attribution:
     """Return the attribution of a job that `by` started.
 
     A label of the job overrides the key's label of the same name.
@@ -72,7 +82,7 @@ def attribution_of_actor(*, organization: Any, by: str, labels: Mapping[str, Any
 # --- Decisions --------------------------------------------------------------------------------------------------------
 
 
-def room_nano(*, organization: Any, attribution: Attribution) -> tuple[int, Budget] | None:
+def room_nano(*, organization: Organization | str, attribution: Attribution) -> tuple[int, Budget] | None:
     """Return how much more may be held and the budget that limits it; None without a limiting budget."""
     require_transaction()
     budgets = _active(organization).filter(attribution.targets()).exclude(mode=BudgetMode.ALERT)
@@ -80,7 +90,7 @@ def room_nano(*, organization: Any, attribution: Attribution) -> tuple[int, Budg
     return min(rooms, key=lambda room: room[0], default=None)
 
 
-def require_room(*, organization: Any, attribution: Attribution, amount_nano: int) -> None:
+def require_room(*, organization: Organization | str, attribution: Attribution, amount_nano: int) -> None:
     """Raise BudgetExceeded when holding the amount would exceed a limiting budget."""
     room = room_nano(organization=organization, attribution=attribution)
     if room is not None and room[0] < amount_nano:
@@ -98,16 +108,16 @@ def get_state(*, budget: Budget, now: datetime.datetime) -> tuple[int, int]:
     spent = periods.values_list("spent_nano", flat=True).first()
     if spent is None:
         spent = _spent_so_far(budget, month_of(now))
-    aside = _holds_of(budget).filter(status="open").aggregate(nano=Sum(F("amount_nano") - F("captured_nano")))
+    aside = _holds_of(budget).filter(status=HoldStatus.OPEN).aggregate(nano=Sum(F("amount_nano") - F("captured_nano")))
     return spent, aside["nano"] or 0
 
 
-def list_budgets(*, organization: Any) -> QuerySet[Budget]:
+def list_budgets(*, organization: Organization | str) -> QuerySet[Budget]:
     """Return the budgets in force."""
     return _active(organization)
 
 
-def list_key_labels(*, organization: Any) -> list[tuple[str, str]]:
+def list_key_labels(*, organization: Organization | str) -> list[tuple[str, str]]:
     """Return each labelled key with its labels joined into one text."""
     rows = KeyLabel.objects.for_organization(organization).order_by("key_id", "name")
     texts: dict[str, list[str]] = {}
@@ -137,12 +147,14 @@ def holds_of_budget(*, budget_id: str) -> QuerySet[Hold]:
     return _holds_of(Budget.objects.get(pk=budget_id))
 
 
-def _active(organization: Any) -> QuerySet[Budget]:
+def _active(organization: Organization | str) -> QuerySet[Budget]:
     return Budget.objects.for_organization(organization).filter(ended_at=None).order_by("pk")
 
 
 def _holds_of(budget: Budget) -> QuerySet[Hold]:
-    holds = Hold.objects.filter(organization_id=budget.organization_id, purpose__in=("job", "inference"))
+    holds = Hold.objects.filter(
+        organization_id=budget.organization_id, purpose__in=(HoldPurpose.JOB, HoldPurpose.INFERENCE)
+    )
     match budget.scope:
         case BudgetScope.ORGANIZATION:
             return holds
@@ -158,7 +170,7 @@ def _holds_of(budget: Budget) -> QuerySet[Hold]:
 def _spent_so_far(budget: Budget, month: datetime.date) -> int:
     """Return the month's cost before the budget's own count began: finished jobs and metered requests."""
     begin = datetime.datetime.combine(month, datetime.time(), datetime.UTC)
-    jobs = _holds_of(budget).filter(purpose="job", status="closed", closed_at__gte=begin)
+    jobs = _holds_of(budget).filter(purpose=HoldPurpose.JOB, status=HoldStatus.CLOSED, closed_at__gte=begin)
     trained = jobs.aggregate(nano=Sum(F("captured_nano") - F("refunded_nano")))["nano"] or 0
     series = UsageSeries.objects.filter(organization_id=budget.organization_id, day__gte=month)
     keys = ApiKey.objects.filter(organization_id=budget.organization_id)
@@ -177,7 +189,7 @@ def _spent_so_far(budget: Budget, month: datetime.date) -> int:
 # --- Spending and alerts ----------------------------------------------------------------------------------------------
 
 
-def note_spending(*, organization: Any, attribution: Attribution, amount_nano: int) -> None:
+def note_spending(*, organization: Organization | str, attribution: Attribution, amount_nano: int) -> None:
     """Add a charge (negative: a refund) to every budget it falls under, and alert.
 
     Call it with the posting, under the wallet's lock, before the charge shows in the month's holds or series.
@@ -225,7 +237,7 @@ def _alert(budget: Budget, period: BudgetPeriod) -> None:
 @transaction.atomic
 def set_budget(
     *,
-    organization: Any,
+    organization: Organization | str,
     scope: str,
     target: str,
     limit_nano: int,
@@ -238,7 +250,7 @@ def set_budget(
 
     Raises InvalidValue naming the field.
     """
-    organization_id = getattr(organization, "pk", organization)
+    organization_id = key_of(organization)
     _check(organization_id, scope, target, limit_nano, mode, thresholds)
     lock_wallet(organization=organization_id)
     budget = _active(organization_id).filter(scope=scope, target=target).first()
@@ -281,7 +293,7 @@ def _check(
 
 
 @transaction.atomic
-def end_budget(*, organization: Any, budget_id: str, by: str, now: datetime.datetime) -> bool:
+def end_budget(*, organization: Organization | str, budget_id: str, by: str, now: datetime.datetime) -> bool:
     """End a budget; return whether it was in force."""
     lock_wallet(organization=organization)
     ended = bool(_active(organization).filter(pk=budget_id).update(ended_at=now))
@@ -291,9 +303,9 @@ def end_budget(*, organization: Any, budget_id: str, by: str, now: datetime.date
 
 
 @transaction.atomic
-def set_key_labels(*, organization: Any, key_id: str, labels: Mapping[str, str], by: str) -> None:
+def set_key_labels(*, organization: Organization | str, key_id: str, labels: Mapping[str, str], by: str) -> None:
     """Replace the labels to which a key's future requests are charged back. Raises InvalidValue for an unknown key."""
-    organization_id = getattr(organization, "pk", organization)
+    organization_id = key_of(organization)
     if not ApiKey.objects.filter(organization_id=organization_id, pk=key_id).exists():
         raise InvalidValue("There is no such key.", param="key")
     lock_wallet(organization=organization_id)

@@ -1,13 +1,21 @@
 """Lot movements other than spending: held for a refund or dispute, expired, or reversed."""
 
-from typing import Any
-
 from django.db import transaction
 from django.db.models import F, Sum
 
+from apps.accounts.models import Organization
 from apps.billing.ledger import account, lock_wallet, post, posted_before
 from apps.billing.lots import spendable_lots
-from apps.billing.models import AccountKind, CreditLot, Hold, LedgerAccount, LedgerTransaction, LotKind
+from apps.billing.models import (
+    AccountKind,
+    CreditLot,
+    Hold,
+    HoldPurpose,
+    HoldStatus,
+    LedgerAccount,
+    LedgerTransaction,
+    LotKind,
+)
 from apps.billing.tenant_batches import for_each
 from apps.core import audit
 from apps.core.database.clock import db_now
@@ -20,10 +28,10 @@ _REVERSIBLE = frozenset({"grant", "adjustment", "expiry"})
 @transaction.atomic
 def set_credit_aside(
     *,
-    organization: Any,
+    organization: Organization | str,
     reference: str,
     amount_nano: int,
-    purpose: str,
+    purpose: HoldPurpose,
     by: str,
     idempotency_key: str,
     is_partial_allowed: bool = False,
@@ -37,7 +45,7 @@ def set_credit_aside(
     request = {"aside": reference, "amount_nano": amount_nano, "purpose": purpose}
     if found := posted_before(organization=organization, idempotency_key=idempotency_key, request=request):
         return Hold.objects.get(pk=found.source)
-    lot = CreditLot.objects.select_for_update().get(organization_id=wallet.organization_id, reference=reference)
+    lot = CreditLot.objects.select_for_update().get(organization_id=wallet.owner_id, reference=reference)
     free = min(lot.remaining_nano - lot.held_nano, wallet.balance_nano)
     if free < amount_nano and not is_partial_allowed:
         raise InvalidValue("That much of the payment is not unspent any more.", param="amount", available_nano=free)
@@ -67,7 +75,7 @@ def end_set_aside(*, hold_id: str, is_paid_out: bool, by: str, reason: str, tax_
     wallet = lock_wallet(organization=found.organization_id)
     found.refresh_from_db()
     captured = found.amount_nano if is_paid_out else 0
-    if found.status == "closed":
+    if found.status == HoldStatus.CLOSED:
         if found.captured_nano != captured:
             raise InvalidState(f"hold {hold_id} ended otherwise")
         return found
@@ -93,7 +101,7 @@ def end_set_aside(*, hold_id: str, is_paid_out: bool, by: str, reason: str, tax_
         reason=reason,
         lots={lot.pk: -captured} if captured else None,
     )
-    found.status, found.captured_nano, found.closed_at = "closed", captured, db_now()
+    found.status, found.captured_nano, found.closed_at = HoldStatus.CLOSED, captured, db_now()
     found.save(update_fields=["status", "captured_nano", "closed_at"])
     return found
 
@@ -135,7 +143,7 @@ def _post_expiry(wallet: LedgerAccount, lot: CreditLot, amount_nano: int) -> Non
     kind = AccountKind.BREAKAGE if lot.kind == LotKind.PAID else AccountKind.PROMOTIONAL_CREDIT
     remaining = lot.remaining_nano - amount_nano
     post(
-        organization=wallet.organization_id,
+        organization=wallet.owner_id,
         kind="expiry",
         legs={wallet: -amount_nano, account(organization=None, kind=kind): amount_nano},
         by="system",
@@ -157,14 +165,14 @@ def reverse_transaction(*, transaction_id: str, by: str, reason: str) -> LedgerT
     Raises InvalidState for another kind, or when the credit has been spent since.
     """
     original = LedgerTransaction.objects.get(pk=transaction_id)
+    if original.organization_id is None:
+        raise _irreversible(original)
     wallet = lock_wallet(organization=original.organization_id)
     request = {"reverse": original.pk}
-    if found := posted_before(
-        organization=wallet.organization_id, idempotency_key=f"reverse:{original.pk}", request=request
-    ):
+    if found := posted_before(organization=wallet.owner_id, idempotency_key=f"reverse:{original.pk}", request=request):
         return found
     if original.kind not in _REVERSIBLE:
-        raise InvalidState(f"A {original.kind} is not reversed: refund the charge, or post an adjustment.")
+        raise _irreversible(original)
     legs = {entry.account: -entry.amount_nano for entry in original.entries.select_related("account")}
     lots = {moved.lot_id: -moved.amount_nano for moved in original.lot_movements.select_related("lot")}
     spent = [
@@ -190,3 +198,7 @@ def reverse_transaction(*, transaction_id: str, by: str, reason: str) -> LedgerT
         organization=original.organization_id, by=by, action="ledger.reversed", target=original.pk, reason=reason
     )
     return posted
+
+
+def _irreversible(original: LedgerTransaction) -> InvalidState:
+    return InvalidState(f"A {original.kind} is not reversed: refund the charge, or post an adjustment.")

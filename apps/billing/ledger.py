@@ -7,13 +7,14 @@ Credits are positive. A wallet's balance is what the organization may still spen
 Credit that leaves both wallet and hold is drawn from credit lots, in the order of apps.billing.lots.
 """
 
+import datetime
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from django.db import connection
 
+from apps.accounts.models import Organization, key_of
 from apps.billing.lots import LotsExhausted
 from apps.billing.models import AccountKind, Hold, LedgerAccount, LedgerTransaction
 from apps.core.audit import require_transaction
@@ -43,9 +44,9 @@ class IdempotencyMismatch(DomainError):
     code = "idempotency_key_reused"
 
 
-def lock_wallet(*, organization: Any) -> LedgerAccount:
+def lock_wallet(*, organization: Organization | str) -> LedgerAccount:
     """Lock and return the organization's wallet. Every movement of its money starts here, which prevents deadlocks."""
-    organization_id = getattr(organization, "pk", organization)
+    organization_id = key_of(organization)
     wallet = _lock(organization_id)
     if wallet is None:
         account(organization=organization_id, kind=AccountKind.WALLET)
@@ -79,7 +80,7 @@ def _lock(of: str | None, statement: str = _LOCK) -> LedgerAccount | None:
 
 def beside(wallet: LedgerAccount, kind: AccountKind) -> LedgerAccount:
     """Return the owner's hold account or the platform's revenue account. The wallet's lock already read its id."""
-    owner = None if kind == AccountKind.REVENUE else wallet.organization_id
+    owner = None if kind == AccountKind.REVENUE else wallet.owner_id
     # Accounts are never closed, so an id read earlier stays valid.
     found = wallet.revenue_account_id if kind == AccountKind.REVENUE else wallet.hold_account_id
     return (
@@ -87,9 +88,9 @@ def beside(wallet: LedgerAccount, kind: AccountKind) -> LedgerAccount:
     )
 
 
-def account(*, organization: Any, kind: AccountKind) -> LedgerAccount:
+def account(*, organization: Organization | str | None, kind: AccountKind) -> LedgerAccount:
     """Return the account, opening it on first use. Wallet and hold cannot go below zero."""
-    key = {"organization_id": getattr(organization, "pk", organization), "kind": kind}
+    key = {"organization_id": key_of(organization), "kind": kind}
     found = LedgerAccount.objects.filter(**key).first()
     if found is None:
         fresh = LedgerAccount(**key, floor_nano=_FLOORED.get(kind))
@@ -98,7 +99,9 @@ def account(*, organization: Any, kind: AccountKind) -> LedgerAccount:
     return found
 
 
-def posted_before(*, organization: Any, idempotency_key: str, request: Mapping[str, Any]) -> LedgerTransaction | None:
+def posted_before(
+    *, organization: Organization | str | None, idempotency_key: str, request: Mapping[str, object]
+) -> LedgerTransaction | None:
     """Return the transaction already posted under the key.
 
     Raises IdempotencyMismatch when it belongs to another request or another organization; that posting is never
@@ -111,21 +114,20 @@ def posted_before(*, organization: Any, idempotency_key: str, request: Mapping[s
     if row is None:
         return None
     found = LedgerTransaction.objects.get(pk=row[0])
-    whose = getattr(organization, "pk", organization)
-    if found.organization_id != whose or found.request_sha256 != _fingerprint(request):
+    if found.organization_id != key_of(organization) or found.request_sha256 != _fingerprint(request):
         raise IdempotencyMismatch(f"{idempotency_key!r} was used for a different request", param="idempotency_key")
     return found
 
 
 def post(
     *,
-    organization: Any,
+    organization: Organization | str | None,
     kind: str,
     legs: Mapping[LedgerAccount, int],
     by: str,
     source: str,
     idempotency_key: str,
-    request: Mapping[str, Any],
+    request: Mapping[str, object],
     reason: str = "",
     lots: Mapping[str, int] | None = None,
     reverses: LedgerTransaction | None = None,
@@ -139,7 +141,7 @@ def post(
     Raises UnexplainedCredit, LotsExhausted.
     """
     require_transaction()
-    organization_id = getattr(organization, "pk", organization)
+    organization_id = key_of(organization)
     moved = {lot_id: nano for lot_id, nano in (lots or {}).items() if nano}
     draw_nano = sum(moved.values()) - sum(nano for leg, nano in legs.items() if leg.kind in _FLOORED)
     if draw_nano < 0:
@@ -171,17 +173,17 @@ def post(
     return transaction
 
 
-def _with_hold(opens: Hold | None, closes: Hold | None) -> tuple[str, list[Any]]:
+def _with_hold(opens: Hold | None, closes: Hold | None) -> tuple[str, tuple[int | str | datetime.datetime | None, ...]]:
     if opens is not None:
         labels = json.dumps(opens.labels)
-        return _OPEN, [
+        return _OPEN, (
             opens.pk, opens.organization_id, opens.purpose, opens.source, opens.price_rule_id, opens.key_id,
             opens.member_id, labels, opens.amount_nano, opens.expires_at,
-        ]  # fmt: skip
+        )  # fmt: skip
     if closes is not None:
-        return _CLOSE, [closes.captured_nano, closes.closed_at, closes.pk]
-    return "", []
+        return _CLOSE, (closes.captured_nano, closes.closed_at, closes.pk)
+    return "", ()
 
 
-def _fingerprint(request: Mapping[str, Any]) -> str:
+def _fingerprint(request: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()

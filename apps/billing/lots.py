@@ -6,7 +6,6 @@ lock, so no other process draws at the same time.
 
 import datetime
 from collections.abc import Collection
-from typing import Any
 
 from django.db.models import F, QuerySet, Sum
 
@@ -21,14 +20,14 @@ class LotsExhausted(Exception):
     """The lots hold less than the balance: the books are broken."""
 
 
-def spendable_lots(*, organization_id: Any) -> QuerySet[CreditLot]:
+def spendable_lots(*, organization_id: str) -> QuerySet[CreditLot]:
     """Return the lots with credit left in spending order. `ledger_post` uses the same order."""
     lots = CreditLot.objects.filter(organization_id=organization_id, remaining_nano__gt=F("held_nano"))
     return lots.order_by("priority", F("expires_at").asc(nulls_last=True), "created_at", "pk")
 
 
 def returns_for(
-    *, organization_id: Any, sources: Collection[str], amount_nano: int, now: datetime.datetime
+    *, organization_id: str, sources: Collection[str], amount_nano: int, now: datetime.datetime
 ) -> dict[str, int]:
     """Return how a refund of charges for `sources` is split over lots: the lots it was drawn from, last first.
 
@@ -69,7 +68,7 @@ def has_paid_lot(*, organizations: Collection[str]) -> bool:
 
 def open_lot(
     *,
-    organization_id: Any,
+    organization_id: str,
     kind: LotKind,
     amount_nano: int,
     reference: str | None = None,

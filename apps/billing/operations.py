@@ -5,15 +5,25 @@ Each locks the wallet, then looks for its idempotency key.
 
 import datetime
 from dataclasses import dataclass
-from typing import Any
 
 from django.db import transaction
 from django.db.models import F, Sum
 
+from apps.accounts.models import Organization
 from apps.billing.budgets import Attribution, note_spending, require_room
 from apps.billing.ledger import account, beside, lock_wallet, lock_wallet_of_hold, post, posted_before
 from apps.billing.lots import open_lot, returns_for
-from apps.billing.models import AccountKind, CreditLot, Hold, LedgerAccount, LedgerTransaction, LotKind
+from apps.billing.models import (
+    AccountKind,
+    CreditLot,
+    Hold,
+    HoldPurpose,
+    HoldStatus,
+    LedgerAccount,
+    LedgerTransaction,
+    LotKind,
+)
+from apps.catalog.models import PriceRule
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, InvalidState, InvalidValue, QuotaExceeded
@@ -46,7 +56,7 @@ class Reversal:
 @transaction.atomic
 def grant_credit(
     *,
-    organization: Any,
+    organization: Organization | str,
     amount_nano: int,
     by: str,
     reason: str,
@@ -63,7 +73,7 @@ def grant_credit(
     if found := posted_before(organization=organization, idempotency_key=idempotency_key, request=request):
         return found
     lot = open_lot(
-        organization_id=wallet.organization_id,
+        organization_id=wallet.owner_id,
         kind=LotKind.PROMOTIONAL,
         amount_nano=amount_nano,
         expires_at=expires_at,
@@ -86,7 +96,7 @@ def grant_credit(
 
 @transaction.atomic
 def grant_paid_credit(
-    *, organization: Any, amount_nano: int, reference: str, by: str, tax_nano: int = 0, reason: str = ""
+    *, organization: Organization | str, amount_nano: int, reference: str, by: str, tax_nano: int = 0, reason: str = ""
 ) -> CreditLot:
     """Add a paid lot, once per `reference` (the payment elsewhere, e.g. `stripe:pi:<id>`), and return it.
 
@@ -99,9 +109,7 @@ def grant_paid_credit(
     request = {"top_up": wallet.pk, "amount_nano": amount_nano, "tax_nano": tax_nano}
     if posted_before(organization=organization, idempotency_key=f"topup:{reference}", request=request):
         return CreditLot.objects.get(reference=reference)
-    lot = open_lot(
-        organization_id=wallet.organization_id, kind=LotKind.PAID, amount_nano=amount_nano, reference=reference
-    )
+    lot = open_lot(organization_id=wallet.owner_id, kind=LotKind.PAID, amount_nano=amount_nano, reference=reference)
     post(
         organization=organization,
         kind="topup",
@@ -126,7 +134,7 @@ def grant_paid_credit(
 @transaction.atomic
 def reverse_paid_credit(
     *,
-    organization: Any,
+    organization: Organization | str,
     reference: str,
     amount_nano: int,
     by: str,
@@ -140,7 +148,7 @@ def reverse_paid_credit(
     """
     wallet = lock_wallet(organization=organization)
     request = {"reverse": reference, "amount_nano": amount_nano, "tax_nano": tax_nano}
-    lot = CreditLot.objects.select_for_update().get(organization_id=wallet.organization_id, reference=reference)
+    lot = CreditLot.objects.select_for_update().get(organization_id=wallet.owner_id, reference=reference)
     if found := posted_before(organization=organization, idempotency_key=idempotency_key, request=request):
         taken = -sum(found.lot_movements.values_list("amount_nano", flat=True))
         return Reversal(found, taken, amount_nano - taken)
@@ -170,13 +178,13 @@ def reverse_paid_credit(
 
 def collect_receivable(*, wallet: LedgerAccount, by: str, cause: str) -> int:
     """Pay the debt of the locked wallet's owner from the wallet; return how much was paid."""
-    owed_account = account(organization=wallet.organization_id, kind=AccountKind.RECEIVABLE)
+    owed_account = account(organization=wallet.owner_id, kind=AccountKind.RECEIVABLE)
     owed = -(owed_account.entries.aggregate(nano=Sum("amount_nano"))["nano"] or 0)
     paid = min(owed, wallet.balance_nano)
     if paid <= 0:
         return 0
     post(
-        organization=wallet.organization_id,
+        organization=wallet.owner_id,
         kind="debt_paid",
         legs={wallet: -paid, owed_account: paid},
         by=by,
@@ -191,15 +199,15 @@ def collect_receivable(*, wallet: LedgerAccount, by: str, cause: str) -> int:
 @transaction.atomic
 def hold(
     *,
-    organization: Any,
-    purpose: str,
+    organization: Organization | str,
+    purpose: HoldPurpose,
     source: str,
     amount_nano: int,
     by: str,
     idempotency_key: str,
     expires_at: datetime.datetime | None = None,
     attribution: Attribution | None = None,
-    price_rule: Any = None,
+    price_rule: PriceRule | None = None,
 ) -> Hold:
     """Set `amount_nano` aside for `source`. Raises InsufficientBalance, BudgetExceeded, SpendingStopped.
 
@@ -215,9 +223,9 @@ def hold(
         raise insufficient_balance(wallet.balance_nano, amount_nano, otherwise=", or lower the spend cap")
     whose = attribution or Attribution()
     if wallet.has_budgets:
-        require_room(organization=wallet.organization_id, attribution=whose, amount_nano=amount_nano)
+        require_room(organization=wallet.owner_id, attribution=whose, amount_nano=amount_nano)
     created = Hold(
-        organization_id=wallet.organization_id or "",
+        organization_id=wallet.owner_id,
         purpose=purpose,
         source=source,
         price_rule=price_rule,
@@ -248,7 +256,7 @@ def settle_hold(*, hold_id: str, capture_nano: int, by: str, reason: str = "") -
     """
     wallet = lock_wallet_of_hold(hold_id=hold_id)
     found = Hold.objects.get(pk=hold_id)
-    if found.status == "closed":
+    if found.status == HoldStatus.CLOSED:
         if found.captured_nano != capture_nano:
             raise InvalidState(f"hold {hold_id} was settled at another amount")
         return found
@@ -257,9 +265,9 @@ def settle_hold(*, hold_id: str, capture_nano: int, by: str, reason: str = "") -
     charge = capture_nano - found.captured_nano
     rest = found.amount_nano - capture_nano
     held, revenue = beside(wallet, AccountKind.HOLD), beside(wallet, AccountKind.REVENUE)
-    if found.purpose == "job" and wallet.has_budgets:  # budgets count requests when their series are charged
+    if found.purpose == HoldPurpose.JOB and wallet.has_budgets:  # budgets count requests when their series are charged
         note_spending(organization=found.organization_id, attribution=_whose(found), amount_nano=charge)
-    found.status, found.captured_nano, found.closed_at = "closed", capture_nano, wallet.locked_at
+    found.status, found.captured_nano, found.closed_at = HoldStatus.CLOSED, capture_nano, wallet.locked_at
     if charge or rest:
         post(
             organization=found.organization_id,
@@ -278,11 +286,14 @@ def settle_hold(*, hold_id: str, capture_nano: int, by: str, reason: str = "") -
 
 
 @transaction.atomic
-def refund_source(*, organization: Any, source: str, by: str, reason: str) -> int:
+def refund_source(*, organization: Organization | str, source: str, by: str, reason: str) -> int:
     """Refund everything captured for `source` and not refunded yet; return the amount."""
     wallet = lock_wallet(organization=organization)
     holds = Hold.objects.filter(
-        organization_id=wallet.organization_id, source=source, status="closed", captured_nano__gt=F("refunded_nano")
+        organization_id=wallet.owner_id,
+        source=source,
+        status=HoldStatus.CLOSED,
+        captured_nano__gt=F("refunded_nano"),
     ).order_by("pk")
     total = 0
     for found in holds:
@@ -297,7 +308,7 @@ def refund_source(*, organization: Any, source: str, by: str, reason: str) -> in
             request={"refund": found.pk, "amount_nano": amount_nano},
             reason=reason,
             lots=returns_for(
-                organization_id=wallet.organization_id, sources=[found.source], amount_nano=amount_nano, now=db_now()
+                organization_id=wallet.owner_id, sources=[found.source], amount_nano=amount_nano, now=db_now()
             ),
         )
         note_spending(organization=found.organization_id, attribution=_whose(found), amount_nano=-amount_nano)
@@ -318,7 +329,7 @@ def require_spending(wallet: LedgerAccount) -> None:
 
 
 @transaction.atomic
-def set_spending(*, organization: Any, stopped_because: str) -> None:
+def set_spending(*, organization: Organization | str, stopped_because: str) -> None:
     """Stop the organization's spending for a reason shown to its members; an empty reason allows spending again."""
     wallet = lock_wallet(organization=organization)
     LedgerAccount.objects.filter(pk=wallet.pk).update(stopped_because=stopped_because[:200])

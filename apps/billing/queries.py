@@ -3,15 +3,17 @@
 import datetime
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 from django.db.models import F, QuerySet, Sum
 
+from apps.accounts.models import Organization, key_of
 from apps.billing.lots import spendable_lots
 from apps.billing.models import (
     AccountKind,
     CreditLot,
     Hold,
+    HoldPurpose,
+    HoldStatus,
     Invoice,
     LedgerAccount,
     LedgerEntry,
@@ -35,18 +37,14 @@ def get_captured_nano(*, source: str) -> int:
     return Hold.objects.filter(source=source).aggregate(nano=Sum(_KEPT))["nano"] or 0
 
 
-def get_balance(*, organization: Any) -> Balance:
-    kinds = dict(
-        LedgerAccount.objects.filter(organization_id=getattr(organization, "pk", organization)).values_list(
-            "kind", "balance_nano"
-        )
-    )
+def get_balance(*, organization: Organization | str) -> Balance:
+    kinds = dict(LedgerAccount.objects.filter(organization_id=key_of(organization)).values_list("kind", "balance_nano"))
     return Balance(available_nano=kinds.get(AccountKind.WALLET, 0), held_nano=kinds.get(AccountKind.HOLD, 0))
 
 
-def has_had_credit(*, organization: Any) -> bool:
+def has_had_credit(*, organization: Organization | str) -> bool:
     """Return whether the organization ever paid in or was granted credit."""
-    return CreditLot.objects.filter(organization_id=getattr(organization, "pk", organization)).exists()
+    return CreditLot.objects.filter(organization_id=key_of(organization)).exists()
 
 
 def stopped_organizations() -> QuerySet[LedgerAccount, str]:
@@ -55,9 +53,9 @@ def stopped_organizations() -> QuerySet[LedgerAccount, str]:
     return stopped.values_list("organization_id", flat=True)
 
 
-def list_transactions(*, organization: Any) -> QuerySet[LedgerTransaction]:
+def list_transactions(*, organization: Organization | str) -> QuerySet[LedgerTransaction]:
     """Return the organization's transactions, newest first, with their entries and accounts."""
-    rows = LedgerTransaction.objects.filter(organization_id=getattr(organization, "pk", organization))
+    rows = LedgerTransaction.objects.filter(organization_id=key_of(organization))
     return rows.order_by("-created_at", "-id").prefetch_related("entries__account")
 
 
@@ -76,14 +74,14 @@ class Spending:
     training_nano: int
 
 
-def get_spending(*, organization: Any) -> Spending:
-    organization_id = getattr(organization, "pk", organization)
+def get_spending(*, organization: Organization | str) -> Spending:
+    organization_id = key_of(organization)
     series = UsageSeries.objects.filter(organization_id=organization_id, sku__startswith="inference:")
     sums = series.aggregate(tokens=Sum("rated_quantity"), posted=Sum("posted_nano"))
     unrated = series.filter(sku__startswith=_INPUT_SKUS).aggregate(
         requests=Sum(F("request_count") - F("rated_request_count"))
     )
-    training = Hold.objects.filter(organization_id=organization_id, purpose="job").aggregate(nano=Sum(_KEPT))
+    training = Hold.objects.filter(organization_id=organization_id, purpose=HoldPurpose.JOB).aggregate(nano=Sum(_KEPT))
     return Spending(
         tokens_billed=sums["tokens"] or 0,
         unrated_requests=unrated["requests"] or 0,
@@ -92,15 +90,15 @@ def get_spending(*, organization: Any) -> Spending:
     )
 
 
-def sources_of_holds(*, organization: Any, ids: Collection[str]) -> dict[str, str]:
+def sources_of_holds(*, organization: Organization | str, ids: Collection[str]) -> dict[str, str]:
     """Return the source of each hold, a job or a gateway, by the hold's id."""
     holds = Hold.objects.for_organization(organization).filter(pk__in=list(ids))
     return dict(holds.values_list("pk", "source"))
 
 
-def list_usage(*, organization: Any, since: datetime.date) -> QuerySet[UsageSeries]:
+def list_usage(*, organization: Organization | str, since: datetime.date) -> QuerySet[UsageSeries]:
     """Return the organization's usage by day, newest first, then by model and SKU."""
-    rows = UsageSeries.objects.filter(organization_id=getattr(organization, "pk", organization), day__gte=since)
+    rows = UsageSeries.objects.filter(organization_id=key_of(organization), day__gte=since)
     return rows.select_related("price_rule").order_by("-day", "subject", "sku", "pk")
 
 
@@ -109,17 +107,22 @@ def list_recorded_ids(*, ids: Collection[str]) -> frozenset[str]:
     return frozenset(UsageEvent.objects.filter(pk__in=ids).values_list("pk", flat=True))
 
 
-def list_lots(*, organization: Any) -> QuerySet[CreditLot]:
+def list_lots(*, organization: Organization | str) -> QuerySet[CreditLot]:
     """Return the lots with credit left, in spending order."""
-    return spendable_lots(organization_id=getattr(organization, "pk", organization))
+    return spendable_lots(organization_id=key_of(organization))
 
 
-def list_open_holds(*, organization: Any) -> QuerySet[Hold]:
+def list_open_holds(*, organization: Organization | str) -> QuerySet[Hold]:
     """Return the open holds, newest first."""
-    return Hold.objects.for_organization(organization).filter(status="open").order_by("-created_at", "-pk")
+    return Hold.objects.for_organization(organization).filter(status=HoldStatus.OPEN).order_by("-created_at", "-pk")
 
 
-def list_invoices(*, organization: Any) -> QuerySet[Invoice]:
+def open_slices() -> QuerySet[Hold]:
+    """Return the slices that gateways may spend from now, of all organizations."""
+    return Hold.objects.filter(purpose=HoldPurpose.INFERENCE, status=HoldStatus.OPEN)
+
+
+def list_invoices(*, organization: Organization | str) -> QuerySet[Invoice]:
     """Return the organization's invoices, newest month first."""
     return Invoice.objects.for_organization(organization).order_by("-month")
 

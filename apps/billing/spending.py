@@ -7,12 +7,11 @@ import datetime
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from django.db.models import F
 
-from apps.accounts.models import ApiKey
-from apps.billing.models import Hold, KeyLabel, UsageSeries, VolumeRebate
+from apps.accounts.models import ApiKey, Organization, key_of
+from apps.billing.models import Hold, HoldPurpose, HoldStatus, KeyLabel, LineKind, UsageSeries, VolumeRebate
 from apps.core.money import rated
 
 _FORECAST_DAYS = 7
@@ -26,7 +25,7 @@ class Spend:
     """
 
     day: datetime.date
-    kind: str  # training | inference | storage | rebate
+    kind: str  # a LineKind
     subject: str  # the job, the model, or the stored thing
     reference: str  # id of the hold, series or rebate, to look up details
     sku: str
@@ -41,9 +40,9 @@ class Spend:
     cost_nano: int = 0
 
 
-def list_spending(*, organization: Any, first: datetime.date, last: datetime.date) -> list[Spend]:
+def list_spending(*, organization: Organization | str, first: datetime.date, last: datetime.date) -> list[Spend]:
     """Return every line between these UTC days, both included, ordered by day."""
-    organization_id = getattr(organization, "pk", organization)
+    organization_id = key_of(organization)
     lines = [
         *_metered(organization_id, first, last),
         *_trained(organization_id, first, last),
@@ -82,8 +81,8 @@ def _metered(organization_id: str, first: datetime.date, last: datetime.date) ->
 def _trained(organization_id: str, first: datetime.date, last: datetime.date) -> Iterable[Spend]:
     holds = Hold.objects.filter(
         organization_id=organization_id,
-        purpose="job",
-        status="closed",
+        purpose=HoldPurpose.JOB,
+        status=HoldStatus.CLOSED,
         closed_at__gte=_begin(first),
         closed_at__lt=_begin(last + datetime.timedelta(days=1)),
         captured_nano__gt=F("refunded_nano"),
@@ -94,7 +93,7 @@ def _trained(organization_id: str, first: datetime.date, last: datetime.date) ->
         assert hold.closed_at is not None
         yield Spend(
             day=hold.closed_at.astimezone(datetime.UTC).date(),
-            kind="training",
+            kind=LineKind.TRAINING,
             subject=hold.source,
             reference=hold.pk,
             sku=price.sku if price else "",
@@ -114,7 +113,7 @@ def _rebates(organization_id: str, first: datetime.date, last: datetime.date) ->
     rows = VolumeRebate.objects.filter(organization_id=organization_id, posted_nano__gt=0)
     for row in rows.filter(month__gte=first.replace(day=1), month__lte=last).select_related("price_rule"):
         yield Spend(
-            day=row.month, kind="rebate", subject=f"Volume of {row.month:%B %Y}", reference=f"rebate-{row.pk}",
+            day=row.month, kind=LineKind.REBATE, subject=f"Volume of {row.month:%B %Y}", reference=f"rebate-{row.pk}",
             sku=row.price_rule.sku, unit=row.price_rule.unit, quantity=row.quantity, requests=0,
             price_rule_id=row.price_rule_id, key_id="", adapter_version_id="", member_id="", labels={},
             cost_nano=-row.posted_nano,
@@ -128,8 +127,8 @@ def _begin(day: datetime.date) -> datetime.datetime:
 # --- Sums -------------------------------------------------------------------------------------------------------------
 
 GROUPS: dict[str, Callable[[Spend], str]] = {
-    "job": lambda line: line.subject if line.kind == "training" else "",
-    "adapter": lambda line: line.subject if line.kind == "inference" else "",
+    "job": lambda line: line.subject if line.kind == LineKind.TRAINING else "",
+    "adapter": lambda line: line.subject if line.kind == LineKind.INFERENCE else "",
     "key": lambda line: line.key_id,
     "member": lambda line: line.member_id,
     "kind": lambda line: line.kind,
@@ -153,14 +152,14 @@ class Forecast:
     expected_nano: int
 
 
-def forecast_month(*, organization: Any, now: datetime.datetime) -> Forecast:
+def forecast_month(*, organization: Organization | str, now: datetime.datetime) -> Forecast:
     """Return the month's expected cost at the mean of the last seven days, today so far included."""
     today = now.astimezone(datetime.UTC).date()
     month = today.replace(day=1)
     week = today - datetime.timedelta(days=_FORECAST_DAYS - 1)
     lines = list_spending(organization=organization, first=min(month, week), last=today)
     spent = sum(line.cost_nano for line in lines if line.day >= month)
-    recent = sum(line.cost_nano for line in lines if line.day >= week and line.kind != "rebate")
+    recent = sum(line.cost_nano for line in lines if line.day >= week and line.kind != LineKind.REBATE)
     next_month = (month + datetime.timedelta(days=32)).replace(day=1)
     to_come = (next_month - today).days - 1
     return Forecast(month, spent, spent + recent * to_come // _FORECAST_DAYS)

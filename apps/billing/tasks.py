@@ -2,7 +2,6 @@
 
 import datetime
 import logging
-from typing import Any
 
 from celery import shared_task
 
@@ -17,42 +16,42 @@ _VERIFIED = datetime.timedelta(days=35)  # older days are not hashed again, only
 
 
 @shared_task(name="billing.rate_usage")
-def rate_usage(**_: Any) -> None:
+def rate_usage(**_: object) -> None:
     metering.rate_usage()
 
 
 @shared_task(name="billing.close_expired_holds")
-def close_expired_holds(**_: Any) -> None:
+def close_expired_holds(**_: object) -> None:
     slices.close_expired_holds()
 
 
 @shared_task(name="billing.post_rebates")
-def post_rebates(**_: Any) -> None:
+def post_rebates(**_: object) -> None:
     storage.post_rebates(now=db_now())
 
 
 @shared_task(name="billing.mail_reports")
-def mail_reports(**_: Any) -> None:
+def mail_reports(**_: object) -> None:
     mail.publish_reports(now=db_now())
 
 
 @shared_task(name="billing.close_months")
-def close_months(**_: Any) -> None:
+def close_months(**_: object) -> None:
     statements.close_months(now=db_now())
 
 
 @shared_task(name="billing.reconcile")
-def reconcile(**_: Any) -> None:
+def reconcile(**_: object) -> None:
     reconciliation.reconcile(now=db_now())
 
 
 @shared_task(name="billing.expire_lots")
-def expire_lots(**_: Any) -> None:
+def expire_lots(**_: object) -> None:
     credits.expire_lots()
 
 
 @shared_task(name="billing.seal_ledger")
-def seal_ledger(**_: Any) -> None:
+def seal_ledger(**_: object) -> None:
     """Seal the finished days. When a day was sealed, verify the recent seals."""
     now = db_now()
     if seals.seal_days(now=now):

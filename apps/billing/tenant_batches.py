@@ -3,7 +3,7 @@
 import datetime
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from apps.billing.models import LedgerCheck
 
@@ -22,7 +22,7 @@ def for_each(rows: Iterable[Row], work: Callable[[Row], int], *, name: str, now:
     be one transaction.
     """
     total = 0
-    failed: list[list[Any]] = []
+    failed: list[list[str]] = []
     for row in list(rows):
         try:
             total += work(row)
@@ -34,7 +34,7 @@ def for_each(rows: Iterable[Row], work: Callable[[Row], int], *, name: str, now:
     return total
 
 
-def _note(name: str, failed: list[list[Any]], now: datetime.datetime) -> None:
+def _note(name: str, failed: list[list[str]], now: datetime.datetime) -> None:
     """Record the failures for operators when they changed, and once an hour while they last."""
     newest = LedgerCheck.objects.filter(name=name).order_by("-checked_at", "-id").first()
     before = newest.differences if newest else []

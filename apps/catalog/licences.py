@@ -5,8 +5,8 @@ model.
 """
 
 import datetime
-from typing import Any
 
+from apps.accounts.models import Organization, key_of
 from apps.catalog.models import BaseModel, LicenceAcceptance
 from apps.core import audit
 from apps.core.errors import DomainError, InvalidValue
@@ -18,20 +18,20 @@ class LicenceNotAccepted(DomainError):
     code = "licence_not_accepted"
 
 
-def find_acceptance(*, organization: Any, base_model: BaseModel) -> LicenceAcceptance | None:
+def find_acceptance(*, organization: Organization | str, base_model: BaseModel) -> LicenceAcceptance | None:
     """Return the acceptance of the licence as currently named; a changed licence must be accepted again."""
     accepted = LicenceAcceptance.objects.for_organization(organization)
     return accepted.filter(base_model=base_model, licence=base_model.licence).first()
 
 
-def is_licence_missing(*, organization: Any, base_model: BaseModel) -> bool:
+def is_licence_missing(*, organization: Organization | str, base_model: BaseModel) -> bool:
     """Return whether a member of the organization must accept the licence before a job starts."""
     if not base_model.demands_acceptance:
         return False
     return find_acceptance(organization=organization, base_model=base_model) is None
 
 
-def require_licence(*, organization: Any, base_model: BaseModel) -> None:
+def require_licence(*, organization: Organization | str, base_model: BaseModel) -> None:
     """Raise LicenceNotAccepted if the licence must be accepted and was not."""
     if is_licence_missing(organization=organization, base_model=base_model):
         raise LicenceNotAccepted(
@@ -43,7 +43,7 @@ def require_licence(*, organization: Any, base_model: BaseModel) -> None:
 
 
 def accept_licence(
-    *, organization: Any, base_model: BaseModel, licence: str, by: str, now: datetime.datetime
+    *, organization: Organization | str, base_model: BaseModel, licence: str, by: str, now: datetime.datetime
 ) -> LicenceAcceptance:
     """Accept the licence for the organization. `licence` repeats its name, as proof of which licence was read.
 
@@ -54,7 +54,7 @@ def accept_licence(
     if licence != base_model.licence:
         raise InvalidValue(f"The licence of {base_model.display_name} is {base_model.licence!r}.", param="licence")
     accepted, is_new = LicenceAcceptance.objects.get_or_create(
-        organization_id=getattr(organization, "pk", organization),
+        organization_id=key_of(organization),
         base_model=base_model,
         licence=licence,
         defaults={"accepted_by": by, "accepted_at": now},

@@ -4,9 +4,8 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -50,7 +49,7 @@ class ModelFolder(msgspec.Struct, frozen=True, kw_only=True):
     """The data of an installed model that the catalogue stores. `path` is "" if workers fetch it from the hub."""
 
     path: str
-    config: dict[str, Any]
+    config: dict[str, object]
     architecture: Architecture
     parameter_count: int
     chat_template: str
@@ -94,7 +93,7 @@ def read_hub_folder(folder: Path, *, weights_sha256: Mapping[str, str]) -> Model
     )
 
 
-def check_config(config: dict[str, Any]) -> Architecture:
+def check_config(config: Mapping[str, object]) -> Architecture:
     """Return the architecture of a config.json. Raises ModelRefused for families that are not on the list."""
     if "auto_map" in config:
         raise ModelRefused("config.json names code of the repository (auto_map), which is never run.", param="config")
@@ -136,7 +135,7 @@ def _require_files(names: Collection[str], *, param: str) -> None:
         raise ModelRefused(f"The {place} lacks {', '.join(missing) or 'safetensors weights'}.", param=param)
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def _read_config(folder: Path) -> dict[str, object]:
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except ValueError as error:
@@ -155,20 +154,25 @@ def _read_renderer(folder: Path) -> ChatRenderer:
 
 def _count_parameters(file: Path) -> int:
     """Return the number of elements of all tensors, from the header (https://github.com/huggingface/safetensors)."""
-    return sum(math.prod(tensor["shape"]) for name, tensor in _read_header(file) if name != "__metadata__")
+    return sum(math.prod(tensor.shape) for tensor in _read_header(file))
 
 
-def _read_header(file: Path) -> Iterator[tuple[str, Any]]:
+class _TensorHeader(msgspec.Struct, frozen=True):
+    shape: tuple[int, ...]
+
+
+def _read_header(file: Path) -> list[_TensorHeader]:
     with file.open("rb") as stream:
         start = stream.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if not 0 < length <= _HEADER_LIMIT_BYTES:
             raise ModelRefused(f"{file.name} is not a safetensors file.", param="path")
         try:
-            header = json.loads(stream.read(length))
-        except ValueError as error:
+            header = msgspec.json.decode(stream.read(length), type=dict[str, msgspec.Raw])
+            header.pop("__metadata__", None)
+            return [msgspec.json.decode(tensor, type=_TensorHeader) for tensor in header.values()]
+        except msgspec.DecodeError as error:
             raise ModelRefused(f"{file.name} is not a safetensors file.", param="path") from error
-    yield from header.items()
 
 
 def _sha256(file: Path) -> str:

@@ -6,11 +6,11 @@ import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from django.conf import settings
 from django.db import transaction
 
+from apps.accounts.models import Organization, key_of
 from apps.catalog.model_files import ModelFolder, ModelRefused, check_config, read_hub_folder, read_model_folder
 from apps.catalog.models import BaseModel, HubToken, PriceRule
 from apps.catalog.pricing import STORAGE_SKU, Tier, unit_of
@@ -47,11 +47,11 @@ def add_base_model(
     path: Path | None = None,
     repo: str = "",
     revision: str = "",
-    config: dict[str, Any] | None = None,
+    config: dict[str, object] | None = None,
     hub_token: str = "",
     licence: str = "",
     source_url: str = "",
-    default_recipe: dict[str, Any] | None = None,
+    default_recipe: dict[str, object] | None = None,
 ) -> BaseModel:
     """Add a model: from a local folder, ready to train, or a hub repository at one commit, listed but not installed.
 
@@ -146,7 +146,7 @@ def _keep_installed(base_model_id: str, read: ModelFolder, folder: Path) -> None
 
 
 def _fill_from_folder(
-    row: BaseModel, read: ModelFolder, default_recipe: dict[str, Any], *, folder: Path | None = None
+    row: BaseModel, read: ModelFolder, default_recipe: dict[str, object], *, folder: Path | None = None
 ) -> None:
     """Copy the data of the folder that was read. `folder` holds the tokenizer if the model itself has no path here."""
     row.path, row.config, row.is_installed = read.path, read.config, True
@@ -161,7 +161,7 @@ def _fill_from_folder(
         store().put_stream(row.tokenizer_key, read_chunks(tokenizer))
 
 
-def _fill_from_repository(row: BaseModel, *, repo: str, revision: str, config: dict[str, Any] | None) -> None:
+def _fill_from_repository(row: BaseModel, *, repo: str, revision: str, config: dict[str, object] | None) -> None:
     if not _REPO.fullmatch(repo) or ".." in repo or "--" in repo:
         raise InvalidValue("A repository is written owner/name, as on the hub.", param="repo")
     if not _COMMIT.fullmatch(revision):
@@ -215,7 +215,7 @@ def set_price(
     per: int,
     by: str,
     now: datetime.datetime,
-    organization: Any = None,
+    organization: Organization | str | None = None,
     tiers: Sequence[Tier] = (),
     effective_from: datetime.datetime | None = None,
 ) -> PriceRule:
@@ -227,7 +227,7 @@ def set_price(
     begin = effective_from or now
     if begin < now:
         raise InvalidValue("A price begins now or later: what was used keeps its price.", param="effective_from")
-    owner = getattr(organization, "pk", organization)
+    owner = key_of(organization)
     lock(f"price:{sku}:{owner}")
     rules = PriceRule.objects.select_for_update().filter(sku=sku, organization_id=owner)
     before = rules.filter(effective_from__lt=begin).order_by("-effective_from").first()

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from apps.core.money import rated
+
+if TYPE_CHECKING:
+    from apps.catalog.models import PriceRule
 
 STORAGE_SKU = "storage:bytes"
 # A gigabyte is 1e9 bytes and a month is always 730 hours, so that a gigabyte costs the same every day.
@@ -45,7 +48,7 @@ def usual_per(unit: str) -> int:
     return _PER[unit]
 
 
-def tiers_of(rule: Any) -> list[Tier]:
+def tiers_of(rule: "PriceRule") -> list[Tier]:
     return [Tier(int(row["from_units"]), int(row["price_nano"])) for row in rule.tiers]
 
 

@@ -2,10 +2,10 @@
 
 import datetime
 from functools import lru_cache
-from typing import Any
 
 from django.db.models import DateTimeField, F, Func, Q, QuerySet
 
+from apps.accounts.models import Organization, key_of
 from apps.catalog.models import BaseModel, GpuType, HubToken, PriceRule
 from apps.contracts.chat import ChatRenderer
 from apps.core.errors import InvalidState, NotFound
@@ -49,17 +49,21 @@ def list_gpu_types() -> QuerySet[GpuType]:
     return GpuType.objects.order_by("name")
 
 
-def active_price(*, sku: str, organization: Any = None, now: datetime.datetime | None = None) -> PriceRule | None:
+def active_price(
+    *, sku: str, organization: Organization | str | None = None, now: datetime.datetime | None = None
+) -> PriceRule | None:
     """Return the price of a SKU now: the organization's own, else the general one; return None if there is none."""
-    rules = _in_force(now).filter(Q(organization=None) | Q(organization_id=_key(organization)), sku=sku)
+    rules = _in_force(now).filter(Q(organization=None) | Q(organization_id=key_of(organization)), sku=sku)
     return rules.order_by(F("organization").asc(nulls_last=True)).first()
 
 
 def list_active_prices(
-    *, prefix: str, organization: Any = None, now: datetime.datetime | None = None
+    *, prefix: str, organization: Organization | str | None = None, now: datetime.datetime | None = None
 ) -> list[PriceRule]:
     """Return the organization's current price of each SKU that begins with `prefix`."""
-    rules = _in_force(now).filter(Q(organization=None) | Q(organization_id=_key(organization)), sku__startswith=prefix)
+    rules = _in_force(now).filter(
+        Q(organization=None) | Q(organization_id=key_of(organization)), sku__startswith=prefix
+    )
     own_last = rules.order_by("sku", F("organization").asc(nulls_first=True))
     return list({rule.sku: rule for rule in own_last}.values())
 
@@ -76,12 +80,8 @@ def list_prices(*, sku: str | None = None) -> QuerySet[PriceRule]:
 
 
 def _in_force(now: datetime.datetime | None) -> QuerySet[PriceRule]:
-    moment: Any = now or Func(function="clock_timestamp", output_field=DateTimeField())
+    moment = now or Func(function="clock_timestamp", output_field=DateTimeField())
     return PriceRule.objects.filter(Q(effective_to=None) | Q(effective_to__gt=moment), effective_from__lte=moment)
-
-
-def _key(organization: Any) -> Any:
-    return getattr(organization, "pk", organization)
 
 
 def inference_sku(base_model: BaseModel, *, direction: str) -> str:
@@ -116,7 +116,15 @@ def chat_renderer(*, base_model: BaseModel) -> ChatRenderer:
 
 
 @lru_cache(maxsize=8)
-def _renderer(chat_template: str, tokenizer_key: str, special_tokens: tuple[tuple[str, Any], ...]) -> ChatRenderer:
+def _renderer(chat_template: str, tokenizer_key: str, special_tokens: tuple[tuple[str, str], ...]) -> ChatRenderer:
     # The key names the tokenizer's hash, so an entry never goes stale.
     tokenizer = read_object(tokenizer_key, limit_bytes=TOKENIZER_LIMIT_BYTES)
-    return ChatRenderer(chat_template, tokenizer, **dict(special_tokens))
+    tokens = dict(special_tokens)
+    return ChatRenderer(
+        chat_template,
+        tokenizer,
+        bos_token=tokens.get("bos_token", ""),
+        eos_token=tokens.get("eos_token", ""),
+        pad_token=tokens.get("pad_token", ""),
+        unk_token=tokens.get("unk_token", ""),
+    )

@@ -5,7 +5,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import msgspec
 from django.db import transaction
@@ -25,7 +25,7 @@ _MILLION_OUTPUT_TOKENS_NANO = 20 * NANO_PER_CENT
 _URL = re.compile(r"https?://\S+")
 
 
-class Seeded(msgspec.Struct, frozen=True, kw_only=True):
+class SeededCatalog(msgspec.Struct, frozen=True, kw_only=True):
     """The number of new rows."""
 
     gpu_types: int
@@ -35,9 +35,9 @@ class Seeded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @transaction.atomic
-def seed_catalog(*, by: str, now: datetime.datetime) -> Seeded:
+def seed_catalog(*, by: str, now: datetime.datetime) -> SeededCatalog:
     """Add missing GPU types, base models and first prices; install or update the demo's model if its files exist."""
-    return Seeded(
+    return SeededCatalog(
         gpu_types=_seed_gpu_types(),
         base_models=_seed_base_models(),
         demo_model=_install_demo_model(by=by, now=now),
@@ -54,7 +54,7 @@ def _seed_gpu_types() -> int:
     return len(GpuType.objects.bulk_create([card for card in cards if card.key not in known]))
 
 
-def _gpu_type(row: dict[str, Any]) -> GpuType:
+def _gpu_type(row: gpus.GpuRow) -> GpuType:
     gpu = gpus.from_row(row)
     source_url = next((match.group() for text in gpu.sources if (match := _URL.search(text))), "")
     return GpuType(
@@ -80,7 +80,18 @@ def _rename_licences(named: dict[str, str]) -> None:
             BaseModel.objects.filter(pk=base_model.pk).update(licence=named[base_model.name])
 
 
-def _base_model(row: dict[str, Any]) -> BaseModel:
+class _ModelRow(TypedDict):
+    """One row of `models.json`: the fields that the catalogue stores besides the row itself."""
+
+    name: str
+    hf_repo: str
+    license: str
+    params_computed: int
+    max_position_embeddings: int | None
+    source_url: str
+
+
+def _base_model(row: _ModelRow) -> BaseModel:
     return BaseModel(
         name=row["name"].lower(),
         display_name=row["name"],

@@ -175,7 +175,7 @@ def check_adapter(
     return problems + _check_tensors(header.tensors, table)
 
 
-def clean_adapter_config(adapter_config: Mapping[str, Any], *, base_model: str) -> dict[str, Any]:
+def clean_adapter_config(adapter_config: Mapping[str, Any], *, base_model: str) -> dict[str, object]:
     """Return the configuration to serve a checked adapter with: ours, with only four values of the adapter's."""
     return {
         "peft_type": "LORA",
@@ -210,7 +210,7 @@ def _parse_object(data: bytes, what: str) -> dict[str, Any]:
     return value
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
         raise ValueError("a key appears twice")
@@ -221,7 +221,7 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _parse_tensor(name: str, entry: Any, header_end: int) -> Tensor:
+def _parse_tensor(name: str, entry: object, header_end: int) -> Tensor:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise AdapterFileError(f"Tensor {name!r} must have dtype, shape and data_offsets.")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -234,7 +234,7 @@ def _parse_tensor(name: str, entry: Any, header_end: int) -> Tensor:
     return Tensor(dtype=dtype, shape=tuple(shape), begin=header_end + offsets[0], end=header_end + offsets[1])
 
 
-def _are_sizes(values: Any) -> bool:
+def _are_sizes(values: object) -> bool:
     return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**48 for value in values)
 
 
@@ -268,7 +268,7 @@ def _module_sizes(base_config: Mapping[str, Any]) -> dict[str, tuple[str, int, i
     }
 
 
-def _check_config(config: Mapping[str, Any]) -> list[Problem]:
+def _check_config(config: Mapping[str, object]) -> list[Problem]:
     problems = [
         Problem(ProblemCode.UNKNOWN_KEY, f"adapter_config.json has the unknown key {key!r}.")
         for key in sorted(set(config) - CONFIG_KEYS)
@@ -285,7 +285,7 @@ def _check_config(config: Mapping[str, Any]) -> list[Problem]:
     return problems + _check_values(config)
 
 
-def _check_values(config: Mapping[str, Any]) -> list[Problem]:
+def _check_values(config: Mapping[str, object]) -> list[Problem]:
     problems = []
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if type(rank) is not int or not 1 <= rank <= MAX_RANK:

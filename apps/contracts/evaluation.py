@@ -140,7 +140,7 @@ def _problem_of_pattern(pattern: str) -> str | None:
     return None
 
 
-def _problem_of_schema(schema: dict[str, Any]) -> str | None:
+def _problem_of_schema(schema: dict[str, object]) -> str | None:
     if not schema:
         return "schema must be a JSON schema."
     if len(repr(schema)) > MAX_SCHEMA_BYTES:
@@ -150,7 +150,7 @@ def _problem_of_schema(schema: dict[str, Any]) -> str | None:
     return None
 
 
-def _keys_of(value: Any) -> set[str]:
+def _keys_of(value: object) -> set[str]:
     if isinstance(value, dict):
         return set(value).union(*(_keys_of(item) for item in value.values()))
     if isinstance(value, list):

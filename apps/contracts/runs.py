@@ -308,10 +308,18 @@ class Failed(Outcome, frozen=True, kw_only=True, tag="failed"):
     log_tail: str = ""
 
 
+class StopReason(StrEnum):
+    """Why an attempt stops before its end: a customer's request, or its machine has to go."""
+
+    CANCELLED = "cancelled"
+    PAUSED = "paused"
+    PREEMPTED = "preempted"
+
+
 class Stopped(Outcome, frozen=True, kw_only=True, tag="stopped"):
     """The attempt followed a request (cancel, pause, drain) and kept what it could."""
 
-    reason: str  # "cancelled" | "paused" | "preempted"
+    reason: str  # a StopReason to the control plane; the training child knows no reason and says "stopped"
     step: Steps = 0
 
 

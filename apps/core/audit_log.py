@@ -4,11 +4,11 @@ import datetime
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from django.db.models import QuerySet
 from django.utils.dateparse import parse_date, parse_datetime
 
+from apps.core.database.tenancy import Keyed, id_of
 from apps.core.errors import InvalidValue
 from apps.core.http.csv_text import csv_chunks
 from apps.core.models import AuditEntry
@@ -35,13 +35,13 @@ class AuditFilter:
     before: int | None = None  # an id; only older entries match
 
 
-def read_filter(given: Mapping[str, Any]) -> AuditFilter:
+def read_filter(given: Mapping[str, object]) -> AuditFilter:
     """Read actor, action, target, since, until (ISO 8601, UTC) and before from a query. Raises InvalidValue."""
     texts = {name: str(given.get(name) or "").strip()[:_MAX_VALUE] for name in ("actor", "action", "target")}
     return AuditFilter(**texts, since=_moment(given, "since"), until=_moment(given, "until"), before=_id(given))
 
 
-def _moment(given: Mapping[str, Any], name: str) -> datetime.datetime | None:
+def _moment(given: Mapping[str, object], name: str) -> datetime.datetime | None:
     text = str(given.get(name) or "").strip()
     if not text:
         return None
@@ -56,7 +56,7 @@ def _moment(given: Mapping[str, Any], name: str) -> datetime.datetime | None:
     return found if found.tzinfo else found.replace(tzinfo=datetime.UTC)
 
 
-def _id(given: Mapping[str, Any]) -> int | None:
+def _id(given: Mapping[str, object]) -> int | None:
     text = str(given.get("before") or "")
     if not text:
         return None
@@ -65,9 +65,9 @@ def _id(given: Mapping[str, Any]) -> int | None:
     return int(text)
 
 
-def list_entries(*, organization: Any, chosen: AuditFilter) -> QuerySet[AuditEntry]:
+def list_entries(*, organization: Keyed | str | None, chosen: AuditFilter) -> QuerySet[AuditEntry]:
     """Return an organization's entries, newest first; for None, the platform's own."""
-    rows = AuditEntry.objects.filter(organization_id=getattr(organization, "pk", organization)).order_by("-id")
+    rows = AuditEntry.objects.filter(organization_id=id_of(organization) or None).order_by("-id")
     equal = {"actor": chosen.actor, "target": chosen.target}
     rows = rows.filter(**{name: value for name, value in equal.items() if value})
     if chosen.action:
@@ -80,7 +80,7 @@ def list_entries(*, organization: Any, chosen: AuditFilter) -> QuerySet[AuditEnt
     return rows.filter(id__lt=chosen.before) if chosen.before is not None else rows
 
 
-def as_object(entry: AuditEntry) -> dict[str, Any]:
+def as_object(entry: AuditEntry) -> dict[str, object]:
     """Return an entry as the API shows it."""
     return {
         "id": str(entry.pk),
@@ -109,7 +109,7 @@ def export(rows: QuerySet[AuditEntry], *, kind: str) -> tuple[Iterator[bytes], s
     return csv_chunks(COLUMNS, cells), "text/csv; charset=utf-8"
 
 
-def _cell(entry: AuditEntry, column: str) -> Any:
+def _cell(entry: AuditEntry, column: str) -> object:
     value = getattr(entry, column)
     if column == "created_at":
         return value.isoformat()

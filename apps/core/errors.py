@@ -12,16 +12,18 @@ class Status(IntEnum):
     UNAUTHENTICATED = 401
     FORBIDDEN = 403
     NOT_FOUND = 404
+    METHOD_NOT_ALLOWED = 405
     TIMED_OUT = 408  # OpenAI clients retry it
     STALE_LEASE = 409  # OpenAI clients retry 409, so it is for workers only and never on the public API
     TOO_LARGE = 413
+    UNSUPPORTED_MEDIA_TYPE = 415
     UNPROCESSABLE = 422
     TOO_MANY = 429
     UNAVAILABLE = 503
 
 
 class DomainError(Exception):
-    """Base of every anticipated failure. Subclasses live in the module that raises them."""
+    """Base of every anticipated failure. Subclasses live in the module that raises them; shared ones live here."""
 
     code: ClassVar[str] = "invalid_request"
     status: ClassVar[Status] = Status.INVALID
@@ -34,10 +36,34 @@ class DomainError(Exception):
         self.param = param
         self.data = data
 
-    def as_openai(self) -> dict[str, dict[str, Any]]:
+    def as_openai(self) -> dict[str, dict[str, object]]:
         """Return the body of OpenAI's error object, with extra data beside its four members."""
         body = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": body | self.data}
+
+
+class InvalidApiKey(DomainError):
+    """The key is missing, malformed, unknown, revoked or expired. The answer does not reveal which."""
+
+    code = "invalid_api_key"
+    status = Status.UNAUTHENTICATED
+
+
+class InvalidJson(DomainError):
+    """The body is not JSON, or holds a value that cannot be stored."""
+
+    code = "invalid_json"
+
+
+class MissingParameter(DomainError):
+    code = "missing_required_parameter"
+
+
+class MethodNotAllowed(DomainError):
+    """The address exists, but not for this HTTP method."""
+
+    code = "method_not_allowed"
+    status = Status.METHOD_NOT_ALLOWED
 
 
 class NotFound(DomainError):

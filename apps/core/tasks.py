@@ -1,7 +1,5 @@
 """Celery tasks and outbox tasks of core."""
 
-from typing import Any
-
 from celery import shared_task
 
 from apps.core.database.clock import db_now
@@ -11,28 +9,28 @@ from apps.core.objects.store import store
 
 
 @shared_task(name="core.deliver_outbox", ignore_result=True)
-def deliver_outbox(**_: Any) -> None:
+def deliver_outbox(**_: object) -> None:
     """Deliver the short effects that are due. Called by `outbox.publish` after commit and by the schedule."""
     deliver_due(lane=CONTROL)
 
 
 # The task is acknowledged at once, because a dead worker's claim makes its message due again.
 @shared_task(name="core.carry_out", ignore_result=True, acks_late=False, soft_time_limit=3_540, time_limit=3_600)
-def carry_out(lane: str, **_: Any) -> None:
+def carry_out(lane: str, **_: object) -> None:
     """Carry out the next message of a lane, and wake the lane again if there was one."""
     if deliver_due(lane=lane, limit=1):
         wake(lane)
 
 
 @shared_task(name="core.wake_lanes", ignore_result=True)
-def wake_lanes(**_: Any) -> None:
+def wake_lanes(**_: object) -> None:
     """Wake the lanes with due messages: a wake may be lost, and a failed message waits for its next attempt."""
     for lane in list_due_lanes():
         wake(lane)
 
 
 @shared_task(name="core.prune_outbox", ignore_result=True)
-def prune_outbox(**_: Any) -> None:
+def prune_outbox(**_: object) -> None:
     prune(now=db_now())
 
 

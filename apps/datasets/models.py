@@ -4,11 +4,13 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from apps.core.database.structs import StructField
 from apps.core.database.tenancy import OrganizationModel
 from apps.core.database.transitions import choices_of, status_trigger
 from apps.core.ids import IdField
 from apps.datasets.lifecycle import UPLOAD_TRANSITIONS, VERSION_TRANSITIONS, DatasetVersionStatus, UploadStatus
 from apps.datasets.problems import FileErrorCode
+from apps.datasets.validation.layout import Layout
 
 
 class Dataset(OrganizationModel):
@@ -44,7 +46,9 @@ class DatasetVersion(OrganizationModel):
     bytes = models.BigIntegerField()
     sha256 = models.CharField(max_length=64, help_text="Empty until a repaired version is written.")
     kind = models.CharField(max_length=16, default="", help_text="chat, preference or text; empty until known.")
-    layout = models.JSONField(default=dict, help_text="What the file is: container, mapping, columns, first rows.")
+    layout: "models.Field[Layout, Layout]" = StructField(
+        Layout, help_text="What the file is: container, mapping, columns, first rows."
+    )
     given_mapping = models.JSONField(null=True, help_text="Which column is what, where a person said so.")
     rows_key = models.CharField(max_length=300, default="", help_text="Its rows as JSONL, unless the file is that.")
     rows_bytes = models.BigIntegerField(default=0)
@@ -82,7 +86,7 @@ class DatasetVersion(OrganizationModel):
     @property
     def has_bad_rows(self) -> bool:
         """Whether the file was read as rows of which some are bad: those can be repaired or dropped."""
-        if self.status != DatasetVersionStatus.INVALID or self.layout.get("is_rejected", True):
+        if self.status != DatasetVersionStatus.INVALID or self.layout.is_rejected:
             return False
         return any(error["code"] not in (FileErrorCode.EMPTY_FILE, FileErrorCode.TOO_FEW_ROWS) for error in self.errors)
 

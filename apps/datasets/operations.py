@@ -1,7 +1,6 @@
 """Token counts and deletion of datasets. Uploads are in `intake`, validation is in `validation`."""
 
 import datetime
-from typing import Any
 
 import msgspec
 from django.db import transaction
@@ -80,7 +79,7 @@ def count_tokens(*, version: DatasetVersion, base_model: BaseModel) -> TokenCoun
     )
 
 
-def _keep(version: DatasetVersion, base_model: BaseModel, **found: Any) -> TokenCount:
+def _keep(version: DatasetVersion, base_model: BaseModel, **found: object) -> TokenCount:
     count, _ = TokenCount.objects.get_or_create(
         version=version,
         base_model=base_model,

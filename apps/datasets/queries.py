@@ -1,12 +1,12 @@
 """Queries on datasets: lists, one version, its rows, and the rows as a base model sees them."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 from django.db.models import BigIntegerField, Count, Exists, F, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce, Greatest, Now
 
+from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer
 from apps.contracts.chat import ChatRow, Line, RenderedRow, Row, RowError, RowKind, parse_line_as, split_lines
@@ -38,7 +38,7 @@ class RowPreview(msgspec.Struct, frozen=True, kw_only=True):
     error: LineError | None = None
 
 
-def list_versions(*, organization: Any, purpose: str | None = None) -> QuerySet[DatasetVersion]:
+def list_versions(*, organization: Organization | str, purpose: str | None = None) -> QuerySet[DatasetVersion]:
     """Return the organization's files that are not deleted, newest first, without their long columns."""
     versions = DatasetVersion.objects.for_organization(organization).exclude(status=DatasetVersionStatus.DELETED)
     if purpose is not None:
@@ -46,7 +46,7 @@ def list_versions(*, organization: Any, purpose: str | None = None) -> QuerySet[
     return versions.select_related("dataset").defer("line_offsets").order_by("-created_at", "-id")
 
 
-def list_unusable(*, organization: Any) -> QuerySet[DatasetVersion]:
+def list_unusable(*, organization: Organization | str) -> QuerySet[DatasetVersion]:
     """Return the files with errors that were neither replaced nor dismissed: each is the newest of its dataset."""
     newer = DatasetVersion.objects.exclude(status=DatasetVersionStatus.DELETED).filter(
         dataset=OuterRef("dataset"), number__gt=OuterRef("number")
@@ -56,12 +56,12 @@ def list_unusable(*, organization: Any) -> QuerySet[DatasetVersion]:
     )
 
 
-def list_with_use(*, organization: Any) -> QuerySet[DatasetVersion]:
+def list_with_use(*, organization: Organization | str) -> QuerySet[DatasetVersion]:
     """Return the files with `job_count`, the number of jobs that train on each file."""
     return list_versions(organization=organization).annotate(job_count=Count("jobs")).defer("line_offsets", "errors")
 
 
-def get_version(*, organization: Any, id: str, param: str = "file_id") -> DatasetVersion:
+def get_version(*, organization: Organization | str, id: str, param: str = "file_id") -> DatasetVersion:
     """Return one file that is not deleted. Raises UnknownFile, the same for unknown and foreign ids."""
     versions = DatasetVersion.objects.for_organization(organization).select_related("dataset")
     found = versions.exclude(status=DatasetVersionStatus.DELETED).filter(pk=id).first() if "\x00" not in id else None
@@ -76,7 +76,7 @@ def list_siblings(*, version: DatasetVersion) -> QuerySet[DatasetVersion]:
     return versions.defer("line_offsets", "errors").order_by("-number")
 
 
-def storage_used_bytes(*, organization: Any, but_upload: str = "") -> int:
+def storage_used_bytes(*, organization: Organization | str, but_upload: str = "") -> int:
     """Return the bytes of the organization's files and of uploads in progress or still writable.
 
     `but_upload` is left out: its file is counted instead.

@@ -3,11 +3,10 @@
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import msgspec
 
-from apps.contracts.chat import ChatRenderer, PreferenceRow, RenderedRow, Row
+from apps.contracts.chat import ChatRenderer, ChatRow, PreferenceRow, RenderedRow, Row, TextRow
 
 HISTOGRAM_BARS = 24
 _TAIL_SHARE = 0.995  # bars of equal width cover the rows below this quantile; one last bar holds the tail
@@ -54,7 +53,7 @@ def measure_rows(renderer: ChatRenderer, rows: Iterable[Row]) -> Iterator[Measur
     """Render rows of one kind in order, in batches. Raises RowError."""
     waiting: deque[tuple[int, int]] = deque()  # (line, sequences)
 
-    def sequences() -> Iterator[Any]:
+    def sequences() -> Iterator[ChatRow | TextRow]:
         for row in rows:
             sides = (row.chosen, row.rejected) if isinstance(row, PreferenceRow) else (row,)
             waiting.append((row.line_number, len(sides)))

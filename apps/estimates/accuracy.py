@@ -9,7 +9,7 @@ import msgspec
 _CARD_RANGE = 0.5
 
 
-class Point(msgspec.Struct, frozen=True, kw_only=True):
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """One row's prediction and measurement, in the same unit."""
 
     id: str
@@ -47,7 +47,7 @@ class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
     false_fits_p50: float | None = None
 
 
-def accuracy(points: Sequence[Point], *, cards: Sequence[int] = ()) -> Accuracy:
+def accuracy(points: Sequence[Prediction], *, cards: Sequence[int] = ()) -> Accuracy:
     """Return the accuracy of the points.
 
     `cards` are usable memories in bytes; without them, the shares of fits are None.

@@ -94,7 +94,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     points: int = 0
 
 
-class Check(msgspec.Struct, frozen=True, kw_only=True):
+class CrossValidation(msgspec.Struct, frozen=True, kw_only=True):
     """Median absolute error with and without a calibration; each run is predicted by a fit that did not see it."""
 
     runs: int
@@ -155,7 +155,7 @@ def _factors(
     )
 
 
-def check(observations: Sequence[Observation], *, quantity: str, folds: int = 5) -> Check:
+def cross_validate(observations: Sequence[Observation], *, quantity: str, folds: int = 5) -> CrossValidation:
     """Return the cross-validated accuracy of a calibration. `quantity` is "time_ratio" or "memory_ratio"."""
     known = [o for o in observations[-MAX_RUNS:] if getattr(o, quantity)]
     before, after = [], []
@@ -166,7 +166,7 @@ def check(observations: Sequence[Observation], *, quantity: str, folds: int = 5)
             factor = math.exp(_offset(learned, observation.family, observation.method))
             before.append(abs(1 / ratio - 1))
             after.append(abs(factor / ratio - 1))
-    return Check(
+    return CrossValidation(
         runs=len(known), physics=median(before) if before else None, calibrated=median(after) if after else None
     )
 

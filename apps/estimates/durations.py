@@ -8,10 +8,11 @@ import math
 
 import msgspec
 
+from apps.contracts.runs import Method
 from apps.estimates.models.architectures import active_linear_parameter_count
 from apps.estimates.models.shapes import shape_of
 from apps.estimates.physics.gpus import Gpu
-from apps.estimates.physics.plans import Method, TrainingPlan
+from apps.estimates.physics.plans import TrainingPlan
 from apps.estimates.physics.stacks import ANNEAL
 from apps.estimates.physics.throughput import ProbeRow
 from apps.estimates.physics.timing import StepTime, step_time, timed

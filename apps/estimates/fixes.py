@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import msgspec
 
+from apps.contracts.runs import Method
 from apps.estimates.durations import duration
 from apps.estimates.intervals import memory_interval, time_interval
 from apps.estimates.physics.gpus import GIB, Gpu
-from apps.estimates.physics.plans import Method
-from apps.estimates.placement import Placement, Task, choose_plan, longest_length, smallest_placement
+from apps.estimates.placement import ChosenPlan, Task, choose_plan, longest_length, smallest_plan
 from apps.estimates.requests import PoolFacts, pieces_of
 
 _LENGTH_STEP = 64  # suggested lengths are round numbers
@@ -92,7 +92,7 @@ def _change(
         yield _priced(changed, pool, placement, key, text, changes)
 
 
-def _placed(task: Task, pool: PoolFacts, gpu_count: int) -> Placement:
+def _placed(task: Task, pool: PoolFacts, gpu_count: int) -> ChosenPlan:
     margin, host = memory_interval(pool).margin, pool.host_memory_bytes
     return choose_plan(task, pool.gpu, gpu_count=gpu_count, margin=margin, host_memory_bytes=host)
 
@@ -167,13 +167,13 @@ def _combined(task: Task, pool: PoolFacts, gpu_count: int, others: tuple[Gpu, ..
         shorter = _with_length(least, length)
         text = f"Use QLoRA on {largest.name} with max_length {length:,} or fewer"
         changes: dict[str, object] = {"method": "qlora", "max_length": length, "gpu_key": largest.key}
-        return (_priced(shorter, elsewhere, smallest_placement(shorter, largest), "max_length", text, changes),)
-    peak = smallest_placement(least, largest).memory.peak_bytes
+        return (_priced(shorter, elsewhere, smallest_plan(shorter, largest), "max_length", text, changes),)
+    peak = smallest_plan(least, largest).memory.peak_bytes
     text = f"No single GPU offered holds this job: even QLoRA with one row at a time needs {_gib(peak)}."
     return (Fix(key="none", text=text if others else "Choose a smaller base model.", peak_bytes=peak),)
 
 
-def _priced(task: Task, pool: PoolFacts, placement: Placement, key: str, text: str, changes: dict[str, object]) -> Fix:
+def _priced(task: Task, pool: PoolFacts, placement: ChosenPlan, key: str, text: str, changes: dict[str, object]) -> Fix:
     times, peak = duration(task, placement.plan, pool), placement.memory.peak_bytes
     seconds = times.train_seconds * time_interval(pool, times).p50 if times else None
     cost = None

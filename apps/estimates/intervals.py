@@ -13,7 +13,7 @@ from apps.estimates.physics.throughput import ProbeRow
 from apps.estimates.requests import Correction, PoolFacts
 
 
-class Interval(msgspec.Struct, frozen=True, kw_only=True):
+class PredictionInterval(msgspec.Struct, frozen=True, kw_only=True):
     """Factors for a predicted value. `origin` names their source in words for pages."""
 
     p10: float
@@ -23,22 +23,26 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # For memory, the weights are known: these factors apply to the rest.
-MEMORY = Interval(p10=0.89, p50=1.0, p90=1.25, origin="160 published runs of other training loops")
-TIME = Interval(p10=0.89, p50=1.0, p90=1.40, origin="324 published runs of other training loops, none of this pool")
+MEMORY = PredictionInterval(p10=0.89, p50=1.0, p90=1.25, origin="160 published runs of other training loops")
+TIME = PredictionInterval(
+    p10=0.89, p50=1.0, p90=1.40, origin="324 published runs of other training loops, none of this pool"
+)
 # A probe measures the pool itself; the remaining error comes from another model, length and batch. The factors are
 # medians, over sources and GPU types, of the same quantiles, with each row predicted from another of its source and
 # type.
-PROBED = Interval(p10=0.81, p50=1.0, p90=1.23, origin="spread of this pool's own probe, carried over to this job")
+PROBED = PredictionInterval(
+    p10=0.81, p50=1.0, p90=1.23, origin="spread of this pool's own probe, carried over to this job"
+)
 # Repeats of one training loop on an otherwise idle machine still vary: clocks, allocator, data loader.
-GPU_REPEATS = Interval(p10=0.98, p50=1.0, p90=1.02, origin="repeats of one training loop")
+GPU_REPEATS = PredictionInterval(p10=0.98, p50=1.0, p90=1.02, origin="repeats of one training loop")
 # On a CPU, the job shares its machine with this platform and other programs for minutes, the probe for seconds.
-CPU_REPEATS = Interval(p10=0.90, p50=1.0, p90=1.20, origin="spread of whole jobs on a CPU around its probe")
+CPU_REPEATS = PredictionInterval(p10=0.90, p50=1.0, p90=1.20, origin="spread of whole jobs on a CPU around its probe")
 # A job may wait for cores as its probe did; the probe's speed excludes the waiting. Measured at a load of 14 on two
 # cores: the probe waited 78 % of its time, and 86 of 626 steps took 4.5 = 1 / (1 - 0.78) times their P50. The limit is
 # five times.
 _MAX_WAITED = 0.8
 # On a CPU, resident memory was measured at 1.44 to 1.88 times the live memory; the reserve is the middle.
-CPU_MEMORY = Interval(p10=0.82, p50=1.0, p90=1.10, origin="four jobs measured on a CPU")
+CPU_MEMORY = PredictionInterval(p10=0.82, p50=1.0, p90=1.10, origin="four jobs measured on a CPU")
 
 
 class MemoryInterval(msgspec.Struct, frozen=True):
@@ -67,7 +71,7 @@ def memory_interval(pool: PoolFacts) -> MemoryInterval:
     return MemoryInterval((low, (factor, 1.0), high), learned.origin)
 
 
-def time_interval(pool: PoolFacts, times: Duration) -> Interval:
+def time_interval(pool: PoolFacts, times: Duration) -> PredictionInterval:
     """Return the interval learned from finished runs; else the probe's spread; else that of the formulas alone."""
     base = _probed(pool.probe, times, is_cpu=pool.gpu.is_cpu) if pool.probe is not None else TIME
     if pool.correction is not None:
@@ -75,8 +79,8 @@ def time_interval(pool: PoolFacts, times: Duration) -> Interval:
     return base
 
 
-def _corrected(learned: Correction, base: Interval) -> Interval:
-    return Interval(
+def _corrected(learned: Correction, base: PredictionInterval) -> PredictionInterval:
+    return PredictionInterval(
         p10=learned.time_factor * (learned.time_p10 or base.p10),
         p50=learned.time_factor,
         p90=learned.time_factor * (learned.time_p90 or base.p90),
@@ -84,7 +88,7 @@ def _corrected(learned: Correction, base: Interval) -> Interval:
     )
 
 
-def _probed(probe: ProbeRow, times: Duration, *, is_cpu: bool) -> Interval:
+def _probed(probe: ProbeRow, times: Duration, *, is_cpu: bool) -> PredictionInterval:
     """Return the spread of the probe's repeats for its own job; it reaches the full spread at twice or half its work.
 
     Upwards, the interval includes a job that waits for cores as much as the probe did.
@@ -97,4 +101,4 @@ def _probed(probe: ProbeRow, times: Duration, *, is_cpu: bool) -> Interval:
     waiting = -math.log(1 - min(probe.waited_share, _MAX_WAITED))
     up = math.hypot(max(repeats, math.log(least.p90), waiting), share * math.log(PROBED.p90))
     origin = PROBED.origin if share > 0 else "spread of the probe's repeats"
-    return Interval(p10=math.exp(-down), p50=1.0, p90=math.exp(up), origin=origin)
+    return PredictionInterval(p10=math.exp(-down), p50=1.0, p90=math.exp(up), origin=origin)

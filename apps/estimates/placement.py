@@ -1,15 +1,15 @@
 """Placement of a job on the GPUs of a pool: sharing, micro-batch, accumulation, checkpointing."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
+from apps.contracts.runs import Method
 from apps.estimates.errors import EstimateError
 from apps.estimates.models.shapes import Shape, shape_of
 from apps.estimates.physics.gpus import Gpu
 from apps.estimates.physics.memory import MemoryEstimate, MemoryModel
-from apps.estimates.physics.plans import Method, Parallelism, TrainingPlan, divisors
+from apps.estimates.physics.plans import Parallelism, TrainingPlan, divisors
 from apps.estimates.physics.stacks import ANNEAL, STACKS, StackProfile, held_by
 from apps.estimates.physics.timing import step_time, timed
 from apps.estimates.requests import QuoteRequest
@@ -21,7 +21,7 @@ NO_MARGIN: Margin = (1.0, 1.0)
 _SHAPING = frozenset({"architecture", "lora_rank", "stack", "target_modules", "use_dora"})
 
 
-class Placement(msgspec.Struct, frozen=True, kw_only=True):
+class ChosenPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The chosen plan and its memory.
 
     If `fits` is false, it is the smallest plan, or a plan that needs too much of the host's memory.
@@ -41,10 +41,10 @@ class Task(msgspec.Struct, frozen=True):
     request: QuoteRequest
     shape: Shape
     stack: StackProfile
-    placements: dict[tuple[Any, ...], Placement] = msgspec.field(default_factory=dict)
-    variants: dict[tuple[Any, ...], "Task"] = msgspec.field(default_factory=dict)
+    placements: dict[tuple[object, ...], ChosenPlan] = msgspec.field(default_factory=dict)
+    variants: dict[tuple[object, ...], "Task"] = msgspec.field(default_factory=dict)
 
-    def changed(self, changes: Mapping[str, Any]) -> "Task":
+    def changed(self, changes: Mapping[str, object]) -> "Task":
         """Return the task of the request with these fields changed."""
         key = tuple(changes.items())
         if key not in self.variants:
@@ -73,7 +73,7 @@ def choose_plan(
     margin: Margin = NO_MARGIN,
     node_bytes_per_second: float = 50e9,
     host_memory_bytes: int | None = None,
-) -> Placement:
+) -> ChosenPlan:
     """Return the fastest plan that fits and accumulates to exactly the batch; if none fits, the smallest one.
 
     The candidates are each way to share the model among the GPUs, with and without recomputed activations, each with
@@ -92,7 +92,7 @@ def _choose_plan(
     margin: Margin,
     node_bytes_per_second: float,
     host_memory_bytes: int | None,
-) -> Placement:
+) -> ChosenPlan:
     sizes = _micro_batch_sizes(task.request, gpu_count)
     found: list[tuple[TrainingPlan, MemoryModel]] = []
     smallest: tuple[float, TrainingPlan, MemoryModel] | None = None
@@ -106,19 +106,21 @@ def _choose_plan(
                 smallest = (needed, plan, model)
     if not found:
         assert smallest is not None  # there is always one way to share and one to checkpoint
-        return Placement(fits=False, plan=smallest[1], memory=smallest[2].estimate(smallest[1]))
+        return ChosenPlan(fits=False, plan=smallest[1], memory=smallest[2].estimate(smallest[1]))
     plan, model = found[0]
     if len(found) > 1:
         plan, model = min(found, key=lambda option: _seconds_per_row(task, option[0], gpu, node_bytes_per_second))
     memory = model.estimate(plan)
-    return Placement(fits=host_memory_bytes is None or memory.host_bytes <= host_memory_bytes, plan=plan, memory=memory)
+    return ChosenPlan(
+        fits=host_memory_bytes is None or memory.host_bytes <= host_memory_bytes, plan=plan, memory=memory
+    )
 
 
-def smallest_placement(task: Task, gpu: Gpu, *, gpu_count: int = 1, margin: Margin = NO_MARGIN) -> Placement:
+def smallest_plan(task: Task, gpu: Gpu, *, gpu_count: int = 1, margin: Margin = NO_MARGIN) -> ChosenPlan:
     """Return the placement with the least memory on these GPUs: single rows, everything recomputed and divided."""
     plan, model = _smallest(task, gpu, gpu_count)
     fits = model.needed(1, plan.max_length, True, margin) <= gpu.memory_bytes
-    return Placement(fits=fits, plan=plan, memory=model.estimate(plan))
+    return ChosenPlan(fits=fits, plan=plan, memory=model.estimate(plan))
 
 
 def longest_length(task: Task, gpu: Gpu, *, gpu_count: int, margin: Margin, step: int) -> int:

@@ -7,13 +7,13 @@ import msgspec
 from apps.estimates.durations import Duration, duration, step_count
 from apps.estimates.errors import EstimateError
 from apps.estimates.fixes import Fix, ways_to_fit, ways_within
-from apps.estimates.intervals import Interval, memory_interval, time_interval
+from apps.estimates.intervals import PredictionInterval, memory_interval, time_interval
 from apps.estimates.physics.gpus import GIB, Gpu
 from apps.estimates.physics.memory import MemoryPart
 from apps.estimates.physics.plans import TrainingPlan
 from apps.estimates.physics.throughput import ProbeRow, SpeedSource
 from apps.estimates.physics.timing import StepTime
-from apps.estimates.placement import Placement, Task, choose_plan, padded_length, task_of
+from apps.estimates.placement import ChosenPlan, Task, choose_plan, padded_length, task_of
 from apps.estimates.published.sources import nearest
 from apps.estimates.requests import Correction, PoolFacts, QuoteRequest
 
@@ -71,19 +71,19 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     total_tokens: int
     total_trained_tokens: int
-    tokens_per_second: float | None  # of all GPUs together
-    train_seconds_p10: float | None
-    train_seconds_p50: float | None
-    train_seconds_p90: float | None
+    tokens_per_second: float | None = None  # of all GPUs together
+    train_seconds_p10: float | None = None
+    train_seconds_p50: float | None = None
+    train_seconds_p90: float | None = None
     startup_seconds: float
     queue_seconds: float | None
-    billed_seconds_p10: int | None
-    billed_seconds_p50: int | None
-    billed_seconds_p90: int | None
-    cost_nano_p10: int | None
-    cost_nano_p50: int | None
-    cost_nano_p90: int | None
-    interval_origin: str | None
+    billed_seconds_p10: int | None = None
+    billed_seconds_p50: int | None = None
+    billed_seconds_p90: int | None = None
+    cost_nano_p10: int | None = None
+    cost_nano_p50: int | None = None
+    cost_nano_p90: int | None = None
+    interval_origin: str | None = None
     speed_source: SpeedSource
     gpu_count: int = 1
     parallelism: str = "single"
@@ -177,7 +177,7 @@ def _quote(
     with_fixes: bool = True,
 ) -> Estimate:
     request, spread = task.request, memory_interval(pool)
-    placement = choose_plan(
+    chosen = choose_plan(
         task,
         pool.gpu,
         gpu_count=gpu_count,
@@ -185,58 +185,66 @@ def _quote(
         node_bytes_per_second=pool.node_bytes_per_second,
         host_memory_bytes=pool.host_memory_bytes,
     )
-    low, peak, high = spread.amounts(placement.memory.peak_bytes, placement.memory.parts[0].bytes)
-    reason = _obstacle(task, pool, placement, high, gpu_count)
-    fixes = _ways_out(task, pool, placement, other_gpus, gpu_count) if reason and with_fixes else ()
-    times = duration(task, placement.plan, pool)
-    interval = time_interval(pool, times) if times and reason is None else None
-    bill = _billing(pool, times, interval, gpu_count) if times and interval else None
-    run = _run_seconds(pool, times, bill)
-    queue = queue_seconds(pool, gpu_count)
-    finish = [None if seconds is None or queue is None else queue + seconds for seconds in run]
-    shown = times if bill else None
-    return Estimate(
+    low, peak, high = spread.amounts(chosen.memory.peak_bytes, chosen.memory.parts[0].bytes)
+    reason = _obstacle(task, pool, chosen, high, gpu_count)
+    times = duration(task, chosen.plan, pool)
+    estimate = Estimate(
         gpu_key=pool.gpu.key,
         fits=reason is None,
         reason=reason,
-        fixes=fixes,
+        fixes=_ways_out(task, pool, chosen, other_gpus, gpu_count) if reason and with_fixes else (),
         capacity_bytes=pool.gpu.memory_bytes,
         peak_bytes=peak,
         headroom_bytes=pool.gpu.memory_bytes - peak,
-        phase=placement.memory.phase,
-        parts=placement.memory.parts,
-        plan=placement.plan,
+        phase=chosen.memory.phase,
+        parts=chosen.memory.parts,
+        plan=chosen.plan,
         steps=times.optimizer_steps if times else _steps(request),
         total_tokens=request.tokens * request.epochs,
         total_trained_tokens=request.trained_tokens * request.epochs,
-        tokens_per_second=shown.tokens_per_second / interval.p50 if shown and interval else None,
-        train_seconds_p10=bill.seconds[0] if bill else None,
-        train_seconds_p50=bill.seconds[1] if bill else None,
-        train_seconds_p90=bill.seconds[2] if bill else None,
         startup_seconds=pool.startup_seconds,
-        queue_seconds=queue,
-        billed_seconds_p10=bill.billed[0] if bill else None,
-        billed_seconds_p50=bill.billed[1] if bill else None,
-        billed_seconds_p90=bill.billed[2] if bill else None,
-        cost_nano_p10=bill.costs[0] if bill else None,
-        cost_nano_p50=bill.costs[1] if bill else None,
-        cost_nano_p90=bill.costs[2] if bill else None,
-        interval_origin=interval.origin if interval else None,
+        queue_seconds=queue_seconds(pool, gpu_count),
         speed_source=_speed_source(pool, times, closest),
         gpu_count=gpu_count,
-        parallelism=placement.plan.parallelism,
+        parallelism=chosen.plan.parallelism,
         stack=request.stack,
         peak_bytes_p10=low,
         peak_bytes_p90=high,
         memory_origin=spread.origin,
-        utilisation=shown.utilisation / interval.p50 if shown and interval and shown.utilisation else None,
-        bottleneck=shown.bottleneck if shown else None,
-        time_parts=_time_parts(shown, placement.plan) if shown else (),
-        evaluation_seconds=shown.evaluation_seconds if shown else None,
-        checkpoint_seconds=shown.checkpoint_seconds if shown else None,
-        reference_seconds=shown.reference_seconds if shown else None,
-        host_bytes=placement.memory.host_bytes,
+        host_bytes=chosen.memory.host_bytes,
         download_seconds=_download_seconds(pool),
+        is_spot=pool.is_spot,
+        redone_is_billed=pool.bills_redone_work,
+    )
+    return _with_times(estimate, request, pool, times) if times and estimate.fits else estimate
+
+
+def _with_times(estimate: Estimate, request: QuoteRequest, pool: PoolFacts, times: Duration) -> Estimate:
+    """Return the estimate of a job that fits, with its times and cost."""
+    interval = time_interval(pool, times)
+    bill = _billing(pool, times, interval, estimate.gpu_count)
+    beside, queue = _beside_seconds(pool, times), estimate.queue_seconds
+    run = [beside + seconds for seconds in bill.whole]  # from claim to end
+    finish = [None if queue is None else queue + seconds for seconds in run]
+    return msgspec.structs.replace(
+        estimate,
+        tokens_per_second=times.tokens_per_second / interval.p50,
+        train_seconds_p10=bill.seconds[0],
+        train_seconds_p50=bill.seconds[1],
+        train_seconds_p90=bill.seconds[2],
+        billed_seconds_p10=bill.billed[0],
+        billed_seconds_p50=bill.billed[1],
+        billed_seconds_p90=bill.billed[2],
+        cost_nano_p10=bill.costs[0],
+        cost_nano_p50=bill.costs[1],
+        cost_nano_p90=bill.costs[2],
+        interval_origin=interval.origin,
+        utilisation=times.utilisation / interval.p50 if times.utilisation else None,
+        bottleneck=times.bottleneck,
+        time_parts=_time_parts(times, estimate.plan),
+        evaluation_seconds=times.evaluation_seconds,
+        checkpoint_seconds=times.checkpoint_seconds,
+        reference_seconds=times.reference_seconds,
         run_seconds_p10=run[0],
         run_seconds_p50=run[1],
         run_seconds_p90=run[2],
@@ -244,15 +252,13 @@ def _quote(
         finish_seconds_p50=finish[1],
         finish_seconds_p90=finish[2],
         cost_nano_per_million_trained_tokens=_per_million(request, bill),
-        cost_nano_per_a100_hour=_per_a100_hour(shown, bill),
-        is_spot=pool.is_spot,
-        interruptions=bill.interruptions if bill else 0.0,
-        redone_seconds=bill.redone if bill else 0.0,
-        redone_is_billed=pool.bills_redone_work,
+        cost_nano_per_a100_hour=_per_a100_hour(times, bill),
+        interruptions=bill.interruptions,
+        redone_seconds=bill.redone,
     )
 
 
-def _obstacle(task: Task, pool: PoolFacts, placement: Placement, needed_bytes: int, gpu_count: int) -> str | None:
+def _obstacle(task: Task, pool: PoolFacts, placement: ChosenPlan, needed_bytes: int, gpu_count: int) -> str | None:
     """Return why the job cannot run on this placement, None if it can."""
     if limit := _exceeded_limit(task.request):
         return f"The longest row has {padded_length(task.request):,} tokens; this base model reads at most {limit:,}."
@@ -268,7 +274,7 @@ def _obstacle(task: Task, pool: PoolFacts, placement: Placement, needed_bytes: i
 
 
 def _ways_out(
-    task: Task, pool: PoolFacts, placement: Placement, other_gpus: tuple[Gpu, ...], gpu_count: int
+    task: Task, pool: PoolFacts, placement: ChosenPlan, other_gpus: tuple[Gpu, ...], gpu_count: int
 ) -> tuple[Fix, ...]:
     if limit := _exceeded_limit(task.request):
         text = f"Set max_length to {limit:,} tokens or fewer."
@@ -283,7 +289,7 @@ def _exceeded_limit(request: QuoteRequest) -> int | None:
     return limit if limit is not None and padded_length(request) > limit else None
 
 
-def _billing(pool: PoolFacts, times: Duration, interval: Interval, gpu_count: int) -> _Billing:
+def _billing(pool: PoolFacts, times: Duration, interval: PredictionInterval, gpu_count: int) -> _Billing:
     """Return the bill.
 
     An interruption costs the restart and, on average, half of the time between two checkpoints.
@@ -310,19 +316,8 @@ def _cost(pool: PoolFacts, seconds: float, gpu_count: int) -> int | None:
     return cost_nano(price_nano=pool.price_nano, price_per_seconds=pool.price_per_seconds * 1000, seconds=ms)
 
 
-def _run_seconds(
-    pool: PoolFacts, times: Duration | None, bill: _Billing | None
-) -> tuple[float, float, float] | tuple[None, None, None]:
-    """Return the seconds from claim to end: the model's download, start-up, training, evaluations, checkpoints."""
-    if times is None or bill is None:
-        return None, None, None
-    beside = _beside_seconds(pool, times)
-    low, middle, high = bill.whole
-    return beside + low, beside + middle, beside + high
-
-
 def _beside_seconds(pool: PoolFacts, times: Duration) -> float:
-    """Return a run's seconds besides training."""
+    """Return a run's seconds besides training: the model's download, start-up, evaluations, checkpoints."""
     before = _download_seconds(pool) + pool.startup_seconds + times.reference_seconds
     return before + times.evaluation_seconds + times.checkpoint_seconds
 
@@ -353,14 +348,14 @@ def _steps(request: QuoteRequest) -> int:
     return step_count(rows=request.rows, batch_size=request.batch_size, epochs=request.epochs)
 
 
-def _per_million(request: QuoteRequest, bill: _Billing | None) -> int | None:
-    if bill is None or bill.costs[1] is None:
+def _per_million(request: QuoteRequest, bill: _Billing) -> int | None:
+    if bill.costs[1] is None:
         return None
     return round(bill.costs[1] * 1e6 / (request.trained_tokens * request.epochs))
 
 
-def _per_a100_hour(times: Duration | None, bill: _Billing | None) -> int | None:
-    if times is None or bill is None or bill.costs[1] is None or not times.a100_seconds:
+def _per_a100_hour(times: Duration, bill: _Billing) -> int | None:
+    if bill.costs[1] is None or not times.a100_seconds:
         return None
     return round(bill.costs[1] * 3600 / times.a100_seconds)
 

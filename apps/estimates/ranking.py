@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class RankedOption(msgspec.Struct, frozen=True, kw_only=True):
     """One option with its expected cost, its expected finish, and the finish that nine cases of ten meet."""
 
     key: str
@@ -24,7 +24,7 @@ class Ranking(msgspec.Struct, frozen=True, kw_only=True):
     late: frozenset[str] = frozenset()
 
 
-def rank(choices: Iterable[Choice], *, deadline_seconds: float | None = None) -> Ranking:
+def rank(choices: Iterable[RankedOption], *, deadline_seconds: float | None = None) -> Ranking:
     """Rank the options.
 
     The recommended one is the cheapest whose 90th-percentile finish is before the deadline, if there is one. Of equal
@@ -43,23 +43,23 @@ def rank(choices: Iterable[Choice], *, deadline_seconds: float | None = None) ->
     )
 
 
-def meets(choice: Choice, deadline_seconds: float | None) -> bool:
+def meets(choice: RankedOption, deadline_seconds: float | None) -> bool:
     """Return whether nine cases of ten meet the deadline; without one, every option does."""
     return deadline_seconds is None or choice.finish_seconds_p90 <= deadline_seconds
 
 
-def _front(choices: Iterable[Choice]) -> list[Choice]:
+def _front(choices: Iterable[RankedOption]) -> list[RankedOption]:
     """Return the options that no other option matches in both speed and cost, from fast to slow."""
-    front: list[Choice] = []
+    front: list[RankedOption] = []
     for choice in sorted(choices, key=_by_finish):
         if not front or choice.cost_nano < front[-1].cost_nano:
             front.append(choice)
     return front
 
 
-def _by_cost(choice: Choice) -> tuple[float, float, str]:
+def _by_cost(choice: RankedOption) -> tuple[float, float, str]:
     return choice.cost_nano, choice.finish_seconds_p50, choice.key
 
 
-def _by_finish(choice: Choice) -> tuple[float, float, str]:
+def _by_finish(choice: RankedOption) -> tuple[float, float, str]:
     return choice.finish_seconds_p50, choice.cost_nano, choice.key

@@ -5,10 +5,11 @@ from collections.abc import Iterable
 
 import msgspec
 
+from apps.contracts.runs import Method
 from apps.estimates.errors import EstimateError
 from apps.estimates.models.architectures import Architecture
 from apps.estimates.physics.gpus import Gpu
-from apps.estimates.physics.plans import DEFAULT_TARGET_MODULES, Method, Optimizer
+from apps.estimates.physics.plans import DEFAULT_TARGET_MODULES, Optimizer
 from apps.estimates.physics.stacks import STACKS
 from apps.estimates.physics.throughput import ProbeRow
 

@@ -9,13 +9,12 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from apps.estimates.accuracy import Accuracy, Point, accuracy
+from apps.estimates.accuracy import Accuracy, Prediction, accuracy
 from apps.estimates.errors import EstimateError
-from apps.estimates.intervals import MEMORY, TIME, Interval
+from apps.estimates.intervals import MEMORY, TIME, PredictionInterval
 from apps.estimates.models.architectures import Architecture
 from apps.estimates.models.names import Names
 from apps.estimates.physics import gpus
@@ -24,23 +23,23 @@ from apps.estimates.published import sources
 from apps.estimates.published.predictions import Prepared, known_bytes, predict, prepare
 from apps.estimates.published.rows import MEMORY as MEMORY_KIND
 from apps.estimates.published.rows import TIME as TIME_KIND
-from apps.estimates.published.rows import Excluded, Job, read_row
+from apps.estimates.published.rows import Excluded, Job, MeasurementRow, read_row
 
 DATA = Path(__file__).resolve().parents[1] / "catalog" / "data"
 _GROUPS = ("source", "method", "gpu")
 
 
 class Scored(msgspec.Struct, frozen=True, kw_only=True):
-    points: dict[str, tuple[Point, ...]]
+    points: dict[str, tuple[Prediction, ...]]
     excluded: tuple[Excluded, ...]
 
 
-def score(rows: Iterable[Mapping[str, Any]], *, folder: Path = DATA) -> Scored:
+def score(rows: Iterable[MeasurementRow], *, folder: Path = DATA) -> Scored:
     """Predict every row whose configuration is complete."""
     architectures = Names(sources.load_architectures(folder))
     types = gpus.load(folder / "gpus.json")
     excluded: list[Excluded] = []
-    points: dict[str, list[Point]] = {MEMORY_KIND: [], TIME_KIND: []}
+    points: dict[str, list[Prediction]] = {MEMORY_KIND: [], TIME_KIND: []}
     for row in rows:
         found = _read(row, architectures)
         if isinstance(found, Excluded):
@@ -58,16 +57,16 @@ def point_of(
     prepared: Prepared,
     *,
     constants: Constants = CONSTANTS,
-    memory: Interval = MEMORY,
-    time: Interval = TIME,
-) -> Point | None:
+    memory: PredictionInterval = MEMORY,
+    time: PredictionInterval = TIME,
+) -> Prediction | None:
     """Return one row's prediction with its interval; None if the GPU's speed is unknown."""
     job, value = prepared.job, predict(prepared, constants)
     if value is None:
         return None
     known = known_bytes(prepared) if job.kind == MEMORY_KIND else 0.0
     spread = memory if job.kind == MEMORY_KIND else time
-    return Point(
+    return Prediction(
         id=job.id,
         source=job.source,
         method=job.method,
@@ -84,19 +83,19 @@ def cards(folder: Path = DATA) -> list[int]:
     return sorted({gpu.memory_bytes for gpu in gpus.load(folder / "gpus.json").values()})
 
 
-def summary(points: Mapping[str, Sequence[Point]], usable: Sequence[int]) -> dict[str, Accuracy]:
+def summary(points: Mapping[str, Sequence[Prediction]], usable: Sequence[int]) -> dict[str, Accuracy]:
     return {
         MEMORY_KIND: accuracy(points[MEMORY_KIND], cards=usable),
         TIME_KIND: accuracy(points[TIME_KIND]),
     }
 
 
-def write_table(title: str, points: Sequence[Point], usable: Sequence[int]) -> None:
+def write_table(title: str, points: Sequence[Prediction], usable: Sequence[int]) -> None:
     """Write one line for each source, method and GPU."""
     write = sys.stdout.write
     write(f"\n{title}\n{'':34}    n  median    mean     P90   <=5%  <=10%  <=15%    bias  false  inside\n")
     for group in (*_GROUPS, None):
-        groups: dict[str, list[Point]] = defaultdict(list)
+        groups: dict[str, list[Prediction]] = defaultdict(list)
         for point in points:
             groups[getattr(point, group) if group else "all rows"].append(point)
         for name, found in sorted(groups.items()):
@@ -114,7 +113,7 @@ def _line(name: str, a: Accuracy) -> str:
     return f"{name[:34]:34}{a.n:5}{columns}\n"
 
 
-def _read(row: Mapping[str, Any], architectures: Mapping[str, Architecture]) -> Job | Excluded:
+def _read(row: MeasurementRow, architectures: Mapping[str, Architecture]) -> Job | Excluded:
     try:
         return read_row(row, architectures)
     except (EstimateError, KeyError, TypeError, ValueError) as error:

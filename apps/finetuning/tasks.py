@@ -8,8 +8,8 @@ from django.db.models import Q
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.datasets.lifecycle import DatasetVersionStatus
+from apps.finetuning.jobs.admission import admit_when_ready
 from apps.finetuning.jobs.control import pause_jobs_of, pause_jobs_of_budget
-from apps.finetuning.jobs.creation import admit_when_ready
 from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob, GpuPool
 from apps.finetuning.pools.accuracy import refresh_public_reports

@@ -6,14 +6,13 @@ confirmation, the customer is mailed. A lost or stolen card ends the order; othe
 
 import datetime
 import logging
-from typing import Any
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.db.models import Sum
 from django.urls import reverse
 
-from apps.accounts.models import Membership
+from apps.accounts.models import Membership, Organization, key_of
 from apps.billing.ledger import lock_wallet
 from apps.core import audit
 from apps.core.database.clock import db_now
@@ -22,11 +21,11 @@ from apps.core.errors import InvalidState, InvalidValue
 from apps.core.messages import outbox
 from apps.core.money import NANO_PER_CENT
 from apps.payments.customers import ensure_customer, get_customer
-from apps.payments.lifecycle import TOPUP, TOPUP_IN_FLIGHT
-from apps.payments.models import AutoRecharge, TopUp
+from apps.payments.lifecycle import TOPUP, TOPUP_IN_FLIGHT, TopUpStatus
+from apps.payments.models import AutoRecharge, TopUp, TopUpOrigin
 from apps.payments.stripe import gateway
 from apps.payments.stripe.errors import CardDeclined, StripeRefused, StripeUnavailable
-from apps.payments.stripe.objects import Invoice, InvoiceLine
+from apps.payments.stripe.objects import InvoiceStatus, StripeInvoice, StripeInvoiceLine
 from apps.payments.topups import GIVEN_UP_AFTER, LARGEST_CENTS, SMALLEST_CENTS, PaymentMismatch, sync_topup
 
 logger = logging.getLogger(__name__)
@@ -48,15 +47,21 @@ _CONFIRM_WITHIN = datetime.timedelta(hours=72)
 # --- The order --------------------------------------------------------------------------------------------------------
 
 
-def get_auto_recharge(*, organization: Any) -> AutoRecharge:
+def get_auto_recharge(*, organization: Organization | str) -> AutoRecharge:
     """Return the organization's order; without one, an unsaved order that is off."""
     found = AutoRecharge.objects.for_organization(organization).first()
-    return found or AutoRecharge(organization_id=getattr(organization, "pk", organization))
+    return found or AutoRecharge(organization_id=key_of(organization))
 
 
 @transaction.atomic
 def set_auto_recharge(
-    *, organization: Any, is_enabled: bool, threshold_cents: int, amount_cents: int, monthly_cap_cents: int, by: str
+    *,
+    organization: Organization | str,
+    is_enabled: bool,
+    threshold_cents: int,
+    amount_cents: int,
+    monthly_cap_cents: int,
+    by: str,
 ) -> AutoRecharge:
     """Set, change or end the order. Raises InvalidValue, and InvalidState without a card to charge."""
     _refuse_amounts(threshold_cents, amount_cents, monthly_cap_cents)
@@ -90,12 +95,12 @@ def _refuse_amounts(threshold_cents: int, amount_cents: int, monthly_cap_cents: 
         raise InvalidValue("The most in a month covers at least one charge.", param="monthly_cap_usd")
 
 
-def charged_this_month_cents(*, organization: Any, now: datetime.datetime) -> int:
+def charged_this_month_cents(*, organization: Organization | str, now: datetime.datetime) -> int:
     """Return the automatic charges of the month of `now`, without tax, including those in flight."""
     begin = now.astimezone(datetime.UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     charges = TopUp.objects.filter(
-        organization_id=getattr(organization, "pk", organization), origin="auto", created_at__gte=begin,
-        status__in=("paid", *TOPUP_IN_FLIGHT),
+        organization_id=key_of(organization), origin="auto", created_at__gte=begin,
+        status__in=(TopUpStatus.PAID, *TOPUP_IN_FLIGHT),
     )  # fmt: skip
     return charges.aggregate(cents=Sum("amount_cents"))["cents"] or 0
 
@@ -118,8 +123,9 @@ def _start_if_due(organization_id: str, now: datetime.datetime) -> bool:
             if not is_low or not _may_charge(order, now):
                 return False
             topup = TopUp.objects.create(
-                organization_id=organization_id, origin="auto", amount_cents=order.amount_cents, requested_by="system"
-            )
+                organization_id=organization_id, origin=TopUpOrigin.AUTO, amount_cents=order.amount_cents,
+                requested_by="system",
+            )  # fmt: skip
             outbox.publish(topic="payments.charge", key=f"payments.charge:{topup.pk}", payload={"topup_id": topup.pk})
     except IntegrityError:  # one is in flight already: the constraint prevents a second
         return False
@@ -138,7 +144,7 @@ def _may_charge(order: AutoRecharge, now: datetime.datetime) -> bool:
 def charge(*, topup_id: str) -> None:
     """Charge the card for one automatic top-up. Calls Stripe; each step happens once. Raises StripeUnavailable."""
     topup = TopUp.objects.get(pk=topup_id)
-    if topup.status != "requested" or topup.origin != "auto":
+    if topup.status != TopUpStatus.REQUESTED or topup.origin != TopUpOrigin.AUTO:
         return
     if why := _no_longer_ordered(topup):
         _give_up(topup, why)
@@ -172,7 +178,7 @@ def _no_longer_ordered(topup: TopUp) -> str:
     return ""
 
 
-def _written_invoice(topup: TopUp) -> Invoice:
+def _written_invoice(topup: TopUp) -> StripeInvoice:
     """Return the finalized invoice of a charge. Raises PaymentMismatch instead of finalizing another amount."""
     customer = ensure_customer(organization_id=topup.organization_id)
     made = gateway.create_invoice(
@@ -180,7 +186,7 @@ def _written_invoice(topup: TopUp) -> Invoice:
         days_until_due=None, key=f"{topup.pk}:invoice",
     )  # fmt: skip
     TopUp.objects.filter(pk=topup.pk, invoice_id=None).update(invoice_id=made.id)
-    line = InvoiceLine(description="Credit", amount_cents=topup.amount_cents, key=topup.pk)
+    line = StripeInvoiceLine(description="Credit", amount_cents=topup.amount_cents, key=topup.pk)
     filled = gateway.add_invoice_lines(invoice_id=made.id, lines=[line], key=f"{topup.pk}:lines")
     if filled.subtotal_cents != topup.amount_cents:
         raise PaymentMismatch(f"{topup.pk}: the invoice says {filled.subtotal_cents}, not {topup.amount_cents}")
@@ -197,7 +203,7 @@ def _handle_decline(topup: TopUp, reason: str) -> None:
         return
     gateway.void_invoice(invoice_id=topup.invoice_id or "", key=f"{topup.pk}:void")
     with transaction.atomic():
-        try_advance(topup, to="failed", transitions=TOPUP, failure=reason[:200])
+        try_advance(topup, to=TopUpStatus.FAILED, transitions=TOPUP, failure=reason[:200])
     if reason in HARD_DECLINES:
         _stop(topup.organization_id, f"The bank declined the card: {reason}.")
     else:
@@ -208,7 +214,7 @@ def _ask_owner(topup: TopUp) -> None:
     """Mail the owners the page where they can confirm the charge, which is dropped after three days."""
     url = gateway.get_invoice(invoice_id=topup.invoice_id or "").hosted_url
     with transaction.atomic():
-        if try_advance(topup, to="action_required", transitions=TOPUP, pay_url=url):
+        if try_advance(topup, to=TopUpStatus.ACTION_REQUIRED, transitions=TOPUP, pay_url=url):
             _mail_owners(
                 topup.organization_id, f"confirm:{topup.pk}", "Please confirm an automatic top-up",
                 f"Your bank wants you to confirm a charge of ${topup.amount_cents / 100:.2f}:\n{url}\n"
@@ -249,7 +255,7 @@ def _stop(organization_id: str, why: str) -> None:
 
 def _give_up(topup: TopUp, why: str) -> None:
     with transaction.atomic():
-        try_advance(topup, to="failed", transitions=TOPUP, failure=why[:200])
+        try_advance(topup, to=TopUpStatus.FAILED, transitions=TOPUP, failure=why[:200])
 
 
 def _mail_owners(organization_id: str, key: str, subject: str, body: str) -> None:
@@ -280,9 +286,9 @@ def _settle_late(topup: TopUp) -> None:
         _give_up(topup, "Stripe did not answer.")
         return
     found = gateway.get_invoice(invoice_id=topup.invoice_id)
-    if found.status == "open":
+    if found.status == InvoiceStatus.OPEN:
         gateway.void_invoice(invoice_id=found.id, key=f"{topup.pk}:void")
-    if found.status in ("open", "draft"):
+    if found.status in (InvoiceStatus.OPEN, InvoiceStatus.DRAFT):
         _give_up(topup, "Stripe did not answer.")
     else:
         sync_topup(topup_id=topup.pk)

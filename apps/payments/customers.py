@@ -1,7 +1,5 @@
 """The Stripe customer of an organization, and the card that may be charged."""
 
-from typing import Any
-
 from django.db import transaction
 
 from apps.accounts.models import Membership, Organization
@@ -14,7 +12,7 @@ _SHOWN = ["payment_method_id", "card_brand", "card_last4", "card_exp_month", "ca
 _NEWEST = ["is_newest_chosen", "newest_left_at", "newest_method_id"]
 
 
-def get_customer(*, organization: Any) -> StripeCustomer | None:
+def get_customer(*, organization: Organization | str) -> StripeCustomer | None:
     return StripeCustomer.objects.for_organization(organization).first()
 
 

@@ -7,14 +7,13 @@ data stays.
 
 import datetime
 import logging
-from typing import Any
 
 from django.conf import settings
 from django.db import transaction
 from django.db.models import Sum
 from django.urls import reverse
 
-from apps.accounts.models import Membership
+from apps.accounts.models import Membership, Organization, key_of
 from apps.billing.ledger import lock_wallet
 from apps.billing.models import AccountKind, LedgerEntry
 from apps.billing.operations import collect_receivable, set_spending
@@ -23,7 +22,7 @@ from apps.core.database.transitions import advance
 from apps.core.ids import new_id
 from apps.core.messages import outbox
 from apps.core.money import dollars
-from apps.payments.lifecycle import STANDING
+from apps.payments.lifecycle import STANDING, StandingStatus
 from apps.payments.models import Standing
 
 logger = logging.getLogger(__name__)
@@ -35,7 +34,7 @@ SUSPENDED_AFTER = datetime.timedelta(days=7)
 def review_standings(*, now: datetime.datetime) -> None:
     """Set the standing of every organization that has or had a debt. Safe to repeat."""
     owing = _owing()
-    known = Standing.objects.exclude(status="active").values_list("organization_id", flat=True)
+    known = Standing.objects.exclude(status=StandingStatus.ACTIVE).values_list("organization_id", flat=True)
     for organization_id in sorted({*owing, *known}):
         review(organization_id=organization_id, now=now)
 
@@ -51,18 +50,18 @@ def review(*, organization_id: str, now: datetime.datetime) -> Standing | None:
         return _restore(row, now)
     if row is None:
         row = Standing.objects.create(organization_id=organization_id, since_at=now)
-    if row.status == "active":
-        _move(row, "grace", now, owed)
-    if row.status == "grace" and now - row.since_at >= SUSPENDED_AFTER:
+    if row.status == StandingStatus.ACTIVE:
+        _move(row, StandingStatus.GRACE, now, owed)
+    if row.status == StandingStatus.GRACE and now - row.since_at >= SUSPENDED_AFTER:
         _suspend(row, now, owed)
-    elif row.status == "grace":
+    elif row.status == StandingStatus.GRACE:
         _remind(row, now, owed)
     return row
 
 
-def owed_nano(*, organization: Any) -> int:
+def owed_nano(*, organization: Organization | str) -> int:
     """Return the organization's debt now."""
-    organization_id = getattr(organization, "pk", organization)
+    organization_id = key_of(organization)
     return _owing(organization_id).get(organization_id, 0)
 
 
@@ -76,16 +75,16 @@ def _owing(organization_id: str | None = None) -> dict[str, int]:
 
 
 def _restore(row: Standing | None, now: datetime.datetime) -> Standing | None:
-    if row is not None and row.status != "active":
+    if row is not None and row.status != StandingStatus.ACTIVE:
         set_spending(organization=row.organization_id, stopped_because="")
-        _move(row, "active", now, 0)
+        _move(row, StandingStatus.ACTIVE, now, 0)
     return row
 
 
 def _suspend(row: Standing, now: datetime.datetime, owed_nano: int) -> None:
     why = f"{dollars(owed_nano)} is owed. Top up to go on."
     set_spending(organization=row.organization_id, stopped_because=why)
-    _move(row, "suspended", now, owed_nano)
+    _move(row, StandingStatus.SUSPENDED, now, owed_nano)
     _mail(row, "Your organization is suspended", f"{why} Running jobs keep a checkpoint and pause. Your data is kept.")
     outbox.publish(
         topic="payments.suspended",
@@ -109,7 +108,7 @@ def _remind(row: Standing, now: datetime.datetime, owed_nano: int) -> None:
     )
 
 
-def _move(row: Standing, to: str, now: datetime.datetime, owed_nano: int) -> None:
+def _move(row: Standing, to: StandingStatus, now: datetime.datetime, owed_nano: int) -> None:
     advance(row, to=to, transitions=STANDING, since_at=now, notices_sent=0)
     audit.record(
         organization=row.organization_id, by="system", action=f"standing.{to}", target=row.pk, owed_nano=owed_nano

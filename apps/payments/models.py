@@ -12,9 +12,39 @@ from apps.core.database.tenancy import OrganizationModel
 from apps.core.database.transitions import choices_of, status_trigger
 from apps.core.ids import IdField
 from apps.core.money import NANO_PER_CENT
-from apps.payments.lifecycle import EVENT, PAGE, REFUND, STANDING, TOPUP, TOPUP_IN_FLIGHT
+from apps.payments.lifecycle import (
+    DISPUTE_CLOSED,
+    EVENT,
+    PAGE,
+    REFUND,
+    STANDING,
+    TOPUP,
+    TOPUP_IN_FLIGHT,
+    DisputeStatus,
+    EventStatus,
+    PageStatus,
+    RefundStatus,
+    StandingStatus,
+    TopUpStatus,
+)
 
 _STRIPE_ID = 255  # length that Stripe recommends for columns with its ids
+
+
+class TopUpOrigin(models.TextChoices):
+    USER = "user", "by a person"
+    AUTO = "auto", "auto-recharge"
+
+
+class PageKind(models.TextChoices):
+    TOPUP = "topup", "top-up"
+    CARD = "card", "card"
+    PORTAL = "portal", "portal"
+
+
+class ReconciliationKind(models.TextChoices):
+    HOURLY = "hourly", "hourly"
+    DAILY = "daily", "daily"
 
 
 class StripeCustomer(OrganizationModel):
@@ -46,10 +76,10 @@ class TopUp(OrganizationModel):
     """Credit paid for on a Stripe page, or by a charge authorized beforehand."""
 
     id = IdField(prefix="topup")
-    origin = models.CharField(max_length=8, choices=[("user", "by a person"), ("auto", "auto-recharge")])
+    origin = models.CharField(max_length=8, choices=TopUpOrigin)
     amount_cents = models.PositiveIntegerField(help_text="The credit; tax comes on top.")
     tax_cents = models.PositiveIntegerField(default=0)
-    status = models.CharField(max_length=16, choices=choices_of(TOPUP), default="requested")
+    status = models.CharField(max_length=16, choices=choices_of(TOPUP), default=TopUpStatus.REQUESTED)
     requested_by = models.CharField(max_length=64)
     checkout_id = models.CharField(max_length=_STRIPE_ID, unique=True, null=True)
     invoice_id = models.CharField(max_length=_STRIPE_ID, unique=True, null=True)
@@ -63,12 +93,13 @@ class TopUp(OrganizationModel):
         constraints = [
             models.CheckConstraint(condition=Q(amount_cents__gt=0), name="topup_positive"),
             models.CheckConstraint(
-                condition=(Q(status="paid") & Q(paid_at__isnull=False)) | (~Q(status="paid") & Q(paid_at=None)),
+                condition=(Q(status=TopUpStatus.PAID) & Q(paid_at__isnull=False))
+                | (~Q(status=TopUpStatus.PAID) & Q(paid_at=None)),
                 name="topup_paid_at",
             ),
             models.UniqueConstraint(
                 fields=["organization"],
-                condition=Q(origin="auto", status__in=TOPUP_IN_FLIGHT),
+                condition=Q(origin=TopUpOrigin.AUTO, status__in=TOPUP_IN_FLIGHT),
                 name="topup_one_auto_in_flight",
             ),
         ]
@@ -99,9 +130,9 @@ class HostedPage(OrganizationModel):
     """A Stripe page that a member requested. Its address is created outside the web request."""
 
     id = IdField(prefix="page")
-    kind = models.CharField(max_length=8, choices=[("topup", "top-up"), ("card", "card"), ("portal", "portal")])
+    kind = models.CharField(max_length=8, choices=PageKind)
     topup = models.OneToOneField(TopUp, on_delete=models.PROTECT, null=True, related_name="page")
-    status = models.CharField(max_length=12, choices=choices_of(PAGE), default="requested")
+    status = models.CharField(max_length=12, choices=choices_of(PAGE), default=PageStatus.REQUESTED)
     stripe_id = models.CharField(max_length=_STRIPE_ID, blank=True)
     url = models.URLField(max_length=2000, blank=True)
     failure = models.CharField(max_length=200, blank=True)
@@ -110,7 +141,9 @@ class HostedPage(OrganizationModel):
 
     class Meta:
         triggers = [status_trigger("hosted_page_moves", PAGE)]
-        indexes = [models.Index(fields=["created_at"], condition=Q(status="requested"), name="hosted_page_waiting")]
+        indexes = [
+            models.Index(fields=["created_at"], condition=Q(status=PageStatus.REQUESTED), name="hosted_page_waiting")
+        ]
 
 
 class CardRefund(OrganizationModel):
@@ -120,7 +153,7 @@ class CardRefund(OrganizationModel):
     topup = models.ForeignKey(TopUp, on_delete=models.PROTECT, related_name="refunds")
     credit_cents = models.PositiveIntegerField()
     tax_cents = models.PositiveIntegerField(default=0)
-    status = models.CharField(max_length=12, choices=choices_of(REFUND), default="requested")
+    status = models.CharField(max_length=12, choices=choices_of(REFUND), default=RefundStatus.REQUESTED)
     hold_id = models.CharField(max_length=40, blank=True, help_text="Empty when it was made at Stripe, not here.")
     stripe_id = models.CharField(max_length=_STRIPE_ID, unique=True, null=True)
     reason = models.CharField(max_length=300)
@@ -130,7 +163,9 @@ class CardRefund(OrganizationModel):
 
     class Meta:
         constraints = [models.CheckConstraint(condition=Q(credit_cents__gt=0), name="card_refund_positive")]
-        indexes = [models.Index(fields=["created_at"], condition=Q(status="requested"), name="card_refund_waiting")]
+        indexes = [
+            models.Index(fields=["created_at"], condition=Q(status=RefundStatus.REQUESTED), name="card_refund_waiting")
+        ]
         triggers = [
             status_trigger("card_refund_moves", REFUND),
             pgtrigger.Protect(name="card_refund_kept", operation=pgtrigger.Delete),
@@ -163,11 +198,11 @@ class CardDispute(OrganizationModel):
     @property
     def state(self) -> str:
         """The status under the name that pages use: "lost" has another meaning for workers."""
-        return "dispute_lost" if self.status == "lost" else self.status
+        return "dispute_lost" if self.status == DisputeStatus.LOST else self.status
 
     @property
     def is_closed(self) -> bool:
-        return self.status in ("won", "lost", "warning_closed", "prevented")
+        return self.status in DISPUTE_CLOSED
 
 
 class StripeEvent(models.Model):
@@ -180,7 +215,7 @@ class StripeEvent(models.Model):
     object_type = models.CharField(max_length=80)
     created_at = models.DateTimeField(help_text="By Stripe's clock.")
     received_at = models.DateTimeField(db_default=Now())
-    status = models.CharField(max_length=12, choices=choices_of(EVENT), default="received")
+    status = models.CharField(max_length=12, choices=choices_of(EVENT), default=EventStatus.RECEIVED)
     attempts = models.PositiveSmallIntegerField(default=0)
     last_error = models.CharField(max_length=300, blank=True)
 
@@ -188,7 +223,9 @@ class StripeEvent(models.Model):
     app_access = "add"
 
     class Meta:
-        indexes = [models.Index(fields=["received_at"], condition=Q(status="received"), name="stripe_event_waiting")]
+        indexes = [
+            models.Index(fields=["received_at"], condition=Q(status=EventStatus.RECEIVED), name="stripe_event_waiting")
+        ]
         triggers = [
             status_trigger("stripe_event_moves", EVENT),
             pgtrigger.ReadOnly(
@@ -201,7 +238,7 @@ class Reconciliation(models.Model):
     """One comparison of the books with Stripe's list of cash movements, over a half-open period."""
 
     id = IdField(prefix="recon")
-    kind = models.CharField(max_length=8, choices=[("hourly", "hourly"), ("daily", "daily")])
+    kind = models.CharField(max_length=8, choices=ReconciliationKind)
     since = models.DateTimeField()
     until = models.DateTimeField()
     movement_count = models.PositiveIntegerField()
@@ -271,7 +308,7 @@ class Standing(OrganizationModel):
     """Whether an organization pays its debts. Without a row, it never had one."""
 
     id = IdField(prefix="standing")
-    status = models.CharField(max_length=12, choices=choices_of(STANDING), default="active")
+    status = models.CharField(max_length=12, choices=choices_of(STANDING), default=StandingStatus.ACTIVE)
     since_at = models.DateTimeField()
     notices_sent = models.PositiveSmallIntegerField(default=0, help_text="Of this debt.")
 

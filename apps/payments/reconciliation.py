@@ -20,13 +20,16 @@ from apps.core.database.locks import lock
 from apps.core.errors import NotFound
 from apps.core.money import NANO_PER_CENT
 from apps.payments import webhooks
-from apps.payments.models import CardRefund, Reconciliation, ReconciliationDifference, TopUp
+from apps.payments.models import CardRefund, Reconciliation, ReconciliationDifference, ReconciliationKind, TopUp
 from apps.payments.stripe import gateway
 from apps.payments.stripe.objects import CashMovement
 
 logger = logging.getLogger(__name__)
 
-LOOK_BACK = {"hourly": datetime.timedelta(days=3), "daily": datetime.timedelta(days=35)}
+LOOK_BACK = {
+    ReconciliationKind.HOURLY: datetime.timedelta(days=3),
+    ReconciliationKind.DAILY: datetime.timedelta(days=35),
+}
 # Recent movements may be on one side only: webhooks and Stripe's list take a moment.
 _SETTLES_WITHIN = datetime.timedelta(minutes=10)
 # Movements between Stripe and the bank, or Stripe itself: no customer's money, and not in the books.
@@ -35,7 +38,7 @@ _NOT_CUSTOMERS = frozenset(
 )
 
 
-def reconcile(*, kind: str, now: datetime.datetime) -> Reconciliation:
+def reconcile(*, kind: ReconciliationKind, now: datetime.datetime) -> Reconciliation:
     """Compare, store the result, and page on each new difference. Calls Stripe. Safe to repeat."""
     since, until = now - LOOK_BACK[kind], now - _SETTLES_WITHIN
     missed = _catch_up(since, now)

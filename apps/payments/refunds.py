@@ -6,19 +6,20 @@ becomes a debt. A refund that the bank returns becomes credit again.
 
 import datetime
 import logging
-from typing import Any
 
 from django.db import transaction
 
+from apps.accounts.models import Organization, key_of
 from apps.billing.credits import end_set_aside, set_credit_aside
 from apps.billing.ledger import lock_wallet
+from apps.billing.models import HoldPurpose
 from apps.billing.operations import collect_receivable, grant_paid_credit, reverse_paid_credit
 from apps.core import audit
 from apps.core.database.transitions import try_advance
 from apps.core.errors import InvalidState
 from apps.core.messages import outbox
 from apps.core.money import NANO_PER_CENT
-from apps.payments.lifecycle import REFUND
+from apps.payments.lifecycle import REFUND, RefundStatus, TopUpStatus
 from apps.payments.models import CardRefund, TopUp
 from apps.payments.stripe import gateway
 from apps.payments.stripe.errors import StripeRefused
@@ -37,7 +38,7 @@ def request_refund(*, topup: TopUp, credit_cents: int, by: str, reason: str) -> 
     """
     lock_wallet(organization=topup.organization_id)
     topup.refresh_from_db()
-    if topup.status != "paid":
+    if topup.status != TopUpStatus.PAID:
         raise InvalidState("Only a payment that arrived can go back.")
     refund = CardRefund(
         organization_id=topup.organization_id, topup=topup, credit_cents=credit_cents,
@@ -47,7 +48,7 @@ def request_refund(*, topup: TopUp, credit_cents: int, by: str, reason: str) -> 
         organization=topup.organization_id,
         reference=topup.reference,
         amount_nano=credit_cents * NANO_PER_CENT,
-        purpose="card_refund",
+        purpose=HoldPurpose.CARD_REFUND,
         by=by,
         idempotency_key=f"refund:{refund.pk}",
     )
@@ -69,7 +70,7 @@ def tax_share(topup: TopUp, credit_cents: int) -> int:
 def send_refund(*, refund_id: str) -> None:
     """Have Stripe send the refund, once. Calls Stripe. Raises StripeUnavailable, after which it may be repeated."""
     refund = CardRefund.objects.select_related("topup").get(pk=refund_id)
-    if refund.status != "requested":
+    if refund.status != RefundStatus.REQUESTED:
         return
     try:
         sent = gateway.create_refund(
@@ -97,12 +98,12 @@ def _apply(found: Refund, topup: TopUp) -> None:
     if row.stripe_id is None:
         row.stripe_id = found.id
         row.save(update_fields=["stripe_id"])
-    if found.status in ("failed", "canceled"):
-        _apply_failure(row, found.failure or found.status)
-    elif found.status == "succeeded":
+    if found.status == RefundStatus.FAILED:
+        _apply_failure(row, found.failure)
+    elif found.status == RefundStatus.SUCCEEDED:
         _apply_success(row)
     else:
-        try_advance(row, to="pending", transitions=REFUND)
+        try_advance(row, to=RefundStatus.PENDING, transitions=REFUND)
 
 
 def _row_of(found: Refund, topup: TopUp) -> CardRefund:
@@ -120,7 +121,7 @@ def _row_of(found: Refund, topup: TopUp) -> CardRefund:
 
 
 def _apply_success(row: CardRefund) -> None:
-    if row.status == "failed" or not try_advance(row, to="succeeded", transitions=REFUND):
+    if row.status == RefundStatus.FAILED or not try_advance(row, to=RefundStatus.SUCCEEDED, transitions=REFUND):
         return
     if row.hold_id:
         end_set_aside(
@@ -146,9 +147,9 @@ def _take_back(row: CardRefund) -> None:
 
 def _apply_failure(row: CardRefund, failure: str) -> None:
     before = row.status
-    if not try_advance(row, to="failed", transitions=REFUND, failure=failure[:200]):
+    if not try_advance(row, to=RefundStatus.FAILED, transitions=REFUND, failure=failure[:200]):
         return
-    if before == "succeeded":
+    if before == RefundStatus.SUCCEEDED:
         grant_paid_credit(
             organization=row.organization_id,
             amount_nano=row.credit_cents * NANO_PER_CENT,
@@ -169,10 +170,10 @@ def _locked(refund: CardRefund) -> CardRefund:
 
 def list_unsent(*, now: datetime.datetime) -> list[str]:
     """Return the refunds whose call may have been lost, oldest first."""
-    waiting = CardRefund.objects.filter(status="requested", created_at__lt=now - _ASKED_AGAIN_AFTER)
+    waiting = CardRefund.objects.filter(status=RefundStatus.REQUESTED, created_at__lt=now - _ASKED_AGAIN_AFTER)
     return list(waiting.order_by("created_at").values_list("pk", flat=True)[:50])
 
 
-def list_refunds(*, organization: Any) -> list[CardRefund]:
-    rows = CardRefund.objects.filter(organization_id=getattr(organization, "pk", organization))
+def list_refunds(*, organization: Organization | str) -> list[CardRefund]:
+    rows = CardRefund.objects.filter(organization_id=key_of(organization))
     return list(rows.select_related("topup").order_by("-created_at")[:50])

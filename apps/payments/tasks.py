@@ -1,11 +1,10 @@
 """Celery tasks of payments, on a separate queue, which is also a lane of the outbox. `sweep` repeats what failed."""
 
-from typing import Any
-
 from celery import shared_task
 
 from apps.core.database.clock import db_now
 from apps.payments import autorecharge, dunning, reconciliation, refunds, topups, webhooks
+from apps.payments.models import ReconciliationKind
 from apps.payments.stripe import gateway, invoice_copies, meter_mirror
 from apps.payments.stripe.errors import StripeUnavailable
 
@@ -20,22 +19,22 @@ _PATIENT = {
 
 
 @shared_task(name="payments.send_refund", **_PATIENT)
-def send_refund(*, refund_id: str, **_: Any) -> None:
+def send_refund(*, refund_id: str, **_: object) -> None:
     refunds.send_refund(refund_id=refund_id)
 
 
 @shared_task(name="payments.charge", **_PATIENT)
-def charge(*, topup_id: str, **_: Any) -> None:
+def charge(*, topup_id: str, **_: object) -> None:
     autorecharge.charge(topup_id=topup_id)
 
 
 @shared_task(name="payments.handle_event", **_PATIENT)
-def handle_event(*, event_id: str, **_: Any) -> None:
+def handle_event(*, event_id: str, **_: object) -> None:
     webhooks.handle_or_note(event_id=event_id)
 
 
 @shared_task(name="payments.sweep")
-def sweep(**_: Any) -> None:
+def sweep(**_: object) -> None:
     """Repeat what was lost or refused: requests, answers, webhooks."""
     if not gateway.is_configured():
         return
@@ -51,7 +50,7 @@ def sweep(**_: Any) -> None:
 
 
 @shared_task(name="payments.recharge")
-def recharge(**_: Any) -> None:
+def recharge(**_: object) -> None:
     """Start a charge where credit ran low."""
     if gateway.is_configured():
         autorecharge.start_due(now=db_now())
@@ -59,25 +58,25 @@ def recharge(**_: Any) -> None:
 
 # A month of movements takes time. The task may be cut off at any point and repeated.
 @shared_task(name="payments.reconcile", soft_time_limit=540, time_limit=600, **_PATIENT)
-def reconcile(*, kind: str, **_: Any) -> None:
+def reconcile(*, kind: str, **_: object) -> None:
     if gateway.is_configured():
         now = db_now()
-        for invoice_id in invoice_copies.list_uncopied() if kind == "hourly" else ():
+        for invoice_id in invoice_copies.list_uncopied() if kind == ReconciliationKind.HOURLY else ():
             copy_invoice.delay(invoice_id=invoice_id)
-        reconciliation.reconcile(kind=kind, now=now)
+        reconciliation.reconcile(kind=ReconciliationKind(kind), now=now)
 
 
 @shared_task(name="payments.review_standings")
-def review_standings(**_: Any) -> None:
+def review_standings(**_: object) -> None:
     dunning.review_standings(now=db_now())
 
 
 @shared_task(name="payments.copy_invoice", **_PATIENT)
-def copy_invoice(*, invoice_id: str, **_: Any) -> None:
+def copy_invoice(*, invoice_id: str, **_: object) -> None:
     invoice_copies.copy_invoice(invoice_id=invoice_id, now=db_now())
 
 
 @shared_task(name="payments.mirror_usage")
-def mirror_usage(**_: Any) -> None:
+def mirror_usage(**_: object) -> None:
     if gateway.is_configured():
         meter_mirror.mirror_usage(now=db_now())

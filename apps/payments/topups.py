@@ -6,12 +6,14 @@ order and number of calls do not matter.
 
 import datetime
 import logging
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from django.conf import settings
 from django.db import transaction
 from django.urls import reverse
 
+from apps.accounts.models import Organization, key_of
 from apps.billing.ledger import lock_wallet
 from apps.billing.operations import grant_paid_credit
 from apps.core import audit
@@ -22,12 +24,12 @@ from apps.core.messages import outbox
 from apps.core.money import NANO_PER_CENT
 from apps.payments.customers import ensure_customer, keep_card
 from apps.payments.dunning import review
-from apps.payments.lifecycle import PAGE, TOPUP, TOPUP_IN_FLIGHT
-from apps.payments.models import HostedPage, TopUp
+from apps.payments.lifecycle import PAGE, TOPUP, TOPUP_IN_FLIGHT, PageStatus, TopUpStatus
+from apps.payments.models import HostedPage, PageKind, TopUp, TopUpOrigin
 from apps.payments.stripe import gateway
 from apps.payments.stripe.errors import StripeRefused, StripeUnavailable
 from apps.payments.stripe.gateway import CURRENCY
-from apps.payments.stripe.objects import Checkout, Invoice
+from apps.payments.stripe.objects import Checkout, CheckoutStatus, InvoiceStatus, StripeInvoice
 
 logger = logging.getLogger(__name__)
 
@@ -46,31 +48,29 @@ class PaymentMismatch(Exception):
 
 
 @transaction.atomic
-def request_topup(*, organization: Any, amount_cents: int, by: str) -> HostedPage:
+def request_topup(*, organization: Organization | str, amount_cents: int, by: str) -> HostedPage:
     """Request the page that sells `amount_cents` of credit. Raises InvalidValue."""
     if not SMALLEST_CENTS <= amount_cents <= LARGEST_CENTS:
         raise InvalidValue(
             f"Choose between ${SMALLEST_CENTS // 100} and ${LARGEST_CENTS // 100:,}.", param="amount_usd"
         )
     topup = TopUp.objects.create(
-        organization_id=_key(organization), origin="user", amount_cents=amount_cents, requested_by=by
+        organization_id=key_of(organization), origin=TopUpOrigin.USER, amount_cents=amount_cents, requested_by=by
     )
     audit.record(organization=organization, by=by, action="topup.requested", target=topup.pk, amount_cents=amount_cents)
-    return request_page(organization=organization, kind="topup", by=by, topup=topup)
+    return request_page(organization=organization, kind=PageKind.TOPUP, by=by, topup=topup)
 
 
 @transaction.atomic
-def request_page(*, organization: Any, kind: str, by: str, topup: TopUp | None = None) -> HostedPage:
+def request_page(
+    *, organization: Organization | str, kind: PageKind, by: str, topup: TopUp | None = None
+) -> HostedPage:
     """Request a Stripe page; a task creates it after commit. Raises InvalidState when payments are not set up."""
     if not gateway.is_configured():
         raise InvalidState("This installation takes no payments. Its operator grants credit.")
-    page = HostedPage.objects.create(organization_id=_key(organization), kind=kind, topup=topup, requested_by=by)
+    page = HostedPage.objects.create(organization_id=key_of(organization), kind=kind, topup=topup, requested_by=by)
     outbox.publish(topic="payments.page", key=f"payments.page:{page.pk}", payload={"page_id": page.pk})
     return page
-
-
-def _key(organization: Any) -> str:
-    return getattr(organization, "pk", organization)
 
 
 # --- Making pages -----------------------------------------------------------------------------------------------------
@@ -79,27 +79,27 @@ def _key(organization: Any) -> str:
 def make_page(*, page_id: str) -> None:
     """Create the page at Stripe, once. Calls Stripe. Raises StripeUnavailable, after which it may be called again."""
     page = HostedPage.objects.select_related("topup").get(pk=page_id)
-    if page.status != "requested":
+    if page.status != PageStatus.REQUESTED:
         return
     try:
         stripe_id, url = _make(page)
     except StripeRefused as error:
         with transaction.atomic():
-            try_advance(page, to="failed", transitions=PAGE, failure=error.message[:200])
+            try_advance(page, to=PageStatus.FAILED, transitions=PAGE, failure=error.message[:200])
             if page.topup is not None:
-                try_advance(page.topup, to="failed", transitions=TOPUP, failure=error.message[:200])
+                try_advance(page.topup, to=TopUpStatus.FAILED, transitions=TOPUP, failure=error.message[:200])
         return
     with transaction.atomic():
-        try_advance(page, to="ready", transitions=PAGE, stripe_id=stripe_id, url=url)
+        try_advance(page, to=PageStatus.READY, transitions=PAGE, stripe_id=stripe_id, url=url)
         if page.topup is not None:
-            try_advance(page.topup, to="open", transitions=TOPUP, checkout_id=stripe_id)
+            try_advance(page.topup, to=TopUpStatus.OPEN, transitions=TOPUP, checkout_id=stripe_id)
 
 
 def _make(page: HostedPage) -> tuple[str, str]:
     customer = ensure_customer(organization_id=page.organization_id)
     here = settings.PUBLIC_URL + reverse("web:billing")
     back = settings.PUBLIC_URL + reverse("web:billing_page", args=[page.pk])
-    if page.kind == "portal":
+    if page.kind == PageKind.PORTAL:
         url = gateway.create_portal_page(
             customer_id=customer.stripe_id,
             return_url=here,
@@ -138,7 +138,7 @@ def sync_topup(*, topup_id: str) -> None:
 def sync_checkout(*, checkout_id: str) -> bool:
     """Handle the present state of a Stripe page; return whether it is one of ours. Calls Stripe."""
     found = gateway.get_checkout(checkout_id=checkout_id)
-    if found.mode == "setup":
+    if not found.takes_payment:
         return _keep_card_left(found)
     topup = TopUp.objects.filter(pk=found.reference).first()
     if topup is None:
@@ -151,30 +151,30 @@ def _keep_card_left(found: Checkout) -> bool:
     page = HostedPage.objects.filter(pk=found.reference).first()
     if page is None:
         return False
-    if found.status == "complete" and found.setup_intent_id:
+    if found.status == CheckoutStatus.COMPLETE and found.setup_intent_id:
         card = gateway.get_card_left(setup_intent_id=found.setup_intent_id)
         keep_card(customer=ensure_customer(organization_id=page.organization_id), card=card, cause=page.pk)
     return True
 
 
 def _apply_checkout(topup: TopUp, found: Checkout) -> None:
-    if found.payment_status == "paid":
+    if found.is_paid:
         _credit(topup, found.payment_intent_id, found.subtotal_cents, found.tax_cents, found.currency, found.id)
         _keep_card_paid_with(topup)
         return
-    if found.status == "expired":
-        _end(topup, "expired", "")
-    elif found.status == "complete" and found.payment_intent_id:
+    if found.status == CheckoutStatus.EXPIRED:
+        _end(topup, TopUpStatus.EXPIRED, "")
+    elif found.status == CheckoutStatus.COMPLETE and found.payment_intent_id:
         failure = gateway.get_payment(payment_intent_id=found.payment_intent_id).failure
         if failure:
-            _end(topup, "failed", failure)
+            _end(topup, TopUpStatus.FAILED, failure)
 
 
-def _apply_invoice(topup: TopUp, found: Invoice) -> None:
-    if found.status == "paid" and found.payment_intent_ids:
+def _apply_invoice(topup: TopUp, found: StripeInvoice) -> None:
+    if found.status == InvoiceStatus.PAID and found.payment_intent_ids:
         _credit(topup, found.payment_intent_ids[0], found.subtotal_cents, found.tax_cents, found.currency, None)
-    elif found.status in ("void", "uncollectible"):
-        _end(topup, "failed", topup.failure or found.status)
+    elif found.status in (InvoiceStatus.VOID, InvoiceStatus.UNCOLLECTIBLE):
+        _end(topup, TopUpStatus.FAILED, topup.failure or found.status)
 
 
 def _keep_card_paid_with(topup: TopUp) -> None:
@@ -191,12 +191,12 @@ def _credit(
 ) -> None:
     lock_wallet(organization=topup.organization_id)
     topup.refresh_from_db()
-    if topup.status == "paid":
+    if topup.status == TopUpStatus.PAID:
         return
     if (subtotal_cents, currency) != (topup.amount_cents, CURRENCY):
         raise PaymentMismatch(f"{topup.pk}: {subtotal_cents} {currency} for {topup.amount_cents} {CURRENCY}")
     advance(
-        topup, to="paid", transitions=TOPUP, paid_at=db_now(), tax_cents=tax_cents, failure="", pay_url="",
+        topup, to=TopUpStatus.PAID, transitions=TOPUP, paid_at=db_now(), tax_cents=tax_cents, failure="", pay_url="",
         payment_intent_id=payment_intent_id, checkout_id=checkout_id or topup.checkout_id,
     )  # fmt: skip
     grant_paid_credit(
@@ -205,13 +205,13 @@ def _credit(
         tax_nano=tax_cents * NANO_PER_CENT,
         reference=topup.reference,
         by="stripe",
-        reason="Automatic top-up" if topup.origin == "auto" else "Top-up",
+        reason="Automatic top-up" if topup.origin == TopUpOrigin.AUTO else "Top-up",
     )
     review(organization_id=topup.organization_id, now=db_now())
 
 
 @transaction.atomic
-def _end(topup: TopUp, status: str, failure: str) -> None:
+def _end(topup: TopUp, status: TopUpStatus, failure: str) -> None:
     try_advance(
         topup, to=status, transitions=TOPUP, guard={"status__in": TOPUP_IN_FLIGHT}, failure=failure[:200], pay_url=""
     )
@@ -223,32 +223,37 @@ def _end(topup: TopUp, status: str, failure: str) -> None:
 def sweep_topups(*, now: datetime.datetime) -> None:
     """Request pages again that were not created, and sync top-ups whose webhooks never came. Calls Stripe."""
     for page_id in _waiting_pages(now):
-        _quietly(make_page, page_id=page_id)
+        with _logged("making the page", page_id):
+            make_page(page_id=page_id)
     with transaction.atomic():
         _give_up_pages(now)
-    begun = TopUp.objects.filter(status__in=("open", "action_required"), created_at__gt=now - _SYNCED_FOR)
+    begun = TopUp.objects.filter(
+        status__in=(TopUpStatus.OPEN, TopUpStatus.ACTION_REQUIRED), created_at__gt=now - _SYNCED_FOR
+    )
     for topup_id in begun.order_by("created_at").values_list("pk", flat=True)[:100]:
-        _quietly(sync_topup, topup_id=topup_id)
+        with _logged("syncing the top-up", topup_id):
+            sync_topup(topup_id=topup_id)
 
 
 def _waiting_pages(now: datetime.datetime) -> list[str]:
     waiting = HostedPage.objects.filter(
-        status="requested", created_at__lt=now - _ASKED_AGAIN_AFTER, created_at__gt=now - GIVEN_UP_AFTER
+        status=PageStatus.REQUESTED, created_at__lt=now - _ASKED_AGAIN_AFTER, created_at__gt=now - GIVEN_UP_AFTER
     )
     return list(waiting.order_by("created_at").values_list("pk", flat=True)[:50])
 
 
 def _give_up_pages(now: datetime.datetime) -> None:
-    late = HostedPage.objects.filter(status="requested", created_at__lte=now - GIVEN_UP_AFTER)
+    late = HostedPage.objects.filter(status=PageStatus.REQUESTED, created_at__lte=now - GIVEN_UP_AFTER)
     for page in late.select_related("topup"):
-        try_advance(page, to="failed", transitions=PAGE, failure="Stripe did not answer.")
+        try_advance(page, to=PageStatus.FAILED, transitions=PAGE, failure="Stripe did not answer.")
         if page.topup is not None:
-            try_advance(page.topup, to="failed", transitions=TOPUP, failure="Stripe did not answer.")
+            try_advance(page.topup, to=TopUpStatus.FAILED, transitions=TOPUP, failure="Stripe did not answer.")
 
 
-def _quietly(step: Any, **arguments: Any) -> None:
-    """Run one step of many: a step that fails at Stripe, or does not match, must not stop the others."""
+@contextmanager
+def _logged(step: str, of: str) -> Iterator[None]:
+    """Log that one step of many failed at Stripe or does not match: it must not stop the others."""
     try:
-        step(**arguments)
+        yield
     except (StripeUnavailable, StripeRefused, PaymentMismatch) as error:
-        logger.error("%s of %s: %s", step.__name__, arguments, error)
+        logger.error("%s of %s: %s", step, of, error)

@@ -16,7 +16,7 @@ from apps.core.database.transitions import advance
 from apps.core.messages import outbox
 from apps.payments.customers import sync_card
 from apps.payments.disputes import sync_dispute
-from apps.payments.lifecycle import EVENT
+from apps.payments.lifecycle import EVENT, EventStatus, TopUpStatus
 from apps.payments.models import StripeCustomer, StripeEvent, TopUp
 from apps.payments.refunds import sync_refund
 from apps.payments.stripe import gateway
@@ -68,12 +68,12 @@ def handle(*, event_id: str) -> None:
     An exception leaves the event in the inbox, to be handled again.
     """
     event = StripeEvent.objects.get(pk=event_id)
-    if event.status != "received":
+    if event.status != EventStatus.RECEIVED:
         return
     sync = _SYNCS.get(event.object_type)
     is_ours = sync(event.object_id) if sync else False
     with transaction.atomic():
-        advance(event, to="done" if is_ours else "ignored", transitions=EVENT, last_error="")
+        advance(event, to=EventStatus.DONE if is_ours else EventStatus.IGNORED, transitions=EVENT, last_error="")
 
 
 def handle_or_note(*, event_id: str) -> None:
@@ -88,13 +88,15 @@ def handle_or_note(*, event_id: str) -> None:
 
 def list_stuck() -> list[StripeEvent]:
     """Return the events that could not be handled, oldest first."""
-    return list(StripeEvent.objects.filter(status="received").exclude(last_error="").order_by("received_at")[:50])
+    return list(
+        StripeEvent.objects.filter(status=EventStatus.RECEIVED).exclude(last_error="").order_by("received_at")[:50]
+    )
 
 
 def list_unhandled(*, now: datetime.datetime) -> list[str]:
     """Return the events that failed or whose doorbell may have been lost, oldest first."""
     waiting = StripeEvent.objects.filter(
-        status="received", received_at__lt=now - _HANDLED_AGAIN_AFTER, attempts__lt=_MAX_ATTEMPTS
+        status=EventStatus.RECEIVED, received_at__lt=now - _HANDLED_AGAIN_AFTER, attempts__lt=_MAX_ATTEMPTS
     )
     return list(waiting.order_by("received_at").values_list("pk", flat=True)[:100])
 
@@ -163,7 +165,7 @@ def _topup_of(payment_intent_id: str) -> TopUp | None:
     if topup is None:
         payment = gateway.get_payment(payment_intent_id=payment_intent_id)
         topup = TopUp.objects.filter(pk=payment.metadata.get("topup_id", "")).first()
-    if topup is not None and topup.status != "paid":
+    if topup is not None and topup.status != TopUpStatus.PAID:
         sync_topup(topup_id=topup.pk)
         topup.refresh_from_db()
     return topup
@@ -172,7 +174,7 @@ def _topup_of(payment_intent_id: str) -> TopUp | None:
 def _paid_topup_of(payment_intent_id: str) -> TopUp:
     """Return the top-up of a refunded or disputed payment, credited first. Raises PaymentUnknown."""
     topup = _topup_of(payment_intent_id)
-    if topup is None or topup.status != "paid":
+    if topup is None or topup.status != TopUpStatus.PAID:
         raise PaymentUnknown(payment_intent_id)
     return topup
 

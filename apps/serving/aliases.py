@@ -2,11 +2,11 @@
 
 import datetime
 import re
-from typing import Any
 
 from django.db import transaction
 from django.db.models import Q, QuerySet
 
+from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import CHECKPOINT_MARK
 from apps.core import audit
@@ -19,7 +19,7 @@ _LIKE_A_VERSION = re.compile(r"[0-9a-hjkmnp-tv-z]{10}")  # the pattern that ends
 MAX_ALIASES = 20  # per adapter
 
 
-def list_aliases(*, organization: Any) -> QuerySet[Alias]:
+def list_aliases(*, organization: Organization | str) -> QuerySet[Alias]:
     """Return the organization's aliases with their versions, by adapter and name."""
     rows = Alias.objects.for_organization(organization).select_related(
         "adapter__base_model", "version", "canary_version", "previous_version"
@@ -27,7 +27,7 @@ def list_aliases(*, organization: Any) -> QuerySet[Alias]:
     return rows.order_by("adapter__name", "name")
 
 
-def get_alias(*, organization: Any, id: str) -> Alias:
+def get_alias(*, organization: Organization | str, id: str) -> Alias:
     """Return one alias of the organization. Raises NotFound, the same for unknown and foreign ids."""
     found = list_aliases(organization=organization).filter(pk=id).first()
     if found is None:

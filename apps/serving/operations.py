@@ -2,13 +2,14 @@
 
 import datetime
 import secrets
-from typing import Any
 
 import msgspec
 from django.conf import settings
 from django.db import transaction
 from django.db.models import F
 
+from apps.accounts.models import Organization
+from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import delete_version, record_verdict
 from apps.adapters.queries import get_version_by_name
@@ -66,7 +67,9 @@ def undeploy(*, version: AdapterVersion, by: str, now: datetime.datetime) -> Non
 
 
 @transaction.atomic
-def delete_model(*, organization: Any, model_name: str, by: str, now: datetime.datetime) -> AdapterVersion:
+def delete_model(
+    *, organization: Organization | str, model_name: str, by: str, now: datetime.datetime
+) -> AdapterVersion:
     """Stop serving the organization's `ft:…` model and delete its files. Raises ModelNotFound, InvalidState."""
     version = get_version_by_name(organization=organization, model_name=model_name)
     undeploy(version=version, by=by, now=now)
@@ -75,12 +78,12 @@ def delete_model(*, organization: Any, model_name: str, by: str, now: datetime.d
     return deleted
 
 
-def _abilities(observed: ObservedState) -> dict[str, Any]:
+def _abilities(observed: ObservedState) -> dict[str, int | str]:
     """Return the abilities that the replica reports: they may have grown since it enrolled.
 
     Its address is not one of them: enrolment fixed it.
     """
-    said = {
+    said: dict[str, int | str | None] = {
         "capacity": observed.capacity,
         "slots": observed.max_loras,
         "max_rank": observed.max_lora_rank,
@@ -201,7 +204,7 @@ def _desired(version: AdapterVersion) -> DesiredAdapter:
         version_id=version.pk,
         manifest_sha256=version.manifest_sha256,
         rank=version.rank,
-        is_tried=version.status in ("ready", "uncertified"),
+        is_tried=version.status in (AdapterVersionStatus.READY, AdapterVersionStatus.UNCERTIFIED),
         files=tuple(
             SignedFile(
                 name=file["name"],
@@ -264,6 +267,6 @@ def _note_adapters(replica: Replica, observed: ObservedState, now: datetime.date
 def _record_verdict(version: AdapterVersion, seen: ObservedAdapter, now: datetime.datetime) -> None:
     """Record the verdict on a version that the engine loaded or rejected. Other states carry no verdict."""
     is_settled = seen.state in (LoadState.LOADED, LoadState.REJECTED)
-    if is_settled and version.status not in ("ready", "files_only"):
+    if is_settled and version.status not in (AdapterVersionStatus.READY, AdapterVersionStatus.FILES_ONLY):
         is_accepted = seen.state is LoadState.LOADED
         record_verdict(version=version, is_accepted=is_accepted, reason=seen.reason, parity=seen.parity, now=now)

@@ -3,9 +3,11 @@
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 
 from django.db.models import F, QuerySet
 
+from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
 from apps.catalog.models import BaseModel
 from apps.contracts.serving import LoadState
@@ -119,7 +121,7 @@ def _adapter_routes(ready: dict[str, _Ready], replicas: list[Replica]) -> list[R
         Route(
             model_name=version.model_name,
             organization_id=version.organization_id,
-            engine_name=version.whole_model_name if version.status == "files_only" else version.lora_name,
+            engine_name=version.whole_model_name if _is_whole(version) else version.lora_name,
             base_model_name=version.adapter.base_model.name,
             adapter_version_id=version.pk,
             context_length=version.adapter.base_model.context_length,
@@ -127,10 +129,15 @@ def _adapter_routes(ready: dict[str, _Ready], replicas: list[Replica]) -> list[R
             is_loading=not loaded[version.pk] and version.pk not in refused and version.pk in wanted,
             is_cold=not loaded[version.pk] and version.pk in cold,
             # Merged models were trained and tested on text alone.
-            media=() if version.status == "files_only" else version.adapter.base_model.media,
+            media=() if _is_whole(version) else version.adapter.base_model.media,
         )
         for version in versions
     ]
+
+
+def _is_whole(version: AdapterVersion) -> bool:
+    """Return whether no engine loads the version as an adapter: it answers as a whole model."""
+    return version.status == AdapterVersionStatus.FILES_ONLY
 
 
 def _current_deployments() -> QuerySet[Deployment]:
@@ -149,26 +156,33 @@ def _wanted_and_cold(replicas: Iterable[Replica], deployments: Iterable[Deployme
     fitting = {
         deployment.adapter_version_id
         for deployment in deployments
-        if deployment.adapter_version.status != "files_only"
+        if not _is_whole(deployment.adapter_version)
         and deployment.adapter_version.rank <= most_rank[deployment.adapter_version.adapter.base_model_id]
     }
     return wanted, fitting - wanted
 
 
+class ServingStatus(StrEnum):
+    """How a version is served, as its owner sees it: the best that a replica reports, or why none does."""
+
+    OFF = "off"  # without a deployment
+    WAITING = "waiting"  # before any replica reports
+    COLD = "cold"  # no replica has a place for it
+    FILES_ONLY = "files_only"  # no engine can load it
+    LOADED = LoadState.LOADED.value
+    LOADING = LoadState.LOADING.value
+    FAILED = LoadState.FAILED.value
+    REJECTED = LoadState.REJECTED.value
+
+
 @dataclass(frozen=True)
 class ServingState:
-    """The state of a version as its owner sees it: "off" without a deployment, else the best that a replica reports.
-
-    "waiting" before any replica reports; "cold" while no replica has a place for it; "files_only" when none could load
-    it.
-    """
-
-    state: str
+    state: ServingStatus
     reason: str = ""
 
     @property
     def is_deployed(self) -> bool:
-        return self.state not in ("off", "files_only")
+        return self.state not in (ServingStatus.OFF, ServingStatus.FILES_ONLY)
 
 
 def serving_states(*, versions: Iterable[AdapterVersion]) -> dict[str, ServingState]:
@@ -186,10 +200,10 @@ def serving_states(*, versions: Iterable[AdapterVersion]) -> dict[str, ServingSt
     ):
         is_closed = state == LoadState.LOADED and not is_ready  # loaded, but its replica takes no requests now
         spoken[version_id].append((LoadState.LOADING, "") if is_closed else (state, reason))
-    states = {id: ServingState(*_best(spoken[id])) for id in deployed}
+    states = {id: _best(spoken[id]) for id in deployed}
     states |= {version.pk: _unserved(version, served) for version in versions if version.pk not in deployed}
-    silent = {id for id, state in states.items() if state.state == "waiting"}
-    return states | ({id: ServingState("cold", _COLD) for id in silent & _cold_ids()} if silent else {})
+    silent = {id for id, state in states.items() if state.state == ServingStatus.WAITING}
+    return states | ({id: ServingState(ServingStatus.COLD, _COLD) for id in silent & _cold_ids()} if silent else {})
 
 
 _FILES_ONLY = "No engine loads it as an adapter, and it has no replica of its own. It is delivered as files."
@@ -204,11 +218,14 @@ def _cold_ids() -> set[str]:
 
 
 def _unserved(version: AdapterVersion, served: Collection[str]) -> ServingState:
-    is_servable = version.status != "files_only" or version.pk in served
-    return ServingState("off") if is_servable else ServingState("files_only", _FILES_ONLY)
+    is_servable = not _is_whole(version) or version.pk in served
+    return ServingState(ServingStatus.OFF) if is_servable else ServingState(ServingStatus.FILES_ONLY, _FILES_ONLY)
 
 
-def _best(rows: list[tuple[str, str]]) -> tuple[str, str]:
+def _best(rows: list[tuple[str, str]]) -> ServingState:
     """Return the best report of its replicas, "waiting" before any."""
     order = [LoadState.LOADED, LoadState.LOADING, LoadState.FAILED, LoadState.REJECTED]
-    return min(rows, key=lambda row: order.index(LoadState(row[0])), default=("waiting", _WAITING))
+    if not rows:
+        return ServingState(ServingStatus.WAITING, _WAITING)
+    state, reason = min(rows, key=lambda row: order.index(LoadState(row[0])))
+    return ServingState(ServingStatus(state), reason)

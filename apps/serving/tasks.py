@@ -1,7 +1,5 @@
 """Celery and outbox tasks of serving."""
 
-from typing import Any
-
 from celery import shared_task
 
 from apps.adapters.models import AdapterVersion
@@ -10,17 +8,17 @@ from apps.serving import keep_warm, operations, placements, reconciliation
 
 
 @shared_task(name="serving.place")
-def place(**_: Any) -> None:
+def place(**_: object) -> None:
     placements.replan_all(now=db_now())
 
 
 @shared_task(name="serving.charge_warm")
-def charge_warm(**_: Any) -> None:
+def charge_warm(**_: object) -> None:
     keep_warm.charge_warm(now=db_now())
 
 
 @shared_task(name="serving.reconcile_metering")
-def reconcile_metering(**_: Any) -> None:
+def reconcile_metering(**_: object) -> None:
     reconciliation.reconcile(now=db_now())
 
 

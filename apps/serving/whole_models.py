@@ -5,13 +5,14 @@ treat it as an adapter that only one replica may hold.
 """
 
 import datetime
-from typing import Any
 
+import msgspec
 from django.db.models import F
 
+from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
 from apps.adapters.queries import find_whole_model
-from apps.contracts.runs import SignedFile
+from apps.contracts.runs import ManifestFile, SignedFile
 from apps.contracts.serving import DesiredState, LoadState, ObservedState
 from apps.core.database.tenancy import system
 from apps.core.errors import InvalidState
@@ -29,7 +30,7 @@ def has_replica(*, version: AdapterVersion) -> bool:
 
 def require_replica(*, version: AdapterVersion) -> None:
     """Raise InvalidState for a version that needs a separate replica and has none."""
-    if version.status == "files_only" and not has_replica(version=version):
+    if version.status == AdapterVersionStatus.FILES_ONLY and not has_replica(version=version):
         raise InvalidState(
             "The engine cannot load this result as an adapter, and no replica serves it as a whole model: download it, "
             "or ask the operator of this installation for one."
@@ -52,7 +53,7 @@ def desired_whole_model(*, replica: Replica, version: AdapterVersion) -> Desired
     files: tuple[SignedFile, ...] = ()
     if version.deleted_at is None and replica.is_trusted:
         prefix, manifest = find_whole_model(version=version)
-        files = tuple(_signed(prefix, file) for file in manifest["files"])
+        files = tuple(_signed(prefix, file) for file in msgspec.convert(manifest["files"], list[ManifestFile]))
     return DesiredState(
         replica_id=replica.pk,
         base_lora_served_name=version.whole_model_name,
@@ -64,9 +65,9 @@ def desired_whole_model(*, replica: Replica, version: AdapterVersion) -> Desired
     )
 
 
-def _signed(prefix: str, file: dict[str, Any]) -> SignedFile:
-    url = store().signed_url(f"{prefix}/{file['name']}", "GET", expires_seconds=_URL_SECONDS, base="internal")
-    return SignedFile(name=file["name"], sha256=file["sha256"], bytes=file["bytes"], url=url)
+def _signed(prefix: str, file: ManifestFile) -> SignedFile:
+    url = store().signed_url(f"{prefix}/{file.name}", "GET", expires_seconds=_URL_SECONDS, base="internal")
+    return SignedFile(name=file.name, sha256=file.sha256, bytes=file.bytes, url=url)
 
 
 def note_whole_model(*, replica: Replica, observed: ObservedState, now: datetime.datetime) -> None:

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import openai
 
@@ -44,7 +44,7 @@ def main() -> int:
     return 1 if "error" in figures else 0
 
 
-def run(asked: argparse.Namespace) -> dict[str, Any]:
+def run(asked: argparse.Namespace) -> dict[str, object]:
     """Run the requested jobs and return the figures, or `error` if the main job did not finish."""
     home, stage = asked.home.resolve(), Stage(began_at=asked.began_at)
     try:
@@ -55,7 +55,7 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
             state = State(folder / "state.json")
             figures = run_main_job(platform, state, stage, rows=asked.rows, folder=folder)
             if asked.then_score:
-                model = figures["model"]
+                model = str(figures["model"])
                 figures |= run_longer_check(platform, state, stage, model, rows=asked.then_score, folder=folder)
     except KeyboardInterrupt:
         stage.line("stopped", "Run it again, and it continues where it stopped.")
@@ -64,13 +64,13 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
         return _failed(stage, home, str(failure), process=failure.process)
     except openai.APIError as error:
         return _failed(stage, home, _reason(error, platform), process="web")
-    sys.stdout.write("\n".join(["", *_curl(platform, figures["model"]), ""]))
+    sys.stdout.write("\n".join(["", *_curl(platform, str(figures["model"])), ""]))
     account = platform.account
     sys.stdout.write(f"\nDashboard {platform.url}  {account['email']} / {account['password']}\n")
     return figures | {"seconds_by_stage": stage.seconds}
 
 
-def _failed(stage: Stage, home: Path, reason: str, *, process: str) -> dict[str, Any]:
+def _failed(stage: Stage, home: Path, reason: str, *, process: str) -> dict[str, object]:
     stage.line("failed", reason)
     stage.line("", f"The log to read: {home / 'logs' / process}.log")
     return {"error": reason}

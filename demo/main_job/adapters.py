@@ -3,10 +3,11 @@
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import openai
+from openai.types.fine_tuning import FineTuningJob
 
+from demo.main_job.answers import ModelMembers, ServingState
 from demo.main_job.platform import DemoFailed, Platform, extra, found, is_passing
 from demo.main_job.stages import GIVE_UP_SECONDS, POLL_SECONDS, Quiet, Stage
 from demo.main_job.training_file import read_rows
@@ -16,23 +17,24 @@ SCORE_SEED = 7
 LANES = 16
 
 
-def serve(platform: Platform, stage: Stage, job: Any) -> str | None:
+def serve(platform: Platform, stage: Stage, job: FineTuningJob) -> str | None:
     """Return the adapter's name once it answers; None if it was deleted or refused and must be trained again."""
-    model, started = job.fine_tuned_model, time.monotonic()
+    model, started = str(job.fine_tuned_model), time.monotonic()
     quiet = Quiet()
-    quiet.look(model)
+    quiet.see(model)
     while not _answers(platform, model):
         listed = found(lambda: platform.openai.models.retrieve(model))
         if listed is None:
             stage.line("serve", f"The adapter {model} was deleted. A new job makes another one.")
             return None
-        if extra(listed)["status"] == "refused":
-            stage.line("serve", f"The adapter {model} was refused: {extra(listed)['status_reason']} A new job starts.")
+        members = extra(listed, ModelMembers)
+        if members.status == "refused":
+            stage.line("serve", f"The adapter {model} was refused: {members.status_reason} A new job starts.")
             return None
-        serving = platform.get(f"/models/{model}/serving")
-        if serving["state"] == "off":
+        serving = platform.get(f"/models/{model}/serving", ServingState)
+        if serving.state == "off":
             stage.line("serve", f"The adapter {model} was not served. It is now.")
-            platform.post(f"/models/{model}/serving", {"is_served": True})
+            platform.post(f"/models/{model}/serving", {"is_served": True}, ServingState)
         if quiet.is_too_long:
             text = f"The adapter {model} did not answer within {quiet.seconds:.0f} s: {_why_it_is_silent(serving)}"
             raise DemoFailed(text, process="vllm")
@@ -41,17 +43,17 @@ def serve(platform: Platform, stage: Stage, job: Any) -> str | None:
             stage.line("serve", f"{_why_it_is_silent(serving)} {logs}")
         time.sleep(POLL_SECONDS)
     stage.line("serve", f"{model} answers, after {time.monotonic() - started:.1f} s")
-    return str(model)
+    return model
 
 
-def _why_it_is_silent(serving: dict[str, Any]) -> str:
-    match serving["state"]:
+def _why_it_is_silent(serving: ServingState) -> str:
+    match serving.state:
         case "waiting" | "loading" | "cold" | "off":
             return "The engine (the process vllm) is still loading the base model or the adapter."
         case "warm":
             return "The engine holds the adapter and does not answer yet."
         case state:
-            return f"The adapter is {state}: {serving['reason']}"
+            return f"The adapter is {state}: {serving.reason}"
 
 
 def _answers(platform: Platform, model: str) -> bool:

@@ -2,9 +2,11 @@
 
 import time
 from pathlib import Path
-from typing import Any
+
+from openai.types.fine_tuning import FineTuningJob
 
 from demo.main_job.adapters import score, serve, show_answers
+from demo.main_job.answers import JobEstimate, JobMembers
 from demo.main_job.bills import show_bill
 from demo.main_job.jobs import MAX_JOBS, train
 from demo.main_job.platform import DemoFailed, Platform, extra
@@ -13,7 +15,7 @@ from demo.main_job.state import State
 from demo.main_job.training_file import upload
 
 
-def run_main_job(platform: Platform, state: State, stage: Stage, *, rows: int, folder: Path) -> dict[str, Any]:
+def run_main_job(platform: Platform, state: State, stage: Stage, *, rows: int, folder: Path) -> dict[str, object]:
     """Upload, estimate, train by LoRA, serve, compare and settle; return the figures."""
     started = time.monotonic()
     file_id = upload(platform, state, stage, folder)
@@ -26,7 +28,8 @@ def run_main_job(platform: Platform, state: State, stage: Stage, *, rows: int, f
     show_answers(platform, stage, model)
     bill = show_bill(platform, stage, job)
     stage.mark("compare_and_bill")
-    quote = extra(job)["estimate"] or {}
+    members = extra(job, JobMembers)
+    quote = members.estimate or JobEstimate()
     return {
         "model": model,
         "seconds_until_served": round(seconds, 1),
@@ -34,15 +37,17 @@ def run_main_job(platform: Platform, state: State, stage: Stage, *, rows: int, f
         "main_job_ended_at": time.time(),
         "accuracy_base": accuracy_base,
         "accuracy_lora": accuracy_lora,
-        **{f"quote_seconds_{name}": quote.get(f"train_seconds_{name}") for name in ("p10", "p50", "p90")},
-        "training_seconds_billed": extra(job)["billed_gpu_seconds"],
+        "quote_seconds_p10": quote.train_seconds_p10,
+        "quote_seconds_p50": quote.train_seconds_p50,
+        "quote_seconds_p90": quote.train_seconds_p90,
+        "training_seconds_billed": members.billed_gpu_seconds,
         **bill,
     }
 
 
 def run_longer_check(
     platform: Platform, state: State, stage: Stage, model: str, *, rows: int, folder: Path
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Score more rows with the main job's adapter, then train the same file by QLoRA and score that adapter."""
     accuracy_lora = score(platform, stage, model, rows)
     stage.mark("longer_score")
@@ -53,13 +58,13 @@ def run_longer_check(
     return {
         "accuracy_lora": accuracy_lora,
         "accuracy_qlora": accuracy_qlora,
-        "qlora_training_seconds_billed": extra(job)["billed_gpu_seconds"],
+        "qlora_training_seconds_billed": extra(job, JobMembers).billed_gpu_seconds,
     }
 
 
 def train_and_serve(
     platform: Platform, state: State, stage: Stage, file_id: str, *, name: str, quantization: str | None
-) -> tuple[str, Any]:
+) -> tuple[str, FineTuningJob]:
     """Return a served adapter's name and its job. Repeats failed steps, a few times at most."""
     for _ in range(MAX_JOBS):
         job = train(platform, state, stage, file_id, name=name, quantization=quantization)
@@ -67,5 +72,5 @@ def train_and_serve(
         if model := serve(platform, stage, job):
             stage.mark(f"{name}_serve")
             return model, job
-        state[name] = None
+        state[name] = ""
     raise DemoFailed(f"No adapter of {MAX_JOBS} jobs could be served.", process="serving-agent")

@@ -2,12 +2,16 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import httpx2  # the HTTP library of openai's client
+import msgspec
 import openai
+from openai import BaseModel
 
 from demo.main_job.state import read_object
+
+T = TypeVar("T")
 
 
 class DemoFailed(Exception):
@@ -23,8 +27,8 @@ class Platform:
 
     def __init__(self, home: Path, *, transport: httpx2.BaseTransport | None = None) -> None:
         self.home = home
-        self.account = read_object(home / "demo.json")
-        self.url = read_object(home / "ports.json").get("public_url", "")
+        self.account = {name: str(value) for name, value in read_object(home / "demo.json").items()}
+        self.url = str(read_object(home / "ports.json").get("public_url", ""))
         if not self.account or not self.url:
             raise DemoFailed(f"There is no running platform in {home}: start it with `make demo`.")
         # The shell's proxy must not apply to this machine's own addresses. Retries bridge the restart of a process, and
@@ -38,11 +42,11 @@ class Platform:
         )
         self._native = self.openai.with_options(base_url=f"{self.url}/api/v1")
 
-    def get(self, path: str) -> Any:
-        return self._native.get(path, cast_to=object)
+    def get(self, path: str, kind: type[T]) -> T:
+        return msgspec.convert(self._native.get(path, cast_to=object), kind)
 
-    def post(self, path: str, body: dict[str, Any]) -> Any:
-        return self._native.post(path, body=body, cast_to=object)
+    def post(self, path: str, body: dict[str, object], kind: type[T]) -> T:
+        return msgspec.convert(self._native.post(path, body=body, cast_to=object), kind)
 
     def log(self, process: str) -> str:
         return str(self.home / "logs" / f"{process}.log")
@@ -54,7 +58,7 @@ class Platform:
         return f"An operator can grant credit or lift a suspension at {page}; the demo's login is one."
 
 
-def found(retrieve: Callable[[], Any]) -> Any:
+def found(retrieve: Callable[[], T]) -> T | None:
     """Return the retrieved object; None if it was deleted, or belongs to an earlier database."""
     try:
         return retrieve()
@@ -62,10 +66,9 @@ def found(retrieve: Callable[[], Any]) -> Any:
         return None
 
 
-def extra(answered: Any) -> dict[str, Any]:
-    """Return the answer's fields that the client library does not know."""
-    fields: dict[str, Any] | None = answered.model_extra
-    return fields or {}
+def extra(answered: BaseModel, kind: type[T]) -> T:
+    """Return the answer's members that the client library does not know."""
+    return msgspec.convert(answered.model_extra or {}, kind)
 
 
 def message_of(error: openai.APIError) -> str:

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
 
 from demo.main_job.platform import DemoFailed, Platform
 
@@ -13,6 +13,8 @@ BAR_SECONDS = 30.0  # between two lines if no bar can be drawn
 HINT_SECONDS = 20.0
 GIVE_UP_SECONDS = 900.0
 POLL_SECONDS = 0.5
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -50,11 +52,11 @@ class Quiet:
     """The time since the last change, and the moments that call for a hint."""
 
     def __init__(self) -> None:
-        self._last: Any = None
+        self._last: object = None
         self._since = time.monotonic()
         self._hint_after = HINT_SECONDS
 
-    def look(self, value: Any, *, hint_after: float = HINT_SECONDS) -> None:
+    def see(self, value: object, *, hint_after: float = HINT_SECONDS) -> None:
         if value != self._last:
             self._last, self._since, self._hint_after = value, time.monotonic(), hint_after
 
@@ -80,11 +82,11 @@ class Quiet:
 
 
 def until(
-    look: Callable[[], Any], hint: Callable[[], str], platform: Platform, stage: Stage, name: str, *, process: str
-) -> Any:
-    """Return the first true result of `look`; after a while print `hint` and the log of `process`."""
+    fetch: Callable[[], T | None], hint: Callable[[], str], platform: Platform, stage: Stage, name: str, *, process: str
+) -> T:
+    """Return the first true result of `fetch`; after a while print `hint` and the log of `process`."""
     quiet = Quiet()
-    while not (found := look()):
+    while not (found := fetch()):
         if quiet.is_too_long:
             raise DemoFailed(f"Nothing happened for {quiet.seconds:.0f} s. {hint()}", process=process)
         if quiet.is_hint_due:

@@ -3,7 +3,6 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 
 class State:
@@ -13,10 +12,11 @@ class State:
         self._path = path
         self._values = read_object(path)
 
-    def __getitem__(self, name: str) -> Any:
-        return self._values.get(name)
+    def __getitem__(self, name: str) -> str:
+        """Return the id kept under this name; "" if there is none."""
+        return str(self._values.get(name) or "")
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: str) -> None:
         """Write at once and atomically: a kill at any moment leaves the old file or the new one."""
         self._values[name] = value
         draft = self._path.with_name(self._path.name + ".part")
@@ -27,7 +27,7 @@ class State:
         draft.replace(self._path)
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, object]:
     """Return the JSON object in a file; an empty one if the file is missing or unreadable."""
     try:
         found = json.loads(path.read_text())

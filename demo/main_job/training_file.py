@@ -3,8 +3,10 @@
 import csv
 import json
 from pathlib import Path
-from typing import Any
 
+from openai.types import FileObject
+
+from demo.main_job.answers import FileMembers
 from demo.main_job.platform import DemoFailed, Platform, extra, found
 from demo.main_job.stages import Stage, until
 from demo.main_job.state import State
@@ -26,18 +28,18 @@ def upload(platform: Platform, state: State, stage: Stage, folder: Path) -> str:
     path.write_text("".join(json.dumps(_chat_row(text, label)) + "\n" for text, label in read_rows("train.csv")))
     state["file_id"] = files.create(file=path, purpose="fine-tune").id
     checked = _validated(platform, stage, state["file_id"])
-    rows = extra(checked)["validation"]["rows"]
+    rows = extra(checked, FileMembers).validation.rows
     stage.line("upload", f"{path.name}, {checked.bytes / 1e6:.1f} MB, {rows:,} rows valid: {checked.id}")
     return str(checked.id)
 
 
-def _validated(platform: Platform, stage: Stage, file_id: str) -> Any:
-    def look() -> Any:
+def _validated(platform: Platform, stage: Stage, file_id: str) -> FileObject:
+    def fetch() -> FileObject | None:
         file = platform.openai.files.retrieve(file_id)
         return file if file.status in ("processed", "error") else None
 
     hint = f"The file is still being checked. The process {CHECKS_FILES} does that."
-    checked = until(look, lambda: hint, platform, stage, "upload", process=CHECKS_FILES)
+    checked = until(fetch, lambda: hint, platform, stage, "upload", process=CHECKS_FILES)
     if checked.status == "error":
         raise DemoFailed(f"The training file is not valid: {checked.status_details}", process=CHECKS_FILES)
     return checked
@@ -49,5 +51,5 @@ def read_rows(name: str) -> list[tuple[str, str]]:
         return [(row["text"], row["category"]) for row in csv.DictReader(file)]
 
 
-def _chat_row(text: str, label: str) -> dict[str, Any]:
+def _chat_row(text: str, label: str) -> dict[str, object]:
     return {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": label}]}

@@ -75,7 +75,7 @@ uncompressed file: `{corpus_sha256}`. The tokenizer was trained on the same file
 
 No Banking77 text was used: passages that contain a label name (with underscores or spaces), share six consecutive words
 with a row, or contain a whole row shorter than six words were dropped, for train and test rows alike.
-`tests/unit/demo/test_corpus.py` checks this against the committed corpus.
+`tests/unit/installation/demo/test_corpus.py` checks this against the committed corpus.
 
 | Source | Version | Licence | Registry | Passages | Bytes | Dropped for overlap |
 | --- | --- | --- | --- | --- | --- | --- |

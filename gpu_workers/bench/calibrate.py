@@ -19,7 +19,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -43,7 +42,9 @@ _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 _OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "MemoryError")
 
 
-def _llama(layers: int, hidden: int, mlp: int, heads: int, kv_heads: int, vocab: int, *, tied: bool) -> dict[str, Any]:
+def _llama(
+    layers: int, hidden: int, mlp: int, heads: int, kv_heads: int, vocab: int, *, tied: bool
+) -> dict[str, str | int]:
     return {
         "model_type": "llama",
         "num_hidden_layers": layers,
@@ -68,7 +69,7 @@ SHAPES = {
 }
 
 
-class Point(msgspec.Struct, frozen=True):
+class GridPoint(msgspec.Struct, frozen=True):
     """One measurement: rows of `length` tokens, `micro` at a time."""
 
     shape: str
@@ -81,30 +82,30 @@ class Point(msgspec.Struct, frozen=True):
 
 # In order of importance: the budget may leave no time for the last points.
 CUDA_GRID = (
-    Point("llama-3.1-8b", "qlora", 16, 1024, 1),
-    Point("llama-3.1-8b", "lora", 16, 1024, 1),
-    Point("llama-3.2-1b", "lora", 16, 1024, 1),
-    Point("llama-3.1-8b", "qlora", 16, 1024, 4, checkpointing=True),
-    Point("llama-3.1-8b", "lora", 16, 1024, 4, checkpointing=True),
-    Point("llama-3.2-1b", "lora", 16, 1024, 8),
-    Point("llama-3.1-70b", "qlora", 16, 1024, 1, checkpointing=True),
-    Point("llama-3.1-8b", "lora", 16, 4096, 1, checkpointing=True),
-    Point("llama-3.1-8b", "qlora", 64, 1024, 1),
-    Point("llama-3.2-1b", "qlora", 16, 4096, 1),
-    Point("llama-3.2-1b", "lora", 64, 4096, 2, checkpointing=True),
-    Point("llama-3.1-8b", "qlora", 16, 8192, 1, checkpointing=True),
+    GridPoint("llama-3.1-8b", "qlora", 16, 1024, 1),
+    GridPoint("llama-3.1-8b", "lora", 16, 1024, 1),
+    GridPoint("llama-3.2-1b", "lora", 16, 1024, 1),
+    GridPoint("llama-3.1-8b", "qlora", 16, 1024, 4, checkpointing=True),
+    GridPoint("llama-3.1-8b", "lora", 16, 1024, 4, checkpointing=True),
+    GridPoint("llama-3.2-1b", "lora", 16, 1024, 8),
+    GridPoint("llama-3.1-70b", "qlora", 16, 1024, 1, checkpointing=True),
+    GridPoint("llama-3.1-8b", "lora", 16, 4096, 1, checkpointing=True),
+    GridPoint("llama-3.1-8b", "qlora", 64, 1024, 1),
+    GridPoint("llama-3.2-1b", "qlora", 16, 4096, 1),
+    GridPoint("llama-3.2-1b", "lora", 64, 4096, 2, checkpointing=True),
+    GridPoint("llama-3.1-8b", "qlora", 16, 8192, 1, checkpointing=True),
 )
 CPU_GRID = (
-    Point("small-14m", "lora", 16, 128, 4),
-    Point("small-14m", "qlora", 16, 128, 4),
-    Point("small-3m", "lora", 16, 128, 4),
-    Point("small-42m", "lora", 16, 128, 4),
-    Point("small-14m", "lora", 16, 128, 16),
-    Point("small-14m", "lora", 16, 512, 4),
-    Point("small-14m", "lora", 64, 128, 4),
-    Point("small-14m", "lora", 16, 128, 4, checkpointing=True),
-    Point("small-3m", "qlora", 8, 128, 16),
-    Point("small-42m", "qlora", 16, 128, 4),
+    GridPoint("small-14m", "lora", 16, 128, 4),
+    GridPoint("small-14m", "qlora", 16, 128, 4),
+    GridPoint("small-3m", "lora", 16, 128, 4),
+    GridPoint("small-42m", "lora", 16, 128, 4),
+    GridPoint("small-14m", "lora", 16, 128, 16),
+    GridPoint("small-14m", "lora", 16, 512, 4),
+    GridPoint("small-14m", "lora", 64, 128, 4),
+    GridPoint("small-14m", "lora", 16, 128, 4, checkpointing=True),
+    GridPoint("small-3m", "qlora", 8, 128, 16),
+    GridPoint("small-42m", "qlora", 16, 128, 4),
 )
 
 
@@ -139,13 +140,13 @@ def _connect() -> ApiClient:
     return ApiClient(config.internal_url, credential=load_credential(config.credential_file).credential)
 
 
-def grid_of(machine: Machine) -> tuple[Point, ...]:
+def grid_of(machine: Machine) -> tuple[GridPoint, ...]:
     return CPU_GRID if machine.gpus[0].driver == "" else CUDA_GRID
 
 
 def measure_grid(
     machine: Machine, executor: SubprocessExecutor, folder: Path, *, budget_seconds: float
-) -> Iterator[tuple[Point, ProbeReport | None, str]]:
+) -> Iterator[tuple[GridPoint, ProbeReport | None, str]]:
     """Yield each point with its report, or with None and the reason; stop before the budget is spent."""
     begun, longest = time.monotonic(), 0.0
     for point in grid_of(machine):
@@ -161,7 +162,7 @@ def measure_grid(
 
 
 def measure_point(
-    point: Point, executor: SubprocessExecutor, folder: Path, *, timeout_seconds: float
+    point: GridPoint, executor: SubprocessExecutor, folder: Path, *, timeout_seconds: float
 ) -> tuple[ProbeReport | None, str]:
     """Run one probe in a child; return its report, or None and the reason."""
     work_dir = folder / "point"
@@ -182,7 +183,7 @@ def measure_point(
         return None, "failed"
 
 
-def _request(point: Point) -> ProbeRequest:
+def _request(point: GridPoint) -> ProbeRequest:
     return ProbeRequest(
         base_model=BaseModelRef(id="", name=point.shape),
         method=point.method,
@@ -196,11 +197,12 @@ def _request(point: Point) -> ProbeRequest:
 
 
 def _keep(
-    measured: tuple[Point, ProbeReport | None, str], machine: Machine, into: Path | None, api: ApiClient | None
+    measured: tuple[GridPoint, ProbeReport | None, str], machine: Machine, into: Path | None, api: ApiClient | None
 ) -> bool:
     """Print, write and report one point; return whether it was measured."""
     point, report, reason = measured
-    row = msgspec.to_builtins(point) | _conditions(machine)
+    conditions = _conditions(machine)
+    row = msgspec.to_builtins(point) | msgspec.to_builtins(conditions)
     row |= {"reason": reason} if report is None else {"report": msgspec.to_builtins(report)}
     line = msgspec.json.encode(row) + b"\n"
     sys.stdout.buffer.write(line)
@@ -209,7 +211,7 @@ def _keep(
         with into.open("ab") as file:
             file.write(line)
     if api and report is not None:
-        _report(report, api, busy_at=row["load_1m"] if row["is_busy"] else None)
+        _report(report, api, busy_at=conditions.load_1m if conditions.is_busy else None)
     return report is not None
 
 
@@ -224,19 +226,31 @@ def _report(report: ProbeReport, api: ApiClient, *, busy_at: float | None) -> No
         log.error("Not reported: %s", error)
 
 
-def _conditions(machine: Machine) -> dict[str, Any]:
-    """Return the conditions that affect a figure: the machine, its load, and the time."""
-    cores, load = machine.cores, os.getloadavg()[0]
-    return {
-        "measured_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "is_busy": load > cores + 1 or _is_gpu_busy(),  # more than this point alone: the speed is not valid
-        "gpu_key": machine.gpu_key,
-        "driver": machine.gpus[0].driver,
-        "cores": cores,
-        "memory_bytes": machine.memory_bytes,
-        "load_1m": round(load, 2),
-        "platform": platform.platform(),
-    }
+class Conditions(msgspec.Struct, frozen=True, kw_only=True):
+    """What affects a figure besides the point: the machine, its load, and the time."""
+
+    measured_at: str
+    is_busy: bool  # with more than this point alone: the speed is not valid
+    gpu_key: str
+    driver: str
+    cores: int
+    memory_bytes: int
+    load_1m: float
+    platform: str
+
+
+def _conditions(machine: Machine) -> Conditions:
+    load = os.getloadavg()[0]
+    return Conditions(
+        measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        is_busy=load > machine.cores + 1 or _is_gpu_busy(),
+        gpu_key=machine.gpu_key,
+        driver=machine.gpus[0].driver,
+        cores=machine.cores,
+        memory_bytes=machine.memory_bytes,
+        load_1m=round(load, 2),
+        platform=platform.platform(),
+    )
 
 
 def _is_gpu_busy() -> bool:

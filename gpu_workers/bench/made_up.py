@@ -3,8 +3,8 @@
 Speed and memory depend on shapes alone, so a measurement of such a model holds for the real one.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -19,7 +19,7 @@ from gpu_workers.train.model.loading import Linear4bit, Params4bit, attention_im
 _UNCONVERTED = ["lm_head"]  # transformers leaves it in 16 bit too
 
 
-def write_folder(folder: Path, config: dict[str, Any]) -> Path:
+def write_folder(folder: Path, config: Mapping[str, object]) -> Path:
     """Write the trainer's input beside the weights, config.json and a tokenizer of two tokens; return the folder."""
     tokenizer = Tokenizer(WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>"))  # noqa: S106 - not a password
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")  # noqa: S106

@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,6 +27,7 @@ from gpu_workers.common.events import EVENTS_FILE, EventWriter, replace_file
 from gpu_workers.common.preflight import inspect_machine
 from gpu_workers.common.pulse import open_pulse
 from gpu_workers.train.data.encoding import Encoded
+from gpu_workers.train.loop.base_trainer import RunTrainer
 from gpu_workers.train.loop.callbacks import StopFlag
 from gpu_workers.train.loop.sft import build_trainer
 from gpu_workers.train.model.attention import attention_of
@@ -62,9 +63,11 @@ class Stopwatch(TrainerCallback):
 
     def __init__(self) -> None:
         self.ends: list[StepEnd] = []
-        self.trainer: Any = None
+        self.trainer: RunTrainer
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         progress = self.trainer.progress

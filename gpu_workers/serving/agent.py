@@ -24,9 +24,9 @@ from gpu_workers.common.downloads import OpenObject
 from gpu_workers.common.enrolment import NotEnrolled, ensure_enrolled
 from gpu_workers.common.private_files import write_private
 from gpu_workers.engine.state import EnginePaths, ReplicaBase
-from gpu_workers.serving.adapter_store import AdapterStore
-from gpu_workers.serving.canary_engine import CanaryEngine
+from gpu_workers.serving.adapters.store import AdapterStore
 from gpu_workers.serving.reconciler import Reconciler
+from gpu_workers.serving.trials.canary_engine import CanaryEngine
 from gpu_workers.serving.whole_model import wait_for_model
 
 log = logging.getLogger("anneal.serving")

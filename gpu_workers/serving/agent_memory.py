@@ -3,7 +3,6 @@
 import hashlib
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -28,7 +27,7 @@ class MemoryFile:
         self._path = path
         self.content = _read(path)
 
-    def change(self, **changes: Any) -> None:
+    def change(self, **changes: object) -> None:
         self.content = msgspec.structs.replace(self.content, **changes)
         write_private(self._path, msgspec.json.encode(self.content))
 

@@ -20,14 +20,14 @@ from gpu_workers.common.config import ServingConfig
 from gpu_workers.engine.client import Canary, EngineClient, EngineDown, EngineRefused
 from gpu_workers.engine.load import LoadMeter
 from gpu_workers.engine.state import EnginePaths, EngineState, read_engine_state
-from gpu_workers.serving.adapter_loader import AdapterLoader, EngineSession
-from gpu_workers.serving.adapter_store import AdapterStore
+from gpu_workers.serving.adapters.loader import AdapterLoader, EngineSession
+from gpu_workers.serving.adapters.store import AdapterStore
 from gpu_workers.serving.agent_memory import MemoryFile, hash_weights
-from gpu_workers.serving.canary_engine import CanaryEngine
-from gpu_workers.serving.front_door import FrontDoor
-from gpu_workers.serving.number_watch import NumberWatch
-from gpu_workers.serving.token_count import TokenCounter
-from gpu_workers.serving.trials import Trials
+from gpu_workers.serving.traffic.front_door import FrontDoor
+from gpu_workers.serving.traffic.number_watch import NumberWatch
+from gpu_workers.serving.traffic.token_count import TokenCounter
+from gpu_workers.serving.trials.canary_engine import CanaryEngine
+from gpu_workers.serving.trials.verdicts import Trials
 from gpu_workers.serving.whole_model import withdraw_model
 
 log = logging.getLogger("anneal.serving")

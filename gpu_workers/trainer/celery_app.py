@@ -5,7 +5,6 @@ checkpoint, reports and returns within 110 seconds.
 """
 
 import logging
-from typing import Any
 
 from celery import Celery
 from celery.exceptions import WorkerShutdown
@@ -70,21 +69,21 @@ trainer = WorkerProcess()
 
 
 @app.task(name="train.wake")
-def wake(*, pool: str = "", **_: Any) -> None:
+def wake(*, pool: str = "", **_: object) -> None:
     """Execute waiting runs of this machine's pool; the message carries no run."""
     if trainer.agent is not None:
         trainer.agent.drain()
 
 
 @setup_logging.connect
-def _configure_logging(**_: Any) -> None:
+def _configure_logging(**_: object) -> None:
     """Log like every other process; otherwise Celery would set up the root logger at its own level."""
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each URL, and a signed URL is a credential
 
 
 @worker_ready.connect
-def _begin(**_: Any) -> None:
+def _begin(**_: object) -> None:
     """Drain once at start, to replace any doorbell that was rung while this process was down.
 
     Celery only logs the exceptions of a receiver, so a worker that failed to start would look alive and do nothing. The
@@ -98,5 +97,5 @@ def _begin(**_: Any) -> None:
 
 
 @worker_shutting_down.connect
-def _end(**_: Any) -> None:
+def _end(**_: object) -> None:
     trainer.stop()

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
@@ -112,7 +112,7 @@ class SubprocessExecutor:
         *,
         hub_token: str | None = None,
         gpu_count: int | None = None,
-        more: Mapping[str, Any] | None = None,
+        more: Mapping[str, object] | None = None,
         has_network: bool = True,
     ) -> Child:
         """Start the child on the spec in `work_dir`; pass secrets (`hub_token`, `more`) only through its standard

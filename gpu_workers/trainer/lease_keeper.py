@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from apps.contracts.runs import StopReason
 from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest
 from gpu_workers.common.api_client import ApiClient, ApiError, Lease, StaleLease, Unauthorized, Unavailable
 
@@ -48,7 +49,7 @@ class LeaseKeeper:
         self._is_refused = threading.Event()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
-        self.stop_reason: str | None = None  # the control plane's request: cancelled, paused or preempted
+        self.stop_reason: StopReason | None = None  # the control plane's request
 
     def start(self) -> None:
         self._thread.start()
@@ -85,11 +86,11 @@ class LeaseKeeper:
         else:
             self._accepted_at = sent_at
             if answer.is_cancel_requested:
-                self.stop_reason = "cancelled"
+                self.stop_reason = StopReason.CANCELLED
             elif answer.is_pause_requested:
-                self.stop_reason = "paused"
+                self.stop_reason = StopReason.PAUSED
             elif answer.is_drain_requested:
-                self.stop_reason = "preempted"
+                self.stop_reason = StopReason.PREEMPTED
 
     def _run(self) -> None:
         while not self._ended.wait(self._heartbeat_seconds) and not self.is_refused:

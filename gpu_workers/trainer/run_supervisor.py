@@ -21,6 +21,7 @@ from apps.contracts.runs import (
     RunOutcome,
     StepCompleted,
     Stopped,
+    StopReason,
     Succeeded,
     TrainingStarted,
 )
@@ -48,6 +49,7 @@ from gpu_workers.trainer.publication import EVALUATION, Published, Publisher, Pu
 from gpu_workers.trainer.reporter import CheckpointUploader, Reporter, Uploader
 from gpu_workers.trainer.run_checks import Refused, check_run
 from gpu_workers.trainer.tracking.child import TrackingChild
+from gpu_workers.trainer.tracking.points import FinalStatus
 
 log = logging.getLogger(__name__)
 
@@ -230,7 +232,7 @@ class RunSupervisor:
         self._checkpoints.finish(timeout_seconds=_AFTER_CHILD_SECONDS if self._stop_reason() else 600)
         self._reporter.flush(timeout_seconds=20)
         match outcome:
-            case AdapterReady() if self._stop_reason() != "cancelled":
+            case AdapterReady() if self._stop_reason() is not StopReason.CANCELLED:
                 return self._store_adapter(outcome)
             case Failed():
                 return self._failed(outcome.code, outcome.message, peak_memory_bytes=outcome.peak_memory_bytes)
@@ -276,12 +278,14 @@ class RunSupervisor:
 
     def _must_leave(self) -> bool:
         """Return whether to abandon the parts after training; a pause comes too late to stop anything."""
-        return self._keeper.is_lost or self._stop_reason() in ("cancelled", "preempted")
+        return self._keeper.is_lost or self._stop_reason() in (StopReason.CANCELLED, StopReason.PREEMPTED)
 
     def _store_adapter(self, ready: AdapterReady) -> RunOutcome:
         published = self._publish(ready)
         lacks_exports = any(part.kind in self._spec.exports for part in published.missing)
-        if self._stop_reason() == "cancelled" or (self._stop_reason() == "preempted" and lacks_exports):
+        if self._stop_reason() is StopReason.CANCELLED or (
+            self._stop_reason() is StopReason.PREEMPTED and lacks_exports
+        ):
             return self._stopped()  # the next attempt begins at the last step and makes them
         self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.UPLOADING))
         self._is_delivering = True
@@ -289,7 +293,7 @@ class RunSupervisor:
 
     def _must_end_transfers(self) -> bool:
         """Return whether to end transfers: an unwanted result is not delivered, but earlier checkpoints are."""
-        is_unwanted = self._is_delivering and self._stop_reason() == "cancelled"
+        is_unwanted = self._is_delivering and self._stop_reason() is StopReason.CANCELLED
         return self._keeper.is_lost or is_unwanted or self._watch.look(most_seconds=_TRANSFER_SECONDS)
 
     def _finish(self, outcome: RunOutcome) -> None:
@@ -343,9 +347,9 @@ class RunSupervisor:
         memory = self._child.memory_bytes() if self._child is not None else None
         return msgspec.structs.replace(self._status, memory_bytes=memory, work=self._watch.work)
 
-    def _stop_reason(self) -> str | None:
+    def _stop_reason(self) -> StopReason | None:
         """Return the reason for a stop; a customer's request takes precedence over this machine's."""
-        return self._keeper.stop_reason or ("preempted" if self._is_stopping() else None)
+        return self._keeper.stop_reason or (StopReason.PREEMPTED if self._is_stopping() else None)
 
     def _check(self) -> None:
         if self._keeper.is_lost:
@@ -356,7 +360,7 @@ class RunSupervisor:
     def _stopped(self) -> Stopped:
         durable = self._reporter.durable
         return Stopped(
-            reason=self._stop_reason() or "preempted",
+            reason=self._stop_reason() or StopReason.PREEMPTED,
             step=durable.step,
             training_seconds=durable.training_seconds,
             trained_tokens=durable.trained_tokens,
@@ -383,11 +387,11 @@ class RunSupervisor:
         return self._failed(FailureCode.INTERNAL_ERROR, f"The training process ended unexpectedly ({child.poll()}).")
 
 
-def _status_of(outcome: RunOutcome) -> str:
+def _status_of(outcome: RunOutcome) -> FinalStatus:
     match outcome:
         case Succeeded():
-            return "succeeded"
+            return FinalStatus.SUCCEEDED
         case Stopped():
-            return outcome.reason
+            return FinalStatus(outcome.reason)
         case _:
-            return "failed"
+            return FinalStatus.FAILED

@@ -2,7 +2,7 @@
 
     make audit
 
-pip-audit, in its own folder (requirements/pip-audit.lock), asks the advisory database that PyPI publishes.
+pip-audit, in its own folder (requirements/programs/pip-audit.lock), asks the advisory database that PyPI publishes.
 """
 
 import json
@@ -48,7 +48,7 @@ def audit(lock: Path) -> list[str]:
 def main() -> int:
     """Print the findings; return 1 unless every lock got a clean answer."""
     problems = []
-    for lock in sorted(REQUIREMENTS.glob("*.lock")):
+    for lock in sorted(REQUIREMENTS.rglob("*.lock")):
         if lock.name in WITHOUT_HASHES:
             continue  # the CPU build of a release that engines-gpu.lock has
         try:

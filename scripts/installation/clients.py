@@ -22,7 +22,7 @@ _BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-
 def install_clients(python: Path) -> None:
     """Install other clients and programs into separate folders."""
     for name in APART:
-        lock = REQUIREMENTS / f"{name}.lock"
+        lock = REQUIREMENTS / "programs" / f"{name}.lock"
         stamp, wanted = DATA / name / ".anneal-stamp", lock.read_text()
         if not stamp.exists() or stamp.read_text() != wanted:
             shutil.rmtree(stamp.parent, ignore_errors=True)

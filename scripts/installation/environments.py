@@ -47,8 +47,8 @@ class Environment:
     def stamp(self) -> str:
         """Return the stamp of this environment's contents; equal stamps mean equal environments."""
         digest = hashlib.sha256()
-        for lock in self.locks:
-            digest.update(b"\n" + lock.encode() + b"\n" + (REQUIREMENTS / lock).read_bytes())
+        for path in self.lock_files:
+            digest.update(b"\n" + path.name.encode() + b"\n" + path.read_bytes())
         return digest.hexdigest()
 
     def is_up_to_date(self) -> bool:
@@ -97,11 +97,12 @@ def environments(*, dev: bool) -> list[Environment]:
     dev = dev or _has_dev_tools()
     web = ("web.lock", "demo.lock", *(["dev.lock"] if dev else []))
     kind = "gpu" if has_nvidia_gpu() else "cpu"
-    locks = {"gpu": ["engines-gpu.lock"], "cpu": [WITHOUT_HASHES, "engines-cpu.lock", "engines.lock"]}[kind]
+    names = {"gpu": ["engines-gpu.lock"], "cpu": [WITHOUT_HASHES, "engines-cpu.lock", "engines.lock"]}[kind]
+    names += ["engines-dev.lock"] if dev else []
     engines = Environment(
         f"engines ({kind.upper()})",
         REPOSITORY / ".venv-engines",
-        (*locks, *(["engines-dev.lock"] if dev else [])),
+        tuple(f"engines/{name}" for name in names),
         fallback_index=PYTORCH_CPU_INDEX if kind == "cpu" else None,
     )
     return [engines, Environment("web", REPOSITORY / ".venv", web)]

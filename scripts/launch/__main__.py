@@ -85,6 +85,7 @@ def _run(given: argparse.Namespace, home: Path) -> int:
         left = _shut_down(supervision)
     if given.ci and figures:
         ended_at = figures.pop("main_job_ended_at", None)
+        ended_at = ended_at if isinstance(ended_at, float) else None
         start = figures_of_start(starting, given.began_at, is_new=is_new, ended_at=ended_at)
         say(json.dumps(start | figures | {"processes_left": left}))
     return code if not left else 1

@@ -5,7 +5,6 @@ import shlex
 import subprocess
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from scripts.environment import Prepared, plain_environment
 from scripts.launch.starting import Starting, has_demo, say
@@ -62,7 +61,7 @@ def after_main_job(prepared: Prepared, code: int) -> str:
     )
 
 
-def run_for_figures(starting: Starting) -> dict[str, Any]:
+def run_for_figures(starting: Starting) -> dict[str, object]:
     """Run the main job and a QLoRA job to their end; return their figures, or `error`."""
     prepared = starting.prepared
     if not has_demo(prepared):
@@ -79,13 +78,13 @@ def run_for_figures(starting: Starting) -> dict[str, Any]:
         end_main_job(child)
     if not path.exists():
         return {"error": f"The main job ended with code {child.returncode}. Its output is above."}
-    figures: dict[str, Any] = json.loads(path.read_text())
+    figures: dict[str, object] = json.loads(path.read_text())
     return figures
 
 
 def figures_of_start(
     starting: Starting, began_at: float | None, *, is_new: bool, ended_at: float | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the seconds of set-up and start. Those since the clone are None if packages or data existed before."""
     setup = REPOSITORY / ".anneal/setup.json"
     has_installed = began_at is not None and setup.exists() and setup.stat().st_mtime >= began_at

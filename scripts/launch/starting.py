@@ -51,7 +51,7 @@ class Starting:
     def _ask(self, program: Program) -> Future[bool]:
         return self._checks.submit(health_check(self.prepared, self.supervision, program))
 
-    def look(self) -> bool:
+    def update(self) -> bool:
         """Return whether every started program answers now. Raises LaunchFailed if supervisord has ended."""
         self.supervision.check()
         for program, check in list(self._missing.items()):
@@ -68,14 +68,14 @@ class Starting:
 
     def wait(self) -> None:
         """Return once all programs answer. Raises LaunchFailed with a log."""
-        while not self.look():
+        while not self.update():
             if late := self._find_late():
                 raise LaunchFailed(f"{late.name} did not become healthy{self.supervision.tail(late.name)}")
             time.sleep(0.1)
 
     def watch(self) -> bool:
         """Return whether every process answers; report a late one once, and write ready.json when all answer."""
-        is_up, ready_file = self.look(), self.prepared.home / "ready.json"
+        is_up, ready_file = self.update(), self.prepared.home / "ready.json"
         if late := self._find_late():
             log = self.supervision.logs / f"{late.name}.log"
             say(f"{late.name} does not answer after {START_SECONDS[late.tier]:.0f} s. Everything else runs. Log: {log}")

@@ -137,7 +137,7 @@ async def _meter(world: World, home: Path, seconds: float) -> tuple[int, float]:
     from apps.core.errors import Unavailable
     from apps.core.ids import new_id
     from apps.interfaces.gateway.database import Database
-    from apps.interfaces.gateway.engines.chunks import Meter
+    from apps.interfaces.gateway.engines.meter import Meter
     from apps.interfaces.gateway.engines.routes import Price, Prices
     from apps.interfaces.gateway.metering.recorder import Recorder
     from apps.interfaces.gateway.metering.spending_slices import SpendingSlices
@@ -146,7 +146,7 @@ async def _meter(world: World, home: Path, seconds: float) -> tuple[int, float]:
     database = Database()
     name = new_id("gateway")
     spending_slices = SpendingSlices(database, name=name)
-    recorder = Recorder(home / "spool", name=name, settled=spending_slices.note_settled)
+    recorder = Recorder(home / "spool", name=name, settled=spending_slices.record_settled)
     prices = Prices(*(Price(rule.pk, rule.price_nano, rule.per) for rule in world.prices))
     routes: Any = SimpleNamespace(prices_of=lambda route, organization_id: prices, now=time.time)
     faults: Any = None  # none is accused

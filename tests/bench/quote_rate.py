@@ -14,7 +14,7 @@ import msgspec
 from apps.estimates.physics import gpus
 from apps.estimates.published import sources
 from apps.estimates.quote import PoolFacts, QuoteRequest, quote
-from tests.bench.scored_rows import DATA
+from tests.bench.estimates.scored_rows import DATA
 
 WANTED_PER_SECOND = 2000
 MODELS = ("Llama-3.1-8B", "Qwen2.5-7B", "Qwen2.5-32B", "Llama-3.1-70B", "Mixtral-8x7B-v0.1")

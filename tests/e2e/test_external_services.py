@@ -16,7 +16,7 @@ from moto.server import ThreadedMotoServer
 from scripts import embedded
 from scripts.embedded import servers
 from tests.e2e.platform import Platform
-from tests.ports import free_port
+from tests.services.ports import free_port
 
 pytestmark = pytest.mark.nightly
 

@@ -19,7 +19,7 @@ from apps.catalog.models import BaseModel
 from tests.factories.serving import Tenant, make_replica, make_served_model, make_tenant
 from tests.support.engines.control_plane import ControlPlane
 from tests.support.engines.replica import Replica
-from tests.support.gateway import (  # noqa: F401 - fixtures
+from tests.support.gateway.processes import (  # noqa: F401 - fixtures
     ROOT,
     GatewayProcess,
     committed_database,

@@ -18,7 +18,8 @@ from apps.core.database.clock import db_now
 from apps.core.ids import new_id
 from apps.core.objects.store import object_key, store
 from apps.datasets.models import Dataset, DatasetVersion, TokenCount
-from apps.finetuning.jobs.creation import JobRequest, create_job
+from apps.finetuning.jobs.creation import create_job
+from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, Run, RunUpload, Worker
 from apps.finetuning.pools.operations import record_probe
 from apps.finetuning.runs.leases import sha256_hex

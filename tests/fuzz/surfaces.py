@@ -26,7 +26,7 @@ from apps.interfaces.gateway.surfaces.responses import parse_response
 from tests.bench.neighbours.stage import Platform
 from tests.factories.chat import CHATML, TOKENIZER, assistant, line, user
 from tests.fuzz.findings import Findings
-from tests.support.hostile_requests import chats, completions, read, responses, schemas, values
+from tests.support.gateway.hostile_requests import chats, completions, read, responses, schemas, values
 
 Turn = Callable[[float], None]
 _HANG_SECONDS = 10.0

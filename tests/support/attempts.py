@@ -8,14 +8,20 @@ from typing import Any
 import msgspec
 import pytest
 
+from apps.accounts.models import Organization
+from apps.billing.queries import get_balance, get_ledger_sum_nano
 from apps.contracts import runs as wire
 from apps.contracts.evaluation import Comparison, EvaluationReport, Interval, WorseRow
 from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest, HeartbeatResponse
+from apps.core.database.clock import db_now
 from apps.core.objects.store import store
+from apps.finetuning.jobs import control
 from apps.finetuning.models import FineTuningJob, Run, RunUpload, Worker
 from apps.finetuning.runs import endings, leases, reports, uploads
 from apps.finetuning.runs.leases import Lease
 from tests.factories.finetuning import TrainingSetup, adapter_files, checkpoint_files, manifest_of
+
+CREDIT_NANO = 100_000_000_000  # of `give_credit`
 
 
 @dataclass
@@ -156,3 +162,24 @@ def step(number: int, loss: float) -> dict:
         "tokens_per_second": 900.0,
         "training_seconds": float(number),
     }
+
+
+def charged(organization: Organization) -> int:
+    """Return the amount that a job has taken from the credit of `give_credit`."""
+    balance = get_balance(organization=organization)
+    assert get_ledger_sum_nano() == 0
+    return CREDIT_NANO - balance.available_nano - balance.held_nano
+
+
+def held_since(attempt: Attempt, seconds: float) -> None:
+    """Have the worker's claim lie so many seconds back."""
+    attempt_of = Run.objects.filter(pk=attempt.claimed.spec.run_id)
+    attempt_of.update(leased_at=db_now() - datetime.timedelta(seconds=seconds))
+
+
+def paused_at(attempt: Attempt, job: FineTuningJob, *, step: int, seconds: float) -> None:
+    """Have the worker checkpoint and pause the job at this step."""
+    control.request_pause(job=job, by="key_test", now=db_now())
+    assert attempt.beat().is_pause_requested
+    attempt.checkpoint(step=step, seconds=seconds)
+    attempt.finish(wire.Stopped(reason="paused", step=step, training_seconds=seconds))

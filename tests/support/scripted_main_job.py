@@ -18,7 +18,7 @@ Step = Callable[["ScriptedPlatform", dict[str, Any]], None]
 
 
 class Clock:
-    """Time that passes only while somebody sleeps."""
+    """Time that passes only during a sleep."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
@@ -112,7 +112,8 @@ class ScriptedPlatform:
             case "POST", "/api/v1/estimates":
                 return 200, self._estimate(body)
             case "GET", "/api/v1/billing":
-                return 200, {"available_usd": self.balance, "held_usd": "0", "unrated_requests": 0}
+                spent = {"inference_usd": "0", "tokens_billed": 0, "unrated_requests": 0, "ledger_sum_nano": 0}
+                return 200, {"available_usd": self.balance, "held_usd": "0"} | spent
         return self._file(method, path)
 
     def _job(self, method: str, job_id: str, action: str | None, body: Any) -> Answer:

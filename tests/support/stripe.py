@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import stripe
 
-from apps.payments.stripe import gateway
+from apps.payments.stripe import client as client_module
 from tests.twins.stripe.server import InProcess, serve
 from tests.twins.stripe.twin import WEBHOOK_SECRET, Twin
 
@@ -32,7 +32,7 @@ def near_twin(twin: Twin, settings: Any, monkeypatch: Any) -> Twin:
     settings.STRIPE_SECRET_KEY, settings.STRIPE_WEBHOOK_SECRET = "sk_test_twin", WEBHOOK_SECRET
     settings.STRIPE_TAX = True  # of nothing, unless a test sets `tax_percent`
     client = stripe.StripeClient("sk_test_twin", http_client=InProcess(twin), max_network_retries=2)
-    monkeypatch.setattr(gateway, "_client_for", lambda *_: client)
+    monkeypatch.setattr(client_module, "_client_for", lambda *_: client)
     monkeypatch.setattr(InProcess, "_sleep_time_seconds", lambda *_: 0.0)
     return twin
 

@@ -1,9 +1,8 @@
 """The adapter for allauth's sign-up, login and password pages."""
 
-from typing import Any
-
 from allauth.account.adapter import DefaultAccountAdapter
 from allauth.account.authentication import get_authentication_records
+from allauth.account.models import EmailConfirmationHMAC
 from django.conf import settings
 from django.db import transaction
 from django.http import HttpRequest
@@ -41,7 +40,7 @@ class AccountAdapter(DefaultAccountAdapter):
         if isinstance(user, User):
             record_for_person(user=user, action="person.sign_out")
 
-    def authentication_failed(self, request: HttpRequest, **credentials: Any) -> None:
+    def authentication_failed(self, request: HttpRequest, **credentials: object) -> None:
         """Record the attempt. The typed address is kept only if it belongs to an account."""
         user = User.objects.filter(email=str(credentials.get("email", "")).strip().lower()).first()
         record_for_person(user=user, action="person.sign_in_failed", by=ANONYMOUS)
@@ -54,15 +53,17 @@ class AccountAdapter(DefaultAccountAdapter):
         """Queue the mail to a person who signs up with the address of an account."""
         self._queue({"kind": "account_exists", "email": email})
 
-    def send_confirmation_mail(self, request: HttpRequest, emailconfirmation: Any, signup: bool) -> None:
+    def send_confirmation_mail(
+        self, request: HttpRequest, emailconfirmation: EmailConfirmationHMAC, signup: bool
+    ) -> None:
         """Queue the mail without its link, which is made on sending."""
         self._queue({"kind": "email_confirmation", "address_id": emailconfirmation.email_address.pk})
 
-    def send_mail(self, template_prefix: str, email: str, context: dict[str, Any]) -> None:
+    def send_mail(self, template_prefix: str, email: str, context: dict[str, object]) -> None:
         site = {"name": "Anneal", "domain": settings.PUBLIC_URL}
         message = self.render_mail(template_prefix, email, {"email": email, "current_site": site, **context})
         self._queue({"kind": "plain", "to": email, "subject": message.subject, "body": message.body})
 
-    def _queue(self, payload: dict[str, Any]) -> None:
+    def _queue(self, payload: dict[str, object]) -> None:
         with transaction.atomic():
             outbox.publish(topic="mail", key=new_id("mail"), payload=payload)

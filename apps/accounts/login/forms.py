@@ -1,7 +1,5 @@
 """Forms for allauth's pages with our own fields and rules."""
 
-from typing import Any
-
 from allauth.account import forms as allauth_forms
 from allauth.account.adapter import get_adapter
 from allauth.core import context
@@ -29,7 +27,7 @@ class PlainFields:
 
     fields: dict[str, forms.Field]
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         for field in self.fields.values():
             field.widget.attrs.pop("placeholder", None)
@@ -38,27 +36,27 @@ class PlainFields:
 
 
 class LoginForm(PlainFields, allauth_forms.LoginForm):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.fields["login"].widget.attrs["autofocus"] = True
         self.fields["password"].help_text = ""  # the page has its own link
 
 
 class ReauthenticateForm(PlainFields, allauth_forms.ReauthenticateForm):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.fields["password"].widget.attrs["autofocus"] = True
         self.fields["password"].help_text = ""
 
 
 class SecondFactorForm(PlainFields, mfa_forms.AuthenticateForm):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.fields["code"].widget.attrs |= {"autofocus": True, "inputmode": "numeric"}
 
 
 class SecondFactorAgainForm(PlainFields, mfa_forms.ReauthenticateForm):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.fields["code"].widget.attrs |= {"autofocus": True, "inputmode": "numeric"}
 
@@ -84,7 +82,7 @@ class ChangePasswordForm(PlainFields, allauth_forms.ChangePasswordForm):
 
 
 class ResetPasswordForm(PlainFields, allauth_forms.ResetPasswordForm):
-    def save(self, request: HttpRequest, **kwargs: Any) -> str:
+    def save(self, request: HttpRequest, **kwargs: object) -> str:
         """Queue the same message for a known and an unknown address, so answer and effort reveal nothing."""
         email: str = self.cleaned_data["email"]
         get_adapter().queue_password_reset(user=self.users[0] if self.users else None, email=email)
@@ -117,7 +115,7 @@ class SignUpForm(PlainFields, allauth_forms.SignupForm):
 
     field_order = ["name", "email", "password1", "organization"]
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.fields["name"].widget.attrs |= {"autocomplete": "name", "autofocus": True}
         self.fields["organization"].widget.attrs["autocomplete"] = "organization"

@@ -4,8 +4,6 @@ Each entry is written to the platform's log and to the log of every organization
 organization reads only about its members.
 """
 
-from typing import Any
-
 from apps.accounts.models import Membership, User
 from apps.core import audit
 from apps.core.database.tenancy import system
@@ -13,7 +11,7 @@ from apps.core.database.tenancy import system
 ANONYMOUS = "anonymous"
 
 
-def record_for_person(*, user: User | None, action: str, by: str = "", **details: Any) -> None:
+def record_for_person(*, user: User | None, action: str, by: str = "", **details: object) -> None:
     """Append an entry about a person's account; None means an address without an account. Runs in any context."""
     with system():
         memberships = Membership.objects.filter(user=user).order_by("organization_id") if user else []

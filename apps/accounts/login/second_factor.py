@@ -5,7 +5,6 @@ it yet, so pages that demand one check the session too.
 """
 
 import base64
-from typing import Any
 
 from allauth.account.authentication import get_authentication_records
 from allauth.mfa.adapter import DefaultMFAAdapter
@@ -64,18 +63,18 @@ def require_of_operator(request: HttpRequest) -> HttpResponse | None:
     return require_second_factor(request, why="Operators of this installation need a second factor.")
 
 
-def note_added(*, request: HttpRequest, user: User, authenticator: Authenticator, **_: Any) -> None:
+def note_added(*, request: HttpRequest, user: User, authenticator: Authenticator, **_: object) -> None:
     request.session[_ADDED_HERE] = True
     record_for_person(user=user, action="person.second_factor_added", kind=authenticator.type)
 
 
-def note_removed(*, user: User, authenticator: Authenticator, **_: Any) -> None:
+def note_removed(*, user: User, authenticator: Authenticator, **_: object) -> None:
     record_for_person(user=user, action="person.second_factor_removed", kind=authenticator.type)
 
 
-def note_reset(*, user: User, authenticator: Authenticator, **_: Any) -> None:
+def note_reset(*, user: User, authenticator: Authenticator, **_: object) -> None:
     record_for_person(user=user, action="person.recovery_codes_made", kind=authenticator.type)
 
 
-def note_failed(*, user: User, authenticator: Authenticator, **_: Any) -> None:
+def note_failed(*, user: User, authenticator: Authenticator, **_: object) -> None:
     record_for_person(user=user, action="person.second_factor_failed", by="anonymous", kind=authenticator.type)

@@ -1,7 +1,6 @@
 """The age of a session: recent enough for a sensitive act, and not idle too long with an operator's rights."""
 
 import time
-from typing import Any
 
 from allauth.account.authentication import get_authentication_records
 from allauth.core.exceptions import ReauthenticationRequired
@@ -18,7 +17,7 @@ _SIGNED_IN_AT, _SEEN_AT = "signed_in_at", "operator_seen_at"
 _NOTED_EVERY_SECONDS = 60
 
 
-def note_sign_in(*, request: HttpRequest, **_: Any) -> None:
+def note_sign_in(*, request: HttpRequest, **_: object) -> None:
     """Store when this session began; receiver of Django's `user_logged_in`."""
     request.session[_SIGNED_IN_AT] = time.time()
 

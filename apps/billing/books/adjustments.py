@@ -1,11 +1,11 @@
 """Manual credits and debits by operators. Each needs a reason, and a second operator above a daily limit."""
 
 import datetime
-from typing import Any
 
 from django.db import transaction
 from django.db.models import F, Q, Sum
 
+from apps.accounts.models import Organization
 from apps.billing.budgets import Attribution, note_spending
 from apps.billing.ledger import account, lock_wallet, post
 from apps.billing.lots import open_lot, returns_for
@@ -13,7 +13,11 @@ from apps.billing.models import (
     ADJUSTMENT_TRANSITIONS,
     AccountKind,
     Adjustment,
+    AdjustmentKind,
+    AdjustmentStatus,
     Hold,
+    HoldPurpose,
+    HoldStatus,
     LedgerAccount,
     LedgerTransaction,
     LotKind,
@@ -33,7 +37,7 @@ _DAY = datetime.timedelta(hours=24)
 @transaction.atomic
 def request_adjustment(
     *,
-    organization: Any,
+    organization: Organization | str,
     amount_nano: int,
     reason: str,
     by: str,
@@ -59,8 +63,8 @@ def request_adjustment(
         _require_refundable(wallet, refund_of, amount_nano)
     wanted = Adjustment.objects.create(
         id=id or new_id("adj"),
-        organization_id=str(wallet.organization_id),
-        kind="refund" if refund_of else "adjustment",
+        organization_id=wallet.owner_id,
+        kind=AdjustmentKind.REFUND if refund_of else AdjustmentKind.ADJUSTMENT,
         source=refund_of,
         amount_nano=amount_nano,
         reason=reason.strip(),
@@ -68,7 +72,7 @@ def request_adjustment(
         requested_by=by,
     )
     audit.record(
-        organization=wallet.organization_id, by=by, action="adjustment.requested", target=wanted.pk,
+        organization=wallet.owner_id, by=by, action="adjustment.requested", target=wanted.pk,
         amount_nano=amount_nano, reason=reason,
     )  # fmt: skip
     return wanted if wanted.needs_approval else _post(wanted, wallet, by=by, now=now)
@@ -96,35 +100,37 @@ def reject_adjustment(*, adjustment_id: str, by: str, now: datetime.datetime) ->
     lock_wallet(organization=wanted.organization_id)
     wanted.refresh_from_db()
     _require_open(wanted)
-    advance(wanted, to="rejected", transitions=ADJUSTMENT_TRANSITIONS, decided_by=by, decided_at=now)
+    advance(wanted, to=AdjustmentStatus.REJECTED, transitions=ADJUSTMENT_TRANSITIONS, decided_by=by, decided_at=now)
     audit.record(organization=wanted.organization_id, by=by, action="adjustment.rejected", target=wanted.pk)
     return wanted
 
 
 def _needs_approval(wallet: LedgerAccount, amount_nano: int, *, by: str, now: datetime.datetime) -> bool:
-    alone = Adjustment.objects.filter(status="posted", needs_approval=False, decided_at__gt=now - _DAY)
+    alone = Adjustment.objects.filter(status=AdjustmentStatus.POSTED, needs_approval=False, decided_at__gt=now - _DAY)
     alone = alone.filter(amount_nano__gt=0) if amount_nano > 0 else alone.filter(amount_nano__lt=0)
     sums = alone.aggregate(
         of_operator=Sum("amount_nano", filter=Q(requested_by=by)),
-        of_organization=Sum("amount_nano", filter=Q(organization_id=wallet.organization_id)),
+        of_organization=Sum("amount_nano", filter=Q(organization_id=wallet.owner_id)),
     )
     return any(abs((posted or 0) + amount_nano) > SECOND_APPROVER_ABOVE_NANO for posted in sums.values())
 
 
 def _same(found: Adjustment, wallet: LedgerAccount, *, amount_nano: int, source: str, by: str) -> Adjustment:
-    asked = (wallet.organization_id, amount_nano, source, by)
+    asked = (wallet.owner_id, amount_nano, source, by)
     if (found.organization_id, found.amount_nano, found.source, found.requested_by) != asked:
         raise InvalidState("This form was sent before with other values: open it again.", param="amount_usd")
     return found
 
 
 def _require_open(wanted: Adjustment) -> None:
-    if wanted.status != "requested":
+    if wanted.status != AdjustmentStatus.REQUESTED:
         raise InvalidState(f"It was {wanted.status} already.", param="status")
 
 
 def _refundable(wallet: LedgerAccount, source: str) -> list[Hold]:
-    charged = Hold.objects.filter(organization_id=wallet.organization_id, purpose="job", source=source, status="closed")
+    charged = Hold.objects.filter(
+        organization_id=wallet.owner_id, purpose=HoldPurpose.JOB, source=source, status=HoldStatus.CLOSED
+    )
     return list(charged.filter(captured_nano__gt=F("refunded_nano")).order_by("pk"))
 
 
@@ -138,10 +144,14 @@ def _require_refundable(wallet: LedgerAccount, source: str, amount_nano: int) ->
 
 
 def _post(wanted: Adjustment, wallet: LedgerAccount, *, by: str, now: datetime.datetime) -> Adjustment:
-    posted = _post_refund(wanted, wallet, by) if wanted.kind == "refund" else _post_adjustment(wanted, wallet, by)
+    posted = (
+        _post_refund(wanted, wallet, by)
+        if wanted.kind == AdjustmentKind.REFUND
+        else _post_adjustment(wanted, wallet, by)
+    )
     advance(
         wanted,
-        to="posted",
+        to=AdjustmentStatus.POSTED,
         transitions=ADJUSTMENT_TRANSITIONS,
         guard={"transaction": None},
         decided_by=by,

@@ -7,7 +7,6 @@ import datetime
 import logging
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
 
 from django.db import connection
 from django.db.models import F
@@ -73,16 +72,16 @@ CHECKS = {
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckOutcome:
     name: str
-    differences: list[tuple[Any, ...]]
+    differences: list[tuple[object, ...]]
 
 
-def reconcile(*, now: datetime.datetime, days: int = 35) -> list[Outcome]:
+def reconcile(*, now: datetime.datetime, days: int = 35) -> list[CheckOutcome]:
     """Run and record every check, and log a critical line for each one that finds a difference."""
     since = now.astimezone(datetime.UTC).date() - datetime.timedelta(days=days)
-    outcomes = [Outcome(name, _differences(statement, since)) for name, statement in CHECKS.items()]
-    outcomes.append(Outcome("rated series cost what was posted", _misrated(since)))
+    outcomes = [CheckOutcome(name, _differences(statement, since)) for name, statement in CHECKS.items()]
+    outcomes.append(CheckOutcome("rated series cost what was posted", _misrated(since)))
     for outcome in outcomes:
         first = [[str(value) for value in row] for row in outcome.differences[:_KEPT]]
         LedgerCheck.objects.create(name=outcome.name, difference_count=len(outcome.differences), differences=first)
@@ -96,16 +95,16 @@ def list_newest_checks() -> list[LedgerCheck]:
     return list(LedgerCheck.objects.order_by("name", "-checked_at", "-id").distinct("name"))
 
 
-def _differences(statement: str, since: datetime.date) -> list[tuple[Any, ...]]:
+def _differences(statement: str, since: datetime.date) -> list[tuple[object, ...]]:
     with connection.cursor() as cursor:
         cursor.execute(statement, {"since": since})
         return cursor.fetchall()
 
 
-def _misrated(since: datetime.date) -> list[tuple[Any, ...]]:
+def _misrated(since: datetime.date) -> list[tuple[object, ...]]:
     """Rate fully rated series again: the same price rule must give the same amount."""
     rows = UsageSeries.objects.filter(day__gte=since).select_related("price_rule")
-    found = []
+    found: list[tuple[object, ...]] = []
     for row in rows.iterator(chunk_size=2000):
         due = rated(quantity=row.rated_quantity, price_nano=row.price_rule.price_nano, per=row.price_rule.per)
         is_paid = row.rated_quantity == row.quantity and row.rated_request_count == row.request_count

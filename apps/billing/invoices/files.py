@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from apps.billing.invoices.statements import sum_by_label
-from apps.billing.models import Invoice, InvoiceLine
+from apps.billing.models import Invoice, InvoiceLine, LineKind
 from apps.core.money import nano_to_usd
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _WIDTHS_MM = (18, 66, 26, 34, 22, 24)
 _ROW_MM = 5.5
 
 
-def csv_rows(invoice: Invoice) -> Iterator[tuple[Any, ...]]:
+def csv_rows(invoice: Invoice) -> Iterator[tuple[object, ...]]:
     """Yield a row for each line. The amounts in cents add up to the invoice's total."""
     for line in invoice.lines.order_by("position"):
         yield (
@@ -80,7 +80,7 @@ def _table_head(pdf: FPDF) -> None:
 
 def _row(pdf: FPDF, line: InvoiceLine) -> None:
     days = f"{line.first_day:%d %b} - {line.last_day:%d %b}" if line.last_day > line.first_day else f"{line.first_day}"
-    direction = line.sku.split(":")[1] + " " if line.kind == "inference" and line.sku.count(":") > 1 else ""
+    direction = line.sku.split(":")[1] + " " if line.kind == LineKind.INFERENCE and line.sku.count(":") > 1 else ""
     _cells(pdf, (line.kind, direction + line.subject, line.label, days, quantity_in_words(line.unit, line.quantity),
                  usd_of_cents(line.cents)))  # fmt: skip
 

@@ -1,7 +1,6 @@
 """Outbox handlers that mail budget alerts and the report of yesterday's spending. Each message is sent once."""
 
 import datetime
-from typing import Any
 
 from django.conf import settings
 from django.core.mail import EmailMessage
@@ -10,9 +9,9 @@ from django.template.loader import render_to_string
 
 from apps.accounts.models import Membership, Organization
 from apps.billing.budgets import describe
-from apps.billing.models import BillingProfile, BudgetAlert
+from apps.billing.models import BillingProfile, BudgetAlert, LineKind
 from apps.billing.queries import get_balance
-from apps.billing.spending import forecast_month, list_spending, sum_by
+from apps.billing.spending import Spend, forecast_month, list_spending, sum_by
 from apps.core.database.clock import db_now
 from apps.core.messages import outbox
 
@@ -41,7 +40,7 @@ def publish_reports(*, now: datetime.datetime) -> int:
     unwanted = BillingProfile.objects.filter(is_daily_report_wanted=False).values("organization_id")
     count = 0
     for organization in Organization.objects.exclude(pk__in=unwanted).order_by("pk"):
-        if any(line.kind != "rebate" for line in list_spending(organization=organization, first=day, last=day)):
+        if _charges_of(organization, day):
             with transaction.atomic():
                 outbox.publish(
                     topic="billing.report",
@@ -56,7 +55,7 @@ def send_report(*, organization_id: str, day: str) -> None:
     """Mail owners and admins the cost of a day (YYYY-MM-DD) and the forecast of the month."""
     organization = Organization.objects.get(pk=organization_id)
     date = datetime.date.fromisoformat(day)
-    lines = [line for line in list_spending(organization=organization, first=date, last=date) if line.kind != "rebate"]
+    lines = _charges_of(organization, date)
     subjects = sum_by(lines, lambda line: f"{line.kind} {line.subject}")
     _send(
         "daily_report",
@@ -70,7 +69,12 @@ def send_report(*, organization_id: str, day: str) -> None:
     )
 
 
-def _send(template: str, organization: Organization, **context: Any) -> None:
+def _charges_of(organization: Organization, day: datetime.date) -> list[Spend]:
+    lines = list_spending(organization=organization, first=day, last=day)
+    return [line for line in lines if line.kind != LineKind.REBATE]
+
+
+def _send(template: str, organization: Organization, **context: object) -> None:
     readers = Membership.objects.filter(organization=organization, role__in=("owner", "admin"), user__is_active=True)
     addresses = list(readers.order_by("user__email").values_list("user__email", flat=True))
     if not addresses:

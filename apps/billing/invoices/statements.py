@@ -15,7 +15,18 @@ from django.db.models import F
 
 from apps.accounts.models import ApiKey, Organization
 from apps.billing.ledger import lock_wallet
-from apps.billing.models import BillingProfile, Hold, Invoice, InvoiceLine, KeyLabel, UsageSeries, VolumeRebate
+from apps.billing.models import (
+    BillingProfile,
+    Hold,
+    HoldPurpose,
+    HoldStatus,
+    Invoice,
+    InvoiceLine,
+    KeyLabel,
+    LineKind,
+    UsageSeries,
+    VolumeRebate,
+)
 from apps.billing.tenant_batches import for_each
 from apps.core import audit
 from apps.core.database.clock import db_now
@@ -63,10 +74,10 @@ def close_months(*, now: datetime.datetime) -> int:
 
 
 @transaction.atomic
-def close_month(*, organization: Any, month: datetime.date) -> Invoice | None:
+def close_month(*, organization: Organization | str, month: datetime.date) -> Invoice | None:
     """Write the organization's invoice of a month, once. Return None when there is nothing new to charge."""
     wallet = lock_wallet(organization=organization)
-    organization_id = str(wallet.organization_id)
+    organization_id = wallet.owner_id
     if found := Invoice.objects.filter(organization_id=organization_id, month=month).first():
         return found
     profile = BillingProfile.objects.filter(organization_id=organization_id).first()
@@ -117,7 +128,7 @@ def _training_lines(organization_id: str, after: datetime.date, label: str) -> I
     """Yield a line for each job hold that was settled or refunded since it was last invoiced."""
     end = datetime.datetime.combine(after, datetime.time(), datetime.UTC)
     holds = Hold.objects.filter(
-        organization_id=organization_id, purpose="job", status="closed", closed_at__lt=end
+        organization_id=organization_id, purpose=HoldPurpose.JOB, status=HoldStatus.CLOSED, closed_at__lt=end
     ).exclude(invoiced_nano=F("captured_nano") - F("refunded_nano"))
     for hold in holds.select_related("price_rule").order_by("closed_at", "pk"):
         nano = hold.captured_nano - hold.refunded_nano - hold.invoiced_nano
@@ -125,7 +136,7 @@ def _training_lines(organization_id: str, after: datetime.date, label: str) -> I
         assert closed_at is not None
         day = closed_at.astimezone(datetime.UTC).date()
         yield _Line(
-            kind="training" if nano > 0 else "refund", subject=hold.source, reference=hold.pk,
+            kind=LineKind.TRAINING if nano > 0 else LineKind.REFUND, subject=hold.source, reference=hold.pk,
             sku=price.sku if price else "", price_rule_id=price.pk if price else None, unit="gpu_ms",
             quantity=nano * price.per // price.price_nano if price and price.price_nano and nano > 0 else 0,
             first_day=day, last_day=day, key_id=hold.key_id, adapter_version_id="", member_id=hold.member_id,
@@ -175,7 +186,7 @@ def _rebate_lines(organization_id: str, after: datetime.date) -> Iterable[_Line]
     for row in rows.select_related("price_rule").order_by("month", "pk"):
         last = (row.month + datetime.timedelta(days=32)).replace(day=1) - datetime.timedelta(days=1)
         yield _Line(
-            kind="rebate", subject=f"Volume of {row.month:%B %Y}", reference="", sku=row.price_rule.sku,
+            kind=LineKind.REBATE, subject=f"Volume of {row.month:%B %Y}", reference="", sku=row.price_rule.sku,
             price_rule_id=row.price_rule_id, unit=row.price_rule.unit, quantity=row.quantity, first_day=row.month,
             last_day=last, key_id="", adapter_version_id="", member_id="", label="",
             nano=row.invoiced_nano - row.posted_nano,

@@ -9,8 +9,26 @@ from apps.billing.models.budgets import (
     BudgetScope,
     KeyLabel,
 )
-from apps.billing.models.invoices import ADJUSTMENT_TRANSITIONS, Adjustment, Invoice, InvoiceLine, LedgerCheck, PoolCost
-from apps.billing.models.ledger import AccountKind, Hold, LedgerAccount, LedgerEntry, LedgerTransaction
+from apps.billing.models.invoices import (
+    ADJUSTMENT_TRANSITIONS,
+    Adjustment,
+    AdjustmentKind,
+    AdjustmentStatus,
+    Invoice,
+    InvoiceLine,
+    LedgerCheck,
+    LineKind,
+    PoolCost,
+)
+from apps.billing.models.ledger import (
+    AccountKind,
+    Hold,
+    HoldPurpose,
+    HoldStatus,
+    LedgerAccount,
+    LedgerEntry,
+    LedgerTransaction,
+)
 from apps.billing.models.lots import CreditLot, LedgerSeal, LotKind, LotMovement
 from apps.billing.models.usage import StorageSample, UsageConflict, UsageEvent, UsageSeries, VolumeRebate
 
@@ -18,6 +36,8 @@ __all__ = [
     "ADJUSTMENT_TRANSITIONS",
     "AccountKind",
     "Adjustment",
+    "AdjustmentKind",
+    "AdjustmentStatus",
     "BillingProfile",
     "Budget",
     "BudgetAlert",
@@ -26,6 +46,8 @@ __all__ = [
     "BudgetScope",
     "CreditLot",
     "Hold",
+    "HoldPurpose",
+    "HoldStatus",
     "Invoice",
     "InvoiceLine",
     "KeyLabel",
@@ -34,6 +56,7 @@ __all__ = [
     "LedgerEntry",
     "LedgerSeal",
     "LedgerTransaction",
+    "LineKind",
     "LotKind",
     "LotMovement",
     "PoolCost",

@@ -1,5 +1,7 @@
 """Invoices, adjustments that may need a second operator, GPU costs of the operator, and results of ledger checks."""
 
+from enum import StrEnum
+
 import pgtrigger
 from django.db import models
 from django.db.models import F, Q
@@ -9,7 +11,34 @@ from apps.core.database.tenancy import OrganizationModel
 from apps.core.database.transitions import Transitions, choices_of, status_trigger
 from apps.core.ids import IdField
 
-ADJUSTMENT_TRANSITIONS: Transitions = {"requested": frozenset({"posted", "rejected"})}
+
+class LineKind(StrEnum):
+    """What a line of spending or of an invoice is for. All but the last two begin the SKU of their price."""
+
+    TRAINING = "training"
+    INFERENCE = "inference"
+    WARM = "warm"
+    STORAGE = "storage"
+    REBATE = "rebate"
+    REFUND = "refund"
+
+
+class AdjustmentKind(models.TextChoices):
+    ADJUSTMENT = "adjustment", "adjustment"
+    REFUND = "refund", "refund of a charge"
+
+
+class AdjustmentStatus(StrEnum):
+    """Where an adjustment is: only a requested one waits for a second operator."""
+
+    REQUESTED = "requested"
+    POSTED = "posted"
+    REJECTED = "rejected"
+
+
+ADJUSTMENT_TRANSITIONS: Transitions = {
+    AdjustmentStatus.REQUESTED: frozenset({AdjustmentStatus.POSTED, AdjustmentStatus.REJECTED})
+}
 
 
 class Invoice(OrganizationModel):
@@ -73,11 +102,13 @@ class Adjustment(OrganizationModel):
     """
 
     id = IdField(prefix="adj")
-    kind = models.CharField(max_length=12, choices=[("adjustment", "adjustment"), ("refund", "refund of a charge")])
+    kind = models.CharField(max_length=12, choices=AdjustmentKind)
     source = models.CharField(max_length=64, blank=True, help_text="Refunds: the job that was charged.")
     amount_nano = models.BigIntegerField()
     reason = models.CharField(max_length=300)
-    status = models.CharField(max_length=12, choices=choices_of(ADJUSTMENT_TRANSITIONS), default="requested")
+    status = models.CharField(
+        max_length=12, choices=choices_of(ADJUSTMENT_TRANSITIONS), default=AdjustmentStatus.REQUESTED
+    )
     needs_approval = models.BooleanField()
     requested_by = models.CharField(max_length=64)
     requested_at = models.DateTimeField(db_default=Now())
@@ -91,12 +122,16 @@ class Adjustment(OrganizationModel):
         constraints = [
             models.CheckConstraint(condition=~Q(amount_nano=0), name="adjustment_not_zero"),
             models.CheckConstraint(
-                condition=~Q(status="posted", needs_approval=True, decided_by=F("requested_by")),
+                condition=~Q(status=AdjustmentStatus.POSTED, needs_approval=True, decided_by=F("requested_by")),
                 name="adjustment_by_two",
             ),
             models.CheckConstraint(
-                condition=Q(status="requested", decided_at=None, decided_by=None)
-                | Q(status__in=["posted", "rejected"], decided_at__isnull=False, decided_by__isnull=False),
+                condition=Q(status=AdjustmentStatus.REQUESTED, decided_at=None, decided_by=None)
+                | Q(
+                    status__in=[AdjustmentStatus.POSTED, AdjustmentStatus.REJECTED],
+                    decided_at__isnull=False,
+                    decided_by__isnull=False,
+                ),
                 name="adjustment_decided_pair",
             ),
         ]

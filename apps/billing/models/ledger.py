@@ -63,6 +63,20 @@ class AccountKind(models.TextChoices):
     WRITEOFF = "writeoff"
 
 
+class HoldPurpose(models.TextChoices):
+    """What money is set aside for. Holds for a refund or dispute are of one lot."""
+
+    JOB = "job", "job"
+    INFERENCE = "inference", "inference slice"
+    CARD_REFUND = "card_refund", "card refund"
+    DISPUTE = "dispute", "disputed payment"
+
+
+class HoldStatus(models.TextChoices):
+    OPEN = "open", "open"
+    CLOSED = "closed", "closed"
+
+
 class LedgerAccount(models.Model):
     """An account; credits are positive.
 
@@ -101,6 +115,12 @@ class LedgerAccount(models.Model):
                 condition=pgtrigger.Condition("pg_trigger_depth() < 1"),
             )
         ]
+
+    @property
+    def owner_id(self) -> str:
+        """The organization whose wallet, hold or receivable it is. The platform's accounts have none."""
+        assert self.organization_id is not None
+        return self.organization_id
 
 
 class LedgerTransaction(models.Model):
@@ -164,15 +184,7 @@ class Hold(OrganizationModel):
     """Money set aside: for a job up to its spend cap, as a gateway's slice, or from one lot for a refund or dispute."""
 
     id = IdField(prefix="hold")
-    purpose = models.CharField(
-        max_length=16,
-        choices=[
-            ("job", "job"),
-            ("inference", "inference slice"),
-            ("card_refund", "card refund"),
-            ("dispute", "disputed payment"),
-        ],
-    )
+    purpose = models.CharField(max_length=16, choices=HoldPurpose)
     lot = models.ForeignKey("billing.CreditLot", on_delete=models.PROTECT, null=True, related_name="+")
     source = models.CharField(max_length=64)
     price_rule = models.ForeignKey("catalog.PriceRule", on_delete=models.PROTECT, null=True, related_name="+")
@@ -184,7 +196,7 @@ class Hold(OrganizationModel):
     refunded_nano = models.BigIntegerField(default=0, help_text="Of what was captured, given back later.")
     invoiced_nano = models.BigIntegerField(default=0, help_text="Of what was captured less refunds, on invoices.")
     used_nano = models.BigIntegerField(default=0, help_text="Slices: cost of the usage recorded against it so far.")
-    status = models.CharField(max_length=12, choices=[("open", "open"), ("closed", "closed")], default="open")
+    status = models.CharField(max_length=12, choices=HoldStatus, default=HoldStatus.OPEN)
     expires_at = models.DateTimeField(null=True)
     created_at = models.DateTimeField(db_default=Now())
     closed_at = models.DateTimeField(null=True)
@@ -199,16 +211,20 @@ class Hold(OrganizationModel):
                 condition=Q(refunded_nano__gte=0, refunded_nano__lte=F("captured_nano")), name="hold_refunded_within"
             ),
             models.UniqueConstraint(
-                fields=["source"], condition=Q(purpose="job", status="open"), name="hold_one_open_per_job"
+                fields=["source"],
+                condition=Q(purpose=HoldPurpose.JOB, status=HoldStatus.OPEN),
+                name="hold_one_open_per_job",
             ),
             models.CheckConstraint(
-                condition=Q(lot=None, purpose__in=["job", "inference"])
-                | Q(lot__isnull=False, purpose__in=["card_refund", "dispute"]),
+                condition=Q(lot=None, purpose__in=[HoldPurpose.JOB, HoldPurpose.INFERENCE])
+                | Q(lot__isnull=False, purpose__in=[HoldPurpose.CARD_REFUND, HoldPurpose.DISPUTE]),
                 name="hold_of_lot",
             ),
         ]
         indexes = [
             models.Index(
-                fields=["expires_at"], condition=Q(purpose="inference", status="open"), name="hold_open_slices"
+                fields=["expires_at"],
+                condition=Q(purpose=HoldPurpose.INFERENCE, status=HoldStatus.OPEN),
+                name="hold_open_slices",
             )
         ]

@@ -2,12 +2,21 @@
 
 import datetime
 from dataclasses import dataclass
-from typing import Any
 
 from django.db.models import Count, Q, QuerySet, Sum
 from django.db.models.functions import TruncHour
 
-from apps.billing.models import Hold, InvoiceLine, LedgerTransaction, StorageSample, UsageEvent, UsageSeries
+from apps.accounts.models import Organization, key_of
+from apps.billing.models import (
+    Hold,
+    HoldPurpose,
+    InvoiceLine,
+    LedgerTransaction,
+    LineKind,
+    StorageSample,
+    UsageEvent,
+    UsageSeries,
+)
 from apps.catalog.models import PriceRule
 
 
@@ -35,14 +44,14 @@ class Hour:
     quantity: int
 
 
-def find_charge(*, organization: Any, reference: str) -> Charge | None:
+def find_charge(*, organization: Organization | str, reference: str) -> Charge | None:
     """Return the charge behind an invoice line, a hold or a `series-<id>`; None for an unknown or foreign one."""
-    organization_id = getattr(organization, "pk", organization)
+    organization_id = key_of(organization)
     if reference.startswith("line_"):
         line = InvoiceLine.objects.filter(organization_id=organization_id, pk=reference)
         return next(map(_of_line, line.select_related("price_rule")), None)
     if reference.startswith("hold_"):
-        hold = Hold.objects.filter(organization_id=organization_id, pk=reference, purpose="job")
+        hold = Hold.objects.filter(organization_id=organization_id, pk=reference, purpose=HoldPurpose.JOB)
         return next(map(_of_hold, hold.select_related("price_rule")), None)
     number = reference.removeprefix("series-")
     if not number.isdecimal() or len(number) > 18:
@@ -62,7 +71,7 @@ def _of_line(line: InvoiceLine) -> Charge:
 def _of_hold(hold: Hold) -> Charge:
     day = (hold.closed_at or hold.created_at).astimezone(datetime.UTC).date()
     return Charge(
-        "training", hold.source, hold.price_rule, "gpu_ms", 0, hold.captured_nano - hold.refunded_nano, day, day,
+        LineKind.TRAINING, hold.source, hold.price_rule, "gpu_ms", 0, hold.captured_nano - hold.refunded_nano, day, day,
         hold.key_id, "", hold,
     )  # fmt: skip
 
@@ -74,12 +83,12 @@ def _of_series(row: UsageSeries) -> Charge:
     )  # fmt: skip
 
 
-def list_hours(*, organization: Any, charge: Charge) -> list[Hour]:
+def list_hours(*, organization: Organization | str, charge: Charge) -> list[Hour]:
     """Return the charge's requests and tokens, or stored bytes, for each hour."""
-    organization_id = getattr(organization, "pk", organization)
+    organization_id = key_of(organization)
     begin = datetime.datetime.combine(charge.first_day, datetime.time(), datetime.UTC)
     end = datetime.datetime.combine(charge.last_day + datetime.timedelta(days=1), datetime.time(), datetime.UTC)
-    if charge.kind == "storage":
+    if charge.kind == LineKind.STORAGE:
         samples = StorageSample.objects.filter(organization_id=organization_id, hour_at__gte=begin, hour_at__lt=end)
         return [Hour(sample.hour_at, 1, sample.bytes) for sample in samples.order_by("hour_at")]
     events = UsageEvent.objects.filter(
@@ -97,7 +106,7 @@ def list_hours(*, organization: Any, charge: Charge) -> list[Hour]:
     return [Hour(row["hour"], row["requests"], row["tokens"]) for row in sums.order_by("hour")]
 
 
-def list_postings(*, organization: Any, hold: Hold) -> QuerySet[LedgerTransaction]:
+def list_postings(*, organization: Organization | str, hold: Hold) -> QuerySet[LedgerTransaction]:
     """Return the postings of a hold and of its source, oldest first."""
-    rows = LedgerTransaction.objects.filter(organization_id=getattr(organization, "pk", organization))
+    rows = LedgerTransaction.objects.filter(organization_id=key_of(organization))
     return rows.filter(Q(source=hold.pk) | Q(source=hold.source)).order_by("created_at", "pk")

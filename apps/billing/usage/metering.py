@@ -11,15 +11,24 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 from django.db import IntegrityError, connection, transaction
 from django.db.models import F
 
+from apps.accounts.models import Organization
 from apps.billing.budgets import attribution_of_key, note_spending
 from apps.billing.ledger import beside, lock_wallet, post
-from apps.billing.models import AccountKind, Budget, Hold, LedgerAccount, UsageConflict, UsageEvent, UsageSeries
+from apps.billing.models import (
+    AccountKind,
+    Budget,
+    Hold,
+    LedgerAccount,
+    UsageConflict,
+    UsageEvent,
+    UsageSeries,
+)
+from apps.billing.queries import open_slices
 from apps.billing.tenant_batches import for_each
 from apps.catalog.models import PriceRule
 from apps.core.audit import require_transaction
@@ -218,8 +227,8 @@ def record_quantity(
 
 def _charge_slices(used_nano: dict[str, int]) -> None:
     """Add the usage to each open slice, so that rating takes the money from where it was reserved."""
-    found = Hold.objects.filter(pk__in=[slice_id for slice_id in used_nano if slice_id], status="open").order_by("pk")
-    for open_slice in found.select_for_update():
+    found = open_slices().filter(pk__in=[slice_id for slice_id in used_nano if slice_id])
+    for open_slice in found.order_by("pk").select_for_update():
         Hold.objects.filter(pk=open_slice.pk).update(used_nano=F("used_nano") + used_nano[open_slice.pk])
 
 
@@ -278,21 +287,19 @@ def rate_organization(*, wallet: LedgerAccount) -> int:
     costs more than was reserved for it (`record_usage`).
     """
     require_transaction()
-    series = UsageSeries.objects.filter(
-        organization_id=wallet.organization_id, request_count__gt=F("rated_request_count")
-    )
+    series = UsageSeries.objects.filter(organization_id=wallet.owner_id, request_count__gt=F("rated_request_count"))
     lines = list(series.order_by(*_SERIES_KEY).select_related("price_rule").select_for_update(of=("self",)))
     if not lines:
         return 0
-    open_slices = Hold.objects.filter(organization_id=wallet.organization_id, purpose="inference", status="open")
-    slices = list(open_slices.order_by("pk").select_for_update())
-    has_budgets = Budget.objects.filter(organization_id=wallet.organization_id, ended_at=None).exists()
+    of_wallet = open_slices().filter(organization_id=wallet.owner_id)
+    slices = list(of_wallet.order_by("pk").select_for_update())
+    has_budgets = Budget.objects.filter(organization_id=wallet.owner_id, ended_at=None).exists()
     total = 0
     for line in lines:
         paid = _post_line(line, wallet, slices)
         if has_budgets:
-            whose = attribution_of_key(organization=wallet.organization_id, key_id=line.key_id)
-            note_spending(organization=wallet.organization_id, attribution=whose, amount_nano=paid)
+            whose = attribution_of_key(organization=wallet.owner_id, key_id=line.key_id)
+            note_spending(organization=wallet.owner_id, attribution=whose, amount_nano=paid)
         line.save(update_fields=["posted_nano", "rated_quantity", "rated_request_count"])
         total += paid
     return total
@@ -328,7 +335,7 @@ def _capture(slices: list[Hold], due: int, *, key_id: str) -> int:
 
 
 def _post_charge(line: UsageSeries, wallet: LedgerAccount, *, from_slices: int, from_wallet: int) -> None:
-    organization: Any = wallet.organization_id
+    organization: Organization | str = wallet.owner_id
     posted_after = line.posted_nano + from_slices + from_wallet
     post(
         organization=organization,

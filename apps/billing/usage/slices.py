@@ -7,15 +7,15 @@ at most what its slice holds, so all gateways together never spend more than the
 import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from django.db import transaction
 
+from apps.accounts.models import Organization, key_of
 from apps.billing.budgets import Attribution, attribution_of_key, require_room, room_nano
 from apps.billing.ledger import beside, lock_wallet, post
-from apps.billing.models import AccountKind, Hold, LedgerAccount
+from apps.billing.models import AccountKind, Hold, HoldPurpose, LedgerAccount
 from apps.billing.operations import insufficient_balance, require_spending, settle_hold
-from apps.billing.queries import stopped_organizations
+from apps.billing.queries import open_slices, stopped_organizations
 from apps.billing.tenant_batches import for_each
 from apps.billing.usage.metering import rate_organization
 from apps.core.database.clock import db_now
@@ -34,7 +34,7 @@ class Slice:
 
 @transaction.atomic
 def lease_slice(
-    *, organization: Any, required_nano: int, by: str, hold_id: str | None = None, key_id: str = ""
+    *, organization: Organization | str, required_nano: int, by: str, hold_id: str | None = None, key_id: str = ""
 ) -> Slice:
     """Set at least `required_nano` more aside for the gateway `by`, to be spent with one key.
 
@@ -45,10 +45,10 @@ def lease_slice(
     require_spending(wallet)
     if wallet.balance_nano < required_nano:
         raise insufficient_balance(wallet.balance_nano, required_nano)
-    whose = attribution_of_key(organization=wallet.organization_id, key_id=key_id)
-    require_room(organization=wallet.organization_id, attribution=whose, amount_nano=required_nano)
+    whose = attribution_of_key(organization=wallet.owner_id, key_id=key_id)
+    require_room(organization=wallet.owner_id, attribution=whose, amount_nano=required_nano)
     more = max(required_nano, wallet.balance_nano // _SHARE_OF_WALLET)
-    if room := room_nano(organization=wallet.organization_id, attribution=whose):
+    if room := room_nano(organization=wallet.owner_id, attribution=whose):
         more = min(more, room[0])
     found = _lock_open(wallet, hold_id) if hold_id else None
     grown = _grow(found, more) if found else _open(organization, more, by, whose)
@@ -57,8 +57,8 @@ def lease_slice(
 
 
 def _lock_open(wallet: LedgerAccount, hold_id: str) -> Hold | None:
-    open_slices = Hold.objects.filter(organization_id=wallet.organization_id, purpose="inference", status="open")
-    return open_slices.select_for_update().filter(pk=hold_id).first()
+    of_wallet = open_slices().filter(organization_id=wallet.owner_id)
+    return of_wallet.select_for_update().filter(pk=hold_id).first()
 
 
 def _grow(found: Hold, more: int) -> Hold:
@@ -68,10 +68,10 @@ def _grow(found: Hold, more: int) -> Hold:
     return found
 
 
-def _open(organization: Any, amount_nano: int, by: str, whose: Attribution) -> Hold:
+def _open(organization: Organization | str, amount_nano: int, by: str, whose: Attribution) -> Hold:
     return Hold.objects.create(
-        organization_id=getattr(organization, "pk", organization),
-        purpose="inference",
+        organization_id=key_of(organization),
+        purpose=HoldPurpose.INFERENCE,
         source=by,
         key_id=whose.key_id,
         member_id=whose.member_id,
@@ -87,7 +87,7 @@ def _expiry() -> datetime.datetime:
 
 def _post_lease(grown: Hold, wallet: LedgerAccount, more: int, by: str) -> None:
     post(
-        organization=wallet.organization_id,
+        organization=wallet.owner_id,
         kind="hold",
         legs={wallet: -more, beside(wallet, AccountKind.HOLD): more},
         by=by,
@@ -103,9 +103,8 @@ def renew_slices(*, hold_ids: Sequence[str]) -> frozenset[str]:
 
     Slices of an organization whose spending was stopped are not extended.
     """
-    open_slices = Hold.objects.filter(pk__in=hold_ids, purpose="inference", status="open").order_by("pk")
-    open_slices = open_slices.exclude(organization_id__in=stopped_organizations())
-    kept = frozenset(open_slices.select_for_update().values_list("pk", flat=True))
+    renewed = open_slices().filter(pk__in=hold_ids).exclude(organization_id__in=stopped_organizations())
+    kept = frozenset(renewed.order_by("pk").select_for_update().values_list("pk", flat=True))
     Hold.objects.filter(pk__in=kept).update(expires_at=_expiry())
     return kept
 
@@ -122,7 +121,7 @@ def close_expired_holds(*, limit: int = 100) -> int:
 
     Holds of jobs end with their job.
     """
-    expired = Hold.objects.filter(purpose="inference", status="open", expires_at__lt=db_now()).order_by("expires_at")
+    expired = open_slices().filter(expires_at__lt=db_now()).order_by("expires_at")
     rows = expired.values_list("organization_id", "pk")[:limit]
     return for_each(rows, _close_expired, name="slices that no gateway renews are closed", now=db_now())
 

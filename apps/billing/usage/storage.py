@@ -1,12 +1,12 @@
 """Charges other than requests: storage sampled hourly, and rebates for a month's volume."""
 
 import datetime
-from typing import Any
 
 from django.db import transaction
 from django.db.models import Sum
 from django.db.models.functions import TruncMonth
 
+from apps.accounts.models import Organization, key_of
 from apps.billing.ledger import account, lock_wallet, post
 from apps.billing.lots import returns_for
 from apps.billing.models import AccountKind, LedgerAccount, StorageSample, UsageSeries, VolumeRebate
@@ -23,7 +23,7 @@ _REBATED_FOR = datetime.timedelta(days=70)  # late usage may still reach these m
 
 
 @transaction.atomic
-def record_storage(*, organization: Any, byte_count: int, at: datetime.datetime) -> bool:
+def record_storage(*, organization: Organization | str, byte_count: int, at: datetime.datetime) -> bool:
     """Add one hour of storage to the organization's series, once an hour; return whether it was added.
 
     Nothing is added while storage has no price, or nothing is stored.
@@ -32,7 +32,7 @@ def record_storage(*, organization: Any, byte_count: int, at: datetime.datetime)
     price = active_price(sku=STORAGE_SKU, organization=organization, now=at)
     if price is None or byte_count <= 0:
         return False
-    organization_id = getattr(organization, "pk", organization)
+    organization_id = key_of(organization)
     lock_wallet(organization=organization_id)
     _, is_new = StorageSample.objects.get_or_create(
         organization_id=organization_id, hour_at=hour_at, defaults={"bytes": byte_count}
@@ -85,7 +85,7 @@ def _rebate(of: tuple[str, str, datetime.date]) -> int:
 def _post_rebate(wallet: LedgerAccount, row: VolumeRebate, due: int, *, charged: list[str]) -> None:
     source = f"rebate:{row.pk}"
     post(
-        organization=wallet.organization_id,
+        organization=wallet.owner_id,
         kind="rebate",
         legs={account(organization=None, kind=AccountKind.REVENUE): -due, wallet: due},
         by="system",
@@ -93,7 +93,5 @@ def _post_rebate(wallet: LedgerAccount, row: VolumeRebate, due: int, *, charged:
         idempotency_key=f"{source}:{row.posted_nano + due}",
         request={"rebate": row.pk, "posted_nano": row.posted_nano + due},
         reason=f"Volume in {row.month:%B %Y}: {row.price_rule.sku}",
-        lots=returns_for(
-            organization_id=wallet.organization_id, sources=[*charged, source], amount_nano=due, now=db_now()
-        ),
+        lots=returns_for(organization_id=wallet.owner_id, sources=[*charged, source], amount_nano=due, now=db_now()),
     )

@@ -21,7 +21,7 @@ OUTBOX_TOPICS = {
     "dataset.inspect": Topic("apps.datasets.tasks.inspect", lane="data"),
     "dataset.validate": Topic("apps.datasets.tasks.validate", lane="data"),
     "dataset.validated": Topic("apps.finetuning.tasks.admit_jobs_of_file"),
-    "job.admit": Topic("apps.finetuning.jobs.creation.admit_when_ready"),
+    "job.admit": Topic("apps.finetuning.jobs.admission.admit_when_ready"),
     "mail": Topic("apps.accounts.mail.send", lane="mail"),
     "objects.delete": Topic("apps.core.tasks.delete_objects", lane="data-small"),
     "organization.suspended": Topic("apps.finetuning.tasks.pause_suspended"),

@@ -1,7 +1,6 @@
 """Errors of one row, with stable codes."""
 
 from enum import StrEnum
-from typing import Any
 
 
 class RowErrorCode(StrEnum):
@@ -59,7 +58,7 @@ class TemplateNotPrefixStable(RowError):
     """The template renders earlier turns differently once later ones follow, so a mask would be unreliable."""
 
 
-def json_type(value: Any) -> str:
+def json_type(value: object) -> str:
     """Return the JSON name of a parsed value's type."""
     names = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
     return names.get(type(value), "null")

@@ -113,7 +113,7 @@ def _load_json(text: str, number: int) -> Any:
         raise RowError(number, RowErrorCode.INVALID_JSON, message, fix=fix) from None
 
 
-def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_object(pairs: list[tuple[str, object]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
         seen: set[str] = set()
@@ -141,7 +141,7 @@ def _finite_float(text: str) -> float:
     return value
 
 
-def _check_values(value: Any, number: int) -> None:
+def _check_values(value: object, number: int) -> None:
     """Refuse nesting beyond MAX_DEPTH, and characters that only escapes can contain: NUL and lone surrogates."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):

@@ -20,7 +20,7 @@ _KEYS = {
 _ROLES = {role.value: role for role in Role}
 
 
-def parse_messages(value: Any, number: int, *, param: str = "messages") -> tuple[ChatMessage, ...]:
+def parse_messages(value: object, number: int, *, param: str = "messages") -> tuple[ChatMessage, ...]:
     """Return the messages of a JSON array. Raises RowError."""
     if not isinstance(value, list) or not value:
         message = f"`{param}` is empty." if value == [] else f"`{param}` is a JSON {json_type(value)}, not an array."
@@ -35,7 +35,7 @@ def parse_messages(value: Any, number: int, *, param: str = "messages") -> tuple
     return messages
 
 
-def parse_tools(row: dict[str, Any], number: int, *, param: str = "") -> tuple[dict[str, Any], ...]:
+def parse_tools(row: dict[str, object], number: int, *, param: str = "") -> tuple[dict[str, Any], ...]:
     """Return the row's tool definitions unchanged. Raises RowError."""
     tools = row.get("tools")
     field = f"{param}tools"
@@ -53,7 +53,7 @@ def parse_tools(row: dict[str, Any], number: int, *, param: str = "") -> tuple[d
     return tuple(tools)
 
 
-def unknown_keys(value: dict[str, Any], known: set[str]) -> list[str]:
+def unknown_keys(value: dict[str, object], known: set[str]) -> list[str]:
     """Return the unknown keys with a value.
 
     OpenAI's client writes `"audio": null` and `"annotations": []` into messages that it dumps; these are ignored.
@@ -71,7 +71,7 @@ def raise_unknown_key(number: int, key: str, param: str, note: str) -> NoReturn:
     raise RowError(number, RowErrorCode.UNKNOWN_KEY, message, param=param, fix=fix)
 
 
-def _is_tool(tool: Any) -> bool:
+def _is_tool(tool: object) -> bool:
     function = tool.get("function") if isinstance(tool, dict) and tool.get("type", "function") == "function" else None
     return isinstance(function, dict) and isinstance(function.get("name"), str) and bool(function["name"])
 
@@ -81,7 +81,7 @@ def _raise_bad_tools(number: int, message: str, param: str) -> NoReturn:
     raise RowError(number, RowErrorCode.INVALID_TOOLS, message, param=param, fix=fix)
 
 
-def _parse_message(value: Any, param: str, number: int) -> ChatMessage:
+def _parse_message(value: object, param: str, number: int) -> ChatMessage:
     if not isinstance(value, dict):
         raise RowError(
             number,
@@ -107,7 +107,7 @@ def _parse_message(value: Any, param: str, number: int) -> ChatMessage:
     )
 
 
-def _parse_role(value: Any, param: str, number: int) -> Role:
+def _parse_role(value: object, param: str, number: int) -> Role:
     role = _ROLES.get(value) if isinstance(value, str) else None
     if role is None:
         what = "has no role" if value is None else f"has the role {short(str(value))}"
@@ -122,7 +122,7 @@ def _parse_role(value: Any, param: str, number: int) -> Role:
     return role
 
 
-def _parse_content(message: dict[str, Any], role: Role, param: str, number: int, *, may_be_empty: bool) -> str:
+def _parse_content(message: dict[str, object], role: Role, param: str, number: int, *, may_be_empty: bool) -> str:
     content = message.get("content")
     field = f"{param}.content"
     if content is None and may_be_empty:
@@ -158,7 +158,7 @@ def _join_parts(parts: list[Any], field: str, number: int) -> str:
     return "".join(part["text"] for part in parts)
 
 
-def _parse_weight(message: dict[str, Any], role: Role, param: str, number: int) -> int:
+def _parse_weight(message: dict[str, object], role: Role, param: str, number: int) -> int:
     if "weight" not in message:
         return 1
     weight = message["weight"]
@@ -171,7 +171,7 @@ def _parse_weight(message: dict[str, Any], role: Role, param: str, number: int) 
     raise RowError(number, RowErrorCode.INVALID_WEIGHT, what, param=f"{param}.weight", fix=fix)
 
 
-def _parse_text(message: dict[str, Any], key: str, param: str, number: int) -> str:
+def _parse_text(message: dict[str, object], key: str, param: str, number: int) -> str:
     value = message.get(key)
     if value is None:
         return ""
@@ -181,7 +181,7 @@ def _parse_text(message: dict[str, Any], key: str, param: str, number: int) -> s
     return value
 
 
-def _parse_tool_calls(value: Any, param: str, number: int) -> tuple[ToolCall, ...]:
+def _parse_tool_calls(value: object, param: str, number: int) -> tuple[ToolCall, ...]:
     if value is None or value == []:
         return ()
     if not isinstance(value, list):
@@ -189,20 +189,21 @@ def _parse_tool_calls(value: Any, param: str, number: int) -> tuple[ToolCall, ..
     return tuple(_parse_tool_call(call, f"{param}[{index}]", number) for index, call in enumerate(value))
 
 
-def _parse_tool_call(call: Any, param: str, number: int) -> ToolCall:
+def _parse_tool_call(call: object, param: str, number: int) -> ToolCall:
     function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(name, str) or not name:
         _raise_bad_call(number, f"`{param}` calls no function by name.", param)
     if call.get("type", "function") != "function" or not isinstance(call.get("id", ""), str):
         _raise_bad_call(number, f"`{param}` is not of type function with a string as id.", param)
     return ToolCall(
         id=call.get("id", ""),
-        name=function["name"],
+        name=name,
         arguments=_parse_arguments(function.get("arguments", "{}"), f"{param}.function.arguments", number),
     )
 
 
-def _parse_arguments(value: Any, param: str, number: int) -> str:
+def _parse_arguments(value: object, param: str, number: int) -> str:
     """Return the arguments as JSON text; some tools write the object instead of its text."""
     if isinstance(value, dict):
         return json.dumps(value, ensure_ascii=False)

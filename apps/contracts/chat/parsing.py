@@ -116,7 +116,7 @@ def _parse_object(line: bytes, number: int) -> dict[str, Any]:
     )
 
 
-def _preference(value: dict[str, Any], number: int) -> PreferenceRow:
+def _preference(value: dict[str, object], number: int) -> PreferenceRow:
     for key in ("input", "preferred_output", "non_preferred_output"):
         if key not in value:
             message = f"The row has no `{key}`."
@@ -137,7 +137,7 @@ def _preference(value: dict[str, Any], number: int) -> PreferenceRow:
     return PreferenceRow(prompt, preferred, other, number, tools)
 
 
-def _answer(value: Any, param: str, number: int) -> tuple[ChatMessage, ...]:
+def _answer(value: object, param: str, number: int) -> tuple[ChatMessage, ...]:
     messages = parse_messages(value, number, param=param)
     if len(messages) != 1:
         message = f"`{param}` has {len(messages)} messages."
@@ -148,7 +148,7 @@ def _answer(value: Any, param: str, number: int) -> tuple[ChatMessage, ...]:
     return messages
 
 
-def _text(value: dict[str, Any], number: int) -> TextRow:
+def _text(value: dict[str, object], number: int) -> TextRow:
     text = value.get("text")
     if not isinstance(text, str) or not text.strip():
         what = "no `text`" if "text" not in value else "an empty `text`" if text == "" else "no text in `text`"
@@ -158,12 +158,12 @@ def _text(value: dict[str, Any], number: int) -> TextRow:
     return TextRow(text, number)
 
 
-def _reject_unknown(value: dict[str, Any], known: set[str], number: int, *, param: str = "") -> None:
+def _reject_unknown(value: dict[str, object], known: set[str], number: int, *, param: str = "") -> None:
     for key in unknown_keys(value, known):
         raise_unknown_key(number, key, f"{param}{key[:40]}", f"Only {', '.join(sorted(known))} are read.")
 
 
-def _missing_messages_fix(row: dict[str, Any]) -> str:
+def _missing_messages_fix(row: dict[str, object]) -> str:
     if {"prompt", "completion"} <= row.keys():
         return (
             "Turn prompt and completion into messages: "

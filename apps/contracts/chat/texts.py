@@ -73,7 +73,7 @@ class TextMaker:
                 made[at] = text
         return [text for text in made if text is not None]
 
-    def render_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]] = ()) -> str:
+    def render_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, object]] = ()) -> str:
         """Return the text at which an inference request with these messages starts."""
         try:
             reply = self._ask("prompt", _as_dicts(messages), list(tools) or None)
@@ -131,7 +131,7 @@ class TextMaker:
             return self._render(rows[:middle], train_on) + self._render(rows[middle:], train_on)
         return [_text_of(row, reply) for row, reply in zip(rows, replies, strict=True)]
 
-    def _ask(self, do: str, *arguments: Any) -> Any:
+    def _ask(self, do: str, *arguments: object) -> Any:
         return self._process.ask(self._key, self._source, do, *arguments)
 
     # --- control tokens -------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def _laid_out(known: _Known, contents: list[str]) -> Text | None:
     return Text("".join(parts), spans, known.plan)
 
 
-def _request(row: ChatRow, train_on: TrainOn) -> dict[str, Any]:
+def _request(row: ChatRow, train_on: TrainOn) -> dict[str, object]:
     trained = [at for at, message in enumerate(row.messages) if message.is_trained]
     return {
         "messages": _as_dicts(row.messages),
@@ -230,13 +230,13 @@ def _template_role(role: str) -> str:
     return "system" if role == Role.DEVELOPER else role
 
 
-def _as_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+def _as_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, object]]:
     return [_as_dict(message) for message in messages]
 
 
-def _as_dict(message: ChatMessage) -> dict[str, Any]:
+def _as_dict(message: ChatMessage) -> dict[str, object]:
     """Return the message as serving passes it to the template: arguments of calls as objects, not as text."""
-    found: dict[str, Any] = {"role": _template_role(message.role.value), "content": message.content}
+    found: dict[str, object] = {"role": _template_role(message.role.value), "content": message.content}
     if message.name:
         found["name"] = message.name
     if message.tool_call_id:

@@ -78,5 +78,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def _token_text(value: Any) -> str:
-    return value.get("content", "") if isinstance(value, dict) else value or ""
+def _token_text(value: object) -> str:
+    return value.get("content", "") if isinstance(value, dict) else str(value or "")

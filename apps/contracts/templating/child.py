@@ -7,6 +7,8 @@ that uses too much processor time or memory ends this process; the parent starts
 import resource
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any, BinaryIO
 
 import jinja2
@@ -28,21 +30,21 @@ class LoadedTemplate:
         self._control_tokens = control_tokens
         self._finder = SpanFinder(self._template, self._twin, control_tokens)
 
-    def render(self, rows: list[dict[str, Any]]) -> list[Any]:
+    def render(self, rows: list[dict[str, Any]]) -> list[object]:
         """Return [text, spans] or an error for each row."""
-        return [_guarded(lambda row=row: self._finder.render(row["messages"], row["tools"], row["trained"]))
-                for row in rows]  # fmt: skip
+        render = self._finder.render
+        return [_guarded(partial(render, row["messages"], row["tools"], row["trained"])) for row in rows]
 
-    def prompt(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> Any:
+    def prompt(self, messages: list[dict[str, object]], tools: list[dict[str, object]] | None) -> object:
         return _guarded(lambda: self._finder.render_prompt(messages, tools))
 
-    def layout(self, roles: list[str], trained: list[int]) -> Any:
+    def layout(self, roles: list[str], trained: list[int]) -> object:
         return find_layout(
             roles, trained, template=self._template, twin=self._twin, control_tokens=self._control_tokens
         )
 
 
-def _guarded(render: Any) -> Any:
+def _guarded(render: Callable[[], object]) -> object:
     try:
         return render()
     except NotPrefixStable as error:
@@ -72,7 +74,7 @@ def serve(requests: BinaryIO, replies: BinaryIO, *, cpu_seconds: float, limit_by
         replies.flush()
 
 
-def _answer(loaded: dict[str, LoadedTemplate], request: dict[str, Any]) -> Any:
+def _answer(loaded: dict[str, LoadedTemplate], request: dict[str, Any]) -> dict[str, object]:
     key = request["key"]
     if request["do"] == "load":
         try:

@@ -7,7 +7,7 @@ import datetime
 import functools
 import json
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jinja2
 import jinja2.ext
@@ -67,8 +67,8 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[dict[str, Any]],
-        tools: list[dict[str, Any]] | None = None,
+        messages: Sequence[dict[str, object]],
+        tools: list[dict[str, object]] | None = None,
         *,
         add_generation_prompt: bool = False,
     ) -> tuple[str, list[Span]]:
@@ -116,7 +116,7 @@ def raise_exception(message: str) -> NoReturn:
 
 
 def _to_json(
-    value: Any,
+    value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,

@@ -101,13 +101,13 @@ class _StandIn(str):
     def __str__(self) -> str:
         return str.__str__(self)
 
-    def __add__(self, other: Any) -> "_StandIn":
+    def __add__(self, other: object) -> "_StandIn":
         return self._joined(other, lambda: str.__str__(self) + str.__str__(other))
 
-    def __radd__(self, other: Any) -> "_StandIn":
+    def __radd__(self, other: object) -> "_StandIn":
         return self._joined(other, lambda: str.__str__(other) + str.__str__(self))
 
-    def _joined(self, other: Any, join: Callable[[], str]) -> "_StandIn":
+    def _joined(self, other: object, join: Callable[[], str]) -> "_StandIn":
         if not isinstance(other, str):
             raise TypeError("can only concatenate str")
         return _StandIn(join(), self.trace)
@@ -117,46 +117,46 @@ class _StandIn(str):
             self._ask("is_empty", "")
         return True
 
-    def __contains__(self, item: Any) -> bool:
+    def __contains__(self, item: object) -> bool:
         return self._ask("contains", item)
 
-    def __eq__(self, other: Any) -> bool:
+    def __eq__(self, other: object) -> bool:
         return self._ask("equals", other) if isinstance(other, str) else False
 
-    def __ne__(self, other: Any) -> bool:
+    def __ne__(self, other: object) -> bool:
         return not self == other
 
     __hash__ = None  # type: ignore[assignment]
 
-    def startswith(self, prefix: Any, *bounds: Any) -> bool:
+    def startswith(self, prefix: object, *bounds: object) -> bool:
         return self._ask("startswith", prefix, *bounds)
 
-    def endswith(self, suffix: Any, *bounds: Any) -> bool:
+    def endswith(self, suffix: object, *bounds: object) -> bool:
         return self._ask("endswith", suffix, *bounds)
 
-    def strip(self, characters: Any = None) -> "_StandIn":
+    def strip(self, characters: object = None) -> "_StandIn":
         return self._stripped("strip", characters)
 
-    def lstrip(self, characters: Any = None) -> "_StandIn":
+    def lstrip(self, characters: object = None) -> "_StandIn":
         return self._stripped("lstrip", characters)
 
-    def rstrip(self, characters: Any = None) -> "_StandIn":
+    def rstrip(self, characters: object = None) -> "_StandIn":
         return self._stripped("rstrip", characters)
 
-    def _stripped(self, how: str, characters: Any) -> "_StandIn":
+    def _stripped(self, how: str, characters: object) -> "_StandIn":
         if self.text is None or isinstance(characters, _StandIn) or not isinstance(characters, str | None):
             raise _Untraceable
         strips = (*self.text.strips, (how, characters))
         return self.trace.stand_in(Text(self.text.message, strips))
 
-    def _ask(self, question: str, argument: Any, *bounds: Any) -> bool:
+    def _ask(self, question: str, argument: object, *bounds: object) -> bool:
         if self.text is None or bounds or not isinstance(argument, str) or isinstance(argument, _StandIn):
             raise _Untraceable
         self.trace.guards[Guard(self.text, question, argument)] = None
         return False
 
 
-def _forbid(*_: Any, **__: Any) -> Any:
+def _forbid(*_: object, **__: object) -> Any:
     raise _Untraceable
 
 
@@ -171,19 +171,19 @@ class _TracingSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset({"%", "*"})
 
-    def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self, context: jinja2.runtime.Context, obj: object, /, *args: object, **kwargs: object) -> Any:
         owner = getattr(obj, "__self__", None)
         if _holds_stand_in((args, kwargs)) and not isinstance(owner, _StandIn) and obj is not jinja2.utils.Namespace:
             raise _Untraceable
         return super().call(context, obj, *args, **kwargs)
 
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: object, right: object) -> Any:
         if _holds_stand_in((left, right)):
             raise _Untraceable
         return super().call_binop(context, operator, left, right)
 
 
-def _holds_stand_in(value: Any, depth: int = 5) -> bool:
+def _holds_stand_in(value: object, depth: int = 5) -> bool:
     if isinstance(value, _StandIn):
         return True
     if isinstance(value, str | int | float | None | jinja2.Undefined):
@@ -217,7 +217,7 @@ def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
     passes_context = hasattr(function, "jinja_pass_arg")
 
     @functools.wraps(function)
-    def watched(*args: Any, **kwargs: Any) -> Any:
+    def watched(*args: object, **kwargs: object) -> Any:
         if _holds_stand_in((args[1:] if passes_context else args, kwargs)):
             raise _Untraceable
         return function(*args, **kwargs)

@@ -39,7 +39,7 @@ class TemplateProcess:
         self._loaded: set[str] = set()
         self._owner = 0
 
-    def ask(self, key: str, source: tuple[Any, ...], do: str, *arguments: Any) -> Any:
+    def ask(self, key: str, source: tuple[object, ...], do: str, *arguments: object) -> Any:
         """Have the child do `do` with the template of this key. Raises TemplateKilled or TemplateInvalid."""
         with self._lock:
             self._require_child()
@@ -79,7 +79,7 @@ class TemplateProcess:
             cwd=_ROOT, env={}, close_fds=True,
         )  # fmt: skip
 
-    def _exchange(self, request: dict[str, Any]) -> Any:
+    def _exchange(self, request: dict[str, object]) -> Any:
         frame = msgspec.msgpack.encode(request)
         try:
             return msgspec.msgpack.decode(self._send(len(frame).to_bytes(_LENGTH_BYTES, "big") + frame))

@@ -8,7 +8,6 @@ effect, but Django writes all columns of a row that it saves.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 from django.apps import apps as django_apps
 from django.conf import settings
@@ -61,7 +60,7 @@ def refuse_unsafe_role() -> None:
         )
 
 
-def write_policies_after_migrate(**said: Any) -> None:
+def write_policies_after_migrate(**said: object) -> None:
     """Call `write_policies` after `migrate`. `flush` sends the same signal without a plan and changes no table."""
     if "plan" in said:
         write_policies()

@@ -8,20 +8,34 @@ apps/core/database/policies.py writes policies and grants after each migration f
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from django.db import connection, models, transaction
 
 from apps.core.database.policies import APP_ROLE, OWN_ORGANIZATION, SYSTEM_ROLE
 
 
+class Keyed(Protocol):
+    """A row, or an anonymous user."""
+
+    @property
+    def pk(self) -> Any: ...
+
+
+def id_of(row: Keyed | str | None) -> str:
+    """Return the id of a row, which may be given by its id; "" for none."""
+    if row is None:
+        return ""
+    return row if isinstance(row, str) else str(row.pk)
+
+
 class OrganizationQuerySet(models.QuerySet):
-    def for_organization(self, organization: Any) -> Self:
+    def for_organization(self, organization: Keyed | str) -> Self:
         """Return only the organization's rows.
 
         This is a second check beside row-level security (see the module docstring).
         """
-        return self.filter(organization_id=getattr(organization, "pk", organization))
+        return self.filter(organization_id=id_of(organization))
 
 
 class OrganizationModel(models.Model):
@@ -38,9 +52,9 @@ class OrganizationModel(models.Model):
 
 
 @contextmanager
-def tenant(*, organization: Any = None, user: Any = None) -> Iterator[None]:
+def tenant(*, organization: Keyed | str | None = None, user: Keyed | str | None = None) -> Iterator[None]:
     """Run a transaction that sees one organization's rows and, for `user`, that person's own memberships."""
-    with _acting(APP_ROLE, organization=_key(organization), user=_key(user)):
+    with _acting(APP_ROLE, organization=id_of(organization), user=id_of(user)):
         yield
 
 
@@ -64,10 +78,10 @@ def all_tenants() -> Iterator[None]:
         yield
 
 
-def set_organization(organization: Any) -> None:
+def set_organization(organization: Keyed | str) -> None:
     """Set the organization for the rest of the current `tenant` block."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT set_config('anneal.organization', %s, true)", [_key(organization)])
+        cursor.execute("SELECT set_config('anneal.organization', %s, true)", [id_of(organization)])
 
 
 @contextmanager
@@ -97,7 +111,3 @@ def _assume(role: str, organization: str, user: str) -> None:
             " set_config('anneal.user', %s, true)",
             [role, organization, user],
         )
-
-
-def _key(value: Any) -> str:
-    return "" if value is None else str(getattr(value, "pk", value))

@@ -5,7 +5,6 @@ names the states that it may leave, and exactly one row must change.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import pgtrigger
 from django.db import models
@@ -35,8 +34,8 @@ def advance(
     *,
     to: str,
     transitions: Transitions,
-    guard: Mapping[str, Any] | None = None,
-    **changes: Any,
+    guard: Mapping[str, object] | None = None,
+    **changes: object,
 ) -> None:
     """Move `row` to state `to` and set `changes` with it.
 
@@ -52,8 +51,8 @@ def try_advance(
     *,
     to: str,
     transitions: Transitions,
-    guard: Mapping[str, Any] | None = None,
-    **changes: Any,
+    guard: Mapping[str, object] | None = None,
+    **changes: object,
 ) -> bool:
     """Move `row` as `advance` does and return whether it moved. For callers that may normally lose the race."""
     manager = type(row)._base_manager

@@ -61,6 +61,10 @@ class TooSlow(DomainError):
     is_retryable = True
 
 
+class ClientGone(Exception):
+    """The client closed the connection before its answer was complete, or reads none of it."""
+
+
 class ServerFault(DomainError):
     """A bug or a broken dependency. The message reveals no internals."""
 
@@ -217,7 +221,8 @@ class LimitBodies:
         limit = self._limit_of(scope)
         if limit is None:
             return Allowance(DEFAULT_BODY_BYTES)
-        if limit.judge is None or (_is_small(scope) and not limit.is_judged_always):
+        is_small = 0 < declared_length(scope) <= DEFAULT_BODY_BYTES
+        if limit.judge is None or (is_small and not limit.is_judged_always):
             return Allowance(limit.limit_bytes)
         allowance = await limit.judge(scope)
         return allowance._replace(limit_bytes=min(allowance.limit_bytes, limit.limit_bytes))
@@ -280,11 +285,6 @@ def declared_length(scope: Scope) -> int:
     return 0
 
 
-def _is_small(scope: Scope) -> bool:
-    """Return whether the request announced a body within the default limit."""
-    return 0 < declared_length(scope) <= DEFAULT_BODY_BYTES
-
-
 def _too_large(limit_bytes: int) -> TooLarge:
     return TooLarge(f"The request body is larger than {limit_bytes / MIB:.0f} MiB.", limit_bytes=limit_bytes)
 
@@ -339,7 +339,7 @@ def _of_the_pool(handler: Callable[..., HttpResponse]) -> Callable[..., HttpResp
     """
 
     @wraps(handler)
-    def handle(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+    def handle(request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
         begin = time.thread_time()
         try:
             return handler(request, *args, **kwargs)

@@ -3,13 +3,12 @@
 import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _ROWS_PER_CHUNK = 200
 
 
-def csv_chunks(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[bytes]:
+def csv_chunks(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[bytes]:
     """Yield a CSV file. Text that a spreadsheet would run as a formula is prefixed with an apostrophe."""
     buffer = io.StringIO()
     writer = csv.writer(buffer)
@@ -22,7 +21,7 @@ def csv_chunks(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator
         yield rest
 
 
-def _harmless(cell: Any) -> Any:
+def _harmless(cell: object) -> object:
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA_STARTS) else cell
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
+from django.http.response import HttpResponseBase
 from django.utils.decorators import sync_and_async_middleware
 
 USER_AGENT_LENGTH = 200
+Handler = Callable[[HttpRequest], Any]  # returns a response, or the coroutine of one
 
 
 @dataclass(frozen=True)
@@ -31,14 +33,14 @@ def current() -> Origin:
 
 
 @sync_and_async_middleware
-def OriginMiddleware(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:  # noqa: N802 - as Django names middleware
+def OriginMiddleware(get_response: Handler) -> Handler:  # noqa: N802 - as Django names middleware
     """Store the origin of each request while it is answered. The front door's address counts as the client's."""
 
-    async def answer_async(request: HttpRequest) -> Any:
+    async def answer_async(request: HttpRequest) -> HttpResponseBase:
         with _remembered(request):
             return await get_response(request)
 
-    def answer(request: HttpRequest) -> Any:
+    def answer(request: HttpRequest) -> HttpResponseBase:
         with _remembered(request):
             return get_response(request)
 

@@ -14,17 +14,18 @@ may take an hour, and may call other services. They run under a claim that is re
 import datetime
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import F, Max, Window
+from django.db.models import F, Max, QuerySet, Window
 from django.db.models.functions import Greatest, RowNumber
 from django.utils.module_loading import import_string
 
 from apps.core.audit import require_transaction
 from apps.core.database.clock import db_now
+from apps.core.database.tenancy import Keyed, id_of
 from apps.core.messages.heartbeat import beating
 from apps.core.messages.topics import CONTROL
 from apps.core.models import OutboxMessage
@@ -43,7 +44,14 @@ _BACKOFF_DOUBLINGS = 12  # after these doublings the limit is reached
 _MAX_COUNTED = 30_000  # the maximum of its column
 
 
-def publish(*, topic: str, key: str, payload: dict[str, Any], organization: Any = None, lane: str = "") -> None:
+def publish(
+    *,
+    topic: str,
+    key: str,
+    payload: Mapping[str, object],
+    organization: Keyed | str | None = None,
+    lane: str = "",
+) -> None:
     """Queue one effect with the current change. A repeated key is the same effect.
 
     The message waits for the turn of `organization`, in the topic's lane or in `lane`. The default organization is the
@@ -54,9 +62,9 @@ def publish(*, topic: str, key: str, payload: dict[str, Any], organization: Any 
         raise ValueError(f"no task for outbox topic {topic!r}")
     entry = settings.OUTBOX_TOPICS[topic]
     lane = lane or entry.lane
-    message = OutboxMessage(topic=topic, key=key, payload=payload, lane=lane, is_urgent=entry.is_urgent)
+    message = OutboxMessage(topic=topic, key=key, payload=dict(payload), lane=lane, is_urgent=entry.is_urgent)
     if organization is not None:
-        message.share = getattr(organization, "pk", organization)
+        message.share = id_of(organization)
     OutboxMessage.objects.bulk_create([message], ignore_conflicts=True)
     transaction.on_commit(partial(wake, lane))
 
@@ -177,7 +185,7 @@ def _claim(pk: int) -> OutboxMessage | None:
         return message
 
 
-def _renew(mine: Any) -> None:
+def _renew(mine: QuerySet[OutboxMessage]) -> None:
     mine.update(next_attempt_at=Greatest(F("next_attempt_at"), db_now() + CLAIM))
 
 

@@ -5,10 +5,19 @@ import re
 from collections.abc import Iterable
 from decimal import ROUND_HALF_UP, Decimal
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django import template
-from django.forms import BoundField, CheckboxInput, CheckboxSelectMultiple, FileInput, RadioSelect, Select, Textarea
+from django.forms import (
+    BoundField,
+    CheckboxInput,
+    CheckboxSelectMultiple,
+    FileInput,
+    RadioSelect,
+    Select,
+    Textarea,
+    Widget,
+)
 from django.templatetags.static import static
 from django.utils import timezone
 from django.utils.html import escape, format_html
@@ -295,17 +304,17 @@ def control_kind(field: BoundField) -> str:
 
 
 @register.simple_tag
-def control(field: BoundField, **attrs: Any) -> SafeString:
+def control(field: BoundField, **attrs: str | bool | None) -> SafeString:
     """Render a field's widget with the class of its kind, or the given `class`; `data_x` becomes `data-x`."""
     widget = field.field.widget
     own = {name.replace("_", "-"): value for name, value in attrs.items() if value not in (None, "", False)}
     classes = join_class(str(own.pop("class", "")) or _control_class(widget), widget.attrs.get("class", ""))
     if widget.attrs.get("rows") == DJANGO_TEXTAREA_ROWS:
-        own["rows"] = 4
+        own["rows"] = "4"
     return field.as_widget(attrs=own | {"class": classes})
 
 
-def _control_class(widget: Any) -> str:
+def _control_class(widget: Widget) -> str:
     match widget:
         case CheckboxInput():
             return "check"
@@ -314,7 +323,7 @@ def _control_class(widget: Any) -> str:
         case Textarea() | Select() | FileInput():
             return "input"
         case _:
-            return "input num" if widget.input_type == "number" else "input"
+            return "input num" if getattr(widget, "input_type", "") == "number" else "input"
 
 
 _FORMATS = {"date": "%-d %b %Y", "time": "%H:%M UTC", "datetime": "%-d %b %Y, %H:%M UTC"}

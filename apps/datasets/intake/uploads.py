@@ -9,14 +9,15 @@ import datetime
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import msgspec
 from django.conf import settings
 from django.db import transaction
 from django.db.models import Sum
 
+from apps.accounts.models import Organization
 from apps.core import audit
+from apps.core.database.tenancy import id_of
 from apps.core.database.transitions import advance, try_advance
 from apps.core.errors import InvalidState, InvalidValue, NotFound
 from apps.core.ids import new_id
@@ -70,7 +71,7 @@ class WrongChecksum(InvalidValue):
 @transaction.atomic
 def create_upload(
     *,
-    organization: Any,
+    organization: Organization | str,
     filename: str,
     purpose: str,
     bytes: int,
@@ -91,7 +92,7 @@ def create_upload(
     lock_storage(organization)
     require_storage(organization=organization, wanted_bytes=bytes)
     return Upload.objects.create(
-        organization_id=getattr(organization, "pk", organization),
+        organization_id=id_of(organization),
         filename=clean_filename(filename),
         purpose=purpose,
         bytes=bytes,
@@ -115,7 +116,7 @@ def _require_allowed(bytes: int) -> None:
         raise FileTooLarge(message, param="bytes")
 
 
-def get_upload(*, organization: Any, id: str) -> Upload:
+def get_upload(*, organization: Organization | str, id: str) -> Upload:
     """Return one upload. Raises UnknownUpload, the same for unknown and foreign ids."""
     uploads = Upload.objects.for_organization(organization).select_related("version")
     found = uploads.filter(pk=id).first() if "\x00" not in id else None

@@ -5,7 +5,6 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import msgspec
 from django.conf import settings
@@ -13,11 +12,13 @@ from django.db import transaction
 from django.db.models import Max
 from django.utils.module_loading import import_string
 
+from apps.accounts.models import Organization
 from apps.accounts.shares import get_share_holder
 from apps.catalog.models import BaseModel
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.database.locks import lock
+from apps.core.database.tenancy import id_of
 from apps.core.database.transitions import advance
 from apps.core.errors import DomainError, InvalidState, InvalidValue, QuotaExceeded, Status
 from apps.core.ids import new_id
@@ -27,6 +28,7 @@ from apps.datasets.intake.lanes import lane_of
 from apps.datasets.lifecycle import VERSION_TRANSITIONS, DatasetVersionStatus
 from apps.datasets.models import Dataset, DatasetVersion
 from apps.datasets.validation.formats import Mapping
+from apps.datasets.validation.layout import Layout
 from apps.datasets.validation.repair import FIT, RepairMode
 
 PURPOSES = ("fine-tune", "evals")
@@ -68,7 +70,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
 
 def create_version(
     *,
-    organization: Any,
+    organization: Organization | str,
     filename: str,
     purpose: str,
     chunks: Iterable[bytes],
@@ -97,10 +99,10 @@ def create_version(
     return register(version=version, stored=stored, arrival=arrival)
 
 
-def new_version(*, organization: Any, arrival: Arrival) -> DatasetVersion:
+def new_version(*, organization: Organization | str, arrival: Arrival) -> DatasetVersion:
     """Return an unsaved version with the object key for its bytes. Raises InvalidValue."""
     check_purpose(arrival.purpose)
-    organization_id = getattr(organization, "pk", organization)
+    organization_id = id_of(organization)
     version = DatasetVersion(
         pk=new_id("file", "-"),
         organization_id=organization_id,
@@ -146,7 +148,7 @@ def clean_name(name: str, *, limit: int) -> str:
     return " ".join(kept.split())[:limit].strip()
 
 
-def storage_left_bytes(*, organization: Any, but_upload: str = "") -> int | None:
+def storage_left_bytes(*, organization: Organization | str, but_upload: str = "") -> int | None:
     """Return the bytes that the organization may still store, None without a limit. `but_upload` is not counted.
 
     The limit and other stored objects belong to a higher layer, which settings.STORAGE_LEFT names.
@@ -155,7 +157,7 @@ def storage_left_bytes(*, organization: Any, but_upload: str = "") -> int | None
     return left
 
 
-def require_storage(*, organization: Any, wanted_bytes: int, but_upload: str = "") -> None:
+def require_storage(*, organization: Organization | str, wanted_bytes: int, but_upload: str = "") -> None:
     """Raise StorageFull unless this many more bytes may be stored."""
     left = storage_left_bytes(organization=organization, but_upload=but_upload)
     if left is not None and wanted_bytes > left:
@@ -179,7 +181,7 @@ def _limited(chunks: Iterable[bytes], left_bytes: int | None) -> Iterator[bytes]
         yield chunk
 
 
-def limited(pieces: Iterable[bytes], *, organization: Any) -> Iterator[bytes]:
+def limited(pieces: Iterable[bytes], *, organization: Organization | str) -> Iterator[bytes]:
     """Yield pieces written beside a file while the organization may store them. Raises StorageFull."""
     left, size = storage_left_bytes(organization=organization), 0
     for piece in pieces:
@@ -208,7 +210,7 @@ def _register(version: DatasetVersion, stored: StoredObject, name: str, upload_i
     return _save_next(version, "dataset.uploaded", filename=version.filename, bytes=stored.bytes, sha256=stored.sha256)
 
 
-def _save_next(version: DatasetVersion, action: str, **details: Any) -> DatasetVersion:
+def _save_next(version: DatasetVersion, action: str, **details: object) -> DatasetVersion:
     """Number the version, save it and request its validation. The caller has serialized uploads."""
     version.number = (version.dataset.versions.aggregate(last=Max("number"))["last"] or 0) + 1
     version.save(force_insert=True)
@@ -242,7 +244,7 @@ def ask_for_long_validation(version: DatasetVersion) -> None:
     )
 
 
-def lock_storage(organization: Any) -> None:
+def lock_storage(organization: Organization | str) -> None:
     """Serialize the uploads that count toward one limit, so that version numbers and storage add up."""
     lock(f"uploads:{get_share_holder(organization=organization)}")
 
@@ -264,7 +266,7 @@ def repair_version(
     """
     if version.status != DatasetVersionStatus.INVALID:
         raise NotRepairable(f"{version.pk} is {version.status}: only a file with bad rows can be repaired.")
-    if version.layout.get("is_rejected", True):
+    if version.layout.is_rejected:
         raise NotRepairable("The file cannot be read as rows, so there are none to repair: see its first problem.")
     if not version.has_bad_rows:
         raise NotRepairable("The file has no bad rows, only too few: add more and upload it again.")
@@ -285,7 +287,7 @@ def fit_version(
     """
     if version.status != DatasetVersionStatus.READY:
         raise NotRepairable(f"{version.pk} is {version.status}: repair its own bad rows first.")
-    return _derive(version, FIT, by=by, now=now, layout={"fits": base_model.pk})
+    return _derive(version, FIT, by=by, now=now, layout=Layout(fits=base_model.pk))
 
 
 def _derive(
@@ -294,7 +296,7 @@ def _derive(
     *,
     by: str,
     now: datetime.datetime,
-    layout: dict[str, Any] | None = None,
+    layout: Layout | None = None,
 ) -> DatasetVersion:
     lock_storage(version.organization_id)
     require_storage(organization=version.organization_id, wanted_bytes=version.data_bytes)
@@ -302,7 +304,7 @@ def _derive(
     arrival = Arrival(filename=filename, purpose=version.purpose, by=by, now=now)
     repaired = new_version(organization=version.organization_id, arrival=arrival)
     repaired.dataset, repaired.derived_from, repaired.repair = version.dataset, version, mode
-    repaired.expires_at, repaired.bytes, repaired.layout = version.expires_at, 0, layout or {}
+    repaired.expires_at, repaired.bytes, repaired.layout = version.expires_at, 0, layout or Layout()
     return _save_next(repaired, "dataset.repaired", source=version.pk, mode=mode)
 
 

@@ -217,7 +217,7 @@ def _sharegpt_messages(turns: list[Any], column: str) -> Iterator[_Turn]:
             yield {"role": role, "content": content} | weight
 
 
-def _sharegpt_turn(turn: Any, param: str) -> tuple[str, str]:
+def _sharegpt_turn(turn: object, param: str) -> tuple[str, str]:
     if not isinstance(turn, dict):
         raise _wrong(param, "an object")
     sender, content = turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))

@@ -9,7 +9,6 @@ is dropped or invented.
 from collections import Counter
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Any
 
 import msgspec
 
@@ -165,7 +164,7 @@ def check_mapping(mapping: Mapping) -> Mapping:
     return Mapping(format=mapping.format, columns=columns)
 
 
-def read_mapping(value: Any, *, param: str = "mapping") -> Mapping | None:
+def read_mapping(value: object, *, param: str = "mapping") -> Mapping | None:
     """Return a mapping given as JSON or as JSON text; None if empty. Raises InvalidValue."""
     if value in (None, "", {}):
         return None

@@ -4,7 +4,6 @@ import datetime
 import math
 import time
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 from django.db import transaction
@@ -24,6 +23,7 @@ from apps.datasets.models import DatasetVersion
 from apps.datasets.problems import FileErrorCode, LineError, Rejected, as_json
 from apps.datasets.rows import kind_of
 from apps.datasets.validation.formats import read_mapping
+from apps.datasets.validation.layout import Layout
 from apps.datasets.validation.repair import FIT, REPAIRS, RepairMode
 from apps.datasets.validation.template_fit import RenderableRows
 from apps.datasets.validation.validator import FileValidator, Report
@@ -104,13 +104,14 @@ def _write_repaired(version: DatasetVersion, lease: "_Lease") -> None:
     if not version.repair or version.sha256 or source is None:
         return
     write = _fit if version.repair == FIT else _repair
-    stored, outcome = write(version, source, lease)
+    stored, repaired, dropped = write(version, source, lease)
     version.bytes, version.sha256 = stored.bytes, stored.sha256
-    version.layout = version.layout | outcome
+    version.layout = msgspec.structs.replace(version.layout, repaired=repaired, dropped=dropped)
     version.save(update_fields=["bytes", "sha256", "layout"])
 
 
-def _repair(version: DatasetVersion, source: DatasetVersion, lease: "_Lease") -> tuple[StoredObject, dict[str, int]]:
+def _repair(version: DatasetVersion, source: DatasetVersion, lease: "_Lease") -> tuple[StoredObject, int, int]:
+    """Return the stored file and the numbers of repaired and dropped rows."""
     with store().open_stream(source.object_key) as stream:
         reading = FileValidator(
             read_chunks(stream),
@@ -124,17 +125,18 @@ def _repair(version: DatasetVersion, source: DatasetVersion, lease: "_Lease") ->
     if reading.rejection is not None:  # the written bytes are not the whole file
         store().delete(version.object_key)
         raise Rejected(FileErrorCode(reading.rejection.code), reading.rejection.message, reading.rejection.fix)
-    return stored, {"repaired": reading.report.repaired, "dropped": reading.report.dropped}
+    return stored, reading.report.repaired, reading.report.dropped
 
 
-def _fit(version: DatasetVersion, source: DatasetVersion, lease: "_Lease") -> tuple[StoredObject, dict[str, int]]:
-    renderer = chat_renderer(base_model=BaseModel.objects.get(pk=version.layout["fits"]))
+def _fit(version: DatasetVersion, source: DatasetVersion, lease: "_Lease") -> tuple[StoredObject, int, int]:
+    """Return as `_repair` does."""
+    renderer = chat_renderer(base_model=BaseModel.objects.get(pk=version.layout.fits))
     with store().open_stream(source.data_key) as stream:
         renderable = RenderableRows(
             read_chunks(stream), kind=kind_of(source), renderer=renderer, on_progress=lease.renew
         )
         stored = store().put_stream(version.object_key, limited(renderable, organization=version.organization_id))
-    return stored, {"repaired": 0, "dropped": renderable.dropped}
+    return stored, 0, renderable.dropped
 
 
 def _rows_key(version: DatasetVersion) -> str:
@@ -243,7 +245,7 @@ def _record_report(
         errors=errors,
         line_offsets=list(report.line_offsets),
         kind=report.kind,
-        layout=version.layout | layout_of(report),
+        layout=_layout_of(version, report),
         rows_key=_rows_key(version) if rows else "",
         rows_bytes=rows.bytes if rows else 0,
         rows_sha256=rows.sha256 if rows else "",
@@ -267,13 +269,13 @@ def announce(*, version: DatasetVersion) -> None:
     outbox.publish(topic="dataset.validated", key=key, payload=payload, organization=version.organization_id)
 
 
-def layout_of(report: Report) -> dict[str, Any]:
-    """Return the stored layout of a version's file."""
-    return {
-        "container": report.container,
-        "is_gzip": report.is_gzip,
-        "is_rejected": report.is_rejected,
-        "mapping": msgspec.to_builtins(report.mapping) if report.mapping else None,
-        "columns": list(report.columns),
-        "sample": list(report.sample),
-    }
+def _layout_of(version: DatasetVersion, report: Report) -> Layout:
+    return msgspec.structs.replace(
+        version.layout,
+        container=report.container,
+        is_gzip=report.is_gzip,
+        is_rejected=report.is_rejected,
+        mapping=report.mapping,
+        columns=report.columns,
+        sample=report.sample,
+    )

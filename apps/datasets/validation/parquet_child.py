@@ -67,7 +67,7 @@ def _write_rows(most_rows: int) -> int:
     return 0
 
 
-def _without_absent(value: Any) -> Any:
+def _without_absent(value: object) -> Any:
     """Return the value without null members.
 
     A Parquet struct cannot omit a member, so null marks a key that the row never had.

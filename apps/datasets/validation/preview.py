@@ -34,27 +34,20 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
 def preview(*, version: DatasetVersion, mapping: Mapping | None = None) -> Preview:
     """Return a preview of a validated file under `mapping`, or under the mapping it was read with."""
     layout = version.layout
-    chosen = mapping or mapping_of(version)
-    columns = tuple(layout.get("columns", ()))
+    chosen = mapping or layout.mapping
     used = set(chosen.columns.values()) if chosen else set()
     return Preview(
-        container=layout.get("container", "") + (".gz" if layout.get("is_gzip") else ""),
-        columns=columns,
+        container=layout.container + (".gz" if layout.is_gzip else ""),
+        columns=layout.columns,
         mapping=chosen,
-        unused=tuple(name for name in columns if chosen and name not in used),
-        rows=tuple(_row(number, text, chosen) for number, text in enumerate(layout.get("sample", ()), start=1)),
+        unused=tuple(name for name in layout.columns if chosen and name not in used),
+        rows=tuple(_row(number, text, chosen) for number, text in enumerate(layout.sample, start=1)),
     )
-
-
-def mapping_of(version: DatasetVersion) -> Mapping | None:
-    """Return the mapping a file was read with, None while it is unknown."""
-    found = version.layout.get("mapping")
-    return msgspec.convert(found, Mapping) if found else None
 
 
 def suggest(version: DatasetVersion, format: Format) -> Mapping:
     """Return a format with those of the file's columns that have its usual names."""
-    return match_columns(format, version.layout.get("columns", ()))
+    return match_columns(format, version.layout.columns)
 
 
 def formats() -> list[dict[str, Any]]:

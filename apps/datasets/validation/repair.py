@@ -76,7 +76,7 @@ def _rewritten(data: bytes, change: _Change, problem: LineError) -> bytes | None
     return _dumped(row) if change(row, problem.param or "") else None
 
 
-def _dumped(row: Any) -> bytes | None:
+def _dumped(row: object) -> bytes | None:
     try:
         return json.dumps(row, ensure_ascii=False, separators=(", ", ": ")).encode()
     except UnicodeEncodeError:
@@ -90,7 +90,7 @@ class _Differs(Exception):
 def _without_repeats(data: bytes) -> bytes | None:
     """Keep one of two equal members. Two different ones are ambiguous and cannot be fixed."""
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, value in pairs:
             if found.setdefault(key, value) != value:
@@ -103,7 +103,7 @@ def _without_repeats(data: bytes) -> bytes | None:
         return None
 
 
-def _clean_texts(value: Any) -> bool:
+def _clean_texts(value: object) -> bool:
     """Remove NUL from every string and replace lone surrogates with the replacement character."""
     if isinstance(value, dict):
         for key in list(value):
@@ -113,7 +113,7 @@ def _clean_texts(value: Any) -> bool:
     return True
 
 
-def _clean(value: Any) -> Any:
+def _clean(value: object) -> Any:
     if isinstance(value, str):
         return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", value.replace("\x00", ""))
     _clean_texts(value)
@@ -148,7 +148,7 @@ def _parent(row: Any, param: str) -> tuple[Any, str]:
     return (row, last) if isinstance(row, dict) and last in row else (None, "")
 
 
-def _remove_key(row: Any, param: str) -> bool:
+def _remove_key(row: object, param: str) -> bool:
     holder, name = _parent(row, param)
     if holder is None:
         return False
@@ -156,7 +156,7 @@ def _remove_key(row: Any, param: str) -> bool:
     return True
 
 
-def _mend_weight(row: Any, param: str) -> bool:
+def _mend_weight(row: object, param: str) -> bool:
     holder, name = _parent(row, param)
     if holder is None:
         return False
@@ -169,7 +169,7 @@ def _mend_weight(row: Any, param: str) -> bool:
     return number is not None
 
 
-def _mend_role(row: Any, param: str) -> bool:
+def _mend_role(row: object, param: str) -> bool:
     holder, name = _parent(row, param)
     role = _ROLES.get(str(holder[name]).strip().lower()) if holder is not None else None
     if holder is not None and role:
@@ -177,7 +177,7 @@ def _mend_role(row: Any, param: str) -> bool:
     return bool(role)
 
 
-def _mend_content(row: Any, param: str) -> bool:
+def _mend_content(row: object, param: str) -> bool:
     """Turn a number in place of text into its text; labels often are numbers."""
     holder, name = _parent(row, param)
     if holder is None or isinstance(holder[name], bool) or not isinstance(holder[name], int):
@@ -186,7 +186,7 @@ def _mend_content(row: Any, param: str) -> bool:
     return True
 
 
-def _end_with_assistant(row: Any, param: str) -> bool:
+def _end_with_assistant(row: object, param: str) -> bool:
     """Remove the messages after the last answer."""
     messages = row.get("messages") if isinstance(row, dict) else None
     if not isinstance(messages, list):

@@ -1,7 +1,6 @@
 """An estimate of what a repair would leave to train on, scaled up from the file's first rows."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 
@@ -12,7 +11,7 @@ from apps.core.objects.store import ObjectMissing
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.queries import read_rows
-from apps.datasets.token_counts import Lengths, MeasuredRow, count_rows, measure_rows
+from apps.datasets.token_counts import Cut, Lengths, MeasuredRow, count_rows, measure_rows
 
 _SAMPLE_ROWS = 200  # take a tenth of a second
 
@@ -62,10 +61,15 @@ def _scaled(found: Lengths, factor: float, version: DatasetVersion, base_model: 
         trained_tokens=round(found.trained_tokens * factor),
         longest_row_tokens=found.longest_row_tokens,
         histogram=[[bound, round(rows * factor)] for bound, rows in found.histogram],
-        cuts=[_scaled_cut(cut, factor) for cut in msgspec.to_builtins(found.cuts)],
+        cuts=msgspec.to_builtins([_scaled_cut(cut, factor) for cut in found.cuts]),
     )
 
 
-def _scaled_cut(cut: dict[str, Any], factor: float) -> dict[str, Any]:
-    counts = ("over", "untrained", "tokens", "trained_tokens")
-    return cut | {name: round(cut[name] * factor) for name in counts}
+def _scaled_cut(cut: Cut, factor: float) -> Cut:
+    return msgspec.structs.replace(
+        cut,
+        over=round(cut.over * factor),
+        untrained=round(cut.untrained * factor),
+        tokens=round(cut.tokens * factor),
+        trained_tokens=round(cut.trained_tokens * factor),
+    )

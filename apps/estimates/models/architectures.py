@@ -5,7 +5,6 @@ vision towers are neither trained nor counted.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
@@ -73,12 +72,12 @@ class LinearLayer(msgspec.Struct, frozen=True):
         return self.in_features * self.out_features
 
 
-def from_config(config: Mapping[str, Any]) -> Architecture:
+def from_config(config: Mapping[str, object]) -> Architecture:
     """Read a Hugging Face config. Raises ArchitectureError naming the missing or unsupported field."""
-    return Architecture(**read_config(config))
+    return msgspec.convert(read_config(config), Architecture)
 
 
-def from_catalog_row(row: Mapping[str, Any]) -> Architecture:
+def from_catalog_row(row: Mapping[str, object]) -> Architecture:
     """Read one row of the catalog's `models.json`; its vocabulary is the padded one of the weights."""
     names = {"num_hidden_layers": "n_layers", "num_attention_heads": "n_heads", "num_key_value_heads": "n_kv_heads"}
     config = {key: row[source] for key, source in names.items()}

@@ -5,7 +5,6 @@ creates. The resulting counts are checked against transformers' own models (test
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
@@ -27,6 +26,8 @@ class ModuleNames(msgspec.Struct, frozen=True):
     fused_gate_up: bool = False
 
 
+Traits = Mapping[str, int | str]  # fields of an Architecture that the family implies
+
 LLAMA_NAMES = ModuleNames(output="o_proj", gate="gate_proj", up="up_proj", down="down_proj")
 _PHI3_NAMES = ModuleNames(
     output="o_proj", up="gate_up_proj", down="down_proj", fused_qkv="qkv_proj", fused_gate_up=True
@@ -44,7 +45,7 @@ NAMES = {
     "mixtral": ModuleNames(output="o_proj", gate="w1", up="w3", down="w2"),
 }
 
-FAMILIES: dict[str, dict[str, Any]] = {
+FAMILIES: dict[str, Traits] = {
     "llama": {},
     "mistral": {},
     "mixtral": {},
@@ -96,7 +97,7 @@ _KEYS = {
 }
 
 
-def read_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def read_config(config: Mapping[str, object]) -> dict[str, object]:
     """Return the fields of an Architecture. Raises ArchitectureError naming the missing or unsupported field."""
     text = _text_config(config)
     family = str(text.get("model_type") or "")
@@ -122,7 +123,7 @@ def read_config(config: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _text_config(config: Mapping[str, object]) -> Mapping[str, object]:
     nested = config.get("text_config")
     if not isinstance(nested, Mapping):
         return config
@@ -130,7 +131,7 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**inherited, "model_type": config.get("model_type"), **nested}
 
 
-def _optional(text: Mapping[str, Any], traits: Mapping[str, Any], name: str) -> int | None:
+def _optional(text: Mapping[str, object], traits: Traits, name: str) -> int | None:
     for key in _KEYS[name]:
         value = text.get(key)
         if value is None:
@@ -142,7 +143,15 @@ def _optional(text: Mapping[str, Any], traits: Mapping[str, Any], name: str) -> 
     return default if default is None else int(default)
 
 
-def _required(text: Mapping[str, Any], traits: Mapping[str, Any], name: str) -> int:
+def _count(text: Mapping[str, object], key: str, default: int) -> int:
+    """Return a number that may be zero; the default if it is missing or zero."""
+    value = text.get(key) or default
+    if not isinstance(value, int) or value < 0:
+        raise ArchitectureError(key, f"{key} must be a whole number, not {value!r}")
+    return value
+
+
+def _required(text: Mapping[str, object], traits: Traits, name: str) -> int:
     value = _optional(text, traits, name)
     if value is None:
         field = _KEYS[name][0]
@@ -156,7 +165,7 @@ def _divided(hidden_size: int, n_heads: int) -> int:
     return hidden_size // n_heads
 
 
-def _intermediate_size(text: Mapping[str, Any], traits: Mapping[str, Any], family: str, hidden_size: int) -> int:
+def _intermediate_size(text: Mapping[str, object], traits: Traits, family: str, hidden_size: int) -> int:
     size = _optional(text, traits, "intermediate_size")
     if family == "qwen" and size is not None:
         return size // 2  # the first Qwen counts gate and up together
@@ -165,7 +174,7 @@ def _intermediate_size(text: Mapping[str, Any], traits: Mapping[str, Any], famil
     return size if size is not None else _required(text, traits, "intermediate_size")
 
 
-def _n_kv_heads(text: Mapping[str, Any], traits: Mapping[str, Any], family: str, n_heads: int) -> int:
+def _n_kv_heads(text: Mapping[str, object], traits: Traits, family: str, n_heads: int) -> int:
     if family == "falcon" and not text.get("new_decoder_architecture"):
         return 1 if text.get("multi_query", True) else n_heads
     shared = _optional(text, traits, "n_kv_heads") or n_heads
@@ -175,7 +184,7 @@ def _n_kv_heads(text: Mapping[str, Any], traits: Mapping[str, Any], family: str,
     return shared
 
 
-def _experts(text: Mapping[str, Any], traits: Mapping[str, Any], family: str) -> dict[str, Any]:
+def _experts(text: Mapping[str, object], traits: Traits, family: str) -> dict[str, object]:
     n_experts = _optional(text, traits, "n_experts")
     if n_experts is None:
         return {}
@@ -184,20 +193,22 @@ def _experts(text: Mapping[str, Any], traits: Mapping[str, Any], family: str) ->
         field = _KEYS["experts_per_token"][0]
         raise ArchitectureError(field, f"{per_token} experts a token are more than the {n_experts} there are")
     size = _optional(text, traits, "moe_intermediate_size") or _required(text, traits, "intermediate_size")
-    step, plain = int(text.get("decoder_sparse_step") or 1), set(text.get("mlp_only_layers") or ())
+    step, plain = _count(text, "decoder_sparse_step", 1), text.get("mlp_only_layers") or []
+    if not isinstance(plain, list):
+        raise ArchitectureError("mlp_only_layers", f"mlp_only_layers must be a list of layers, not {plain!r}")
     layers = range(_required(text, traits, "n_layers"))
     return {
         "n_experts": n_experts,
         "experts_per_token": per_token,
         "moe_intermediate_size": size,
         "n_dense_layers": sum(1 for layer in layers if layer in plain or (layer + 1) % step),
-        "shared_expert_intermediate_size": int(text.get("shared_expert_intermediate_size") or 0),
+        "shared_expert_intermediate_size": _count(text, "shared_expert_intermediate_size", 0),
     }
 
 
-def _family_traits(text: Mapping[str, Any], traits: Mapping[str, Any], family: str) -> dict[str, Any]:
+def _family_traits(text: Mapping[str, object], traits: Traits, family: str) -> dict[str, object]:
     direct = ("qk_norm", "mlp_gated", "norm_bias", "norms_per_layer", "lm_head_bias", "attention_sinks")
-    values: dict[str, Any] = {key: traits[key] for key in direct if key in traits}
+    values: dict[str, object] = {key: traits[key] for key in direct if key in traits}
     values["tie_word_embeddings"] = bool(text.get("tie_word_embeddings", traits.get("tie_word_embeddings", False)))
     biased = bool(text.get("use_bias", True)) if traits.get("all_biases") else False
     attention_bias = bool(text.get("attention_bias", text.get("use_qkv_bias", False)))
@@ -205,20 +216,20 @@ def _family_traits(text: Mapping[str, Any], traits: Mapping[str, Any], family: s
     values["output_bias"] = biased or traits.get("output_bias", bool(text.get("attention_bias", False)))
     values["mlp_bias"] = biased or traits.get("mlp_bias", bool(text.get("mlp_bias", False)))
     values["has_score_cap"] = bool(text.get("attn_logit_softcapping", traits.get("has_score_cap", False)))
-    values["learned_positions"] = int(text.get("n_positions") or 1024) if family == "gpt2" else 0
+    values["learned_positions"] = _count(text, "n_positions", 1024) if family == "gpt2" else 0
     return values | _exceptions(text, family)
 
 
-def _exceptions(text: Mapping[str, Any], family: str) -> dict[str, Any]:
+def _exceptions(text: Mapping[str, object], family: str) -> dict[str, object]:
     """Return the fields of families whose layers depend on more than their name."""
     match family:
         case "falcon":
             bias, parallel = bool(text.get("bias", False)), bool(text.get("parallel_attn", True))
             one_norm = parallel and not text.get("new_decoder_architecture")
-            norms = int(text.get("num_ln_in_parallel_attn") or (1 if one_norm else 2))
+            norms = _count(text, "num_ln_in_parallel_attn", 1 if one_norm else 2)
             return {"qkv_bias": bias, "output_bias": bias, "mlp_bias": bias, "norms_per_layer": norms}
         case "mpt":
-            bias, positions = not text.get("no_bias", True), int(text.get("learned_positions") or 0)
+            bias, positions = not text.get("no_bias", True), _count(text, "learned_positions", 0)
             every = dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias", "norm_bias"), bias)
             return {**every, "learned_positions": positions}
         case "stablelm" if text.get("use_parallel_residual"):

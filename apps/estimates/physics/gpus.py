@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import msgspec
 
@@ -37,6 +37,27 @@ _GEFORCE_PREFIXES, _GEFORCE_SHARE = ("rtx-30", "rtx-40", "rtx-50"), 1.0
 # and more, which cannot hold their clock (mamf_bf16_tflops_measured in gpus.json).
 _GEMM_SHARE, _GEMM_SHARE_LARGE, _LARGE_FLOPS = 0.87, 0.78, 5e14
 _HBM_KEY_PREFIXES = ("a100", "h100", "h200", "b200", "b300", "gb", "mi3", "v100")
+
+
+class Interconnect(TypedDict):
+    kind: str
+    gpu_bidir_gb_s: float | None
+
+
+class GpuRow(TypedDict, total=False):
+    """One row of the catalog's `gpus.json`: the fields that estimates read. Unknown figures are null."""
+
+    key: str
+    name: str
+    arch: str
+    memory_gb_label: int
+    usable_gib_observed: float | None
+    total_gib: float | None
+    mem_bw_gb_s: float | None
+    dense_tflops: dict[str, float | None]
+    mamf_bf16_tflops_measured: float | None
+    interconnect: Interconnect
+    sources: list[str]
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,8 +108,7 @@ def cpu(*, memory_bytes: int, name: str = "CPU", key: str = "cpu") -> Gpu:
     return Gpu(key=key, name=name, memory_bytes=memory_bytes, kind="cpu")
 
 
-def from_row(row: Mapping[str, Any]) -> Gpu:
-    """Read one row of the catalog's `gpus.json`."""
+def from_row(row: GpuRow) -> Gpu:
     memory_bytes, is_observed = _memory(row)
     tflops, bandwidth = row["dense_tflops"], row.get("mem_bw_gb_s")
     return Gpu(
@@ -98,8 +118,8 @@ def from_row(row: Mapping[str, Any]) -> Gpu:
         kind="rocm" if row["arch"].startswith("CDNA") else "cuda",
         memory_bandwidth_bytes_per_second=round(bandwidth * 1e9) if bandwidth else None,
         # Cards before Ampere have no bf16 matrix units; their fp16 peak is not this figure.
-        bf16_flops=tflops["bf16"] * 1e12 if tflops.get("bf16") else None,
-        fp16_flops=tflops["fp16"] * 1e12 if tflops.get("fp16") else None,
+        bf16_flops=_tera(tflops.get("bf16")),
+        fp16_flops=_tera(tflops.get("fp16")),
         nvlink_bytes_per_second=_nvlink(row["interconnect"]),
         pcie_bytes_per_second=_pcie(row["key"], row["interconnect"]["kind"]),
         measured_gemm_flops=_tera(row.get("mamf_bf16_tflops_measured")),
@@ -109,7 +129,7 @@ def from_row(row: Mapping[str, Any]) -> Gpu:
     )
 
 
-def from_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Gpu]:
+def from_rows(rows: Iterable[GpuRow]) -> dict[str, Gpu]:
     """Read the rows of `gpus.json` by key."""
     return {row["key"]: from_row(row) for row in rows}
 
@@ -126,7 +146,7 @@ def find(types: Mapping[str, Gpu], key: str) -> Gpu:
     return types[key]
 
 
-def _memory(row: Mapping[str, Any]) -> tuple[int, bool]:
+def _memory(row: GpuRow) -> tuple[int, bool]:
     if observed := row.get("usable_gib_observed") or row.get("total_gib"):
         return int(observed * GIB), True
     share = _HBM_USABLE_SHARE if row["key"].startswith(_HBM_KEY_PREFIXES) else _GDDR_USABLE_SHARE
@@ -143,6 +163,6 @@ def _pcie(key: str, kind: str) -> float:
     return named or _PCIE["PCIe5" if key.startswith(_PCIE5_PREFIXES) else "PCIe4"]
 
 
-def _nvlink(interconnect: Mapping[str, Any]) -> int | None:
+def _nvlink(interconnect: Interconnect) -> int | None:
     rate = interconnect.get("gpu_bidir_gb_s")
     return round(rate * 1e9) if rate and "NVLink" in interconnect["kind"] else None

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from apps.contracts.runs import Method
 from apps.estimates.models.architectures import Architecture
 from apps.estimates.models.shapes import Shape, shape_of
 from apps.estimates.physics.gpus import GIB, MIB, Gpu
-from apps.estimates.physics.plans import Method, Parallelism, TrainingPlan
+from apps.estimates.physics.plans import Parallelism, TrainingPlan
 from apps.estimates.physics.stacks import ANNEAL, StackProfile
 from apps.estimates.physics.states import (
     CPU_PROCESS_BYTES,
@@ -40,7 +41,7 @@ _RESERVE_SHARE = 0.10
 # If lengths vary, blocks cached for shorter rows are too small for a longer one. They pile up until the card is full
 # and the cache is dropped. Replaying a training step's allocations with lengths of mean 3,234 and deviation 2,547
 # against torch's best-fit rules gives 1.9 to 4.7 times the live memory after 60 rows, median 2.6
-# (tests/bench/allocator.py).
+# (tests/bench/estimates/allocator.py).
 _VARIED_RESERVE_SHARE = 1.6
 # glibc keeps most of the memory that a training step frees. The peak resident set of four LoRA jobs (42 M and 67 M
 # parameters, 512 to 2,048 tokens per micro-step, fp32, with and without checkpointing) was 1.44 to 1.88 times the live

@@ -5,17 +5,10 @@ from enum import StrEnum
 
 import msgspec
 
+from apps.contracts.runs import Method
 from apps.estimates.errors import EstimateError
 
 DEFAULT_TARGET_MODULES = ("all-linear",)
-
-
-class Method(StrEnum):
-    """Training methods. DoRA and rsLoRA are flags of LoRA and QLoRA (`use_dora`, `use_rslora`), as in PEFT."""
-
-    LORA = "lora"
-    QLORA = "qlora"
-    FULL = "full"
 
 
 class Optimizer(StrEnum):
@@ -51,18 +44,18 @@ _METHOD_NAMES = {
 }
 
 
-class MethodChoice(msgspec.Struct, frozen=True):
+class NamedMethod(msgspec.Struct, frozen=True):
     method: str
     use_dora: bool
     use_rslora: bool
 
 
-def parse_method(name: str) -> MethodChoice:
+def parse_method(name: str) -> NamedMethod:
     """Parse "lora", "rslora", "dora", "qlora", "qdora" or "full". Raises EstimateError("method")."""
     found = _METHOD_NAMES.get(name.lower())
     if found is None:
         raise EstimateError("method", f"method {name!r} is not known; use one of {', '.join(_METHOD_NAMES)}")
-    return MethodChoice(found[0].value, found[1], found[2])
+    return NamedMethod(found[0].value, found[1], found[2])
 
 
 class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):

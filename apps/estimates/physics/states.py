@@ -6,9 +6,10 @@ memory.
 
 import msgspec
 
+from apps.contracts.runs import Method
 from apps.estimates.models.shapes import Shape
 from apps.estimates.physics.gpus import MIB
-from apps.estimates.physics.plans import Method, Parallelism, TrainingPlan
+from apps.estimates.physics.plans import Parallelism, TrainingPlan
 from apps.estimates.physics.stacks import ANNEAL, StackProfile
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

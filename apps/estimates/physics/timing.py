@@ -7,9 +7,10 @@ exchange bytes, partly hidden behind the computation. All stacks and GPU types s
 
 import msgspec
 
+from apps.contracts.runs import Method
 from apps.estimates.models.shapes import Shape
 from apps.estimates.physics.gpus import Gpu
-from apps.estimates.physics.plans import Method, Parallelism, TrainingPlan
+from apps.estimates.physics.plans import Parallelism, TrainingPlan
 from apps.estimates.physics.stacks import StackProfile
 from apps.estimates.physics.states import DTYPE_BYTES, quantized_linear, stored_weight_bytes
 
@@ -17,8 +18,8 @@ from apps.estimates.physics.states import DTYPE_BYTES, quantized_linear, stored_
 class Constants(msgspec.Struct, frozen=True, kw_only=True):
     """Constants of the time model.
 
-    They are fitted on published rows by `python -m tests.bench.fit_timing`, which prints them. Each is a ratio to
-    physics or a host's time; none is specific to one GPU or publisher.
+    They are fitted on published rows by `python -m tests.bench.estimates.fit_timing`, which prints them. Each is a
+    ratio to physics or a host's time; none is specific to one GPU or publisher.
     """
 
     gemm: float = 0.85  # share of the best measured matrix product that a training job's products reach
@@ -133,32 +134,18 @@ def step_time(
     k, tokens = constants, rows * row_tokens
     peak = gpu.reachable_flops
     bandwidth = float(gpu.memory_bandwidth_bytes_per_second or 0)
-    is_full, again = plan.method == Method.FULL, plan.gradient_checkpointing
-    products = 2 + (1 if is_full else 0) + (1 if again else 0)
+    is_full = plan.method == Method.FULL
     width = shape.hidden / (shape.hidden + k.narrow)
     rate = peak * k.gemm * width * (_FP8_GAIN if precision == "fp8" else 1.0)
-    blocks = _PRODUCT * shape.active_linear * tokens
-    compute = products * (blocks / rate + 2.0 * shape.active_linear / bandwidth)
     scores = _PRODUCT * row_tokens * shape.query * shape.n_layers * tokens  # causal: half of the square
-    passes = 1 + _ATTENTION_BACKWARD + (1 if again else 0)
-    pairs = scores / (2 * _PRODUCT * shape.architecture.head_dim)
-    attention = passes * (scores / (peak * k.attention) + pairs * k.softmax / gpu.exponentials_per_second)
-    memory_bytes = tokens * shape.n_layers * (_HIDDEN_BYTES * shape.hidden + _FF_BYTES * shape.active_ff)
-    if plan.attention == "eager":
-        attention *= 2
-        memory_bytes += tokens * row_tokens * shape.architecture.n_heads * shape.n_layers * 16.0
-    moves = 3 + (1 if again else 0)
+    moves = 3 + (1 if plan.gradient_checkpointing else 0)
     fused = _FUSED_SHARE if stack.fused_kernels or stack.launch_share < 1 else 1.0
-    memory = k.elementwise * fused * moves * memory_bytes / bandwidth
-    head_products = 2 + (1 if is_full else 0) + (1 if stack.is_tiled_loss else 0)
-    loss_bytes = _TILED_LOSS_BYTES if stack.is_tiled_loss else _LOSS_BYTES
-    head = head_products * _PRODUCT * shape.head * tokens / (peak * k.gemm)
-    head += tokens * shape.vocabulary * loss_bytes / bandwidth
+    compute = _compute(shape, plan, tokens, rate, bandwidth)
+    attention = _attention(shape, plan, gpu, k, scores)
+    memory = k.elementwise * fused * moves * _moved_bytes(shape, plan, tokens, row_tokens) / bandwidth
+    head = _head(shape, plan, stack, k, tokens, peak, bandwidth)
     adapters = 0.0 if is_full else _adapters(shape, plan, k, tokens, moves, rate, bandwidth) * fused
-    dequantization = 0.0
-    if plan.method == Method.QLORA:
-        moved = _DEQUANTIZED_BYTES[plan.quantization] * quantized_linear(shape, stack)
-        dequantization = (2 + (1 if again else 0)) * moved / (bandwidth * k.dequantization)
+    dequantization = _dequantization(shape, plan, stack, k, bandwidth)
     busy = compute + attention + memory + head + adapters + dequantization
     launches = _launches(shape, plan, stack, k)
     slower = (busy**_SHARPNESS + launches**_SHARPNESS) ** (1 / _SHARPNESS)
@@ -180,6 +167,46 @@ def step_time(
         micro_step=busy + fixed + communication,
         flops=useful + scores * (1 + _ATTENTION_BACKWARD),
     )
+
+
+def _compute(shape: Shape, plan: TrainingPlan, tokens: float, rate: float, bandwidth: float) -> float:
+    """Return the seconds of the blocks' matrix products, forward, backward and recomputed."""
+    products = 2 + (1 if plan.method == Method.FULL else 0) + (1 if plan.gradient_checkpointing else 0)
+    blocks = _PRODUCT * shape.active_linear * tokens
+    return products * (blocks / rate + 2.0 * shape.active_linear / bandwidth)
+
+
+def _attention(shape: Shape, plan: TrainingPlan, gpu: Gpu, k: Constants, scores: float) -> float:
+    passes = 1 + _ATTENTION_BACKWARD + (1 if plan.gradient_checkpointing else 0)
+    pairs = scores / (2 * _PRODUCT * shape.architecture.head_dim)
+    products = scores / (gpu.reachable_flops * k.attention)
+    seconds = passes * (products + pairs * k.softmax / gpu.exponentials_per_second)
+    return seconds * 2 if plan.attention == "eager" else seconds
+
+
+def _moved_bytes(shape: Shape, plan: TrainingPlan, tokens: float, row_tokens: float) -> float:
+    """Return the bytes that the operations between the matrix products move in one forward pass."""
+    moved = tokens * shape.n_layers * (_HIDDEN_BYTES * shape.hidden + _FF_BYTES * shape.active_ff)
+    if plan.attention == "eager":
+        moved += tokens * row_tokens * shape.architecture.n_heads * shape.n_layers * 16.0
+    return moved
+
+
+def _head(
+    shape: Shape, plan: TrainingPlan, stack: StackProfile, k: Constants, tokens: float, peak: float, bandwidth: float
+) -> float:
+    """Return the seconds of the output head and the loss."""
+    products = 2 + (1 if plan.method == Method.FULL else 0) + (1 if stack.is_tiled_loss else 0)
+    loss_bytes = _TILED_LOSS_BYTES if stack.is_tiled_loss else _LOSS_BYTES
+    seconds = products * _PRODUCT * shape.head * tokens / (peak * k.gemm)
+    return seconds + tokens * shape.vocabulary * loss_bytes / bandwidth
+
+
+def _dequantization(shape: Shape, plan: TrainingPlan, stack: StackProfile, k: Constants, bandwidth: float) -> float:
+    if plan.method != Method.QLORA:
+        return 0.0
+    moved = _DEQUANTIZED_BYTES[plan.quantization] * quantized_linear(shape, stack)
+    return (2 + (1 if plan.gradient_checkpointing else 0)) * moved / (bandwidth * k.dequantization)
 
 
 def _adapters(

@@ -6,15 +6,16 @@ plain transformers is assumed.
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict
 
 import msgspec
 
+from apps.contracts.runs import Method
 from apps.estimates.errors import EstimateError
 from apps.estimates.models.architectures import Architecture, linear_layers
 from apps.estimates.models.names import gpu_key
 from apps.estimates.physics.gpus import GIB
-from apps.estimates.physics.plans import DEFAULT_TARGET_MODULES, Method, TrainingPlan, parse_method
+from apps.estimates.physics.plans import DEFAULT_TARGET_MODULES, TrainingPlan, parse_method
 from apps.estimates.physics.stacks import STACKS, TILED_SUFFIX
 
 MEMORY, TIME = "peak_memory", "time"
@@ -44,6 +45,38 @@ _FRAMEWORKS = (
 )  # fmt: skip
 
 
+class MeasurementRow(TypedDict, total=False):
+    """One line of `measurements.jsonl` or of a file to score.
+
+    What its source does not state is null. The counts are read only after a check that the row states them.
+    """
+
+    id: str
+    source: str
+    source_url: str
+    metric: str
+    value: float
+    unit_note: str
+    quality: str
+    notes: str | None
+    model: str
+    method: str
+    rank: int | None
+    targets: str | None
+    seq_len: int
+    micro_batch: int
+    grad_accum: int
+    grad_ckpt: bool | str | None
+    optimizer: str | None
+    precision: str | None
+    attention: str | None
+    packing: bool | None
+    gpu: str
+    gpu_key: str | None
+    gpu_count: int
+    parallelism: str | None
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One row, ready to be predicted. `measured` is bytes of one GPU, or seconds per token of one GPU.
 
@@ -70,7 +103,7 @@ class Excluded(msgspec.Struct, frozen=True):
     reason: str
 
 
-def read_row(row: Mapping[str, Any], architectures: Mapping[str, Architecture]) -> Job | Excluded:
+def read_row(row: MeasurementRow, architectures: Mapping[str, Architecture]) -> Job | Excluded:
     """Return the row as a job, or excluded with the first rule that fails as the reason."""
     kind = _METRICS.get(str(row.get("metric")), "")
     if reason := _obstacle(row, architectures, kind):
@@ -89,7 +122,7 @@ def read_row(row: Mapping[str, Any], architectures: Mapping[str, Architecture]) 
     )  # fmt: skip
 
 
-def framework(row: Mapping[str, Any]) -> str:
+def framework(row: MeasurementRow) -> str:
     """Return the stack profile that a row was measured with, by its own text; "hf" if it names none."""
     text = " ".join(str(row.get(key)) for key in ("source", "source_url", "notes", "parallelism", "attention"))
     found = next((key for key, pattern in _FRAMEWORKS if re.search(pattern, text, re.IGNORECASE)), "hf")
@@ -97,7 +130,7 @@ def framework(row: Mapping[str, Any]) -> str:
     return tiled if tiled in STACKS and _FUSED_LOSS.search(text) else found
 
 
-def _obstacle(row: Mapping[str, Any], architectures: Mapping[str, Architecture], kind: str) -> str:
+def _obstacle(row: MeasurementRow, architectures: Mapping[str, Architecture], kind: str) -> str:
     parallelism, precision = str(row.get("parallelism")), str(row.get("precision"))
     checks = (
         (kind != "", f"metric {row.get('metric')} is neither peak memory nor time"),
@@ -120,7 +153,7 @@ def _obstacle(row: Mapping[str, Any], architectures: Mapping[str, Architecture],
     return next((reason for holds, reason in checks if not holds), "")
 
 
-def _measured(row: Mapping[str, Any], kind: str) -> float:
+def _measured(row: MeasurementRow, kind: str) -> float:
     value, gpus = float(row["value"]), int(row["gpu_count"])
     if not value > 0:
         raise EstimateError("value", "the value is not positive")
@@ -141,7 +174,7 @@ def _measured(row: Mapping[str, Any], kind: str) -> float:
     return value * 60 * gpus / (float(samples[1].replace(",", "")) * float(row["seq_len"]))
 
 
-def _plan(row: Mapping[str, Any], architecture: Architecture, stack: str) -> TrainingPlan:
+def _plan(row: MeasurementRow, architecture: Architecture, stack: str) -> TrainingPlan:
     choice, gpus = parse_method(row["method"]), int(row["gpu_count"])
     return TrainingPlan(
         method=choice.method,
@@ -165,7 +198,7 @@ def _plan(row: Mapping[str, Any], architecture: Architecture, stack: str) -> Tra
     )
 
 
-def _parallelism(row: Mapping[str, Any], gpus: int) -> str:
+def _parallelism(row: MeasurementRow, gpus: int) -> str:
     text = str(row.get("parallelism")).lower()
     if gpus == 1 and "zero" not in text and "deepspeed" not in text:
         return "single"
@@ -177,7 +210,7 @@ def _parallelism(row: Mapping[str, Any], gpus: int) -> str:
     return "zero2" if "deepspeed" in text else "ddp"
 
 
-def _counter(row: Mapping[str, Any]) -> str:
+def _counter(row: MeasurementRow) -> str:
     unit = str(row.get("unit_note")).lower()
     if "minus" in unit and "reserved" in unit:
         return "reserved_delta"
@@ -188,12 +221,12 @@ def _counter(row: Mapping[str, Any]) -> str:
     return "device" if "nvidia-smi" in unit or "device" in unit else "unstated"
 
 
-def _has_fixed_lengths(row: Mapping[str, Any]) -> bool:
+def _has_fixed_lengths(row: MeasurementRow) -> bool:
     text = f"{row.get('notes')}".lower()
     return bool(row.get("packing")) or "right-padded to" in text or "dummy data" in text or "mock data" in text
 
 
-def _quantization(row: Mapping[str, Any]) -> str:
+def _quantization(row: MeasurementRow) -> str:
     text = str(row.get("precision")).lower()
     for name in ("gptq int8", "gptq int4", "int8"):
         if name in text:
@@ -201,7 +234,7 @@ def _quantization(row: Mapping[str, Any]) -> str:
     return "gptq_int4" if "gptq" in text else "nf4"
 
 
-def target_modules(row: Mapping[str, Any], architecture: Architecture) -> tuple[str, ...]:
+def target_modules(row: MeasurementRow, architecture: Architecture) -> tuple[str, ...]:
     """Return the row's adapted modules in this family's own names.
 
     Return all linear layers if the row states that or names no known module.

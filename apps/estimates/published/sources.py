@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -16,6 +15,7 @@ from apps.estimates.models.architectures import (
 )
 from apps.estimates.physics.plans import DEFAULT_TARGET_MODULES
 from apps.estimates.physics.throughput import ProbeRow, SpeedSource
+from apps.estimates.published.rows import MeasurementRow
 
 _METHODS = {"lora": "lora", "qlora": "qlora", "full": "full"}
 # The trainer computes in bf16: speeds measured in 8 or 4 bits, or with weights offloaded to the CPU, do not apply.
@@ -34,7 +34,7 @@ def load_architectures(folder: Path) -> dict[str, Architecture]:
     return shapes
 
 
-def load_rows(folder: Path) -> list[dict[str, Any]]:
+def load_rows(folder: Path) -> list[MeasurementRow]:
     """Return the lines of `measurements.jsonl`."""
     lines = (folder / "measurements.jsonl").read_bytes().splitlines()
     return [msgspec.json.decode(line) for line in lines if line]
@@ -45,13 +45,13 @@ def load(folder: Path) -> tuple[ProbeRow, ...]:
     return speeds(rows=load_rows(folder), architectures=load_architectures(folder))
 
 
-def speeds(*, rows: Iterable[Mapping[str, Any]], architectures: Mapping[str, Architecture]) -> tuple[ProbeRow, ...]:
+def speeds(*, rows: Iterable[MeasurementRow], architectures: Mapping[str, Architecture]) -> tuple[ProbeRow, ...]:
     """Convert rows to speed sources; leave out rows whose tokens per second are unknown."""
     found = (speed(row=row, architecture=architectures.get(row["model"])) for row in rows)
     return tuple(probe for probe in found if probe is not None)
 
 
-def speed(*, row: Mapping[str, Any], architecture: Architecture | None) -> ProbeRow | None:
+def speed(*, row: MeasurementRow, architecture: Architecture | None) -> ProbeRow | None:
     """Return one row as a speed source.
 
     Return None if its model, method, precision or tokens per second are unknown or unusable.
@@ -61,7 +61,7 @@ def speed(*, row: Mapping[str, Any], architecture: Architecture | None) -> Probe
         return None
     length = int(row["seq_len"])
     return ProbeRow(
-        gpu_key=row["gpu_key"],
+        gpu_key=row["gpu_key"] or "",
         architecture=architecture,
         method=_METHODS[row["method"]],
         tokens_per_second=rate,
@@ -91,7 +91,7 @@ def nearest(
     return min(candidates, key=distance, default=None)
 
 
-def target_modules(row: Mapping[str, Any], architecture: Architecture) -> tuple[str, ...]:
+def target_modules(row: MeasurementRow, architecture: Architecture) -> tuple[str, ...]:
     """Return the row's adapted modules in this family's own names; all linear layers if it does not state them."""
     stated = tuple(name.strip() for name in str(row["targets"] or "").split(","))
     stated = tuple({"query": "q_proj", "value": "v_proj", "key": "k_proj"}.get(name, name) for name in stated)
@@ -100,7 +100,7 @@ def target_modules(row: Mapping[str, Any], architecture: Architecture) -> tuple[
     return known if known and "all linear" not in str(row["targets"]).lower() else DEFAULT_TARGET_MODULES
 
 
-def _is_comparable(row: Mapping[str, Any]) -> bool:
+def _is_comparable(row: MeasurementRow) -> bool:
     if row["method"] not in _METHODS or not row["gpu_key"]:
         return False
     if not row["seq_len"] or not row["micro_batch"] or not row["gpu_count"]:
@@ -109,7 +109,7 @@ def _is_comparable(row: Mapping[str, Any]) -> bool:
     return not _OTHER_PRECISION.search(settings) and "offload" not in settings.lower()
 
 
-def _tokens_per_second(row: Mapping[str, Any]) -> float | None:
+def _tokens_per_second(row: MeasurementRow) -> float | None:
     """Return tokens per second and GPU; None unless the row fixes the number of tokens.
 
     The tokens are padded to a known length, or counted.
@@ -126,7 +126,7 @@ def _tokens_per_second(row: Mapping[str, Any]) -> float | None:
             return None
 
 
-def _describe(row: Mapping[str, Any]) -> str:
+def _describe(row: MeasurementRow) -> str:
     gpus = f"{row['gpu_count']} x {row['gpu']}" if row["gpu_count"] > 1 else row["gpu"]
     batch = f"{row['micro_batch']} x {row['seq_len']} tokens"
     return f"Published measurement: {row['model']}, {row['method']}, {batch}, {gpus} ({row['source']})"

@@ -12,8 +12,10 @@ from apps.contracts.runs import Hyperparameters
 from apps.core.errors import DomainError, QuotaExceeded
 from apps.datasets.inspection.comparisons import find_or_compare
 from apps.datasets.queries import get_version
-from apps.finetuning.jobs.creation import CannotLaunch, DoesNotFit, JobRequest, choose_recipe, create_job
+from apps.finetuning.jobs.admission import CannotLaunch, DoesNotFit
+from apps.finetuning.jobs.creation import create_job
 from apps.finetuning.jobs.files import require_ready
+from apps.finetuning.jobs.requests import JobRequest, choose_recipe
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotes.options import PoolQuote
 from apps.finetuning.quotes.queries import get_quotes

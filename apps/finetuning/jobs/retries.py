@@ -14,13 +14,15 @@ from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.datasets.validation.repair import RepairMode
 from apps.finetuning import events
-from apps.finetuning.jobs.creation import CannotLaunch, JobRequest, create_job
+from apps.finetuning.jobs.admission import CannotLaunch
+from apps.finetuning.jobs.creation import create_job
+from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.jobs.suggestions import Suggestion, recipe_of, suggest
 from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.recipes.completion import CHOSEN_BY_US
 from apps.finetuning.recipes.limits import get_limits
-from apps.finetuning.recipes.requests import stored_request
+from apps.finetuning.recipes.stored_requests import stored_request
 
 
 @transaction.atomic

@@ -27,7 +27,7 @@ from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotes.options import PoolQuote, split_key
 from apps.finetuning.quotes.queries import count_files, counting_model, get_quotes, quote_counted
 from apps.finetuning.recipes.limits import MIN_LEARNING_RATE
-from apps.finetuning.recipes.requests import stored_request
+from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.recipes.training_data import Counted
 
 _SHORTEST = 64  # tokens; training on shorter rows is not worth a run
@@ -164,7 +164,7 @@ def _servable(job: FineTuningJob) -> Iterator[Change]:
     yield Change(text="Train the layers that the serving engine takes.", recipe=changed)
 
 
-def _mend_file(job: FineTuningJob) -> Iterator[Change]:
+def _repair_file(job: FineTuningJob) -> Iterator[Change]:
     """Suggest a change for a file error.
 
     The code has several causes; the files' state shows which, without reading the rows.
@@ -235,7 +235,7 @@ _REMEDIES: Mapping[str, _Remedy] = {
     FailureCode.LOSS_NOT_FINITE: _lower_rate,
     FailureCode.LOSS_IS_ZERO: _more_to_learn,
     FailureCode.NO_TRAINABLE_TOKENS: _reach_the_answers,
-    FailureCode.INVALID_TRAINING_FILE: _mend_file,
+    FailureCode.INVALID_TRAINING_FILE: _repair_file,
     FailureCode.OUT_OF_MEMORY: _smaller,
     FailureCode.ADAPTER_REJECTED: _servable,
     # Refused at admission: nothing ran, so these are not failure codes of a run.

@@ -10,7 +10,7 @@ from django.db.models import QuerySet
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.errors import NotFound
-from apps.estimates.calibration import MAX_RUNS, PHYSICS, Check, Observation, check, fit
+from apps.estimates.calibration import MAX_RUNS, PHYSICS, CrossValidation, Observation, cross_validate, fit
 from apps.finetuning.lifecycle import CalibrationOutcome
 from apps.finetuning.models import CalibrationPoint, CalibrationVersion, GpuPool
 from apps.finetuning.pools.grid_points import observe_grid
@@ -19,7 +19,7 @@ from apps.finetuning.pools.grid_points import observe_grid
 _GROWTH = 0.05
 
 
-class UnknownVersion(NotFound):
+class CalibrationNotFound(NotFound):
     """The pool has no calibration of this number."""
 
     code = "calibration_not_found"
@@ -37,8 +37,8 @@ class FittedOn(msgspec.Struct, frozen=True, kw_only=True):
     resumed: int  # left out: a resumed attempt warms up twice
     out_of_memory: int  # left out: their real memory need is unknown
     other_physics: int  # left out: measured against other formulas
-    time: Check
-    memory: Check
+    time: CrossValidation
+    memory: CrossValidation
 
 
 def refit_pools(*, now: datetime.datetime) -> list[CalibrationVersion]:
@@ -79,10 +79,10 @@ def refit_pool(*, pool_id: str, now: datetime.datetime) -> CalibrationVersion | 
 
 @transaction.atomic
 def use_version(*, pool: GpuPool, number: int | None, by: str) -> None:
-    """Pin this version for quotes; None pins no calibration. Raises UnknownVersion."""
+    """Pin this version for quotes; None pins no calibration. Raises CalibrationNotFound."""
     version = None if number is None else pool.calibrations.filter(number=number).first()
     if number is not None and version is None:
-        raise UnknownVersion(f"{pool.name} has no calibration {number}.", param="number")
+        raise CalibrationNotFound(f"{pool.name} has no calibration {number}.", param="number")
     _choose(pool, version, pinned_at=db_now(), by=by, action="calibration.pinned")
 
 
@@ -156,8 +156,8 @@ def _fitted_on(
         resumed=sum(point.outcome == CalibrationOutcome.SUCCEEDED and point.attempts > 1 for point in points),
         out_of_memory=sum(point.outcome == CalibrationOutcome.OUT_OF_MEMORY for point in points),
         other_physics=sum(point.physics != PHYSICS for point in points),
-        time=check(observations, quantity="time_ratio"),
-        memory=check(observations, quantity="memory_ratio"),
+        time=cross_validate(observations, quantity="time_ratio"),
+        memory=cross_validate(observations, quantity="memory_ratio"),
     )
 
 

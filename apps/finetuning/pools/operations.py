@@ -20,7 +20,7 @@ _TOKEN_LIFE = datetime.timedelta(hours=24)
 _MAX_INTERRUPTIONS_PER_HOUR = 12.0  # with more than one in five minutes no job makes progress
 
 
-class UnknownWorker(DomainError):
+class InvalidWorkerCredential(DomainError):
     """The credential or one-time token is not (or no longer) accepted."""
 
     code = "invalid_worker_credential"
@@ -137,12 +137,17 @@ def _base_of(version: AdapterVersion, *, pool: GpuPool, base_model: BaseModel | 
 
 @transaction.atomic
 def enroll(*, request: EnrollRequest) -> tuple[Worker, WorkerToken, EnrollResponse]:
-    """Redeem a one-time token for a credential. Raises UnknownWorker if it is used, expired or of another kind."""
+    """Redeem a one-time token for a credential.
+
+    Raises InvalidWorkerCredential if the token was used, has expired, or is of another kind.
+    """
     now = db_now()
     tokens = WorkerToken.objects.select_for_update(of=("self",)).select_related("pool", "base_model", "whole_model")
     token = tokens.filter(token_sha256=sha256_hex(request.token), used_at=None, expires_at__gt=now).first()
     if token is None or token.kind != request.kind:
-        raise UnknownWorker("This token was used, has expired, or is for another kind of worker.", param="token")
+        raise InvalidWorkerCredential(
+            "This token was used, has expired, or is for another kind of worker.", param="token"
+        )
     token.used_at = now
     token.save(update_fields=["used_at"])
     credential = f"annw_{secrets.token_urlsafe(32)}"
@@ -161,12 +166,12 @@ def enroll(*, request: EnrollRequest) -> tuple[Worker, WorkerToken, EnrollRespon
 
 
 def authenticate(*, credential: str) -> Worker:
-    """Return the worker with this credential. Raises UnknownWorker."""
+    """Return the worker with this credential. Raises InvalidWorkerCredential."""
     worker = (
         Worker.objects.select_related("pool").filter(credential_sha256=sha256_hex(credential), revoked_at=None).first()
     )
     if worker is None:
-        raise UnknownWorker("This worker credential is not accepted.")
+        raise InvalidWorkerCredential("This worker credential is not accepted.")
     return worker
 
 

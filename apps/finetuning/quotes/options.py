@@ -10,7 +10,7 @@ from apps.core.errors import InvalidValue
 from apps.estimates.fixes import Fix
 from apps.estimates.physics.gpus import GIB
 from apps.estimates.quote import Estimate
-from apps.estimates.ranking import Choice, Ranking, rank
+from apps.estimates.ranking import RankedOption, Ranking, rank
 from apps.estimates.requests import Correction
 from apps.finetuning.models import GpuPool
 from apps.finetuning.usage.charges import least_cap_nano
@@ -83,7 +83,7 @@ def rank_quotes(quotes: Iterable[PoolQuote], *, deadline_seconds: float | None =
     timed = [(quoted, finish_seconds(quoted.estimate)) for quoted in launchable or listed]
     return rank(
         [
-            Choice(
+            RankedOption(
                 key=quoted.key,
                 cost_nano=quoted.estimate.cost_nano_p50,
                 finish_seconds_p50=finish[1],

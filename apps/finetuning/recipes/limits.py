@@ -119,6 +119,7 @@ def _require(limit: Limit, value: object) -> None:
 
 
 def is_number(value: object) -> TypeGuard[float]:
+    """Return whether the value is a number; true and false are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

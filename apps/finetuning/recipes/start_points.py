@@ -17,7 +17,7 @@ from apps.contracts.runs import CheckpointRef, Manifest, ManifestFile, Method, S
 from apps.core.errors import InvalidValue, NotFound
 from apps.core.objects.store import store
 from apps.finetuning.models import Checkpoint, FineTuningJob, Run
-from apps.finetuning.recipes.requests import StartFrom, stored_request
+from apps.finetuning.recipes.stored_requests import StartFrom, stored_request
 
 _KEPT = ("lora_rank", "lora_alpha", "target_modules", "use_dora", "use_rslora")
 _ADAPTER_PREFIX, _CHECKPOINT_PREFIX = "ft:", "ftckpt_"

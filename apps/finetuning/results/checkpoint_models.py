@@ -7,7 +7,7 @@ from django.db import transaction
 
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
-from apps.adapters.operations import CHECKPOINT_MARK, model_name_of, publish_version
+from apps.adapters.operations import CHECKPOINT_MARK, NewVersion, model_name_of, publish_version
 from apps.contracts.runs import Method
 from apps.core.errors import InvalidState
 from apps.core.ids import ulid_of
@@ -84,10 +84,10 @@ def serve_checkpoint(*, organization: Organization | str, checkpoint_id: str) ->
         raise InvalidState("The engine cannot load what this job trains as an adapter: no checkpoint of it answers.")
     require_any_storage(organization=job.organization_id)
     manifest, prefix = _copy(checkpoint)
-    return publish_version(
+    new = NewVersion(
         organization=job.organization,
         base_model=job.base_model,
-        name=job.adapter_name,
+        adapter_name=job.adapter_name,
         suffix=job.suffix,
         source=checkpoint.pk,
         ulid=ulid_of(checkpoint.pk),
@@ -101,6 +101,7 @@ def serve_checkpoint(*, organization: Organization | str, checkpoint_id: str) ->
         metrics={name: value for name, value in checkpoint.metrics.items() if value is not None}
         | {"step": checkpoint.step},
     )
+    return publish_version(new)
 
 
 def _copy(checkpoint: Checkpoint) -> tuple[dict[str, object], str]:

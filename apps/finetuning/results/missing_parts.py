@@ -8,7 +8,7 @@ import msgspec
 from apps.adapters.models import AdapterVersion
 from apps.contracts import runs as wire
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.recipes.requests import stored_request
+from apps.finetuning.recipes.stored_requests import stored_request
 
 _EVALUATION = "evaluation"
 _LABELS = {

@@ -9,7 +9,7 @@ from apps.contracts.evaluation import EvaluationReport
 from apps.core.money import usd_decimal
 from apps.datasets.models import DatasetVersion
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.recipes.requests import stored_request
+from apps.finetuning.recipes.stored_requests import stored_request
 
 FORMAT = "anneal-reproducibility/1"
 BUNDLE_FILE = "reproducibility.json"

@@ -5,7 +5,7 @@ from typing import TypedDict, Unpack
 
 from apps.adapters.models import AdapterVersion
 from apps.billing.budgets import Attribution, attribution_of_actor
-from apps.billing.models import Hold
+from apps.billing.models import Hold, HoldPurpose
 from apps.billing.operations import InsufficientBalance, hold, refund_source, settle_hold
 from apps.billing.queries import get_captured_nano
 from apps.catalog.models import PriceRule
@@ -151,7 +151,7 @@ def hold_cap(
     try:
         return hold(
             organization=job.organization_id,
-            purpose="job",
+            purpose=HoldPurpose.JOB,
             source=job.pk,
             amount_nano=amount_nano,
             by=by,

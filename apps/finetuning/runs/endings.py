@@ -7,7 +7,7 @@ import msgspec
 from django.db import transaction
 
 from apps.adapters.models import AdapterVersion
-from apps.adapters.operations import AdapterRejected, publish_version
+from apps.adapters.operations import AdapterRejected, NewVersion, publish_version
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.core.database.clock import db_now
@@ -18,7 +18,7 @@ from apps.core.messages import outbox
 from apps.finetuning import events
 from apps.finetuning.lifecycle import NO_LEASE, RUN_TRANSITIONS, RunStatus
 from apps.finetuning.models import Checkpoint, FineTuningJob, Run, RunUpload
-from apps.finetuning.recipes.requests import stored_request
+from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.results.checkpoints import forget_checkpoints
 from apps.finetuning.results.missing_parts import find_missing, list_missing
 from apps.finetuning.runs import attempts, outcomes
@@ -102,10 +102,10 @@ def _discard_result(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now: 
 
 
 def _publish(job: FineTuningJob, run: Run, upload: RunUpload, outcome: wire.Succeeded) -> AdapterVersion:
-    return publish_version(
+    new = NewVersion(
         organization=job.organization,
         base_model=job.base_model,
-        name=job.adapter_name,
+        adapter_name=job.adapter_name,
         suffix=job.suffix,
         source=run.pk,
         ulid=ulid_of(job.pk),
@@ -127,6 +127,7 @@ def _publish(job: FineTuningJob, run: Run, upload: RunUpload, outcome: wire.Succ
         missing=find_missing(job, outcome),
         is_servable=msgspec.convert(job.hyperparameters, wire.Hyperparameters).is_servable,
     )
+    return publish_version(new)
 
 
 def _exports(run: Run, job: FineTuningJob, outcome: wire.Succeeded) -> list[dict[str, object]]:
@@ -183,10 +184,12 @@ def _set_aside(checkpoint: Checkpoint, now: datetime.datetime) -> None:
 
 
 def _finish_stopped(run: Run, job: FineTuningJob, outcome: wire.Stopped, now: datetime.datetime) -> None:
-    if job.cancel_requested_at and outcome.reason in ("cancelled", "paused"):  # the cancellation came after the pause
+    is_paused = outcome.reason == wire.StopReason.PAUSED
+    # The cancellation may come after the pause.
+    if job.cancel_requested_at and (is_paused or outcome.reason == wire.StopReason.CANCELLED):
         _end_run(run, RunStatus.CANCELLED, outcome, now)
         attempts.cancel_job(job=job, now=now)
-    elif outcome.reason == "paused" and job.pause_requested_at:
+    elif is_paused and job.pause_requested_at:
         _end_run(run, RunStatus.PAUSED, outcome, now)
         attempts.pause_job(job=job, now=now)
     else:

@@ -14,7 +14,7 @@ from apps.catalog.queries import get_base_model, list_base_models
 from apps.contracts.evaluation import EvaluationPlan, GraderKind
 from apps.contracts.worker_api import JudgeAccess
 from apps.core.errors import InvalidValue, NotFound, PermissionDenied
-from apps.finetuning.recipes.requests import stored_request
+from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.runs.leases import Lease, lock_run
 
 # As long as a worker allows for the parts after training.

@@ -34,8 +34,8 @@ from apps.finetuning.lifecycle import (
     RunStatus,
 )
 from apps.finetuning.models import Checkpoint, FineTuningJob, Run, Worker
-from apps.finetuning.recipes.requests import stored_request
 from apps.finetuning.recipes.start_points import signed_ref, start_ref
+from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.runs import attempts, stalls
 from apps.finetuning.runs.failure_rates import seconds_between_failures
 from apps.finetuning.runs.queue_order import queue_order
@@ -222,7 +222,7 @@ def heartbeat(*, lease: Lease, beat: HeartbeatRequest) -> HeartbeatResponse:
     """Extend the lease, and return whether a cancel, pause or drain is requested. Raises StaleLease."""
     run, job = lock_run(lease=lease)
     now = db_now()
-    changes = stalls.note_beat(run=run, beat=beat, now=now) | {
+    changes = stalls.heartbeat_changes(run=run, beat=beat, now=now) | {
         "lease_expires_at": now + datetime.timedelta(seconds=LEASE_SECONDS),
         "heartbeat_at": now,
     }

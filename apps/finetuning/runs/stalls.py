@@ -30,7 +30,7 @@ def expected_step_seconds(*, job: FineTuningJob) -> float:
     return (job.estimate.get("train_seconds_p50") or 0.0) / job.total_steps if job.total_steps else 0.0
 
 
-def note_beat(*, run: Run, beat: HeartbeatRequest, now: datetime.datetime) -> dict[str, int]:
+def heartbeat_changes(*, run: Run, beat: HeartbeatRequest, now: datetime.datetime) -> dict[str, int]:
     """Return a heartbeat's changes to the run: the reported work, and the time without work or steps."""
     seconds = min((now - run.heartbeat_at).total_seconds(), LEASE_SECONDS) if run.heartbeat_at else 0.0
     passed_ms = int(max(seconds, 0.0) * 1000)

@@ -17,7 +17,7 @@ from apps.core.errors import InvalidValue, NotFound
 from apps.core.ids import new_id
 from apps.core.secrets.sealing import place_of, seal, unseal
 from apps.finetuning.models import FineTuningJob, TrackerKey
-from apps.finetuning.recipes.requests import Integration, TrackerProject, stored_request
+from apps.finetuning.recipes.stored_requests import Integration, TrackerProject, stored_request
 
 NAMES = {"wandb": "Weights & Biases", "mlflow": "MLflow"}
 _MAX_TAGS, _MAX_NAME, _SHORTEST_KEY, _MAX_KEY = 20, 128, 8, 400

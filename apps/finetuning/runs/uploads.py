@@ -12,7 +12,7 @@ from apps.core.database.clock import db_now
 from apps.core.database.locks import lock
 from apps.core.errors import DomainError, InvalidValue
 from apps.core.objects.store import ObjectMissing, hash_object, object_key, read_object, store
-from apps.finetuning.models import FineTuningJob, Run, RunUpload
+from apps.finetuning.models import Run, RunUpload
 from apps.finetuning.runs.leases import Lease, lock_run, sha256_hex
 
 MANIFEST_NAME = "manifest.json"
@@ -41,7 +41,8 @@ def create_upload(*, lease: Lease, manifest: Manifest, manifest_sha256: str) -> 
         raise InvalidValue("The manifest is of another run or attempt.", param="manifest.run_id")
     if problem := problem_of(manifest):
         raise InvalidValue(problem, param="manifest.files")
-    if sum(file.bytes for file in manifest.files) > _most_bytes(job):
+    max_bytes = _BYTES_BESIDE + _MAX_BYTES_A_PARAMETER * job.base_model.parameter_count
+    if sum(file.bytes for file in manifest.files) > max_bytes:
         raise InvalidValue("The files are larger than anything made of this base model.", param="manifest.files")
     if run.uploads.exclude(manifest_sha256=manifest_sha256).count() >= _MAX_UPLOADS:
         raise InvalidValue(f"A run has at most {_MAX_UPLOADS} uploads.", param="manifest")
@@ -72,10 +73,6 @@ def create_upload(*, lease: Lease, manifest: Manifest, manifest_sha256: str) -> 
         for name in names
     }
     return UploadResponse(upload_id=upload.pk, files=urls)
-
-
-def _most_bytes(job: FineTuningJob) -> int:
-    return _BYTES_BESIDE + _MAX_BYTES_A_PARAMETER * job.base_model.parameter_count
 
 
 def find_upload(run: Run, upload_id: str, *, kind: str) -> RunUpload:

@@ -1,37 +1,43 @@
 """Mapping of failures to OpenAI's error object, so that `openai` raises the right class."""
 
 import logging
-from typing import Any, ClassVar
+from typing import TypedDict
 
 from django.core.exceptions import PermissionDenied as DjangoPermissionDenied
 from django.core.exceptions import RequestDataTooBig, SuspiciousOperation, TooManyFieldsSent, TooManyFilesSent
 from django.db import DataError
 from django.http import Http404
-from rest_framework import exceptions, status
+from rest_framework import exceptions
 from rest_framework.response import Response
+from rest_framework.views import APIView
 
-from apps.core.errors import DomainError, InvalidValue, NotFound, PermissionDenied, RateLimited, Status
+from apps.core.errors import (
+    DomainError,
+    InvalidApiKey,
+    InvalidValue,
+    MethodNotAllowed,
+    NotFound,
+    PermissionDenied,
+    RateLimited,
+    Status,
+)
 from apps.core.http.asgi import TooLarge, error_headers
 
 logger = logging.getLogger(__name__)
 
 
-class InvalidApiKey(DomainError):
-    code = "invalid_api_key"
-    status = Status.UNAUTHENTICATED
-
-
-class MethodNotAllowed(DomainError):
-    code = "method_not_allowed"
-    http_status: ClassVar[int] = status.HTTP_405_METHOD_NOT_ALLOWED
-
-
 class UnsupportedMediaType(DomainError):
     code = "unsupported_media_type"
-    http_status: ClassVar[int] = status.HTTP_415_UNSUPPORTED_MEDIA_TYPE
+    status = Status.UNSUPPORTED_MEDIA_TYPE
 
 
-def exception_handler(exception: Exception, context: dict[str, Any]) -> Response | None:
+class ViewContext(TypedDict):
+    """The part of REST framework's context of a failure that is used here."""
+
+    view: APIView
+
+
+def exception_handler(exception: Exception, context: ViewContext) -> Response | None:
     """Return the answer to an anticipated failure; None for a bug, which Django logs and answers with 500."""
     error = _of_view(exception, context["view"]) or as_domain_error(exception)
     if error is None:
@@ -41,10 +47,10 @@ def exception_handler(exception: Exception, context: dict[str, Any]) -> Response
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(exception, exceptions.MethodNotAllowed):
         headers["Allow"] = ", ".join(context["view"].allowed_methods)
-    return Response(error.as_openai(), status=getattr(error, "http_status", int(error.status)), headers=headers)
+    return Response(error.as_openai(), status=int(error.status), headers=headers)
 
 
-def _of_view(exception: Exception, view: Any) -> DomainError | None:
+def _of_view(exception: Exception, view: APIView) -> DomainError | None:
     """Return an error that names the methods or body types this view accepts."""
     request = view.request
     match exception:
@@ -89,7 +95,7 @@ def as_domain_error(exception: Exception) -> DomainError | None:
     return None
 
 
-def _invalid(detail: Any) -> InvalidValue:
+def _invalid(detail: object) -> InvalidValue:
     """Return an error for the first invalid field."""
     path: list[str] = []
     while isinstance(detail, dict | list) and detail:

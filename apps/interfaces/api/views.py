@@ -1,9 +1,11 @@
 """Base of every view of the public API."""
 
-from typing import Any, ClassVar, cast
+from collections.abc import Callable
+from typing import ClassVar, cast
 
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
+from rest_framework.exceptions import MethodNotAllowed
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -26,7 +28,7 @@ class ApiView(APIView):
     identity: KeyIdentity
     organization: Organization
 
-    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+    def dispatch(self, request: HttpRequest, *args: str, **kwargs: str) -> HttpResponseBase:
         """Dispatch as APIView does, but let an error leave the transaction before it becomes a response."""
         self.args, self.kwargs = args, kwargs
         self.headers = self.default_response_headers
@@ -52,11 +54,13 @@ class ApiView(APIView):
             self.check_throttles(request)
             return handler(request, *self.args, **self.kwargs)
 
-    def _handler(self, request: Request) -> Any:
+    def _handler(self, request: Request) -> Callable[..., HttpResponseBase]:
         method = (request.method or "").lower()
-        if method == "options" or method not in self.http_method_names:
-            return self.http_method_not_allowed(request)
-        return getattr(self, method, None) or self.http_method_not_allowed(request)
+        is_known = method != "options" and method in self.http_method_names
+        handler: Callable[..., HttpResponseBase] | None = getattr(self, method, None) if is_known else None
+        if handler is None:
+            raise MethodNotAllowed(method)
+        return handler
 
     @property
     def allowed_methods(self) -> list[str]:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from apps.estimates.physics.gpus import Gpu
 from apps.estimates.quote import Estimate
-from apps.estimates.ranking import Choice, Ranking, rank
-from apps.interfaces.cli.catalog import Price
+from apps.estimates.ranking import RankedOption, Ranking, rank
+from apps.interfaces.cli.catalog import HourlyPrice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,7 +14,7 @@ class Answer:
     """The estimate for one GPU type and count."""
 
     gpu: Gpu
-    price: Price | None
+    price: HourlyPrice | None
     estimate: Estimate
 
     @property
@@ -30,6 +30,6 @@ def rank_answers(answers: Iterable[Answer], *, within_hours: float | None) -> Ra
         estimate = answer.estimate
         seconds, late, cost = estimate.run_seconds_p50, estimate.run_seconds_p90, estimate.cost_nano_p50
         if seconds is not None and late is not None and cost is not None:
-            choice = Choice(key=answer.key, cost_nano=cost, finish_seconds_p50=seconds, finish_seconds_p90=late)
+            choice = RankedOption(key=answer.key, cost_nano=cost, finish_seconds_p50=seconds, finish_seconds_p90=late)
             choices.append(choice)
     return rank(choices, deadline_seconds=None if within_hours is None else within_hours * 3600)

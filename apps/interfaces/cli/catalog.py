@@ -31,11 +31,25 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Price:
+class HourlyPrice:
     """The dollars for an hour of one GPU, and their source."""
 
     usd_per_hour: float
     origin: str
+
+
+class _PublishedPrice(msgspec.Struct):
+    kind: str
+    usd_per_gpu_hour: float | None
+
+
+class _GpuRow(msgspec.Struct):
+    key: str
+    prices: tuple[_PublishedPrice, ...] = ()
+
+
+class _GpuTable(msgspec.Struct):
+    gpus: tuple[_GpuRow, ...]
 
 
 def find_model(name: str) -> Model:
@@ -72,17 +86,17 @@ def matching(name: str) -> list[str]:
     return keys if wanted == ALL else [key for key in keys if key.startswith(f"{wanted}-")]
 
 
-def list_price(gpu: Gpu) -> Price | None:
+def list_price(gpu: Gpu) -> HourlyPrice | None:
     """Return the median published on-demand price of a GPU type; return None if no price is published."""
     prices = [
-        each["usd_per_gpu_hour"]
-        for each in _gpu_rows()[gpu.key].get("prices", ())
-        if each["kind"] == "on_demand" and each["usd_per_gpu_hour"]
+        each.usd_per_gpu_hour
+        for each in _published_prices()[gpu.key]
+        if each.kind == "on_demand" and each.usd_per_gpu_hour
     ]
     if not prices:
         return None
     text = f"median of {len(prices)} published on-demand prices" if len(prices) > 1 else "a published on-demand price"
-    return Price(usd_per_hour=statistics.median(prices), origin=text)
+    return HourlyPrice(usd_per_hour=statistics.median(prices), origin=text)
 
 
 @cache
@@ -96,9 +110,9 @@ def published_speeds() -> tuple[ProbeRow, ...]:
 
 
 @cache
-def _gpu_rows() -> dict[str, Mapping[str, Any]]:
-    rows = msgspec.json.decode((_DATA / "gpus.json").read_bytes())["gpus"]
-    return {row["key"]: row for row in rows}
+def _published_prices() -> dict[str, tuple[_PublishedPrice, ...]]:
+    table = msgspec.json.decode((_DATA / "gpus.json").read_bytes(), type=_GpuTable)
+    return {row.key: row.prices for row in table.gpus}
 
 
 @cache

@@ -2,7 +2,6 @@
 
 import argparse
 import math
-from typing import Any
 
 import msgspec
 
@@ -13,7 +12,7 @@ from apps.estimates.physics.plans import parse_method
 from apps.estimates.quote import PoolFacts, QuoteRequest, quote
 from apps.interfaces.cli import catalog, output
 from apps.interfaces.cli.answers import Answer, rank_answers
-from apps.interfaces.cli.catalog import Model, Price
+from apps.interfaces.cli.catalog import HourlyPrice, Model
 from apps.interfaces.cli.errors import BadOption
 
 # The estimator's field names -> the options they came from.
@@ -38,7 +37,7 @@ _EXAMPLES = """examples:
 """
 
 
-def add_command(commands: Any) -> None:
+def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "estimate",
         help="memory, time and cost of a fine-tune",
@@ -148,7 +147,7 @@ def _tokens_and_rows(given: argparse.Namespace) -> tuple[int, int]:
 
 
 def _answer(request: QuoteRequest, gpu: Gpu, count: int, given: argparse.Namespace) -> Answer:
-    price = catalog.list_price(gpu) if given.price is None else Price(usd_per_hour=given.price, origin="as given")
+    price = catalog.list_price(gpu) if given.price is None else HourlyPrice(usd_per_hour=given.price, origin="as given")
     facts = PoolFacts(
         gpu=gpu,
         price_nano=round(price.usd_per_hour * output.NANO_PER_USD) if price else None,

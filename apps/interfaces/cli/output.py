@@ -1,8 +1,7 @@
 """The output of `anneal estimate`: a table with the best option's memory by part, or one JSON object."""
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -63,7 +62,7 @@ def error_text(error: BadOption, *, as_json: bool) -> str:
     return f"anneal: error: {error.option}: {error.message}.{meant}\n"
 
 
-def _option(answer: Answer) -> dict[str, Any]:
+def _option(answer: Answer) -> dict[str, object]:
     price = answer.price
     return {
         "id": answer.key,
@@ -162,7 +161,7 @@ def _order(answer: Answer) -> tuple[bool, float, str]:
     return not answer.estimate.fits, float("inf") if cost is None else cost, answer.key
 
 
-def _range(estimate: Estimate, name: str, write: Any) -> str:
+def _range(estimate: Estimate, name: str, write: Callable[[int], str]) -> str:
     low, middle, high = (getattr(estimate, f"{name}_{percentile}") for percentile in ("p10", "p50", "p90"))
     return "-" if middle is None else f"{write(middle)} ({write(low)} to {write(high)})"
 

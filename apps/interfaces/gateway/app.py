@@ -1,7 +1,7 @@
 """The gateway process: OpenAI-compatible inference, without Django's request stack.
 
     uvicorn --factory apps.interfaces.gateway.app:create_app \\
-        --http apps.interfaces.gateway.http.connections:Connection --uds run/gateway.sock
+        --http apps.interfaces.gateway.http.connections:GatewayConnection --uds run/gateway.sock
 
 Django is set up for its ORM only. Threads read keys, routes and slices through the domain's own functions.
 """
@@ -29,8 +29,8 @@ from starlette.responses import JSONResponse, Response  # noqa: E402
 from starlette.routing import Route  # noqa: E402
 
 from apps.core.database.policies import refuse_unsafe_role  # noqa: E402
-from apps.core.errors import NotFound  # noqa: E402
-from apps.core.http.asgi import REQUEST_ID_HEADER, Application, Receive, Scope, Send  # noqa: E402
+from apps.core.errors import MethodNotAllowed  # noqa: E402
+from apps.core.http.asgi import REQUEST_ID_HEADER, Application, Receive, Scope, Send, UnknownUrl  # noqa: E402
 from apps.core.ids import new_id  # noqa: E402
 from apps.interfaces.gateway.admission.key_invalidation import keep_listening  # noqa: E402
 from apps.interfaces.gateway.admission.keys import Keys  # noqa: E402
@@ -90,7 +90,7 @@ class Gateway:
         self._keys = Keys(self._database)
         self._routes = Routes(self._database)
         self._spending_slices = SpendingSlices(self._database, name=name)
-        self._recorder = Recorder(spool_root, name=name, settled=self._spending_slices.note_settled)
+        self._recorder = Recorder(spool_root, name=name, settled=self._spending_slices.record_settled)
         self._upstreams = Upstreams(places_per_replica=settings.REPLICA_PLACES, addresses=settings.REPLICA_ADDRESSES)
         self._grammars = Grammars()
         self._stalls = Stalls()
@@ -176,9 +176,7 @@ def _stop_when_broken(task: "asyncio.Task[None]") -> None:
 
 async def _refuse(request: Request, exception: Exception) -> Response:
     assert isinstance(exception, HTTPException)
-    error = NotFound(f"Unknown request URL: {request.method} {request.url.path}.")
-    code = "unknown_url" if exception.status_code == 404 else "method_not_allowed"
-    body = error.as_openai()
-    body["error"]["code"] = code
+    kind = UnknownUrl if exception.status_code == 404 else MethodNotAllowed
+    error = kind(f"Unknown request URL: {request.method} {request.url.path}.")
     headers = {REQUEST_ID_HEADER: new_id("req")} | dict(exception.headers or {})
-    return JSONResponse(body, status_code=exception.status_code, headers=headers)
+    return JSONResponse(error.as_openai(), status_code=exception.status_code, headers=headers)

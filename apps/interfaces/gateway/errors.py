@@ -2,31 +2,8 @@
 
 import msgspec
 
-from apps.core.errors import DomainError, NotFound, Status
+from apps.core.errors import DomainError, Status
 from apps.core.http.asgi import REQUEST_ID_HEADER, error_headers
-
-
-class InvalidApiKey(DomainError):
-    """The key is missing, malformed, unknown, revoked or expired. The answer does not reveal which."""
-
-    code = "invalid_api_key"
-    status = Status.UNAUTHENTICATED
-
-
-class ModelNotFound(NotFound):
-    """The model is unknown or another organization's. The message names no model, so both answers are identical."""
-
-    code = "model_not_found"
-
-
-class InvalidJson(DomainError):
-    """The body is not JSON. The rest of the public API uses the same code."""
-
-    code = "invalid_json"
-
-
-class MissingParameter(DomainError):
-    code = "missing_required_parameter"
 
 
 class UnsupportedParameter(DomainError):

@@ -142,7 +142,7 @@ def _first_for(queue: Iterable[_Waiting], replica_id: str) -> _Waiting | None:
 # --- Replicas that fail -----------------------------------------------------------------------------------------------
 
 _FAILURES = 5
-_SHORTEST_REST_SECONDS, _MAX_REST_SECONDS = 1.0, 10.0
+_MIN_REST_SECONDS, _MAX_REST_SECONDS = 1.0, 10.0
 
 
 @dataclass(slots=True)
@@ -174,21 +174,21 @@ class Breaker:
         now = time.monotonic()
         return [one for one in replica_ids if one not in self._health or self._health[one].rests_until <= now]
 
-    def note_success(self, replica_id: str) -> None:
+    def record_success(self, replica_id: str) -> None:
         self._health.pop(replica_id, None)
 
-    def note_failure(self, replica_id: str, tenant: str, *, is_replicas: bool = False) -> None:
+    def record_failure(self, replica_id: str, tenant: str, *, is_replicas: bool = False) -> None:
         """Count a failure of this tenant's request. `is_replicas` means that no request could have caused it."""
         health = self._health.setdefault(replica_id, _Health())
         health.failures += 1
         health.tenants.add(tenant)
         health.is_replicas |= is_replicas
         if health.is_unwell:
-            rest = min(_SHORTEST_REST_SECONDS * 2 ** (health.failures - _FAILURES), _MAX_REST_SECONDS)
+            rest = min(_MIN_REST_SECONDS * 2 ** (health.failures - _FAILURES), _MAX_REST_SECONDS)
             health.rests_until = time.monotonic() + rest
 
-    def note_trial(self, replica_id: str) -> None:
+    def record_trial(self, replica_id: str) -> None:
         """Keep other requests away from a rested replica until the current one has its result."""
         health = self._health.get(replica_id)
         if health is not None and health.is_unwell:
-            health.rests_until = time.monotonic() + _SHORTEST_REST_SECONDS
+            health.rests_until = time.monotonic() + _MIN_REST_SECONDS

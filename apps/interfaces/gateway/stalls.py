@@ -25,10 +25,10 @@ class Stalls:
         while True:
             due = loop.time() + _EVERY_SECONDS
             await asyncio.sleep(_EVERY_SECONDS)
-            self.note(loop.time() - due)
+            self.record(loop.time() - due)
 
-    def note(self, seconds: float) -> None:
-        """Note that the loop was this late."""
+    def record(self, seconds: float) -> None:
+        """Record that the loop was this late."""
         if seconds > LONG_SECONDS:
             logger.warning("the event loop stood still for %.0f ms", seconds * 1000)
         self.longest_seconds = max(self.longest_seconds, seconds)

@@ -1,4 +1,4 @@
-"""Stripe's gateway: the only module that imports the stripe package. Typed values go in and come out.
+"""Stripe's gateway: every call to Stripe that we make. Typed values go in and come out.
 
 Every POST carries an idempotency key, so a call repeated after a lost answer is the same call. Stripe keeps a key for
 24 hours. The package itself repeats a call under the same key after a lost connection, a 409 or a 5xx. It does not
@@ -7,15 +7,13 @@ repeat a 429; our tasks do, with backoff. Nothing here may run inside a database
 
 import datetime
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cache
-from typing import Any, cast
+from typing import TYPE_CHECKING
 
 import stripe
 from django.conf import settings
-from django.db import connection
 
-from apps.payments.stripe.errors import BadSignature, CardDeclined, StripeRefused, StripeUnavailable
+from apps.payments.stripe.client import keyed, services, translated
+from apps.payments.stripe.errors import BadSignature, StripeRefused
 from apps.payments.stripe.events import EVENTS
 from apps.payments.stripe.objects import (
     Card,
@@ -23,12 +21,11 @@ from apps.payments.stripe.objects import (
     CashMovement,
     Checkout,
     Dispute,
-    Invoice,
-    InvoiceLine,
     Notice,
     Payment,
     Refund,
-    Webhook,
+    StripeInvoice,
+    StripeInvoiceLine,
 )
 from apps.payments.stripe.reading import (
     read_card,
@@ -42,18 +39,15 @@ from apps.payments.stripe.reading import (
     read_refund,
 )
 
-stripe.enable_telemetry = False  # it would write a file into the home directory
+if TYPE_CHECKING:
+    from stripe.params import EventListParamsCreated, InvoiceAddLinesParamsLine, InvoiceCreateParams, RefundCreateParams
+    from stripe.params.billing import MeterEventCreateParams
+    from stripe.params.billing_portal import SessionCreateParams as PortalCreateParams
+    from stripe.params.checkout import SessionCreateParams
 
-API_VERSION = "2026-10-28.endive"  # the package's own; a test compares them, so neither changes alone
 CURRENCY = "usd"
-_TIMEOUT_SECONDS = (3, 15)  # to connect, to answer; the package's default of 80 would block a worker that long
-_RETRIES = 2
 _PAGE = 100
 _OLDEST_SIGNATURE_SECONDS = 300
-
-
-class InsideTransaction(Exception):
-    """A call to Stripe would have kept a database transaction and its locks waiting for the network."""
 
 
 def is_configured() -> bool:
@@ -61,86 +55,49 @@ def is_configured() -> bool:
     return bool(settings.STRIPE_WEBHOOK_SECRET)  # the web process has this secret only: it never calls Stripe
 
 
-@cache
-def _client_for(secret_key: str, api_base: str) -> stripe.StripeClient:
-    """Return the one client, with its connection pool, of this process."""
-    return stripe.StripeClient(
-        secret_key,
-        stripe_version=API_VERSION,
-        max_network_retries=_RETRIES,
-        http_client=stripe.RequestsClient(timeout=_TIMEOUT_SECONDS),
-        base_addresses={"api": api_base} if api_base else {},
-    )
-
-
-def _stripe() -> Any:
-    """Return the v1 services. The contract tests check the parameters against the package's types."""
-    # A test case's outer transaction does not count; Django marks it for `durable` too.
-    blocks: list[Any] = cast(Any, connection).atomic_blocks
-    if not all(block._from_testcase for block in blocks):
-        raise InsideTransaction
-    return _client_for(settings.STRIPE_SECRET_KEY, settings.STRIPE_API_BASE).v1
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except stripe.CardError as error:
-        reason = getattr(error.error, "decline_code", None) or error.code or "card_declined"
-        raise CardDeclined(error.user_message or "The card was declined.", reason=reason) from error
-    except (stripe.RateLimitError, stripe.APIConnectionError) as error:
-        raise StripeUnavailable("Stripe does not answer just now.") from error
-    except stripe.StripeError as error:
-        if error.http_status is None or error.http_status >= 500 or error.http_status in (409, 429):
-            raise StripeUnavailable("Stripe does not answer just now.") from error
-        raise StripeRefused(error.user_message or f"Stripe refused the request: {error.code}.") from error
-
-
-def _keyed(key: str) -> dict[str, str]:
-    return {"idempotency_key": key}
-
-
 # --- Customers and cards ----------------------------------------------------------------------------------------------
 
 
 def create_customer(*, organization_id: str, name: str, email: str) -> str:
     """Create the customer of an organization; return its id."""
-    params = {"name": name, "email": email, "metadata": {"organization_id": organization_id}}
-    with _translated():
-        return _stripe().customers.create(params, _keyed(f"customer:{organization_id}")).id
+    with translated():
+        made = services().customers.create(
+            {"name": name, "email": email, "metadata": {"organization_id": organization_id}},
+            keyed(f"customer:{organization_id}"),
+        )
+    return made.id
 
 
 def get_card(*, customer_id: str) -> Card | None:
     """Return the card for charges while the customer is absent, None without one."""
-    with _translated():
-        customer = _stripe().customers.retrieve(customer_id, {"expand": ["invoice_settings.default_payment_method"]})
-    if getattr(customer, "deleted", False):
+    with translated():
+        customer = services().customers.retrieve(customer_id, {"expand": ["invoice_settings.default_payment_method"]})
+    if getattr(customer, "deleted", False) or customer.invoice_settings is None:
         return None
     method = customer.invoice_settings.default_payment_method
-    return read_card(method) if method is not None and method.type == "card" else None
+    return read_card(method) if isinstance(method, stripe.PaymentMethod) and method.type == "card" else None
 
 
 def use_card(*, customer_id: str, payment_method_id: str, key: str) -> None:
     """Make this card the one to charge."""
-    params = {"invoice_settings": {"default_payment_method": payment_method_id}}
-    with _translated():
-        _stripe().customers.update(customer_id, params, _keyed(key))
+    with translated():
+        services().customers.update(
+            customer_id, {"invoice_settings": {"default_payment_method": payment_method_id}}, keyed(key)
+        )
 
 
 def get_card_left(*, setup_intent_id: str) -> CardLeft:
     """Return the payment method that a setup page collected."""
-    with _translated():
-        return read_card_left(_stripe().setup_intents.retrieve(setup_intent_id, _METHOD).payment_method)
+    with translated():
+        found = services().setup_intents.retrieve(setup_intent_id, {"expand": ["payment_method"]})
+    return read_card_left(found.payment_method)
 
 
 def get_card_paid_with(*, payment_intent_id: str) -> CardLeft:
     """Return the payment method of a payment."""
-    with _translated():
-        return read_card_left(_stripe().payment_intents.retrieve(payment_intent_id, _METHOD).payment_method)
-
-
-_METHOD = {"expand": ["payment_method"]}
+    with translated():
+        found = services().payment_intents.retrieve(payment_intent_id, {"expand": ["payment_method"]})
+    return read_card_left(found.payment_method)
 
 
 # --- Hosted pages -----------------------------------------------------------------------------------------------------
@@ -151,7 +108,7 @@ def create_topup_page(
 ) -> Checkout:
     """Create the page that sells credit. Stripe keeps the card for charges that the customer authorizes later."""
     metadata = {"topup_id": topup_id}
-    params = {
+    params: SessionCreateParams = {
         "mode": "payment",
         "customer": customer_id,
         "client_reference_id": topup_id,
@@ -171,14 +128,17 @@ def create_topup_page(
         "invoice_creation": {"enabled": True, "invoice_data": {"metadata": metadata}},
         "success_url": success_url,
         "cancel_url": cancel_url,
-    } | _tax()
-    with _translated():
-        return read_checkout(_stripe().checkout.sessions.create(params, _keyed(key)))
+    }
+    if settings.STRIPE_TAX:
+        params["automatic_tax"] = {"enabled": True}
+        params["customer_update"] = {"address": "auto", "name": "auto"}
+    with translated():
+        return read_checkout(services().checkout.sessions.create(params, keyed(key)))
 
 
 def create_card_page(*, customer_id: str, reference: str, success_url: str, cancel_url: str, key: str) -> Checkout:
     """Create the page on which a customer leaves a card without paying."""
-    params = {
+    params: SessionCreateParams = {
         "mode": "setup",
         "currency": CURRENCY,
         "customer": customer_id,
@@ -186,50 +146,30 @@ def create_card_page(*, customer_id: str, reference: str, success_url: str, canc
         "success_url": success_url,
         "cancel_url": cancel_url,
     }
-    with _translated():
-        return read_checkout(_stripe().checkout.sessions.create(params, _keyed(key)))
+    with translated():
+        return read_checkout(services().checkout.sessions.create(params, keyed(key)))
 
 
 def get_checkout(*, checkout_id: str) -> Checkout:
-    with _translated():
-        return read_checkout(_stripe().checkout.sessions.retrieve(checkout_id))
+    with translated():
+        return read_checkout(services().checkout.sessions.retrieve(checkout_id))
 
 
 def create_portal_page(*, customer_id: str, return_url: str, configuration_id: str, key: str) -> str:
     """Create a visit to Stripe's portal (cards, tax ids, invoices); return its address, valid for a few minutes."""
-    params = {"customer": customer_id, "return_url": return_url}
+    params: PortalCreateParams = {"customer": customer_id, "return_url": return_url}
     if configuration_id:
         params["configuration"] = configuration_id
-    with _translated():
-        return _stripe().billing_portal.sessions.create(params, _keyed(key)).url
-
-
-def create_portal_configuration(*, return_url: str, key: str) -> str:
-    """Create the portal's configuration: cards, addresses, tax ids and invoices; there are no plans."""
-    params = {
-        "default_return_url": return_url,
-        "features": {
-            "customer_update": {"enabled": True, "allowed_updates": ["email", "address", "tax_id", "name"]},
-            "invoice_history": {"enabled": True},
-            "payment_method_update": {"enabled": True},
-        },
-    }
-    with _translated():
-        return _stripe().billing_portal.configurations.create(params, _keyed(key)).id
-
-
-def _tax() -> dict[str, Any]:
-    if not settings.STRIPE_TAX:
-        return {}
-    return {"automatic_tax": {"enabled": True}, "customer_update": {"address": "auto", "name": "auto"}}
+    with translated():
+        return services().billing_portal.sessions.create(params, keyed(key)).url
 
 
 # --- Payments ---------------------------------------------------------------------------------------------------------
 
 
 def get_payment(*, payment_intent_id: str) -> Payment:
-    with _translated():
-        return read_payment(_stripe().payment_intents.retrieve(payment_intent_id))
+    with translated():
+        return read_payment(services().payment_intents.retrieve(payment_intent_id))
 
 
 # --- Invoices ---------------------------------------------------------------------------------------------------------
@@ -243,9 +183,9 @@ def create_invoice(
     days_until_due: int | None,
     key: str,
     is_taxed: bool = True,
-) -> Invoice:
+) -> StripeInvoice:
     """Create an empty draft. With `days_until_due` Stripe mails it; without, `pay_invoice` charges it."""
-    params: dict[str, Any] = {
+    params: InvoiceCreateParams = {
         "customer": customer_id,
         "currency": CURRENCY,
         "auto_advance": False,
@@ -257,54 +197,50 @@ def create_invoice(
     }
     if days_until_due is not None:
         params["days_until_due"] = days_until_due
-    with _translated():
-        return read_invoice(_stripe().invoices.create(params, _keyed(key)))
+    with translated():
+        return read_invoice(services().invoices.create(params, keyed(key)))
 
 
-def add_invoice_lines(*, invoice_id: str, lines: Sequence[InvoiceLine], key: str) -> Invoice:
+def add_invoice_lines(*, invoice_id: str, lines: Sequence[StripeInvoiceLine], key: str) -> StripeInvoice:
     """Add our lines to a draft."""
-    written = [
+    written: list[InvoiceAddLinesParamsLine] = [
         {"description": line.description, "amount": line.amount_cents, "metadata": {"key": line.key}} for line in lines
     ]
-    with _translated():
-        return read_invoice(_stripe().invoices.add_lines(invoice_id, {"lines": written}, _keyed(key)))
+    with translated():
+        return read_invoice(services().invoices.add_lines(invoice_id, {"lines": written}, keyed(key)))
 
 
-def finalize_invoice(*, invoice_id: str, key: str) -> Invoice:
-    with _translated():
+def finalize_invoice(*, invoice_id: str, key: str) -> StripeInvoice:
+    with translated():
         return read_invoice(
-            _stripe().invoices.finalize_invoice(invoice_id, {"auto_advance": False, **_PAYMENTS}, _keyed(key))
+            services().invoices.finalize_invoice(
+                invoice_id, {"auto_advance": False, "expand": ["payments"]}, keyed(key)
+            )
         )
 
 
-def pay_invoice(*, invoice_id: str, key: str) -> Invoice:
+def pay_invoice(*, invoice_id: str, key: str) -> StripeInvoice:
     """Charge the customer's card while the customer is absent. Raises CardDeclined."""
-    with _translated():
-        return read_invoice(_stripe().invoices.pay(invoice_id, {"off_session": True, **_PAYMENTS}, _keyed(key)))
+    with translated():
+        return read_invoice(
+            services().invoices.pay(invoice_id, {"off_session": True, "expand": ["payments"]}, keyed(key))
+        )
 
 
-def void_invoice(*, invoice_id: str, key: str) -> Invoice:
-    with _translated():
-        return read_invoice(_stripe().invoices.void_invoice(invoice_id, {}, _keyed(key)))
+def void_invoice(*, invoice_id: str, key: str) -> StripeInvoice:
+    with translated():
+        return read_invoice(services().invoices.void_invoice(invoice_id, {}, keyed(key)))
 
 
 def delete_draft(*, invoice_id: str) -> None:
     """Delete an invoice that was never finalized. Raises StripeRefused when it was."""
-    with _translated():
-        _stripe().invoices.delete(invoice_id)
+    with translated():
+        services().invoices.delete(invoice_id)
 
 
-def mark_uncollectible(*, invoice_id: str, key: str) -> Invoice:
-    with _translated():
-        return read_invoice(_stripe().invoices.mark_uncollectible(invoice_id, {}, _keyed(key)))
-
-
-def get_invoice(*, invoice_id: str) -> Invoice:
-    with _translated():
-        return read_invoice(_stripe().invoices.retrieve(invoice_id, _PAYMENTS))
-
-
-_PAYMENTS = {"expand": ["payments"]}
+def get_invoice(*, invoice_id: str) -> StripeInvoice:
+    with translated():
+        return read_invoice(services().invoices.retrieve(invoice_id, {"expand": ["payments"]}))
 
 
 # --- Refunds and disputes ---------------------------------------------------------------------------------------------
@@ -312,24 +248,24 @@ _PAYMENTS = {"expand": ["payments"]}
 
 def create_refund(*, payment_intent_id: str, amount_cents: int, refund_id: str, key: str) -> Refund:
     """Refund to the card that paid."""
-    params = {
+    params: RefundCreateParams = {
         "payment_intent": payment_intent_id,
         "amount": amount_cents,
         "reason": "requested_by_customer",
         "metadata": {"refund_id": refund_id},
     }
-    with _translated():
-        return read_refund(_stripe().refunds.create(params, _keyed(key)))
+    with translated():
+        return read_refund(services().refunds.create(params, keyed(key)))
 
 
 def get_refund(*, refund_id: str) -> Refund:
-    with _translated():
-        return read_refund(_stripe().refunds.retrieve(refund_id))
+    with translated():
+        return read_refund(services().refunds.retrieve(refund_id))
 
 
 def get_dispute(*, dispute_id: str) -> Dispute:
-    with _translated():
-        return read_dispute(_stripe().disputes.retrieve(dispute_id))
+    with translated():
+        return read_dispute(services().disputes.retrieve(dispute_id))
 
 
 # --- Events, movements and meters -------------------------------------------------------------------------------------
@@ -349,41 +285,31 @@ def read_webhook(*, body: bytes, signature: str) -> Notice:
 
 def list_events(*, since: datetime.datetime, until: datetime.datetime) -> Iterator[Notice]:
     """Yield the events that we handle in the half-open period, newest first."""
-    params = {"created": _period(since, until), "limit": _PAGE}
-    with _translated():
-        for event in _stripe().events.list(params).auto_paging_iter():
+    with translated():
+        listed = services().events.list({"created": _period(since, until), "limit": _PAGE})
+        for event in listed.auto_paging_iter():
             if event.type in EVENTS:
                 yield read_notice(event)
 
 
 def list_cash_movements(*, since: datetime.datetime, until: datetime.datetime) -> Iterator[CashMovement]:
     """Yield the movements in Stripe's account in the half-open period, newest first."""
-    params = {"created": _period(since, until), "limit": _PAGE, "expand": ["data.source"]}
-    with _translated():
-        for found in _stripe().balance_transactions.list(params).auto_paging_iter():
+    with translated():
+        listed = services().balance_transactions.list(
+            {"created": _period(since, until), "limit": _PAGE, "expand": ["data.source"]}
+        )
+        for found in listed.auto_paging_iter():
             yield read_movement(found)
 
 
-def find_invoices(*, customer_id: str, since: datetime.datetime, metadata: Mapping[str, str]) -> list[Invoice]:
+def find_invoices(*, customer_id: str, since: datetime.datetime, metadata: Mapping[str, str]) -> list[StripeInvoice]:
     """Return the customer's invoices created since then whose metadata includes all of `metadata`, newest first."""
-    params = {"customer": customer_id, "created": {"gte": int(since.timestamp())}, "limit": _PAGE}
-    with _translated():
-        found = [read_invoice(each) for each in _stripe().invoices.list(params).auto_paging_iter()]
+    with translated():
+        listed = services().invoices.list(
+            {"customer": customer_id, "created": {"gte": int(since.timestamp())}, "limit": _PAGE}
+        )
+        found = [read_invoice(each) for each in listed.auto_paging_iter()]
     return [each for each in found if metadata.items() <= each.metadata.items()]
-
-
-def list_open_invoices(*, customer_id: str) -> list[Invoice]:
-    with _translated():
-        found = _stripe().invoices.list({"customer": customer_id, "status": "open", "limit": _PAGE})
-        return [read_invoice(each) for each in found.auto_paging_iter()]
-
-
-def create_webhook(*, url: str, key: str) -> Webhook:
-    """Register a receiver for the events that we handle, in our API version."""
-    params = {"url": url, "enabled_events": list(EVENTS), "api_version": API_VERSION}
-    with _translated():
-        made = _stripe().webhook_endpoints.create(params, _keyed(key))
-    return Webhook(id=made.id, url=made.url, secret=made.secret or "")
 
 
 def send_meter_event(*, name: str, customer_id: str, quantity: int, at: datetime.datetime, identifier: str) -> None:
@@ -391,19 +317,19 @@ def send_meter_event(*, name: str, customer_id: str, quantity: int, at: datetime
 
     A meter remembers an identifier for a day: a known one was sent already.
     """
-    params = {
+    params: MeterEventCreateParams = {
         "event_name": name,
         "payload": {"stripe_customer_id": customer_id, "value": str(quantity)},
         "timestamp": int(at.timestamp()),
         "identifier": identifier,
     }
     try:
-        with _translated():
-            _stripe().billing.meter_events.create(params, _keyed(f"meter:{identifier}"))
+        with translated():
+            services().billing.meter_events.create(params, keyed(f"meter:{identifier}"))
     except StripeRefused as error:
         if "already exists with identifier" not in error.message:
             raise
 
 
-def _period(since: datetime.datetime, until: datetime.datetime) -> dict[str, int]:
+def _period(since: datetime.datetime, until: datetime.datetime) -> "EventListParamsCreated":
     return {"gte": int(since.timestamp()), "lt": int(until.timestamp())}

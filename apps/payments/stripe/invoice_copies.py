@@ -16,7 +16,7 @@ from apps.payments.customers import get_customer
 from apps.payments.models import StripeCustomer
 from apps.payments.stripe import gateway
 from apps.payments.stripe.errors import StripeRefused
-from apps.payments.stripe.objects import InvoiceLine as StripeLine
+from apps.payments.stripe.objects import InvoiceStatus, StripeInvoiceLine
 from apps.payments.topups import PaymentMismatch
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def _copied_before(invoice: Invoice, customer_id: str, attempt: int) -> str:
         customer_id=customer_id, since=invoice.issued_at - _CLOCKS_DIFFER, metadata={"invoice_id": invoice.pk}
     )
     for found in made:
-        if found.status != "draft":
+        if found.status != InvoiceStatus.DRAFT:
             return found.id
     for found in made:
         if found.metadata.get("attempt") != str(attempt):
@@ -90,12 +90,12 @@ def _written(invoice: Invoice, customer_id: str, attempt: int) -> str:
         subtotal_cents = filled.subtotal_cents
     if subtotal_cents != invoice.total_cents:
         raise PaymentMismatch(f"Stripe adds up to {subtotal_cents} cents, the books to {invoice.total_cents}")
-    from_credit = StripeLine(description="Paid from credit", amount_cents=-invoice.total_cents, key="credit")
+    from_credit = StripeInvoiceLine(description="Paid from credit", amount_cents=-invoice.total_cents, key="credit")
     gateway.add_invoice_lines(invoice_id=made.id, lines=[from_credit], key=f"{key}:credit")
     return gateway.finalize_invoice(invoice_id=made.id, key=f"{key}:finalize").id
 
 
-def _lines(invoice: Invoice) -> list[StripeLine]:
+def _lines(invoice: Invoice) -> list[StripeInvoiceLine]:
     ours = list(invoice.lines.order_by("position"))
     if len(ours) <= _MAX_LINES:
         return [_line(line) for line in ours]
@@ -103,12 +103,14 @@ def _lines(invoice: Invoice) -> list[StripeLine]:
     for line in ours:
         cents[line.kind] += line.cents
     return [
-        StripeLine(description=f"{kind.capitalize()}: see invoice {invoice.number}", amount_cents=sum_cents, key=kind)
+        StripeInvoiceLine(
+            description=f"{kind.capitalize()}: see invoice {invoice.number}", amount_cents=sum_cents, key=kind
+        )
         for kind, sum_cents in cents.items()
     ]
 
 
-def _line(line: InvoiceLine) -> StripeLine:
+def _line(line: InvoiceLine) -> StripeInvoiceLine:
     days = f"{line.first_day:%-d %b}" + (f" to {line.last_day:%-d %b}" if line.last_day != line.first_day else "")
     text = f"{line.kind.capitalize()}: {line.subject}, {days}"
-    return StripeLine(description=text[:500], amount_cents=line.cents, key=line.pk)
+    return StripeInvoiceLine(description=text[:500], amount_cents=line.cents, key=line.pk)

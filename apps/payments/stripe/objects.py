@@ -2,8 +2,29 @@
 
 import datetime
 from collections.abc import Mapping
+from enum import StrEnum
 
 import msgspec
+
+from apps.payments.lifecycle import RefundStatus
+
+
+class CheckoutStatus(StrEnum):
+    """A complete page may still wait for its payment: a bank transfer takes days."""
+
+    OPEN = "open"
+    COMPLETE = "complete"
+    EXPIRED = "expired"
+
+
+class InvoiceStatus(StrEnum):
+    """Where an invoice at Stripe is."""
+
+    DRAFT = "draft"
+    OPEN = "open"
+    PAID = "paid"
+    VOID = "void"
+    UNCOLLECTIBLE = "uncollectible"
 
 
 class CardLeft(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,12 +47,11 @@ class Checkout(msgspec.Struct, frozen=True, kw_only=True):
     """A hosted page on which a customer pays or leaves a card."""
 
     id: str
-    mode: str
-    status: str
-    payment_status: str
+    takes_payment: bool
+    status: CheckoutStatus
+    is_paid: bool
     url: str
     reference: str
-    customer_id: str
     payment_intent_id: str
     setup_intent_id: str
     subtotal_cents: int
@@ -48,29 +68,24 @@ class Payment(msgspec.Struct, frozen=True, kw_only=True):
     amount_cents: int
     received_cents: int
     currency: str
-    customer_id: str
     metadata: Mapping[str, str]
     failure: str
 
 
-class Invoice(msgspec.Struct, frozen=True, kw_only=True):
+class StripeInvoice(msgspec.Struct, frozen=True, kw_only=True):
     id: str
-    number: str
-    status: str
+    status: InvoiceStatus
     subtotal_cents: int
     tax_cents: int
     total_cents: int
     paid_cents: int
     currency: str
-    customer_id: str
     hosted_url: str
-    pdf_url: str
     payment_intent_ids: tuple[str, ...]
-    attempt_count: int
     metadata: Mapping[str, str]
 
 
-class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
+class StripeInvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
     """One line to print on an invoice at Stripe."""
 
     description: str
@@ -79,8 +94,10 @@ class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refund(msgspec.Struct, frozen=True, kw_only=True):
+    """A refund in our own words: Stripe's "requires_action" is pending, its "canceled" is failed."""
+
     id: str
-    status: str
+    status: RefundStatus
     amount_cents: int
     currency: str
     payment_intent_id: str
@@ -121,11 +138,3 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     object_id: str
     object_type: str
     created_at: datetime.datetime
-
-
-class Webhook(msgspec.Struct, frozen=True, kw_only=True):
-    """A registered receiver; Stripe returns `secret` only at creation."""
-
-    id: str
-    url: str
-    secret: str

@@ -1,23 +1,45 @@
-"""Conversion of the stripe package's objects into ours. It makes no calls and does not import the package."""
+"""Conversion of the stripe package's objects into ours. It makes no calls."""
 
 import datetime
-from typing import Any
+from typing import Protocol
 
+import stripe
+
+from apps.payments.lifecycle import RefundStatus
 from apps.payments.stripe.objects import (
     Card,
     CardLeft,
     CashMovement,
     Checkout,
+    CheckoutStatus,
     Dispute,
-    Invoice,
+    InvoiceStatus,
     Notice,
     Payment,
     Refund,
+    StripeInvoice,
 )
 
 
-def read_card(method: Any) -> Card:
+class HasId(Protocol):
+    id: str
+
+
+Expandable = str | HasId | None
+
+# https://docs.stripe.com/api/refunds/object
+_REFUND_STATUSES = {
+    "pending": RefundStatus.PENDING,
+    "requires_action": RefundStatus.PENDING,
+    "succeeded": RefundStatus.SUCCEEDED,
+    "failed": RefundStatus.FAILED,
+    "canceled": RefundStatus.FAILED,
+}
+
+
+def read_card(method: stripe.PaymentMethod) -> Card:
     card = method.card
+    assert card is not None  # the method is of type "card"
     return Card(
         payment_method_id=method.id,
         left_at=_at(method.created),
@@ -28,19 +50,19 @@ def read_card(method: Any) -> Card:
     )
 
 
-def read_card_left(method: Any) -> CardLeft:
+def read_card_left(method: str | stripe.PaymentMethod | None) -> CardLeft:
+    assert isinstance(method, stripe.PaymentMethod)  # its id was expanded
     return CardLeft(payment_method_id=method.id, left_at=_at(method.created))
 
 
-def read_checkout(found: Any) -> Checkout:
+def read_checkout(found: stripe.checkout.Session) -> Checkout:
     return Checkout(
         id=found.id,
-        mode=found.mode,
-        status=found.status or "",
-        payment_status=found.payment_status,
+        takes_payment=found.mode == "payment",
+        status=CheckoutStatus(found.status or CheckoutStatus.OPEN),
+        is_paid=found.payment_status == "paid",
         url=found.url or "",
         reference=found.client_reference_id or "",
-        customer_id=read_id(found.customer),
         payment_intent_id=read_id(found.payment_intent),
         setup_intent_id=read_id(found.setup_intent),
         subtotal_cents=found.amount_subtotal or 0,
@@ -50,7 +72,7 @@ def read_checkout(found: Any) -> Checkout:
     )
 
 
-def read_payment(found: Any) -> Payment:
+def read_payment(found: stripe.PaymentIntent) -> Payment:
     error = found.last_payment_error
     return Payment(
         id=found.id,
@@ -58,46 +80,43 @@ def read_payment(found: Any) -> Payment:
         amount_cents=found.amount,
         received_cents=found.amount_received,
         currency=found.currency,
-        customer_id=read_id(found.customer),
         metadata=_plain(found.metadata),
         failure=(getattr(error, "decline_code", None) or error.code or "") if error else "",
     )
 
 
-def read_invoice(found: Any) -> Invoice:
-    payments = found.payments.data if getattr(found, "payments", None) else []
+def read_invoice(found: stripe.Invoice) -> StripeInvoice:
+    listed = getattr(found, "payments", None)  # only where it was expanded
+    payments = listed.data if listed else []
     intents = (read_id(getattr(each.payment, "payment_intent", None)) for each in payments)
-    return Invoice(
+    return StripeInvoice(
         id=found.id,
-        number=found.number or "",
-        status=found.status or "",
+        status=InvoiceStatus(found.status or InvoiceStatus.DRAFT),
         subtotal_cents=found.subtotal,
         tax_cents=sum(tax.amount for tax in found.total_taxes or []),
         total_cents=found.total,
         paid_cents=found.amount_paid,
         currency=found.currency,
-        customer_id=read_id(found.customer),
         hosted_url=found.hosted_invoice_url or "",
-        pdf_url=found.invoice_pdf or "",
         payment_intent_ids=tuple(intent for intent in intents if intent),
-        attempt_count=found.attempt_count,
         metadata=_plain(found.metadata),
     )
 
 
-def read_refund(found: Any) -> Refund:
+def read_refund(found: stripe.Refund) -> Refund:
+    status = _REFUND_STATUSES.get(found.status or "", RefundStatus.PENDING)
     return Refund(
         id=found.id,
-        status=found.status or "",
+        status=status,
         amount_cents=found.amount,
         currency=found.currency,
         payment_intent_id=read_id(found.payment_intent),
-        failure=getattr(found, "failure_reason", None) or "",
+        failure=getattr(found, "failure_reason", None) or (str(found.status) if status == RefundStatus.FAILED else ""),
         metadata=_plain(found.metadata),
     )
 
 
-def read_dispute(found: Any) -> Dispute:
+def read_dispute(found: stripe.Dispute) -> Dispute:
     return Dispute(
         id=found.id,
         status=found.status,
@@ -109,7 +128,7 @@ def read_dispute(found: Any) -> Dispute:
     )
 
 
-def read_notice(event: Any) -> Notice:
+def read_notice(event: stripe.Event) -> Notice:
     about = event.data.object
     return Notice(
         id=event.id,
@@ -121,7 +140,7 @@ def read_notice(event: Any) -> Notice:
     )
 
 
-def read_movement(found: Any) -> CashMovement:
+def read_movement(found: stripe.BalanceTransaction) -> CashMovement:
     return CashMovement(
         id=found.id,
         kind=found.type,
@@ -133,20 +152,19 @@ def read_movement(found: Any) -> CashMovement:
     )
 
 
-def _source(source: Any) -> str:
+def _source(source: Expandable) -> str:
     """Return its id in our books: a charge by its payment intent, other objects by their own id."""
-    is_charge = getattr(source, "object", "") == "charge"
-    return read_id(getattr(source, "payment_intent", None) if is_charge else source)
+    return read_id(source.payment_intent if isinstance(source, stripe.Charge) else source)
 
 
 def _at(seconds: int) -> datetime.datetime:
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
 
 
-def read_id(value: Any) -> str:
+def read_id(value: Expandable) -> str:
     """Return the id of an object that Stripe gives as an id or in full."""
     return "" if value is None else value if isinstance(value, str) else value.id
 
 
-def _plain(metadata: Any) -> dict[str, str]:
+def _plain(metadata: stripe.StripeObject | None) -> dict[str, str]:
     return metadata.to_dict() if metadata else {}

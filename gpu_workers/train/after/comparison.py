@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -116,7 +115,7 @@ class Examiner:
             zip(self.examples, base.scores, tuned.scores, strict=True), start=1
         ):
             place = places.get(id(example), len(graded[0]))
-            scores = [column[place] for column in graded] if place < len(graded[0]) else [None, None]
+            scores = (graded[0][place], graded[1][place]) if place < len(graded[0]) else (None, None)
             losses = before.loss / before.n_tokens, after.loss / after.n_tokens
             has_lower_score = scores[0] is not None and scores[1] is not None and scores[1] < scores[0]
             if has_lower_score or losses[1] > losses[0] + _WORSE_LOSS:
@@ -125,7 +124,12 @@ class Examiner:
         return sorted(found, key=lambda row: ((row.tuned_score or 0) - (row.base_score or 0), _gain(row)))
 
     def _worse_row(
-        self, number: int, example: Example, losses: tuple[float, float], scores: list[Any], answers: list[str]
+        self,
+        number: int,
+        example: Example,
+        losses: tuple[float, float],
+        scores: Sequence[float | None],
+        answers: list[str],
     ) -> WorseRow:
         prompt, reference = example.prompt or example.token_ids, (example.answer or [0])[:-1]
         return WorseRow(

@@ -8,13 +8,12 @@ trained, or in part, weight by weight.
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import peft
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from apps.contracts.adapter_files import WEIGHTS_FILE
 from apps.contracts.chat import ChatRenderer
@@ -26,8 +25,8 @@ from gpu_workers.train.after.comparison import Examiner, Findings
 from gpu_workers.train.after.judge import Judge
 from gpu_workers.train.after.probe_rows import build_probe, choose_rows, first_chat, score_rows
 from gpu_workers.train.after.scoring import Example, as_example, logprobs_of, score_logits
-from gpu_workers.train.data.encoding import load_renderer
-from gpu_workers.train.data.rows import Pairs, encode
+from gpu_workers.train.data.encoding import IGNORED, load_renderer
+from gpu_workers.train.data.rows import PairRow, Pairs, encode
 from gpu_workers.train.data.selection import select_rows
 from gpu_workers.train.model.loading import quantization_config
 from gpu_workers.train.model.memory import free_bytes
@@ -117,10 +116,10 @@ class _Dense:
         tuned_scores = score_rows(model, fixed)
         return Seen(base_scores, tuned_scores, (before, after) if before and after else None)
 
-    def _load(self) -> Any:
+    def _load(self) -> PreTrainedModel:
         return _load(self._base)
 
-    def _tune(self, model: Any) -> Any:
+    def _tune(self, model: PreTrainedModel) -> PreTrainedModel | peft.PeftModel:
         if not is_adapter(self._trained):
             return _load(self._trained)
         adapted = peft.PeftModel.from_pretrained(model, self._trained, autocast_adapter_dtype=False)
@@ -139,10 +138,10 @@ class _Quantized(_Dense):
         probe = _Streamed(self._base, self._trained).examine(None, fixed)
         return Seen(probe.base_scores, probe.tuned_scores, found)
 
-    def _load(self) -> Any:
+    def _load(self) -> PreTrainedModel:
         return _load(self._base, quantization_config=quantization_config(_DTYPE))
 
-    def _tune(self, model: Any) -> Any:
+    def _tune(self, model: PreTrainedModel) -> peft.PeftModel:
         return peft.PeftModel.from_pretrained(model, self._trained, autocast_adapter_dtype=False).eval()
 
 
@@ -204,7 +203,7 @@ def _subject_of(base: Path, trained: Path, spec: RunSpec) -> _Dense | _Streamed:
     return _Streamed(base, trained)
 
 
-def _load(folder: Path, **options: Any) -> Any:
+def _load(folder: Path, **options: object) -> PreTrainedModel:
     """Return a model as it is served: 16 bits, dense, on the accelerator if there is one."""
     if torch.cuda.is_available():
         options["device_map"] = {"": torch.cuda.current_device()}
@@ -227,22 +226,22 @@ def _examples(path: Path, spec: RunSpec, renderer: ChatRenderer, keep: Sequence[
     recipe = spec.hyperparameters
     rows = encode(path, renderer, recipe, keep=keep)
     if isinstance(rows, Pairs):
-        return [_preferred(item) for item in rows.items(range(len(rows)))]
+        return [_preferred(pair) for pair in rows.rows]
     is_chat = recipe.objective is Objective.SUPERVISED
     return [as_example(rows.input_ids[i], rows.labels[i], can_be_asked=is_chat) for i in range(len(rows))]
 
 
-def _preferred(pair: dict[str, Any]) -> Example:
+def _preferred(pair: PairRow) -> Example:
     """Return the preferred answer of a preference row: the one that should become likelier."""
-    prompt, chosen = list(pair["prompt_ids"]), list(pair["chosen_ids"])
-    return as_example(prompt + chosen, [-100] * len(prompt) + chosen, can_be_asked=True)
+    prompt, chosen = pair["prompt_ids"], pair["chosen_ids"]
+    return as_example(prompt + chosen, [IGNORED] * len(prompt) + chosen, can_be_asked=True)
 
 
-def _context_length(config: Any) -> int:
+def _context_length(config: PreTrainedConfig) -> int:
     return int(getattr(config.get_text_config(), "max_position_embeddings", 2_048))
 
 
-def _pad_id(config: Any) -> int:
+def _pad_id(config: PreTrainedConfig) -> int:
     """Return any valid id: padding is masked."""
     text = config.get_text_config()
     return text.pad_token_id if isinstance(getattr(text, "pad_token_id", None), int) else 0

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import httpx
 import msgspec
@@ -121,7 +120,7 @@ class Judge:
         assert self._access is not None
         return self._access.url
 
-    def _body(self, question: Question) -> dict[str, Any]:
+    def _body(self, question: Question) -> dict[str, object]:
         assert self._access is not None
         criterion = self._grader.instructions.strip() or DEFAULT_INSTRUCTIONS
         material = {
@@ -174,7 +173,7 @@ def _words_of(response: httpx.Response) -> str:
     return f"it was refused with {response.status_code}" + (f" ({message[:300]})" if message else "")
 
 
-def _error_of(response: httpx.Response) -> dict[str, Any]:
+def _error_of(response: httpx.Response) -> dict[str, object]:
     try:
         error = response.json()["error"]
     except (ValueError, KeyError, TypeError):

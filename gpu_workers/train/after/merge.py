@@ -79,17 +79,18 @@ class _Layers:
         rank = self._config["r"]
         self._scale = self._config["lora_alpha"] / (math.sqrt(rank) if self._config.get("use_rslora") else rank)
 
-    def apply(self, name: str, weight: torch.Tensor) -> torch.Tensor:
+    def apply(self, name: str, weight_OI: torch.Tensor) -> torch.Tensor:
+        """Return the weight with its change, or as it is if the adapter has none for it."""
         module = _PREFIX + name.removesuffix(".weight")
-        down = self._tensors.pop(f"{module}.lora_A.weight", None)
-        if down is None:
-            return weight
-        up = self._tensors.pop(f"{module}.lora_B.weight")
-        changed = weight.float().addmm_(up.float(), down.float(), alpha=self._scale)
+        down_RI = self._tensors.pop(f"{module}.lora_A.weight", None)
+        if down_RI is None:
+            return weight_OI
+        up_OR = self._tensors.pop(f"{module}.lora_B.weight")
+        changed_OI = weight_OI.float().addmm_(up_OR.float(), down_RI.float(), alpha=self._scale)
         magnitude = self._magnitude(module)
         if magnitude is None:
-            return changed
-        return changed * (magnitude.float() / torch.linalg.vector_norm(changed, dim=1))[:, None]
+            return changed_OI
+        return changed_OI * (magnitude.float() / torch.linalg.vector_norm(changed_OI, dim=1))[:, None]
 
     def left(self) -> list[str]:
         return sorted(self._tensors)

@@ -1,11 +1,12 @@
 """Scores that a causal model gives to tokens, and answers that it writes. Greedy, and without random numbers."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
+import peft
 import torch
+from transformers import PreTrainedModel
 
 from gpu_workers.common.pulse import beat
 from gpu_workers.train.data.encoding import IGNORED
@@ -50,14 +51,15 @@ def score_row(model: torch.nn.Module, example: Example) -> RowScore:
     return score_logits(_logits(model, example.token_ids), example)
 
 
-def score_logits(logits: torch.Tensor, example: Example) -> RowScore:
+def score_logits(logits_TV: torch.Tensor, example: Example) -> RowScore:
     """Return a row's score from the logits after each of its tokens."""
     labels = torch.tensor(example.labels[1:])
     selected = labels != IGNORED
-    logits = logits[:-1][selected.to(logits.device)].float()
-    targets = labels[selected].to(logits.device)
-    loss = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
-    return RowScore(loss=float(loss), n_correct=int((logits.argmax(-1) == targets).sum()), n_tokens=int(selected.sum()))
+    logits_NV = logits_TV[:-1][selected.to(logits_TV.device)].float()
+    targets = labels[selected].to(logits_NV.device)
+    loss = torch.nn.functional.cross_entropy(logits_NV, targets, reduction="sum")
+    n_correct = int((logits_NV.argmax(-1) == targets).sum())
+    return RowScore(loss=float(loss), n_correct=n_correct, n_tokens=len(targets))
 
 
 @torch.no_grad()
@@ -66,21 +68,22 @@ def token_logprobs(model: torch.nn.Module, token_ids: Sequence[int]) -> tuple[fl
     return logprobs_of(_logits(model, token_ids), token_ids)
 
 
-def logprobs_of(logits: torch.Tensor, token_ids: Sequence[int]) -> tuple[float, ...]:
+def logprobs_of(logits_TV: torch.Tensor, token_ids: Sequence[int]) -> tuple[float, ...]:
     """Return the log-probability of every token but the first, from the logits after each token."""
-    logprobs = torch.log_softmax(logits[:-1].float(), dim=-1)
-    targets = torch.tensor(token_ids[1:], device=logprobs.device)
-    return tuple(logprobs.gather(1, targets[:, None])[:, 0].tolist())
+    logprobs_TV = torch.log_softmax(logits_TV[:-1].float(), dim=-1)
+    targets = torch.tensor(token_ids[1:], device=logprobs_TV.device)
+    return tuple(logprobs_TV.gather(1, targets[:, None])[:, 0].tolist())
 
 
 def _logits(model: torch.nn.Module, token_ids: Sequence[int]) -> torch.Tensor:
+    """Return the logits [T, V] after each token."""
     beat()
     return model(input_ids=torch.tensor([list(token_ids)], device=model.device), use_cache=False).logits[0]
 
 
 @torch.no_grad()
 def write_answers(
-    model: Any,
+    model: PreTrainedModel | peft.PeftModel,
     prompts: Sequence[Sequence[int]],
     *,
     stop_ids: Sequence[int],
@@ -99,17 +102,21 @@ def write_answers(
 
 
 def _write_batch(
-    model: Any, prompts: Sequence[Sequence[int]], stop_ids: Sequence[int], pad_id: int, max_tokens: int
+    model: PreTrainedModel | peft.PeftModel,
+    prompts: Sequence[Sequence[int]],
+    stop_ids: Sequence[int],
+    pad_id: int,
+    max_tokens: int,
 ) -> list[list[int]]:
     width = max(len(prompt) for prompt in prompts)
-    ids = np.full((len(prompts), width), pad_id, dtype=np.int64)
-    mask = np.zeros((len(prompts), width), dtype=np.int64)
+    ids_BT = np.full((len(prompts), width), pad_id, dtype=np.int64)
+    mask_BT = np.zeros((len(prompts), width), dtype=np.int64)
     for index, prompt in enumerate(prompts):
-        ids[index, width - len(prompt) :] = prompt
-        mask[index, width - len(prompt) :] = 1
-    written = model.generate(
-        input_ids=torch.from_numpy(ids).to(model.device),
-        attention_mask=torch.from_numpy(mask).to(model.device),
+        ids_BT[index, width - len(prompt) :] = prompt
+        mask_BT[index, width - len(prompt) :] = 1
+    written_BT = model.generate(
+        input_ids=torch.from_numpy(ids_BT).to(model.device),
+        attention_mask=torch.from_numpy(mask_BT).to(model.device),
         do_sample=False,
         num_beams=1,
         temperature=None,
@@ -120,13 +127,13 @@ def _write_batch(
         pad_token_id=pad_id,
         stopping_criteria=[_beat_per_token],
     )
-    return [_until(row, set(stop_ids)) for row in written[:, width:].tolist()]
+    return [_until(row, set(stop_ids)) for row in written_BT[:, width:].tolist()]
 
 
-def _beat_per_token(ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+def _beat_per_token(ids_BT: torch.Tensor, scores: object, **kwargs: object) -> torch.Tensor:
     """Stop no answer; count each token of a batch as work."""
     beat()
-    return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+    return torch.zeros(len(ids_BT), dtype=torch.bool, device=ids_BT.device)
 
 
 def _until(ids: list[int], stop_ids: set[int]) -> list[int]:

@@ -1,9 +1,9 @@
 """The encoding of a JSONL file as token ids and labels, with the same code as the preview and the token count."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypedDict, overload
 
 import datasets
 import numpy as np
@@ -11,11 +11,14 @@ import torch
 
 from apps.contracts.chat import (
     ChatRenderer,
+    ChatRow,
     InvalidChatTemplate,
+    PreferenceRow,
     RenderedRow,
     Row,
     RowError,
     RowKind,
+    TextRow,
     TrainOn,
     parse_line_as,
     split_lines,
@@ -27,6 +30,13 @@ from gpu_workers.train.failures import TrainingFailed
 
 IGNORED = -100
 _CHUNK_BYTES = 1024 * 1024
+
+
+class TokenRow(TypedDict):
+    """One row for a collator. A label is the token itself where it is trained, and IGNORED elsewhere."""
+
+    input_ids: list[int]
+    labels: list[int]
 
 
 class Encoded:
@@ -47,7 +57,7 @@ class Encoded:
         """Return the map-style dataset that TRL expects."""
         return datasets.Dataset.from_dict({"input_ids": self.input_ids, "labels": self.labels})
 
-    def items(self, indices: np.ndarray) -> list[dict[str, Any]]:
+    def items(self, indices: Iterable[int]) -> list[TokenRow]:
         return [{"input_ids": self.input_ids[i], "labels": self.labels[i]} for i in indices]
 
 
@@ -56,7 +66,6 @@ def encode_file(
     renderer: ChatRenderer,
     *,
     max_length: int,
-    kind: RowKind = RowKind.CHAT,
     train_on: TrainOn = TrainOn.ASSISTANT,
     keep: Sequence[bool] | None = None,
 ) -> Encoded:
@@ -65,11 +74,8 @@ def encode_file(
     Raises TrainingFailed for the first bad line or an empty result.
     """
     kept, n_dropped, n_truncated = [], 0, 0
-    rows: Iterator[Any] = read_rows(path, kind)
-    if keep is not None:
-        rows = compress(rows, keep)
     try:
-        for rendered in renderer.render_many(rows, train_on=train_on):
+        for rendered in renderer.render_many(read_rows(path, RowKind.CHAT, keep=keep), train_on=train_on):
             row = rendered.truncate(max_length)
             n_truncated += row.is_truncated
             if row.n_trained:
@@ -113,8 +119,32 @@ def load_renderer(folder: Path, chat_template: str) -> ChatRenderer:
         raise TrainingFailed(FailureCode.BASE_MODEL_UNAVAILABLE, str(error)) from error
 
 
-def read_rows(path: Path, kind: RowKind) -> Iterator[Row]:
-    """Yield a file's rows, parsed as they are needed; raises RowError."""
+@overload
+def read_rows(
+    path: Path, kind: Literal[RowKind.PREFERENCE], *, keep: Sequence[bool] | None = None
+) -> Iterator[PreferenceRow]: ...
+
+
+@overload
+def read_rows(
+    path: Path, kind: Literal[RowKind.CHAT, RowKind.TEXT], *, keep: Sequence[bool] | None = None
+) -> Iterator[ChatRow | TextRow]: ...
+
+
+@overload
+def read_rows(path: Path, kind: RowKind, *, keep: Sequence[bool] | None = None) -> Iterator[Row]: ...
+
+
+def read_rows(path: Path, kind: RowKind, *, keep: Sequence[bool] | None = None) -> Iterator[Row]:
+    """Return a file's rows, or those that `keep` selects in file order, parsed as they are needed.
+
+    Raises RowError.
+    """
+    rows = _parse_rows(path, kind)
+    return rows if keep is None else compress(rows, keep)
+
+
+def _parse_rows(path: Path, kind: RowKind) -> Iterator[Row]:
     with path.open("rb") as file:
         for line in split_lines(iter(lambda: file.read(_CHUNK_BYTES), b"")):
             beat()
@@ -134,21 +164,21 @@ class PaddingCollator:
         self._pad_id = pad_id
         self._multiple_of = multiple_of
 
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    def __call__(self, rows: Sequence[TokenRow]) -> dict[str, torch.Tensor]:
         width = max(len(row["input_ids"]) for row in rows)
         width += -width % self._multiple_of
-        input_ids = np.full((len(rows), width), self._pad_id, dtype=np.int64)
-        labels = np.full((len(rows), width), IGNORED, dtype=np.int64)
-        mask = np.zeros((len(rows), width), dtype=np.int64)
+        ids_BT = np.full((len(rows), width), self._pad_id, dtype=np.int64)
+        labels_BT = np.full((len(rows), width), IGNORED, dtype=np.int64)
+        mask_BT = np.zeros((len(rows), width), dtype=np.int64)
         for index, row in enumerate(rows):
             length = len(row["input_ids"])
-            input_ids[index, :length] = row["input_ids"]
-            labels[index, :length] = row["labels"]
-            mask[index, :length] = 1
+            ids_BT[index, :length] = row["input_ids"]
+            labels_BT[index, :length] = row["labels"]
+            mask_BT[index, :length] = 1
         return {
-            "input_ids": torch.from_numpy(input_ids),
-            "attention_mask": torch.from_numpy(mask),
-            "labels": torch.from_numpy(labels),
+            "input_ids": torch.from_numpy(ids_BT),
+            "attention_mask": torch.from_numpy(mask_BT),
+            "labels": torch.from_numpy(labels_BT),
         }
 
 

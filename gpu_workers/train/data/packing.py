@@ -3,12 +3,12 @@
 The rows of an optimizer step stay the same as without packing, and so does the loss.
 """
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-from gpu_workers.train.data.encoding import IGNORED
+from gpu_workers.train.data.encoding import IGNORED, TokenRow
 
 
 class PackingCollator:
@@ -21,19 +21,20 @@ class PackingCollator:
     def __init__(self, *, multiple_of: int = 1) -> None:
         self._multiple_of = multiple_of
 
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def __call__(self, rows: Sequence[TokenRow]) -> dict[str, torch.Tensor | int]:
+        """Return the batch [1, T], with the borders and the longest row as FlashAttention expects them."""
         lengths = [len(row["input_ids"]) for row in rows]
         borders = np.cumsum([0, *lengths], dtype=np.int32)
         filling = -borders[-1] % self._multiple_of
         labels = np.concatenate([*(row["labels"] for row in rows), np.full(filling, IGNORED)])
         labels[borders[:-1]] = IGNORED
-        tensors = {
+        columns = {
             "input_ids": np.concatenate([*(row["input_ids"] for row in rows), np.zeros(filling)]),
             "labels": labels,
             "position_ids": np.concatenate([np.arange(length) for length in [*lengths, filling]]),
         }
-        packed = {name: torch.from_numpy(value.astype(np.int64)).unsqueeze(0) for name, value in tensors.items()}
-        return packed | {
+        packed_BT = {name: torch.from_numpy(value.astype(np.int64)).unsqueeze(0) for name, value in columns.items()}
+        return packed_BT | {
             "cu_seq_lens_q": torch.from_numpy(borders),
             "cu_seq_lens_k": torch.from_numpy(borders),
             "max_length_q": max(lengths),

@@ -1,9 +1,8 @@
 """Rows of every objective as token ids: chat rows, running text, and pairs of answers. `encoding` reads chat rows."""
 
-from collections.abc import Iterator, Sequence
-from itertools import compress
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import datasets
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from apps.contracts.chat import ChatRenderer, RenderedPair, RenderedRow, RowError, RowKind, TrainOn
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import DatasetRef, Hyperparameters, Objective
-from gpu_workers.train.data.encoding import Encoded, bad_row, encode_file, read_rows
+from gpu_workers.train.data.encoding import Encoded, TokenRow, bad_row, encode_file, read_rows
 from gpu_workers.train.failures import TrainingFailed
 
 _KINDS = {
@@ -22,15 +21,23 @@ _KINDS = {
 }
 
 
+class PairRow(TypedDict):
+    """A prompt and two answers for TRL's collator, with the reference model's log-probabilities once DPO has them."""
+
+    prompt_ids: list[int]
+    chosen_ids: list[int]
+    rejected_ids: list[int]
+    ref_chosen_logps: NotRequired[float]
+    ref_rejected_logps: NotRequired[float]
+
+
 class Pairs:
     """Preference rows of one file as token ids, in file order: a prompt and two answers each."""
 
     def __init__(self, rows: list[tuple[list[int], list[int], list[int]]], *, n_dropped: int, n_truncated: int) -> None:
-        self.columns: dict[str, list[Any]] = {
-            "prompt_ids": [prompt for prompt, _, _ in rows],
-            "chosen_ids": [chosen for _, chosen, _ in rows],
-            "rejected_ids": [rejected for _, _, rejected in rows],
-        }
+        self.rows: list[PairRow] = [
+            {"prompt_ids": prompt, "chosen_ids": chosen, "rejected_ids": rejected} for prompt, chosen, rejected in rows
+        ]
         self.lengths = np.array([len(p) + max(len(c), len(r)) for p, c, r in rows], dtype=np.int64)
         self.n_trained = sum(len(chosen) + len(rejected) for _, chosen, rejected in rows)
         self.n_dropped = n_dropped
@@ -41,17 +48,17 @@ class Pairs:
 
     def as_dataset(self) -> datasets.Dataset:
         """Return the dataset with the columns that TRL's preference trainers read."""
-        return datasets.Dataset.from_dict(self.columns)
+        return datasets.Dataset.from_list(self.rows)
 
-    def items(self, indices: np.ndarray) -> list[dict[str, Any]]:
-        return [{name: column[i] for name, column in self.columns.items()} for i in indices]
+    def items(self, indices: Iterable[int]) -> list[PairRow]:
+        return [self.rows[i] for i in indices]
 
 
 Rows = Encoded | Pairs
 
 
 class SomeRows:
-    """A few of the rows, without a copy: columns added to the rows later appear here too."""
+    """A few of the rows, without a copy: values added to the rows later appear here too."""
 
     def __init__(self, rows: "Rows | SomeRows", indices: np.ndarray) -> None:
         self._rows = rows
@@ -61,7 +68,7 @@ class SomeRows:
     def __len__(self) -> int:
         return len(self._indices)
 
-    def items(self, indices: np.ndarray) -> list[dict[str, Any]]:
+    def items(self, indices: np.ndarray) -> list[TokenRow] | list[PairRow]:
         return self._rows.items(self._indices[indices])
 
 
@@ -93,7 +100,7 @@ def encode_text(path: Path, renderer: ChatRenderer, *, max_length: int, keep: Se
     """Return rows of which every token is trained. A long text becomes pieces of `max_length`, so no token is lost."""
     pieces = []
     try:
-        for row in renderer.render_many(_kept(path, RowKind.TEXT, keep)):
+        for row in renderer.render_many(read_rows(path, RowKind.TEXT, keep=keep)):
             ids = row.token_ids
             pieces += [_all_trained(ids[at : at + max_length]) for at in range(0, len(ids), max_length)]
     except RowError as error:
@@ -108,7 +115,7 @@ def encode_pairs(path: Path, renderer: ChatRenderer, *, max_length: int, keep: S
     """Return pairs with answers cut to fit after the prompt; a row whose prompt fills `max_length` is left out."""
     kept, n_dropped, n_truncated = [], 0, 0
     try:
-        for pair in renderer.render_pairs(_kept(path, RowKind.PREFERENCE, keep)):
+        for pair in renderer.render_pairs(read_rows(path, RowKind.PREFERENCE, keep=keep)):
             prompt, chosen, rejected = _split(pair)
             room = max_length - len(prompt)
             if room <= 0:
@@ -136,11 +143,6 @@ def _answer(row: RenderedRow) -> tuple[list[int], int]:
     """Return the tokens up to the answer's end, and the index at which the answer begins."""
     begin, end = row.trained[0][0], row.trained[-1][1]
     return row.token_ids[:end], begin
-
-
-def _kept(path: Path, kind: RowKind, keep: Sequence[bool] | None) -> Iterator[Any]:
-    rows = read_rows(path, kind)
-    return rows if keep is None else compress(rows, keep)
 
 
 def _all_trained(ids: list[int]) -> RenderedRow:

@@ -1,18 +1,22 @@
 """The common base of every objective's trainer: a resumable order of rows, and checkpoints that are whole or absent."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import peft
 import torch
 import torch.distributed
-from transformers import TrainerState
+from accelerate import Accelerator
+from torch.utils.data import Dataset
+from transformers import PreTrainedModel, TrainerCallback, TrainerState, TrainingArguments
 
 from apps.contracts.runs import RunSpec
 from gpu_workers.common.artifacts import folder_bytes, read_manifest
 from gpu_workers.common.events import CHECKPOINTS_FOLDER, UNNUMBERED, CheckpointReady, EventWriter
 from gpu_workers.common.pulse import beat
-from gpu_workers.train.data.encoding import ShuffledSampler
+from gpu_workers.train.data.encoding import ShuffledSampler, TokenRow
+from gpu_workers.train.data.rows import PairRow
 from gpu_workers.train.loop.callbacks import is_distributed
 from gpu_workers.train.loop.checkpoint import TrainingState, save_checkpoint
 from gpu_workers.train.loop.run_callback import RunCallback
@@ -30,28 +34,30 @@ from gpu_workers.train.model.weights import MODEL_FILE, save_trained
 class RunTrainer:
     """A mixin for TRL's trainers, placed before them. The builder sets `progress`, `events` and `eval_collator`."""
 
-    model: Any
-    model_wrapped: Any
-    args: Any
-    accelerator: Any
-    data_collator: Any
+    model: torch.nn.Module
+    model_wrapped: torch.nn.Module
+    args: TrainingArguments
+    accelerator: Accelerator
+    data_collator: Callable[..., dict[str, torch.Tensor]]
     current_gradient_accumulation_steps: int
-    optimizer: Any
-    lr_scheduler: Any
-    add_callback: Callable[[Any], None]
+    optimizer: torch.optim.Optimizer
+    lr_scheduler: torch.optim.lr_scheduler.LRScheduler
+    add_callback: Callable[[TrainerCallback], None]
     train: Callable[..., Any]
     state: TrainerState
     progress: RunCallback
     events: EventWriter
-    eval_collator: Any
+    eval_collator: Callable[..., dict[str, torch.Tensor]]
 
-    def __init__(self, *args: Any, spec: RunSpec, work_dir: Path, sampler: ShuffledSampler, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: object, spec: RunSpec, work_dir: Path, sampler: ShuffledSampler, **kwargs: object
+    ) -> None:
         self.spec = spec
         self.work_dir = work_dir
         self._sampler = sampler
         super().__init__(*args, **kwargs)
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> ShuffledSampler:
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> ShuffledSampler:
         return self._sampler
 
     def loss_parts(
@@ -60,19 +66,24 @@ class RunTrainer:
         """Return a batch's summed loss, the number of correct predictions, and the number scored."""
         raise NotImplementedError
 
-    def longest_rows(self) -> list[dict[str, Any]]:
+    def longest_rows(self) -> Sequence[TokenRow] | Sequence[PairRow]:
         """Return the micro-batch that needs the most memory, as input of the collator."""
         raise NotImplementedError
 
-    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: torch.Tensor | None = None) -> torch.Tensor:
         """Record the gradient norm. Called once per optimizer step, whether or not gradients are clipped."""
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[misc]
         self.progress.window.grad_norm = norm
         self.progress.window.steps += 1
         return norm
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        loss = super().training_step(*args, **kwargs)  # type: ignore[misc]
+    def training_step(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, torch.Tensor],
+        num_items_in_batch: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        loss = super().training_step(model, inputs, num_items_in_batch)  # type: ignore[misc]
         beat()
         return loss
 
@@ -104,7 +115,7 @@ class RunTrainer:
     def _sync_replicated_trainable_parameters(self, model: torch.nn.Module) -> None:
         average_gradients(model, self.accelerator)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         if is_sharded(self.model):
             return scatter_model(self.model, Path(resume_from_checkpoint) / MODEL_FILE)
         return super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
@@ -125,10 +136,10 @@ class RunTrainer:
             torch.distributed.barrier()
 
     @property
-    def unwrapped_model(self) -> Any:
+    def unwrapped_model(self) -> PreTrainedModel | peft.PeftModel:
         return self.accelerator.unwrap_model(self.model)
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
         progress, step = self.progress, self.state.global_step
         progress.watch.pause()
         written = self.write_checkpoint(self.work_dir / CHECKPOINTS_FOLDER)

@@ -5,7 +5,6 @@ import signal
 import time
 from collections import deque
 from types import FrameType
-from typing import Any
 
 import torch
 import torch.distributed
@@ -67,12 +66,12 @@ class Window:
 
     def __init__(self) -> None:
         self.steps = 0
-        self.loss: Any = 0.0
-        self.n_correct: Any = 0
-        self.n_scored: Any = 0  # the total of which `n_correct` is a share: trained tokens, or pairs
-        self.n_trained: Any = 0
-        self.n_tokens: Any = 0
-        self.grad_norm: Any = None
+        self.loss: torch.Tensor | float = 0.0
+        self.n_correct: torch.Tensor | int = 0
+        self.n_scored: torch.Tensor | int = 0  # the total of which `n_correct` is a share: trained tokens, or pairs
+        self.n_trained: torch.Tensor | int = 0
+        self.n_tokens: torch.Tensor | int = 0
+        self.grad_norm: torch.Tensor | None = None
 
     def totals(self) -> list[float]:
         """Return loss, correct, scored, trained and tokens, summed over all processes."""
@@ -120,7 +119,7 @@ class ProgressCallback(TrainerCallback):
         return sum(self.recent_losses) / len(self.recent_losses) if self.recent_losses else None
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         self._start_step = state.global_step
         self._start_seconds = self.watch.seconds
@@ -128,7 +127,15 @@ class ProgressCallback(TrainerCallback):
         self._saved_at = self._reported_at = time.monotonic()
         self.watch.start()
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        lr_scheduler: torch.optim.lr_scheduler.LRScheduler,
+        **kwargs: object,
+    ) -> None:
         is_last = state.global_step >= state.max_steps
         now = time.monotonic()
         is_stopping, is_save_due, is_report_due = as_rank_zero(
@@ -138,7 +145,7 @@ class ProgressCallback(TrainerCallback):
         if is_stopping and not is_last:
             should_save = control.should_training_stop = True
         if should_save or is_last or is_report_due or self.is_evaluation_due(state):
-            self.report(state, learning_rate=kwargs["lr_scheduler"].get_last_lr()[0])
+            self.report(state, learning_rate=lr_scheduler.get_last_lr()[0])
         control.should_save = should_save
 
     def is_save_due(self, now: float, state: TrainerState) -> bool:
@@ -182,7 +189,7 @@ class ProgressCallback(TrainerCallback):
                 epoch=state.global_step / self.steps_per_epoch,
                 train_loss=loss,
                 learning_rate=learning_rate,
-                grad_norm=_finite(whole(window.grad_norm)),
+                grad_norm=_finite(window.grad_norm),
                 trained_tokens=self.trained_tokens,
                 tokens_per_second=self._tokens_per_second(seconds, n_tokens),
                 training_seconds=seconds,
@@ -231,6 +238,6 @@ def as_rank_zero(*flags: bool) -> list[bool]:
     return [bool(flag) for flag in tensor.tolist()]
 
 
-def _finite(value: Any) -> float | None:
-    number = None if value is None else float(value)
+def _finite(value: torch.Tensor | None) -> float | None:
+    number = None if value is None else float(whole(value))
     return number if number is not None and math.isfinite(number) else None

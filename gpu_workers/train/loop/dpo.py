@@ -18,7 +18,7 @@ from gpu_workers.train.loop.preferences import PairTrainer
 _REFERENCES = ("ref_chosen_logps", "ref_rejected_logps")
 
 
-def dpo_config(arguments: dict[str, Any], recipe: Hyperparameters) -> DPOConfig:
+def dpo_config(arguments: dict[str, object], recipe: Hyperparameters) -> DPOConfig:
     # If requested at construction, TRL hashes every weight to name a cache; with an adapter it can be requested later.
     is_full = recipe.method is Method.FULL
     return DPOConfig(**arguments, beta=recipe.dpo_beta, max_length=None, precompute_ref_log_probs=is_full)
@@ -28,9 +28,9 @@ class DpoTrainer(PairTrainer, DPOTrainer):
     """DPOTrainer on prepared rows. A pair counts as correct if the preferred answer gained more than the other."""
 
     precompute_ref_logps: bool
-    train_dataset: Any
+    train_dataset: datasets.Dataset
 
-    def __init__(self, *args: Any, rows: Pairs, validation: Pairs | None, **kwargs: Any) -> None:
+    def __init__(self, *args: object, rows: Pairs, validation: Pairs | None, **kwargs: Any) -> None:
         super().__init__(*args, rows=rows, **kwargs)
         if not self.precompute_ref_logps:
             self.train_dataset = self._precompute_ref_logps(self.train_dataset, "train", self._size)
@@ -39,7 +39,7 @@ class DpoTrainer(PairTrainer, DPOTrainer):
             _take_references(validation, self._precompute_ref_logps(validation.as_dataset(), "eval", self._size))
         self.precompute_ref_logps = True
 
-    def _prepare_dataset(self, dataset: datasets.Dataset, *args: Any, **kwargs: Any) -> datasets.Dataset:
+    def _prepare_dataset(self, dataset: datasets.Dataset, *args: object, **kwargs: object) -> datasets.Dataset:
         return dataset
 
     def _precompute_ref_logps(self, dataset: datasets.Dataset, name: str, batch_size: int) -> datasets.Dataset:
@@ -65,5 +65,6 @@ class DpoTrainer(PairTrainer, DPOTrainer):
 
 
 def _take_references(rows: Pairs, dataset: datasets.Dataset) -> None:
-    for name in _REFERENCES:
-        rows.columns[name] = list(dataset[name])
+    chosen, rejected = _REFERENCES
+    for row, chosen_logps, rejected_logps in zip(rows.rows, dataset[chosen], dataset[rejected], strict=True):
+        row["ref_chosen_logps"], row["ref_rejected_logps"] = chosen_logps, rejected_logps

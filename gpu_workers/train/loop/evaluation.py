@@ -1,14 +1,13 @@
 """Loss and token accuracy on the validation rows. No random numbers are drawn, so a resume is not affected."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 
 from apps.contracts.runs import Struct
 from gpu_workers.common.pulse import beat
-from gpu_workers.train.data.encoding import Encoded, PaddingCollator
+from gpu_workers.train.data.rows import Rows, SomeRows
 
 LossParts = Callable[[torch.nn.Module, dict[str, torch.Tensor]], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
@@ -20,9 +19,9 @@ class Evaluation(Struct, frozen=True, kw_only=True):
 
 def evaluate(
     model: torch.nn.Module,
-    rows: Encoded,
+    rows: Rows | SomeRows,
     *,
-    collate: PaddingCollator,
+    collate: Callable[..., dict[str, torch.Tensor]],
     batch_size: int,
     loss_parts: LossParts,
     should_stop: Callable[[], bool],
@@ -45,11 +44,11 @@ def evaluate(
     return Evaluation(valid_loss=loss / n_trained, valid_mean_token_accuracy=n_correct / n_trained)
 
 
-def _batches(rows: Encoded, batch_size: int) -> list[np.ndarray]:
+def _batches(rows: Rows | SomeRows, batch_size: int) -> list[np.ndarray]:
     order = np.argsort(rows.lengths, kind="stable")
     return np.array_split(order, max(1, -(-len(order) // batch_size)))
 
 
-def _to_device(batch: dict[str, Any], model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def _to_device(batch: dict[str, torch.Tensor], model: torch.nn.Module) -> dict[str, torch.Tensor]:
     device = next(model.parameters()).device
     return {name: tensor.to(device) for name, tensor in batch.items()}

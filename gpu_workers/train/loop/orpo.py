@@ -10,12 +10,13 @@ from typing import Any
 
 import peft
 import torch
+from transformers import PreTrainedModel
 from trl.import_utils import TRLExperimentalWarning
 from trl.trainer.utils import add_fused_lm_head
 
 from apps.contracts.runs import Hyperparameters
 from gpu_workers.train.data.encoding import IGNORED
-from gpu_workers.train.data.rows import Pairs
+from gpu_workers.train.data.rows import PairRow, Pairs
 from gpu_workers.train.loop.preferences import PairTrainer
 
 with warnings.catch_warnings():
@@ -24,11 +25,11 @@ with warnings.catch_warnings():
     from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 
-def orpo_config(arguments: dict[str, Any], recipe: Hyperparameters) -> ORPOConfig:
+def orpo_config(arguments: dict[str, object], recipe: Hyperparameters) -> ORPOConfig:
     return ORPOConfig(**arguments, beta=recipe.orpo_beta, max_length=recipe.max_length)
 
 
-class _Tokenised(torch.utils.data.Dataset[dict[str, Any]]):
+class _Tokenised(torch.utils.data.Dataset[PairRow]):
     """Pairs that are already tokenised: the result of TRL's `map` over the rows."""
 
     def __init__(self, rows: Pairs) -> None:
@@ -37,17 +38,24 @@ class _Tokenised(torch.utils.data.Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {name: column[index] for name, column in self._rows.columns.items()}
+    def __getitem__(self, index: int) -> PairRow:
+        return self._rows.rows[index]
 
-    def map(self, *_: Any, **__: Any) -> "_Tokenised":
+    def map(self, *_: object, **__: object) -> "_Tokenised":
         return self
 
 
 class OrpoTrainer(PairTrainer, ORPOTrainer):
     """ORPOTrainer on prepared rows. A pair counts as correct if the preferred answer is the likelier one."""
 
-    def __init__(self, *args: Any, model: Any, rows: Pairs, validation: Pairs | None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: object,
+        model: PreTrainedModel | peft.PeftModel,
+        rows: Pairs,
+        validation: Pairs | None,
+        **kwargs: Any,
+    ) -> None:
         add_fused_lm_head(model.get_base_model() if isinstance(model, peft.PeftModel) else model)
         kwargs["train_dataset"] = _Tokenised(rows)
         super().__init__(*args, model=model, rows=rows, **kwargs)
@@ -56,12 +64,13 @@ class OrpoTrainer(PairTrainer, ORPOTrainer):
         self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the summed loss of a batch, the number of correctly ranked pairs, and the number of pairs."""
-        mask = inputs["completion_mask"]
-        labels = inputs["input_ids"].masked_fill(mask == 0, IGNORED)
+        mask_BT = inputs["completion_mask"]
+        labels_BT = inputs["input_ids"].masked_fill(mask_BT == 0, IGNORED)
         outputs = model(
-            input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], labels=labels, fused_lm_head=True
+            input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], labels=labels_BT, fused_lm_head=True
         )
-        chosen, rejected = (outputs.log_probs.sum(dim=1) / mask[:, 1:].sum(dim=1)).chunk(2)
+        # The first half of the batch is the chosen answers, the second half the rejected ones.
+        chosen, rejected = (outputs.log_probs.sum(dim=1) / mask_BT[:, 1:].sum(dim=1)).chunk(2)
         odds, *_ = self.odds_ratio_loss(chosen, rejected)
         loss = -(chosen + odds).sum()
         n_pairs = torch.tensor(len(chosen))

@@ -4,18 +4,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import TrainingArguments
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 
-from gpu_workers.train.data.rows import Pairs
+from gpu_workers.train.data.rows import PairRow, Pairs
 from gpu_workers.train.loop.base_trainer import RunTrainer
 
 
 class PairTrainer(RunTrainer):
     """A mixin for TRL's preference trainers, placed before them."""
 
-    args: Any
+    args: TrainingArguments
 
-    def __init__(self, *args: Any, rows: Pairs, pad_id: int, **kwargs: Any) -> None:
+    def __init__(self, *args: object, rows: Pairs, pad_id: int, **kwargs: Any) -> None:
         self._rows = rows
         self.eval_collator = DataCollatorForPreference(
             pad_token_id=pad_id, pad_to_multiple_of=8 if torch.cuda.is_available() else None
@@ -26,11 +27,15 @@ class PairTrainer(RunTrainer):
     def _size(self) -> int:
         return int(self.args.per_device_train_batch_size)
 
-    def longest_rows(self) -> list[dict[str, Any]]:
+    def longest_rows(self) -> list[PairRow]:
         return self._rows.items(np.argsort(self._rows.lengths, kind="stable")[-self._size :])
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, torch.Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the batch's mean loss, and add the batch to the report's window."""
         window = self.progress.window

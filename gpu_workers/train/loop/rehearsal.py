@@ -7,7 +7,7 @@ import math
 import random
 import shutil
 import time
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -72,7 +72,7 @@ def _evaluate_longest(trainer: ResumableTrainer, validation: Rows | SomeRows) ->
     longest = np.argsort(validation.lengths, kind="stable")[-size:]
     evaluate(
         trainer.model,
-        SomeRows(validation, longest),  # type: ignore[arg-type]
+        SomeRows(validation, longest),
         collate=trainer.eval_collator,
         batch_size=size,
         loss_parts=trainer.loss_parts,
@@ -91,14 +91,22 @@ def _save(trainer: ResumableTrainer) -> float:
             shutil.rmtree(root, ignore_errors=True)
 
 
-def _random_state() -> tuple[Any, ...]:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
-    return random.getstate(), np.random.get_state(), torch.random.get_rng_state(), cuda
+class _RandomState(NamedTuple):
+    """The state of every random generator that training uses; `cuda` is empty without a GPU."""
+
+    python: tuple[object, ...]
+    numpy: tuple[object, ...]
+    cpu: torch.Tensor
+    cuda: list[torch.Tensor]
 
 
-def _restore(state: tuple[Any, ...]) -> None:
-    random.setstate(state[0])
-    np.random.set_state(state[1])
-    torch.random.set_rng_state(state[2])
-    if state[3] is not None:
-        torch.cuda.set_rng_state_all(state[3])
+def _random_state() -> _RandomState:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return _RandomState(random.getstate(), np.random.get_state(), torch.random.get_rng_state(), cuda)
+
+
+def _restore(state: _RandomState) -> None:
+    random.setstate(state.python)
+    np.random.set_state(state.numpy)
+    torch.random.set_rng_state(state.cpu)
+    torch.cuda.set_rng_state_all(state.cuda)

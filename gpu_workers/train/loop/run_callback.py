@@ -1,9 +1,10 @@
 """The callback of a run: the rehearsal, the sampler's epoch, evaluations, early stopping, and when to save."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from apps.contracts.runs import (
@@ -45,11 +46,17 @@ class RunCallback(ProgressCallback):
         training: Rows,
         validation: Rows | None,
         work_dir: Path,
-        **kwargs: Any,
+        checkpoint_interval_seconds: float,
+        steps_per_epoch: int,
     ) -> None:
-        super().__init__(events, stop, **kwargs)
+        super().__init__(
+            events,
+            stop,
+            checkpoint_interval_seconds=checkpoint_interval_seconds,
+            steps_per_epoch=steps_per_epoch,
+        )
         self.trainer: ResumableTrainer
-        self.validation = validation and self._bounded(validation, spec, kwargs["steps_per_epoch"], events)
+        self.validation = validation and self._bounded(validation, spec, steps_per_epoch, events)
         self.valid_loss: float | None = None  # of the last evaluation
         self.is_rehearsing = False  # a speed probe trains without rehearsal and reports nothing
         self.is_announced = False
@@ -105,7 +112,7 @@ class RunCallback(ProgressCallback):
         self.best.restore(progress)
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         """Rehearse, then announce the start: the first billed second follows."""
         if self.is_rehearsing:
@@ -143,13 +150,21 @@ class RunCallback(ProgressCallback):
         self._events.write(LogLine(sequence=UNNUMBERED, level=level, message=message))
 
     def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         self._sampler.epoch = state.global_step // self.steps_per_epoch
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        lr_scheduler: torch.optim.lr_scheduler.LRScheduler,
+        **kwargs: object,
+    ) -> None:
         """Evaluate before the checkpoint of the same step is written, so that it includes the evaluation."""
-        super().on_step_end(args, state, control, **kwargs)
+        super().on_step_end(args, state, control, lr_scheduler=lr_scheduler, **kwargs)
         if self.is_evaluation_due(state):
             self._evaluate(state, control)
 
@@ -206,11 +221,13 @@ class RunCallback(ProgressCallback):
             )
 
 
-def evaluate_rows(trainer: ResumableTrainer, rows: Rows | SomeRows, *, should_stop: Any) -> Evaluation | None:
+def evaluate_rows(
+    trainer: ResumableTrainer, rows: Rows | SomeRows, *, should_stop: Callable[[], bool]
+) -> Evaluation | None:
     """Return loss and accuracy over the rows, or None if stopped in the middle."""
     return evaluate(
         trainer.model,
-        rows,  # type: ignore[arg-type]
+        rows,
         collate=trainer.eval_collator,
         batch_size=trainer.args.per_device_train_batch_size,
         loss_parts=trainer.loss_parts,

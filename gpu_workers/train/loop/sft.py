@@ -15,7 +15,14 @@ from trl import SFTConfig, SFTTrainer
 
 from apps.contracts.runs import Hyperparameters, Method, Objective, RunSpec
 from gpu_workers.common.events import CHECKPOINTS_FOLDER, EventWriter
-from gpu_workers.train.data.encoding import IGNORED, LengthGroupedSampler, PaddingCollator, ShuffledSampler
+from gpu_workers.train.data.encoding import (
+    IGNORED,
+    Encoded,
+    LengthGroupedSampler,
+    PaddingCollator,
+    ShuffledSampler,
+    TokenRow,
+)
 from gpu_workers.train.data.packing import PackingCollator
 from gpu_workers.train.data.rows import Pairs, Rows
 from gpu_workers.train.loop.base_trainer import RunTrainer
@@ -37,17 +44,21 @@ _CPU_TOKENS, _CPU_TRAINED_TOKENS = 64, 32
 class Trainer(RunTrainer, SFTTrainer):
     """SFTTrainer that does no work for masked positions."""
 
-    def __init__(self, *args: Any, rows: Rows, **kwargs: Any) -> None:
+    def __init__(self, *args: object, rows: Encoded, **kwargs: Any) -> None:
         self._rows = rows
         super().__init__(*args, **kwargs)
         is_alone = self.args.world_size == 1 and self.spec.parallelism != "fsdp"
         self._scores_selected_only = _scores_selected_only(self.model) and is_alone
 
-    def longest_rows(self) -> list[dict[str, Any]]:
+    def longest_rows(self) -> list[TokenRow]:
         return self._rows.items(np.argsort(self._rows.lengths, kind="stable")[-self.args.per_device_train_batch_size :])
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, torch.Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the mean loss over the optimizer step's trained tokens, and add the batch to the report's window."""
         window = self.progress.window
@@ -161,7 +172,7 @@ def _sampler(training: Rows, spec: RunSpec, *, is_packing: bool) -> ShuffledSamp
     )
 
 
-def _arguments(work_dir: Path, spec: RunSpec, engine: Engine, *, total_steps: int) -> dict[str, Any]:
+def _arguments(work_dir: Path, spec: RunSpec, engine: Engine, *, total_steps: int) -> dict[str, object]:
     """Return the arguments that every objective shares."""
     hyperparameters = spec.hyperparameters
     on_gpu = torch.cuda.is_available()
@@ -224,14 +235,16 @@ def _score_selected(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     causal = model.get_base_model() if isinstance(model, peft.PeftModel) else model
     given = {name: value for name, value in inputs.items() if name != "labels"}
-    hidden = causal.base_model(**given, use_cache=False).last_hidden_state[:, :-1]
-    labels = inputs["labels"][:, 1:]
-    selected = labels != IGNORED
-    filling = -int(selected.sum()) % _CPU_TRAINED_TOKENS
+    # The token after each position is its label, so the last hidden state and the first label have no partner.
+    hidden_BTD = causal.base_model(**given, use_cache=False).last_hidden_state[:, :-1]
+    labels_BT = inputs["labels"][:, 1:]
+    selected_BT = labels_BT != IGNORED
+    filling = -int(selected_BT.sum()) % _CPU_TRAINED_TOKENS
     pad = torch.nn.functional.pad
-    targets = pad(labels[selected], (0, filling), value=IGNORED)
+    targets = pad(labels_BT[selected_BT], (0, filling), value=IGNORED)
+    hidden_ND = pad(hidden_BTD[selected_BT], (0, 0, 0, filling))
     head = causal.get_output_embeddings()
-    logits = head(pad(hidden[selected], (0, 0, 0, filling)).to(head.weight.dtype)).float()
-    loss = torch.nn.functional.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)
-    n_correct = (logits.detach().argmax(-1) == targets).sum()
-    return loss, n_correct, selected.sum()
+    logits_NV = head(hidden_ND.to(head.weight.dtype)).float()
+    loss = torch.nn.functional.cross_entropy(logits_NV, targets, reduction="sum", ignore_index=IGNORED)
+    n_correct = (logits_NV.detach().argmax(-1) == targets).sum()
+    return loss, n_correct, selected_BT.sum()

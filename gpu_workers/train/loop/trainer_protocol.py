@@ -1,31 +1,39 @@
 """The interface of the trainer that a run's callback uses."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+import peft
 import torch
-from transformers import TrainerState
+from transformers import PreTrainedModel, TrainerState, TrainingArguments
+
+from gpu_workers.train.data.encoding import TokenRow
+from gpu_workers.train.data.rows import PairRow
+
+if TYPE_CHECKING:  # the callback has the trainer, and the trainer the callback
+    from gpu_workers.train.loop.run_callback import RunCallback
 
 
 class ResumableTrainer(Protocol):
     """transformers' Trainer with the additions of RunTrainer; attributes without a comment are transformers' own."""
 
-    model: Any
-    model_wrapped: Any
-    args: Any
+    model: torch.nn.Module
+    model_wrapped: torch.nn.Module
+    args: TrainingArguments
     state: TrainerState
-    data_collator: Any
+    data_collator: Callable[..., dict[str, torch.Tensor]]
     current_gradient_accumulation_steps: int
-    progress: Any  # the callback itself
-    eval_collator: Any  # makes a batch of validation rows
+    progress: "RunCallback"
+    eval_collator: Callable[..., dict[str, torch.Tensor]]  # makes a batch of validation rows
     work_dir: Path
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+    def training_step(self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Compute the loss and the gradients of one micro-batch."""
         ...
 
     @property
-    def unwrapped_model(self) -> Any:
+    def unwrapped_model(self) -> PreTrainedModel | peft.PeftModel:
         """Return the model below accelerate's wrappers."""
         ...
 
@@ -35,7 +43,7 @@ class ResumableTrainer(Protocol):
         """Return a batch's summed loss, the number of correct predictions, and the number scored."""
         ...
 
-    def longest_rows(self) -> list[dict[str, Any]]:
+    def longest_rows(self) -> Sequence[TokenRow] | Sequence[PairRow]:
         """Return the micro-batch that needs the most memory, as input of the collator."""
         ...
 

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import peft
 import torch
@@ -11,7 +10,7 @@ from safetensors.torch import save_file
 from apps.contracts.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import RunSpec
-from gpu_workers.serving.adapter_store import find_bad_numbers, read_header
+from gpu_workers.serving.adapters.store import find_bad_numbers, read_header
 from gpu_workers.train.failures import TrainingFailed
 
 
@@ -43,7 +42,7 @@ def adapter_tensors(
     return {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in sorted(state.items())}
 
 
-def adapter_config(spec: RunSpec) -> dict[str, Any]:
+def adapter_config(spec: RunSpec) -> dict[str, object]:
     """Return the config built key by key from the recipe, not the one that a library writes."""
     hyperparameters = spec.hyperparameters
     return {

@@ -6,7 +6,6 @@ only the attention product runs in float32.
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.nn.attention.varlen import varlen_attn
@@ -37,38 +36,47 @@ def register_attention() -> str:
     return ROWS_APART
 
 
-def _mask(*args: Any, attention_mask: torch.Tensor | None = None, **options: Any) -> torch.Tensor | None:
+def _mask(*args: object, attention_mask: torch.Tensor | None = None, **options: object) -> torch.Tensor | None:
     """Return no mask for packed rows: the borders in `cu_seq_lens_q` replace it and save its T x T memory."""
     return None if attention_mask is None else sdpa_mask(*args, attention_mask=attention_mask, **options)
 
 
 def _attention(
     module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query_BHTE: torch.Tensor,
+    key_BHTE: torch.Tensor,
+    value_BHTE: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
     cu_seq_lens_q: torch.Tensor | None = None,
     max_length_q: int = 0,
     sliding_window: int | None = None,
-    **options: Any,
+    scaling: float | None = None,
+    **options: object,
 ) -> tuple[torch.Tensor, None]:
-    dtype = query.dtype
-    if cu_seq_lens_q is not None and _has_varlen(query.device):
-        window, scale = (sliding_window or 0) - 1, options.get("scaling")
-        output = _varlen(query, key, value, cu_seq_lens_q, max_length_q, window=window, scale=scale)
-        return output.to(dtype), None
-    if not query.is_cuda:
-        query, key, value = query.float(), key.float(), value.float()
+    """Return the output [B, T, H, E], as transformers expects it: without the weights."""
+    dtype = query_BHTE.dtype
+    if cu_seq_lens_q is not None and _has_varlen(query_BHTE.device):
+        output_BTHE = _varlen(
+            query_BHTE,
+            key_BHTE,
+            value_BHTE,
+            cu_seq_lens_q,
+            max_length_q,
+            window=(sliding_window or 0) - 1,
+            scale=scaling,
+        )
+        return output_BTHE.to(dtype), None
+    if not query_BHTE.is_cuda:
+        query_BHTE, key_BHTE, value_BHTE = query_BHTE.float(), key_BHTE.float(), value_BHTE.float()
         if attention_mask is not None and attention_mask.dtype is not torch.bool:
             attention_mask = attention_mask.float()
-    options = {name: value for name, value in options.items() if name not in _BORDERS}
+    options = {name: option for name, option in options.items() if name not in _BORDERS} | {"scaling": scaling}
     if cu_seq_lens_q is None:
-        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        output_BTHE, _ = sdpa_attention_forward(module, query_BHTE, key_BHTE, value_BHTE, attention_mask, **options)
     else:
-        output = _row_by_row(module, query, key, value, cu_seq_lens_q, sliding_window, options)
-    return output.to(dtype), None
+        output_BTHE = _row_by_row(module, query_BHTE, key_BHTE, value_BHTE, cu_seq_lens_q, sliding_window, options)
+    return output_BTHE.to(dtype), None
 
 
 @cache
@@ -88,58 +96,66 @@ def _short(dtype: torch.dtype) -> torch.dtype:
 
 def _row_by_row(
     module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query_BHTE: torch.Tensor,
+    key_BHTE: torch.Tensor,
+    value_BHTE: torch.Tensor,
     borders: torch.Tensor,
     window: int | None,
-    options: dict[str, Any],
+    options: dict[str, object],
 ) -> torch.Tensor:
-    """Attend row by row: fastest on a CPU, without products or masks for padding. Zero behind the last border."""
+    """Attend row by row: fastest on a CPU, without products or masks for padding. Zero behind the last border.
+
+    `borders` has the first token of each row and the end of the last. Returns [B, T, H, E].
+    """
     lengths = borders.diff().tolist()
-    filling = query.shape[2] - sum(lengths)
+    filling = query_BHTE.shape[2] - sum(lengths)
     splits = [*lengths, filling]
-    parts = zip(query.split(splits, 2), key.split(splits, 2), value.split(splits, 2), lengths, strict=False)
-    rows = [sdpa_attention_forward(module, q, k, v, _band(n, window, q.device), **options)[0] for q, k, v, n in parts]
+    tensors = (query_BHTE, key_BHTE, value_BHTE)
+    parts = zip(*(tensor.split(splits, 2) for tensor in tensors), lengths, strict=False)
+    rows_BTHE = [
+        sdpa_attention_forward(module, q, k, v, _band(n, window, q.device), **options)[0] for q, k, v, n in parts
+    ]
     if filling:
-        rows.append(rows[0].new_zeros(1, filling, *rows[0].shape[2:]))
-    return torch.cat(rows, dim=1)
+        rows_BTHE.append(rows_BTHE[0].new_zeros(1, filling, *rows_BTHE[0].shape[2:]))
+    return torch.cat(rows_BTHE, dim=1)
 
 
 def _band(length: int, window: int | None, device: torch.device) -> torch.Tensor | None:
     """Return the mask of a row: each token sees itself and the `window` - 1 before it; None if that is all."""
     if not window or length <= window:
         return None
-    causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()
-    return causal.triu(1 - window)
+    causal_TT = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    return causal_TT.triu(1 - window)
 
 
 def _varlen(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query_BHTE: torch.Tensor,
+    key_BHTE: torch.Tensor,
+    value_BHTE: torch.Tensor,
     borders: torch.Tensor,
     longest: int,
     *,
     window: int,
     scale: float | None,
 ) -> torch.Tensor:
-    """Run torch's FlashAttention over tokens (T, heads, size), in 16 bits.
+    """Run torch's FlashAttention over the packed rows, in 16 bits. Returns [B, T, H, E].
 
     With weights in float32, the rotary embedding converts autocast's 16-bit values back to float32.
     """
-    dtype = _short(query.dtype)
-    query, key, value = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
-    output = varlen_attn(
-        query,
-        key,
-        value,
+    dtype = _short(query_BHTE.dtype)
+    query_THE, key_THE, value_THE = (
+        tensor[0].transpose(0, 1).to(dtype) for tensor in (query_BHTE, key_BHTE, value_BHTE)
+    )
+    output_THE = varlen_attn(
+        query_THE,
+        key_THE,
+        value_THE,
         borders,
         borders,
         longest,
         longest,
         scale=scale,
         window_size=(window, 0),
-        enable_gqa=query.shape[1] != key.shape[1],
+        enable_gqa=query_THE.shape[1] != key_THE.shape[1],
     )
-    return output.unsqueeze(0)
+    return output_THE.unsqueeze(0)

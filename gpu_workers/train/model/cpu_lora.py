@@ -29,18 +29,19 @@ def _is_plain(layer: LoraLayer) -> bool:
     return is_known and has_one_adapter and not any(layer.use_dora.values())
 
 
-def _forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+def _forward(layer: LoraLayer, x_BTI: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+    """Return the layer's output [B, T, O]; PEFT passes arguments of methods that a plain layer does not have."""
     name = layer.active_adapters[0]
     base = layer.get_base_layer()
-    down, up, scale = layer.lora_A[name].weight, layer.lora_B[name].weight, layer.scaling[name]
-    flat = x.reshape(-1, x.shape[-1])
-    dropped = layer.lora_dropout[name](flat)
-    if dropped is flat and type(base) is torch.nn.Linear:
-        output = _Product.apply(flat, base.weight, down, up, scale)
+    down_RI, up_OR, scale = layer.lora_A[name].weight, layer.lora_B[name].weight, layer.scaling[name]
+    x_TI = x_BTI.reshape(-1, x_BTI.shape[-1])
+    dropped_TI = layer.lora_dropout[name](x_TI)
+    if dropped_TI is x_TI and type(base) is torch.nn.Linear:
+        output_TO = _Product.apply(x_TI, base.weight, down_RI, up_OR, scale)
     else:
-        low = dropped @ down.to(flat.dtype).T
-        output = torch.addmm(base(flat), low, up.to(flat.dtype).T, alpha=scale)
-    return output.view(*x.shape[:-1], -1)
+        low_TR = dropped_TI @ down_RI.to(x_TI.dtype).T
+        output_TO = torch.addmm(base(x_TI), low_TR, up_OR.to(x_TI.dtype).T, alpha=scale)
+    return output_TO.view(*x_BTI.shape[:-1], -1)
 
 
 class _Product(torch.autograd.Function):
@@ -48,21 +49,24 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float
+        ctx: Any,
+        x_TI: torch.Tensor,
+        weight_OI: torch.Tensor,
+        down_RI: torch.Tensor,
+        up_OR: torch.Tensor,
+        scale: float,
     ) -> torch.Tensor:
-        down, up = down.to(x.dtype), up.to(x.dtype)
-        low = x @ down.T
-        ctx.save_for_backward(x, weight, down, up, low)
+        down_RI, up_OR = down_RI.to(x_TI.dtype), up_OR.to(x_TI.dtype)
+        low_TR = x_TI @ down_RI.T
+        ctx.save_for_backward(x_TI, weight_OI, down_RI, up_OR, low_TR)
         ctx.scale = scale
-        return torch.addmm(x @ weight.T, low, up.T, alpha=scale)
+        return torch.addmm(x_TI @ weight_OI.T, low_TR, up_OR.T, alpha=scale)
 
     @staticmethod
-    def backward(
-        ctx: Any, gradient: torch.Tensor
-    ) -> tuple[torch.Tensor | None, None, torch.Tensor, torch.Tensor, None]:
-        x, weight, down, up, low = ctx.saved_tensors
-        low_gradient = (gradient @ up).mul_(ctx.scale)
-        x_gradient = torch.addmm(gradient @ weight, low_gradient, down) if ctx.needs_input_grad[0] else None
-        down_gradient = (low_gradient.T @ x).float()
-        up_gradient = (gradient.T @ low).float().mul_(ctx.scale)
-        return x_gradient, None, down_gradient, up_gradient, None
+    def backward(ctx: Any, grad_TO: torch.Tensor) -> tuple[torch.Tensor | None, None, torch.Tensor, torch.Tensor, None]:
+        x_TI, weight_OI, down_RI, up_OR, low_TR = ctx.saved_tensors
+        grad_TR = (grad_TO @ up_OR).mul_(ctx.scale)
+        grad_TI = torch.addmm(grad_TO @ weight_OI, grad_TR, down_RI) if ctx.needs_input_grad[0] else None
+        grad_RI = (grad_TR.T @ x_TI).float()
+        grad_OR = (grad_TO.T @ low_TR).float().mul_(ctx.scale)
+        return grad_TI, None, grad_RI, grad_OR, None

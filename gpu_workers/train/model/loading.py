@@ -1,7 +1,6 @@
 """The model to train: the base with an adapter, or the base itself, in this machine's best training precision."""
 
 from pathlib import Path
-from typing import Any
 
 import peft
 import torch
@@ -156,7 +155,7 @@ def _apply_liger(base: PreTrainedModel) -> None:
 
 
 def _load_base(folder: Path, hyperparameters: Hyperparameters, engine: Engine, *, is_sharded: bool) -> PreTrainedModel:
-    options: dict[str, Any] = {"dtype": engine.torch_dtype, "attn_implementation": attention_implementation(engine)}
+    options: dict[str, object] = {"dtype": engine.torch_dtype, "attn_implementation": attention_implementation(engine)}
     if torch.cuda.is_available() and not is_sharded:  # shards move to their GPU layer by layer
         options["device_map"] = {"": torch.cuda.current_device()}
     if hyperparameters.method is Method.QLORA:

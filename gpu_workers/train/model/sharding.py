@@ -6,7 +6,6 @@ and the CPU steps them; this also works with a single process.
 """
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -39,7 +38,7 @@ def shard_model(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for parameter in adapter:  # FSDP does not move the parameters that it ignores
         parameter.data = parameter.data.to(device)
-    options: dict[str, Any] = {
+    options: dict[str, object] = {
         "mesh": init_device_mesh(device, (torch.distributed.get_world_size(),)),
         "ignored_params": adapter,
         "offload_policy": CPUOffloadPolicy(pin_memory=device == "cuda") if is_offloaded else OffloadPolicy(),
@@ -81,7 +80,7 @@ def gather_trained(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return get_model_state_dict(model, options=_GATHERED)
 
 
-def gather_optimizer(model: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
+def gather_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, object]:
     return get_optimizer_state_dict(model, _bare(optimizer), options=_GATHERED)
 
 
@@ -90,16 +89,16 @@ def scatter_model(model: torch.nn.Module, file: Path) -> None:
     set_model_state_dict(model, load_file(file), options=_SCATTERED)
 
 
-def scatter_optimizer(model: torch.nn.Module, optimizer: Any, file: Path) -> None:
+def scatter_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, file: Path) -> None:
     state = torch.load(file, map_location="cpu", weights_only=True)
     set_optimizer_state_dict(model, _bare(optimizer), optim_state_dict=state, options=_SCATTERED)
 
 
-def whole(value: Any) -> Any:
-    """Return a value gathered from its shards, if it has any; every process must call this."""
+def whole(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor gathered from its shards, if it has any; every process must call this."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def _bare(optimizer: Any) -> torch.optim.Optimizer:
+def _bare(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return the optimizer below accelerate's wrapper."""
     return getattr(optimizer, "optimizer", optimizer)

@@ -9,12 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import init_empty_weights
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from apps.contracts.adapter_files import CONFIG_FILE, WEIGHTS_FILE, get_scale
 from gpu_workers.common.pulse import beat
@@ -37,7 +36,9 @@ class StreamedModel:
         self._places = {entry.name: (file, entry) for file in _shards(folder) for entry in list_tensors(file)}
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         with init_empty_weights(include_buffers=False):
-            self._model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False).eval()
+            self._model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, trust_remote_code=False
+            ).eval()
         self._tied: dict[str, str] = self._model.all_tied_weights_keys or {}
         for name, module in self._model.named_modules():
             keys = [key for key, weight in module._parameters.items() if weight is not None]
@@ -48,17 +49,17 @@ class StreamedModel:
                 setattr(module, key, buffer.to(device))
 
     def score(self, rows: Sequence[Sequence[int]]) -> Iterator[torch.Tensor]:
-        """Return each row's logits after every token, in float32: [tokens, vocabulary], in the order of the rows.
+        """Return each row's logits after every token, in float32 and [T, V], in the order of the rows.
 
         Rows pass through the model side by side. Padding on the right does not affect the tokens before it.
         """
         for batch in _batches(rows):
             width = max(len(row) for row in batch)
-            ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in batch], device=self._device)
+            ids_BT = torch.tensor([[*row, *[0] * (width - len(row))] for row in batch], device=self._device)
             with torch.no_grad():
-                logits = self._model(input_ids=ids, use_cache=False).logits
-            for row, found in zip(batch, logits, strict=True):
-                yield found[: len(row)].float()
+                logits_BTV = self._model(input_ids=ids_BT, use_cache=False).logits
+            for row, logits_TV in zip(batch, logits_BTV, strict=True):
+                yield logits_TV[: len(row)].float()
 
     @contextmanager
     def adapted(self, adapter: Path) -> Iterator[None]:
@@ -66,12 +67,12 @@ class StreamedModel:
         config = json.loads((adapter / CONFIG_FILE).read_text())
         tensors = {name: t.to(self._device, self._dtype) for name, t in load_file(adapter / WEIGHTS_FILE).items()}
         handles = []
-        for name, down in tensors.items():
+        for name, down_RI in tensors.items():
             module = name.removesuffix(".lora_A.weight")
             if module != name:
-                up = tensors[f"{module}.lora_B.weight"]
+                up_OR = tensors[f"{module}.lora_B.weight"]
                 layer = self._model.get_submodule(module.removeprefix(_PREFIX))
-                handles.append(layer.register_forward_hook(partial(_add_product, down, up, get_scale(config))))
+                handles.append(layer.register_forward_hook(partial(_add_product, down_RI, up_OR, get_scale(config))))
         try:
             yield
         finally:
@@ -84,14 +85,14 @@ class StreamedModel:
             raise NotStreamable(f"the files of the base model hold no {name}")
         return found
 
-    def _fetch(self, own: dict[str, tuple[Path, Entry]], module: torch.nn.Module, inputs: Any) -> None:
+    def _fetch(self, own: dict[str, tuple[Path, Entry]], module: torch.nn.Module, inputs: object) -> None:
         beat()
         for key, (file, entry) in own.items():
             weight = read_tensor(file, entry).to(self._device, self._dtype)
             module._parameters[key] = torch.nn.Parameter(weight, requires_grad=False)
 
 
-def _drop(keys: list[str], module: torch.nn.Module, inputs: Any, output: Any) -> None:
+def _drop(keys: list[str], module: torch.nn.Module, inputs: object, output: object) -> None:
     for key in keys:
         weight = module._parameters[key]
         assert weight is not None
@@ -99,10 +100,15 @@ def _drop(keys: list[str], module: torch.nn.Module, inputs: Any, output: Any) ->
 
 
 def _add_product(
-    down: torch.Tensor, up: torch.Tensor, scale: float, module: torch.nn.Module, inputs: Any, output: torch.Tensor
+    down_RI: torch.Tensor,
+    up_OR: torch.Tensor,
+    scale: float,
+    module: torch.nn.Module,
+    inputs: tuple[torch.Tensor, ...],
+    output_BTO: torch.Tensor,
 ) -> torch.Tensor:
     linear = torch.nn.functional.linear
-    return output + linear(linear(inputs[0], down), up) * scale
+    return output_BTO + linear(linear(inputs[0], down_RI), up_OR) * scale
 
 
 def _shards(folder: Path) -> list[Path]:

@@ -15,6 +15,7 @@ from gpu_workers.common.config import child_environment
 from gpu_workers.common.events import LOG_FILE, UNNUMBERED, EventTail
 from gpu_workers.common.process_tree import die_with_parent
 from gpu_workers.trainer.executor import REPOSITORY
+from gpu_workers.trainer.tracking.points import FinalStatus
 
 MODULE = "gpu_workers.trainer.tracking.process"
 TRACKING_FILE = "tracking.jsonl"
@@ -42,7 +43,7 @@ class TrackingChild:
             found.append(LogLine(sequence=UNNUMBERED, level="warn", message=message))
         return found
 
-    def finish(self, status: str, *, timeout_seconds: float) -> None:
+    def finish(self, status: FinalStatus, *, timeout_seconds: float) -> None:
         """Let the process send the rest and the attempt's outcome, within the timeout."""
         if self._process is None:
             return

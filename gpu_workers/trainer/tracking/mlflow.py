@@ -16,11 +16,16 @@ import httpx
 from apps.contracts.addresses.customer_servers import PORT, check_server
 from apps.contracts.addresses.networks import is_public
 from apps.contracts.runs import Tracker
+from gpu_workers.trainer.tracking.points import FinalStatus, MetricPoint
 
 _TIMEOUT_SECONDS, _ANSWER_SECONDS = 15.0, 60.0
 _MAX_ANSWER_BYTES = 1024 * 1024
 _MAX_METRICS, _MAX_PARAMS, _MAX_PARAM = 1000, 100, 500  # limits of log-batch
-_STATUS = {"succeeded": "FINISHED", "cancelled": "KILLED", "paused": "SCHEDULED"}
+_STATUS = {
+    FinalStatus.SUCCEEDED: "FINISHED",
+    FinalStatus.CANCELLED: "KILLED",
+    FinalStatus.PAUSED: "SCHEDULED",
+}
 _JOB_TAG = "anneal.job"
 
 
@@ -53,7 +58,7 @@ class MlflowRun:
         self._run_id = self._found(experiment, job_id) or self._create(experiment, tracker, job_id)
         self._batch(params=[{"key": k, "value": v[:_MAX_PARAM]} for k, v in parameters.items()][:_MAX_PARAMS])
 
-    def log(self, points: Sequence[Any]) -> None:
+    def log(self, points: Sequence[MetricPoint]) -> None:
         now_ms = int(time.time() * 1000)
         metrics = [
             {"key": name, "value": value, "timestamp": now_ms, "step": point.step}
@@ -63,7 +68,7 @@ class MlflowRun:
         for at in range(0, len(metrics), _MAX_METRICS):
             self._batch(metrics=metrics[at : at + _MAX_METRICS])
 
-    def finish(self, status: str) -> None:
+    def finish(self, status: FinalStatus) -> None:
         self._update(_STATUS.get(status, "FAILED"), end_time=int(time.time() * 1000))
         self._http.close()
 
@@ -95,13 +100,13 @@ class MlflowRun:
         }
         return str(self._call("POST", "runs/create", asked)["run"]["info"]["run_id"])
 
-    def _batch(self, **what: Any) -> None:
+    def _batch(self, **what: object) -> None:
         self._call("POST", "runs/log-batch", {"run_id": self._run_id} | what)
 
-    def _update(self, status: str, **more: Any) -> None:
+    def _update(self, status: str, **more: object) -> None:
         self._call("POST", "runs/update", {"run_id": self._run_id, "status": status} | more)
 
-    def _call(self, method: str, path: str, asked: Mapping[str, Any]) -> Any:
+    def _call(self, method: str, path: str, asked: Mapping[str, object]) -> Any:
         sent = {"params": asked} if method == "GET" else {"json": asked}
         with self._http.stream(method, path, extensions=self._extensions, **sent) as answer:  # type: ignore[arg-type]
             content = _content_of(answer)

@@ -16,10 +16,11 @@ from typing import Protocol
 import httpx
 import msgspec
 
-from apps.contracts.runs import EvaluationCompleted, LogLine, StepCompleted, Struct, Tracker
-from gpu_workers.common.events import EVENTS_FILE, UNNUMBERED, ChildEvent, EventTail, EventWriter
+from apps.contracts.runs import LogLine, Struct, Tracker
+from gpu_workers.common.events import EVENTS_FILE, UNNUMBERED, EventTail, EventWriter
 from gpu_workers.common.redaction import redact
 from gpu_workers.trainer.tracking.mlflow import MlflowRun
+from gpu_workers.trainer.tracking.points import FinalStatus, MetricPoint, points_of
 from gpu_workers.trainer.tracking.wandb import WandbRun
 
 MODULE = "gpu_workers.trainer.tracking.process"
@@ -41,47 +42,17 @@ class Assignment(Struct, frozen=True, kw_only=True):
 
 
 class Farewell(Struct, frozen=True, kw_only=True):
-    """How the attempt ended: "succeeded", "failed", "cancelled" or "paused"."""
+    """How the attempt ended."""
 
-    status: str
-
-
-class Point(Struct, frozen=True, kw_only=True):
-    step: int
-    values: dict[str, float]
+    status: FinalStatus
 
 
 class Sink(Protocol):
     """One tracker's run."""
 
-    def log(self, points: Sequence[Point]) -> None: ...
+    def log(self, points: Sequence[MetricPoint]) -> None: ...
 
-    def finish(self, status: str) -> None: ...
-
-
-def points_of(events: Sequence[ChildEvent]) -> list[Point]:
-    """Return the events' points for a chart."""
-    points = []
-    for event in events:
-        match event:
-            case StepCompleted():
-                values = {
-                    "train/loss": event.train_loss,
-                    "train/learning_rate": event.learning_rate,
-                    "train/grad_norm": event.grad_norm,
-                    "train/token_accuracy": event.train_mean_token_accuracy,
-                    "train/tokens_per_second": event.tokens_per_second,
-                    "train/epoch": event.epoch,
-                    "system/memory_bytes": event.memory_bytes,
-                    "system/gpu_utilization": event.gpu_utilization,
-                }
-            case EvaluationCompleted():
-                values = {"eval/loss": event.valid_loss, "eval/token_accuracy": event.valid_mean_token_accuracy}
-            case _:
-                continue
-        known = {name: float(value) for name, value in values.items() if value is not None}
-        points.append(Point(step=event.step, values=known))
-    return points
+    def finish(self, status: FinalStatus) -> None: ...
 
 
 def open_sink(tracker: Tracker, assignment: Assignment, work_dir: Path) -> Sink:
@@ -109,11 +80,11 @@ class Tracking:
         for tracker in self._assignment.trackers:
             self._try(tracker.kind, partial(self._open, tracker))
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[MetricPoint]) -> None:
         for kind, sink in list(self._sinks.items()) if points else ():
             self._try(kind, partial(sink.log, points))
 
-    def finish(self, status: str) -> None:
+    def finish(self, status: FinalStatus) -> None:
         for kind, sink in list(self._sinks.items()):
             self._try(kind, partial(sink.finish, status))
         self._warnings.close()
@@ -152,7 +123,7 @@ def main(work_dir: Path) -> int:
     while not is_over.wait(_POLL_SECONDS):
         tracking.log(points_of(tail.read()))
     tracking.log(points_of(tail.read()))
-    tracking.finish(farewell[0].status if farewell else "failed")
+    tracking.finish(farewell[0].status if farewell else FinalStatus.FAILED)
     return 0
 
 

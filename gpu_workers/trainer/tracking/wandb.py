@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from apps.contracts.runs import Tracker
+from gpu_workers.trainer.tracking.points import FinalStatus, MetricPoint
 
 try:
     import wandb
-except ImportError:  # an option of the operator: requirements/engines.in
+except ImportError:  # an option of the operator: requirements/engines/engines.in
     wandb = None
 
 _START_SECONDS = 60.0
@@ -47,14 +48,14 @@ class WandbRun:
                 settings=settings,
             )
 
-    def log(self, points: Sequence[Any]) -> None:
+    def log(self, points: Sequence[MetricPoint]) -> None:
         with _told():
             for point in points:
                 self._run.log(point.values, step=point.step)
 
-    def finish(self, status: str) -> None:
+    def finish(self, status: FinalStatus) -> None:
         with _told():
-            self._run.finish(exit_code=_FAILED if status == "failed" else 0)
+            self._run.finish(exit_code=_FAILED if status is FinalStatus.FAILED else 0)
             wandb.teardown()  # only then has its service written and sent everything
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.factories.serving import Tenant, World, make_tenant, make_world
 from tests.support.database import empty_database
-from tests.support.gateway import GatewayProcess, no_transaction, running_gateway  # noqa: F401 - a fixture
+from tests.support.gateway.processes import GatewayProcess, no_transaction, running_gateway  # noqa: F401 - a fixture
 from tests.twins.scripted_engine import ScriptedEngine
 
 

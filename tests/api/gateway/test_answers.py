@@ -14,7 +14,7 @@ from django.db import transaction
 from apps.adapters.models import AdapterVersion
 from apps.catalog.models import BaseModel
 from tests.factories.serving import BASE_MODEL, make_adapter, make_served_model
-from tests.support.gateway import HI, MEDIA_HOST, WEATHER, error_of, usage_of, wait_for_usage, wait_until
+from tests.support.gateway.processes import HI, MEDIA_HOST, WEATHER, error_of, usage_of, wait_for_usage, wait_until
 from tests.twins.scripted_engine import Script
 
 pytestmark = pytest.mark.django_db

@@ -8,7 +8,7 @@ from apps.core.money import rated
 from apps.interfaces.gateway.requests.schema import parse_completion
 from apps.serving.models import Replica
 from tests.factories.serving import CONTEXT_LENGTH, INPUT_NANO, OUTPUT_NANO, PER, USD, make_served_model
-from tests.support.gateway import wait_for_usage, wait_until
+from tests.support.gateway.processes import wait_for_usage, wait_until
 from tests.twins.scripted_engine import Script
 
 pytestmark = pytest.mark.django_db

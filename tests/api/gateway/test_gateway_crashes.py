@@ -24,7 +24,7 @@ from apps.core.money import rated
 from apps.interfaces.gateway.database import Database
 from apps.interfaces.gateway.metering.shipper import recover_orphans
 from tests.factories.serving import BASE_MODEL, INPUT_NANO, OUTPUT_NANO, PER, USD, Tenant, make_tenant
-from tests.support.gateway import GatewayProcess, running_gateway, usage_of, wait_for_usage, wait_until
+from tests.support.gateway.processes import GatewayProcess, running_gateway, usage_of, wait_for_usage, wait_until
 from tests.twins.scripted_engine import Script
 
 # A customer who connects to a gateway just killed is refused, and httpcore leaves the refused socket to be collected.

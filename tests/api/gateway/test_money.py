@@ -20,7 +20,7 @@ from apps.finetuning.usage.quotas import set_quota
 from gpu_workers.train.after.judge import Judge, Question
 from tests.factories.accounts import make_key, make_member_token
 from tests.factories.serving import BASE_MODEL, INPUT_NANO, OUTPUT_NANO, PER, USD, make_tenant
-from tests.support.gateway import HI, error_of, usage_of, wait_for_usage, wait_until
+from tests.support.gateway.processes import HI, error_of, usage_of, wait_for_usage, wait_until
 from tests.twins.scripted_engine import Script
 
 pytestmark = pytest.mark.django_db

@@ -13,7 +13,7 @@ from apps.finetuning.usage.quotas import set_quota
 from apps.interfaces.gateway.admission.keys import FRESH_SECONDS
 from tests.factories.accounts import make_key
 from tests.factories.serving import BASE_MODEL, make_tenant
-from tests.support.gateway import HI, WEATHER, error_of, wait_for_usage, wait_until
+from tests.support.gateway.processes import HI, WEATHER, error_of, wait_for_usage, wait_until
 from tests.twins.scripted_engine import Script
 
 pytestmark = pytest.mark.django_db

@@ -19,9 +19,9 @@ from apps.core.ids import new_ulid
 from apps.core.models import OutboxMessage
 from apps.finetuning.results.checkpoint_models import name_of
 from apps.interfaces.gateway.admission.limits import MAX_ENGINE_FAILURES
-from apps.interfaces.gateway.engines.chunks import Meter
+from apps.interfaces.gateway.engines.meter import Meter
 from apps.interfaces.gateway.engines.routes import MAX_LOAD_SECONDS, REFRESH_SECONDS
-from apps.interfaces.gateway.engines.upstreams import Call, Progress, Upstreams
+from apps.interfaces.gateway.engines.upstreams import Call, CallProgress, Upstreams
 from apps.interfaces.gateway.requests.schema import parse_completion
 from apps.serving.aliases import point_alias
 from apps.serving.models import Alias, Deployment, LoadedAdapter, Placement
@@ -29,7 +29,7 @@ from apps.serving.operations import desired_state
 from apps.serving.queries import Route, Upstream
 from tests.factories.finetuning import make_checkpoint
 from tests.factories.serving import BASE_MODEL, CONTEXT_LENGTH, load, make_adapter, make_served_model
-from tests.support.gateway import HI, error_of, wait_for_usage, wait_until
+from tests.support.gateway.processes import HI, error_of, wait_for_usage, wait_until
 from tests.twins.scripted_engine import TOKEN, Script, ScriptedEngine
 
 pytestmark = pytest.mark.django_db
@@ -321,7 +321,7 @@ def test_an_answer_that_failed_holds_neither_a_place_nor_a_connection(home, faul
         route = Route("m", None, "m", "m", "", CONTEXT_LENGTH, (Upstream("rep_1", engine.url, TOKEN),))
         upstreams = Upstreams(places_per_replica=1)
         for _ in range(3):
-            call = Call("org_1", "/v1/completions", request, "salt", new_ulid(), Meter(1), Progress())
+            call = Call("org_1", "/v1/completions", request, "salt", new_ulid(), Meter(1), CallProgress())
             with pytest.raises(DomainError):
                 answer = await upstreams.begin(route, call)
                 try:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.factories.serving import BASE_MODEL, dedicate, make_replica, make_served_model, make_tenant, make_whole_model
-from tests.support.gateway import HI, error_of, wait_for_usage, wait_until
+from tests.support.gateway.processes import HI, error_of, wait_for_usage, wait_until
 
 pytestmark = pytest.mark.django_db
 

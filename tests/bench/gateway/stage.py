@@ -15,7 +15,7 @@ from typing import Any
 from scripts.embedded import ensure_running
 from scripts.processes import PROGRAMS
 from tests.bench.gateway import installing
-from tests.ports import free_port
+from tests.services.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 PATH = "/v1/chat/completions"

@@ -22,7 +22,7 @@ from urllib.request import urlopen
 from scripts.embedded import ensure_running
 from scripts.processes import PROGRAMS
 from tests.bench.neighbours.mail_server import MailServer
-from tests.ports import free_port
+from tests.services.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 _KEYS = 4  # of each tenant

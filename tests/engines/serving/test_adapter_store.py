@@ -14,7 +14,7 @@ import pytest
 from apps.contracts.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from apps.contracts.parity import PARITY_FILE
 from apps.contracts.serving import DesiredAdapter
-from gpu_workers.serving.adapter_store import AdapterRejected, AdapterStore, AdapterUnavailable, BaseIdentity
+from gpu_workers.serving.adapters.store import AdapterRejected, AdapterStore, AdapterUnavailable, BaseIdentity
 from tests.support.engines.adapters import Arrays, make_arrays, make_files
 from tests.support.engines.control_plane import ControlPlane
 from tests.support.engines.models import BASE_MODEL, SERVED_NAME

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from apps.contracts.serving import LoadState
-from gpu_workers.serving.canary_engine import DEADLY, IDLE_SECONDS, START_SECONDS
+from gpu_workers.serving.trials.canary_engine import DEADLY, IDLE_SECONDS, START_SECONDS
 from tests.support.engines.models import name_of
 from tests.support.engines.stage import (
     COUNTED_NAN,

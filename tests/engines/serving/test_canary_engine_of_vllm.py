@@ -12,7 +12,7 @@ from gpu_workers.common.process_tree import is_alive, list_descendants, list_ses
 from gpu_workers.engine.client import EngineClient
 from gpu_workers.engine.load import sum_samples
 from gpu_workers.engine.state import EnginePaths, read_engine_state
-from gpu_workers.serving.canary_engine import IDLE_SECONDS
+from gpu_workers.serving.trials.canary_engine import IDLE_SECONDS
 from gpu_workers.trainer.executor import REPOSITORY
 from tests.support.engines.adapters import make_arrays, make_files
 from tests.support.engines.models import BASE_MODEL

@@ -16,7 +16,7 @@ from apps.estimates.models.architectures import from_config, parameter_count
 from apps.estimates.physics import gpus
 from apps.estimates.quote import PoolFacts, QuoteRequest, quote
 from gpu_workers.bench import calibrate, made_up, probe
-from gpu_workers.bench.calibrate import CPU_GRID, CUDA_GRID, SHAPES, Point
+from gpu_workers.bench.calibrate import CPU_GRID, CUDA_GRID, SHAPES, GridPoint
 from gpu_workers.bench.probe import MEASURED_SECONDS
 from gpu_workers.common.api_client import ApiClient
 from gpu_workers.common.config import ConfigError
@@ -28,7 +28,7 @@ from gpu_workers.trainer.probes import PROBE_FILE
 from tests.twins.control_plane import CREDENTIAL, ControlPlane
 
 DATA = Path(__file__).parents[3] / "apps/catalog/data"
-POINT = Point("small-3m", "qlora", 8, 32, 2, checkpointing=True)
+POINT = GridPoint("small-3m", "qlora", 8, 32, 2, checkpointing=True)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def build(folder, method):
     return made_up.build_base(folder, method=method, engine=engine)
 
 
-def report_of(point: Point) -> ProbeReport:
+def report_of(point: GridPoint) -> ProbeReport:
     return ProbeReport(
         base_model_id="", method=point.method, gpu_key="cpu", micro_batch_size=1, sequence_length=8, lora_rank=8,
         threads=1, tokens_per_second=1.0, tokens_per_second_low=1.0, tokens_per_second_high=1.0,

@@ -164,14 +164,14 @@ def test_pairs_are_tokenised_as_trl_does_it(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(BASE_MODEL)
     source = [json.loads(line) for line in make_pairs(4).splitlines()]
 
-    ours = encode_pairs(tmp_path / "pairs.jsonl", ChatRenderer.from_folder(BASE_MODEL), max_length=64).columns
+    ours = encode_pairs(tmp_path / "pairs.jsonl", ChatRenderer.from_folder(BASE_MODEL), max_length=64).rows
 
-    for index, row in enumerate(source):
+    for row, pair in zip(source, ours, strict=True):
         prompt = tokenizer.apply_chat_template(row["input"]["messages"], add_generation_prompt=True)["input_ids"]
         whole = tokenizer.apply_chat_template(row["input"]["messages"] + row["preferred_output"])["input_ids"]
-        assert ours["prompt_ids"][index] == prompt
-        assert prompt + ours["chosen_ids"][index] == whole[: len(prompt) + len(ours["chosen_ids"][index])]
-        assert tokenizer.decode(ours["rejected_ids"][index]) == "I do not know<|end|>"
+        assert pair["prompt_ids"] == prompt
+        assert prompt + pair["chosen_ids"] == whole[: len(prompt) + len(pair["chosen_ids"])]
+        assert tokenizer.decode(pair["rejected_ids"]) == "I do not know<|end|>"
 
 
 def test_a_bad_preference_row_is_named_by_its_line(tmp_path):

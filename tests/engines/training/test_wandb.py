@@ -1,7 +1,7 @@
 """Weights & Biases' own library, offline: it writes its run to the disk and would send it later."""
 
 from apps.contracts.runs import Tracker
-from gpu_workers.trainer.tracking.process import Point
+from gpu_workers.trainer.tracking.points import FinalStatus, MetricPoint
 from gpu_workers.trainer.tracking.wandb import WandbRun
 
 
@@ -10,8 +10,8 @@ def test_a_run_is_recorded_by_the_librarys_own_rules(tmp_path, monkeypatch):
     tracker = Tracker(kind="wandb", project="triage", name="first", entity="acme", tags=("a",), secret="k" * 40)
 
     run = WandbRun(tracker, job_id="ftjob-1", parameters={"epochs": "3"}, folder=tmp_path)
-    run.log([Point(step=3, values={"train/loss": 0.25})])
-    run.finish("succeeded")
+    run.log([MetricPoint(step=3, values={"train/loss": 0.25})])
+    run.finish(FinalStatus.SUCCEEDED)
 
     [record] = tmp_path.glob("wandb/offline-run-*/run-ftjob-1.wandb")
     data = record.read_bytes()

@@ -16,7 +16,7 @@ import redis
 
 from scripts import embedded
 from scripts.embedded import EmbeddedServiceError, EmbeddedServices, ensure_running, servers
-from tests.ports import free_port
+from tests.services.ports import free_port
 
 
 @pytest.fixture(scope="module")

@@ -104,7 +104,7 @@ def test_a_database_url_alone_is_refused_and_not_ignored(tmp_path: Path, monkeyp
         prepare(tmp_path, is_debug=False, is_launch=True)
 
 
-def test_secrets_are_made_once_and_readable_by_nobody_else(tmp_path: Path) -> None:
+def test_secrets_are_made_once_and_readable_by_their_owner_only(tmp_path: Path) -> None:
     first = prepare(tmp_path, is_debug=False, is_launch=True)
     second = prepare(tmp_path, is_debug=False, is_launch=True)
 
@@ -194,12 +194,12 @@ def test_a_killed_program_comes_back_and_an_escaped_process_is_found_counted_and
 
 
 def test_every_lock_pins_exact_versions_once_and_the_cpu_engines_bring_no_cuda() -> None:
-    for path in (REPOSITORY / "requirements").glob("*.lock"):
+    for path in (REPOSITORY / "requirements").rglob("*.lock"):
         lines = [line.partition(" --hash=")[0] for line in path.read_text().splitlines() if not line.startswith("#")]
         assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+", line) for line in lines), path.name
         assert len({line.split("==")[0].lower() for line in lines}) == len(lines), path.name
     names = ("torch-cpu", "engines-cpu", "engines")
-    cpu = "".join((REPOSITORY / f"requirements/{name}.lock").read_text() for name in names)
+    cpu = "".join((REPOSITORY / f"requirements/engines/{name}.lock").read_text() for name in names)
     assert "torch==2.13.0+cpu" in cpu and not re.search(
         r"^(nvidia-(?!ml-py)|triton|torchvision|torchaudio|torchcodec)", cpu, re.M
     )

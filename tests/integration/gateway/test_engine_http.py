@@ -8,7 +8,7 @@ import pytest
 
 from apps.contracts.addresses.replicas import AddressRules
 from apps.interfaces.gateway.engines import engine_http
-from apps.interfaces.gateway.engines.engine_http import Answer, Broken, Replica, Unreachable
+from apps.interfaces.gateway.engines.engine_http import Broken, EngineResponse, ReplicaClient, Unreachable
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
 
@@ -29,7 +29,7 @@ async def replica_that_answers(*answers: bytes):
             await writer.wait_closed()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    replica = Replica(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    replica = ReplicaClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     try:
         yield replica
     finally:
@@ -46,7 +46,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-async def post(replica: Replica) -> Answer:
+async def post(replica: ReplicaClient) -> EngineResponse:
     return await replica.post("/v1/completions", token="t", request_id="r", body=b"{}")
 
 
@@ -89,7 +89,7 @@ def test_a_shorter_limit_holds_on_a_connection_that_waited_under_a_longer_one(mo
 
 
 def test_a_slow_answer_is_waited_for_however_often_it_is_looked_at(monkeypatch):
-    monkeypatch.setattr(engine_http, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(engine_http, "_CHECK_SECONDS", 0.01)
 
     async def scenario() -> None:
         async with replica_that_answers(HEAD) as replica:
@@ -108,10 +108,10 @@ def test_no_connection_is_made_to_a_local_address_that_was_not_named(host):
     async def scenario() -> None:
         async with replica_that_answers(HEAD + b"Hello") as replica:
             port = replica._port
-            refused = Replica(f"http://{host}:{port}", AddressRules.read([]))
+            refused = ReplicaClient(f"http://{host}:{port}", AddressRules.read([]))
             with pytest.raises(Unreachable, match="local, reserved"):
                 await refused.post("/v1", token="t", request_id="r", body=b"")
-            named = Replica(f"http://{host}:{port}", AddressRules.read(["127.0.0.1", "::1"]))
+            named = ReplicaClient(f"http://{host}:{port}", AddressRules.read(["127.0.0.1", "::1"]))
             answer = await named.post("/v1", token="t", request_id="r", body=b"")
             assert await answer.read_all(5) == b"Hello"
             answer.close()
@@ -131,7 +131,9 @@ def test_a_name_is_looked_up_and_checked_at_each_connection(monkeypatch):
 
         monkeypatch.setattr(loop, "getaddrinfo", rebound)
         with pytest.raises(Unreachable, match="metadata"):
-            await Replica("http://gpu-1", AddressRules.read(["gpu-1"])).post("/v1", token="t", request_id="r", body=b"")
+            await ReplicaClient("http://gpu-1", AddressRules.read(["gpu-1"])).post(
+                "/v1", token="t", request_id="r", body=b""
+            )
 
     run(scenario)
 
@@ -139,7 +141,7 @@ def test_a_name_is_looked_up_and_checked_at_each_connection(monkeypatch):
 def test_a_socket_that_was_not_named_is_not_opened(tmp_path):
     async def scenario() -> None:
         with pytest.raises(Unreachable, match="names neither"):
-            await Replica(f"unix://{tmp_path}/redis.sock", AddressRules.read([])).post(
+            await ReplicaClient(f"unix://{tmp_path}/redis.sock", AddressRules.read([])).post(
                 "/v1", token="t", request_id="r", body=b""
             )
 

@@ -15,7 +15,7 @@ from apps.core.errors import InvalidValue
 from apps.interfaces.gateway.requests.grammars import Grammars
 from apps.interfaces.gateway.requests.schema import parse_chat, parse_completion
 from apps.interfaces.gateway.surfaces.responses import parse_response
-from tests.support.hostile_requests import chats, completions, read, responses, schemas
+from tests.support.gateway.hostile_requests import chats, completions, read, responses, schemas
 
 pytestmark = pytest.mark.nightly
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from apps.interfaces.gateway.engines.chunks import Meter
+from apps.interfaces.gateway.engines.meter import Meter
 from apps.interfaces.gateway.metering import recorder as recording
 from apps.interfaces.gateway.metering.recorder import Recorder
 from apps.interfaces.gateway.metering.spending_slices import SliceShare

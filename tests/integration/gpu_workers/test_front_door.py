@@ -13,7 +13,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from gpu_workers.engine.client import EngineClient, EngineDown
-from gpu_workers.serving.front_door import FrontDoor
+from gpu_workers.serving.traffic.front_door import FrontDoor
 
 TOKEN = "replica-token-of-this-test"
 BASE, GOOD = "b-demo", "a-" + "good".ljust(26, "0")

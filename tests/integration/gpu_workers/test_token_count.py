@@ -11,7 +11,7 @@ from gpu_workers.common.private_files import write_private
 from gpu_workers.common.process_tree import Process
 from gpu_workers.engine.client import EngineClient
 from gpu_workers.engine.state import EnginePaths, EngineState
-from gpu_workers.serving.token_count import TokenCounter
+from gpu_workers.serving.traffic.token_count import TokenCounter
 
 STATE = EngineState(
     generation="e1", served_name="b-demo", model_path="/m", launcher=Process(1, 1), keeper=Process(1, 1),

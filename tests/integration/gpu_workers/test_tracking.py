@@ -16,7 +16,8 @@ from apps.contracts.runs import EvaluationCompleted, LogLine, StepCompleted, Suc
 from gpu_workers.common.events import EventTail
 from gpu_workers.trainer.tracking import mlflow as tracking_mlflow
 from gpu_workers.trainer.tracking.mlflow import MlflowRefused, MlflowRun, public_origin
-from gpu_workers.trainer.tracking.process import TRACKING_FILE, Assignment, Point, Tracking, points_of
+from gpu_workers.trainer.tracking.points import FinalStatus, MetricPoint, points_of
+from gpu_workers.trainer.tracking.process import TRACKING_FILE, Assignment, Tracking
 from tests.support.agent import add_run, make_agent
 
 SECRET = "token-0123456789"
@@ -120,9 +121,9 @@ def test_reports_and_evaluations_become_points_and_nothing_else_does():
 
 
 def test_mlflow_has_one_run_a_job_across_attempts(mlflow):
-    for number, status in ((3, "paused"), (6, "succeeded")):
+    for number, status in ((3, FinalStatus.PAUSED), (6, FinalStatus.SUCCEEDED)):
         run = MlflowRun(tracker(mlflow.url), job_id="ftjob-1", parameters={"epochs": "3"})
-        run.log([Point(step=number, values={"train/loss": 1.0 / number})])
+        run.log([MetricPoint(step=number, values={"train/loss": 1.0 / number})])
         run.finish(status)
 
     [found] = mlflow.runs.values()
@@ -184,8 +185,8 @@ def test_a_tracker_that_fails_is_told_once_without_the_key_and_left_alone(tmp_pa
     tracking.begin()
 
     for number in (1, 2):
-        tracking.log([Point(step=number, values={"train/loss": 1.0})])
-    tracking.finish("succeeded")
+        tracking.log([MetricPoint(step=number, values={"train/loss": 1.0})])
+    tracking.finish(FinalStatus.SUCCEEDED)
 
     [warning] = EventTail(tmp_path / TRACKING_FILE).read()
     assert warning.message.startswith("MLflow gets no more of this run, which goes on without it: 401")

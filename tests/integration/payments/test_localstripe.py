@@ -23,8 +23,9 @@ import stripe
 
 from apps.core.ids import new_id
 from apps.payments.stripe import gateway
+from apps.payments.stripe.client import translated
 from apps.payments.stripe.errors import CardDeclined, StripeRefused
-from tests.ports import free_port
+from tests.services.ports import free_port
 
 pytestmark = pytest.mark.django_db
 FOLDER = Path(__file__).resolve().parents[3] / ".anneal/localstripe"
@@ -110,7 +111,7 @@ def test_a_declined_charge_is_a_decline_with_its_reason(client: stripe.StripeCli
     customer = make_customer()
     method = attach(client, customer, DECLINED)
 
-    with pytest.raises(CardDeclined) as declined, gateway._translated():
+    with pytest.raises(CardDeclined) as declined, translated():
         pay(client, customer, method, 1300)
 
     assert declined.value.reason == "card_declined"
@@ -134,7 +135,7 @@ def test_a_refund_made_there_is_read_here(client: stripe.StripeClient) -> None:
 
 
 def test_a_parameter_that_does_not_exist_is_refused(client: stripe.StripeClient) -> None:
-    with pytest.raises(StripeRefused), gateway._translated():
+    with pytest.raises(StripeRefused), translated():
         client.v1.customers.create({"nmae": "Acme"})  # type: ignore[typeddict-unknown-key]
 
 

@@ -13,8 +13,8 @@ from gpu_workers.common.config import ServingConfig, WorkerConfig
 from gpu_workers.common.private_files import write_private
 from gpu_workers.common.process_tree import Process
 from gpu_workers.engine.state import EnginePaths, EngineState
-from gpu_workers.serving.canary_engine import CanaryEngine
 from gpu_workers.serving.reconciler import Reconciler
+from gpu_workers.serving.trials.canary_engine import CanaryEngine
 from tests.support.engines.models import SERVED_NAME, name_of
 
 GOOD, NAN, DEADLY_ONE, UNLOADABLE = (name_of(word) for word in ("good", "nan", "deadly", "unloadable"))

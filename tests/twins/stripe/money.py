@@ -309,12 +309,6 @@ def listed(rows: list[Object], params: Any, url: str) -> Object:
     return {"object": "list", "url": url, "data": ordered[:limit], "has_more": len(ordered) > limit}
 
 
-@answers("POST /v1/webhook_endpoints")
-def create_webhook_endpoint(twin: Twin, *, url: str, enabled_events: list[str], **params: Any) -> Object:
-    made = twin.add("we", "webhook_endpoint", url=url, enabled_events=enabled_events)
-    return made | {"secret": f"whsec_{made['id']}", "api_version": params.get("api_version")}
-
-
 @answers("POST /v1/billing/meter_events")
 def create_meter_event(twin: Twin, *, identifier: str = "", **params: Any) -> Object:
     known = {each["identifier"] for each in twin.of_kind("billing.meter_event")}

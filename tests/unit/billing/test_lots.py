@@ -11,8 +11,8 @@ from django.db.models import Sum
 from apps.accounts.models import Organization
 from apps.billing.books.seals import seal_days, verify_seals
 from apps.billing.credits import end_set_aside, expire_lots, reverse_transaction, set_credit_aside
-from apps.billing.ledger import IdempotencyMismatch, account
-from apps.billing.models import AccountKind, CreditLot, LedgerEntry, LedgerTransaction, LotMovement
+from apps.billing.ledger import IdempotencyMismatch, account, post
+from apps.billing.models import AccountKind, CreditLot, LedgerAccount, LedgerEntry, LedgerTransaction, LotMovement
 from apps.billing.operations import (
     grant_credit,
     grant_paid_credit,
@@ -203,6 +203,20 @@ def test_credit_that_was_spent_cannot_be_reversed_away(organization):
 
     with pytest.raises(InvalidState, match="adjustment"):
         reverse_transaction(transaction_id=posted.pk, by="user_1", reason="")
+
+
+def test_a_posting_of_the_platform_is_not_reversed(db):
+    with transaction.atomic():
+        cash = account(organization=None, kind=AccountKind.CASH_CLEARING)
+        posted = post(
+            organization=None, kind="stripe_fee", by="system", source="txn_1", idempotency_key="fee:1", request={},
+            legs={account(organization=None, kind=AccountKind.STRIPE_FEES): -5, cash: 5},
+        )  # fmt: skip
+
+    with pytest.raises(InvalidState, match="not reversed"):
+        reverse_transaction(transaction_id=posted.pk, by="user_1", reason="")
+
+    assert not LedgerAccount.objects.filter(kind=AccountKind.WALLET).exists()
 
 
 def test_the_database_refuses_credit_without_a_lot_and_a_lot_without_credit(organization):

@@ -2,6 +2,7 @@ import datetime
 import json
 import re
 import shutil
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -152,8 +153,13 @@ class TestLocalModel:
         with pytest.raises(ModelRefused):
             add(folder)
 
-    def test_weights_must_be_safetensors(self, folder: Path) -> None:
-        (folder / "model.safetensors").write_bytes(b"\xff" * 100)
+    @pytest.mark.parametrize(
+        "content",
+        [b"\xff" * 100, struct.pack("<Q", 2) + b"[]", struct.pack("<Q", 13) + b'{"weight": 1}'],
+        ids=["no header", "a list", "no shape"],
+    )
+    def test_weights_must_be_safetensors(self, folder: Path, content: bytes) -> None:
+        (folder / "model.safetensors").write_bytes(content)
 
         with pytest.raises(ModelRefused, match="not a safetensors file"):
             add(folder)

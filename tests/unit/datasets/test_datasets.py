@@ -223,7 +223,7 @@ class TestValidation:
         done = validate_version(version_id=make_version(organization).pk, now=db_now())
 
         assert done and (done.status, done.errors[0]["code"]) == ("invalid", "too_slow")
-        assert done.layout["is_rejected"]
+        assert done.layout.is_rejected
 
     def test_notices_a_file_that_was_changed_or_lost(self, organization: Organization) -> None:
         changed, lost = make_version(organization), make_version(organization)

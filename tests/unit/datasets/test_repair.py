@@ -97,7 +97,7 @@ class TestRepair:
         done = validate_version(version_id=made.pk, now=db_now())
 
         assert done and (done.status, done.rows, done.error_count) == ("ready", rows, 0)
-        assert (done.layout["repaired"], done.layout["dropped"]) == (repaired, dropped)
+        assert (done.layout.repaired, done.layout.dropped) == (repaired, dropped)
         assert jsonl() in read_object(done.data_key), "good rows are not touched"
         bad.refresh_from_db()
         assert (bad.status, bad.rows) == ("invalid", 14)

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from apps.estimates.calibration import PHYSICS, Calibration, Observation, check, correct, fit
+from apps.estimates.calibration import PHYSICS, Calibration, Observation, correct, cross_validate, fit
 from tests.bench.calibration import simulate
 
 
@@ -91,8 +91,8 @@ def test_a_calibration_survives_json():
 
 
 def test_what_it_is_worth_is_checked_on_runs_it_did_not_see():
-    found = check(runs(*[1.25] * 30), quantity="time_ratio")
+    found = cross_validate(runs(*[1.25] * 30), quantity="time_ratio")
 
     assert (found.runs, found.physics) == (30, pytest.approx(0.2))
     assert found.calibrated == pytest.approx(0.0, abs=1e-9)
-    assert check([], quantity="time_ratio").physics is None
+    assert cross_validate([], quantity="time_ratio").physics is None

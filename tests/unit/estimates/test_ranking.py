@@ -5,13 +5,15 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apps.estimates.ranking import Choice, meets, rank
+from apps.estimates.ranking import RankedOption, meets, rank
 
 HOUR = 3600.0
 
 
-def choice(key: str, cost: int, hours: float, *, slow: float = 1.5) -> Choice:
-    return Choice(key=key, cost_nano=cost, finish_seconds_p50=hours * HOUR, finish_seconds_p90=hours * slow * HOUR)
+def choice(key: str, cost: int, hours: float, *, slow: float = 1.5) -> RankedOption:
+    return RankedOption(
+        key=key, cost_nano=cost, finish_seconds_p50=hours * HOUR, finish_seconds_p90=hours * slow * HOUR
+    )
 
 
 H100 = choice("h100", 188, 1.0)
@@ -57,7 +59,7 @@ def test_nothing_to_rank_is_no_error() -> None:
 
 choices = st.lists(
     st.tuples(st.integers(1, 50), st.integers(1, 50), st.integers(0, 50)).map(
-        lambda t: Choice(key=str(t), cost_nano=t[0], finish_seconds_p50=t[1], finish_seconds_p90=t[1] + t[2])
+        lambda t: RankedOption(key=str(t), cost_nano=t[0], finish_seconds_p50=t[1], finish_seconds_p90=t[1] + t[2])
     ),
     min_size=1,
     max_size=12,

@@ -79,6 +79,8 @@ def test_the_trainer_keeps_4_bit_weights_on_the_gpu(ask, models, gpu_types):
         ({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": "wide"}, "moe_intermediate_size"),
         ({"num_attention_heads": 33, "num_key_value_heads": 33}, "head_dim"),
         ({"hidden_size": 4096.0}, "hidden_size"),
+        ({"num_experts": 4, "num_experts_per_tok": 2, "decoder_sparse_step": "every"}, "decoder_sparse_step"),
+        ({"num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": 3}, "mlp_only_layers"),
     ],
 )
 def test_a_shape_that_no_model_has_is_refused_by_its_field(changes, field):

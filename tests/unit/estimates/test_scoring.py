@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from apps.estimates import score
-from apps.estimates.accuracy import Point, accuracy
+from apps.estimates.accuracy import Prediction, accuracy
 from apps.estimates.models.names import gpu_key, plain_name
 from apps.estimates.physics.gpus import GIB
 from apps.estimates.published.rows import Excluded, Job, framework, read_row
-from tests.bench.scored_rows import LIST, scored_rows
+from tests.bench.estimates.scored_rows import LIST, scored_rows
 
 ROW = {
     "id": "x-1", "model": "Llama-3.1-8B", "method": "qlora", "rank": 16, "targets": "all linear", "seq_len": 2048,
@@ -78,7 +78,7 @@ def test_names_of_other_publishers_are_found():
 
 
 def test_accuracy_counts_a_false_fit_only_where_the_verdict_was_that_it_fits():
-    point = Point(id="a", source="s", method="lora", gpu="g", predicted=9.0, measured=10.0, p10=8.0, p90=9.6)
+    point = Prediction(id="a", source="s", method="lora", gpu="g", predicted=9.0, measured=10.0, p10=8.0, p90=9.6)
 
     found = accuracy([point], cards=[4, 9, 10, 14, 20])
 

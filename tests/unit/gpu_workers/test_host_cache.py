@@ -1,7 +1,7 @@
 """What is unloaded goes on filling the engine's cache, and what is served is never what it gives up."""
 
 from gpu_workers.engine.load import sum_samples
-from gpu_workers.serving.host_cache import HostCache
+from gpu_workers.serving.adapters.host_cache import HostCache
 
 
 def used(cache: HostCache, *names: str) -> None:

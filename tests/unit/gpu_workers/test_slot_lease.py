@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gpu_workers.serving.slot_lease import SlotLease, SlotsBusy
+from gpu_workers.serving.traffic.slot_lease import SlotLease, SlotsBusy
 
 
 class Clock:

@@ -3,7 +3,7 @@
 import pytest
 import stripe
 
-from apps.payments.stripe import gateway
+from apps.payments.stripe import client
 from tests.twins.stripe import contract
 
 
@@ -21,7 +21,7 @@ def test_every_operation_of_the_package_is_read_with_its_parameters() -> None:
 
 
 def test_the_version_we_pin_is_the_one_the_package_was_made_for() -> None:
-    assert stripe.api_version == gateway.API_VERSION
+    assert stripe.api_version == client.API_VERSION
     assert stripe.VERSION.startswith("16.1.")
 
 

@@ -1,4 +1,4 @@
-"""P13, P14, P15 and P18 under any sequence of what people, Stripe, its webhooks and our tasks do, and at once."""
+"""P13, P14 and P18 under any sequence of what people, Stripe, its webhooks and our tasks do, and at once."""
 
 import datetime
 from collections.abc import Callable
@@ -7,31 +7,23 @@ from typing import Any
 
 import pytest
 from django.db import transaction
-from django.db.models import Sum
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from apps.accounts.models import Organization
-from apps.billing.ledger import IdempotencyMismatch
-from apps.billing.models import AccountKind, LedgerEntry, LedgerTransaction
+from apps.billing.models import HoldPurpose, LedgerTransaction
 from apps.billing.operations import (
-    SpendingStopped,
-    grant_credit,
-    grant_paid_credit,
     hold,
-    reverse_paid_credit,
     settle_hold,
 )
 from apps.billing.queries import get_balance, get_ledger_sum_nano
-from apps.billing.usage.slices import lease_slice
 from apps.core.database.clock import db_now
-from apps.core.errors import DomainError
 from apps.core.money import NANO_PER_CENT
-from apps.payments import autorecharge, dunning, topups, webhooks
+from apps.payments import autorecharge, topups, webhooks
 from apps.payments.customers import ensure_customer, keep_card
 from apps.payments.lifecycle import TOPUP_IN_FLIGHT
-from apps.payments.models import AutoRecharge, Standing, StripeEvent, TopUp
+from apps.payments.models import AutoRecharge, StripeEvent, TopUp
 from apps.payments.stripe import gateway
 from apps.payments.stripe.errors import StripeUnavailable
 from tests.factories.accounts import make_organization, make_user
@@ -139,8 +131,8 @@ class Payments(RuleBasedStateMachine):
         if nano:
             self.spent += 1
             made = hold(
-                organization=self.ours, purpose="job", source=f"ftjob-{self.spent}", amount_nano=nano, by="system",
-                idempotency_key=f"spend:{self.spent}",
+                organization=self.ours, purpose=HoldPurpose.JOB, source=f"ftjob-{self.spent}", amount_nano=nano,
+                by="system", idempotency_key=f"spend:{self.spent}",
             )  # fmt: skip
             settle_hold(hold_id=made.pk, capture_nano=nano, by="system")
 
@@ -236,110 +228,6 @@ def test_payments_and_automatic_charges_keep_their_promises(near_twin: Twin, db:
     run_state_machine_as_test(Payments, settings=STEPS)
 
 
-class Owing(RuleBasedStateMachine):
-    """One organization pays, spends, and has payments taken back, while days go by and its standing is reviewed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mark = transaction.savepoint()
-        self.ours = make_organization("Ours", owner=make_user("ours"))
-        self.number = 0
-        self.now = db_now()
-        self.payments: list[str] = []
-
-    def teardown(self) -> None:
-        transaction.savepoint_rollback(self.mark)
-
-    def key(self) -> str:
-        self.number += 1
-        return f"step:{self.number}"
-
-    def owed_nano(self) -> int:
-        owed = LedgerEntry.objects.filter(organization=self.ours, account__kind=AccountKind.RECEIVABLE)
-        return -(owed.aggregate(nano=Sum("amount_nano"))["nano"] or 0)
-
-    def status(self) -> str:
-        return Standing.objects.filter(organization=self.ours).values_list("status", flat=True).first() or "active"
-
-    @rule(cents=CENTS)
-    def pay(self, cents: int) -> None:
-        self.payments.append(self.key())
-        with transaction.atomic():
-            grant_paid_credit(
-                organization=self.ours, amount_nano=cents * NANO_PER_CENT, reference=self.payments[-1], by="stripe"
-            )
-            dunning.review(organization_id=self.ours.pk, now=self.now)  # as a paid top-up does
-
-    @precondition(lambda self: self.owed_nano())
-    @rule()
-    def pay_what_is_owed(self) -> None:
-        self.pay(-(-self.owed_nano() // NANO_PER_CENT))
-        assert self.status() == "active", "P15: paying leads back to active"
-
-    @rule(cents=CENTS)
-    def be_granted(self, cents: int) -> None:
-        grant_credit(
-            organization=self.ours,
-            amount_nano=cents * NANO_PER_CENT,
-            by="system",
-            reason="",
-            idempotency_key=self.key(),
-        )
-
-    @rule(percent=st.integers(1, 100))
-    def spend(self, percent: int) -> None:
-        nano = get_balance(organization=self.ours).available_nano * percent // 100
-        if nano and self.status() != "suspended":
-            source = self.key()
-            made = hold(
-                organization=self.ours, purpose="job", source=source, amount_nano=nano, by="system",
-                idempotency_key=source,
-            )  # fmt: skip
-            settle_hold(hold_id=made.pk, capture_nano=nano, by="system")
-
-    @rule(pick=PICKS, cents=CENTS)
-    def take_back(self, pick: int, cents: int) -> None:
-        if self.payments:
-            with suppress(DomainError, IdempotencyMismatch):
-                reverse_paid_credit(
-                    organization=self.ours, reference=self.payments[pick % len(self.payments)],
-                    amount_nano=cents * NANO_PER_CENT, by="stripe", reason="", idempotency_key=self.key(),
-                )  # fmt: skip
-
-    @rule(hours=st.integers(1, 100))
-    def wait(self, hours: int) -> None:
-        self.now += datetime.timedelta(hours=hours)
-        dunning.review_standings(now=self.now)
-        assert (self.status() == "active") == (self.owed_nano() == 0)
-
-    @invariant()
-    def nothing_is_admitted_while_suspended(self) -> None:
-        """P15: neither a job's hold nor a gateway's slice, whatever is in the wallet."""
-        is_stopped = []
-        for start in (self.start_job, self.lease):
-            mark = transaction.savepoint()
-            try:
-                start()
-                is_stopped.append(False)
-            except SpendingStopped:
-                is_stopped.append(True)
-            except DomainError:
-                is_stopped.append(False)
-            transaction.savepoint_rollback(mark)
-        assert is_stopped == [self.status() == "suspended"] * 2
-
-    def start_job(self) -> None:
-        hold(organization=self.ours, purpose="job", source="probe", amount_nano=1, by="system", idempotency_key="probe")
-
-    def lease(self) -> None:
-        lease_slice(organization=self.ours, required_nano=1, by="gateway")
-
-
-@pytest.mark.hypothesis
-def test_whoever_owes_is_stopped_in_time_and_whoever_paid_never(db: None) -> None:
-    run_state_machine_as_test(Owing, settings=STEPS)
-
-
 # --- at once ----------------------------------------------------------------------------------------------------------
 
 
@@ -395,7 +283,7 @@ ASKED: list[Callable[[], Any]] = [
 def test_a_post_without_our_key_never_leaves(
     near_twin: Twin, db: None, monkeypatch: pytest.MonkeyPatch, ask: Callable[[], Any]
 ) -> None:
-    monkeypatch.setattr(gateway, "_keyed", lambda key: {})
+    monkeypatch.setattr(gateway, "keyed", lambda key: {})
 
     with pytest.raises(KeyMissing):
         ask()

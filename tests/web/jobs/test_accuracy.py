@@ -5,13 +5,8 @@ import pytest
 from apps.core.database.clock import db_now
 from apps.finetuning.models import FineTuningJob, GpuPool, PoolAccuracy
 from apps.finetuning.pools import accuracy, calibrations
-from tests.factories.finetuning import TrainingSetup, give_credit, make_job
+from tests.factories.finetuning import give_credit, make_job
 from tests.factories.outcomes import leave_queue, teach
-
-
-@pytest.fixture
-def floor(organization) -> TrainingSetup:
-    return TrainingSetup(organization)
 
 
 @pytest.fixture

@@ -11,14 +11,9 @@ from apps.core.templatetags.ui import usd
 from apps.finetuning.models import FineTuningJob
 from tests.factories.catalog import make_listed_model
 from tests.factories.datasets import make_ready_version
-from tests.factories.finetuning import TrainingSetup, make_pool, make_training_file
+from tests.factories.finetuning import make_pool, make_training_file
 
 URL = "/jobs/new"
-
-
-@pytest.fixture
-def floor(organization) -> TrainingSetup:
-    return TrainingSetup(organization)
 
 
 @pytest.fixture

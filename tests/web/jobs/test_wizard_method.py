@@ -16,15 +16,10 @@ from apps.finetuning.models import FineTuningJob, Worker
 from apps.finetuning.runs.trackers import store_tracker_key
 from apps.interfaces.web.wizard.draft import Draft
 from tests.factories.datasets import chat_row, jsonl, jsonl_of, make_ready_version
-from tests.factories.finetuning import TrainingSetup, make_training_file
+from tests.factories.finetuning import make_training_file
 from tests.factories.serving import make_adapter
 
 URL = "/jobs/new"
-
-
-@pytest.fixture
-def floor(organization) -> TrainingSetup:
-    return TrainingSetup(organization)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
-"""Sign-up, sign-in, password reset, members, invitations, keys and organizations, as a browser sees them."""
+"""Members, invitations, keys and organizations, as a browser sees them."""
 
-import html
 import json
 import re
 from collections.abc import Callable
@@ -20,159 +19,10 @@ from apps.billing.lots import open_lot
 from apps.billing.models import LotKind
 from apps.core.database.clock import db_now
 from apps.core.messages.outbox import deliver_due
-from apps.core.models import AuditEntry, OutboxMessage
-from tests.factories.accounts import PASSWORD, make_key, make_member, make_organization, make_user
+from tests.factories.accounts import make_member, make_organization, make_user
+from tests.support.pages import sign_up
 
 ClientFor = Callable[[User | None], Client]
-
-
-def sign_up(client: Client, **fields: str) -> object:
-    form = {"email": "dana@example.com", "password1": PASSWORD, "name": "Dana", "organization": "Dana Labs"}
-    return client.post("/accounts/signup/", form | fields)
-
-
-def test_sign_up_makes_a_person_who_owns_an_organization(db: None, client: Client) -> None:
-    response = sign_up(client)
-
-    assert response.headers["Location"] == "/accounts/confirm-email/"
-    assert client.get("/members").status_code == 302  # not signed in before the address is confirmed
-    membership = Membership.objects.get(user__email="dana@example.com")
-    assert (membership.role, membership.organization.name) == ("owner", "Dana Labs")
-    assert AuditEntry.objects.filter(action="organization.create", actor=membership.user_id).exists()
-
-
-def test_sign_up_without_an_organizations_name_makes_one_after_the_person(db: None, client: Client) -> None:
-    sign_up(client, organization="")
-
-    assert Organization.objects.get().name == "Dana's organization"
-
-
-@pytest.mark.parametrize("state", ["verified", "unverified", "closed"])
-def test_sign_up_with_a_taken_address_reads_the_same_and_makes_nothing(db: None, state: str) -> None:
-    def answers(email: str) -> list[tuple[int, str, str]]:
-        client = Client()
-        response = sign_up(client, email=email)
-        page = client.get(response.headers.get("Location", "/accounts/signup/"))
-        text = re.sub(r'csrf\w*"? value="\w+|X-CSRFToken": "\w+|req_\w+', "", page.content.decode())
-        return [
-            (response.status_code, response.headers.get("Location", "")),
-            (page.status_code, text.replace(email.lower(), "")),
-        ]
-
-    taken = make_user("taken", is_verified=state != "unverified")
-    User.objects.filter(pk=taken.pk).update(is_active=state != "closed")
-    known, unknown = answers(taken.email.upper()), answers("free@example.com")
-
-    assert known[0] == unknown[0] == (302, "/accounts/confirm-email/")
-    assert known[1] == unknown[1]
-    assert User.objects.filter(email=taken.email).count() == Organization.objects.count() == 1
-
-
-def test_the_owner_of_a_taken_address_is_told(alice: User, client: Client) -> None:
-    sign_up(client, email=alice.email)
-    deliver_due()
-
-    assert mail.outbox[0].to == [alice.email]
-    assert "already has one" in mail.outbox[0].body and "/accounts/password/reset/" in mail.outbox[0].body
-
-
-def test_sign_up_costs_the_same_for_a_taken_address(alice: User, client: Client, monkeypatch: Any) -> None:
-    """The slow part is to hash the password."""
-    hashed: list[str] = []
-    monkeypatch.setattr("apps.accounts.login.forms.make_password", hashed.append)
-
-    sign_up(client, email=alice.email)
-
-    assert hashed == [PASSWORD]
-
-
-def test_a_password_reset_does_the_same_for_an_unknown_address(alice: User, client: Client) -> None:
-    answers = [
-        client.post("/accounts/password/reset/", {"email": email}) for email in (alice.email, "free@example.com")
-    ]
-    deliver_due()
-
-    assert {(answer.status_code, answer.headers["Location"]) for answer in answers} == {
-        (302, "/accounts/password/reset/done/")
-    }
-    assert OutboxMessage.objects.count() == 2
-    assert [message.to for message in mail.outbox] == [[alice.email]]
-
-
-def test_sign_in_waits_for_a_confirmed_address(db: None, client: Client) -> None:
-    user = make_user("new", is_verified=False)
-
-    answer = client.post("/accounts/login/", {"login": user.email, "password": PASSWORD})
-
-    assert answer.headers["Location"] == "/accounts/confirm-email/"
-    assert client.get("/organization/new").status_code == 302
-
-
-def test_login_and_logout(alice: User, organization: Organization, client: Client) -> None:
-    client.post("/accounts/login/", {"login": alice.email, "password": PASSWORD})
-    assert client.get("/members").status_code == 200
-
-    client.post("/accounts/logout/")
-
-    assert client.get("/members").status_code == 302
-
-
-def test_a_wrong_password_and_an_unknown_address_read_the_same(alice: User, client: Client) -> None:
-    def failure(login: str) -> str:
-        page = client.post("/accounts/login/", {"login": login, "password": "wrong-password"}).content.decode()
-        return re.findall(r'role="alert".*?</div>', page, re.DOTALL)[0]
-
-    assert failure(alice.email) == failure("nobody@example.com")
-
-
-def test_a_password_is_reset_by_a_mailed_link_that_works_once(alice: User, key: IssuedKey, client: Client) -> None:
-    client.post("/accounts/password/reset/", {"email": alice.email})
-    deliver_due()
-    link = re.search(r"http://testserver(/\S+)", mail.outbox[0].body)[1]
-
-    form = client.get(link, follow=True)
-    new = "another-good-password"
-    saved = client.post(form.redirect_chain[-1][0], {"password1": new, "password2": new})
-
-    assert saved.status_code == 302
-    alice.refresh_from_db()
-    assert alice.check_password(new)
-    assert find_key(secret=key.secret) is None
-    assert "no longer works" in Client().get(link, follow=True).content.decode()
-
-
-@pytest.mark.parametrize(("asked", "works"), [({}, True), ({"revoke_keys": "on"}, False)])
-def test_a_new_password_revokes_keys_in_every_organization_if_asked(
-    alice: User, bob: User, key: IssuedKey, client_for: ClientFor, asked: dict[str, str], works: bool
-) -> None:
-    elsewhere = make_key(make_organization("Second", owner=alice), alice)
-    of_bob = make_key(Organization.objects.get(name="Acme"), bob, scopes=frozenset({"view"}))
-    form = {"oldpassword": PASSWORD, "password1": "another-good-password", "password2": "another-good-password"}
-
-    assert client_for(alice).post("/accounts/password/change/", form | asked).status_code == 302
-
-    assert [bool(find_key(secret=each.secret)) for each in (key, elsewhere, of_bob)] == [works, works, True]
-    entry = AuditEntry.objects.get(action="person.password_changed", organization=key.key.organization)
-    assert entry.details == {"keys_revoked": 0 if works else 2}
-
-
-def test_an_address_is_confirmed_by_a_link_that_lies_in_no_table(db: None, client: Client) -> None:
-    sign_up(client)
-    payload = OutboxMessage.objects.get(topic="mail").payload
-    assert set(payload) == {"kind", "address_id"}
-
-    deliver_due()
-    link = re.search(r"http://testserver(/accounts/confirm-email/\S+)", mail.outbox[0].body)[1]
-    client.post(link)
-
-    assert EmailAddress.objects.get(email="dana@example.com").verified
-    assert client.get("/members").status_code == 200  # in the browser that signed up, the link signs in
-
-
-def test_the_outbox_holds_no_reset_token(alice: User, client: Client) -> None:
-    client.post("/accounts/password/reset/", {"email": alice.email})
-
-    assert set(OutboxMessage.objects.get().payload) == {"kind", "user_id", "email"}
 
 
 def test_an_invitation_brings_a_new_person_in_as_member(
@@ -369,23 +219,6 @@ def test_every_role_can_read_every_account_page(
     assert client_for(make_member(organization, role)).get(url).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "login/",
-        "signup/",
-        "password/reset/",
-        "password/reset/done/",
-        "password/reset/key/done/",
-        "inactive/",
-        "confirm-email/",
-        "confirm-email/nope/",
-    ],
-)
-def test_the_sign_in_pages_render(url: str, client: Client, db: None) -> None:
-    assert client.get(f"/accounts/{url}").status_code == 200
-
-
 def test_a_trackers_key_is_stored_shown_by_its_end_and_removed(client_for, bob, vera):
     browser = client_for(bob)
 
@@ -398,27 +231,6 @@ def test_a_trackers_key_is_stored_shown_by_its_end_and_removed(client_for, bob, 
     assert client_for(vera).post("/organization/trackers/wandb/remove").status_code == 403
     assert browser.post("/organization/trackers/wandb/remove").status_code == 302
     assert "No key yet" in browser.get("/organization/trackers").content.decode()
-
-
-def test_sign_ins_are_audited_for_the_organizations_of_the_person(
-    alice: User, organization: Organization, rival: Organization, client: Client
-) -> None:
-    for password in ("wrong-password", PASSWORD):
-        client.post("/accounts/login/", {"login": alice.email, "password": password}, HTTP_USER_AGENT="Lynx\x07/2.9")
-    client.post("/accounts/logout/")
-    client.post("/accounts/login/", {"login": "nobody@example.com", "password": "wrong-password"})
-
-    def of(place: Organization | None) -> list[tuple[str, str]]:
-        rows = AuditEntry.objects.filter(organization=place, action__startswith="person.").order_by("id")
-        return [(entry.action, entry.target) for entry in rows]
-
-    mine = [("person.sign_in_failed", alice.pk), ("person.sign_in", alice.pk), ("person.sign_out", alice.pk)]
-    assert of(organization) == mine
-    assert of(None) == [*mine, ("person.sign_in_failed", "anonymous")]
-    assert of(rival) == []
-    entry = AuditEntry.objects.filter(organization=organization, action="person.sign_in").get()
-    assert (entry.ip, entry.user_agent, entry.actor) == ("127.0.0.1", "Lynx/2.9", alice.pk)
-    assert not AuditEntry.objects.filter(details__icontains="nobody@example.com").exists()
 
 
 def test_a_person_who_never_paid_creates_a_few_organizations(
@@ -438,26 +250,3 @@ def test_a_person_who_never_paid_creates_a_few_organizations(
         )
 
     assert browser.post("/organization/new", {"name": "Third"}).status_code == 302
-
-
-def test_sign_ups_of_one_address_are_limited(db: None, settings: Any) -> None:
-    settings.ACCOUNT_RATE_LIMITS = {"signup": "2/h/ip"}
-
-    answers = [sign_up(Client(), email=f"{number}@example.com").status_code for number in range(3)]
-
-    assert answers == [302, 302, 429]
-    assert User.objects.count() == 2
-
-
-def test_an_operator_without_an_organization_lands_on_the_console(olga: User, client: Client) -> None:
-    answer = client.post("/accounts/login/", {"login": olga.email, "password": PASSWORD})
-
-    assert client.get(answer.headers["Location"]).headers["Location"] == "/staff/organizations"
-
-
-def test_the_sign_in_page_says_what_was_wrong(alice: User, client: Client) -> None:
-    form = client.get("/accounts/login/").content.decode()
-    wrong = client.post("/accounts/login/", {"login": alice.email, "password": "wrong-password"}).content.decode()
-
-    assert form.count("Forgot your password?") == 1 and "autofocus" in form
-    assert "don't match" in html.unescape(wrong) and "1 field" not in wrong

@@ -1,7 +1,6 @@
 """Create the first operator of an installation, or give an existing person that right."""
 
 from getpass import getpass
-from typing import Any
 
 from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import ValidationError
@@ -31,14 +30,14 @@ class Command(BaseCommand):
         )
 
     @transaction.atomic
-    def handle(self, *args: Any, **options: Any) -> None:
-        email = options["email"].strip().lower()
+    def handle(self, *args: object, email: str, password_stdin: bool, new_password: bool, **options: object) -> None:
+        email = email.strip().lower()
         user = User.objects.select_for_update().filter(email=email).first()
         if user is None:
-            user = User.objects.create_user(email, _password(options["password_stdin"]))
+            user = User.objects.create_user(email, _password(password_stdin))
             mark_verified(user=user)
-        elif options["new_password"]:
-            _take_over(user, _password(options["password_stdin"]))
+        elif new_password:
+            _take_over(user, _password(password_stdin))
         else:
             _require_known_owner(user)
         user.is_operator = True

@@ -4,13 +4,11 @@ Our databases compare text by bytes (collation C, `deploy/postgres/roles.sql`), 
 532 indexes, 211 were such copies, and each row written paid for them.
 """
 
-from typing import Any
-
 from django.db.backends.postgresql import base, schema
 
 
 class SchemaEditor(schema.DatabaseSchemaEditor):
-    def _create_like_index_sql(self, model: Any, field: Any) -> None:
+    def _create_like_index_sql(self, model: object, field: object) -> None:
         return None
 
 

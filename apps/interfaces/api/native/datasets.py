@@ -8,13 +8,13 @@ from rest_framework.response import Response
 
 from apps.accounts.roles import Permission
 from apps.core.database.clock import db_now
+from apps.core.errors import MissingParameter
 from apps.datasets import queries
 from apps.datasets.intake import versions
 from apps.datasets.validation.formats import read_mapping
 from apps.datasets.validation.preview import formats, preview
 from apps.datasets.validation.repair import RepairMode
 from apps.interfaces.api.openai.files import file_object
-from apps.interfaces.api.requests.body_errors import MissingParameter
 from apps.interfaces.api.requests.parsers import read_body
 from apps.interfaces.api.views import ApiView
 

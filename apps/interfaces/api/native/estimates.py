@@ -9,6 +9,7 @@ from django.utils.dateparse import parse_datetime
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from apps.accounts.roles import Permission
 from apps.catalog.queries import get_base_model
 from apps.contracts.runs import Method
 from apps.core.database.clock import db_now
@@ -46,14 +47,14 @@ class EstimateRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Estimates(ApiView):
-    required_scope = {"POST": "view"}
+    required_scope = {"POST": Permission.VIEW}
 
     def post(self, request: Request) -> Response:
         body = read_body(request.data, EstimateRequest)
         with as_sent(request.data):
             return Response(self._estimate(body))
 
-    def _estimate(self, body: EstimateRequest) -> dict[str, Any]:
+    def _estimate(self, body: EstimateRequest) -> dict[str, object]:
         now = db_now()
         needed_by = parse_needed_by(body.needed_by, now)
         base_model = get_base_model(name=body.model)
@@ -107,7 +108,7 @@ def _moment(value: int | str) -> datetime.datetime | None:
 
 def options_object(
     quotes: Sequence[PoolQuote], *, needed_by: datetime.datetime | None, now: datetime.datetime
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the options with their badges. `pools` has one entry for each pool and sensible number of GPUs."""
     deadline_seconds = (needed_by - now).total_seconds() if needed_by else None
     ranking = rank_quotes(quotes, deadline_seconds=deadline_seconds)
@@ -121,7 +122,7 @@ def options_object(
     }
 
 
-def option_object(quoted: PoolQuote, ranking: Ranking, deadline_seconds: float | None) -> dict[str, Any]:
+def option_object(quoted: PoolQuote, ranking: Ranking, deadline_seconds: float | None) -> dict[str, object]:
     """Return one row of the table, with money in dollars as exact decimal strings.
 
     `cost_usd` includes the minimum charge. `least_cap_usd` is the lowest valid `budget.max_cost_usd`. `finish_seconds`
@@ -154,7 +155,7 @@ def option_object(quoted: PoolQuote, ranking: Ranking, deadline_seconds: float |
     }
 
 
-def delivery_object(delivery: Delivery) -> dict[str, Any]:
+def delivery_object(delivery: Delivery) -> dict[str, object]:
     """Return the forms in which the result is delivered and the price of each, before anything is launched."""
     per_million = (delivery.input_nano_per_million, delivery.output_nano_per_million)
     return {
@@ -175,12 +176,12 @@ def delivery_object(delivery: Delivery) -> dict[str, Any]:
     }
 
 
-def _remedy_object(way: Remedy) -> dict[str, Any]:
+def _remedy_object(way: Remedy) -> dict[str, object]:
     """Return a remedy.
 
     `changes` are request fields to set, such as {"quantization": "nf4"}; `pool` is another pool to use.
     """
-    changes: dict[str, Any] = {}
+    changes: dict[str, object] = {}
     if method := way.changes.get("method"):
         changes["quantization"] = "nf4" if method == Method.QLORA else "none"
     if recipe := {name: value for name, value in way.changes.items() if name != "method"}:
@@ -199,7 +200,7 @@ def _remedy_object(way: Remedy) -> dict[str, Any]:
 _PERCENTILES = ("p10", "p50", "p90")
 
 
-def _percentiles(values: Sequence[Any]) -> dict[str, Any]:
+def _percentiles(values: Sequence[object]) -> dict[str, object]:
     return dict(zip(_PERCENTILES, values, strict=True))
 
 

@@ -1,7 +1,5 @@
 """/api/v1/integrations: the organization's keys of experiment trackers. A stored key is never shown."""
 
-from typing import Any
-
 import msgspec
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -44,7 +42,7 @@ class IntegrationDetail(ApiView):
         return Response({"object": "integration", "type": kind, "deleted": True})
 
 
-def _object(row: TrackerKey) -> dict[str, Any]:
+def _object(row: TrackerKey) -> dict[str, object]:
     return {
         "object": "integration",
         "type": row.kind,

@@ -1,7 +1,5 @@
 """/api/v1/models/{model}/licence: whether a base model's licence must be accepted, and its acceptance."""
 
-from typing import Any
-
 import msgspec
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -37,7 +35,7 @@ class ModelLicence(ApiView):
         )
         return Response(self._object(base_model))
 
-    def _object(self, base_model: BaseModel) -> dict[str, Any]:
+    def _object(self, base_model: BaseModel) -> dict[str, object]:
         accepted = find_acceptance(organization=self.organization, base_model=base_model)
         return {
             "object": "model.licence",

@@ -1,7 +1,5 @@
 """GET /api/v1/models/{model}/limits: the limits of a model's settings, and the defaults."""
 
-from typing import Any
-
 import msgspec
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -36,7 +34,7 @@ class ModelLimits(ApiView):
         )
 
 
-def _kind_object(kind: TrainingKind, base_model: BaseModel) -> dict[str, Any]:
+def _kind_object(kind: TrainingKind, base_model: BaseModel) -> dict[str, object]:
     asked = {"use_dora": True} if kind.use_dora else {}
     chosen = {
         objective.value: {
@@ -50,7 +48,7 @@ def _kind_object(kind: TrainingKind, base_model: BaseModel) -> dict[str, Any]:
     return msgspec.to_builtins(kind) | {"auto": chosen}
 
 
-def _limit_object(limit: Limit) -> dict[str, Any]:
+def _limit_object(limit: Limit) -> dict[str, object]:
     shown = {"description": limit.text, "nullable": limit.is_nullable}
     if limit.options:
         return shown | {"type": "array" if limit.is_list else "enum", "options": list(limit.options)}

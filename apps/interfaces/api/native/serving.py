@@ -1,12 +1,11 @@
 """Anneal's own calls on serving: aliases, an adapter's warmth, and keeping it warm."""
 
-from typing import Any
-
 import msgspec
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apps.accounts.roles import Permission
+from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
 from apps.adapters.queries import get_version_by_name
 from apps.core.database.clock import db_now
@@ -102,11 +101,12 @@ class ModelServing(ApiView):
 _STATES = {"loaded": "warm", "waiting": "loading"}
 
 
-def serving_object(version: AdapterVersion) -> dict[str, Any]:
+def serving_object(version: AdapterVersion) -> dict[str, object]:
     state = serving_states(versions=[version])[version.pk]
     deployment = Deployment.objects.filter(adapter_version=version, removed_at=None).first()
     # A whole model's own replica never unloads it, so there is nothing to pay for.
-    price = None if version.status == "files_only" else warmth.warm_price(base_model=version.adapter.base_model)
+    is_whole = version.status == AdapterVersionStatus.FILES_ONLY
+    price = None if is_whole else warmth.warm_price(base_model=version.adapter.base_model)
     return {
         "object": "model.serving",
         "model": version.model_name,
@@ -117,7 +117,7 @@ def serving_object(version: AdapterVersion) -> dict[str, Any]:
     }
 
 
-def alias_object(alias: Alias) -> dict[str, Any]:
+def alias_object(alias: Alias) -> dict[str, object]:
     canary, previous = alias.canary_version, alias.previous_version
     return {
         "object": "alias",

@@ -1,6 +1,7 @@
 """/v1/files: OpenAI's surface over dataset versions, with our `validation` report beside its fields."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import cast
 
 from django.core.files.uploadedfile import UploadedFile
 from django.db.models import F
@@ -12,11 +13,12 @@ from rest_framework.response import Response
 from apps.accounts.roles import Permission
 from apps.core import audit
 from apps.core.database.clock import db_now
-from apps.core.errors import InvalidState, InvalidValue
+from apps.core.errors import InvalidState, InvalidValue, MissingParameter
 from apps.core.objects.store import CHUNK_BYTES, attachment
 from apps.core.objects.views import object_response
 from apps.datasets import operations, queries
 from apps.datasets.intake import versions as intake
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.datasets.problems import KEPT_PROBLEMS
 from apps.datasets.validation.formats import read_mapping
@@ -30,7 +32,6 @@ from apps.finetuning.results.result_file import (
     result_csv,
     result_file_id,
 )
-from apps.interfaces.api.requests.body_errors import MissingParameter
 from apps.interfaces.api.requests.pagination import Source, merged_page
 from apps.interfaces.api.requests.parsers import PlainMultiPartParser
 from apps.interfaces.api.views import ApiView
@@ -38,7 +39,13 @@ from apps.interfaces.api.views import ApiView
 MAX_LIMIT = 10_000
 LISTED_RESULTS = 100  # per page; the size of each is computed once and then cached
 LISTED_ERRORS = 20  # per file; GET of a single file returns all stored errors
-_STATUSES = {"uploaded": "uploaded", "validating": "uploaded", "ready": "processed", "invalid": "error"}
+# OpenAI's words. A deleted version is not listed.
+_STATUSES = {
+    DatasetVersionStatus.UPLOADED: "uploaded",
+    DatasetVersionStatus.VALIDATING: "uploaded",
+    DatasetVersionStatus.READY: "processed",
+    DatasetVersionStatus.INVALID: "error",
+}
 # Purposes of other services that are not offered here, refused by name so that they do not look like typos.
 _OTHER_PURPOSES = {"assistants", "batch", "vision", "user_data", "assistants_output", "batch_output"}
 
@@ -67,7 +74,8 @@ class FileList(ApiView):
         return sources
 
     def post(self, request: Request) -> Response:
-        purpose, upload = _required_purpose(request.data), _required_file(request)
+        form = cast(Mapping[str, object], request.data)  # a form is never a list
+        purpose, upload = _required_purpose(form), _required_file(request)
         if (upload.size or 0) > intake.MAX_FILE_BYTES:
             message = "A file sent at once may have up to 512 MiB; send a longer one in parts, by /v1/uploads."
             raise intake.FileTooLarge(message, param="file")
@@ -79,7 +87,7 @@ class FileList(ApiView):
             mapping=read_mapping(request.POST.get("mapping")),
             by=self.actor,
             now=db_now(),
-            expires_after_seconds=_expires_after(request.data),
+            expires_after_seconds=_expires_after(form),
         )
         return Response(file_object(version))
 
@@ -115,8 +123,8 @@ class FileContent(ApiView):
 
 
 def file_object(
-    version: DatasetVersion, *, tokens: dict[str, Any] | None = None, most_errors: int = LISTED_ERRORS
-) -> dict[str, Any]:
+    version: DatasetVersion, *, tokens: dict[str, object] | None = None, most_errors: int = LISTED_ERRORS
+) -> dict[str, object]:
     """Return OpenAI's file object. `validation` is ours; its errors are named as in OpenAI's batch errors."""
     first = version.errors[0] if version.errors else None
     return {
@@ -127,12 +135,12 @@ def file_object(
         "expires_at": int(version.expires_at.timestamp()) if version.expires_at else None,
         "filename": version.filename,
         "purpose": version.purpose,
-        "status": _STATUSES[version.status],
+        "status": _STATUSES[DatasetVersionStatus(version.status)],
         "status_details": f"Line {first['line']}: {first['message']} {first['fix']}" if first else None,
         "sha256": version.sha256 or None,
         "kind": version.kind or None,
-        "format": (version.layout.get("mapping") or {}).get("format"),
-        "container": version.layout.get("container") or None,
+        "format": version.layout.mapping.format if version.layout.mapping else None,
+        "container": version.layout.container or None,
         "derived_from": version.derived_from_id,
         "validation": {
             "rows": version.rows,
@@ -143,7 +151,7 @@ def file_object(
     }
 
 
-def _result_object(job: FineTuningJob) -> dict[str, Any]:
+def _result_object(job: FineTuningJob) -> dict[str, object]:
     return {
         "id": result_file_id(job),
         "object": "file",
@@ -152,12 +160,12 @@ def _result_object(job: FineTuningJob) -> dict[str, Any]:
         "expires_at": None,
         "filename": FILENAME,
         "purpose": PURPOSE,
-        "status": "processed",
+        "status": _STATUSES[DatasetVersionStatus.READY],
         "status_details": None,
     }
 
 
-def _tokens(version: DatasetVersion) -> dict[str, Any]:
+def _tokens(version: DatasetVersion) -> dict[str, object]:
     counts = version.token_counts.select_related("base_model")
     return {
         count.base_model.name: {
@@ -169,7 +177,7 @@ def _tokens(version: DatasetVersion) -> dict[str, Any]:
     }
 
 
-def _required_purpose(data: Any) -> str:
+def _required_purpose(data: Mapping[str, object]) -> str:
     purpose = data.get("purpose")
     if not purpose or not isinstance(purpose, str):
         raise MissingParameter("Missing required parameter: 'purpose'. Use 'fine-tune' or 'evals'.", param="purpose")
@@ -193,7 +201,7 @@ def _required_file(request: Request) -> UploadedFile:
     return upload
 
 
-def _expires_after(data: Any) -> int | None:
+def _expires_after(data: Mapping[str, object]) -> int | None:
     """Return `expires_after[seconds]` of the form. Raises InvalidValue that names the invalid part."""
     anchor, seconds = data.get("expires_after[anchor]"), data.get("expires_after[seconds]")
     if anchor is None and seconds is None:

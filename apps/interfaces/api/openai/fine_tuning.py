@@ -1,155 +1,59 @@
-"""/v1/fine_tuning/jobs: OpenAI's surface, with our own fields beside theirs.
+"""/v1/fine_tuning/jobs: OpenAI's surface, with our own calls beside theirs.
 
-Ours, sent in `extra_body`: `lora {rank, alpha, dropout, target_modules, use_dora, use_rslora}`, `quantization "nf4"`
-(QLoRA), `recipe {method, learning_rate, epochs, …}` with the ecosystem's names, `compute {pool, gpu_count}`, `budget
-{max_cost_usd}`, and `dry_run`. A dry run returns the job's estimate and whether it would start, and creates nothing.
+A dry run returns the job's estimate and whether it would start, and creates nothing.
 """
 
-import hashlib
-from decimal import Decimal, InvalidOperation
-from typing import Annotated, Any, Literal
-
-import msgspec
+from django.db.models import QuerySet
 from django.http import HttpResponse
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apps.accounts.queries import KeyIdentity
 from apps.accounts.roles import Permission
-from apps.contracts.evaluation import EvaluationPlan, Grader, GraderKind, problem_of
-from apps.contracts.runs import Objective
+from apps.contracts.evaluation import EvaluationPlan, GraderKind
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue, PermissionDenied
-from apps.core.money import LARGEST_USD, usd_to_nano
 from apps.core.objects.store import attachment
 from apps.finetuning import queries
 from apps.finetuning.jobs import control, creation
-from apps.finetuning.jobs.creation import JobRequest
 from apps.finetuning.jobs.dry_runs import rehearse_job
 from apps.finetuning.jobs.explanations import explain
+from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.jobs.retries import retry_job
 from apps.finetuning.jobs.suggestions import suggest
+from apps.finetuning.lifecycle import JobStatus
+from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotes.delivery import deliver
-from apps.finetuning.recipes.requests import stored_request
+from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.results.checkpoint_models import serve_checkpoint
 from apps.finetuning.results.tensorboard import event_file, file_name, read_points
 from apps.interfaces.api.native.estimates import delivery_object, options_object, parse_needed_by
 from apps.interfaces.api.native.serving import serving_object
+from apps.interfaces.api.openai.fine_tuning_bodies import (
+    ContinueJob,
+    CreateJob,
+    cap_nano,
+    evaluation_plan,
+    parse_request,
+)
 from apps.interfaces.api.openai.fine_tuning_objects import (
     checkpoint_object,
     dry_run_object,
     event_object,
-    explained,
     job_object,
 )
 from apps.interfaces.api.requests.pagination import page
 from apps.interfaces.api.requests.parsers import read_body
-from apps.interfaces.api.requests.recipes import LoraChoice, adapter_fields, parse_method, parse_objective
 from apps.interfaces.api.requests.sent_names import as_sent
 from apps.interfaces.api.views import ApiView
 
-Auto = Any  # a number, or "auto"
-
-
-class OpenAiHyperparameters(msgspec.Struct, forbid_unknown_fields=True):
-    n_epochs: Auto = "auto"
-    batch_size: Auto = "auto"
-    learning_rate_multiplier: Auto = "auto"
-
-
-class Supervised(msgspec.Struct, forbid_unknown_fields=True):
-    hyperparameters: OpenAiHyperparameters = msgspec.field(default_factory=OpenAiHyperparameters)
-
-
-class PreferenceHyperparameters(OpenAiHyperparameters, forbid_unknown_fields=True):
-    beta: Auto = "auto"
-
-
-class Preference(msgspec.Struct, forbid_unknown_fields=True):
-    hyperparameters: PreferenceHyperparameters = msgspec.field(default_factory=PreferenceHyperparameters)
-
-
-class MethodChoice(msgspec.Struct, forbid_unknown_fields=True):
-    """`text` (continued pre-training on plain text) and `orpo` (preferences without a reference) are ours."""
-
-    type: str = "supervised"
-    supervised: Supervised | None = None
-    dpo: Preference | None = None
-    orpo: Preference | None = None
-    text: Supervised | None = None
-
-
-class GraderChoice(msgspec.Struct, forbid_unknown_fields=True):
-    type: GraderKind = GraderKind.EXACT_MATCH
-    operation: str = "eq"
-    reference: str | None = None
-    pattern: str = ""
-    schema: dict[str, Any] = {}
-    model: str = ""
-    instructions: str = ""
-
-
-class EvaluationChoice(msgspec.Struct, forbid_unknown_fields=True):
-    """How base and tuned model are compared on the validation file after training."""
-
-    grader: GraderChoice = msgspec.field(default_factory=GraderChoice)
-    max_rows: Annotated[int, msgspec.Meta(ge=1, le=2_000)] = 500
-    max_answers: Annotated[int, msgspec.Meta(ge=0, le=500)] = 100
-
-
-class ComputeChoice(msgspec.Struct, forbid_unknown_fields=True):
-    """`pool` may be the id of an estimate's option, such as "h200:4". If it is missing, the cheapest option is used."""
-
-    pool: str | None = None
-    gpu_count: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
-
-
-class BudgetChoice(msgspec.Struct, forbid_unknown_fields=True):
-    max_cost_usd: str | int | float | None = None
-
-
 _MAX_KEY = 200
-
-
-class CreateJob(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/fine_tuning/jobs."""
-
-    model: str
-    training_file: str
-    validation_file: str | None = None
-    suffix: str | None = None
-    seed: int | None = None
-    metadata: dict[str, str] | None = None
-    integrations: list[dict[str, Any]] | None = None
-    hyperparameters: OpenAiHyperparameters | None = None
-    method: MethodChoice | None = None
-    lora: LoraChoice | None = None
-    quantization: str | None = None
-    recipe: dict[str, Any] | None = None
-    evaluation: EvaluationChoice | None = None
-    exports: list[Literal["merged_16bit", "gguf"]] | None = None
-    compute: ComputeChoice | None = None
-    budget: BudgetChoice | None = None
-    dry_run: bool = False
-    needed_by: int | str | None = None
-
-
-class ResumeJob(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/fine_tuning/jobs/{id}/resume. OpenAI's clients send none."""
-
-    budget: BudgetChoice | None = None
-
-
-class StartJobAgain(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /api/v1/fine_tuning/jobs/{id}/retry. Without a budget, the suggestion's amount is held."""
-
-    budget: BudgetChoice | None = None
 
 
 class JobList(ApiView):
     """List jobs, newest first; create one, or make a dry run."""
 
-    required_scope = {"GET": "view", "POST": "job.write"}
+    required_scope = {"GET": Permission.VIEW, "POST": Permission.JOB_WRITE}
 
     def get(self, request: Request) -> Response:
         rows = queries.list_jobs(organization=self.organization)
@@ -161,8 +65,8 @@ class JobList(ApiView):
         with as_sent(request.data):
             return Response(self._create(request, body))
 
-    def _create(self, request: Request, body: CreateJob) -> dict[str, Any]:
-        require_scope_of_judge(self.identity, _evaluation_plan(body.evaluation))
+    def _create(self, request: Request, body: CreateJob) -> dict[str, object]:
+        require_scope_of_judge(self.identity, evaluation_plan(body.evaluation))
         asked = parse_request(
             body,
             request.data,
@@ -180,7 +84,7 @@ class JobList(ApiView):
         job = creation.create_job(organization=self.organization, request=asked, by=self.actor, now=db_now())
         return job_object(queries.get_job(organization=self.organization, id=job.pk))
 
-    def _rehearse(self, body: CreateJob, asked: JobRequest) -> dict[str, Any]:
+    def _rehearse(self, body: CreateJob, asked: JobRequest) -> dict[str, object]:
         now = db_now()
         needed_by = parse_needed_by(body.needed_by, now)
         rehearsal = rehearse_job(organization=self.organization, request=asked, by=self.actor, now=now)
@@ -197,21 +101,18 @@ class JobList(ApiView):
 
 
 class JobDetail(ApiView):
-    required_scope = {"GET": "view"}
+    required_scope = {"GET": Permission.VIEW}
 
     def get(self, request: Request, job_id: str) -> Response:
         """Return the job. A failed one includes the blame, the evidence and the suggested change with its price."""
         job = queries.get_job(organization=self.organization, id=job_id)
-        found = job_object(job)
-        if why := explain(job=job, now=db_now()):
-            found["error"] |= explained(why)
-        return Response(found)
+        return Response(job_object(job, why=explain(job=job, now=db_now())))
 
 
 class JobAction(ApiView):
     """POST cancel, pause or resume. Each returns the job."""
 
-    required_scope = {"POST": "job.write"}
+    required_scope = {"POST": Permission.JOB_WRITE}
     action = ""
 
     def post(self, request: Request, job_id: str) -> Response:
@@ -222,28 +123,27 @@ class JobAction(ApiView):
             case "pause":
                 control.request_pause(job=job, by=self.actor, now=db_now())
             case _:
-                body = read_body(request.data, ResumeJob)
-                cap_nano = _cap_nano(body.budget)
-                control.resume(job=job, by=self.actor, now=db_now(), spend_cap_nano=cap_nano)
+                body = read_body(request.data, ContinueJob)
+                control.resume(job=job, by=self.actor, now=db_now(), spend_cap_nano=cap_nano(body.budget))
         return Response(job_object(queries.get_job(organization=self.organization, id=job_id)))
 
 
 class JobRetry(ApiView):
     """Start a failed job again with the suggested change.
 
-    The job's `error.suggestion` shows the change and its price.
+    The job's `error.suggestion` shows the change and its price. Without a budget, the suggestion's amount is held.
     """
 
-    required_scope = {"POST": "job.write"}
+    required_scope = {"POST": Permission.JOB_WRITE}
 
     def post(self, request: Request, job_id: str) -> Response:
-        body = read_body(request.data, StartJobAgain)
+        body = read_body(request.data, ContinueJob)
         job = queries.get_job(organization=self.organization, id=job_id)
         require_scope_of_judge(self.identity, stored_request(job).evaluation)
         now = db_now()
-        if job.status == "failed" and suggest(job=job, now=now).change.repairs:
+        if job.status == JobStatus.FAILED and suggest(job=job, now=now).change.repairs:
             self._require_scope_of_files()
-        again = retry_job(job=job, by=self.actor, now=now, spend_cap_nano=_cap_nano(body.budget))
+        again = retry_job(job=job, by=self.actor, now=now, spend_cap_nano=cap_nano(body.budget))
         return Response(job_object(queries.get_job(organization=self.organization, id=again.pk)))
 
     def _require_scope_of_files(self) -> None:
@@ -253,7 +153,7 @@ class JobRetry(ApiView):
 
 
 class JobEvents(ApiView):
-    required_scope = {"GET": "view"}
+    required_scope = {"GET": Permission.VIEW}
 
     def get(self, request: Request, job_id: str) -> Response:
         job = queries.get_job(organization=self.organization, id=job_id)
@@ -261,7 +161,7 @@ class JobEvents(ApiView):
 
 
 class JobCheckpoints(ApiView):
-    required_scope = {"GET": "view"}
+    required_scope = {"GET": Permission.VIEW}
 
     def get(self, request: Request, job_id: str) -> Response:
         job = queries.get_job(organization=self.organization, id=job_id)
@@ -280,7 +180,7 @@ class CheckpointServing(ApiView):
 
 
 class JobTensorBoard(ApiView):
-    required_scope = {"GET": "view"}
+    required_scope = {"GET": Permission.VIEW}
 
     def get(self, request: Request, job_id: str) -> HttpResponse:
         """Return the metrics so far as a TensorBoard event file, under a name that TensorBoard recognizes."""
@@ -308,93 +208,7 @@ def _idempotency_key(request: Request) -> str | None:
     return key
 
 
-def parse_request(
-    body: CreateJob, data: Any, *, idempotency_key: str | None = None, is_retry: bool = False
-) -> JobRequest:
-    """Return the domain's request; `data` is the body as sent. Raises InvalidValue that names the field."""
-    recipe = dict(body.recipe or {})
-    _require_one_method(body.method)
-    method = parse_method(body.quantization, recipe.pop("method", None))
-    return JobRequest(
-        base_model=body.model,
-        training_file=body.training_file,
-        validation_file=body.validation_file,
-        method=method,
-        objective=parse_objective(body.method.type if body.method else None),
-        hyperparameters=_hyperparameters(body) | recipe,
-        pool=body.compute.pool if body.compute else None,
-        gpu_count=body.compute.gpu_count if body.compute else None,
-        spend_cap_nano=_cap_nano(body.budget),
-        suffix=body.suffix or "",
-        seed=body.seed,
-        metadata=body.metadata or {},
-        integrations=body.integrations or (),
-        evaluation=_evaluation_plan(body.evaluation),
-        exports=body.exports or (),
-        idempotency_key=idempotency_key,
-        fingerprint=hashlib.sha256(msgspec.json.encode(data, order="sorted")).hexdigest(),
-        is_retry=is_retry,
-    )
-
-
-def _require_one_method(method: MethodChoice | None) -> None:
-    """Raise InvalidValue if settings of a method other than the chosen one were sent, because they have no effect."""
-    if method is None:
-        return
-    names = [field.name for field in msgspec.structs.fields(method) if field.name != "type"]
-    for name in names:
-        if name != method.type and getattr(method, name) is not None:
-            text = f"'method.type' is '{method.type}': send 'method.{method.type}' in place of 'method.{name}'."
-            raise InvalidValue(text, param=f"method.{name}")
-
-
-def _theirs(body: CreateJob) -> OpenAiHyperparameters:
-    given = getattr(body.method, body.method.type, None) if body.method else None
-    return given.hyperparameters if given else body.hyperparameters or OpenAiHyperparameters()
-
-
-def _hyperparameters(body: CreateJob) -> dict[str, Any]:
-    theirs = _theirs(body)
-    is_orpo = body.method is not None and body.method.type == Objective.ORPO
-    chosen = {
-        "epochs": theirs.n_epochs,
-        "batch_size": theirs.batch_size,
-        "learning_rate_multiplier": theirs.learning_rate_multiplier,
-        "orpo_beta" if is_orpo else "dpo_beta": getattr(theirs, "beta", None),
-    }
-    return chosen | adapter_fields(body.lora)
-
-
-def _evaluation_plan(choice: EvaluationChoice | None) -> EvaluationPlan | None:
-    """Return the plan for the worker; None for the default plan. Raises InvalidValue."""
-    if choice is None:
-        return None
-    asked = choice.grader
-    grader = Grader(
-        kind=asked.type,
-        operation=asked.operation,
-        reference=asked.reference,
-        pattern=asked.pattern,
-        schema=asked.schema,
-        model=asked.model,
-        instructions=asked.instructions,
-    )
-    if problem := problem_of(grader):
-        raise InvalidValue(problem, param="evaluation.grader")
-    return EvaluationPlan(grader=grader, max_rows=choice.max_rows, max_answers=choice.max_answers)
-
-
-def _cap_nano(budget: BudgetChoice | None) -> int | None:
-    if budget is None or budget.max_cost_usd is None:
-        return None
-    try:
-        return usd_to_nano(Decimal(str(budget.max_cost_usd)))
-    except (InvalidOperation, ValueError) as error:
-        text = f"'budget.max_cost_usd' is an amount in dollars, such as 2.50: at most {LARGEST_USD:,}, nine decimals."
-        raise InvalidValue(text, param="budget.max_cost_usd") from error
-
-
-def _with_metadata(rows: Any, request: Request) -> Any:
+def _with_metadata(rows: QuerySet[FineTuningJob], request: Request) -> QuerySet[FineTuningJob]:
     if request.query_params.get("metadata") == "null":
         return rows.filter(metadata={})
     wanted = {

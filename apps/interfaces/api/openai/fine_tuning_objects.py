@@ -1,6 +1,7 @@
 """API objects of jobs, their events, checkpoints and dry runs: OpenAI's members, and ours beside them."""
 
-from typing import Any
+import datetime
+from collections.abc import Mapping
 
 import msgspec
 
@@ -8,13 +9,13 @@ from apps.contracts.failures import Blame, FailureCode
 from apps.contracts.runs import Hyperparameters, Objective
 from apps.core.database.clock import db_now
 from apps.finetuning import queries
-from apps.finetuning.jobs.creation import JobRequest
 from apps.finetuning.jobs.dry_runs import Rehearsal
 from apps.finetuning.jobs.explanations import Explanation
 from apps.finetuning.jobs.progress import JobProgress, finish_of, get_progress
-from apps.finetuning.lifecycle import JOB_TERMINAL
+from apps.finetuning.jobs.requests import JobRequest
+from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus, RunStatus
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent
-from apps.finetuning.recipes.requests import StoredRequest, stored_request
+from apps.finetuning.recipes.stored_requests import StoredRequest, stored_request
 from apps.finetuning.results.checkpoint_models import may_answer, name_of
 from apps.finetuning.results.missing_parts import list_missing
 from apps.finetuning.results.result_file import result_file_id
@@ -23,8 +24,8 @@ from apps.finetuning.runs.queue_order import queue_position
 from apps.interfaces.api.native.estimates import usd
 
 
-def job_object(job: FineTuningJob) -> dict[str, Any]:
-    """Return the job as OpenAI's object, with our additional members."""
+def job_object(job: FineTuningJob, *, why: Explanation | None = None) -> dict[str, object]:
+    """Return the job as OpenAI's object, with our additional members. `why` explains the failure of a failed job."""
     recipe, requested, now = job.hyperparameters, stored_request(job), db_now()
     progress = get_progress(job=job, now=now)
     theirs = {
@@ -45,10 +46,10 @@ def job_object(job: FineTuningJob) -> dict[str, Any]:
         "validation_file": job.validation_file_id,
         "hyperparameters": theirs,
         "method": _method_object(recipe, theirs),
-        "trained_tokens": job.trained_tokens if job.status == "succeeded" else None,
+        "trained_tokens": job.trained_tokens if job.status == JobStatus.SUCCEEDED else None,
         "result_files": [file_id] if (file_id := result_file_id(job)) else [],
         "seed": job.seed,
-        "error": _error(job),
+        "error": _error(job, why),
         "estimated_finish": _unix(finish_of(progress, now=now)),
         "integrations": msgspec.to_builtins(requested.integrations),
         "metadata": job.metadata,
@@ -62,13 +63,13 @@ def _multiplier(requested: StoredRequest) -> object:
     return "auto" if asked is None else asked
 
 
-def _method_object(recipe: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-    kind = recipe.get("objective", Objective.SUPERVISED.value)
+def _method_object(recipe: Mapping[str, object], theirs: dict[str, object]) -> dict[str, object]:
+    kind = str(recipe.get("objective", Objective.SUPERVISED.value))
     beta = {"beta": recipe[f"{kind}_beta"]} if Objective(kind).is_preference else {}
     return {"type": kind, kind: {"hyperparameters": theirs | beta}}
 
 
-def dry_run_object(asked: JobRequest, rehearsal: Rehearsal) -> dict[str, Any]:
+def dry_run_object(asked: JobRequest, rehearsal: Rehearsal) -> dict[str, object]:
     """Return the result that creating the job would have had. `refusal` is the error it would have returned."""
     refusal = rehearsal.refusal
     return {
@@ -87,7 +88,7 @@ def dry_run_object(asked: JobRequest, rehearsal: Rehearsal) -> dict[str, Any]:
     }
 
 
-def _ours(job: FineTuningJob, requested: StoredRequest, progress: JobProgress) -> dict[str, Any]:
+def _ours(job: FineTuningJob, requested: StoredRequest, progress: JobProgress) -> dict[str, object]:
     return {
         "recipe": job.hyperparameters,
         "recipe_choices": msgspec.to_builtins(requested.choices),
@@ -115,28 +116,28 @@ def _ours(job: FineTuningJob, requested: StoredRequest, progress: JobProgress) -
 
 def _held_nano(job: FineTuningJob) -> int:
     """Return the amount held now: zero once the job is paused or ended."""
-    is_held = job.status not in JOB_TERMINAL and job.status != "paused"
+    is_held = job.status not in JOB_TERMINAL and job.status != JobStatus.PAUSED
     return attempts.resume_hold_nano(job=job) if is_held else 0
 
 
 def _queue_position(job: FineTuningJob) -> int | None:
     """Return the place in the pool's whole queue. Other tenants' runs are counted but never shown."""
-    run = queries.get_active_run(job=job) if job.status == "queued" else None
-    return queue_position(run=run, now=db_now()) if run and run.status == "queued" else None
+    run = queries.get_active_run(job=job) if job.status == JobStatus.QUEUED else None
+    return queue_position(run=run, now=db_now()) if run and run.status == RunStatus.QUEUED else None
 
 
-def _error(job: FineTuningJob) -> dict[str, Any] | None:
-    if job.status != "failed":
+def _error(job: FineTuningJob, why: Explanation | None) -> dict[str, object] | None:
+    if job.status != JobStatus.FAILED:
         return None
     return {
         "code": job.error_code,
         "message": job.error_message,
         "param": job.error_param or None,
         "blame": _blame(job.error_code),
-    }
+    } | (_explained(why) if why else {})
 
 
-def explained(why: Explanation) -> dict[str, Any]:
+def _explained(why: Explanation) -> dict[str, object]:
     advice = why.suggestion
     return {
         "cause": why.cause,
@@ -158,7 +159,7 @@ def _blame(code: str) -> str:
     return FailureCode(code).blame.value if code in list(FailureCode) else Blame.CUSTOMER.value
 
 
-def event_object(event: JobEvent) -> dict[str, Any]:
+def event_object(event: JobEvent) -> dict[str, object]:
     return {
         "id": event.pk,
         "object": "fine_tuning.job.event",
@@ -170,7 +171,7 @@ def event_object(event: JobEvent) -> dict[str, Any]:
     }
 
 
-def checkpoint_object(row: Checkpoint) -> dict[str, Any]:
+def checkpoint_object(row: Checkpoint) -> dict[str, object]:
     """Return OpenAI's object. Its model is loaded on demand; its name is None if no engine loads such an adapter."""
     metrics = {name: value for name, value in row.metrics.items() if value is not None}
     return {
@@ -184,5 +185,5 @@ def checkpoint_object(row: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _unix(moment: Any) -> int | None:
+def _unix(moment: datetime.datetime | None) -> int | None:
     return int(moment.timestamp()) if moment else None

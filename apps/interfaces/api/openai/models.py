@@ -1,10 +1,9 @@
 """/v1/models: the base models on offer and the organization's own fine-tuned models. Others are never shown."""
 
-from typing import Any
-
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from apps.accounts.models import Organization
 from apps.accounts.roles import Permission
 from apps.adapters.models import AdapterVersion
 from apps.adapters.queries import get_version_by_name, list_versions
@@ -56,7 +55,7 @@ def _find_base(name: str) -> BaseModel | None:
     return list_base_models(only_installed=True).filter(name=name).first()
 
 
-def _base_object(model: BaseModel) -> dict[str, Any]:
+def _base_object(model: BaseModel) -> dict[str, object]:
     return {
         "id": model.name,
         "object": "model",
@@ -66,7 +65,7 @@ def _base_object(model: BaseModel) -> dict[str, Any]:
     }
 
 
-def _alias_object(alias: Alias, organization: Any) -> dict[str, Any]:
+def _alias_object(alias: Alias, organization: Organization) -> dict[str, object]:
     return {
         "id": alias.model_name,
         "object": "model",
@@ -77,7 +76,7 @@ def _alias_object(alias: Alias, organization: Any) -> dict[str, Any]:
     }
 
 
-def _tuned_object(version: AdapterVersion, organization: Any) -> dict[str, Any]:
+def _tuned_object(version: AdapterVersion, organization: Organization) -> dict[str, object]:
     return {
         "id": version.model_name,
         "object": "model",

@@ -9,13 +9,12 @@ from rest_framework.response import Response
 
 from apps.accounts.roles import Permission
 from apps.core.database.clock import db_now
-from apps.core.errors import InvalidValue
+from apps.core.errors import InvalidValue, MissingParameter
 from apps.core.objects.store import CHUNK_BYTES
 from apps.datasets.intake import uploads
 from apps.datasets.models import Upload, UploadPart
 from apps.datasets.validation.formats import read_mapping
 from apps.interfaces.api.openai.files import file_object, refuse_other_purposes
-from apps.interfaces.api.requests.body_errors import MissingParameter
 from apps.interfaces.api.requests.parsers import PlainMultiPartParser, read_body
 from apps.interfaces.api.views import ApiView
 
@@ -25,7 +24,7 @@ class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
     seconds: int
 
 
-class UploadRequest(msgspec.Struct, forbid_unknown_fields=True):
+class CreateUpload(msgspec.Struct, forbid_unknown_fields=True):
     bytes: int
     filename: str
     purpose: str
@@ -45,7 +44,7 @@ class UploadList(ApiView):
     required_scope = {"POST": Permission.DATASET_WRITE}
 
     def post(self, request: Request) -> Response:
-        body = read_body(request.data, UploadRequest)
+        body = read_body(request.data, CreateUpload)
         refuse_other_purposes(body.purpose)
         if body.expires_after and body.expires_after.anchor != "created_at":
             raise InvalidValue("'expires_after.anchor' must be 'created_at'.", param="expires_after.anchor")
@@ -104,7 +103,7 @@ class UploadCancel(ApiView):
         return Response(upload_object(uploads.cancel_upload(upload=upload, by=self.actor)))
 
 
-def upload_object(upload: Upload) -> dict[str, Any]:
+def upload_object(upload: Upload) -> dict[str, object]:
     """Return OpenAI's upload object, with the file once there is one."""
     return {
         "id": upload.pk,
@@ -119,7 +118,7 @@ def upload_object(upload: Upload) -> dict[str, Any]:
     }
 
 
-def part_object(part: UploadPart) -> dict[str, Any]:
+def part_object(part: UploadPart) -> dict[str, object]:
     return {
         "id": part.pk,
         "object": "upload.part",

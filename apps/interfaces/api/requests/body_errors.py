@@ -5,12 +5,13 @@ msgspec reports where a body does not fit its struct; the words come from the st
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 from msgspec import inspect
 
-from apps.core.errors import DomainError, InvalidValue
+from apps.core.errors import DomainError, InvalidValue, MissingParameter
 
 _AT_PATH = re.compile(r"(?P<what>.*?) - at `\$(?P<path>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]+)`")
@@ -19,11 +20,7 @@ _STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>[0-9]+)\]|(?P<value>\[\.\.\
 _MAX_SHOWN = 60
 
 
-class MissingParameter(DomainError):
-    code = "missing_required_parameter"
-
-
-def explain(error: msgspec.ValidationError, data: Any, kind: Any) -> DomainError:
+def explain(error: msgspec.ValidationError, data: object, kind: type) -> DomainError:
     """Return the error for a body `data` that is not a valid `kind`."""
     match = _AT_PATH.fullmatch(str(error))
     what, path = (match["what"], match["path"]) if match else (str(error), "")
@@ -39,9 +36,10 @@ def explain(error: msgspec.ValidationError, data: Any, kind: Any) -> DomainError
     return InvalidValue(f"Invalid value for '{param}': {_shown(value)}. Use {_described(expected)}.", param=param)
 
 
-def _follow(path: str, data: Any, kind: inspect.Type) -> tuple[str, Any, inspect.Type]:
+def _follow(path: str, data: object, kind: inspect.Type) -> tuple[str, object, inspect.Type]:
     """Return the field that msgspec's path names, its value as sent, and its expected type."""
-    param, value, expected = "", data, kind
+    param, expected = "", kind
+    value: Any = data  # msgspec has followed the same path
     for step in _STEP.finditer(path):
         if step["name"]:
             param, value = _join(param, step["name"]), value.get(step["name"])
@@ -102,7 +100,7 @@ def _word(kind: inspect.Type) -> str:
             return "an object"
 
 
-def _one_of(values: Any) -> str:
+def _one_of(values: Iterable[object]) -> str:
     return f"one of {', '.join(map(repr, map(str, values)))}"
 
 
@@ -116,7 +114,7 @@ def _taken(param: str, kind: inspect.Type) -> str:
     return f" {subject} takes {names}." if names else f" {subject} takes nothing."
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """Return a value as the client wrote it, shortened if it is long."""
     return _cut(json.dumps(value, ensure_ascii=False))
 

@@ -26,12 +26,12 @@ def read_limit(request: Request, *, default: int, maximum: int) -> int:
 def page(
     request: Request,
     rows: QuerySet[T],
-    render: Callable[[T], dict[str, Any]],
+    render: Callable[[T], dict[str, object]],
     *,
     default_limit: int = 20,
     maximum: int = 100,
     order: tuple[str, str] = ("-created_at", "-id"),
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return one page of `rows` as OpenAI's list object.
 
     `order` names a time or number and a unique field, each with `-` for descending, both in one direction. An `after`
@@ -53,13 +53,13 @@ class Source:
     """
 
     rows: QuerySet[Any]
-    render: Callable[[Any], dict[str, Any]]
+    render: Callable[[Any], dict[str, object]]
     most: int
 
 
 def merged_page(
     request: Request, sources: Sequence[Source], *, default_limit: int, maximum: int, is_descending: bool
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return one page of several kinds of rows ordered by time, as `page` does for one kind."""
     limit = read_limit(request, default=default_limit, maximum=maximum)
     sign = "-" if is_descending else ""
@@ -80,7 +80,7 @@ def merged_page(
     return _list_object(data, has_more=bool(ends) or len(found) > limit)
 
 
-def _last(sources: Sequence[Source], after: str) -> tuple[Any, Any]:
+def _last(sources: Sequence[Source], after: str) -> tuple[object, object]:
     if "\x00" not in after:
         for source in sources:
             if last := source.rows.filter(listed_id=after).values_list("listed_at", "listed_id").first():
@@ -88,7 +88,7 @@ def _last(sources: Sequence[Source], after: str) -> tuple[Any, Any]:
     raise _unknown(after)
 
 
-def _list_object(data: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
+def _list_object(data: list[dict[str, object]], *, has_more: bool) -> dict[str, object]:
     ids = (
         {"first_id": data[0].get("id"), "last_id": data[-1].get("id")} if data else {"first_id": None, "last_id": None}
     )
@@ -108,7 +108,7 @@ def _beyond(rows: QuerySet[T], after: str, order: tuple[str, str]) -> QuerySet[T
     return _past(rows, last, order)
 
 
-def _past(rows: QuerySet[T], last: tuple[Any, Any], order: tuple[str, str]) -> QuerySet[T]:
+def _past(rows: QuerySet[T], last: tuple[object, object], order: tuple[str, str]) -> QuerySet[T]:
     (key, direction), (tie, _) = (_direction(name) for name in order)
     return rows.filter(Q(**{f"{key}__{direction}": last[0]}) | Q(**{key: last[0], f"{tie}__{direction}": last[1]}))
 

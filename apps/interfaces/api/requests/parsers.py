@@ -7,20 +7,16 @@ from typing import IO, Any, NoReturn, TypeVar
 
 import msgspec
 from rest_framework.exceptions import ParseError
-from rest_framework.parsers import JSONParser, MultiPartParser
+from rest_framework.parsers import DataAndFiles, JSONParser, MultiPartParser
 
-from apps.core.errors import DomainError
+from apps.core.errors import DomainError, InvalidJson
 from apps.interfaces.api.requests.body_errors import explain
 
 T = TypeVar("T")
 _MAX_DEPTH = 64
-_LARGEST_INTEGER = 2**63 - 1  # the maximum of the database's columns
+_MAX_INTEGER = 2**63 - 1  # the maximum of the database's columns
 _MAX_DIGITS = 400
 _MAX_PARAM = 200
-
-
-class InvalidJson(DomainError):
-    code = "invalid_json"
 
 
 class InvalidForm(DomainError):
@@ -31,7 +27,7 @@ class EmptyTolerantJSONParser(JSONParser):
     """Reads strict JSON. An empty body is an empty object (openai sends one on cancel, pause and resume)."""
 
     def parse(
-        self, stream: IO[bytes], media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
+        self, stream: IO[bytes], media_type: str | None = None, parser_context: Mapping[str, object] | None = None
     ) -> Any:
         """Return the parsed body.
 
@@ -66,8 +62,8 @@ class PlainMultiPartParser(MultiPartParser):
     """Reads multipart form data. Raises InvalidForm."""
 
     def parse(
-        self, stream: IO[bytes], media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
-    ) -> Any:
+        self, stream: IO[bytes], media_type: str | None = None, parser_context: Mapping[str, object] | None = None
+    ) -> DataAndFiles:
         try:
             return super().parse(stream, media_type, parser_context)
         except ParseError as error:
@@ -75,7 +71,7 @@ class PlainMultiPartParser(MultiPartParser):
             raise InvalidForm(text) from error
 
 
-def read_body(data: Any, kind: type[T]) -> T:
+def read_body(data: object, kind: type[T]) -> T:
     """Convert a parsed body to a struct. Raises InvalidValue or MissingParameter that names the field at fault."""
     try:
         return msgspec.convert(data, kind, strict=True)
@@ -87,7 +83,7 @@ def _unreadable(why: str) -> InvalidJson:
     return InvalidJson(f"The body is not valid JSON: {why}.")
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Refuse a repeated key, because parsers disagree on which one counts."""
     found = dict(pairs)
     if len(found) != len(pairs):
@@ -107,7 +103,7 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-def _find_unstorable(value: Any, depth: int = 0) -> tuple[str, str] | None:
+def _find_unstorable(value: object, depth: int = 0) -> tuple[str, str] | None:
     """Return the place and fault of a value that PostgreSQL cannot store or that is nested too deeply.
 
     None means that there is no such value.
@@ -117,8 +113,8 @@ def _find_unstorable(value: Any, depth: int = 0) -> tuple[str, str] | None:
     match value:
         case str() if "\x00" in value or any("\ud800" <= character <= "\udfff" for character in value):
             return "", "has a NUL character or half of a surrogate pair"
-        case int() if abs(value) > _LARGEST_INTEGER:
-            return "", f"is beyond {_LARGEST_INTEGER:,}"
+        case int() if abs(value) > _MAX_INTEGER:
+            return "", f"is beyond {_MAX_INTEGER:,}"
         case float() if not math.isfinite(value):
             return "", "is larger than any number that can be kept"
         case dict():

@@ -1,7 +1,5 @@
 """Names of methods and adapter settings in the API, shared by jobs and estimates."""
 
-from typing import Any
-
 import msgspec
 
 from apps.contracts.runs import Method, Objective
@@ -18,7 +16,7 @@ class LoraChoice(msgspec.Struct, forbid_unknown_fields=True):
     use_rslora: bool | None = None
 
 
-def parse_method(quantization: str | None, method: Any = None) -> Method:
+def parse_method(quantization: str | None, method: object = None) -> Method:
     """Return the training method: the recipe's `method` or the one implied by the quantization. Raises InvalidValue."""
     if quantization not in (None, "none", "nf4"):
         raise InvalidValue("quantization must be 'nf4' (QLoRA) or left out (LoRA).", param="quantization")
@@ -30,7 +28,7 @@ def parse_method(quantization: str | None, method: Any = None) -> Method:
     if quantization == "nf4" and method != Method.QLORA:
         text = f"quantization 'nf4' is QLoRA, and recipe.method is '{method}': leave one of them out."
         raise InvalidValue(text, param="quantization")
-    return Method(method)
+    return Method(str(method))
 
 
 def parse_objective(kind: str | None) -> Objective | None:
@@ -44,12 +42,12 @@ def parse_objective(kind: str | None) -> Objective | None:
     return Objective(kind)
 
 
-def _require_offered(name: Any, *, param: str) -> None:
+def _require_offered(name: object, *, param: str) -> None:
     if isinstance(name, str) and (reason := NOT_OFFERED.get(name.lower())):
         raise InvalidValue(reason, param=param)
 
 
-def adapter_fields(lora: LoraChoice | None) -> dict[str, Any]:
+def adapter_fields(lora: LoraChoice | None) -> dict[str, object]:
     """Return the recipe's fields that describe the adapter; None for those not requested."""
     chosen = lora or LoraChoice()
     return {

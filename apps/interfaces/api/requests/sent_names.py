@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from apps.core.errors import DomainError
 
@@ -26,7 +25,7 @@ _OF_LORA = {
 
 
 @contextmanager
-def as_sent(data: Any) -> Iterator[None]:
+def as_sent(data: object) -> Iterator[None]:
     """Make an error about a value name the field that holds it in the body `data`."""
     try:
         yield
@@ -42,8 +41,10 @@ def as_sent(data: Any) -> Iterator[None]:
         raise
 
 
-def _sent_name(name: str, data: Any) -> str | None:
+def _sent_name(name: str, data: object) -> str | None:
     """Return the field that holds the value in the body. If several do, the last one counts."""
+    if not isinstance(data, dict):
+        return None
     method = data.get("method")
     kind = method.get("type", "supervised") if isinstance(method, dict) else None
     theirs, lora = _OF_OPENAI.get(name), _OF_LORA.get(name)
@@ -56,7 +57,7 @@ def _sent_name(name: str, data: Any) -> str | None:
     return name if name in data else None
 
 
-def _has(data: Any, path: list[str]) -> bool:
+def _has(data: object, path: list[str]) -> bool:
     for step in path:
         if not isinstance(data, dict) or step not in data:
             return False

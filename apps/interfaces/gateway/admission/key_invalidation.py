@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from typing import Any
 
 import psycopg
 from django.conf import settings
+from psycopg.conninfo import make_conninfo
 
 from apps.core.database.clock import db_now
 from apps.core.messages.key_invalidation import CHANNEL, EVERYBODY
@@ -24,23 +24,23 @@ async def keep_listening(keys: Keys, database: Database) -> None:
     """
     while True:
         try:
-            async with await psycopg.AsyncConnection.connect(autocommit=True, **_parameters()) as connection:
+            async with await psycopg.AsyncConnection.connect(_conninfo(), autocommit=True) as connection:
                 await connection.execute(f"LISTEN {CHANNEL}")
                 await database.call(db_now)  # after an outage its pool reconnects later, and keys need it
                 keys.forget_all()  # anything changed before this point
-                async for news in connection.notifies():
-                    if news.payload == EVERYBODY:
+                async for announced in connection.notifies():
+                    if announced.payload == EVERYBODY:
                         keys.forget_all()
                     else:
-                        keys.forget(news.payload)
+                        keys.forget(announced.payload)
         except (psycopg.OperationalError, *DATABASE_ERRORS) as error:
-            logger.warning("no news of keys: %s", error)
+            logger.warning("changes of keys are not announced: %s", error)
         await asyncio.sleep(_AGAIN_SECONDS)
 
 
-def _parameters() -> dict[str, Any]:
+def _conninfo() -> str:
     database = settings.DATABASES["default"]
     named = {"host": "HOST", "port": "PORT", "user": "USER", "password": "PASSWORD", "dbname": "NAME"}
     given = {name: database.get(key) for name, key in named.items()}
     others = {name: value for name, value in database.get("OPTIONS", {}).items() if name.startswith("ssl")}
-    return {name: value for name, value in given.items() if value} | others
+    return make_conninfo(**{name: value for name, value in given.items() if value}, **others)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from django.conf import settings
 
 from apps.accounts.login.api_keys import is_well_formed
+from apps.accounts.login.bearer_keys import read_bearer, wrong_key
 from apps.accounts.operations import note_key_use
 from apps.accounts.queries import KeyIdentity, find_key, get_key_limits
 from apps.accounts.roles import Permission
@@ -18,9 +19,8 @@ from apps.accounts.shares import get_share_holder
 from apps.core.database.clock import db_now
 from apps.core.errors import PermissionDenied, Unavailable
 from apps.finetuning.usage.quotas import get_quota
-from apps.interfaces.gateway.admission.limits import Limits
+from apps.interfaces.gateway.admission.limits import OwnerLimits
 from apps.interfaces.gateway.database import DATABASE_ERRORS, Database
-from apps.interfaces.gateway.errors import InvalidApiKey
 
 FRESH_SECONDS = 1.0  # older entries are looked up again in the background
 USABLE_SECONDS = 2.0  # older entries are looked up again before the request
@@ -29,30 +29,23 @@ OUTAGE_SECONDS = 30.0
 _MAX_LOOKUP_SECONDS = 1.0  # a slower database counts as away
 _TRY_AGAIN_SECONDS = 3.0
 _MAX_KEYS = 20_000
-_SHOWN_LENGTH = 13
-
-MISSING = (
-    "You didn't provide an API key. Send it in an Authorization header using Bearer auth: "
-    "'Authorization: Bearer ann_live_…'. Create one on the page API keys."
-)
-WRONG = "Incorrect API key provided: {shown}. It is malformed, unknown, revoked or expired; see the page API keys."
 
 
 @dataclass(frozen=True)
-class Caller:
+class InferenceCaller:
     """A key that may ask for inference, with the limits and the cache salt of its organization."""
 
     key_id: str
     organization_id: str
     share_holder: str  # owner of turns and limits; several organizations that never paid may share one
     cache_salt: str
-    limits: tuple[Limits, Limits]  # the organization's, then the key's
+    limits: tuple[OwnerLimits, OwnerLimits]  # the organization's, then the key's
 
 
 @dataclass(frozen=True)
 class _Entry:
     identity: KeyIdentity | None
-    caller: Caller | None
+    caller: InferenceCaller | None
     looked_up_at: float
 
     def age(self) -> float:
@@ -81,18 +74,18 @@ class Keys:
         self._entries.clear()
         self._forgotten += 1
 
-    async def identify(self, authorization: str | None) -> Caller:
+    async def identify(self, authorization: str) -> InferenceCaller:
         """Return the caller that the key belongs to.
 
         Raises InvalidApiKey, PermissionDenied (no scope for inference), Unavailable.
         """
-        secret = _secret_in(authorization)
+        secret = read_bearer(authorization)
         known = hashlib.blake2b(secret.encode(), digest_size=16, key=self._secret).digest()
         entry = self._entries.get(known)
         if entry is None or entry.age() > FRESH_SECONDS:
             entry = await self._entry(known, secret)
         if entry.identity is None:
-            raise InvalidApiKey(WRONG.format(shown=_shown(secret)))
+            raise wrong_key(secret)
         if entry.caller is None:
             raise PermissionDenied(
                 "This API key lacks the scope 'inference', or its maker's role no longer holds it.",
@@ -104,7 +97,7 @@ class Keys:
         """Return the entry of a key that was not looked up within FRESH_SECONDS."""
         entry = self._entries.get(known)
         if entry is None and not is_well_formed(secret):
-            raise InvalidApiKey(WRONG.format(shown=_shown(secret)))
+            raise wrong_key(secret)
         is_away = time.monotonic() < self._away_until
         if entry is not None and entry.age() < (OUTAGE_SECONDS if is_away else USABLE_SECONDS):
             self._begin_lookup(known, secret)
@@ -143,13 +136,13 @@ class Keys:
         return entry
 
 
-def _find(secret: str) -> tuple[KeyIdentity | None, Caller | None]:
+def _find(secret: str) -> tuple[KeyIdentity | None, InferenceCaller | None]:
     identity = find_key(secret=secret)
     if identity is None or Permission.INFERENCE not in identity.scopes:
         return identity, None
     note_key_use(identity=identity, now=db_now())
     share_holder = get_share_holder(organization=identity.organization_id)
-    caller = Caller(
+    caller = InferenceCaller(
         key_id=identity.key_id,
         organization_id=identity.organization_id,
         share_holder=share_holder,
@@ -159,9 +152,9 @@ def _find(secret: str) -> tuple[KeyIdentity | None, Caller | None]:
     return identity, caller
 
 
-def _limits_of_organization(organization_id: str, share_holder: str) -> Limits:
+def _limits_of_organization(organization_id: str, share_holder: str) -> OwnerLimits:
     quota = get_quota(organization=organization_id)
-    return Limits(
+    return OwnerLimits(
         owner_id=share_holder,
         owner="Your organization",
         requests_per_minute=quota.requests_per_minute,
@@ -170,9 +163,9 @@ def _limits_of_organization(organization_id: str, share_holder: str) -> Limits:
     )
 
 
-def _limits_of_key(key_id: str) -> Limits:
+def _limits_of_key(key_id: str) -> OwnerLimits:
     found = get_key_limits(key_id=key_id)
-    return Limits(
+    return OwnerLimits(
         owner_id=key_id,
         owner="This key",
         requests_per_minute=found.requests_per_minute,
@@ -187,16 +180,3 @@ def _cache_salt(organization_id: str) -> str:
     Without it, one organization could find out by timing which prompts another has cached.
     """
     return hmac.new(settings.SIGNING_KEY.encode(), f"cache salt {organization_id}".encode(), hashlib.sha256).hexdigest()
-
-
-def _secret_in(authorization: str | None) -> str:
-    scheme, _, secret = (authorization or "").partition(" ")
-    secret = secret.strip()
-    if scheme.lower() != "bearer" or not secret:
-        raise InvalidApiKey(MISSING)
-    return secret
-
-
-def _shown(secret: str) -> str:
-    """Return enough of a key to recognize it but too little to use it."""
-    return secret[:_SHOWN_LENGTH] + "…" if secret.isprintable() else "…"

@@ -22,7 +22,7 @@ _HEADERS = (("limit", "d"), ("remaining", "d"), ("reset", "b"))
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class OwnerLimits:
     """Limits of an organization or of one key. None means that no such limit is set."""
 
     owner_id: str
@@ -33,7 +33,7 @@ class Limits:
 
 
 @dataclass(slots=True)
-class _Bucket:
+class _TokenBucket:
     left: float
     since: float  # time.monotonic()
 
@@ -41,19 +41,19 @@ class _Bucket:
 class _Buckets:
     """A token bucket for each owner. A full bucket holds one minute's worth."""
 
-    def __init__(self, what: str, rate_of: Callable[[Limits], int | None]) -> None:
+    def __init__(self, what: str, rate_of: Callable[[OwnerLimits], int | None]) -> None:
         self._what, self._rate_of = what, rate_of
-        self._buckets: dict[str, _Bucket] = {}
+        self._buckets: dict[str, _TokenBucket] = {}
         self._swept_at = time.monotonic()
         lines = [f"x-ratelimit-{word}-{what}: %{form}\r\n" for word, form in _HEADERS]
         self._lines = "".join(lines).encode()
 
-    def _at(self, owner_id: str, per_minute: int, now: float) -> _Bucket:
+    def _at(self, owner_id: str, per_minute: int, now: float) -> _TokenBucket:
         """Return the owner's bucket, refilled up to now."""
         bucket = self._buckets.get(owner_id)
         if bucket is None:
             self._sweep(now)
-            bucket = self._buckets[owner_id] = _Bucket(per_minute, now)
+            bucket = self._buckets[owner_id] = _TokenBucket(per_minute, now)
         left = bucket.left + (now - bucket.since) * per_minute / 60
         bucket.left = left if left < per_minute else per_minute
         bucket.since = now
@@ -64,7 +64,7 @@ class _Buckets:
             self._swept_at = now
             self._buckets = {k: v for k, v in self._buckets.items() if now - v.since < _FORGET_SECONDS}
 
-    def take(self, limits: Sequence[Limits], amount: int = 1) -> None:
+    def take(self, limits: Sequence[OwnerLimits], amount: int = 1) -> None:
         """Take the amount from every bucket, or from none if one has too little.
 
         Raises RateLimited with the seconds until the amount is available.
@@ -83,7 +83,7 @@ class _Buckets:
         for bucket, wanted in found:
             bucket.left -= wanted
 
-    def _refusal(self, one: Limits, per_minute: int, missing: float) -> RateLimited:
+    def _refusal(self, one: OwnerLimits, per_minute: int, missing: float) -> RateLimited:
         wait = max(1, math.ceil(missing * 60 / per_minute)) if per_minute else 60
         return RateLimited(
             f"{one.owner}'s limit is {per_minute} {self._what} per minute. Try again in {wait} s.",
@@ -91,7 +91,7 @@ class _Buckets:
             limit=f"{per_minute} {self._what} per minute",
         )
 
-    def correct(self, limits: Sequence[Limits], *, taken: int, used: int) -> None:
+    def correct(self, limits: Sequence[OwnerLimits], *, taken: int, used: int) -> None:
         """Charge the difference between `used` and `taken`, or return it. Unforeseen use leaves a debt."""
         now = time.monotonic()
         for one in limits:
@@ -101,7 +101,7 @@ class _Buckets:
                 left = bucket.left - used + (taken if taken < per_minute else per_minute)
                 bucket.left = left if left < per_minute else per_minute
 
-    def headers(self, limits: Sequence[Limits], now: float) -> bytes:
+    def headers(self, limits: Sequence[OwnerLimits], now: float) -> bytes:
         """Return the header lines of the owner with the least left; empty if no limit is set."""
         left, tightest = math.inf, None
         for one in limits:
@@ -127,7 +127,7 @@ class Rates:
         self.take_tokens = self._tokens.take  # the first estimate; `correct` it later
         self.correct = self._tokens.correct
 
-    def take_all_tokens(self, limits: Sequence[Limits], amount: int, *, taken: int) -> None:
+    def take_all_tokens(self, limits: Sequence[OwnerLimits], amount: int, *, taken: int) -> None:
         """Replace the amount taken before by a new one. If this raises RateLimited, the old amount stays taken."""
         self._tokens.correct(limits, taken=taken, used=0)
         try:
@@ -136,15 +136,15 @@ class Rates:
             self._tokens.correct(limits, taken=0, used=taken)
             raise
 
-    def require_failures_left(self, limits: Sequence[Limits]) -> None:
+    def require_failures_left(self, limits: Sequence[OwnerLimits]) -> None:
         """Raise RateLimited for an organization on whose requests engines failed too often."""
         self._failures.take(limits[:1], 0)
 
-    def note_failure(self, limits: Sequence[Limits]) -> None:
+    def record_failure(self, limits: Sequence[OwnerLimits]) -> None:
         """Count an engine failure against the organization that sent the request."""
         self._failures.correct(limits[:1], taken=0, used=1)
 
-    def headers(self, limits: Sequence[Limits]) -> bytes:
+    def headers(self, limits: Sequence[OwnerLimits]) -> bytes:
         """Return the standard x-ratelimit-* header lines of the organization or key with the least left."""
         now = time.monotonic()
         return self._requests.headers(limits, now) + self._tokens.headers(limits, now)
@@ -165,15 +165,15 @@ class OpenRequests:
         self._open: dict[str, int] = defaultdict(int)
         self._structured: dict[str, int] = defaultdict(int)
 
-    def one_more(self, limits: Sequence[Limits]) -> "_Place":
+    def one_more(self, limits: Sequence[OwnerLimits]) -> "_Place":
         """Hold a place while the block runs. The organization's limits come first. Entering raises RateLimited."""
         return _Place(self._take, self._give_back, limits)
 
-    def one_more_structured(self, limits: Sequence[Limits]) -> "_Place":
+    def one_more_structured(self, limits: Sequence[OwnerLimits]) -> "_Place":
         """Hold a place for a request with a grammar while the block runs. Entering raises RateLimited."""
         return _Place(self._take_structured, self._give_back_structured, limits)
 
-    def _take(self, limits: Sequence[Limits]) -> None:
+    def _take(self, limits: Sequence[OwnerLimits]) -> None:
         for one in limits:
             most = one.concurrent_requests
             if one is limits[0]:
@@ -183,17 +183,17 @@ class OpenRequests:
         for one in limits:
             self._open[one.owner_id] += 1
 
-    def _give_back(self, limits: Sequence[Limits]) -> None:
+    def _give_back(self, limits: Sequence[OwnerLimits]) -> None:
         for one in limits:
             _decrease(self._open, one.owner_id)
 
-    def _take_structured(self, limits: Sequence[Limits]) -> None:
+    def _take_structured(self, limits: Sequence[OwnerLimits]) -> None:
         organization = limits[0]
         if self._structured.get(organization.owner_id, 0) >= MAX_OPEN_STRUCTURED:
             raise _too_many(organization, MAX_OPEN_STRUCTURED, "requests with a response_format or tools")
         self._structured[organization.owner_id] += 1
 
-    def _give_back_structured(self, limits: Sequence[Limits]) -> None:
+    def _give_back_structured(self, limits: Sequence[OwnerLimits]) -> None:
         _decrease(self._structured, limits[0].owner_id)
 
 
@@ -204,9 +204,9 @@ class _Place:
 
     def __init__(
         self,
-        take: Callable[[Sequence[Limits]], None],
-        give_back: Callable[[Sequence[Limits]], None],
-        limits: Sequence[Limits],
+        take: Callable[[Sequence[OwnerLimits]], None],
+        give_back: Callable[[Sequence[OwnerLimits]], None],
+        limits: Sequence[OwnerLimits],
     ) -> None:
         self._take, self._give_back, self._limits = take, give_back, limits
 
@@ -217,7 +217,7 @@ class _Place:
         self._give_back(self._limits)
 
 
-def _too_many(limits: Limits, most: int, what: str) -> RateLimited:
+def _too_many(limits: OwnerLimits, most: int, what: str) -> RateLimited:
     return RateLimited(f"{limits.owner} has {most} {what} in progress, the most allowed at once.")
 
 

@@ -23,7 +23,7 @@ FIRST_BYTE_SECONDS = 600.0  # long answers may be queued before it; if the custo
 IDLE_SECONDS = 120.0  # between two parts of an answer
 _KEEP_ALIVE_SECONDS = 15.0  # below the proxy's 75, so that it never closes a connection just before its next use
 _MAX_BUFFERED_BYTES = 256 * 1024
-_LOOK_SECONDS = 5.0  # longest interval between checks; a timer for each part of an answer costs as much as reading it
+_CHECK_SECONDS = 5.0  # longest interval between checks; a timer for each part of an answer costs as much as reading it
 
 
 class Unreachable(Exception):
@@ -34,7 +34,7 @@ class Broken(Exception):
     """The connection ended, fell silent or broke HTTP before the answer was complete."""
 
 
-class Answer:
+class EngineResponse:
     """The status and body of one answer. Close it: closing before the end stops the engine."""
 
     __slots__ = ("_connection", "status")
@@ -67,7 +67,7 @@ class Answer:
         self._connection.let_go()
 
 
-class Replica:
+class ReplicaClient:
     """The connections to one replica, at `unix:///path` or `http(s)://host:port`. Use inside one event loop.
 
     If `rules` are given, no connection is made to an address that they refuse. Host names are resolved for each
@@ -86,7 +86,7 @@ class Replica:
         self._idle: deque[_Connection] = deque()
         self._openings: dict[tuple[str, str], bytes] = {}
 
-    async def post(self, path: str, *, token: str, request_id: str, body: bytes) -> Answer:
+    async def post(self, path: str, *, token: str, request_id: str, body: bytes) -> EngineResponse:
         """Send the request; return its answer once the status is known. Raises Unreachable, Broken."""
         opening = self._openings.get((path, token)) or self._open(path, token)
         content = b"%bX-Request-Id: %b\r\nContent-Length: %d\r\n\r\n%b" % (
@@ -168,7 +168,7 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._look: asyncio.TimerHandle | None = None
+        self._check: asyncio.TimerHandle | None = None
         self._silent_at = math.inf  # deadline for the next byte
         self._parts: list[bytes] = []
         self._size_bytes = 0
@@ -183,7 +183,7 @@ class _Connection(asyncio.Protocol):
 
     # --- Called for a request.
 
-    async def send(self, content: bytes) -> Answer:
+    async def send(self, content: bytes) -> EngineResponse:
         """Send the request; return its answer. Raises Broken."""
         assert self._transport is not None
         self.has_answered = self._is_whole = False
@@ -194,7 +194,7 @@ class _Connection(asyncio.Protocol):
         except BaseException:
             self.abort()  # no other code holds this connection yet
             raise
-        return Answer(self, self._parser.get_status_code())
+        return EngineResponse(self, self._parser.get_status_code())
 
     async def read(self) -> bytes:
         """Return the bytes received, waiting if there are none yet. Raises Broken."""
@@ -216,14 +216,14 @@ class _Connection(asyncio.Protocol):
     def _expect_within(self, seconds: float) -> None:
         now = self._loop.time()
         self._silent_at = now + seconds
-        if self._look is not None and self._look.when() > self._silent_at:
-            self._look.cancel()
-            self._look = None
-        if self._look is None:
-            self._look = self._loop.call_at(min(now + _LOOK_SECONDS, self._silent_at), self._look_for_silence)
+        if self._check is not None and self._check.when() > self._silent_at:
+            self._check.cancel()
+            self._check = None
+        if self._check is None:
+            self._check = self._loop.call_at(min(now + _CHECK_SECONDS, self._silent_at), self._check_silence)
 
-    def _look_for_silence(self) -> None:
-        self._look = None
+    def _check_silence(self) -> None:
+        self._check = None
         if self._waiter is None:
             return
         left = self._silent_at - self._loop.time()

@@ -26,9 +26,9 @@ class Faults:
         logger.critical("replica %s is faulty and gets no more requests: %s", replica_id, reason)
         self._waiting.setdefault(replica_id, reason)
         if self._task is None or self._task.done():
-            self._task = asyncio.ensure_future(self._tell())
+            self._task = asyncio.ensure_future(self._store())
 
-    async def _tell(self) -> None:
+    async def _store(self) -> None:
         """Store every accusation, however long the database is away, and refresh the routes."""
         while self._waiting:
             replica_id, reason = next(iter(self._waiting.items()))

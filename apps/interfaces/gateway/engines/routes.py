@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from django.db import connection, transaction
 
 from apps.adapters.operations import CHECKPOINT_MARK
+from apps.adapters.queries import ModelNotFound
 from apps.catalog.queries import list_all_active_prices
 from apps.core.database.clock import db_now
 from apps.core.errors import Unavailable
 from apps.finetuning.results.checkpoint_models import request_model
 from apps.interfaces.gateway.database import DATABASE_ERRORS, Database
-from apps.interfaces.gateway.errors import ModelNotFound, PriceNotSet
+from apps.interfaces.gateway.errors import PriceNotSet
 from apps.interfaces.gateway.http.bodies import largest_body
 from apps.serving.placements import note_requests
 from apps.serving.queries import AliasRoute, Route, list_alias_routes, list_routes
@@ -29,7 +30,7 @@ REFRESH_SECONDS = 1.0
 # often.
 MIN_SECONDS_BETWEEN_REFRESHES = 0.25
 # Requests are counted this often, because adapters are placed on replicas by demand.
-NOTE_SECONDS = 5.0
+STORE_SECONDS = 5.0
 MAX_LOAD_SECONDS = 20.0  # longest wait of a request for an adapter that a replica is loading
 
 
@@ -66,7 +67,7 @@ class Routes:
         self._reading = asyncio.Lock()
         self._news = asyncio.Condition()
         self._asked: Counter[str] = Counter()  # requests by adapter version since the last store
-        self._noted_at = -math.inf
+        self._stored_at = -math.inf
 
     async def refresh(self) -> None:
         """Read the table again. Raises one of DATABASE_ERRORS; the previous table then stays in use."""
@@ -92,8 +93,8 @@ class Routes:
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
             try:
-                if time.monotonic() - self._noted_at > NOTE_SECONDS:
-                    await self._note_requests()
+                if time.monotonic() - self._stored_at > STORE_SECONDS:
+                    await self._store_counts()
                 await self.refresh()
             except DATABASE_ERRORS as error:
                 logger.warning("routes not refreshed: %s", error)
@@ -114,7 +115,7 @@ class Routes:
                 await self._refresh_since(time.monotonic())
                 await self._ask_for_checkpoint(model_name, organization_id)
         model_name = self._resolve_alias(model_name, organization_id)
-        await self._note_request(self._visible(model_name, organization_id))
+        await self._count_request(self._visible(model_name, organization_id))
         with suppress(TimeoutError):
             async with asyncio.timeout(MAX_LOAD_SECONDS), self._news:
                 await self._news.wait_for(lambda: not self._is_loading(model_name, organization_id))
@@ -145,26 +146,26 @@ class Routes:
         Raises ModelNotFound.
         """
         route = self._visible(self._resolve_alias(model_name, organization_id), organization_id)
-        if route is None:
+        if route is None:  # unknown or another organization's: no name in the message, so both answers are identical
             raise ModelNotFound(
                 "The model does not exist or you do not have access to it. GET /v1/models lists yours.", param="model"
             )
         return route
 
-    async def _note_request(self, route: Route | None) -> None:
+    async def _count_request(self, route: Route | None) -> None:
         """Count the request of an adapter in the next batch; for a cold adapter, store the counts at once."""
         if route is None or not route.adapter_version_id:
             return
         self._asked[route.adapter_version_id] += 1
         if route.is_cold:
             with suppress(*DATABASE_ERRORS):
-                await self._note_requests()
+                await self._store_counts()
                 await self._refresh_since(time.monotonic())
 
-    async def _note_requests(self) -> None:
+    async def _store_counts(self) -> None:
         """Store the counts. Raises one of DATABASE_ERRORS; the counts are then kept for the next time."""
         asked, self._asked = self._asked, Counter()
-        self._noted_at = time.monotonic()
+        self._stored_at = time.monotonic()
         if not asked:
             return
         try:

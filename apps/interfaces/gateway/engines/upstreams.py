@@ -8,7 +8,7 @@ import asyncio
 import logging
 import re
 from contextlib import suppress
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 
@@ -18,12 +18,12 @@ from apps.interfaces.gateway.engines.chunks import (
     DONE,
     EngineChunk,
     EngineFault,
-    Meter,
     SseParser,
     decode_chunk,
     decode_chunks,
 )
-from apps.interfaces.gateway.engines.engine_http import Answer, Broken, Replica, Unreachable
+from apps.interfaces.gateway.engines.engine_http import Broken, EngineResponse, ReplicaClient, Unreachable
+from apps.interfaces.gateway.engines.meter import Meter
 from apps.interfaces.gateway.errors import ContextLengthExceeded, EngineError, RequestFailed, UnsupportedParameter
 from apps.interfaces.gateway.fair_queue import Breaker, FairQueue
 from apps.interfaces.gateway.requests.schema import EngineRequest
@@ -55,7 +55,7 @@ class TryAnother(Exception):
         self.is_unreached, self.is_busy, self.is_down = is_unreached, is_busy, is_down
 
 
-class Progress(msgspec.Struct):
+class CallProgress(msgspec.Struct):
     """How far a request got. `is_sent`: an engine has seen it and may have worked on it before counting a token."""
 
     is_sent: bool = False
@@ -70,7 +70,7 @@ class Call(msgspec.Struct, frozen=True):
     cache_salt: str
     request_id: str
     meter: Meter
-    progress: Progress
+    progress: CallProgress
 
 
 class Upstreams:
@@ -78,7 +78,7 @@ class Upstreams:
         self._addresses = addresses
         self.turns = FairQueue(places=places_per_replica)
         self._breaker = Breaker()
-        self._replicas: dict[str, Replica] = {}
+        self._replicas: dict[str, ReplicaClient] = {}
 
     async def begin(self, route: Route, call: Call) -> "EngineAnswer":
         """Return the answer of the first replica that gives one, with its first token.
@@ -92,39 +92,39 @@ class Upstreams:
         while attempts < MAX_ATTEMPTS and (allowed := self._breaker.allowed(untried)):
             replica_id = self.turns.take_free(call.tenant, allowed) or await self.turns.take(call.tenant, allowed)
             upstream = untried.pop(replica_id)
-            self._breaker.note_trial(replica_id)
+            self._breaker.record_trial(replica_id)
             try:
                 answer = await self._begin(upstream, call, body)
             except BaseException as reason:
                 self.turns.give_back(call.tenant, replica_id)
-                self._note_failure(replica_id, call, reason)
+                self._record_failure(replica_id, call, reason)
                 if not isinstance(reason, TryAnother):
                     raise
                 attempts += not reason.is_unreached
                 call.meter.reset()
             else:
-                self._breaker.note_success(replica_id)
+                self._breaker.record_success(replica_id)
                 return answer
         raise Unavailable(
             "The model cannot answer at the moment: it is loading, busy or restarting. Try again shortly."
         )
 
-    def _note_failure(self, replica_id: str, call: Call, reason: BaseException) -> None:
+    def _record_failure(self, replica_id: str, call: Call, reason: BaseException) -> None:
         """Count a failure against the replica unless the request, the customer or load caused it."""
         if isinstance(reason, DomainError) or (isinstance(reason, TryAnother) and reason.is_busy):
-            self._breaker.note_success(replica_id)
+            self._breaker.record_success(replica_id)
         if not isinstance(reason, TryAnother):
             return
         logger.warning("replica %s does not answer %s: %s", replica_id, call.request_id, reason)
         if reason.is_busy or reason.is_down:
             call.progress.is_sent = False
         if not reason.is_busy:
-            self._breaker.note_failure(replica_id, call.tenant, is_replicas=reason.is_unreached or reason.is_down)
+            self._breaker.record_failure(replica_id, call.tenant, is_replicas=reason.is_unreached or reason.is_down)
 
     async def _begin(self, upstream: Upstream, call: Call, body: bytes) -> "EngineAnswer":
         replica = self._replicas.get(upstream.url)
         if replica is None:
-            replica = self._replicas[upstream.url] = Replica(upstream.url, self._addresses)
+            replica = self._replicas[upstream.url] = ReplicaClient(upstream.url, self._addresses)
         was_sent, call.progress.is_sent = call.progress.is_sent, True
         try:
             response = await replica.post(call.path, token=upstream.token, request_id=call.request_id, body=body)
@@ -153,7 +153,7 @@ class Upstreams:
             replica.close()
 
 
-def _engine_body(route: Route, request: EngineRequest, cache_salt: str) -> dict[str, Any]:
+def _engine_body(route: Route, request: EngineRequest, cache_salt: str) -> dict[str, object]:
     """Return the engine's request body: the checked fields and the engine's model name, always as a metered stream."""
     return request.fields | {
         "model": route.engine_name,
@@ -177,7 +177,7 @@ class _EngineFailed(Exception):
 class EngineAnswer:
     """The chunks of one answer, metered as they arrive. Iteration yields batches of chunks that arrived together."""
 
-    def __init__(self, response: Answer, request: EngineRequest, meter: Meter, *, replica_id: str) -> None:
+    def __init__(self, response: EngineResponse, request: EngineRequest, meter: Meter, *, replica_id: str) -> None:
         self.replica_id = replica_id
         self._response = response
         self._request = request
@@ -303,7 +303,7 @@ _DOWN = "replica_not_ready"
 _OUTPUT_FIELDS = ("max_tokens", "max_completion_tokens")
 
 
-async def _refusal(response: Answer, request: EngineRequest) -> Exception:
+async def _refusal(response: EngineResponse, request: EngineRequest) -> Exception:
     """Return the error for a status other than 200."""
     try:
         raw = await response.read_all(_ERROR_BYTES)

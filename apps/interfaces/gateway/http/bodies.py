@@ -79,7 +79,7 @@ class _Reading:
     def __enter__(self) -> Self:
         return self
 
-    def note(self, size: int) -> None:
+    def count(self, size: int) -> None:
         """Count the body at this size in bytes. Raises RateLimited, Unavailable."""
         self._bodies.add(self._organization_id, size - self._size)
         self._size = size

@@ -4,23 +4,19 @@ import asyncio
 from collections.abc import Callable
 
 from apps.core.errors import DomainError
-from apps.core.http.asgi import DEFAULT_BODY_BYTES, REQUEST_ID_HEADER, Scope, TooLarge, usable_request_id
+from apps.core.http.asgi import DEFAULT_BODY_BYTES, REQUEST_ID_HEADER, ClientGone, Scope, TooLarge, usable_request_id
 from apps.core.ids import new_ulid
 from apps.interfaces.gateway.errors import body_of, event_of, headers_of
 from apps.interfaces.gateway.http.bodies import BODY_SECONDS, BodyTooSlow
 from apps.interfaces.gateway.http.connections import EXCHANGE, Exchange
 
 # The engine does not wait for a slow reader, so its output piles up here. Such a reader is cut off.
-SLOWEST_READ_SECONDS = 60
+MAX_READ_SECONDS = 60
 _REQUEST_ID = REQUEST_ID_HEADER.encode()
 _STREAM_LINES = (
     b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
 )
 _JSON_LINE = b"content-type: application/json\r\n"
-
-
-class ClientGone(Exception):
-    """The customer closed the connection."""
 
 
 class Client:
@@ -38,8 +34,8 @@ class Client:
         self.limit_headers: Callable[[], bytes] = bytes  # called when the answer begins, once the key is known
         self._has_started = False
 
-    async def read_body(self, *, most_bytes: int = DEFAULT_BODY_BYTES, note: Callable[[int], None]) -> bytes:
-        """Return the body. `note` gets the bytes received so far of a body that comes in parts, and may raise.
+    async def read_body(self, *, most_bytes: int = DEFAULT_BODY_BYTES, count: Callable[[int], None]) -> bytes:
+        """Return the body. `count` gets the bytes received so far of a body that comes in parts, and may raise.
 
         Raises TooLarge, BodyTooSlow, ClientGone.
         """
@@ -50,7 +46,7 @@ class Client:
         if not exchange.is_whole:
             try:
                 async with asyncio.timeout(BODY_SECONDS):
-                    await self._wait_for_body(most_bytes, note)
+                    await self._wait_for_body(most_bytes, count)
             except TimeoutError as error:
                 exchange.keeps_alive = False
                 raise BodyTooSlow(f"The request body did not arrive within {BODY_SECONDS:.0f} s.") from error
@@ -58,13 +54,13 @@ class Client:
             raise _too_large(most_bytes)
         return exchange.take_body()
 
-    async def _wait_for_body(self, most_bytes: int, note: Callable[[int], None]) -> None:
+    async def _wait_for_body(self, most_bytes: int, count: Callable[[int], None]) -> None:
         exchange = self._exchange
         while not exchange.is_whole and exchange.size_bytes <= most_bytes:
             if exchange.is_gone:
                 raise ClientGone
             await exchange.news()
-            note(exchange.size_bytes)
+            count(exchange.size_bytes)
 
     def watch(self) -> "_Watched":
         """Stop the block as soon as the customer leaves. Raises ClientGone."""
@@ -105,11 +101,11 @@ class Client:
     async def _readable(self) -> None:
         """Wait until the customer has read most of the previous output.
 
-        Raises ClientGone after SLOWEST_READ_SECONDS.
+        Raises ClientGone after MAX_READ_SECONDS.
         """
         if self._exchange.is_blocked:
             try:
-                async with asyncio.timeout(SLOWEST_READ_SECONDS):
+                async with asyncio.timeout(MAX_READ_SECONDS):
                     await self._exchange.drained()
             except TimeoutError as error:
                 raise ClientGone from error

@@ -1,6 +1,6 @@
 """The customers' connections: uvicorn's protocol with a shorter path for each request and answer.
 
-    uvicorn --http apps.interfaces.gateway.http.connections:Connection
+    uvicorn --http apps.interfaces.gateway.http.connections:GatewayConnection
 
 For each request, uvicorn makes a timer, an event, a list of checked headers and two packets: together a sixth of the
 gateway's work for it. The gateway's applications take the `Exchange` from the scope and ask for only what they need;
@@ -12,7 +12,7 @@ import math
 import urllib.parse
 from collections import deque
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
@@ -27,19 +27,19 @@ EXCHANGE = "anneal.exchange"  # key in the scope
 _MAX_PIPELINED = 16  # requests read ahead of their turn; more stay in the socket
 _MAX_HEAD_BYTES = 64 * 1024
 _HEAD_SECONDS = 30.0  # for a complete head
-_LOOK_SECONDS = 10.0  # longest interval between two checks of the deadlines
+_CHECK_SECONDS = 10.0  # longest interval between two checks of the deadlines
 _TOO_LARGE_HEAD = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _WITHOUT_BODY = (204, 304)
 
 
-class Connection(HttpToolsProtocol):
+class GatewayConnection(HttpToolsProtocol):
     """Reads requests and has them answered in order."""
 
     def __init__(
         self,
         config: Config,
         server_state: ServerState,
-        app_state: dict[str, Any],
+        app_state: dict[str, object],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         # Of repeated header lines, the last one counts. The parser fills this without a Python frame for each line.
@@ -60,7 +60,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(CoalescingTransport(transport, self.loop))
-        self._scope: dict[str, Any] = {
+        self._scope: dict[str, object] = {
             "type": "http",
             "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
             "http_version": "1.1",
@@ -70,13 +70,13 @@ class Connection(HttpToolsProtocol):
             "root_path": self.root_path,
         }
         self._idle_since = self.loop.time()
-        self._look_later(self.timeout_keep_alive)
+        self._check_later(self.timeout_keep_alive)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.connections.discard(self)
         self._waiting.clear()
         if self._current is not None:
-            self._current.note_gone()
+            self._current.mark_gone()
         self.flow.resume_writing()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
@@ -97,7 +97,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._is_in_head, self._head_bytes = True, 0
         self._head_since = self.loop.time()
-        self._look_later(_HEAD_SECONDS)
+        self._check_later(_HEAD_SECONDS)
         self.url = b""
         self._lines.clear()
 
@@ -167,12 +167,12 @@ class Connection(HttpToolsProtocol):
             self._begin(*following)
             return
         self._idle_since = self.loop.time()
-        self._look_later(self.timeout_keep_alive)
+        self._check_later(self.timeout_keep_alive)
 
-    def _look_later(self, seconds: float) -> None:
+    def _check_later(self, seconds: float) -> None:
         """Check the deadlines after at most this long. One timer serves all deadlines of a connection."""
         if self._idle_timer is None:
-            self._idle_timer = self.loop.call_later(min(seconds, _LOOK_SECONDS), self.timeout_keep_alive_handler)
+            self._idle_timer = self.loop.call_later(min(seconds, _CHECK_SECONDS), self.timeout_keep_alive_handler)
 
     def _unset_keepalive_if_required(self) -> None:
         """Note that data came. The timer stays, because a new one for each request costs as much as reading it."""
@@ -185,7 +185,7 @@ class Connection(HttpToolsProtocol):
         if left <= 0:
             self.transport.close()
         elif left < math.inf:
-            self._look_later(left)
+            self._check_later(left)
 
     def shutdown(self) -> None:
         """Close after the answers in progress, or at once if there are none."""
@@ -209,7 +209,13 @@ class Exchange:
     )  # fmt: skip
 
     def __init__(
-        self, connection: Connection, headers: dict[bytes, bytes], version: str, *, keeps_alive: bool, has_body: bool
+        self,
+        connection: GatewayConnection,
+        headers: dict[bytes, bytes],
+        version: str,
+        *,
+        keeps_alive: bool,
+        has_body: bool,
     ) -> None:
         """`has_body`: whether the answer has a body."""
         self.headers = headers
@@ -242,7 +248,7 @@ class Exchange:
         if self._waiter is not None:
             self._wake()
 
-    def note_gone(self) -> None:
+    def mark_gone(self) -> None:
         self.is_gone = True
         self._wake()
         if self.on_gone is not None:

@@ -1,7 +1,8 @@
 """Writes batched at the end of an event-loop iteration."""
 
 import asyncio
-from typing import Any
+
+_Data = bytes | bytearray | memoryview
 
 
 class CoalescingTransport(asyncio.Transport):
@@ -23,10 +24,10 @@ class CoalescingTransport(asyncio.Transport):
     def resume_reading(self) -> None:
         self._transport.resume_reading()
 
-    def write(self, data: Any) -> None:
+    def write(self, data: _Data) -> None:
         self._call_soon(self._write, data)
 
-    def _write(self, data: Any) -> None:
+    def _write(self, data: _Data) -> None:
         if not self._transport.is_closing():  # the other side may have left meanwhile
             self._transport.write(data)
 
@@ -43,5 +44,5 @@ class CoalescingTransport(asyncio.Transport):
     def is_closing(self) -> bool:
         return self._is_closing or self._transport.is_closing()
 
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
+    def get_extra_info(self, name: str, default: object = None) -> object:
         return self._transport.get_extra_info(name, default)

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from apps.billing.usage.metering import UsageRecord
-from apps.interfaces.gateway.metering.recorder_protocol import Frames, Kind, frame
+from apps.interfaces.gateway.metering.recorder_protocol import FrameKind, Frames, frame
 from apps.interfaces.gateway.metering.spool import End, Start, claim_folder, encode
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 MIN_FREE_BYTES = 256 * 1024 * 1024
 MAX_WAITING = 100_000  # limit for a long database outage: usage beyond it is not served on credit
 _COMMAND = (sys.executable, "-m", "apps.interfaces.gateway.metering.recorder_process")
-_LOOK_SECONDS = 1.0
+_CHECK_SECONDS = 1.0
 _START_SECONDS = 0.01  # a start is written when it is once to twice this old, unless its request has ended by then
 
 
@@ -55,7 +55,7 @@ class Recorder(asyncio.Protocol):
         self._older: dict[str, Start] = {}
         self._frames = Frames()
         self._is_well = self._is_roomy = True
-        self._looked_at = -math.inf
+        self._checked_at = -math.inf
         self._is_closing = False
 
     async def open(self) -> None:
@@ -75,8 +75,8 @@ class Recorder(asyncio.Protocol):
     def has_room(self) -> bool:
         """Return whether requests can be metered. If not, none may be admitted."""
         now = time.monotonic()
-        if now - self._looked_at > _LOOK_SECONDS:
-            self._looked_at = now
+        if now - self._checked_at > _CHECK_SECONDS:
+            self._checked_at = now
             self._is_roomy = shutil.disk_usage(self.folder).free >= MIN_FREE_BYTES
         return self._is_roomy and self._is_well and self.waiting <= MAX_WAITING
 
@@ -129,14 +129,14 @@ class Recorder(asyncio.Protocol):
         self._is_writing = True
         self._sent, self._batch = self._batch, _Batch()
         if self._gone.done():
-            self._note_written(is_written=False)
+            self._handle_written(is_written=False)
         else:
-            kind = Kind.ENDS if self._sent.ends else Kind.STARTS
+            kind = FrameKind.ENDS if self._sent.ends else FrameKind.STARTS
             self._transport.write(frame(kind, b"".join(self._sent.contents)))
 
     async def flush(self) -> None:
         """Ship everything before stopping. Raises ConnectionError if the recorder dies first."""
-        self._transport.write(frame(Kind.FLUSH))
+        self._transport.write(frame(FrameKind.FLUSH))
         await self._heard(lambda: not (self.waiting or self._is_writing or self._batch.contents))
 
     async def _heard(self, is_so: Callable[[], bool]) -> None:
@@ -160,35 +160,35 @@ class Recorder(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for kind, content in self._frames.feed(data):
-            if kind is Kind.WRITTEN:
-                self._note_written(is_written=content == b"\1")
-            elif kind is Kind.SHIPPED:
-                self._note_shipped(msgspec.json.decode(content, type=dict[str, int]))
-            elif kind is Kind.WELL:
+            if kind is FrameKind.WRITTEN:
+                self._handle_written(is_written=content == b"\1")
+            elif kind is FrameKind.SHIPPED:
+                self._handle_shipped(msgspec.json.decode(content, type=dict[str, int]))
+            elif kind is FrameKind.WELL:
                 self._is_well = True
         self._news.set()
 
-    def _note_written(self, *, is_written: bool) -> None:
+    def _handle_written(self, *, is_written: bool) -> None:
         sent = self._sent
         self._is_writing = False
         if is_written:
             self.waiting += len(sent.ends)
         else:
             self._is_well = False
-            self._note_unwritten(sent.ends)
+            self._settle_unwritten(sent.ends)
         for waiter in sent.waiters:
             if not waiter.done():
                 waiter.set_result(is_written)
         self._hand_over_soon()
 
-    def _note_unwritten(self, ends: list[UsageRecord]) -> None:
+    def _settle_unwritten(self, ends: list[UsageRecord]) -> None:
         for record in ends:
             logger.error(
                 "the end of %s is not known to be written: %d tokens may stay unpaid", record.id, record.output_tokens
             )
             self._settled(record.slice_id, 1)
 
-    def _note_shipped(self, counts: dict[str, int]) -> None:
+    def _handle_shipped(self, counts: dict[str, int]) -> None:
         for slice_id, count in counts.items():
             self.waiting -= count
             self._settled(slice_id, count)
@@ -201,4 +201,4 @@ class Recorder(asyncio.Protocol):
             logger.critical("the recorder is gone: %r", exc)
             os.kill(os.getpid(), signal.SIGTERM)
         if self._is_writing:
-            self._note_written(is_written=False)
+            self._handle_written(is_written=False)

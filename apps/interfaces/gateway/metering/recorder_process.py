@@ -29,7 +29,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "apps.config.settings.dev")  # n
 django.setup()
 
 from apps.billing.usage.metering import UsageRecord  # noqa: E402 - needs the settings
-from apps.interfaces.gateway.metering.recorder_protocol import Frames, Kind, frame  # noqa: E402
+from apps.interfaces.gateway.metering.recorder_protocol import FrameKind, Frames, frame  # noqa: E402
 from apps.interfaces.gateway.metering.shipper import Shipper  # noqa: E402
 from apps.interfaces.gateway.metering.spool import End, Entry, Segments, parse_entries  # noqa: E402
 
@@ -50,13 +50,13 @@ class RecorderProcess:
         self._segments = Segments(folder)
         self._segments_lock = threading.Lock()
         self._sending = threading.Lock()
-        self._shipper = Shipper(self._note_shipped)
+        self._shipper = Shipper(self._handle_shipped)
         self._has_failed = self._is_stopping = False
 
     def run(self) -> None:
         """Serve until the gateway closes the connection."""
         threading.Thread(target=self._ship, name="shipper", daemon=True).start()
-        self._send(Kind.WELL)
+        self._send(FrameKind.WELL)
         frames = Frames()
         while (data := self._receive()) != b"":
             for kind, content in frames.feed(data or b""):
@@ -82,13 +82,13 @@ class RecorderProcess:
             logger.critical("the shipper failed", exc_info=True)
             os._exit(1)  # this ends the gateway, and its supervisor starts a new one
 
-    def _handle(self, kind: Kind, content: bytes) -> None:
-        if kind is Kind.FLUSH:
+    def _handle(self, kind: FrameKind, content: bytes) -> None:
+        if kind is FrameKind.FLUSH:
             self._is_stopping = True
             self._shipper.flush_now()
             return
-        is_written = self._write(content, is_synced=kind is Kind.ENDS)
-        self._send(Kind.WRITTEN, b"\1" if is_written else b"\0")
+        is_written = self._write(content, is_synced=kind is FrameKind.ENDS)
+        self._send(FrameKind.WRITTEN, b"\1" if is_written else b"\0")
         if is_written:
             self._keep(parse_entries(content))
 
@@ -115,7 +115,7 @@ class RecorderProcess:
             self._segments.rotate()
             if self._has_failed and self._is_well():
                 self._has_failed = False
-                self._send(Kind.WELL)
+                self._send(FrameKind.WELL)
 
     def _is_well(self) -> bool:
         """Return whether the disk can be written again.
@@ -128,15 +128,15 @@ class RecorderProcess:
             return False
         return True
 
-    def _note_shipped(self, batch: Sequence[UsageRecord], recorded_ids: Sequence[str]) -> None:
+    def _handle_shipped(self, batch: Sequence[UsageRecord], recorded_ids: Sequence[str]) -> None:
         with self._segments_lock:
             self._segments.forget(recorded_ids)
         slices: dict[str, int] = {}
         for record in batch:
             slices[record.slice_id] = slices.get(record.slice_id, 0) + 1
-        self._send(Kind.SHIPPED, msgspec.json.encode(slices))
+        self._send(FrameKind.SHIPPED, msgspec.json.encode(slices))
 
-    def _send(self, kind: Kind, content: bytes = b"") -> None:
+    def _send(self, kind: FrameKind, content: bytes = b"") -> None:
         try:
             with self._sending:
                 self._connection.sendall(frame(kind, content))

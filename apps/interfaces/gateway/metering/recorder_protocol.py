@@ -7,7 +7,7 @@ from enum import IntEnum
 _FRAME = struct.Struct("<BI")
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """The kind of a frame. The first three go to the recorder; the others come from it."""
 
     STARTS = 1  # entries to write to the disk with the next ends
@@ -18,7 +18,7 @@ class Kind(IntEnum):
     WELL = 6  # entries can be written, for the first time or again
 
 
-def frame(kind: Kind, content: bytes = b"") -> bytes:
+def frame(kind: FrameKind, content: bytes = b"") -> bytes:
     return _FRAME.pack(kind, len(content)) + content
 
 
@@ -28,7 +28,7 @@ class Frames:
     def __init__(self) -> None:
         self._rest = b""
 
-    def feed(self, data: bytes) -> Iterator[tuple[Kind, bytes]]:
+    def feed(self, data: bytes) -> Iterator[tuple[FrameKind, bytes]]:
         """Yield the complete frames."""
         self._rest += data
         place = 0
@@ -37,6 +37,6 @@ class Frames:
             end = place + _FRAME.size + length
             if end > len(self._rest):
                 break
-            yield Kind(kind), self._rest[place + _FRAME.size : end]
+            yield FrameKind(kind), self._rest[place + _FRAME.size : end]
             place = end
         self._rest = self._rest[place:]

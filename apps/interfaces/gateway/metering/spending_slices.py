@@ -163,7 +163,7 @@ class SpendingSlices:
         current.last_grant_nano = leased.amount_nano - current.amount_nano
         current.amount_nano, current.renewed_at = leased.amount_nano, started_at
 
-    def note_settled(self, slice_id: str, count: int) -> None:
+    def record_settled(self, slice_id: str, count: int) -> None:
         """Note that `count` more requests of the slice are in the database or never will be."""
         if found := self._slices.get(slice_id):
             found.unshipped -= count

@@ -30,7 +30,7 @@ SEGMENT_SECONDS = 10.0
 _PREPARED_BYTES = 1024 * 1024  # how much of a segment is prepared at a time
 _LOW_BYTES = 64 * 1024  # with less left, more is prepared in advance
 _HEADER = struct.Struct("<II")
-_LARGEST_RECORD_BYTES = 64 * 1024
+_MAX_RECORD_BYTES = 64 * 1024
 
 
 class Start(msgspec.Struct, frozen=True, tag="start", kw_only=True):
@@ -87,7 +87,7 @@ def _parse(content: bytes) -> Iterator[tuple[Entry, int]]:
     while place + _HEADER.size <= len(content):
         length, checksum = _HEADER.unpack_from(content, place)
         body = content[place + _HEADER.size : place + _HEADER.size + length]
-        if not length or length > _LARGEST_RECORD_BYTES or len(body) < length or zlib.crc32(body) != checksum:
+        if not length or length > _MAX_RECORD_BYTES or len(body) < length or zlib.crc32(body) != checksum:
             return
         place += _HEADER.size + length
         yield _decoder.decode(body), place

@@ -9,9 +9,9 @@ import msgspec
 
 from apps.billing.usage.metering import UsageRecord, price_ceiling
 from apps.core.errors import Unavailable
-from apps.interfaces.gateway.admission.keys import Caller
-from apps.interfaces.gateway.engines.chunks import Meter, TokenBounds
+from apps.interfaces.gateway.admission.keys import InferenceCaller
 from apps.interfaces.gateway.engines.faults import Faults
+from apps.interfaces.gateway.engines.meter import Meter, TokenBounds
 from apps.interfaces.gateway.engines.routes import Prices, Routes
 from apps.interfaces.gateway.metering.recorder import Recorder
 from apps.interfaces.gateway.metering.spending_slices import SliceShare, SpendingSlices
@@ -51,7 +51,7 @@ class Ticket(msgspec.Struct):
 
     metering: "Metering"
     id: str
-    caller: Caller
+    caller: InferenceCaller
     route: Route
     prices: Prices
     share: SliceShare
@@ -61,7 +61,7 @@ class Ticket(msgspec.Struct):
     replica_id: str = ""
     is_finished: bool = False
 
-    def note_first_token(self, replica_id: str) -> None:
+    def record_first_token(self, replica_id: str) -> None:
         self.replica_id = replica_id
         self.first_token_ms = self._elapsed_ms()
 
@@ -121,7 +121,7 @@ class Metering:
         self._faults = faults
 
     async def admit(
-        self, caller: Caller, route: Route, request: EngineRequest, meter: Meter, *, usage_id: str
+        self, caller: InferenceCaller, route: Route, request: EngineRequest, meter: Meter, *, usage_id: str
     ) -> Ticket:
         """Reserve the worst case of the request and begin it. Raises PriceNotSet, InsufficientBalance, Unavailable."""
         prices = self._routes.prices_of(route, organization_id=caller.organization_id)

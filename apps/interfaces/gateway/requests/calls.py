@@ -3,7 +3,7 @@
 A chat template takes them as an object, so the engine parses them and answers unparsable ones with a 500.
 """
 
-from typing import Any
+from collections.abc import Iterable
 
 import msgspec
 
@@ -30,12 +30,17 @@ def read_arguments(text: str, *, param: str) -> str:
     return text
 
 
-def is_deeper(value: Any, levels: int) -> bool:
+def is_deeper(value: object, levels: int) -> bool:
     """Return whether objects and lists are nested deeper than `levels`."""
-    layer = [value]
+    layer: list[object] = [value]
     for _ in range(levels + 1):
-        layer = [one for one in layer if isinstance(one, dict | list)]
-        if not layer:
+        inside: list[Iterable[object]] = []
+        for one in layer:
+            if isinstance(one, dict):
+                inside.append(one.values())
+            elif isinstance(one, list):
+                inside.append(one)
+        if not inside:
             return False
-        layer = [inner for one in layer for inner in (one.values() if isinstance(one, dict) else one)]
+        layer = [inner for values in inside for inner in values]
     return True

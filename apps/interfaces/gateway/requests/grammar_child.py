@@ -9,7 +9,7 @@ import resource
 import signal
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from llguidance import LLMatcher
@@ -26,7 +26,7 @@ _OPTIONS: "JsonCompileOptions" = {"whitespace_flexible": False}
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _SINGLE = ("items", "additionalProperties")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_MAX_LOOKS = 64
+_MAX_TRIES = 64
 _MAX_REASON = 200
 
 
@@ -57,13 +57,13 @@ def _fault_of(schema: str) -> str:
 # --- Location of a fault ----------------------------------------------------------------------------------------------
 
 
-def _place_of(schema: Any, fault: str) -> list[str]:
+def _place_of(schema: dict[str, object], fault: str) -> list[str]:
     """Return the path to the innermost schema that has the same fault when compiled alone."""
     shared = {name: schema[name] for name in ("$defs", "definitions") if isinstance(schema.get(name), dict)}
-    wanted, path, looks = _headline(fault), [], 0
+    wanted, path, tries = _headline(fault), [], 0
     waiting = _schemas_in(schema)
-    while (found := next(waiting, None)) is not None and looks < _MAX_LOOKS:
-        looks += 1
+    while (found := next(waiting, None)) is not None and tries < _MAX_TRIES:
+        tries += 1
         steps, inner = found
         if _headline(_fault_of(msgspec.json.encode(shared | inner).decode())) == wanted:
             path += steps
@@ -71,18 +71,18 @@ def _place_of(schema: Any, fault: str) -> list[str]:
     return path
 
 
-def _schemas_in(schema: dict[str, Any]) -> Iterator[tuple[list[str], dict[str, Any]]]:
+def _schemas_in(schema: dict[str, object]) -> Iterator[tuple[list[str], dict[str, object]]]:
     named = [([key, name], value) for key in _MAPS for name, value in _items(schema.get(key))]
     single = [([key], schema.get(key)) for key in _SINGLE]
     listed = [([key, str(n)], value) for key in _LISTS for n, value in enumerate(_list(schema.get(key)))]
     return ((steps, value) for steps, value in named + single + listed if isinstance(value, dict))
 
 
-def _items(value: Any) -> list[tuple[str, Any]]:
+def _items(value: object) -> list[tuple[str, object]]:
     return list(value.items()) if isinstance(value, dict) else []
 
 
-def _list(value: Any) -> list[Any]:
+def _list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 

@@ -11,7 +11,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -34,7 +34,7 @@ class CheckedSchema(NamedTuple):
     """A schema of a request, and the name of its field."""
 
     param: str
-    schema: dict[str, Any]
+    schema: dict[str, object]
 
 
 class SchemaTooCostly(InvalidValue):

@@ -8,12 +8,12 @@ of a part would reveal what another tenant has in the engine's cache.
 
 import re
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
-from apps.core.errors import InvalidValue
-from apps.interfaces.gateway.errors import MissingParameter, UnsupportedParameter
+from apps.core.errors import InvalidValue, MissingParameter
+from apps.interfaces.gateway.errors import UnsupportedParameter
 
 MAX_MEDIA = 8  # in one request
 MEDIA_TOKENS_ESTIMATE = 1024  # rough cost of one image, for limits per minute; billing uses the engine's count
@@ -28,7 +28,7 @@ _INLINE = {
 _MAX_URL = 2048
 
 
-class Link(msgspec.Struct):
+class MediaLink(msgspec.Struct):
     """A media URL. OpenAI's `detail` of an image has no effect."""
 
     url: str
@@ -42,8 +42,8 @@ class Sound(msgspec.Struct):
 class ContentPart(msgspec.Struct):
     type: str
     text: str | None = None
-    image_url: Link | None = None
-    audio_url: Link | None = None
+    image_url: MediaLink | None = None
+    audio_url: MediaLink | None = None
     input_audio: Sound | None = None
 
 
@@ -57,21 +57,24 @@ class Medium(msgspec.Struct, frozen=True):
     body_bytes: int  # of its link or its content, in the request's body
 
 
-def read_parts(parts: list[ContentPart], *, place: str, may_hold_media: bool, media: list[Medium]) -> Any:
+def read_parts(
+    parts: list[ContentPart], *, place: str, may_hold_media: bool, media: list[Medium]
+) -> str | list[dict[str, object]]:
     """Return the engine's content of a message, and add all non-text parts to `media`. Raises DomainErrors.
 
     Text-only parts are joined, as the engine's own templates do. The engine then never sees parts, which an adapter's
     name could capture.
     """
+    texts = [part.text for part in parts if part.type == "text" and part.text is not None]
+    if len(texts) == len(parts):
+        return "\n".join(texts)
     read = [_read_part(part, f"{place}[{number}]", may_hold_media, media) for number, part in enumerate(parts)]
-    if all("text" in part for part in read):
-        return "\n".join(part["text"] for part in read)
     if len(media) > MAX_MEDIA:
         raise InvalidValue(f"At most {MAX_MEDIA} images and sounds are allowed in one request.", param=place)
     return read
 
 
-def _read_part(part: ContentPart, place: str, may_hold_media: bool, media: list[Medium]) -> dict[str, Any]:
+def _read_part(part: ContentPart, place: str, may_hold_media: bool, media: list[Medium]) -> dict[str, object]:
     if part.type == "text" and part.text is not None:
         return {"type": "text", "text": part.text}
     if part.type not in _KINDS or not may_hold_media:
@@ -83,7 +86,7 @@ def _read_part(part: ContentPart, place: str, may_hold_media: bool, media: list[
     given = getattr(part, part.type)
     if given is None:
         raise MissingParameter(f"`{place}.{part.type}` is required.", param=f"{place}.{part.type}")
-    url = given.url if isinstance(given, Link) else None
+    url = given.url if isinstance(given, MediaLink) else None
     content = given.data if isinstance(given, Sound) else given.url
     media.append(Medium(_KINDS[part.type], part.type, place, url, len(content)))
     return {"type": part.type, part.type: msgspec.to_builtins(given)}

@@ -2,15 +2,16 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec import inspect
 
-from apps.core.errors import DomainError, InvalidValue
-from apps.interfaces.gateway.errors import InvalidJson, MissingParameter, UnknownParameter
+from apps.core.errors import DomainError, InvalidJson, InvalidValue, MissingParameter
+from apps.interfaces.gateway.errors import UnknownParameter
 
 Parsed = TypeVar("Parsed", bound=msgspec.Struct)
+_Body = type[msgspec.Struct]
 
 
 def decode_body(raw: bytes, decoder: "msgspec.json.Decoder[Parsed]") -> Parsed:
@@ -25,7 +26,7 @@ def decode_body(raw: bytes, decoder: "msgspec.json.Decoder[Parsed]") -> Parsed:
         raise InvalidJson(f"The body is not valid JSON{_where(str(error))}.") from error
 
 
-def convert_body(fields: dict[str, Any], kind: type[Parsed], names: Mapping[str, str]) -> Parsed:
+def convert_body(fields: Mapping[str, object], kind: type[Parsed], names: Mapping[str, str]) -> Parsed:
     """Return a body converted from another surface's request. Refusals use that surface's field `names`."""
     try:
         return msgspec.convert(fields, kind)
@@ -55,7 +56,7 @@ _COUNTED = {"str": "characters", "array": "items", "object": "entries"}
 _SIGNS = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
 
 
-def _refusal(text: str, kind: type[Any], names: Mapping[str, str] | None = None) -> DomainError:
+def _refusal(text: str, kind: _Body, names: Mapping[str, str] | None = None) -> DomainError:
     """Convert msgspec's "Expected `int` >= 1 - at `$.n`" into an error that names the field."""
     found = _AT.match(text)
     assert found is not None  # it matches any text
@@ -83,7 +84,7 @@ def _joined(param: str, name: str) -> str:
     return f"{param}.{name}" if param else name
 
 
-def _in_plain_words(what: str, kind: type[Any], place: str) -> str:
+def _in_plain_words(what: str, kind: _Body, place: str) -> str:
     if found := _TYPES.match(what):
         names = [_NAMES.get(name, name) for name in found["wanted"].split(" | ") if name != "null"]
         return f"must be {' or '.join(names)}, not {_NAMES.get(found['given'], found['given'])}"
@@ -105,19 +106,19 @@ def _in_plain_words(what: str, kind: type[Any], place: str) -> str:
 # --- Types at a place -------------------------------------------------------------------------------------------------
 
 
-def _fields_at(kind: type[Any], place: str) -> list[str]:
+def _fields_at(kind: _Body, place: str) -> list[str]:
     found = [one for one in _types_at(kind, place) if isinstance(one, inspect.StructType)]
     return [f"`{field.encode_name}`" for one in found for field in one.fields]
 
 
-def _values_at(kind: type[Any], place: str) -> list[Any]:
+def _values_at(kind: _Body, place: str) -> list[object]:
     return [value for one in _types_at(kind, place) if isinstance(one, inspect.LiteralType) for value in one.values]
 
 
-_described: dict[type[Any], inspect.Type] = {}  # by kind of body, of which there are few
+_described: dict[_Body, inspect.Type] = {}  # by kind of body, of which there are few
 
 
-def _types_at(kind: type[Any], place: str) -> list[inspect.Type]:
+def _types_at(kind: _Body, place: str) -> list[inspect.Type]:
     """Return the types that a value at the place may have."""
     if kind not in _described:
         _described[kind] = inspect.type_info(kind)

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from apps.core.errors import InvalidValue
-from apps.interfaces.gateway.errors import MissingParameter, UnsupportedParameter
+from apps.core.errors import InvalidValue, MissingParameter
+from apps.interfaces.gateway.errors import UnsupportedParameter
 from apps.interfaces.gateway.requests.calls import read_arguments
 from apps.interfaces.gateway.requests.grammars import CheckedSchema
 from apps.interfaces.gateway.requests.media import MEDIA_TOKENS_ESTIMATE, ContentPart, Medium, read_parts
@@ -45,6 +45,7 @@ _TokenCount = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 _Bias = Annotated[float, Meta(ge=-100, le=100)]
 _Stop = Annotated[str, Meta(min_length=1, max_length=256)]
 _TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+_Prompt = str | list[str | _TokenId | list[_TokenId]]
 _CallId = Annotated[str, Meta(max_length=256)]
 
 
@@ -75,7 +76,7 @@ class CalledFunction(msgspec.Struct):
     arguments: str
 
 
-class ToolCall(msgspec.Struct):
+class MessageToolCall(msgspec.Struct):
     id: _CallId
     function: CalledFunction
     type: Literal["function"] = "function"
@@ -85,7 +86,7 @@ class Message(msgspec.Struct):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_calls: Annotated[list[MessageToolCall], Meta(max_length=MAX_TOOLS)] | None = None
     tool_call_id: _CallId | None = None
 
 
@@ -124,7 +125,7 @@ class ChatBody(Sampling, forbid_unknown_fields=True):
 
 class CompletionBody(Sampling, forbid_unknown_fields=True):
     model: str | None = None
-    prompt: str | list[str | _TokenId | list[_TokenId]] | None = None
+    prompt: _Prompt | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -148,7 +149,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A checked request: the engine's task and its maximum cost."""
 
     model_name: str
-    fields: dict[str, Any]
+    fields: dict[str, object]
     is_streamed: bool
     wants_usage: bool
     is_structured: bool
@@ -157,7 +158,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     choice_count: int  # per prompt
     max_tokens: int | None
     body_bytes: int
-    echoed: dict[str, Any] = {}  # request fields that the answer repeats
+    echoed: dict[str, object] = {}  # request fields that the answer repeats
     media: tuple[Medium, ...] = ()  # checked once the model is known
     schemas: tuple[CheckedSchema, ...] = ()  # for the engine to compile
 
@@ -196,7 +197,7 @@ def parse_chat(raw: bytes) -> EngineRequest:
 
 
 def chat_request(
-    body: ChatBody, *, body_bytes: int, prompt_param: str = "messages", echoed: dict[str, Any] | None = None
+    body: ChatBody, *, body_bytes: int, prompt_param: str = "messages", echoed: dict[str, object] | None = None
 ) -> EngineRequest:
     """Return the engine's request. Raises DomainErrors that name the field."""
     model_name = _model_name(body)
@@ -301,12 +302,12 @@ _REFUSED = {
 }
 
 
-def _refuse_given(name: str, value: Any, instead: str) -> None:
+def _refuse_given(name: str, value: object, instead: str) -> None:
     if value:
         raise UnsupportedParameter(f"`{name}` is not supported. {instead}", param=name)
 
 
-def _sampling_fields(body: Sampling) -> dict[str, Any]:
+def _sampling_fields(body: Sampling) -> dict[str, object]:
     for token_id in body.logit_bias or ():
         if not (token_id.isascii() and token_id.isdigit() and len(token_id) <= _MAX_TOKEN_ID):
             raise InvalidValue(
@@ -316,18 +317,18 @@ def _sampling_fields(body: Sampling) -> dict[str, Any]:
     return {name: value for name in Sampling.__struct_fields__ if (value := getattr(body, name)) is not None}
 
 
-def _given(**fields: Any) -> dict[str, Any]:
+def _given(**fields: object) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _message(number: int, message: Message, media: list[Medium]) -> dict[str, Any]:
-    content: Any = message.content
+def _message(number: int, message: Message, media: list[Medium]) -> dict[str, object]:
+    content: object = message.content
     if content is None and not message.tool_calls:
         raise MissingParameter("A message needs `content`.", param=f"messages[{number}].content")
-    if isinstance(content, list):
+    if isinstance(message.content, list):
         place, is_users = f"messages[{number}].content", message.role == "user"
-        content = read_parts(content, place=place, may_hold_media=is_users, media=media)
-    written: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content}
+        content = read_parts(message.content, place=place, may_hold_media=is_users, media=media)
+    written: dict[str, object] = {"role": "system" if message.role == "developer" else message.role, "content": content}
     if message.role == "assistant" and message.tool_calls:
         written["tool_calls"] = [
             _called(call, f"messages[{number}].tool_calls[{place}].function.arguments")
@@ -340,12 +341,12 @@ def _message(number: int, message: Message, media: list[Medium]) -> dict[str, An
     return written
 
 
-def _called(call: ToolCall, param: str) -> dict[str, Any]:
+def _called(call: MessageToolCall, param: str) -> dict[str, object]:
     function = {"name": call.function.name, "arguments": read_arguments(call.function.arguments, param=param)}
     return {"id": call.id, "function": function, "type": call.type}
 
 
-def _prompts(prompt: str | list[Any] | None) -> tuple[str | list[Any], int]:
+def _prompts(prompt: _Prompt | None) -> tuple[_Prompt, int]:
     """Return the prompt in the engine's form and the number of prompts: a text, token ids, or a list of either."""
     if prompt is None or prompt == []:
         raise MissingParameter("`prompt` must hold at least one prompt.", param="prompt")

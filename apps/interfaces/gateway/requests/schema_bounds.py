@@ -6,8 +6,7 @@ longer than half a second.
 """
 
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -24,10 +23,11 @@ PATTERN_EXPANDED = 1000  # characters of one pattern with its repetitions expand
 SCHEMA_EXPANDED = 4000  # of all patterns of a schema
 
 _BOUNDS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_Nested = dict[str, object] | list[object]
 _OWN = "x-guidance"  # options of the engine's compiler, which only the gateway may write
 
 
-def require_bounded(schema: dict[str, Any], param: str) -> None:
+def require_bounded(schema: dict[str, object], param: str) -> None:
     """Raise InvalidValue that names the place in the schema if the schema exceeds a limit."""
     if len(msgspec.json.encode(schema)) > SCHEMA_BYTES:
         raise InvalidValue(f"The schema is larger than {SCHEMA_BYTES} bytes.", param=param)
@@ -49,37 +49,37 @@ def require_bounded(schema: dict[str, Any], param: str) -> None:
             )
 
 
-def _walk(schema: Any) -> Iterator[tuple[int, str, Any]]:
+def _walk(schema: _Nested) -> Iterator[tuple[int, str, _Nested]]:
     """Yield each object and list of the schema with its depth in JSON and its place."""
-    waiting: list[tuple[int, str, Any]] = [(0, "", schema)]
+    waiting: list[tuple[int, str, _Nested]] = [(0, "", schema)]
     while waiting:
         depth, place, value = waiting.pop()
         yield depth, place[:200], value
-        inside = value.items() if isinstance(value, dict) else enumerate(value)
+        inside: Iterable[tuple[str | int, object]] = value.items() if isinstance(value, dict) else enumerate(value)
         prefix = f"{place}." if place else ""
         waiting.extend(
             (depth + 1, f"{prefix}{name}", inner) for name, inner in inside if isinstance(inner, dict | list)
         )
 
 
-def _count_properties(value: dict[str, Any]) -> int:
+def _count_properties(value: dict[str, object]) -> int:
     found = [value.get(name) for name in ("properties", "patternProperties")]
     return sum(len(properties) for properties in found if isinstance(properties, dict))
 
 
-def _require_keywords(value: dict[str, Any], place: str, param: str) -> None:
+def _require_keywords(value: dict[str, object], place: str, param: str) -> None:
     at = f" at `{place}`" if place else ""
     for name in _BOUNDS:
         bound = value.get(name)
         if isinstance(bound, int | float) and abs(bound) > SCHEMA_BOUND:
             raise InvalidValue(f"`{name}`{at} is above {SCHEMA_BOUND}. Lower it or leave it out.", param=param)
-    if isinstance(value.get("enum"), list) and len(value["enum"]) > SCHEMA_ENUM:
+    if isinstance(values := value.get("enum"), list) and len(values) > SCHEMA_ENUM:
         raise InvalidValue(f"The `enum`{at} has more than {SCHEMA_ENUM} values.", param=param)
     if _OWN in value:
         raise InvalidValue(f"`{_OWN}`{at} is not a keyword of JSON Schema. Remove it.", param=param)
 
 
-def _patterns_of(value: dict[str, Any]) -> list[str]:
+def _patterns_of(value: dict[str, object]) -> list[str]:
     named = value.get("patternProperties")
     patterns = [value.get("pattern"), *(named if isinstance(named, dict) else ())]
     return [pattern for pattern in patterns if isinstance(pattern, str)]

@@ -1,13 +1,12 @@
 """Structured answers: JSON schemas and tools, as requests contain them and as the engine receives them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from apps.core.errors import InvalidValue
-from apps.interfaces.gateway.errors import MissingParameter
+from apps.core.errors import InvalidValue, MissingParameter
 from apps.interfaces.gateway.requests.grammars import CheckedSchema
 from apps.interfaces.gateway.requests.schema_bounds import require_bounded
 
@@ -55,7 +54,7 @@ class NamedTool(msgspec.Struct):
 
 def tools_fields(
     tools: list[Tool] | None, choice: str | NamedTool | None, *, in_parallel: bool | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the fields that let the model call functions. Raises InvalidValue."""
     if not tools:
         if choice not in (None, "none", "auto"):
@@ -81,7 +80,7 @@ def tools_fields(
 # --- Structured output ------------------------------------------------------------------------------------------------
 
 
-def response_format_field(given: ResponseFormat | None) -> dict[str, Any] | None:
+def response_format_field(given: ResponseFormat | None) -> dict[str, object] | None:
     if given is None or given.type == "text":
         return None
     if given.type == "json_object":
@@ -94,7 +93,7 @@ def response_format_field(given: ResponseFormat | None) -> dict[str, Any] | None
     return field
 
 
-def schemas_to_compile(fields: dict[str, Any]) -> Iterator[CheckedSchema]:
+def schemas_to_compile(fields: Mapping[str, Any]) -> Iterator[CheckedSchema]:
     """Yield the schemas that the engine compiles; those of tools only if strict or if a tool call is required."""
     response_format = fields.get("response_format")
     if response_format and response_format["type"] == "json_schema":

@@ -9,10 +9,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from apps.core.errors import DomainError
-from apps.core.http.asgi import Receive, Scope, Send
-from apps.interfaces.gateway.errors import MissingParameter
-from apps.interfaces.gateway.http.client import Client, ClientGone
+from apps.core.errors import DomainError, MissingParameter
+from apps.core.http.asgi import ClientGone, Receive, Scope, Send
+from apps.interfaces.gateway.http.client import Client
 from apps.interfaces.gateway.requests.parsing import decode_body
 from apps.interfaces.gateway.surfaces.inference import Services
 
@@ -53,7 +52,7 @@ class Embeddings:
                 services.open_requests.one_more(caller.limits),
                 services.bodies.reading(caller.share_holder) as reading,
             ):
-                body = decode_body(await client.read_body(most_bytes=MAX_BYTES, note=reading.note), _decoder)
+                body = decode_body(await client.read_body(most_bytes=MAX_BYTES, count=reading.count), _decoder)
             for name in ("model", "input"):
                 if not getattr(body, name):
                     raise MissingParameter(f"`{name}` is required.", param=name)

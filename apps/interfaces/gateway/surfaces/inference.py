@@ -13,20 +13,22 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from apps.core.errors import DomainError
-from apps.core.http.asgi import Receive, Scope, Send, ServerFault
-from apps.interfaces.gateway.admission.keys import Caller, Keys
+from apps.core.http.asgi import ClientGone, Receive, Scope, Send, ServerFault
+from apps.interfaces.gateway.admission.keys import InferenceCaller, Keys
 from apps.interfaces.gateway.admission.limits import OpenRequests, Rates
-from apps.interfaces.gateway.engines.chunks import Assembler, EngineChunk, Meter, Renderer
+from apps.interfaces.gateway.engines.chunks import EngineChunk
+from apps.interfaces.gateway.engines.meter import Meter
 from apps.interfaces.gateway.engines.routes import Routes
-from apps.interfaces.gateway.engines.upstreams import Call, EngineAnswer, Progress, Upstreams
+from apps.interfaces.gateway.engines.upstreams import Call, CallProgress, EngineAnswer, Upstreams
 from apps.interfaces.gateway.errors import EngineError, RequestFailed
 from apps.interfaces.gateway.http.bodies import PARSED_ASIDE_BYTES, Bodies, tokens_unread
-from apps.interfaces.gateway.http.client import Client, ClientGone
+from apps.interfaces.gateway.http.client import Client
 from apps.interfaces.gateway.metering.spending_slices import SpendingSlices
 from apps.interfaces.gateway.metering.tickets import Metering, Ticket
 from apps.interfaces.gateway.requests.grammars import Grammars, SchemaTooCostly
 from apps.interfaces.gateway.requests.media import require_allowed
 from apps.interfaces.gateway.requests.schema import EngineRequest, parse_chat, parse_completion
+from apps.interfaces.gateway.surfaces.answers import Assembler, Renderer
 from apps.interfaces.gateway.surfaces.responses import ResponseRenderer, parse_response
 
 logger = logging.getLogger(__name__)
@@ -114,12 +116,12 @@ class Inference:
             logger.exception("request %s failed", client.request_id)
             await client.refuse(ServerFault("The server had an error while processing your request."), status=500)
 
-    async def _serve(self, caller: Caller, client: Client) -> None:
+    async def _serve(self, caller: InferenceCaller, client: Client) -> None:
         """Read the request and answer it within the limit of tokens per minute.
 
         A body counts before it is parsed. A request that an engine has seen always counts.
         """
-        rates, progress = self._services.rates, Progress()
+        rates, progress = self._services.rates, CallProgress()
         request, taken = await self._read(caller, client)
         used, meter, estimate = taken, Meter(request.choice_count), request.tokens_estimate()
         rates.take_all_tokens(caller.limits, estimate, taken=taken)
@@ -127,18 +129,18 @@ class Inference:
             with self._services.open_requests.one_more_structured(caller.limits) if request.is_structured else _FREE:
                 await self._answer(caller, request, meter, client, progress)
         except (SchemaTooCostly, RequestFailed):
-            rates.note_failure(caller.limits)
+            rates.record_failure(caller.limits)
             raise
         finally:
             if progress.is_sent:
                 used = meter.input_tokens + meter.output_tokens or request.prompt_tokens_estimate()
             rates.correct(caller.limits, taken=estimate, used=used)
 
-    async def _read(self, caller: Caller, client: Client) -> tuple[EngineRequest, int]:
+    async def _read(self, caller: InferenceCaller, client: Client) -> tuple[EngineRequest, int]:
         """Return the request and the number of tokens charged for its body."""
         services, parse = self._services, self._surface.parse
         with services.bodies.reading(caller.share_holder) as reading:
-            raw = await client.read_body(most_bytes=services.routes.largest_body_bytes, note=reading.note)
+            raw = await client.read_body(most_bytes=services.routes.largest_body_bytes, count=reading.count)
             taken = tokens_unread(len(raw))
             services.rates.take_tokens(caller.limits, taken)
             if len(raw) > PARSED_ASIDE_BYTES:
@@ -146,7 +148,7 @@ class Inference:
             return parse(raw), taken
 
     async def _answer(
-        self, caller: Caller, request: EngineRequest, meter: Meter, client: Client, progress: Progress
+        self, caller: InferenceCaller, request: EngineRequest, meter: Meter, client: Client, progress: CallProgress
     ) -> None:
         route = await self._services.routes.find(request.model_name, organization_id=caller.organization_id)
         if request.media:
@@ -162,7 +164,7 @@ class Inference:
             )
             answer = await upstreams.begin(route, call)
             try:
-                ticket.note_first_token(answer.replica_id)
+                ticket.record_first_token(answer.replica_id)
                 deliver = _stream if request.is_streamed else _send_whole
                 await deliver(answer, ticket, renderer, client)
             finally:

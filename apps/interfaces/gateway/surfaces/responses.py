@@ -3,16 +3,17 @@
 Nothing is stored, so any reference to an earlier response is refused.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from apps.core.errors import InvalidValue
-from apps.interfaces.gateway.engines.chunks import Assembler, EngineChunk, Meter, ToolCallPart
-from apps.interfaces.gateway.errors import MissingParameter, UnsupportedParameter
+from apps.core.errors import InvalidValue, MissingParameter
+from apps.interfaces.gateway.engines.chunks import EngineChunk, ToolCallPart
+from apps.interfaces.gateway.engines.meter import Meter
+from apps.interfaces.gateway.errors import UnsupportedParameter
 from apps.interfaces.gateway.requests.calls import read_arguments
 from apps.interfaces.gateway.requests.parsing import convert_body, decode_body
 from apps.interfaces.gateway.requests.schema import (
@@ -23,6 +24,7 @@ from apps.interfaces.gateway.requests.schema import (
     EngineRequest,
     chat_request,
 )
+from apps.interfaces.gateway.surfaces.answers import Assembler
 
 _REFUSED = {
     "previous_response_id": "Nothing is stored here: send the whole conversation as `input`.",
@@ -46,7 +48,7 @@ Metadata = Annotated[
 ]
 
 
-class Format(msgspec.Struct, omit_defaults=True):
+class TextFormat(msgspec.Struct, omit_defaults=True):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     schema: dict[str, Any] | None = None
@@ -54,8 +56,8 @@ class Format(msgspec.Struct, omit_defaults=True):
     description: str | None = None
 
 
-class Text(msgspec.Struct, forbid_unknown_fields=True):
-    format: Format | None = None
+class TextSettings(msgspec.Struct, forbid_unknown_fields=True):
+    format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
@@ -72,12 +74,12 @@ class ChosenTool(msgspec.Struct):
     name: str
 
 
-class Part(msgspec.Struct):
+class InputPart(msgspec.Struct):
     type: str
     text: str | None = None
 
 
-_Parts = Annotated[list[Part], Meta(max_length=MAX_PARTS)]
+_InputParts = Annotated[list[InputPart], Meta(max_length=MAX_PARTS)]
 
 
 class Item(msgspec.Struct):
@@ -85,11 +87,11 @@ class Item(msgspec.Struct):
 
     type: str = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: str | _Parts | None = None
+    content: str | _InputParts | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | _Parts | None = None
+    output: str | _InputParts | None = None
 
 
 class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -100,7 +102,7 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True):
     temperature: float | None = None
     top_p: float | None = None
     stream: bool | None = None
-    text: Text | None = None
+    text: TextSettings | None = None
     tools: list[FlatTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
@@ -143,7 +145,7 @@ def parse_response(raw: bytes) -> EngineRequest:
     return chat_request(chat, body_bytes=len(raw), prompt_param="input", echoed=_echoed(body))
 
 
-def _as_chat(body: ResponsesBody) -> dict[str, Any]:
+def _as_chat(body: ResponsesBody) -> dict[str, object]:
     if not body.input:
         raise MissingParameter("`input` must hold a text or at least one item.", param="input")
     items = [Item(role="user", content=body.input)] if isinstance(body.input, str) else body.input
@@ -167,7 +169,7 @@ def _as_chat(body: ResponsesBody) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _message(number: int, item: Item) -> dict[str, Any]:
+def _message(number: int, item: Item) -> dict[str, object]:
     place = f"input[{number}]"
     if item.type == "message":
         if item.role is None:
@@ -186,7 +188,7 @@ def _message(number: int, item: Item) -> dict[str, Any]:
     )
 
 
-def _content(content: str | list[Part] | None, place: str) -> str:
+def _content(content: str | list[InputPart] | None, place: str) -> str:
     if content is None:
         raise MissingParameter(f"`{place}` is required.", param=place)
     if isinstance(content, str):
@@ -200,23 +202,23 @@ def _content(content: str | list[Part] | None, place: str) -> str:
     return "\n".join(part.text or "" for part in content)
 
 
-def _format(given: Format | None) -> dict[str, Any] | None:
+def _format(given: TextFormat | None) -> dict[str, object] | None:
     if given is None:
         return None
     named = {name: value for name, value in msgspec.to_builtins(given).items() if name != "type"}
     return {"type": given.type} | ({"json_schema": {"name": "schema"} | named} if given.type == "json_schema" else {})
 
 
-def _tool(tool: FlatTool) -> dict[str, Any]:
+def _tool(tool: FlatTool) -> dict[str, object]:
     function = {name: value for name, value in msgspec.to_builtins(tool).items() if name != "type"}
     return {"type": "function", "function": function}
 
 
-def _choice(given: str | ChosenTool | None) -> Any:
+def _choice(given: str | ChosenTool | None) -> object:
     return {"type": "function", "function": {"name": given.name}} if isinstance(given, ChosenTool) else given
 
 
-def _echoed(body: ResponsesBody) -> dict[str, Any]:
+def _echoed(body: ResponsesBody) -> dict[str, object]:
     return {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
@@ -236,6 +238,7 @@ def _echoed(body: ResponsesBody) -> dict[str, Any]:
 # --- The answer -------------------------------------------------------------------------------------------------------
 
 _encode = msgspec.json.Encoder().encode
+_CUT = "length"  # the engine's word for an answer that reached its most tokens
 
 
 @dataclass
@@ -245,7 +248,7 @@ class ResponseRenderer:
     ulid: str
     created: int
     model_name: str
-    echoed: dict[str, Any]
+    echoed: dict[str, object]
     _number: int = 0
     _assembler: Assembler = field(default_factory=Assembler)
     _is_text_open: bool = False
@@ -269,13 +272,13 @@ class ResponseRenderer:
                 written += self._call(part)
         return written
 
-    def _text(self, content: str, logprobs: Sequence[Any] = ()) -> bytes:
+    def _text(self, content: str, logprobs: Sequence[object] = ()) -> bytes:
         place = {"item_id": f"msg_{self.ulid}", "output_index": 0, "content_index": 0}
         opened = b""
         if not self._is_text_open:
             self._is_text_open = True
             opened = self._events(
-                ("response.output_item.added", {"output_index": 0, "item": self._message("", "in_progress")}),
+                ("response.output_item.added", {"output_index": 0, "item": self._message(None)}),
                 ("response.content_part.added", place | {"part": _text_part("")}),
             )
         return opened + self._events(("response.output_text.delta", place | {"delta": content, "logprobs": logprobs}))
@@ -323,7 +326,7 @@ class ResponseRenderer:
         return _encode(self._finished(assembler, meter))
 
     def _finished(self, assembler: Assembler, meter: Meter) -> dict[str, Any]:
-        status = "incomplete" if meter.finish == "length" else "completed"
+        status = "incomplete" if meter.finish == _CUT else "completed"
         return self._response(status, self._output(assembler), meter)
 
     def _output(self, assembler: Assembler) -> list[dict[str, Any]]:
@@ -331,10 +334,11 @@ class ResponseRenderer:
         text = "".join(part.texts) if part else ""
         calls = [self._function_call(index, call, "completed") for index, call in (part.calls if part else {}).items()]
         logprobs = _logprobs(part.logprobs) if part else ()
-        return ([self._message(text, "completed", logprobs)] if text or not calls else []) + calls
+        return ([self._message(text, logprobs)] if text or not calls else []) + calls
 
-    def _message(self, text: str, status: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
-        content = [_text_part(text, logprobs)] if status == "completed" else []
+    def _message(self, text: str | None, logprobs: Sequence[object] = ()) -> dict[str, Any]:
+        """Return the item of the text; with None, the item whose text is still to come."""
+        status, content = ("in_progress", []) if text is None else ("completed", [_text_part(text, logprobs)])
         return {
             "id": f"msg_{self.ulid}", "type": "message", "role": "assistant", "status": status, "content": content,
         }  # fmt: skip
@@ -343,8 +347,8 @@ class ResponseRenderer:
         item = {"id": f"fc_{self.ulid}_{index}", "type": "function_call", "call_id": call["id"], "status": status}
         return item | call["function"]
 
-    def _response(self, status: str, output: Sequence[Any], meter: Meter | None) -> dict[str, Any]:
-        is_cut = status == "incomplete"
+    def _response(self, status: str, output: Sequence[object], meter: Meter | None) -> dict[str, Any]:
+        is_cut = meter is not None and meter.finish == _CUT
         return {
             "id": f"resp_{self.ulid}", "object": "response", "created_at": self.created, "status": status,
             "model": self.model_name, "output": output, "error": None,
@@ -352,7 +356,7 @@ class ResponseRenderer:
             "usage": _usage(meter) if meter else None,
         } | self.echoed  # fmt: skip
 
-    def _events(self, *named: tuple[str, dict[str, Any]]) -> bytes:
+    def _events(self, *named: tuple[str, dict[str, object]]) -> bytes:
         written = b""
         for name, fields in named:
             body = _encode({"type": name, "sequence_number": self._number} | fields)
@@ -361,16 +365,16 @@ class ResponseRenderer:
         return written
 
 
-def _text_part(text: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
+def _text_part(text: str, logprobs: Sequence[object] = ()) -> dict[str, object]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-def _logprobs(given: dict[str, Any] | None) -> Sequence[Any]:
+def _logprobs(given: Mapping[str, Any] | None) -> Sequence[object]:
     """Return the tokens' log-probabilities of a chat; they have the same shape here."""
     return (given or {}).get("content") or ()
 
 
-def _usage(meter: Meter) -> dict[str, Any]:
+def _usage(meter: Meter) -> dict[str, object]:
     return {
         "input_tokens": meter.input_tokens,
         "input_tokens_details": {"cached_tokens": meter.cached_input_tokens, "cache_write_tokens": 0},

@@ -25,7 +25,7 @@ from apps.contracts.addresses.replicas import AddressRefused
 from apps.contracts.worker_api import EnrollResponse
 from apps.core.money import NANO_PER_USD, usd_to_nano
 from apps.finetuning.models import GpuPool
-from apps.finetuning.pools.operations import UnknownWorker, authenticate, create_pool, issue_worker_token
+from apps.finetuning.pools.operations import InvalidWorkerCredential, authenticate, create_pool, issue_worker_token
 from apps.finetuning.quotes.pool_facts import training_sku
 from apps.serving.models import Replica
 
@@ -162,7 +162,7 @@ def _is_enrolled(credential: Path) -> bool:
     """Return whether the file holds a credential that this database accepts."""
     try:
         authenticate(credential=msgspec.json.decode(credential.read_bytes(), type=EnrollResponse).credential)
-    except (FileNotFoundError, msgspec.DecodeError, UnknownWorker):
+    except (FileNotFoundError, msgspec.DecodeError, InvalidWorkerCredential):
         return False
     return True
 

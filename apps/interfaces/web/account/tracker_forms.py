@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 from django import forms
 
-from apps.finetuning.recipes.requests import StoredRequest
+from apps.finetuning.recipes.stored_requests import StoredRequest
 from apps.finetuning.runs.trackers import NAMES
 
 

@@ -11,7 +11,7 @@ from apps.adapters.operations import CHECKPOINT_MARK
 from apps.adapters.queries import list_siblings
 from apps.finetuning.models import Checkpoint, FineTuningJob
 from apps.finetuning.queries import list_jobs
-from apps.finetuning.recipes.requests import stored_request
+from apps.finetuning.recipes.stored_requests import stored_request
 from apps.serving.aliases import list_aliases
 from apps.serving.queries import ServingState, serving_states
 

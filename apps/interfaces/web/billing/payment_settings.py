@@ -24,7 +24,8 @@ from apps.interfaces.web.shell.access import OrganizationRequest, organization_v
 from apps.payments import autorecharge
 from apps.payments.customers import get_customer
 from apps.payments.dunning import owed_nano
-from apps.payments.models import HostedPage, Standing, TopUp
+from apps.payments.lifecycle import PageStatus, StandingStatus, TopUpStatus
+from apps.payments.models import HostedPage, PageKind, Standing, TopUp
 from apps.payments.stripe import gateway
 from apps.payments.topups import request_page, request_topup
 
@@ -47,13 +48,16 @@ def _page(
 ) -> HttpResponse:
     order = autorecharge.get_auto_recharge(organization=request.organization)
     now = db_now()
+    standings = Standing.objects.for_organization(request.organization)
     charged_cents = autorecharge.charged_this_month_cents(organization=request.organization, now=now)
     context = {
         "may_manage": has_permission(request.membership.role, Permission.ORGANIZATION_MANAGE),
         "balance": get_balance(organization=request.organization),
         "customer": get_customer(organization=request.organization),
         "order": order,
-        "standing": Standing.objects.for_organization(request.organization).exclude(status="active").first(),
+        "standing": Standing.objects.for_organization(request.organization)
+        .exclude(status=StandingStatus.ACTIVE)
+        .first(),
         "owed_nano": owed_nano(organization=request.organization),
         "is_paused": order.paused_until is not None and order.paused_until > now,
         "charged_nano": charged_cents * NANO_PER_CENT,
@@ -97,7 +101,7 @@ def leave_card(request: OrganizationRequest) -> HttpResponse:
     _refuse_without_payments()
     return redirect(
         "web:billing_page",
-        request_page(organization=request.organization, kind="card", by=request.membership.user_id).pk,
+        request_page(organization=request.organization, kind=PageKind.CARD, by=request.membership.user_id).pk,
     )
 
 
@@ -108,7 +112,7 @@ def open_portal(request: OrganizationRequest) -> HttpResponse:
     _refuse_without_payments()
     return redirect(
         "web:billing_page",
-        request_page(organization=request.organization, kind="portal", by=request.membership.user_id).pk,
+        request_page(organization=request.organization, kind=PageKind.PORTAL, by=request.membership.user_id).pk,
     )
 
 
@@ -159,7 +163,7 @@ def ask(request: OrganizationRequest, page_id: str) -> HttpResponse:
     """Have a task ask Stripe about an open top-up, at most every five seconds: a webhook may be late or lost."""
     _refuse_without_payments()
     asked = _get_page(request, page_id)
-    if asked.topup is not None and asked.topup.status == "open":
+    if asked.topup is not None and asked.topup.status == TopUpStatus.OPEN:
         moment = int(db_now().timestamp()) // 5
         key = f"payments.topup:{asked.topup.pk}:{moment}"
         outbox.publish(topic="payments.topup", key=key, payload={"topup_id": asked.topup.pk})
@@ -179,7 +183,7 @@ def _leaving(request: OrganizationRequest, asked: HostedPage) -> Callable[[str],
     A redirect in answer to a form must not leave this origin.
     """
     was_waiting = request.GET.get("waiting") == "1"
-    is_fresh = asked.status == "ready" and (asked.topup is None or asked.topup.status == "open")
+    is_fresh = asked.status == PageStatus.READY and (asked.topup is None or asked.topup.status == TopUpStatus.OPEN)
     return HttpResponseClientRedirect if request.htmx and was_waiting and is_fresh else None
 
 

@@ -16,7 +16,7 @@ from apps.accounts.queries import list_keys, list_members
 from apps.accounts.roles import Permission
 from apps.billing.invoices.files import csv_usd
 from apps.billing.invoices.profiles import get_profile
-from apps.billing.models import AccountKind, LedgerTransaction, UsageSeries
+from apps.billing.models import AccountKind, LedgerTransaction, LineKind, UsageSeries
 from apps.billing.queries import get_balance, list_transactions, list_usage, sources_of_holds
 from apps.billing.spending import Spend, list_spending, sum_by
 from apps.billing.usage.storage import STORED
@@ -108,7 +108,7 @@ def show(request: OrganizationRequest) -> HttpResponse:
     first, last = _period(days)
     series = list(list_usage(organization=request.organization, since=first))
     spending = list_spending(organization=request.organization, first=first, last=last)
-    training = [line for line in spending if line.kind == "training"]
+    training = [line for line in spending if line.kind == LineKind.TRAINING]
     jobs = _by_job(request.organization, training)
     models = _by_model(line for line in series if line.subject != STORED)
     page = Paginator(list_transactions(organization=request.organization), _PAGE).get_page(request.GET.get("page"))

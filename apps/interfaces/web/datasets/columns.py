@@ -12,7 +12,7 @@ from apps.datasets import operations, queries
 from apps.datasets.intake import versions
 from apps.datasets.models import DatasetVersion
 from apps.datasets.validation.formats import FIELDS, LABELS, Format, Mapping, check_mapping
-from apps.datasets.validation.preview import mapping_of, preview, suggest
+from apps.datasets.validation.preview import preview, suggest
 from apps.datasets.validation.repair import RepairMode
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
@@ -70,14 +70,14 @@ def dismiss(request: OrganizationRequest, file_id: str) -> HttpResponse:
 
 def _chosen(version: DatasetVersion, data: QueryDict) -> Mapping:
     """Return the form's mapping; without one for its format, return the stored mapping or suggest one."""
-    known = mapping_of(version)
+    known = version.layout.mapping
     wanted = data.get("format", "")
     if wanted not in FIELDS:
         return known or suggest(version, Format.PROMPT_COMPLETION)
     format = Format(wanted)
     if data.get("for") != format:  # the format was changed: its columns have not been asked for yet
         return known if known and known.format == format else suggest(version, format)
-    present = version.layout.get("columns", ())
+    present = version.layout.columns
     columns = {field.name: data.get(f"column.{field.name}", "") for field in FIELDS[format]}
     return Mapping(format=format, columns={name: column for name, column in columns.items() if column in present})
 

@@ -14,6 +14,7 @@ from apps.core.errors import Unavailable
 from apps.core.http.asgi import (
     REQUEST_ID_HEADER,
     Application,
+    ClientGone,
     LimitBodies,
     Receive,
     Scope,
@@ -73,10 +74,6 @@ def is_inference(scope: Scope) -> bool:
     return scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in INFERENCE_PATHS
 
 
-class BrowserGone(Exception):
-    """The caller closed the connection before its answer was complete."""
-
-
 class GatewayClient:
     """Passes requests to the gateway at `unix://<socket>` or `http://<host>:<port>`."""
 
@@ -102,7 +99,7 @@ class GatewayClient:
 
     async def _finish(self, outcome: object, client: "_Client", request_id: str) -> None:
         match outcome:
-            case None | BrowserGone() | asyncio.CancelledError():
+            case None | ClientGone() | asyncio.CancelledError():
                 return
             case aiohttp.ClientError() | TimeoutError() if not client.has_answer:
                 error = Unavailable("The inference gateway is not available. Try again in a moment.")
@@ -158,7 +155,7 @@ class _Client:
         while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise BrowserGone
+                raise ClientGone
             more = message.get("more_body", False)
             if chunk := message.get("body", b""):
                 yield chunk

@@ -8,7 +8,7 @@ from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.money import usd_decimal
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.recipes.limits import kind_of
-from apps.finetuning.recipes.requests import stored_request
+from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.runs.judges import list_judges
 from apps.interfaces.web.shell.code_samples import job_samples
 from apps.interfaces.web.wizard.after_training_forms import AfterTrainingForm, given_of

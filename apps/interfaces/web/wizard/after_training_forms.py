@@ -8,7 +8,7 @@ from django import forms
 
 from apps.contracts.evaluation import MAX_PATTERN_CHARACTERS, EvaluationPlan, Grader, GraderKind, problem_of
 from apps.finetuning.quotes.delivery import GGUF, MERGED_16BIT
-from apps.finetuning.recipes.requests import StoredRequest
+from apps.finetuning.recipes.stored_requests import StoredRequest
 
 GRADER_NAMES = {
     GraderKind.EXACT_MATCH: "Exact match",
@@ -166,7 +166,7 @@ class AfterTrainingForm(forms.Form):
         return cleaned
 
 
-def _schema_of(text: str) -> dict[str, Any]:
+def _schema_of(text: str) -> dict[str, object]:
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:

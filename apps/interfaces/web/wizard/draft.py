@@ -13,8 +13,8 @@ from apps.contracts.runs import Hyperparameters, Objective
 from apps.core.errors import NotFound
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.recipes.limits import kind_of
-from apps.finetuning.recipes.requests import stored_request
 from apps.finetuning.recipes.start_points import find_start_point
+from apps.finetuning.recipes.stored_requests import stored_request
 from apps.interfaces.web.account.tracker_forms import TrackingForm, trackers_given
 from apps.interfaces.web.wizard.after_training_forms import AfterTrainingForm, given_of
 from apps.interfaces.web.wizard.forms import RECIPE_FIELDS

@@ -12,7 +12,8 @@ from django.views.decorators.http import require_http_methods, require_POST
 from apps.accounts.roles import Permission
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, NotFound
-from apps.finetuning.jobs.creation import JobRequest, create_job
+from apps.finetuning.jobs.creation import create_job
+from apps.finetuning.jobs.requests import JobRequest
 from apps.interfaces.web.datasets.preparation import prepare as prepare_file
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.wizard.compute import spread

@@ -124,7 +124,7 @@ def test_an_operator_goes_back_to_a_version_or_to_none_and_it_stays(taught):
 
 
 def test_a_version_that_is_not_the_pools_is_refused(taught):
-    with pytest.raises(calibrations.UnknownVersion):
+    with pytest.raises(calibrations.CalibrationNotFound):
         calibrations.use_version(pool=taught.pool, number=7, by="user_olga")
 
 

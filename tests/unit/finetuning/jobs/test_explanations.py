@@ -34,7 +34,7 @@ def fail(floor, claim, reload):
     return with_code
 
 
-def test_every_code_has_a_cause_in_one_sentence_and_somebody_to_blame():
+def test_every_code_has_a_cause_in_one_sentence_and_a_party_to_blame():
     assert set(CAUSES) == set(FailureCode)
     assert all(text.endswith(".") and ". " not in text for text in CAUSES.values())
     assert {code.blame for code in FailureCode} == set(Blame)

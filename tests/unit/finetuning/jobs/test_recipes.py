@@ -1,4 +1,4 @@
-"""What is chosen when nobody chooses, why, and what is refused."""
+"""The values chosen for an open recipe, their reasons, and the values that are refused."""
 
 import pytest
 

@@ -15,11 +15,13 @@ from apps.core.errors import InvalidState
 from apps.core.objects.store import store
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.validation.leases import validate_version
-from apps.finetuning.jobs.creation import CannotLaunch, JobRequest, create_job
+from apps.finetuning.jobs.admission import CannotLaunch
+from apps.finetuning.jobs.creation import create_job
 from apps.finetuning.jobs.explanations import Explanation, explain
+from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.jobs.retries import retry_job
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.recipes.requests import stored_request
+from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.runs.attempts import fail_job
 from apps.finetuning.tasks import admit_waiting
 from tests.factories.datasets import chat_row, jsonl_of, make_ready_version, make_version
@@ -125,7 +127,7 @@ FAILURES = {
         {"target_modules": ["q_proj"]},
     ),
 }  # fmt: skip
-# Ours or a provider's to mend: the same job again, at its price.
+# Faults of ours or of a provider: the same job again, at its price.
 SAME_AGAIN = sorted(set(FailureCode) - {failure.code for failure in FAILURES.values()})
 FAILURES |= {str(code): Failure(code) for code in SAME_AGAIN}
 
@@ -193,15 +195,15 @@ def test_one_call_starts_the_change_at_the_price_told(floor, fail, reload, name)
     assert get_balance(organization=floor.organization).held_nano == advice.hold_nano
 
 
-def test_bad_rows_are_mended_or_left_out_and_trained_at_about_the_price_told(fail, reload):
+def test_bad_rows_are_repaired_or_left_out_and_trained_at_about_the_quoted_price(fail, reload):
     job = fail(FAILURES["bad rows"])
     told = why_of(job).suggestion.price_nano
 
     again = retry(job)
-    mended = validate_version(version_id=again.training_file_id, now=db_now())
+    repaired = validate_version(version_id=again.training_file_id, now=db_now())
     admit_waiting()
 
-    assert (mended.rows, mended.repair) == (len(GOOD), "repair")
+    assert (repaired.rows, repaired.repair) == (len(GOOD), "repair")
     assert reload(again).estimate["cost_nano_p50"] == pytest.approx(told, rel=0.1)
 
 
@@ -220,7 +222,7 @@ def test_rows_that_the_models_template_refuses_are_left_out(floor, organization,
     fitting = validate_version(version_id=again.training_file_id, now=db_now())
     admit_waiting()
 
-    assert (fitting.rows, fitting.repair, fitting.layout["dropped"]) == (len(GOOD), "fit", 1)
+    assert (fitting.rows, fitting.repair, fitting.layout.dropped) == (len(GOOD), "fit", 1)
     again = reload(again)
     assert again.status == "queued" and again.estimate["cost_nano_p50"] == pytest.approx(told, rel=0.1)
 

@@ -17,8 +17,9 @@ from apps.datasets.operations import FileInUse, count_tokens, delete_version
 from apps.datasets.tasks import compare, count
 from apps.datasets.tasks import validate as validate_task
 from apps.datasets.validation.leases import validate_version
-from apps.finetuning.jobs import control, creation
-from apps.finetuning.jobs.creation import JobRequest, create_job
+from apps.finetuning.jobs import admission, control
+from apps.finetuning.jobs.creation import create_job
+from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.tasks import admit_waiting
 from apps.finetuning.usage.quotas import set_quota
@@ -206,14 +207,14 @@ def test_a_job_that_cannot_be_judged_keeps_no_other_waiting(create, reload, monk
     first, second = create(GOOD), create(GOOD)
     for job in (first, second):
         validate_task(job.training_file_id)
-    judge = creation.require_rows_to_train
+    judge = admission.require_rows_to_train
 
     def fail_for_first(training_file, validation_file):
         if training_file.pk == first.training_file_id:
             raise RuntimeError("a bug")
         judge(training_file, validation_file)
 
-    monkeypatch.setattr(creation, "require_rows_to_train", fail_for_first)
+    monkeypatch.setattr(admission, "require_rows_to_train", fail_for_first)
     admit_waiting()
 
     assert [reload(job).status for job in (first, second)] == ["validating_files", "queued"]

@@ -21,7 +21,7 @@ def enroll(token: str, kind: str = "trainer"):
 
 def assert_refused(token: str, kind: str = "trainer") -> None:
     before = Worker.objects.count()
-    with pytest.raises(operations.UnknownWorker) as refused:
+    with pytest.raises(operations.InvalidWorkerCredential) as refused:
         enroll(token, kind)
     assert (refused.value.status, refused.value.param) == (401, "token")
     assert Worker.objects.count() == before
@@ -53,7 +53,7 @@ def test_a_token_of_another_kind_is_refused_and_stays_usable(token):
 
 
 @pytest.mark.parametrize("wrong", ["", "annt_made-up"])
-def test_a_token_nobody_issued_is_refused(token, wrong):
+def test_a_token_that_was_never_issued_is_refused(token, wrong):
     assert_refused(wrong)
 
 
@@ -62,5 +62,5 @@ def test_a_revoked_worker_is_refused_at_its_next_call(token):
 
     operations.revoke(worker=worker, by="user_olga")
 
-    with pytest.raises(operations.UnknownWorker):
+    with pytest.raises(operations.InvalidWorkerCredential):
         operations.authenticate(credential=answer.credential)

@@ -1,4 +1,4 @@
-"""Who may be the judge of a job, and the key with which its worker asks it."""
+"""The models that may judge a job, and the key with which its worker calls them."""
 
 import datetime
 
@@ -13,7 +13,7 @@ from apps.contracts.evaluation import EvaluationPlan, Grader, GraderKind
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue, NotFound, PermissionDenied
 from apps.finetuning.jobs import creation
-from apps.finetuning.jobs.creation import JobRequest
+from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.runs.judges import open_judge
 from apps.finetuning.runs.leases import Lease, StaleLease
 from tests.factories.accounts import make_key, make_organization, make_user
@@ -73,7 +73,7 @@ def test_the_worker_api_opens_a_judge_under_its_own_database_role_and_reads_no_p
     assert identity is not None and identity.created_by_id == (alice if has_key else bob).pk
 
 
-def test_whoever_left_judges_nothing(create, claim, bob, floor):
+def test_a_member_who_left_judges_nothing(create, claim, bob, floor):
     create()
     attempt = claim()
     Membership.objects.filter(user=bob).delete()
@@ -114,7 +114,7 @@ def test_only_the_lease_of_a_judged_run_opens_a_judge(floor, claim):
 
 
 @pytest.mark.parametrize("model", ["gpt-4", "ft:tiny:other::x"])
-def test_a_judge_nobody_can_ask_is_refused(create, model):
+def test_a_judge_that_cannot_be_asked_is_refused(create, model):
     with pytest.raises(InvalidValue, match="does not exist"):
         create(model)
 

@@ -1,4 +1,4 @@
-"""What pages and the API say of a running job: never a moment that has passed, never a number nobody knows."""
+"""The progress of a running job on pages and in the API: no moment in the past, and no unknown number."""
 
 from datetime import timedelta
 
@@ -34,7 +34,7 @@ def test_before_the_first_step_the_estimate_says_what_is_left(floor, claim):
 
     assert begun == pytest.approx(job.estimate["run_seconds_p50"], abs=1.0)
     assert later == pytest.approx(begun - 2.0, abs=1.0)
-    assert progress_of(job, after_seconds=3600.0).seconds_left is None  # slower than foreseen: nobody knows
+    assert progress_of(job, after_seconds=3600.0).seconds_left is None  # slower than quoted: unknown
 
 
 def test_then_the_runs_own_pace_does(floor, claim):
@@ -50,7 +50,7 @@ def test_then_the_runs_own_pace_does(floor, claim):
     assert progress_of(job, after_seconds=700.0).seconds_left is None
 
 
-def test_after_the_last_step_and_while_it_pauses_nobody_knows(floor, claim):
+def test_after_the_last_step_and_while_it_pauses_the_rest_is_unknown(floor, claim):
     job = floor.job()
     attempt = claim()
     attempt.start()

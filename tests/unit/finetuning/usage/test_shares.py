@@ -51,13 +51,13 @@ def test_who_pays_or_is_given_limits_counts_alone(leave, organization, second, r
     assert get_share_holder(organization=rival) == rival.founded_by_id
 
 
-def test_an_organization_that_nobody_founded_counts_alone(organization, second):
+def test_an_organization_without_a_founder_counts_alone(organization, second):
     Organization.objects.update(founded_by=None)
 
     assert list_sharing(organizations=[organization.pk]) == {organization.pk: organization.pk}
 
 
-def test_the_web_role_gives_nobody_a_share(organization):
+def test_the_web_role_cannot_give_a_share(organization):
     denied = pytest.raises(ProgrammingError, match=r"may not set accounts_organization\.has_own_share")
     with denied, tenant(organization=organization):
         Organization.objects.update(has_own_share=True)

@@ -1,0 +1,25 @@
+"""API keys in an Authorization header. Every key that does not work gets the same answer, for any reason."""
+
+from apps.core.errors import InvalidApiKey
+
+_SHOWN_LENGTH = 13
+
+
+def read_bearer(authorization: str) -> str:
+    """Return the key of the header `Authorization: Bearer …`. Raises InvalidApiKey if it has none."""
+    scheme, _, secret = authorization.partition(" ")
+    secret = secret.strip()
+    if scheme.lower() != "bearer" or not secret:
+        raise InvalidApiKey(
+            "You didn't provide an API key. Send it in an Authorization header using Bearer auth: "
+            "'Authorization: Bearer ann_live_…'. Create one on the page API keys."
+        )
+    return secret
+
+
+def wrong_key(secret: str) -> InvalidApiKey:
+    """Return the refusal of a key. It shows enough of the key to recognize it but too little to use it."""
+    shown = secret[:_SHOWN_LENGTH] + "…" if secret.isprintable() else "…"
+    return InvalidApiKey(
+        f"Incorrect API key provided: {shown}. It is malformed, unknown, revoked or expired; see the page API keys."
+    )

@@ -1,0 +1,23 @@
+"""The stored description of a version's file."""
+
+import msgspec
+
+from apps.datasets.validation.formats import Mapping
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """What a file is. `sample` holds its first rows, cut for display; `columns` their names.
+
+    A repaired file has counts of the rows that were `repaired` and `dropped`. `fits` is the id of the base model whose
+    chat template chose the rows, if one did.
+    """
+
+    container: str = ""
+    is_gzip: bool = False
+    is_rejected: bool = True  # until it was read to its end
+    mapping: Mapping | None = None
+    columns: tuple[str, ...] = ()
+    sample: tuple[str, ...] = ()
+    repaired: int = 0
+    dropped: int = 0
+    fits: str = ""

@@ -1,0 +1,231 @@
+"""Admission of jobs whose files are validated: the pool is chosen, the cost is held and the first attempt queued."""
+
+import datetime
+
+import msgspec
+from django.db import transaction
+
+from apps.contracts.runs import Hyperparameters, Method, Objective
+from apps.core import audit
+from apps.core.database.clock import db_now
+from apps.core.database.transitions import advance
+from apps.core.errors import DomainError, InvalidValue, Unavailable
+from apps.datasets.lifecycle import DatasetVersionStatus
+from apps.datasets.operations import request_count
+from apps.datasets.queries import find_token_count
+from apps.finetuning import events
+from apps.finetuning.jobs.files import invalid_file, require_objective, require_rows_to_train
+from apps.finetuning.jobs.requests import JobRequest, choose_recipe
+from apps.finetuning.lifecycle import JOB_TRANSITIONS, JobStatus
+from apps.finetuning.models import FineTuningJob
+from apps.finetuning.quotes.computation import snapshot, with_plan
+from apps.finetuning.quotes.options import PoolQuote, split_key
+from apps.finetuning.quotes.queries import counting_model, get_quotes, is_still_comparing, is_still_counting
+from apps.finetuning.recipes.start_points import find_start_point
+from apps.finetuning.recipes.stored_requests import stored_request
+from apps.finetuning.runs import attempts, outcomes
+from apps.finetuning.usage.charges import require_cap
+from apps.finetuning.usage.quotas import require_room_for_job
+from apps.finetuning.usage.storage import require_any_storage
+
+
+class DoesNotFit(DomainError):
+    """No pool can hold the job; the message describes what would fit."""
+
+    code = "job_too_large"
+
+
+class CannotLaunch(DomainError):
+    """The pool (or every pool) cannot take the job now; the message gives the reason."""
+
+    code = "cannot_launch"
+
+
+def is_ready_to_admit(job: FineTuningJob) -> bool:
+    """Return whether the job's files are validated, counted and compared."""
+    files = [job.training_file, *([job.validation_file] if job.validation_file else [])]
+    if any(version.status != DatasetVersionStatus.READY for version in files):
+        return False
+    count = find_token_count(version=job.training_file, base_model=job.base_model)
+    if is_still_counting(version=job.training_file, count=count, base_model=job.base_model):
+        return False
+    return not is_still_comparing(version=job.training_file, validation=job.validation_file)
+
+
+def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
+    """Choose the pool, hold the cost and queue the first attempt. Raises the errors of `create_job`."""
+    require_objective(Objective(job.hyperparameters["objective"]), job.training_file, job.validation_file)
+    require_rows_to_train(job.training_file, job.validation_file)
+    quoted = _choose_pool(job, now)
+    estimate = quoted.estimate
+    cap_nano = stored_request(job).spend_cap_nano or quoted.cap_nano
+    if quoted.price is None or cap_nano is None:
+        raise CannotLaunch("The job has no price.", param="compute.pool")
+    require_cap(cap_nano=cap_nano, least_nano=quoted.least_cap_nano or 0)
+    job.gpu_count = estimate.gpu_count
+    require_any_storage(organization=job.organization_id)
+    run_seconds = estimate.run_seconds_p50 or estimate.train_seconds_p50 or 0.0
+    require_room_for_job(job=job, seconds=run_seconds * job.gpu_count, now=now)
+    recipe = with_plan(msgspec.convert(job.hyperparameters, Hyperparameters), estimate)
+    held = attempts.hold_cap(
+        job=job,
+        price_rule=quoted.price,
+        amount_nano=cap_nano,
+        by=job.created_by,
+        idempotency_key=f"hold:{job.pk}",
+    )
+    advance(
+        job,
+        to=JobStatus.QUEUED,
+        transitions=JOB_TRANSITIONS,
+        pool=quoted.pool,
+        gpu_count=estimate.gpu_count,
+        price_rule=quoted.price,
+        estimate=snapshot(estimate) | outcomes.provenance(base_model=job.base_model, correction=quoted.correction),
+        hyperparameters=msgspec.to_builtins(recipe),
+        spend_cap_nano=cap_nano,
+        hold_id=held.pk,
+        queued_at=now,
+        total_steps=estimate.steps,
+    )
+    attempts.queue_attempt(job=job)
+    events.append(
+        job,
+        type="state",
+        message=f"Files validated, moving job to queued state on {_place(quoted)}",
+        hold_nano=cap_nano,
+        pool=quoted.pool.name,
+        gpu_count=estimate.gpu_count,
+    )
+
+
+def _place(quoted: PoolQuote) -> str:
+    return quoted.pool.name if quoted.gpu_count == 1 else f"{quoted.gpu_count} GPUs of {quoted.pool.name}"
+
+
+def _choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
+    recipe = msgspec.convert(job.hyperparameters, Hyperparameters)
+    quotes = get_quotes(
+        base_model=job.base_model,
+        version=job.training_file,
+        recipe=recipe,
+        now=now,
+        validation=job.validation_file,
+    )
+    asked = stored_request(job)
+    name, gpu_count = split_key(asked.pool or "", gpu_count=asked.gpu_count)
+    if name:
+        quotes = [quoted for quoted in quotes if quoted.pool.name == name]
+        if not quotes:
+            raise InvalidValue(f"There is no open GPU pool named {name!r}.", param="compute.pool")
+    if not quotes:
+        raise CannotLaunch("No GPU pool is open on this platform.", param="compute.pool")
+    quotes = _with_gpus(quotes, gpu_count)
+    if not any(quoted.estimate.fits for quoted in quotes):
+        raise DoesNotFit(
+            _suggest_fit(quotes[0]),
+            param="compute.pool",
+            fixes=[msgspec.to_builtins(fix) for fix in quotes[0].estimate.fixes],
+        )
+    if not quotes[0].is_launchable:
+        raise CannotLaunch(f"{quotes[0].pool.name}: {quotes[0].block_reason}", param="compute.pool")
+    return quotes[0]
+
+
+def _with_gpus(quotes: list[PoolQuote], gpu_count: int | None) -> list[PoolQuote]:
+    """Return the options with this number of GPUs, all for None. Raises InvalidValue listing the numbers offered."""
+    found = [quoted for quoted in quotes if gpu_count in (None, quoted.gpu_count)]
+    if not found:
+        offered = ", ".join(str(count) for count in sorted({quoted.gpu_count for quoted in quotes}))
+        raise InvalidValue(
+            f"This job is not offered on {gpu_count} GPUs: they would not share its batch evenly, not hold it, or not "
+            f"be faster. Offered: {offered}.",
+            param="compute.gpu_count",
+        )
+    return found
+
+
+def _suggest_fit(quoted: PoolQuote) -> str:
+    fixes = " ".join(fix.text for fix in quoted.estimate.fixes) or "Choose a smaller base model."
+    return f"The job fits no open pool. {quoted.pool.name}: {quoted.estimate.reason} {fixes}"
+
+
+@transaction.atomic
+def admit_when_ready(*, job_id: str) -> None:
+    """Admit a job whose files are now validated, or fail it with the reason; leave it if it must still wait."""
+    job = (
+        FineTuningJob.objects.select_for_update(of=("self",))
+        .select_related("training_file", "validation_file", "base_model")
+        .get(pk=job_id)
+    )
+    if job.status != JobStatus.VALIDATING_FILES:
+        return
+    now = db_now()
+    try:
+        with transaction.atomic():
+            _admit_if_validated(job, now)
+    except Unavailable:
+        return  # temporary: the job is checked again in some seconds
+    except DomainError as refused:
+        job.refresh_from_db()
+        _refuse(job, refused, now)
+
+
+def _admit_if_validated(job: FineTuningJob, now: datetime.datetime) -> None:
+    for version, param in ((job.training_file, "training_file"), (job.validation_file, "validation_file")):
+        if version is None:
+            continue
+        if version.status in (DatasetVersionStatus.INVALID, DatasetVersionStatus.DELETED):
+            raise invalid_file(version, param)
+        if version.status != DatasetVersionStatus.READY:
+            return
+    counting = counting_model(job.base_model)
+    count = find_token_count(version=job.training_file, base_model=counting)
+    if counting.is_installed and is_still_counting(version=job.training_file, count=count, base_model=counting):
+        request_count(version=job.training_file, base_model=counting)
+        return
+    if is_still_comparing(version=job.training_file, validation=job.validation_file):
+        return
+    _choose_again(job)
+    admit(job=job, now=now)
+
+
+def _choose_again(job: FineTuningJob) -> None:
+    """Choose again the values the customer left open, now that the rows are known.
+
+    A job that waited for its file gets the same recipe as one created after validation.
+    """
+    stored = stored_request(job)
+    if stored.asked is None:
+        return  # the job is older than this field
+    model = stored.start_from.name or job.base_model.name
+    asked = JobRequest(
+        base_model=model,
+        training_file=job.training_file.pk,
+        method=Method(job.method),
+        objective=stored.objective,
+        hyperparameters=stored.asked,
+    )
+    chosen = choose_recipe(
+        find_start_point(organization=job.organization_id, model=model),
+        asked,
+        training_file=job.training_file,
+        validation_file=job.validation_file,
+    )
+    job.hyperparameters = msgspec.to_builtins(chosen.hyperparameters)
+    job.requested = msgspec.to_builtins(msgspec.structs.replace(stored, choices=chosen.choices))
+    job.save(update_fields=["hyperparameters", "requested"])
+
+
+def _refuse(job: FineTuningJob, refused: DomainError, now: datetime.datetime) -> None:
+    advance(
+        job,
+        to=JobStatus.FAILED,
+        transitions=JOB_TRANSITIONS,
+        finished_at=now,
+        error_code=refused.code,
+        error_message=refused.message[:500],
+        error_param=refused.param or "",
+    )
+    events.append(job, type="state", level="error", message=f"Failed: {refused.message}", status=JobStatus.FAILED)
+    audit.record(organization=job.organization_id, by="system", action="job.failed", target=job.pk, code=refused.code)

@@ -1,0 +1,73 @@
+"""A customer's request for a job, and the recipe that it leads to."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from apps.contracts.evaluation import EvaluationPlan
+from apps.contracts.runs import Method, Objective
+from apps.core.errors import InvalidValue
+from apps.datasets.models import DatasetVersion
+from apps.datasets.queries import find_token_count
+from apps.finetuning.jobs.files import data_facts, require_objective, require_rows_to_train
+from apps.finetuning.recipes import completion
+from apps.finetuning.recipes.start_points import StartPoint
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """A customer's request for a job.
+
+    `hyperparameters` may be partial. `pool` and `gpu_count` None mean the cheapest; `pool` may be the key of an option,
+    which includes its GPUs. `base_model` may name an adapter version or a checkpoint to continue from. `objective` None
+    follows the rows.
+    """
+
+    base_model: str
+    training_file: str
+    validation_file: str | None = None
+    method: Method = Method.LORA
+    objective: Objective | None = None
+    hyperparameters: Mapping[str, object] = field(default_factory=dict)
+    pool: str | None = None
+    gpu_count: int | None = None
+    spend_cap_nano: int | None = None
+    suffix: str = ""
+    seed: int | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    integrations: Sequence[Mapping[str, object]] = ()
+    evaluation: EvaluationPlan | None = None
+    exports: Sequence[str] = ()
+    idempotency_key: str | None = None
+    fingerprint: str = ""
+    is_retry: bool = False
+
+
+def choose_recipe(
+    start_point: StartPoint,
+    request: JobRequest,
+    *,
+    training_file: DatasetVersion,
+    validation_file: DatasetVersion | None,
+) -> completion.Recipe:
+    """Return the recipe of the request. Raises InvalidValue and InvalidTrainingFile."""
+    chosen = completion.choose(
+        base_model=start_point.base_model,
+        method=request.method,
+        asked=start_point.require_shape(asked_hyperparameters(request), method=request.method),
+        objective=require_objective(request.objective, training_file, validation_file),
+        data=data_facts(
+            version=training_file,
+            validation=validation_file,
+            count=find_token_count(version=training_file, base_model=start_point.base_model),
+        ),
+    )
+    if validation_file is not None and chosen.hyperparameters.validation_share:
+        message = "Give a validation file or a share to hold out, not both."
+        raise InvalidValue(message, param="hyperparameters.validation_share")
+    require_rows_to_train(training_file, validation_file)
+    return chosen
+
+
+def asked_hyperparameters(request: JobRequest) -> dict[str, object]:
+    """Return the hyperparameters the customer set."""
+    return dict(request.hyperparameters) | ({} if request.seed is None else {"seed": request.seed})

@@ -1,0 +1,23 @@
+"""Models of jobs, of the runs that carry them out, and of the machines that do the work."""
+
+from apps.finetuning.models.calibrations import CalibrationPoint, CalibrationVersion, PoolAccuracy
+from apps.finetuning.models.jobs import FineTuningJob, JobEvent, Quota, TrackerKey
+from apps.finetuning.models.pools import GpuPool, ThroughputProbe, Worker, WorkerToken
+from apps.finetuning.models.runs import Checkpoint, Run, RunUpload
+
+__all__ = [
+    "CalibrationPoint",
+    "CalibrationVersion",
+    "Checkpoint",
+    "FineTuningJob",
+    "GpuPool",
+    "JobEvent",
+    "PoolAccuracy",
+    "Quota",
+    "Run",
+    "RunUpload",
+    "ThroughputProbe",
+    "TrackerKey",
+    "Worker",
+    "WorkerToken",
+]

@@ -1,0 +1,148 @@
+"""Models of jobs, their events, and what an organization sets for all of its jobs."""
+
+import pgtrigger
+from django.db import models
+from django.db.models import F, Q
+from django.db.models.functions import Now
+
+from apps.core.database.tenancy import OrganizationModel
+from apps.core.database.transitions import choices_of, status_trigger
+from apps.core.ids import IdField
+from apps.core.messages.key_invalidation import key_news
+from apps.finetuning.lifecycle import JOB_TERMINAL, JOB_TRANSITIONS, JobStatus
+from apps.finetuning.models.constraints import paired
+from apps.finetuning.models.pools import GpuPool
+
+
+class Quota(OrganizationModel):
+    """Limits of one organization; null means no limit."""
+
+    id = IdField(prefix="quota")
+    concurrent_gpus = models.PositiveIntegerField(null=True, default=2)
+    queued_jobs = models.PositiveIntegerField(null=True, default=20)
+    gpu_seconds_per_month = models.PositiveBigIntegerField(null=True, default=360_000)
+    storage_bytes = models.PositiveBigIntegerField(null=True, default=20_000_000_000)
+    requests_per_minute = models.PositiveIntegerField(null=True, default=6_000)
+    tokens_per_minute = models.PositiveIntegerField(null=True, default=2_000_000)
+    concurrent_requests = models.PositiveIntegerField(null=True, default=256)
+    weight = models.PositiveIntegerField(default=1, help_text="Share of a busy pool, relative to others.")
+    updated_by = models.CharField(max_length=64)
+    updated_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["organization"], name="quota_once")]
+        triggers = [key_news("quota_key_news", pgtrigger.Insert | pgtrigger.Update, organization="NEW.organization_id")]
+
+
+class TrackerKey(OrganizationModel):
+    """An organization's account at an experiment tracker, to which its jobs report."""
+
+    id = IdField(prefix="trk")
+    kind = models.CharField(max_length=8, choices=[("wandb", "Weights & Biases"), ("mlflow", "MLflow")])
+    url = models.URLField(max_length=400, blank=True, help_text="Of an MLflow tracking server.")
+    secret_sealed = models.BinaryField(help_text="The key or token, encrypted.")
+    hint = models.CharField(max_length=8, help_text="The last characters, to tell keys apart.")
+    updated_by = models.CharField(max_length=64)
+    updated_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["organization", "kind"], name="tracker_one_of_a_kind")]
+
+
+class FineTuningJob(OrganizationModel):
+    """A customer's request for training, with its progress and result."""
+
+    id = IdField(prefix="ftjob", separator="-")
+    status = models.CharField(max_length=16, choices=choices_of(JOB_TRANSITIONS), default=JobStatus.VALIDATING_FILES)
+    base_model = models.ForeignKey("catalog.BaseModel", on_delete=models.PROTECT, related_name="+")
+    training_file = models.ForeignKey("datasets.DatasetVersion", on_delete=models.PROTECT, related_name="jobs")
+    validation_file = models.ForeignKey(
+        "datasets.DatasetVersion", on_delete=models.PROTECT, null=True, related_name="validating_jobs"
+    )
+    pool = models.ForeignKey(GpuPool, on_delete=models.PROTECT, related_name="jobs", null=True)
+    gpu_count = models.PositiveSmallIntegerField(default=1, help_text="GPUs of one machine that each attempt takes.")
+    suffix = models.CharField(max_length=64, blank=True)
+    method = models.CharField(max_length=16)
+    hyperparameters = models.JSONField(help_text="apps.contracts.runs.Hyperparameters, every field resolved")
+    requested = models.JSONField(default=dict, help_text="The request as sent, for the API to echo.")
+    metadata = models.JSONField(default=dict)
+    seed = models.BigIntegerField()
+    estimate = models.JSONField(default=dict, help_text="apps.estimates.quote.Estimate at the moment of launch")
+    price_rule = models.ForeignKey("catalog.PriceRule", on_delete=models.PROTECT, related_name="+", null=True)
+    spend_cap_nano = models.BigIntegerField(default=0)
+    hold_id = models.CharField(max_length=40, blank=True)
+    created_by = models.CharField(max_length=64)
+    created_at = models.DateTimeField(db_default=Now())
+    queued_at = models.DateTimeField(null=True)
+    started_at = models.DateTimeField(null=True)
+    finished_at = models.DateTimeField(null=True)
+    cancel_requested_at = models.DateTimeField(null=True)
+    cancel_requested_by = models.CharField(max_length=64, null=True)
+    pause_requested_at = models.DateTimeField(null=True)
+    pause_requested_by = models.CharField(max_length=64, null=True)
+    waiting_reason = models.CharField(max_length=300, blank=True, help_text="Why a queued job is held back, if it is.")
+    last_event_sequence = models.BigIntegerField(default=0)
+    step = models.PositiveIntegerField(default=0)
+    total_steps = models.PositiveIntegerField(null=True)
+    trained_tokens = models.BigIntegerField(default=0)
+    billed_gpu_ms = models.BigIntegerField(default=0)
+    cost_nano = models.BigIntegerField(default=0)
+    error_code = models.CharField(max_length=48, blank=True)
+    error_message = models.CharField(max_length=500, blank=True)
+    error_param = models.CharField(max_length=64, blank=True)
+    adapter_version = models.ForeignKey(
+        "adapters.AdapterVersion", on_delete=models.PROTECT, null=True, related_name="+"
+    )
+    idempotency_key = models.CharField(max_length=200, null=True)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                name="job_admitted_whole",
+                condition=Q(queued_at=None)
+                | Q(pool__isnull=False, price_rule__isnull=False, spend_cap_nano__gt=0) & ~Q(hold_id=""),
+            ),
+            models.CheckConstraint(name="job_takes_a_gpu", condition=Q(gpu_count__gte=1)),
+            paired("job_cancel_pair", "cancel_requested_at", "cancel_requested_by"),
+            paired("job_pause_pair", "pause_requested_at", "pause_requested_by"),
+            models.CheckConstraint(
+                name="job_finished_iff_terminal",
+                condition=Q(status__in=sorted(JOB_TERMINAL), finished_at__isnull=False)
+                | (~Q(status__in=sorted(JOB_TERMINAL)) & Q(finished_at=None)),
+            ),
+            models.CheckConstraint(name="job_cost_within_cap", condition=Q(cost_nano__lte=F("spend_cap_nano"))),
+            models.UniqueConstraint(
+                fields=["organization", "idempotency_key"],
+                name="job_idempotent",
+                condition=Q(idempotency_key__isnull=False),
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["organization", "-created_at", "-id"], name="job_newest"),
+            models.Index(fields=["pool", "status"], name="job_pool_status"),
+        ]
+        triggers = [status_trigger("job_status", JOB_TRANSITIONS)]
+
+    @property
+    def adapter_name(self) -> str:
+        """Return the name of the adapter: the suffix, else the dataset's name and the end of the job's id."""
+        return self.suffix or f"{self.training_file.dataset.name[:100]} {self.pk[-4:].lower()}"
+
+
+class JobEvent(OrganizationModel):
+    """One event of a job, in order. Its sequence is the cursor of live streams, its id the cursor of the API."""
+
+    id = models.CharField(primary_key=True, max_length=48, help_text="ftevent-<ulid of the job>-<sequence>")
+    job = models.ForeignKey(FineTuningJob, on_delete=models.CASCADE, related_name="events")
+    sequence = models.BigIntegerField()
+    level = models.CharField(max_length=8, default="info")
+    type = models.CharField(max_length=16, default="message", help_text="message | metrics | state")
+    message = models.CharField(max_length=1000)
+    data = models.JSONField(default=dict)
+    created_at = models.DateTimeField(db_default=Now())
+
+    is_append_only = True
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["job", "sequence"], name="job_event_once")]
+        triggers = [pgtrigger.Protect(name="job_event_append_only", operation=pgtrigger.Update)]

@@ -1,0 +1,108 @@
+"""Models of GPU pools, the machines in them, and what they measured."""
+
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from apps.core.ids import IdField
+from apps.finetuning.models.constraints import paired
+
+
+class GpuPool(models.Model):
+    """Workers of one GPU type in one region, with one queue and one price."""
+
+    id = IdField(prefix="pool")
+    name = models.SlugField(max_length=40, unique=True, help_text="Names the queue train.<name> and the price.")
+    gpu_type = models.ForeignKey("catalog.GpuType", on_delete=models.PROTECT, related_name="+")
+    region = models.CharField(max_length=40, default="local")
+    memory_bytes = models.BigIntegerField(help_text="Usable by one job; a CPU pool has what the operator grants it.")
+    is_open = models.BooleanField(default=True, help_text="Accepts new jobs.")
+    serves_whole_models = models.BooleanField(
+        default=False, help_text="A replica may be given to one merged or fully trained model."
+    )
+    is_spot = models.BooleanField(default=False, help_text="Its machines may be taken away at any moment.")
+    interruptions_per_hour = models.FloatField(default=0.0, help_text="Expected of one machine; 0 unless spot.")
+    calibration = models.ForeignKey(
+        "CalibrationVersion", on_delete=models.PROTECT, null=True, related_name="+", help_text="In use; null: none."
+    )
+    calibration_pinned_at = models.DateTimeField(null=True, help_text="Set: new versions wait for an operator.")
+    calibration_pinned_by = models.CharField(max_length=64, null=True)
+    created_at = models.DateTimeField(db_default=Now())
+
+    tenancy_reason = "pools are shared by all tenants"
+    app_access = "read"
+
+    class Meta:
+        constraints = [
+            paired("pool_calibration_pin_pair", "calibration_pinned_at", "calibration_pinned_by"),
+            models.CheckConstraint(
+                name="pool_interruptions_iff_spot",
+                condition=Q(is_spot=True, interruptions_per_hour__gt=0) | Q(is_spot=False, interruptions_per_hour=0),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class WorkerToken(models.Model):
+    """A one-time token that admits a worker to a pool (or a replica to a base model, or to one whole model)."""
+
+    id = IdField(prefix="wtok")
+    pool = models.ForeignKey(GpuPool, on_delete=models.CASCADE, related_name="+")
+    kind = models.CharField(max_length=8, choices=[("trainer", "trainer"), ("replica", "replica")])
+    base_model = models.ForeignKey("catalog.BaseModel", on_delete=models.PROTECT, null=True, related_name="+")
+    whole_model = models.ForeignKey("adapters.AdapterVersion", on_delete=models.PROTECT, null=True, related_name="+")
+    token_sha256 = models.CharField(max_length=64, unique=True)
+    created_by = models.CharField(max_length=64)
+    created_at = models.DateTimeField(db_default=Now())
+    expires_at = models.DateTimeField()
+    used_at = models.DateTimeField(null=True)
+
+    tenancy_reason = "workers are shared by all tenants"
+    app_access = "none"
+
+
+class Worker(models.Model):
+    """A machine that trains (or serves).
+
+    A cordoned one takes no new work; a drained one also gives up its current work.
+    """
+
+    id = IdField(prefix="worker")
+    pool = models.ForeignKey(GpuPool, on_delete=models.PROTECT, related_name="workers")
+    kind = models.CharField(max_length=8, default="trainer")
+    hostname = models.CharField(max_length=120)
+    credential_sha256 = models.CharField(max_length=64, unique=True)
+    gpus = models.JSONField(default=list)
+    software = models.JSONField(default=dict)
+    memory_bytes = models.BigIntegerField(null=True, help_text="Of the machine itself; null: it has not said.")
+    created_at = models.DateTimeField(db_default=Now())
+    last_seen_at = models.DateTimeField(null=True)
+    cordoned_at = models.DateTimeField(null=True)
+    drain_requested_at = models.DateTimeField(null=True)
+    revoked_at = models.DateTimeField(null=True)
+
+    tenancy_reason = "workers are shared by all tenants"
+    app_access = "read"
+
+
+class ThroughputProbe(models.Model):
+    """One short measured training loop on a pool's worker: the start of every time estimate."""
+
+    id = IdField(prefix="probe")
+    pool = models.ForeignKey(GpuPool, on_delete=models.CASCADE, related_name="probes")
+    worker = models.ForeignKey(Worker, on_delete=models.SET_NULL, null=True, related_name="+")
+    base_model = models.ForeignKey(
+        "catalog.BaseModel", on_delete=models.PROTECT, null=True, related_name="+", help_text="Null: made-up weights."
+    )
+    shape = models.CharField(max_length=60, blank=True, help_text="Of made-up weights, as the grid calls it.")
+    method = models.CharField(max_length=16)
+    report = models.JSONField(help_text="apps.contracts.worker_api.ProbeReport")
+    measured_at = models.DateTimeField(db_default=Now())
+
+    tenancy_reason = "measurements of shared machines"
+    app_access = "read"
+
+    class Meta:
+        indexes = [models.Index(fields=["pool", "base_model", "method", "-measured_at"], name="probe_newest")]

@@ -1,0 +1,106 @@
+"""Models of the attempts at jobs, and of what they store."""
+
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from apps.core.database.tenancy import OrganizationModel
+from apps.core.database.transitions import choices_of, status_trigger
+from apps.core.ids import IdField
+from apps.finetuning.lifecycle import RUN_ACTIVE, RUN_HOLDING_LEASE, RUN_TERMINAL, RUN_TRANSITIONS, RunStatus
+from apps.finetuning.models.jobs import FineTuningJob
+from apps.finetuning.models.pools import GpuPool, Worker
+
+
+class Run(OrganizationModel):
+    """One attempt at a job. While leased, `attempt` is the fencing token that every worker write must carry."""
+
+    id = IdField(prefix="run")
+    job = models.ForeignKey(FineTuningJob, on_delete=models.CASCADE, related_name="runs")
+    attempt = models.PositiveIntegerField()
+    status = models.CharField(max_length=16, choices=choices_of(RUN_TRANSITIONS), default=RunStatus.QUEUED)
+    pool = models.ForeignKey(GpuPool, on_delete=models.PROTECT, related_name="runs")
+    phase = models.CharField(max_length=16, blank=True)
+    lease_id = models.CharField(max_length=40, null=True, unique=True)
+    lease_token_sha256 = models.CharField(max_length=64, null=True)
+    lease_expires_at = models.DateTimeField(null=True)
+    heartbeat_at = models.DateTimeField(null=True)
+    worker = models.ForeignKey(Worker, on_delete=models.PROTECT, null=True, related_name="runs")
+    resume_from = models.ForeignKey("Checkpoint", on_delete=models.SET_NULL, null=True, related_name="+")
+    last_sequence = models.BigIntegerField(default=0, help_text="Highest worker event sequence taken in.")
+    work = models.BigIntegerField(
+        default=0, help_text="Units of work, as its worker counts them: without any for long, it is stalled."
+    )
+    idle_ms = models.BigIntegerField(default=0, help_text="Time between heartbeats since the last work.")
+    stepless_ms = models.BigIntegerField(default=0, help_text="Time between heartbeats since the last new step.")
+    training_started_at = models.DateTimeField(null=True)
+    durable_step = models.PositiveIntegerField(default=0)
+    billed_gpu_ms = models.BigIntegerField(default=0, help_text="Time whose steps are durable, of all its GPUs.")
+    peak_memory_bytes = models.BigIntegerField(null=True)
+    failure_code = models.CharField(max_length=48, blank=True)
+    failure_message = models.CharField(max_length=500, blank=True)
+    log_tail = models.TextField(blank=True)
+    created_at = models.DateTimeField(db_default=Now())
+    leased_at = models.DateTimeField(null=True)
+    finished_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["job", "attempt"], name="run_attempt_once"),
+            models.UniqueConstraint(fields=["job"], condition=Q(status__in=RUN_ACTIVE), name="run_one_active"),
+            models.CheckConstraint(
+                name="run_lease_iff_held",
+                condition=Q(
+                    status__in=RUN_HOLDING_LEASE,
+                    lease_id__isnull=False,
+                    lease_token_sha256__isnull=False,
+                    lease_expires_at__isnull=False,
+                    heartbeat_at__isnull=False,
+                    worker__isnull=False,
+                )
+                | (~Q(status__in=RUN_HOLDING_LEASE) & Q(lease_id=None, lease_token_sha256=None, lease_expires_at=None)),
+            ),
+            models.CheckConstraint(
+                name="run_finished_iff_terminal",
+                condition=Q(status__in=sorted(RUN_TERMINAL), finished_at__isnull=False)
+                | (~Q(status__in=sorted(RUN_TERMINAL)) & Q(finished_at=None)),
+            ),
+        ]
+        indexes = [models.Index(fields=["pool", "created_at"], condition=Q(status=RunStatus.QUEUED), name="run_queue")]
+        triggers = [status_trigger("run_status", RUN_TRANSITIONS)]
+
+
+class RunUpload(OrganizationModel):
+    """Storage locations given to a run for the files of one manifest. The same manifest gets the same upload."""
+
+    id = IdField(prefix="up")
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="uploads")
+    kind = models.CharField(max_length=12)
+    manifest = models.JSONField()
+    manifest_sha256 = models.CharField(max_length=64)
+    object_prefix = models.CharField(max_length=300)
+    verified_at = models.DateTimeField(null=True, help_text="When every file was read and had the promised hash.")
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "finetuning_upload"
+        constraints = [models.UniqueConstraint(fields=["run", "manifest_sha256"], name="upload_once")]
+
+
+class Checkpoint(OrganizationModel):
+    """A whole, hashed state to resume from; it is quarantined when its bytes stop matching."""
+
+    id = IdField(prefix="ftckpt")
+    job = models.ForeignKey(FineTuningJob, on_delete=models.CASCADE, related_name="checkpoints")
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="checkpoints")
+    upload = models.ForeignKey(RunUpload, on_delete=models.PROTECT, related_name="+")
+    step = models.PositiveIntegerField()
+    metrics = models.JSONField(default=dict)
+    bytes = models.BigIntegerField()
+    billed_gpu_ms = models.BigIntegerField(default=0, help_text="The run's time up to this step.")
+    created_at = models.DateTimeField(db_default=Now())
+    quarantined_at = models.DateTimeField(null=True)
+    deleted_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["run", "step"], name="checkpoint_once")]

@@ -1,0 +1,194 @@
+"""Bodies of the calls under /v1/fine_tuning/jobs, and the domain's request that they mean.
+
+OpenAI's fields, and ours beside them, sent in `extra_body`: `lora {rank, alpha, dropout, target_modules, use_dora,
+use_rslora}`, `quantization "nf4"` (QLoRA), `recipe {method, learning_rate, epochs, …}` with the ecosystem's names,
+`compute {pool, gpu_count}`, `budget {max_cost_usd}`, and `dry_run`.
+"""
+
+import hashlib
+from decimal import Decimal, InvalidOperation
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from apps.contracts.evaluation import EvaluationPlan, Grader, GraderKind, problem_of
+from apps.contracts.runs import Objective
+from apps.core.errors import InvalidValue
+from apps.core.money import LARGEST_USD, usd_to_nano
+from apps.finetuning.jobs.creation import JobRequest
+from apps.interfaces.api.requests.recipes import LoraChoice, adapter_fields, parse_method, parse_objective
+
+Auto = Any  # a number, or "auto"
+
+
+class OpenAiHyperparameters(msgspec.Struct, forbid_unknown_fields=True):
+    n_epochs: Auto = "auto"
+    batch_size: Auto = "auto"
+    learning_rate_multiplier: Auto = "auto"
+
+
+class Supervised(msgspec.Struct, forbid_unknown_fields=True):
+    hyperparameters: OpenAiHyperparameters = msgspec.field(default_factory=OpenAiHyperparameters)
+
+
+class PreferenceHyperparameters(OpenAiHyperparameters, forbid_unknown_fields=True):
+    beta: Auto = "auto"
+
+
+class Preference(msgspec.Struct, forbid_unknown_fields=True):
+    hyperparameters: PreferenceHyperparameters = msgspec.field(default_factory=PreferenceHyperparameters)
+
+
+class JobMethod(msgspec.Struct, forbid_unknown_fields=True):
+    """`text` (continued pre-training on plain text) and `orpo` (preferences without a reference) are ours."""
+
+    type: str = "supervised"
+    supervised: Supervised | None = None
+    dpo: Preference | None = None
+    orpo: Preference | None = None
+    text: Supervised | None = None
+
+
+class GraderChoice(msgspec.Struct, forbid_unknown_fields=True):
+    type: GraderKind = GraderKind.EXACT_MATCH
+    operation: str = "eq"
+    reference: str | None = None
+    pattern: str = ""
+    schema: dict[str, Any] = {}
+    model: str = ""
+    instructions: str = ""
+
+
+class EvaluationChoice(msgspec.Struct, forbid_unknown_fields=True):
+    """How base and tuned model are compared on the validation file after training."""
+
+    grader: GraderChoice = msgspec.field(default_factory=GraderChoice)
+    max_rows: Annotated[int, msgspec.Meta(ge=1, le=2_000)] = 500
+    max_answers: Annotated[int, msgspec.Meta(ge=0, le=500)] = 100
+
+
+class ComputeChoice(msgspec.Struct, forbid_unknown_fields=True):
+    """`pool` may be the id of an estimate's option, such as "h200:4". If it is missing, the cheapest option is used."""
+
+    pool: str | None = None
+    gpu_count: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
+
+
+class BudgetChoice(msgspec.Struct, forbid_unknown_fields=True):
+    max_cost_usd: str | int | float | None = None
+
+
+class CreateJob(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of POST /v1/fine_tuning/jobs."""
+
+    model: str
+    training_file: str
+    validation_file: str | None = None
+    suffix: str | None = None
+    seed: int | None = None
+    metadata: dict[str, str] | None = None
+    integrations: list[dict[str, Any]] | None = None
+    hyperparameters: OpenAiHyperparameters | None = None
+    method: JobMethod | None = None
+    lora: LoraChoice | None = None
+    quantization: str | None = None
+    recipe: dict[str, Any] | None = None
+    evaluation: EvaluationChoice | None = None
+    exports: list[Literal["merged_16bit", "gguf"]] | None = None
+    compute: ComputeChoice | None = None
+    budget: BudgetChoice | None = None
+    dry_run: bool = False
+    needed_by: int | str | None = None
+
+
+class ContinueJob(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of POST …/jobs/{id}/resume, where OpenAI's clients send none, and of POST …/jobs/{id}/retry."""
+
+    budget: BudgetChoice | None = None
+
+
+def parse_request(
+    body: CreateJob, data: object, *, idempotency_key: str | None = None, is_retry: bool = False
+) -> JobRequest:
+    """Return the domain's request; `data` is the body as sent. Raises InvalidValue that names the field."""
+    recipe = dict(body.recipe or {})
+    _require_one_method(body.method)
+    method = parse_method(body.quantization, recipe.pop("method", None))
+    return JobRequest(
+        base_model=body.model,
+        training_file=body.training_file,
+        validation_file=body.validation_file,
+        method=method,
+        objective=parse_objective(body.method.type if body.method else None),
+        hyperparameters=_hyperparameters(body) | recipe,
+        pool=body.compute.pool if body.compute else None,
+        gpu_count=body.compute.gpu_count if body.compute else None,
+        spend_cap_nano=cap_nano(body.budget),
+        suffix=body.suffix or "",
+        seed=body.seed,
+        metadata=body.metadata or {},
+        integrations=body.integrations or (),
+        evaluation=evaluation_plan(body.evaluation),
+        exports=body.exports or (),
+        idempotency_key=idempotency_key,
+        fingerprint=hashlib.sha256(msgspec.json.encode(data, order="sorted")).hexdigest(),
+        is_retry=is_retry,
+    )
+
+
+def _require_one_method(method: JobMethod | None) -> None:
+    """Raise InvalidValue if settings of a method other than the chosen one were sent, because they have no effect."""
+    if method is None:
+        return
+    names = [field.name for field in msgspec.structs.fields(method) if field.name != "type"]
+    for name in names:
+        if name != method.type and getattr(method, name) is not None:
+            text = f"'method.type' is '{method.type}': send 'method.{method.type}' in place of 'method.{name}'."
+            raise InvalidValue(text, param=f"method.{name}")
+
+
+def _theirs(body: CreateJob) -> OpenAiHyperparameters:
+    given = getattr(body.method, body.method.type, None) if body.method else None
+    return given.hyperparameters if given else body.hyperparameters or OpenAiHyperparameters()
+
+
+def _hyperparameters(body: CreateJob) -> dict[str, object]:
+    theirs = _theirs(body)
+    is_orpo = body.method is not None and body.method.type == Objective.ORPO
+    chosen = {
+        "epochs": theirs.n_epochs,
+        "batch_size": theirs.batch_size,
+        "learning_rate_multiplier": theirs.learning_rate_multiplier,
+        "orpo_beta" if is_orpo else "dpo_beta": getattr(theirs, "beta", None),
+    }
+    return chosen | adapter_fields(body.lora)
+
+
+def evaluation_plan(choice: EvaluationChoice | None) -> EvaluationPlan | None:
+    """Return the plan for the worker; None for the default plan. Raises InvalidValue."""
+    if choice is None:
+        return None
+    asked = choice.grader
+    grader = Grader(
+        kind=asked.type,
+        operation=asked.operation,
+        reference=asked.reference,
+        pattern=asked.pattern,
+        schema=asked.schema,
+        model=asked.model,
+        instructions=asked.instructions,
+    )
+    if problem := problem_of(grader):
+        raise InvalidValue(problem, param="evaluation.grader")
+    return EvaluationPlan(grader=grader, max_rows=choice.max_rows, max_answers=choice.max_answers)
+
+
+def cap_nano(budget: BudgetChoice | None) -> int | None:
+    """Return the requested spend cap in nano-USD; None if there is none. Raises InvalidValue."""
+    if budget is None or budget.max_cost_usd is None:
+        return None
+    try:
+        return usd_to_nano(Decimal(str(budget.max_cost_usd)))
+    except (InvalidOperation, ValueError) as error:
+        text = f"'budget.max_cost_usd' is an amount in dollars, such as 2.50: at most {LARGEST_USD:,}, nine decimals."
+        raise InvalidValue(text, param="budget.max_cost_usd") from error

@@ -1,0 +1,1 @@
+"""Estimates beside published measurements and beside other tools' estimates of them."""

@@ -1,0 +1,141 @@
+"""Our estimates and others' on the same published rows: `make bench-estimates`.
+
+Ours are scored leave-one-source-out: time with constants fitted without the row's source; memory has no fitted
+constant, so that its figures are the same either way; the intervals of both are quantiles over the other sources.
+Rivals run from their own packages on the rows within what they model, with ours on the very same rows beside them.
+Prints a line for each source, method and GPU and, last, one JSON line.
+"""
+
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+
+from apps.estimates.accuracy import Accuracy, Prediction, accuracy
+from apps.estimates.intervals import PredictionInterval
+from apps.estimates.physics import gpus
+from apps.estimates.physics.timing import CONSTANTS
+from apps.estimates.published import sources
+from apps.estimates.published.predictions import Prepared, known_bytes, prepare
+from apps.estimates.published.rows import MEMORY, TIME, Job, read_row
+from apps.estimates.score import cards, point_of, write_table
+from tests.bench.estimates import rivals
+from tests.bench.estimates.fit_timing import leave_one_out
+from tests.bench.estimates.scored_rows import DATA
+
+
+def main() -> None:
+    prepared, usable = prepared_rows(), cards()
+    ours = held_out_points(prepared)
+    others, notes = rivals.ask(prepared)
+    write_table("peak memory, ours, leave-one-source-out", ours[MEMORY], usable)
+    write_table("time, ours, leave-one-source-out", ours[TIME], ())
+    result: dict[str, object] = {"ours": {kind: accuracy(ours[kind], cards=_cards(kind, usable)) for kind in ours}}
+    for name, predictions in sorted(others.items()):
+        for kind in (MEMORY, TIME):
+            theirs = [_rival_point(each, predictions) for each in prepared if each.job.kind == kind]
+            points = [point for point in theirs if point is not None]
+            if not points:
+                continue
+            same = {point.id for point in points}
+            write_table(f"{kind}, {name}", points, _cards(kind, usable))
+            beside = [point for point in ours[kind] if point.id in same]
+            result[f"{name}, {kind}"] = accuracy(points, cards=_cards(kind, usable))
+            result[f"ours on the rows of {name}, {kind}"] = accuracy(beside, cards=_cards(kind, usable))
+    _write_comparison(result)
+    for note in notes:
+        sys.stdout.write(f"{note}\n")
+    sys.stdout.write(msgspec.json.encode(result | {"notes": notes}).decode() + "\n")
+
+
+def prepared_rows() -> list[Prepared]:
+    """Every row of the committed list; of times, those whose GPU has a data sheet."""
+    rows, architectures = sources.load_rows(DATA), sources.load_architectures(DATA)
+    types = gpus.load(DATA / "gpus.json")
+    jobs = [job for row in rows if isinstance(job := read_row(row, architectures), Job)]
+    found = [prepare(job, types) for job in jobs]
+    return [each for each in found if each.job.kind == MEMORY or each.gpu.reachable_flops]
+
+
+def held_out_points(prepared: Sequence[Prepared]) -> dict[str, list[Prediction]]:
+    """Each row predicted, and its interval found, without its source."""
+    constants = leave_one_out([each for each in prepared if each.job.kind == TIME])
+    bare: dict[str, list[tuple[Prepared, Prediction]]] = {MEMORY: [], TIME: []}
+    for each in prepared:
+        point = point_of(each, constants=constants.get(each.job.source, CONSTANTS))
+        if point is not None:
+            bare[each.job.kind].append((each, point))
+    return {kind: _with_intervals(pairs, kind) for kind, pairs in bare.items()}
+
+
+def residuals(pairs: Sequence[tuple[Prepared, Prediction]], kind: str) -> dict[str, list[float]]:
+    """Measured / predicted by source; of memory, of what is not weights."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for each, point in pairs:
+        known = known_bytes(each) if kind == MEMORY else 0.0
+        found[point.source].append((point.measured - known) / (point.predicted - known))
+    return found
+
+
+def _with_intervals(pairs: Sequence[tuple[Prepared, Prediction]], kind: str) -> list[Prediction]:
+    by_source, points = residuals(pairs, kind), []
+    for each, point in pairs:
+        others = sorted(value for source, values in by_source.items() if source != point.source for value in values)
+        low, high = decile_bounds(others)
+        known = known_bytes(each) if kind == MEMORY else 0.0
+        rest = point.predicted - known
+        points.append(msgspec.structs.replace(point, p10=known + rest * low, p90=known + rest * high))
+    return points
+
+
+def decile_bounds(ordered: Sequence[float]) -> tuple[float, float]:
+    """The order statistics that a further value lies below with chance 0.1 and 0.9, for any distribution.
+
+    Of n values the k-th smallest is passed with chance k / (n + 1), not k / n (split conformal prediction: Vovk,
+    Gammerman, Shafer, Algorithmic Learning in a Random World, 2005, chapter 4).
+    """
+    count = len(ordered)
+    low, high = math.floor(0.1 * (count + 1)), math.ceil(0.9 * (count + 1))
+    return ordered[max(low, 1) - 1], ordered[min(high, count) - 1]
+
+
+def shipped_interval(pairs: Sequence[tuple[Prepared, Prediction]], kind: str) -> PredictionInterval:
+    """What `apps.estimates.intervals` holds: the same quantiles over all sources."""
+    values = sorted(value for found in residuals(pairs, kind).values() for value in found)
+    low, high = decile_bounds(values)
+    return PredictionInterval(p10=low, p50=1.0, p90=high, origin=f"{len(values)} published runs")
+
+
+def _rival_point(each: Prepared, predictions: dict[str, float]) -> Prediction | None:
+    value = predictions.get(each.job.id)
+    if value is None:
+        return None
+    job = each.job
+    return Prediction(
+        id=job.id, source=job.source, method=job.method, gpu=job.gpu_key, predicted=value, measured=job.measured
+    )
+
+
+def _cards(kind: str, usable: Sequence[int]) -> Sequence[int]:
+    return usable if kind == MEMORY else ()
+
+
+def _write_comparison(result: dict[str, object]) -> None:
+    sys.stdout.write(f"\n{'':52}    n  median    mean     P90    bias  false fits\n")
+    for name, found in result.items():
+        named = found.items() if isinstance(found, dict) else ((name, found),)
+        for label, a in named:
+            if isinstance(a, Accuracy) and a.n:
+                sys.stdout.write(_comparison_line(f"ours, {label}" if name == "ours" else name, a))
+
+
+def _comparison_line(label: str, a: Accuracy) -> str:
+    figures = "".join(f"{100 * (value or 0.0):8.1f}" for value in (a.median_ape, a.mape, a.p90_ape, a.bias))
+    false = f"{100 * a.false_fits:12.1f}" if a.false_fits is not None else f"{'-':>12}"
+    return f"{label[:52]:52}{a.n:5}{figures}{false}\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The intake of training data beside `datasets`."""

@@ -1,0 +1,1 @@
+"""Our training beside plain TRL and other trainers: same model, rows, batch and steps."""

@@ -1,0 +1,116 @@
+"""The runs that a worker gets: quotas, drained machines and the order between organizations."""
+
+import math
+from datetime import timedelta
+
+import pytest
+
+from apps.contracts import runs as wire
+from apps.core.database.clock import db_now
+from apps.core.errors import QuotaExceeded
+from apps.finetuning.jobs import control
+from apps.finetuning.models import Run, Worker
+from apps.finetuning.pools import operations
+from apps.finetuning.runs import queue_order
+from apps.finetuning.usage import quotas
+from tests.factories.finetuning import give_credit, make_job
+from tests.support.attempts import charged, held_since
+
+MILLI_DOLLAR = 1_000_000  # what one second costs in these tests, in nano-USD
+
+
+def test_the_machine_of_a_replica_gets_no_training_runs(floor, claim):
+    floor.job()
+    Worker.objects.filter(pk=floor.worker.pk).update(kind="replica")
+
+    assert claim() is None
+
+
+def test_quotas_hold_a_run_back_and_say_why(floor, organization, claim, reload):
+    quotas.set_quota(organization=organization, by="system", now=db_now(), concurrent_gpus=1, queued_jobs=2)
+    floor.job()
+    waiting = floor.job()
+
+    claim()
+
+    assert claim() is None
+    assert "concurrent" in reload(waiting).waiting_reason
+    with pytest.raises(QuotaExceeded, match="limit is 2"):
+        floor.job()
+
+
+def test_the_months_gpu_seconds_hold_back_what_would_pass_them(floor, organization, claim, reload):
+    first, second = (floor.job(hyperparameters={"epochs": 40}) for _ in range(2))
+    enough_for_one = math.ceil(first.estimate["train_seconds_p50"] * 1.5)
+    quotas.set_quota(organization=organization, by="system", now=db_now(), gpu_seconds_per_month=enough_for_one)
+
+    assert claim().claimed.spec.job_id == first.pk
+    assert claim() is None
+    assert "GPU-seconds" in reload(second).waiting_reason
+    with pytest.raises(QuotaExceeded, match="promised to your unfinished jobs"):
+        floor.job()
+
+
+def test_a_cordoned_worker_gets_no_work(floor, claim):
+    floor.job()
+    operations.cordon(worker=floor.worker, by="user_operator")
+
+    assert claim() is None
+
+
+def test_a_drained_worker_gives_its_run_back_unbilled_for_the_move(floor, claim, reload):
+    job = floor.job()
+    attempt = claim()
+    attempt.start()
+    attempt.checkpoint(step=2, seconds=4.0)
+    operations.drain(worker=floor.worker, by="user_operator")
+    assert attempt.beat().is_drain_requested
+
+    attempt.finish(wire.Stopped(reason="preempted", step=2, training_seconds=4.0))
+
+    assert reload(job).status == "queued"
+    assert Run.objects.get(job=job, status="queued").attempt == 2
+
+
+def test_the_organization_that_had_least_goes_first(floor, rival, claim):
+    give_credit(rival)
+    ours = [floor.job() for _ in range(3)]
+    theirs = make_job(rival, floor.base_model)
+    Run.objects.filter(job__in=ours).update(created_at=db_now() - timedelta(minutes=15))  # waiting longer buys no more
+
+    order = [claim().claimed.spec.job_id for _ in range(2)]
+
+    assert order == [ours[0].pk, theirs.pk]
+
+
+def test_what_held_the_gpu_counts_in_the_queue_although_it_cost_nothing(floor, rival, claim, reload):
+    give_credit(rival)
+    for _ in range(2):  # cancelled before training begins: nothing to pay, and an hour of the GPU
+        job = floor.job()
+        attempt = claim()
+        held_since(attempt, 3600)
+        control.request_cancellation(job=reload(job), by="key_test", now=db_now())
+        attempt.finish(wire.Stopped(reason="cancelled"))
+    ours = floor.job()
+    theirs = make_job(rival, floor.base_model)
+
+    assert charged(floor.organization) == 0
+    assert [claim().claimed.spec.job_id for _ in range(2)] == [theirs.pk, ours.pk]
+
+
+def test_an_organization_that_waited_long_enough_goes_before_a_smaller_share(floor, rival, claim):
+    give_credit(rival)
+    ours = [floor.job() for _ in range(2)]
+    claim()
+    theirs = make_job(rival, floor.base_model)
+    Run.objects.filter(job__in=ours).update(created_at=db_now() - timedelta(hours=9))
+    Run.objects.filter(job=ours[0]).update(leased_at=db_now() - timedelta(hours=8))
+
+    assert [claim().claimed.spec.job_id for _ in range(2)] == [ours[1].pk, theirs.pk]
+
+
+def test_a_run_far_back_in_its_own_queue_has_no_position(floor, monkeypatch):
+    monkeypatch.setattr(queue_order, "_CANDIDATES", 1)
+    runs = [floor.job().runs.get() for _ in range(2)]
+
+    assert [queue_order.queue_position(run=run, now=db_now()) for run in runs] == [1, None]

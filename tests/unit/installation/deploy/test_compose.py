@@ -1,0 +1,154 @@
+"""deploy/compose.yaml against the table of programs: same commands, right logins, nothing a worker should not know."""
+
+import re
+import shlex
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scripts.processes import CONTAINER, PROGRAMS, Program
+
+DEPLOY = Path(__file__).resolve().parents[4] / "deploy"
+COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+IN_CONTAINERS = [program for program in PROGRAMS if not program.is_embedded_only]
+# Set by the images.
+FROM_DOCKERFILE = {"ANNEAL_HOME", "DJANGO_SETTINGS_MODULE"}
+
+
+@pytest.fixture(params=IN_CONTAINERS, ids=lambda program: program.name)
+def program(request: pytest.FixtureRequest) -> Program:
+    return request.param
+
+
+def test_every_program_is_a_service_with_the_command_of_the_table(program: Program) -> None:
+    assert shlex.split(SERVICES[program.name]["command"]) == CONTAINER.command(program)
+
+
+def test_every_program_gets_the_variables_it_needs(program: Program) -> None:
+    given = set(SERVICES[program.name]["environment"]) | FROM_DOCKERFILE
+
+    assert program.needs - given == set()
+
+
+def test_every_program_logs_in_as_its_own_role(program: Program) -> None:
+    url = SERVICES[program.name]["environment"].get("DATABASE_URL", "")
+
+    assert re.findall(r"//anneal_(\w+):", url) == ([program.role] if program.role else [])
+
+
+@pytest.mark.parametrize("program", [each for each in IN_CONTAINERS if each.role], ids=lambda program: program.name)
+def test_celery_starts_without_the_checks_that_import_every_page(program: Program) -> None:
+    urls = {str(program.role): "postgresql://x"}
+
+    here = CONTAINER.variables(program, dict.fromkeys(program.needs, "x"), database_urls=urls)
+
+    assert here["CELERY_SKIP_CHECKS"] == SERVICES[program.name]["environment"]["CELERY_SKIP_CHECKS"] == "1"
+
+
+def test_every_program_may_take_its_time_to_stop(program: Program) -> None:
+    grace_seconds = int(SERVICES[program.name].get("stop_grace_period", "10s").removesuffix("s"))
+
+    assert grace_seconds >= min(program.stop_seconds, 10) and (
+        program.stop_seconds <= 15 or grace_seconds >= program.stop_seconds
+    )
+
+
+@pytest.mark.parametrize("name", ["trainer", "vllm", "vllm-canary", "serving-agent"])
+def test_a_gpu_box_knows_no_secret_of_the_control_plane_and_reaches_no_database(name: str) -> None:
+    service = SERVICES[name]
+
+    text = yaml.safe_dump(service["environment"])
+    assert not re.search(r"DATABASE|SECRET|PEPPER|SIGNING|AWS_|CONTROL_PASSWORD", text)
+    assert "database" not in service["networks"]
+
+
+@pytest.mark.parametrize("name", ["trainer", "vllm", "vllm-canary", "serving-agent"])
+def test_a_gpu_box_has_no_way_out_but_the_egress_proxy(name: str) -> None:
+    networks = SERVICES[name]["networks"]
+
+    assert all(COMPOSE["networks"][network].get("internal") for network in networks)
+    has_proxy = SERVICES[name]["environment"].get("HTTPS_PROXY") == "http://egress:3128"
+    assert has_proxy == ("egress" in networks)
+    assert {one for one, service in SERVICES.items() if "egress" in service.get("networks", ())} == {
+        "egress", "trainer", "vllm"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "169.254.169.254", "169.254.170.2", "100.100.100.200", "192.0.0.192", "168.63.129.16", "127.0.0.1", "10.0.0.1",
+        "172.17.0.1", "192.168.0.1", "0.0.0.0", "::1", "fe80::1", "fd00:ec2::254", "::ffff:169.254.169.254",
+        "64:ff9b::a9fe:a9fe", "2002:a9fe:a9fe::1",
+    ],
+)  # fmt: skip
+def test_the_egress_proxy_denies_metadata_and_private_addresses_before_it_allows_any(address: str) -> None:
+    lines = [line.split() for line in (DEPLOY / "egress/squid.conf").read_text().splitlines()]
+    inside = [ip_network(text) for line in lines if line[:3] == ["acl", "inside", "dst"] for text in line[3:]]
+    rules = [line[1:] for line in lines if line[:1] == ["http_access"]]
+
+    assert any(ip_address(address) in network for network in inside if network.version == ip_address(address).version)
+    assert rules[0] == ["deny", "inside"] and rules[-1] == ["deny", "all"]
+    assert [rule for rule in rules if rule[0] == "allow"] == [["allow", "CONNECT"]]
+
+
+@pytest.mark.parametrize(
+    "name", ["migrate", "web", "celery", "celery-data", "trainer", "vllm", "vllm-canary", "serving-agent"]
+)
+def test_base_models_are_seen_under_one_path(name: str) -> None:
+    service = SERVICES[name]
+
+    assert "./models:/var/lib/anneal/models:ro" in service["volumes"]
+    roots = service["environment"].get("ANNEAL_BASE_MODEL_ROOTS", "")
+    assert roots == ("" if name.startswith("vllm") else "/var/lib/anneal/models")
+
+
+def test_only_services_that_handle_objects_know_the_buckets_keys() -> None:
+    with_keys = {name for name, one in SERVICES.items() if "AWS_SECRET_ACCESS_KEY" in one.get("environment", {})}
+    granted = {program.name for program in PROGRAMS if "AWS_SECRET_ACCESS_KEY" in program.options}
+
+    assert with_keys - {"migrate"} == granted == {"web", "internal", "celery", "celery-data", "celery-data-small"}
+
+
+def test_only_the_service_that_sends_mail_knows_the_mail_servers_password() -> None:
+    with_password = {name for name, one in SERVICES.items() if "ANNEAL_EMAIL_URL" in one.get("environment", {})}
+    granted = {program.name for program in PROGRAMS if "ANNEAL_EMAIL_URL" in program.options | program.needs}
+
+    assert with_password == granted == {"celery-mail"}
+
+
+def test_the_database_is_on_one_network_without_a_way_out() -> None:
+    assert SERVICES["postgres"]["networks"] == ["database"]
+    assert COMPOSE["networks"]["database"] == {"internal": True}
+
+
+def test_only_the_front_door_is_published_to_the_world() -> None:
+    published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
+
+    assert published.pop("nginx") == ["80:80", "443:443"]
+    assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
+
+
+def test_the_example_of_settings_names_every_variable_the_file_asks_for() -> None:
+    asked = set(re.findall(r"\$\{(\w+)[:?}]", (DEPLOY / "compose.yaml").read_text()))
+
+    example = (DEPLOY / ".env.example").read_text()
+    assert asked == set(re.findall(r"^(\w+)=", example, re.MULTILINE))
+
+
+def test_every_file_and_lock_that_is_mounted_copied_or_built_exists() -> None:
+    root = DEPLOY.parent
+    copied = re.findall(
+        r"^COPY (?!--from)(?:--chown=\S+ )?(\S+)",
+        "".join(p.read_text() for p in DEPLOY.glob("images/*.Dockerfile")),
+        re.MULTILINE,
+    )
+    mounted = [v.split(":")[0] for s in SERVICES.values() for v in s.get("volumes", []) if v.startswith("./")]
+
+    missing = [path for path in copied if not (root / path).exists()]
+    missing += [path for path in mounted if not (DEPLOY / path).exists() and path != "./certs"]
+    assert missing == []

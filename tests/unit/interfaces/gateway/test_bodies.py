@@ -1,0 +1,100 @@
+"""What a body may take before it is parsed: bytes of one organization and of all, time, and room for the others."""
+
+import asyncio
+
+import pytest
+
+from apps.core.errors import RateLimited, Unavailable
+from apps.core.http.asgi import DEFAULT_BODY_BYTES, MIB, TooLarge
+from apps.interfaces.gateway.http import client as reading
+from apps.interfaces.gateway.http.bodies import (
+    MAX_OF_ALL,
+    MAX_OF_ONE,
+    Bodies,
+    BodyTooSlow,
+    largest_body,
+    tokens_unread,
+)
+from apps.interfaces.gateway.http.client import Client
+from apps.interfaces.gateway.http.connections import EXCHANGE
+
+
+class Incoming:
+    """A body of which a part comes each time that it is waited for; then none."""
+
+    def __init__(self, *parts: bytes, headers: dict[bytes, bytes] | None = None) -> None:
+        self._parts, self._here = list(parts), b""
+        self.headers = headers or {}
+        self.is_gone, self.keeps_alive = False, True
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self._here)
+
+    @property
+    def is_whole(self) -> bool:
+        return self._parts == [b""]
+
+    async def news(self) -> None:
+        if not self._parts:
+            await asyncio.Event().wait()
+        self._here += self._parts.pop(0)
+
+    def take_body(self) -> bytes:
+        return self._here
+
+
+def read(incoming: Incoming, *, most_bytes: int = 100, count=lambda size: None) -> bytes:
+    return asyncio.run(Client({EXCHANGE: incoming}).read_body(most_bytes=most_bytes, count=count))
+
+
+def test_a_body_is_counted_as_it_comes():
+    sizes: list[int] = []
+
+    assert read(Incoming(b"one ", b"two", b""), count=sizes.append) == b"one two"
+    assert sizes == [4, 7]
+
+
+@pytest.mark.parametrize(
+    "incoming", [Incoming(b"x" * 60, b"x" * 60, b""), Incoming(headers={b"content-length": b"101"})]
+)
+def test_a_body_that_no_model_can_use_is_refused_before_it_is_whole(incoming):
+    with pytest.raises(TooLarge):
+        read(incoming)
+
+
+def test_a_body_that_does_not_come_to_its_end_is_given_up_with_its_connection(monkeypatch):
+    monkeypatch.setattr(reading, "BODY_SECONDS", 0)
+    incoming = Incoming(b"a")
+
+    with pytest.raises(BodyTooSlow):
+        read(incoming)
+    assert not incoming.keeps_alive
+
+
+def test_one_organizations_bodies_leave_room_for_the_others():
+    bodies = Bodies()
+    with bodies.reading("hostile") as first, bodies.reading("hostile") as second, bodies.reading("other") as theirs:
+        first.count(MAX_OF_ONE - 1)
+        with pytest.raises(RateLimited):
+            second.count(2)
+        theirs.count(MAX_OF_ONE)
+    with bodies.reading("hostile") as again:
+        again.count(MAX_OF_ONE)
+
+
+def test_all_bodies_together_are_bounded_and_what_ended_is_given_back():
+    bodies = Bodies()
+    for number in range(MAX_OF_ALL // MAX_OF_ONE):
+        bodies.reading(f"org_{number}").count(MAX_OF_ONE)
+
+    one_more = bodies.reading("one more")
+    with pytest.raises(Unavailable):
+        one_more.count(1)
+
+
+def test_a_body_may_be_as_large_as_a_model_can_use():
+    assert largest_body(512, takes_media=False) < MIB
+    assert largest_body(131_072, takes_media=False) > 2 * MIB
+    assert largest_body(10**9, takes_media=False) == largest_body(1, takes_media=True) == DEFAULT_BODY_BYTES
+    assert 0 < tokens_unread(4 * MIB) < 100_000

@@ -1,0 +1,249 @@
+"""Places on replicas: shared out fairly between tenants, never leaked, and not on replicas that fail."""
+
+import asyncio
+import random
+import selectors
+from statistics import median, quantiles
+
+import pytest
+
+from apps.core.errors import RateLimited, Unavailable
+from apps.interfaces.gateway import fair_queue as turning
+from apps.interfaces.gateway.fair_queue import Breaker, FairQueue
+
+
+def run(scenario) -> None:
+    asyncio.run(asyncio.wait_for(scenario, 20))
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_the_least_busy_replica_is_chosen():
+    async def scenario() -> None:
+        turns = FairQueue(places=8)
+        assert [await turns.take("a", ("r1", "r2")) for _ in range(4)] == ["r1", "r2", "r1", "r2"]
+
+    run(scenario())
+
+
+def test_a_place_that_comes_free_goes_to_the_tenant_with_the_fewest():
+    async def scenario() -> None:
+        turns = FairQueue(places=4)  # three for all, one kept
+        for _ in range(3):
+            await turns.take("busy", ("r",))
+        await turns.take("quiet", ("r",))
+        order: list[str] = []
+
+        async def ask(tenant: str) -> None:
+            await turns.take(tenant, ("r",))
+            order.append(tenant)
+
+        tasks = [asyncio.create_task(ask(tenant)) for tenant in ("busy", "busy", "new", "quiet")]
+        await settle()
+        assert order == []
+        for tenant in ("busy", "busy", "quiet"):
+            turns.give_back(tenant, "r")
+            await settle()
+        assert order == ["new", "quiet"]  # the last place stays free for somebody with none
+        for task in tasks:
+            task.cancel()
+
+    run(scenario())
+
+
+def test_the_last_place_is_kept_for_a_tenant_with_none():
+    async def scenario() -> None:
+        turns = FairQueue(places=4)
+        for _ in range(3):
+            await turns.take("burst", ("r",))
+        waiting = asyncio.create_task(turns.take("burst", ("r",)))
+        await settle()
+        assert not waiting.done()
+
+        assert await asyncio.wait_for(turns.take("quiet", ("r",)), 1) == "r"
+        waiting.cancel()
+
+    run(scenario())
+
+
+def test_whoever_stops_waiting_leaves_no_place_taken(monkeypatch):
+    monkeypatch.setattr(turning, "MAX_WAIT_SECONDS", 0.02)
+
+    async def scenario() -> None:
+        turns = FairQueue(places=1)
+        await turns.take("a", ("r",))
+        with pytest.raises(Unavailable):
+            await turns.take("b", ("r",))
+        cancelled = asyncio.create_task(turns.take("c", ("r",)))
+        await settle()
+        turns.give_back("a", "r")  # given to c in the instant in which it leaves
+        cancelled.cancel()
+        await asyncio.gather(cancelled, return_exceptions=True)
+
+        assert (turns.count_open("r"), turns.count_waiting()) == (0, 0)
+        assert await turns.take("d", ("r",)) == "r"
+
+    run(scenario())
+
+
+def test_a_tenant_may_have_only_so_many_waiting(monkeypatch):
+    monkeypatch.setattr(turning, "MAX_WAITING", 2)
+
+    async def scenario() -> None:
+        turns = FairQueue(places=1)
+        await turns.take("a", ("r",))
+        waiting = [asyncio.create_task(turns.take("a", ("r",))) for _ in range(2)]
+        await settle()
+        with pytest.raises(RateLimited) as refused:
+            await turns.take("a", ("r",))
+        assert refused.value.data["retry_after_seconds"] >= 1
+        for one in waiting:
+            one.cancel()
+
+    run(scenario())
+
+
+def test_waiting_for_one_replica_takes_no_place_on_another():
+    async def scenario() -> None:
+        turns = FairQueue(places=1)
+        await turns.take("a", ("r1",))
+        await turns.take("a", ("r2",))
+        waiting = asyncio.create_task(turns.take("b", ("r2",)))
+        await settle()
+        turns.give_back("a", "r1")
+        await settle()
+        assert not waiting.done()
+        turns.give_back("a", "r2")
+        assert await waiting == "r2"
+
+    run(scenario())
+
+
+def test_a_tenant_that_waits_for_one_model_is_served_another():
+    async def scenario() -> None:
+        turns = FairQueue(places=1)
+        await turns.take("a", ("r1",))
+        waiting = asyncio.create_task(turns.take("a", ("r1",)))
+        await settle()
+
+        assert await asyncio.wait_for(turns.take("a", ("r2",)), 1) == "r2"
+        waiting.cancel()
+
+    run(scenario())
+
+
+class _JumpingSelector(selectors.SelectSelector):
+    """Lets no time pass: where the loop would sleep, its clock is put forward."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list:
+        ready = super().select(0)
+        if not ready and timeout:
+            self.now += timeout
+        return ready
+
+
+class _VirtualLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._jumping = _JumpingSelector()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return self._jumping.now
+
+
+SERVICE_SECONDS, PLACES, SECONDS = 0.1, 16, 10
+
+
+async def _quiet_p95(*, with_burst: bool, chance: random.Random) -> float:
+    """The 95th percentile of a tenant that asks 10 times a second, alone or beside one that asks for 1.6 times as much
+    as there is."""
+    turns, loop = FairQueue(places=PLACES), asyncio.get_running_loop()
+    taken: list[float] = []
+
+    async def ask(tenant: str) -> None:
+        began = loop.time()
+        replica = await turns.take(tenant, ("r",))
+        await asyncio.sleep(SERVICE_SECONDS)
+        turns.give_back(tenant, replica)
+        if tenant == "quiet":
+            taken.append(loop.time() - began)
+
+    async def arrive(tenant: str, per_second: float) -> None:
+        tasks = []
+        while loop.time() < SECONDS:
+            await asyncio.sleep(chance.expovariate(per_second))
+            tasks.append(asyncio.create_task(ask(tenant)))
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    burst = arrive("burst", 1.6 * PLACES / SERVICE_SECONDS) if with_burst else asyncio.sleep(0)
+    await asyncio.gather(arrive("quiet", 10), burst)
+    return quantiles(taken, n=20)[18]
+
+
+def test_a_burst_hardly_delays_a_quiet_tenant():
+    """Fixed service time and arrival rates, five runs each: the quiet tenant's median p95 rises by less than 20 %."""
+
+    def p95(*, with_burst: bool, seed: int) -> float:
+        with asyncio.Runner(loop_factory=_VirtualLoop) as runner:
+            return runner.run(_quiet_p95(with_burst=with_burst, chance=random.Random(seed)))
+
+    alone = median(p95(with_burst=False, seed=seed) for seed in range(5))
+    beside = median(p95(with_burst=True, seed=seed) for seed in range(5))
+
+    assert alone == pytest.approx(SERVICE_SECONDS)
+    assert beside < 1.2 * alone
+
+
+# --- Replicas that fail -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    class Clock:
+        now = 1000.0
+
+    monkeypatch.setattr(turning.time, "monotonic", lambda: Clock.now)
+    return Clock
+
+
+def test_a_replica_that_fails_again_and_again_rests_and_is_tried_by_one(clock):
+    breaker = Breaker()
+    for tenant in ("a", "a", "a", "b"):
+        breaker.record_failure("r1", tenant)
+    assert breaker.allowed(["r1", "r2"]) == ["r1", "r2"]
+
+    breaker.record_failure("r1", "a")
+    assert breaker.allowed(["r1", "r2"]) == ["r2"]
+
+    clock.now += 1.1
+    assert breaker.allowed(["r1", "r2"]) == ["r1", "r2"]
+    breaker.record_trial("r1")
+    assert breaker.allowed(["r1", "r2"]) == ["r2"]  # one finds out for all
+
+    breaker.record_success("r1")
+    assert breaker.allowed(["r1", "r2"]) == ["r1", "r2"]
+
+
+@pytest.mark.parametrize(("is_replicas", "rests"), [(False, False), (True, True)])
+def test_the_failures_of_one_tenants_requests_rest_no_replica_and_those_of_its_own_do(clock, is_replicas, rests):
+    breaker = Breaker()
+    for _ in range(40):
+        breaker.record_failure("r", "hostile")
+    assert breaker.allowed(["r"]) == ["r"]
+
+    breaker.record_failure("r", "hostile", is_replicas=is_replicas)
+    assert (breaker.allowed(["r"]) == []) is rests
+
+
+def test_its_rests_grow_to_a_bound(clock):
+    breaker = Breaker()
+    for n in range(40):
+        breaker.record_failure("r", f"tenant-{n}")
+    clock.now += turning._MAX_REST_SECONDS + 0.1
+
+    assert breaker.allowed(["r"]) == ["r"]
