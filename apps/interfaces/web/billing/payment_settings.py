@@ -48,7 +48,6 @@ def _page(
 ) -> HttpResponse:
     order = autorecharge.get_auto_recharge(organization=request.organization)
     now = db_now()
-    standings = Standing.objects.for_organization(request.organization)
     charged_cents = autorecharge.charged_this_month_cents(organization=request.organization, now=now)
     context = {
         "may_manage": has_permission(request.membership.role, Permission.ORGANIZATION_MANAGE),
