@@ -130,7 +130,7 @@ URLS: dict[str, Url] = {
     # datasets and jobs
     "web:dataset_list": page(get=P.VIEW),
     "web:dataset_upload": page(get=P.DATASET_WRITE, post=P.DATASET_WRITE),
-    "web:dataset_detail": page(get=P.VIEW, ids=FILE),
+    "web:dataset_detail": page(get=P.VIEW, post=P.VIEW, ids=FILE),
     "web:dataset_download": page(get=P.VIEW, ids=FILE),
     "web:dataset_upload_create": page(post=P.DATASET_WRITE),
     "web:dataset_upload_state": page(get=P.DATASET_WRITE, ids=UPLOAD),
@@ -153,6 +153,7 @@ URLS: dict[str, Url] = {
     "web:job_retry": page(post=P.JOB_WRITE, ids=JOB),
     # overview, the wizard, adapters, playground, usage
     "web:overview": page(get=P.VIEW),
+    "web:job_prepare": page(post=P.JOB_WRITE, refs={"dataset": "dataset_version"}),
     "web:job_new": page(
         get=P.JOB_WRITE,
         post=P.JOB_WRITE,
@@ -181,6 +182,7 @@ URLS: dict[str, Url] = {
         post=P.ORGANIZATION_MANAGE, data={"threshold_usd": "10", "amount_usd": "50", "monthly_cap_usd": "200"}
     ),
     "web:billing_page": page(get=P.ORGANIZATION_MANAGE, ids={"page_id": "hosted_page"}),
+    "web:billing_page_ask": page(post=P.ORGANIZATION_MANAGE, ids={"page_id": "hosted_page"}),
     "web:stripe_webhook": public("Stripe's signature is the credential; tests/web/money/test_billing.py", "POST"),
     "web:usage": page(get=P.VIEW),
     "web:invoice_list": page(get=P.VIEW, post=P.ORGANIZATION_MANAGE, data={"chargeback_label": "team"}),

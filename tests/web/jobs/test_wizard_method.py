@@ -14,7 +14,7 @@ from apps.datasets.inspection import comparisons
 from apps.datasets.tasks import compare
 from apps.finetuning.models import FineTuningJob, Worker
 from apps.finetuning.runs.trackers import store_tracker_key
-from apps.interfaces.web.wizard.views import again_url
+from apps.interfaces.web.wizard.draft import Draft
 from tests.factories.datasets import chat_row, jsonl, jsonl_of, make_ready_version
 from tests.factories.finetuning import make_training_file
 from tests.factories.serving import make_adapter
@@ -179,7 +179,7 @@ def test_inputs_are_trained_where_asked_and_the_preview_follows(floor, chosen, p
     assert len(marked[0]) == 1 and "Hi" in marked[0][0] and "Hello" not in marked[0][0]
     assert "Hello" in "".join(marked[1]) and 'hx-target="#first-row"' in part
     assert re.search(r"<dt>Trained</dt><dd>Answers and inputs.*?yours", review)
-    assert job.hyperparameters["train_on"] == "all" and "train_on=all" in again_url(job)
+    assert job.hyperparameters["train_on"] == "all" and "train_on=all" in Draft.of_job(job).url()
 
 
 def test_preferences_are_trained_by_dpo_unless_orpo_is_asked_for(floor, chosen, page, client_for, bob) -> None:
@@ -200,7 +200,7 @@ def test_preferences_are_trained_by_dpo_unless_orpo_is_asked_for(floor, chosen, 
     assert '<option value="dpo" selected>' in usual and 'name="train_on"' not in usual
     assert (shown(usual, "learning_rate"), shown(method, "learning_rate")) == ("1e-06", "8e-06")
     assert "<dt>Preferences by</dt><dd>ORPO" in review and '"type": "orpo"' in review
-    assert job.hyperparameters["objective"] == "orpo" and "objective=orpo" in again_url(job)
+    assert job.hyperparameters["objective"] == "orpo" and "objective=orpo" in Draft.of_job(job).url()
 
 
 def test_only_what_may_be_left_empty_is_called_optional(chosen, page) -> None:
@@ -234,7 +234,7 @@ def test_rows_that_repeat_the_validation_file_are_counted_before_the_price_is_sh
     swapped = {"dataset": rows[1].pk, "validation": rows[0].pk, "cap_nano": "1000000000"}
     refused = client_for(bob).post(URL, chosen | asked | swapped)
 
-    assert "Comparing the files" in before and 'hx-trigger="every 2s"' in before and "In both files" not in before
+    assert "Comparing the files" in before and 'every 2s"' in before and "In both files" not in before
     assert "<dt>In both files</dt><dd>12 rows and 1 near copy, not trained on</dd>" in after
     assert refused.status_code == 422 and "nothing would be left to train on" in refused.content.decode()
 
@@ -249,7 +249,7 @@ def test_a_grader_and_exports_are_the_jobs(floor, organization, chosen, page, cl
     assert "^[a-z_]+$ is found" in review
     assert job.requested["evaluation"]["grader"]["pattern"] == "^[a-z_]+$"
     assert job.requested["exports"] == ["merged_16bit"]
-    assert {"grader=regex", "merged=on"} <= set(again_url(job).partition("?")[2].split("&"))
+    assert {"grader=regex", "merged=on"} <= set(Draft.of_job(job).url().partition("?")[2].split("&"))
 
 
 def test_a_judge_is_chosen_among_the_served_models(floor, organization, chosen, page, client_for, bob) -> None:
@@ -263,7 +263,9 @@ def test_a_judge_is_chosen_among_the_served_models(floor, organization, chosen, 
     assert f"judged by {floor.base_model.name}" in review
     grader = job.requested["evaluation"]["grader"]
     assert (grader["model"], grader["instructions"]) == (floor.base_model.name, "Is it polite?")
-    assert {"grader=judge", f"judge={floor.base_model.name}"} <= set(again_url(job).partition("?")[2].split("&"))
+    assert {"grader=judge", f"judge={floor.base_model.name}"} <= set(
+        Draft.of_job(job).url().partition("?")[2].split("&")
+    )
 
 
 def test_an_own_version_is_trained_further_with_its_shape(floor, organization, chosen, page, client_for, bob) -> None:
@@ -280,7 +282,7 @@ def test_an_own_version_is_trained_further_with_its_shape(floor, organization, c
     assert f"continues {version.model_name}" in review
     assert (job.hyperparameters["lora_rank"], job.hyperparameters["target_modules"]) == (8, ["q_proj"])
     assert job.requested["start_from"]["version"] == version.pk
-    assert urlencode({"model": version.model_name}) in again_url(job)
+    assert urlencode({"model": version.model_name}) in Draft.of_job(job).url()
 
 
 def test_a_job_reports_to_the_trackers_whose_keys_are_stored(
@@ -299,7 +301,7 @@ def test_a_job_reports_to_the_trackers_whose_keys_are_stored(
     assert shown(method, "wandb") == "triage"
     assert "W&B, triage" in review and "elsewhere" not in re.search(r"Reports to.*?</dl>", review)[0]
     assert job.requested["integrations"] == [{"type": "wandb", "wandb": {"project": "triage"}}]
-    assert "wandb=triage" in again_url(job)
+    assert "wandb=triage" in Draft.of_job(job).url()
     assert "at most 128 characters" in page(chosen | {"wandb": "x" * 129, "pool": floor.pool.name}, status=422)
 
 

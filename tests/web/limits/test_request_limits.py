@@ -9,16 +9,16 @@ import pytest
 
 from apps.core.http.asgi import MIB, PROCESSOR_SECONDS
 from apps.interfaces.web.edge import callers
-from apps.interfaces.web.edge.callers import Caller
+from apps.interfaces.web.edge.callers import CallerIds
 from apps.interfaces.web.edge.request_limits import LimitRequests, WebLimits
 
-ACME = Caller("key a", "person alice", "organization acme")
+ACME = CallerIds("key a", "person alice", "organization acme")
 PEOPLE = {
     "a": ACME,
     "a2": ACME._replace(credential="key a2"),
     "bob": ACME._replace(credential="session bob", person="person bob"),
-    "rival": Caller("key r", "person charlie", "organization rival"),
-    "second": Caller("key s", "person charlie", "organization second"),
+    "rival": CallerIds("key r", "person charlie", "organization rival"),
+    "second": CallerIds("key s", "person charlie", "organization second"),
 }
 
 
@@ -27,7 +27,7 @@ def _people(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let an Authorization header name one of PEOPLE, without a database."""
     header = lambda scope: (dict(scope["headers"]).get(b"authorization", b"").decode(), "")  # noqa: E731
 
-    async def find(credential: tuple[str, str]) -> Caller | None:
+    async def find(credential: tuple[str, str]) -> CallerIds | None:
         return PEOPLE.get(credential[0])
 
     monkeypatch.setattr(callers, "credential_of", header)
@@ -106,7 +106,7 @@ def test_many_keys_and_members_of_one_organization_share_its_limit() -> None:
 
 
 def test_many_organizations_of_one_person_share_theirs() -> None:
-    PEOPLE["third"] = Caller("key t", "person charlie", "organization third")
+    PEOPLE["third"] = CallerIds("key t", "person charlie", "organization third")
     found = statuses([{"who": who} for _ in range(10) for who in ("rival", "second", "third")])
 
     assert found.count(200) == 20

@@ -53,7 +53,7 @@ class DemoAccount(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Seeded:
+class SeededInstallation:
     account: DemoAccount
     is_new: bool
 
@@ -64,7 +64,7 @@ def seed_local_workers(*, home: Path, now: datetime.datetime) -> None:
     _seed_worker_tokens(home)
 
 
-def seed_account(*, home: Path, now: datetime.datetime) -> Seeded:
+def seed_account(*, home: Path, now: datetime.datetime) -> SeededInstallation:
     """Create the demonstration's operator, organization and key, and return how to sign in. Safe to run again.
 
     The password is random and stored only in `demo.json`. The account is an operator's, so it must not exist in an
@@ -73,10 +73,10 @@ def seed_account(*, home: Path, now: datetime.datetime) -> Seeded:
     path = home / "demo.json"
     kept = _kept_account(path)
     if kept is not None:
-        return Seeded(kept, is_new=False)
+        return SeededInstallation(kept, is_new=False)
     account = _new_account(now)
     _write_private(path, msgspec.json.format(msgspec.json.encode(account)))
-    return Seeded(account, is_new=True)
+    return SeededInstallation(account, is_new=True)
 
 
 def _kept_account(path: Path) -> DemoAccount | None:

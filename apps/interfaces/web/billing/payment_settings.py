@@ -147,17 +147,33 @@ def _is_saved(form: AutoRechargeForm, request: OrganizationRequest) -> bool:
 def page(request: OrganizationRequest, page_id: str) -> HttpResponse:
     """Wait for one of Stripe's pages and go there; after the return, wait for the result."""
     _refuse_without_payments()
-    asked = HostedPage.objects.for_organization(request.organization).select_related("topup").filter(pk=page_id).first()
-    if asked is None:
-        raise Http404
-    if asked.topup is not None and asked.topup.status == TopUpStatus.OPEN:
-        _ask_what_became_of(asked.topup)
+    asked = _get_page(request, page_id)
     leave = _leaving(request, asked)
     if leave is not None:
         return leave(asked.url)
     context = {"asked": asked, "topup": asked.topup}
     template = "billing/page.html#state" if request.htmx else "billing/page.html"
     return render(request, template, context)
+
+
+@require_POST
+@organization_view(Permission.ORGANIZATION_MANAGE)
+def ask(request: OrganizationRequest, page_id: str) -> HttpResponse:
+    """Have a task ask Stripe about an open top-up, at most every five seconds: a webhook may be late or lost."""
+    _refuse_without_payments()
+    asked = _get_page(request, page_id)
+    if asked.topup is not None and asked.topup.status == TopUpStatus.OPEN:
+        moment = int(db_now().timestamp()) // 5
+        key = f"payments.topup:{asked.topup.pk}:{moment}"
+        outbox.publish(topic="payments.topup", key=key, payload={"topup_id": asked.topup.pk})
+    return redirect("web:billing_page", asked.pk)
+
+
+def _get_page(request: OrganizationRequest, page_id: str) -> HostedPage:
+    asked = HostedPage.objects.for_organization(request.organization).select_related("topup").filter(pk=page_id).first()
+    if asked is None:
+        raise Http404
+    return asked
 
 
 def _leaving(request: OrganizationRequest, asked: HostedPage) -> Callable[[str], HttpResponse] | None:
@@ -168,12 +184,6 @@ def _leaving(request: OrganizationRequest, asked: HostedPage) -> Callable[[str],
     was_waiting = request.GET.get("waiting") == "1"
     is_fresh = asked.status == PageStatus.READY and (asked.topup is None or asked.topup.status == TopUpStatus.OPEN)
     return HttpResponseClientRedirect if request.htmx and was_waiting and is_fresh else None
-
-
-def _ask_what_became_of(topup: TopUp) -> None:
-    """Have a task ask Stripe, at most every five seconds: a webhook may be late or lost."""
-    moment = int(db_now().timestamp()) // 5
-    outbox.publish(topic="payments.topup", key=f"payments.topup:{topup.pk}:{moment}", payload={"topup_id": topup.pk})
 
 
 def _refuse_without_payments() -> None:

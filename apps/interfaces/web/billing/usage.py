@@ -25,7 +25,7 @@ from apps.core.http.csv_text import csv_chunks
 from apps.core.money import NANO_PER_USD, nano_to_usd, rated
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.queries import list_jobs
-from apps.interfaces.web.charts import geometry
+from apps.interfaces.web.charts import day_charts
 from apps.interfaces.web.jobs.views import title_of
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.downloads import stream_download
@@ -231,7 +231,7 @@ def _plot(
     models: list[ModelUse],
     first: datetime.date,
     last: datetime.date,
-) -> geometry.Days:
+) -> day_charts.Days:
     shown = {model.name: model.label for model in models[:_SERIES_SHOWN]}
     if any(line.subject == STORED for line in series):
         shown[STORED] = STORED
@@ -242,7 +242,7 @@ def _plot(
         by_day[line.day][shown.get(line.subject, _OTHER)] += float(nano_to_usd(_cost_nano(line)))
     days = [first + datetime.timedelta(days=number) for number in range((last - first).days + 1)]
     names = [TRAINING, *dict.fromkeys(shown.values()), *([_OTHER] if len(models) > _SERIES_SHOWN else [])]
-    return geometry.stacked_days([(f"{day:%-d %b}", dict(by_day[day])) for day in days], series=names)
+    return day_charts.stacked_days([(f"{day:%-d %b}", dict(by_day[day])) for day in days], series=names)
 
 
 def _movements(organization: Organization, transactions: Iterable[LedgerTransaction]) -> list[Movement]:

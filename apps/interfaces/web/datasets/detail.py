@@ -3,24 +3,24 @@
 from dataclasses import dataclass, replace
 
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import render
+from django.shortcuts import redirect, render
 from django.utils.cache import patch_vary_headers
-from django.views.decorators.http import require_safe
+from django.views.decorators.http import require_http_methods
 
 from apps.accounts.queries import name_of_actor
 from apps.accounts.roles import Permission, has_permission
-from apps.catalog.models import BaseModel
 from apps.contracts.chat import RowKind, TrainOn
 from apps.contracts.held_rows import Repeats
-from apps.datasets import operations, queries
-from apps.datasets.inspection import comparisons, inspections
+from apps.datasets import queries
+from apps.datasets.inspection import comparisons
 from apps.datasets.inspection.inspector import FindingCode
-from apps.datasets.lifecycle import DatasetVersionStatus
+from apps.datasets.lifecycle import UNVALIDATED, DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, TokenCount
-from apps.datasets.problems import MIN_ROWS
+from apps.datasets.problems import MIN_ROWS, LineError
 from apps.datasets.rows import kind_of
-from apps.interfaces.web.charts.geometry import histogram
-from apps.interfaces.web.datasets.price import least_nano, training_choices, wizard_url
+from apps.interfaces.web.charts.histograms import histogram
+from apps.interfaces.web.datasets.preparation import is_ready, is_uncounted, prepare
+from apps.interfaces.web.datasets.price import least_nano, training_draft
 from apps.interfaces.web.datasets.viewer import (
     HELD_OUT,
     LOST,
@@ -31,6 +31,7 @@ from apps.interfaces.web.datasets.viewer import (
     RowContext,
     chosen_model,
     cut_at,
+    find_compared,
     look,
     read_address,
     viewer_context,
@@ -38,7 +39,6 @@ from apps.interfaces.web.datasets.viewer import (
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
 _MAX_JOBS, _MAX_OVERLAPS = 50, 6
-_PENDING = ("uploaded", "validating")
 _WHAT_ROWS = {
     "chat": ("conversation", "Every row ends with an answer to learn from"),
     "preference": ("preference", "Every row has two different answers"),
@@ -58,7 +58,7 @@ _FOUND = {
 
 
 @dataclass(frozen=True)
-class Check:
+class FileCheck:
     """One finding. `level` is ok, info, warn or bad; `url` is the page that shows it."""
 
     level: str
@@ -67,29 +67,32 @@ class Check:
     url: str = ""
 
 
-@require_safe
+@require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.VIEW)
 def detail(request: OrganizationRequest, file_id: str) -> HttpResponse:
     """Show a file. htmx gets the part it asks for.
 
-    The parts are the row viewer, the button's price, or the whole dataset while a task is running.
+    The parts are the row viewer, the button's price, or the whole dataset while a task is running. A POST computes what
+    the page lacks, or has a task do it.
     """
     version = queries.get_version(organization=request.organization, id=file_id)
     model = chosen_model(request)
-    part = request.headers.get("HX-Target", "") if request.headers.get("HX-Request") else ""
-    is_viewer, is_price = part.endswith("#viewer"), part.endswith("#least-price")
-    is_known = is_viewer or is_price
-    count, refusal, is_counting = (find_count(version, model), None, False) if is_known else _count(version, model)
+    count = queries.find_token_count(version=version, base_model=model) if model else None
     address = read_address(request, version, model, count)
-    if is_price:
-        return _part(
-            request, "price", {"least_nano": least_nano(request.organization, training_choices(address, model))}
-        )
+    if request.method == "POST":
+        other = find_compared(address)
+        prepare(version=version, base_model=model, other=other, with_inspection=True)
+        return redirect(request.get_full_path())
+    part = request.headers.get("HX-Target", "") if request.htmx else ""
+    if part.endswith("#least-price"):
+        price_nano = least_nano(request.organization, training_draft(address, model))
+        return _part(request, "price", {"least_nano": price_nano})
     looked = look(version, model, address, count)
-    context = viewer_context(address, looked, is_pending=version.status in _PENDING)
-    if not is_viewer:
-        context |= _summary(address, looked, refusal, is_counting) | _people(version, request)
-    return _part(request, "viewer" if is_viewer else "dataset" if part else "", context)
+    context = viewer_context(address, looked, is_pending=version.status in UNVALIDATED)
+    if part.endswith("#viewer"):
+        return _part(request, "viewer", context)
+    context |= _summary(address, looked) | _people(version, request)
+    return _part(request, "dataset" if part else "", context)
 
 
 def _part(request: HttpRequest, name: str, context: dict[str, object]) -> HttpResponse:
@@ -99,36 +102,16 @@ def _part(request: HttpRequest, name: str, context: dict[str, object]) -> HttpRe
     return response
 
 
-def find_count(version: DatasetVersion, model: BaseModel | None) -> TokenCount | None:
-    return queries.find_token_count(version=version, base_model=model) if model else None
-
-
-def _count(
-    version: DatasetVersion, model: BaseModel | None
-) -> tuple[TokenCount | None, operations.RowRefused | None, bool]:
-    """Return the token count, the row that prevents it, and whether a task is counting."""
-    if version.status != DatasetVersionStatus.READY or model is None:
-        return None, None, False
-    found = queries.find_token_count(version=version, base_model=model)
-    if found or not operations.is_counted_at_once(version):
-        if not found:
-            operations.request_count(version=version, base_model=model)
-        return found, None, found is None
-    try:
-        return operations.count_tokens(version=version, base_model=model), None, False
-    except operations.RowRefused as error:
-        return None, error, False
-
-
-def _summary(
-    address: Address, looked: RowContext, refusal: operations.RowRefused | None, is_counting: bool
-) -> dict[str, object]:
+def _summary(address: Address, looked: RowContext) -> dict[str, object]:
     version, count = address.version, looked.count
-    is_pending = version.status in _PENDING
-    is_inspecting = version.status == DatasetVersionStatus.READY and looked.inspection is None
-    if is_inspecting:
-        inspections.request_inspection(version=version)
-    is_comparing = _is_comparing(address, looked)
+    is_pending = version.status in UNVALIDATED
+    is_uninspected = version.status == DatasetVersionStatus.READY and looked.inspection is None
+    is_counting = is_uncounted(version=version, base_model=looked.model, count=count)
+    is_comparing = looked.repeats is None and is_ready(version, looked.compared)
+    is_preparing = is_counting or is_uninspected or is_comparing
+    refusal = None
+    if looked.model and not count and not is_counting:
+        refusal = queries.find_refusal(version=version, base_model=looked.model)
     checks = _checks(address, looked, refusal)
     cut = cut_at(count, address.limit)
     trained = _trained_tokens(address, count)
@@ -138,9 +121,10 @@ def _summary(
         "cut": cut,
         "limit": address.limit,
         "is_pending": is_pending,
-        "is_live": is_pending or is_counting or is_inspecting or is_comparing,
+        "is_live": is_pending or is_preparing,
+        "is_preparing": is_preparing,
         "is_counting": is_counting,
-        "is_inspecting": is_inspecting or is_comparing,
+        "is_inspecting": is_uninspected or is_comparing,
         "trained_tokens": trained,
         "trains_inputs": address.train_on is TrainOn.ALL,
         "has_inputs": kind_of(version) is RowKind.CHAT,
@@ -153,7 +137,7 @@ def _summary(
         "hidden_error_count": version.error_count - len(version.errors),
         "held_count": sum(looked.held) if looked.held is not None else None,
         "kept_count": looked.held.count(False) if looked.held is not None else None,
-        "wizard_url": wizard_url(training_choices(address, looked.model)),
+        "wizard_url": training_draft(address, looked.model).url("model"),
         "held_url": address.url(find=HELD_OUT, first=1, line=1),
         "siblings": queries.list_siblings(version=version),
         "jobs": version.jobs.select_related("base_model").order_by("-created_at")[:10],
@@ -165,14 +149,6 @@ def _trained_tokens(address: Address, count: TokenCount | None) -> int:
     if count is None:
         return 0
     return count.tokens if address.train_on is TrainOn.ALL else count.trained_tokens
-
-
-def _is_comparing(address: Address, looked: RowContext) -> bool:
-    """Return whether a task requested by `look` is comparing the file with the chosen one."""
-    if not address.against or looked.repeats is not None or address.version.status != DatasetVersionStatus.READY:
-        return False
-    other = queries.get_version(organization=address.version.organization_id, id=address.against)
-    return other.status == DatasetVersionStatus.READY
 
 
 def _others(version: DatasetVersion) -> list[tuple[str, str]]:
@@ -192,52 +168,55 @@ def _people(version: DatasetVersion, request: OrganizationRequest) -> dict[str, 
     }
 
 
-def _checks(address: Address, looked: RowContext, refusal: operations.RowRefused | None) -> list[Check]:
+def _checks(address: Address, looked: RowContext, refusal: LineError | None) -> list[FileCheck]:
     version = address.version
     if version.status == DatasetVersionStatus.INVALID:
         return [
-            Check("bad", f"Line {error['line']:,}: {error['message']}", error["fix"], address.at(error["line"]))
+            FileCheck("bad", f"Line {error['line']:,}: {error['message']}", error["fix"], address.at(error["line"]))
             for error in version.errors
         ]
     if version.status != DatasetVersionStatus.READY:
         return []
     what, is_whole = _WHAT_ROWS[version.kind or "chat"]
     checks = [
-        Check("ok", f"{version.rows:,} {what} rows, at least {MIN_ROWS} needed"),
-        Check("ok", is_whole),
+        FileCheck("ok", f"{version.rows:,} {what} rows, at least {MIN_ROWS} needed"),
+        FileCheck("ok", is_whole),
     ]
     if refusal:
-        checks.append(Check("bad", refusal.message, "", address.at(refusal.data["line"])))
+        text = f"Line {refusal.line:,}: {refusal.message}"
+        checks.append(FileCheck("bad", text, refusal.fix, address.at(refusal.line)))
     if looked.count:
         checks += _length_checks(looked.count, address)
     return checks + _found(address, looked)
 
 
-def _length_checks(count: TokenCount, address: Address) -> list[Check]:
+def _length_checks(count: TokenCount, address: Address) -> list[FileCheck]:
     limit = address.limit
     if count.longest_row_tokens <= limit:
-        return [Check("ok", f"Every row fits in {limit:,} tokens")]
+        return [FileCheck("ok", f"Every row fits in {limit:,} tokens")]
     cut = cut_at(count, limit)
     if kind_of(address.version) is RowKind.TEXT:
         over = f"{cut.over:,} {_plural(cut.over, 'row')}" if cut else "Some rows"
         return [
-            Check("ok", f"{over} over {limit:,} tokens: trained in pieces, nothing is cut", "", _find(address, OVER))
+            FileCheck(
+                "ok", f"{over} over {limit:,} tokens: trained in pieces, nothing is cut", "", _find(address, OVER)
+            )
         ]
     if cut is None:
-        return [Check("warn", f"Some rows are longer than {limit:,} tokens and will be cut")]
+        return [FileCheck("warn", f"Some rows are longer than {limit:,} tokens and will be cut")]
     lost = 0 if address.train_on is TrainOn.ALL else cut.untrained
     text = f"{cut.over:,} {_plural(cut.over, 'row')} over {limit:,} tokens will be cut"
-    checks = [Check("warn", text, "", _find(address, OVER))]
+    checks = [FileCheck("warn", text, "", _find(address, OVER))]
     if lost:
         verbs = ("trains", "is") if lost == 1 else ("train", "are")
         text = f"{lost:,} {_plural(lost, 'row')} of these {verbs[0]} nothing and {verbs[1]} left out"
         checks.append(
-            Check("warn", text, "Raise the limit or shorten what comes before the answer.", _find(address, LOST))
+            FileCheck("warn", text, "Raise the limit or shorten what comes before the answer.", _find(address, LOST))
         )
     return checks
 
 
-def _found(address: Address, looked: RowContext) -> list[Check]:
+def _found(address: Address, looked: RowContext) -> list[FileCheck]:
     if looked.inspection is None:
         return []
     findings = {found["code"]: found for found in looked.inspection.findings}
@@ -247,41 +226,43 @@ def _found(address: Address, looked: RowContext) -> list[Check]:
             rows = findings[code]["rows"]
             level = "info" if code.startswith("personal_") and code != FindingCode.KEY else "warn"
             checks.append(
-                Check(level, f"{rows:,} {_plural(rows, 'row')} {one if rows == 1 else many}", "", _find(address, code))
+                FileCheck(
+                    level, f"{rows:,} {_plural(rows, 'row')} {one if rows == 1 else many}", "", _find(address, code)
+                )
             )
     if not {FindingCode.EXACT_COPY, FindingCode.NEAR_COPY} & findings.keys():
-        checks.append(Check("ok", "No row repeats another"))
+        checks.append(FileCheck("ok", "No row repeats another"))
     if not any(code.startswith("personal_") for code in findings):
-        checks.append(Check("ok", "No e-mail addresses, phone or card numbers, IBANs or keys found"))
+        checks.append(FileCheck("ok", "No e-mail addresses, phone or card numbers, IBANs or keys found"))
     return checks + _compared(address, looked) + _overlaps(address, looked)
 
 
-def _compared(address: Address, looked: RowContext) -> list[Check]:
+def _compared(address: Address, looked: RowContext) -> list[FileCheck]:
     """Return how many rows repeat the chosen validation file."""
     if looked.repeats is None:
         return []
     equal, near = looked.repeats.count(Repeats.A_ROW), looked.repeats.count(Repeats.NEARLY_A_ROW)
     if not equal and not near:
-        return [Check("ok", "No row repeats the validation file")]
+        return [FileCheck("ok", "No row repeats the validation file")]
     return _shared(equal, near, "the validation file", (_find(address, SHARED), _find(address, NEARLY_SHARED)))
 
 
-def _shared(equal: int, near: int, file: str, urls: tuple[str, str] = ("", "")) -> list[Check]:
+def _shared(equal: int, near: int, file: str, urls: tuple[str, str] = ("", "")) -> list[FileCheck]:
     checks = []
     if equal:
         text = f"{equal:,} {_plural(equal, 'row')} {'stands' if equal == 1 else 'stand'} in {file} too"
-        checks.append(Check("warn", text, "They are not trained on.", urls[0]))
+        checks.append(FileCheck("warn", text, "They are not trained on.", urls[0]))
     if near:
         text = f"{near:,} {_plural(near, 'row')} nearly {'repeats' if near == 1 else 'repeat'} one of {file}"
-        checks.append(Check("warn", text, "They are not trained on.", urls[1]))
+        checks.append(FileCheck("warn", text, "They are not trained on.", urls[1]))
     return checks
 
 
-def _overlaps(address: Address, looked: RowContext) -> list[Check]:
+def _overlaps(address: Address, looked: RowContext) -> list[FileCheck]:
     """Compare with the validation files this version was trained with."""
     if looked.inspection is None:
         return []
-    version, checks = address.version, list[Check]()
+    version, checks = address.version, list[FileCheck]()
     jobs = version.jobs.exclude(validation_file=None).exclude(validation_file=address.against or None)
     latest = jobs.select_related("validation_file").order_by("-created_at")[:_MAX_JOBS]
     used = {job.validation_file.pk: job.validation_file for job in latest if job.validation_file}

@@ -1,17 +1,16 @@
 """The lowest price of training on a file as its page shows it. Loaded after the page, because quotes take time."""
 
-from collections.abc import Mapping
-
 from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel
 from apps.contracts.chat import TrainOn
 from apps.core.errors import DomainError
 from apps.interfaces.web.datasets.viewer import Address
-from apps.interfaces.web.wizard.plan import Choices, Plan
+from apps.interfaces.web.wizard.draft import Draft
+from apps.interfaces.web.wizard.plan import Plan
 
 
-def training_choices(address: Address, model: BaseModel | None) -> dict[str, str]:
-    """Return the wizard's choices that train what the page shows."""
+def training_draft(address: Address, model: BaseModel | None) -> Draft:
+    """Return the wizard's draft that trains what the page shows."""
     chosen = {"dataset": address.version.pk}
     if model:
         chosen["model"] = model.name
@@ -23,19 +22,16 @@ def training_choices(address: Address, model: BaseModel | None) -> dict[str, str
         chosen["validation"] = address.against
     elif address.share:
         chosen |= {"validation_share": str(address.split.share), "seed": str(address.seed)}
-    return chosen
+    return Draft(chosen)
 
 
-def wizard_url(chosen: Mapping[str, str]) -> str:
-    """Return the wizard's address for these choices, at the base model step: the page's model is only for viewing."""
-    return Choices(chosen).url(step="model")
-
-
-def least_nano(organization: Organization, chosen: Mapping[str, str]) -> int | None:
+def least_nano(organization: Organization, draft: Draft) -> int | None:
     """Return the median cost of the cheapest option that can be launched now; return None if there is none."""
-    plan = Plan(organization, Choices(chosen))
+    plan = Plan(organization, draft)
+    if plan.form is None or plan.is_uncounted or plan.is_uncompared:
+        return None
     try:
-        quotes = plan.quotes_of_kinds(plan.form.kinds) if plan.form else {}
+        quotes = plan.quotes_of_kinds(plan.form.kinds)
     except DomainError:
         return None  # the wizard shows the reason
     costs = [

@@ -20,7 +20,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Part:
+class TextPart:
     """Consecutive pieces that are all trained, all untrained, or all beyond the limit."""
 
     is_trained: bool
@@ -36,7 +36,7 @@ class Turn:
     role: str
     tokens: int
     trained_tokens: int
-    parts: tuple[Part, ...]
+    parts: tuple[TextPart, ...]
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _turn(
     return Turn(role, last - first, sum(mask[first:last]), _parts(text, span, controls, trained, cut))
 
 
-def _parts(text: str, span: Span, controls: Sequence[Span], trained: Sequence[Span], cut: int) -> tuple[Part, ...]:
+def _parts(text: str, span: Span, controls: Sequence[Span], trained: Sequence[Span], cut: int) -> tuple[TextPart, ...]:
     start, end = span
     inside = {edge for edges in (*controls, *trained, (cut, cut)) for edge in edges if start < edge < end}
     edges = [start, *sorted(inside), end]
@@ -167,7 +167,7 @@ def _parts(text: str, span: Span, controls: Sequence[Span], trained: Sequence[Sp
     parts, position = [], start
     for (is_trained, is_cut), group in groupby(pieces, key=lambda piece: piece[0]):
         inside_part = tuple(piece for _, piece in group)
-        parts.append(Part(is_trained, inside_part, is_cut, is_first_cut=is_cut and position == cut))
+        parts.append(TextPart(is_trained, inside_part, is_cut, is_first_cut=is_cut and position == cut))
         position += sum(len(piece.text) for piece in inside_part)
     return tuple(parts)
 

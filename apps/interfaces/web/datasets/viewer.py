@@ -102,6 +102,7 @@ class RowContext:
     count: TokenCount | None
     inspection: VersionInspection | None
     held: list[bool] | None  # whether each row is held out; None if unknown or too slow to find
+    compared: DatasetVersion | None = None
     repeats: bytes | None = None  # for each row, what it `Repeats` of the compared file
 
     def lines_of(self, address: Address) -> list[int]:
@@ -178,16 +179,16 @@ def look(version: DatasetVersion, model: BaseModel | None, address: Address, cou
     held = None
     if inspection and address.share and (version.rows or 0) <= inspections.KEYS_READ_NOW:
         held = inspections.held_out_rows(inspection=inspection, split=address.split)
-    return RowContext(model, count, inspection, held, _repeats(version, address.against))
+    other = find_compared(address)
+    found = comparisons.find_comparison(version=version, other=other) if other else None
+    return RowContext(model, count, inspection, held, other, comparisons.marks_of(found) if found else None)
 
 
-def _repeats(version: DatasetVersion, file_id: str) -> bytes | None:
-    """Return for each row what it repeats of the other file; return None while unknown. Raises UnknownFile."""
-    if not file_id:
+def find_compared(address: Address) -> DatasetVersion | None:
+    """Return the validation file to compare with, if the address names one. Raises UnknownFile."""
+    if not address.against:
         return None
-    other = queries.get_version(organization=version.organization_id, id=file_id)
-    found = comparisons.find_or_compare(version=version, other=other)
-    return comparisons.marks_of(found) if found else None
+    return queries.get_version(organization=address.version.organization_id, id=address.against)
 
 
 def cut_at(count: TokenCount | None, limit: int) -> Cut | None:

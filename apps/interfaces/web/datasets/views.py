@@ -16,6 +16,7 @@ from apps.core.http.forms import add_domain_error
 from apps.core.objects.store import CHUNK_BYTES
 from apps.datasets import operations, queries
 from apps.datasets.intake import versions as intake
+from apps.datasets.lifecycle import UNVALIDATED
 from apps.datasets.models import DatasetVersion
 from apps.finetuning.usage.quotas import get_quota
 from apps.finetuning.usage.storage import counted_bytes
@@ -24,7 +25,6 @@ from apps.interfaces.web.datasets.viewer import chosen_model, model_options
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
 IN_PARTS_FROM_BYTES = 32 * 1024**2  # smaller files go in one request: it is quicker, and sending it again costs little
-_PENDING = ("uploaded", "validating")
 
 
 # --- List and upload --------------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
         "parts_from_bytes": IN_PARTS_FROM_BYTES,
         "max_upload_bytes": settings.MAX_UPLOAD_BYTES,
         "may_upload": has_permission(request.membership.role, Permission.DATASET_WRITE),
-        "is_live": any(version.status in _PENDING for version in versions),
+        "is_live": any(version.status in UNVALIDATED for version in versions),
         "command": _command(),
         "storage": _storage(request.organization),
     }

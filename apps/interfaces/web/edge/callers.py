@@ -29,7 +29,7 @@ from apps.interfaces.web.shell.access import SESSION_ORGANIZATION
 _KEPT_SECONDS, _MAX_KEPT = 60.0, 10_000
 
 
-class Caller(NamedTuple):
+class CallerIds(NamedTuple):
     """Ids, each prefixed with its kind, so that one table can hold the limits of all kinds."""
 
     credential: str  # the key or the session
@@ -37,7 +37,7 @@ class Caller(NamedTuple):
     organization: str | None  # the share holder; None for a person without an organization
 
 
-_known: "OrderedDict[bytes, tuple[float, Caller]]" = OrderedDict()
+_known: "OrderedDict[bytes, tuple[float, CallerIds]]" = OrderedDict()
 
 
 def address_of(scope: Scope) -> str:
@@ -63,13 +63,13 @@ def credential_of(scope: Scope) -> tuple[str, str]:
     return "", cookies.get(settings.SESSION_COOKIE_NAME, "")
 
 
-def recall(credential: tuple[str, str]) -> Caller | None:
+def recall(credential: tuple[str, str]) -> CallerIds | None:
     """Return the caller if it was found within the last minute."""
     until, caller = _known.get(_digest(credential), (0.0, None))
     return caller if time.monotonic() < until else None
 
 
-async def find(credential: tuple[str, str]) -> Caller | None:
+async def find(credential: tuple[str, str]) -> CallerIds | None:
     """Return the caller, from the database if it is not cached; return None for a wrong key or session."""
     if caller := recall(credential):
         return caller
@@ -89,7 +89,7 @@ def _digest(credential: tuple[str, str]) -> bytes:
     return hashlib.sha256("\0".join(credential).encode()).digest()
 
 
-def _look_up(secret: str, session_key: str) -> Caller | None:
+def _look_up(secret: str, session_key: str) -> CallerIds | None:
     """Find the caller in the database. Runs in a thread with a separate connection."""
     try:
         return _of_key(secret) if secret else _of_session(session_key)
@@ -97,16 +97,16 @@ def _look_up(secret: str, session_key: str) -> Caller | None:
         close_old_connections()
 
 
-def _of_key(secret: str) -> Caller | None:
+def _of_key(secret: str) -> CallerIds | None:
     found = find_key(secret=secret)
     if found is None:
         return None
     with tenant(organization=found.organization_id):
         holder = get_share_holder(organization=found.organization_id)
-    return Caller(f"key {found.key_id}", f"person {found.created_by_id}", f"organization {holder}")
+    return CallerIds(f"key {found.key_id}", f"person {found.created_by_id}", f"organization {holder}")
 
 
-def _of_session(session_key: str) -> Caller | None:
+def _of_session(session_key: str) -> CallerIds | None:
     session = import_module(settings.SESSION_ENGINE).SessionStore(session_key)
     # get_user reads only the session of the request.
     user = get_user(cast(HttpRequest, SimpleNamespace(session=session)))
@@ -117,4 +117,4 @@ def _of_session(session_key: str) -> Caller | None:
     wanted = session.get(SESSION_ORGANIZATION)
     chosen = holders.get(wanted) or next(iter(holders.values()), None)
     digest = hashlib.sha256(session_key.encode()).hexdigest()
-    return Caller(f"session {digest}", f"person {user.pk}", f"organization {chosen}" if chosen else None)
+    return CallerIds(f"session {digest}", f"person {user.pk}", f"organization {chosen}" if chosen else None)

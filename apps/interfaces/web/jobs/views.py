@@ -32,7 +32,7 @@ from apps.finetuning.results.checkpoint_models import may_answer
 from apps.finetuning.runs import attempts
 from apps.finetuning.runs.queue_order import queue_position
 from apps.finetuning.usage import charges
-from apps.interfaces.web.charts import geometry
+from apps.interfaces.web.charts import memory_charts
 from apps.interfaces.web.jobs.curves import curves_of, metrics_of, with_number
 from apps.interfaces.web.jobs.evaluation import evaluation_of
 from apps.interfaces.web.jobs.outcome import find_outcome, outcome_rows
@@ -40,8 +40,8 @@ from apps.interfaces.web.jobs.recipe import method_words, recipe_lines, recipe_r
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.live import Watcher, follow_job
 from apps.interfaces.web.wizard.compute_table import memory_parts
+from apps.interfaces.web.wizard.draft import Draft, start_of
 from apps.interfaces.web.wizard.forms import CapForm
-from apps.interfaces.web.wizard.views import again_url, beginning_of
 
 _PAGE = 25
 _SHOWN_EVALUATIONS = 100
@@ -57,7 +57,7 @@ _GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Phase:
+class ShownPhase:
     """One phase of a job as people see it: Validate, Queue, Boot, Train, Ready."""
 
     name: str
@@ -241,7 +241,7 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, object]:
         "pause": _pause_state(job),
         "evaluation": evaluation_of(job.adapter_version),
         "explanation": (why := explain(job=job, now=now)),
-        "retry_url": again_url(job, changes=why.suggestion.change.recipe) if why else "",
+        "retry_url": Draft.of_job(job, changes=why.suggestion.change.recipe).url() if why else "",
         "retry_cap": usd_decimal(why.suggestion.hold_nano) if why and why.suggestion.hold_nano else "",
         "checkpoints": list(queries.list_checkpoints(job=job)[:10]),
         "runs": list(job.runs.order_by("attempt").select_related("worker")),
@@ -252,8 +252,8 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, object]:
         "method": method_words(job),
         "recipe": recipe_lines(job),
         "reasons": recipe_reasons(job),
-        "samples": recipe_samples(job, model=beginning_of(job)),
-        "again_url": again_url(job),
+        "samples": recipe_samples(job, model=start_of(job)),
+        "again_url": Draft.of_job(job).url(),
         "is_live": is_live,
         "may_write": has_permission(membership.role, Permission.JOB_WRITE),
         "may_try_checkpoints": has_permission(membership.role, Permission.ADAPTER_WRITE) and may_answer(job),
@@ -282,7 +282,7 @@ def _pause_state(job: FineTuningJob) -> dict[str, object] | None:
     }
 
 
-def _phases(job: FineTuningJob, now: datetime.datetime) -> list[Phase]:
+def _phases(job: FineTuningJob, now: datetime.datetime) -> list[ShownPhase]:
     """Return the phases of a job; after a requeue they describe the latest attempt."""
     run = job.runs.order_by("-attempt").first()
     queued, taken, trained = (run.created_at, run.leased_at, run.training_started_at) if run else (None, None, None)
@@ -298,18 +298,18 @@ def _phases(job: FineTuningJob, now: datetime.datetime) -> list[Phase]:
     for name, (begun, ended) in spans.items():
         is_train = name == "Train"
         if begun is None:
-            phases.append(Phase(name, long=is_train))
+            phases.append(ShownPhase(name, long=is_train))
         elif ended is not None:
             attempt = f", attempt {run.attempt}" if run and is_train and run.attempt > 1 else ""
             share = round(12 * _seconds(begun, ended) / whole) if whole else None
-            phases.append(Phase(name, "done", _span(ended - begun) + attempt, long=is_train, share=share))
+            phases.append(ShownPhase(name, "done", _span(ended - begun) + attempt, long=is_train, share=share))
         else:
             percent = percent_of(job) if is_train else None
-            phases.append(Phase(name, "now", f"{percent}%" if is_train else _span(now - begun), percent, is_train))
+            phases.append(ShownPhase(name, "now", f"{percent}%" if is_train else _span(now - begun), percent, is_train))
     return [*_with_end(phases, job), _ready(job)]
 
 
-def _with_end(phases: list[Phase], job: FineTuningJob) -> list[Phase]:
+def _with_end(phases: list[ShownPhase], job: FineTuningJob) -> list[ShownPhase]:
     """Mark the phase in which a job failed or was stopped."""
     marks: dict[str, str] = {JobStatus.FAILED: "failed", JobStatus.CANCELLED: "stopped", JobStatus.PAUSED: "stopped"}
     mark = marks.get(job.status)
@@ -321,8 +321,8 @@ def _with_end(phases: list[Phase], job: FineTuningJob) -> list[Phase]:
     return phases
 
 
-def _ready(job: FineTuningJob) -> Phase:
-    return Phase("Ready", "done" if job.status == JobStatus.SUCCEEDED else "")
+def _ready(job: FineTuningJob) -> ShownPhase:
+    return ShownPhase("Ready", "done" if job.status == JobStatus.SUCCEEDED else "")
 
 
 def _seconds(begun: datetime.datetime | None, ended: datetime.datetime | None) -> float:
@@ -339,11 +339,11 @@ def _queue_position(job: FineTuningJob, now: datetime.datetime) -> int | None:
     return queue_position(run=run, now=now) if run and run.status == RunStatus.QUEUED else None
 
 
-def _memory_bar(job: FineTuningJob) -> geometry.MemoryBar | None:
+def _memory_bar(job: FineTuningJob) -> memory_charts.MemoryBar | None:
     if not job.estimate:
         return None
     parts = memory_parts((part["key"], part["bytes"]) for part in job.estimate["parts"])
-    return geometry.memory_bar(parts, job.estimate["capacity_bytes"] / _GIB)
+    return memory_charts.memory_bar(parts, job.estimate["capacity_bytes"] / _GIB)
 
 
 def _shown(event: JobEvent) -> dict[str, object]:

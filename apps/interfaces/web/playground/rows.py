@@ -31,13 +31,13 @@ _MAX_BYTES = 8 * 2**20  # of the dataset of saved rows; beyond it, start another
 _Text = Annotated[str, msgspec.Meta(max_length=100_000)]
 
 
-class Turn(msgspec.Struct, forbid_unknown_fields=True):
+class SavedTurn(msgspec.Struct, forbid_unknown_fields=True):
     role: Literal["system", "user", "assistant"]
     content: _Text
 
 
 class Conversation(msgspec.Struct, forbid_unknown_fields=True):
-    messages: Annotated[list[Turn], msgspec.Meta(min_length=1, max_length=200)]
+    messages: Annotated[list[SavedTurn], msgspec.Meta(min_length=1, max_length=200)]
     model: Annotated[str, msgspec.Meta(max_length=240)] = ""
 
 

@@ -37,7 +37,7 @@ class Action:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
+class NavigationLink:
     """A place or action as this request sees it."""
 
     label: str
@@ -52,7 +52,7 @@ class Link:
 @dataclass(frozen=True, kw_only=True)
 class Section:
     label: str
-    links: tuple[Link, ...]
+    links: tuple[NavigationLink, ...]
 
 
 MAIN = (
@@ -112,21 +112,21 @@ def sections(request: HttpRequest) -> list[Section]:
     return [Section(label=label, links=_links(places, view)) for label, places in listed]
 
 
-def actions(request: HttpRequest) -> list[Link]:
+def actions(request: HttpRequest) -> list[NavigationLink]:
     """Return the actions of the reader's role in the current organization; none without an organization."""
     membership = getattr(request, "membership", None)
     if membership is None:
         return []
     return [
-        Link(label=action.label, icon=action.icon, url=url, key=action.key)
+        NavigationLink(label=action.label, icon=action.icon, url=url, key=action.key)
         for action in ACTIONS
         if has_permission(membership.role, action.permission) and (url := _url(action.url_name))
     ]
 
 
-def _links(places: tuple[Place, ...], view: str) -> tuple[Link, ...]:
+def _links(places: tuple[Place, ...], view: str) -> tuple[NavigationLink, ...]:
     return tuple(
-        Link(
+        NavigationLink(
             label=place.label,
             icon=place.icon,
             url=url,

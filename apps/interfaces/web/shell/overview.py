@@ -26,7 +26,7 @@ from apps.finetuning.queries import find_jobs_of_adapters, list_jobs
 from apps.interfaces.web.jobs.views import percent_of, title_of
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.code_samples import curl
-from apps.interfaces.web.wizard.views import again_url, first_url
+from apps.interfaces.web.wizard.draft import Draft
 from apps.serving.queries import serving_states
 
 _SHOWN = 5
@@ -70,7 +70,7 @@ def _attention(organization: Organization) -> dict[str, object]:
     jobs = list_jobs(organization=organization)
     failed = jobs.filter(status=JobStatus.FAILED, finished_at__gte=since)[:_SHOWN]
     return {
-        "failed": [{"job": job, "title": title_of(job), "again_url": again_url(job)} for job in failed],
+        "failed": [{"job": job, "title": title_of(job), "again_url": Draft.of_job(job).url()} for job in failed],
         "paused": [_progress(job) for job in jobs.filter(status=JobStatus.PAUSED)[:_SHOWN]],
         "invalid_files": list_unusable(organization=organization).filter(created_at__gte=since)[:_SHOWN],
     }
@@ -92,11 +92,12 @@ def _start(organization: Organization, may_train: bool) -> dict[str, object]:
     files = list_versions(organization=organization, purpose="fine-tune")
     file = files.filter(status=DatasetVersionStatus.READY).first()
     model = list_base_models(only_installed=True).first()
+    started = {"dataset": file.pk} | ({"model": model.name} if model else {}) if file else {}
     return {
         "has_key": list_keys(organization=organization).filter(revoked_at=None).exists(),
         "file": file,
         "model": model,
-        "wizard_url": first_url(file, model) if may_train else "",
+        "wizard_url": Draft(started).url() if may_train else "",
         "key_command": "export ANNEAL_API_KEY=ann_live_…",
         "upload_command": _upload_command(),
         "job_command": _job_command(file, model),

@@ -15,7 +15,7 @@ from apps.datasets.queries import list_versions as list_dataset_versions
 from apps.finetuning.queries import list_jobs
 from apps.interfaces.web.jobs.views import title_of
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
-from apps.interfaces.web.wizard.plan import Choices
+from apps.interfaces.web.wizard.draft import Draft
 from apps.serving.models import Alias
 
 
@@ -79,7 +79,7 @@ def _base_models() -> HitKind:
         lambda row: Hit(
             row.display_name,
             row.name if row.is_installed else "not installed, estimate only",
-            Choices({}).url(model=row.name),
+            Draft({}).url(model=row.name),
         ),
     )
 

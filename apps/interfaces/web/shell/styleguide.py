@@ -11,7 +11,7 @@ from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from apps.core.templatetags.ui import STATUSES
-from apps.interfaces.web.charts import geometry
+from apps.interfaces.web.charts import day_charts, histograms, memory_charts, scatter_charts
 from apps.interfaces.web.shell.access import person_view
 
 PARTS = (
@@ -98,7 +98,7 @@ def _forms() -> dict[str, object]:
 def _charts() -> dict[str, object]:
     rows = [_card_row(*card) for card in CARDS]
     options = [
-        geometry.Option(
+        scatter_charts.Option(
             key=key, label=name.replace(" SXM", ""), seconds=seconds, cost=cost, title=f"{name} ${cost:.2f}"
         )
         for key, name, _, _, _, seconds, cost in CARDS
@@ -114,11 +114,11 @@ def _charts() -> dict[str, object]:
         "bar": rows[0].bar,
         "tight_bar": rows[4].bar,
         "over_bar": rows[5].bar,
-        "lines": geometry.memory_lines(PARTS, [24, 48, 80, 141, 180], chosen=80),
-        "scatter": geometry.scatter(options, chosen="h100", deadline_seconds=5_460),
-        "histogram": geometry.histogram(bounds, limit=4_096),
-        "spark": geometry.sparkline([96 + 2.5 * math.sin(i / 3) for i in range(60)], low=0, high=100),
-        "days": geometry.stacked_days(
+        "lines": memory_charts.memory_lines(PARTS, [24, 48, 80, 141, 180], chosen=80),
+        "scatter": scatter_charts.scatter(options, chosen="h100", deadline_seconds=5_460),
+        "histogram": histograms.histogram(bounds, limit=4_096),
+        "spark": histograms.sparkline([96 + 2.5 * math.sin(i / 3) for i in range(60)], low=0, high=100),
+        "days": day_charts.stacked_days(
             list(zip(week, amounts, strict=True)), series=["Training", "Inference", "Storage"]
         ),
     }
@@ -127,8 +127,8 @@ def _charts() -> dict[str, object]:
 def _card_row(key: str, name: str, gb: int, rate: int, hourly: float, seconds: int, cost: float) -> SimpleNamespace:
     return SimpleNamespace(
         key=key, name=name, gb=gb, rate=rate, hourly=round(hourly * 1e9), seconds=seconds, cost=round(cost * 1e9),
-        low=round(cost * 0.91e9), high=round(cost * 1.17e9), bar=geometry.memory_bar(PARTS, gb), late=seconds > 5_460,
-        edge=4_800 < seconds <= 5_460,
+        low=round(cost * 0.91e9), high=round(cost * 1.17e9), bar=memory_charts.memory_bar(PARTS, gb),
+        late=seconds > 5_460, edge=4_800 < seconds <= 5_460,
     )  # fmt: skip
 
 

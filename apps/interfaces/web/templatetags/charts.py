@@ -5,7 +5,7 @@ from html import escape
 from django import template
 from django.utils.safestring import SafeString
 
-from apps.interfaces.web.charts.geometry import MemoryBar
+from apps.interfaces.web.charts.memory_charts import MemoryBar
 
 register = template.Library()
 

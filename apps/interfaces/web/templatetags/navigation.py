@@ -3,7 +3,7 @@
 from django import template
 from django.template import Context
 
-from apps.interfaces.web.shell.navigation import Link, Section, actions, sections
+from apps.interfaces.web.shell.navigation import NavigationLink, Section, actions, sections
 
 register = template.Library()
 
@@ -14,5 +14,5 @@ def nav_sections(context: Context) -> list[Section]:
 
 
 @register.simple_tag(takes_context=True)
-def nav_actions(context: Context) -> list[Link]:
+def nav_actions(context: Context) -> list[NavigationLink]:
     return actions(context["request"])

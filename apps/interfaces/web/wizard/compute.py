@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from functools import partial
 
-from django.http import HttpRequest
-
 from apps.contracts.runs import Method
 from apps.core.errors import DomainError
 from apps.core.money import usd_decimal
 from apps.estimates.ranking import Ranking
 from apps.finetuning.quotes.options import PoolQuote, rank_quotes
 from apps.finetuning.usage.charges import SpendCapTooLow, require_cap
+from apps.interfaces.web.shell.access import OrganizationRequest
 from apps.interfaces.web.shell.code_samples import job_samples
 from apps.interfaces.web.wizard.compute_table import (
     ORDERS,
@@ -21,14 +20,14 @@ from apps.interfaces.web.wizard.compute_table import (
     picture_rows,
     scatter_label,
 )
-from apps.interfaces.web.wizard.plan import Plan
+from apps.interfaces.web.wizard.plan import Plan, StepContext
 
 
-def compute_context(request: HttpRequest, plan: Plan) -> dict[str, object]:
+def compute_context(request: OrganizationRequest, plan: Plan) -> StepContext:
     """Return the context of the page and its live parts, without rows if the recipe or the deadline is wrong."""
     quotes, problem = ([], None) if plan.compute_form.errors else quotes_of(plan)
     now, needed_by = plan.now, plan.compute_form.deadline
-    asked = plan.choices.get("pool") if plan.choices.get("pool") != request.GET.get("auto") else ""
+    asked = plan.draft.get("pool") if plan.draft.get("pool") != request.GET.get("auto") else ""
     order = request.GET.get("sort", "")
     deadline = (needed_by - now).total_seconds() if needed_by else None
     with_several = _with_several(request, asked) or _is_several_needed(quotes, deadline)
@@ -44,10 +43,9 @@ def compute_context(request: HttpRequest, plan: Plan) -> dict[str, object]:
     row = next((row for row in rows if row.is_chosen), None)
     quote = chosen or best_quote(quotes)
     of_quote = row or next((row for row in rows if row.quoted is quote), None)
-    return {
+    values: dict[str, object] = {
         "rows": rows,
         "row": of_quote,
-        "quote": quote,
         "auto": chosen.key if chosen and not asked else "",
         "compute_form": plan.compute_form,
         "form": plan.form,
@@ -62,9 +60,9 @@ def compute_context(request: HttpRequest, plan: Plan) -> dict[str, object]:
         "scatter_label": scatter_label(rows, view=view),
         "picture": picture_rows(rows, view=view),
         "samples": samples(plan, chosen),
-        "problem": problem,
         "needs": "Fix the highlighted fields" if _errors(plan) else "",
     }
+    return StepContext(values, quote, problem)
 
 
 def _require_cap(plan: Plan, chosen: PoolQuote | None) -> None:
@@ -82,10 +80,10 @@ def _way_url(plan: Plan, **changes: str) -> str:
     is_dora = plan.form is not None and plan.form.kind.use_dora
     if is_dora and changes.get("method") == Method.QLORA:
         changes["method"] = "qdora"
-    return plan.choices.url(step="compute", **({"pool": ""} | changes))
+    return plan.draft.url(step="compute", **({"pool": ""} | changes))
 
 
-def _with_several(request: HttpRequest, asked: str) -> bool:
+def _with_several(request: OrganizationRequest, asked: str) -> bool:
     """Return whether to show options with several GPUs: on request, or if the page opens with one of them chosen."""
     return "several" in request.GET or (":" in asked and not request.headers.get("HX-Request"))
 
@@ -145,9 +143,9 @@ def samples(plan: Plan, quoted: PoolQuote | None) -> list[dict[str, str]]:
         return []
     cap_nano = plan.compute_form.cap_nano
     return job_samples(
-        model=plan.choices.get("model"),
-        training_file=plan.choices.get("dataset"),
-        validation_file=plan.choices.get("validation"),
+        model=plan.draft.get("model"),
+        training_file=plan.draft.get("dataset"),
+        validation_file=plan.draft.get("validation"),
         suffix=form.cleaned_data["suffix"],
         method=form.kind.method,
         objective=form.chosen_objective,

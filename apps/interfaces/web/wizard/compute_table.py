@@ -11,7 +11,7 @@ from apps.estimates.physics.gpus import GIB
 from apps.estimates.quote import Estimate
 from apps.estimates.ranking import Ranking
 from apps.finetuning.quotes.options import PoolQuote, Remedy, finish_seconds
-from apps.interfaces.web.charts import geometry
+from apps.interfaces.web.charts import memory_charts, scatter_charts
 
 HOUR_MS = 3_600_000
 ORDERS = (("", "Recommended"), ("cost", "Cost"), ("finish", "Finish"))
@@ -85,7 +85,7 @@ class ComputeRow:
     """
 
     quoted: PoolQuote
-    bar: geometry.MemoryBar
+    bar: memory_charts.MemoryBar
     hourly_nano: int | None
     finish_seconds: float | None
     finish_at: datetime.datetime | None
@@ -196,7 +196,7 @@ def _row(quoted: PoolQuote, view: TableView, *, has_choice: bool) -> ComputeRow:
     hourly_nano = rated(quantity=HOUR_MS, price_nano=price.price_nano, per=price.per) if price else None
     return ComputeRow(
         quoted=quoted,
-        bar=geometry.memory_bar(_parts(estimate), estimate.capacity_bytes / GIB),
+        bar=memory_charts.memory_bar(_parts(estimate), estimate.capacity_bytes / GIB),
         hourly_nano=hourly_nano * quoted.gpu_count if hourly_nano is not None else None,
         finish_seconds=finish[1] if finish else None,
         finish_at=view.now + datetime.timedelta(seconds=finish[1]) if finish and is_known else None,
@@ -263,17 +263,21 @@ def memory_parts(parts: Iterable[tuple[str, int]]) -> list[tuple[str, float]]:
     return [(label, amount) for label, amount in sums if amount > 0]
 
 
-def memory_lines(row: ComputeRow, rows: Sequence[ComputeRow]) -> geometry.MemoryLines:
+def memory_lines(row: ComputeRow, rows: Sequence[ComputeRow]) -> memory_charts.MemoryLines:
     """Draw the row's peak against the memory of every card on offer."""
     capacities = sorted({round(each.bar.capacity, 1) for each in rows})
-    return geometry.memory_lines(_parts(row.quoted.estimate), capacities, chosen=round(row.bar.capacity, 1), unit="GiB")
+    return memory_charts.memory_lines(
+        _parts(row.quoted.estimate), capacities, chosen=round(row.bar.capacity, 1), unit="GiB"
+    )
 
 
 def _parts(estimate: Estimate) -> list[tuple[str, float]]:
     return memory_parts((part.key, part.bytes) for part in estimate.parts)
 
 
-def cost_scatter(rows: Sequence[ComputeRow], *, chosen: ComputeRow | None, view: TableView) -> geometry.Scatter | None:
+def cost_scatter(
+    rows: Sequence[ComputeRow], *, chosen: ComputeRow | None, view: TableView
+) -> scatter_charts.Scatter | None:
     """Draw cost against finish of every row that has both; return None if no row has.
 
     A pool without a live worker is drawn as if one were free now. With many options, only the chosen one and those that
@@ -286,7 +290,7 @@ def cost_scatter(rows: Sequence[ComputeRow], *, chosen: ComputeRow | None, view:
     most = _FAR_COST * min((row.cost_nano or 0 for row, _ in priced), default=0)
     drawn = [(row, finish) for row, finish in priced if row.quoted.key in named or (row.cost_nano or 0) <= most]
     options = [
-        geometry.Option(
+        scatter_charts.Option(
             key=row.quoted.key,
             label=row.quoted.key if len(drawn) <= _LABELLED_POINTS or row.quoted.key in named else "",
             title=f"{row.quoted.key}: {usd(row.cost_nano)}, {about(finish[1])}",
@@ -298,7 +302,7 @@ def cost_scatter(rows: Sequence[ComputeRow], *, chosen: ComputeRow | None, view:
     ]
     deadline = (view.needed_by - view.now).total_seconds() if view.needed_by else None
     key = chosen.quoted.key if chosen else ""
-    return geometry.scatter(options, chosen=key, deadline_seconds=deadline) if options else None
+    return scatter_charts.scatter(options, chosen=key, deadline_seconds=deadline) if options else None
 
 
 @dataclass(frozen=True, kw_only=True)

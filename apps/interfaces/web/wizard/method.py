@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from django.http import HttpRequest
-
 from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel
 from apps.contracts.evaluation import EvaluationPlan
@@ -15,9 +13,10 @@ from apps.finetuning.jobs.files import objective_of
 from apps.finetuning.quotes.delivery import storage_nano_per_gb_month, whole_model_bytes, whole_model_prices
 from apps.finetuning.quotes.options import PoolQuote
 from apps.finetuning.recipes.limits import TrainingKind
+from apps.interfaces.web.shell.access import OrganizationRequest
 from apps.interfaces.web.wizard.compute import best_quote
 from apps.interfaces.web.wizard.forms import ADAPTER_FIELDS
-from apps.interfaces.web.wizard.plan import Plan
+from apps.interfaces.web.wizard.plan import Plan, StepContext
 from apps.interfaces.web.wizard.preview import first_row
 from apps.interfaces.web.wizard.recipe_words import other_values
 
@@ -30,12 +29,13 @@ _WORDS = {
 }
 
 
-def method_context(request: HttpRequest, plan: Plan) -> dict[str, object]:
+def method_context(request: OrganizationRequest, plan: Plan) -> StepContext:
     """Return the context of the step, without prices if there is no quote for these choices."""
     form = plan.form
     assert form is not None and plan.base_model is not None
     kinds = form.kinds
-    after: dict[str, object] = {
+    values: dict[str, object] = {
+        "form": form,
         "after": plan.after,
         "tracking": plan.tracking,
         "can_be_graded": objective_of(plan.version) is not Objective.TEXT,
@@ -48,15 +48,14 @@ def method_context(request: HttpRequest, plan: Plan) -> dict[str, object]:
     try:
         quoted = {key: best_quote(quotes) for key, quotes in plan.quotes_of_kinds(kinds).items()}
     except DomainError as error:
-        return after | {"form": form, "problem": error, "needs": "No quote for these choices"}
-    return after | {
-        "form": form,
+        return StepContext(values | {"needs": "No quote for these choices"}, problem=error)
+    values |= {
         "methods": partial(_choices, kinds, quoted, plan),  # called by the page only, not by the live panel
         "method_prices": [(kind.key, _cost_nano(quoted.get(kind.key))) for kind in kinds],
         "method_needs": [(key, quote.estimate.peak_bytes if quote else None) for key, quote in quoted.items()],
-        "quote": quoted.get(form.kind.key),
         "needs": "Fix the highlighted fields" if form.errors else "",
     }
+    return StepContext(values, quoted.get(form.kind.key))
 
 
 def _cost_nano(quoted: PoolQuote | None) -> int | None:

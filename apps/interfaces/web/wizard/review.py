@@ -2,17 +2,16 @@
 
 import secrets
 
-from django.http import HttpRequest
-
 from apps.billing.queries import get_balance
 from apps.catalog.licences import is_licence_missing
 from apps.contracts.runs import Hyperparameters, Objective
 from apps.finetuning.quotes.options import PoolQuote
 from apps.finetuning.usage.charges import MINIMUM_SECONDS
+from apps.interfaces.web.shell.access import OrganizationRequest
 from apps.interfaces.web.wizard.compute import quotes_of, samples
 from apps.interfaces.web.wizard.compute_table import ComputeRow, TableView, compute_rows
 from apps.interfaces.web.wizard.forms import TRAINED
-from apps.interfaces.web.wizard.plan import Plan
+from apps.interfaces.web.wizard.plan import Plan, StepContext
 from apps.interfaces.web.wizard.recipe_words import value_in_words
 
 FILES = {
@@ -23,10 +22,10 @@ FILES = {
 }
 
 
-def review_context(request: HttpRequest, plan: Plan) -> dict[str, object]:
+def review_context(request: OrganizationRequest, plan: Plan) -> StepContext:
     """Return the context of the review; a job can be launched if its pool can take it and its cap can be held."""
     quotes, problem = quotes_of(plan)
-    named = next((quoted for quoted in quotes if quoted.key == plan.choices.get("pool")), None)
+    named = next((quoted for quoted in quotes if quoted.key == plan.draft.get("pool")), None)
     cap_form = plan.compute_form
     cap_nano = cap_form.cap_nano or (named.cap_nano if named else None)
     balance = get_balance(organization=plan.organization)
@@ -37,8 +36,7 @@ def review_context(request: HttpRequest, plan: Plan) -> dict[str, object]:
     )
     is_low = cap_nano is not None and named is not None and cap_nano < (named.least_cap_nano or 0)
     can_pay = left_nano is not None and left_nano >= 0
-    return {
-        "quote": named,
+    values: dict[str, object] = {
         "row": _row(named, plan) if named else None,
         "cap_nano": cap_nano,
         "balance": balance,
@@ -55,13 +53,13 @@ def review_context(request: HttpRequest, plan: Plan) -> dict[str, object]:
         "files": [(FILES[files.kind], files) for files in plan.delivery.files] if plan.delivery else [],
         "comparison": plan.after.words() if plan.has_held_out_rows else "",
         "samples": samples(plan, named),
-        "compute_url": plan.choices.url(step="compute"),
-        "method_url": plan.choices.url(step="method"),
-        "review_url": plan.choices.url(step="review"),
+        "compute_url": plan.draft.url(step="compute"),
+        "method_url": plan.draft.url(step="method"),
+        "review_url": plan.draft.url(step="review"),
         "must_accept": must_accept,
-        "problem": problem,
         "needs": "" if named else "Choose compute again",
     }
+    return StepContext(values, named, problem)
 
 
 def _row(quoted: PoolQuote, plan: Plan) -> ComputeRow:

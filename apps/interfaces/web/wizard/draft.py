@@ -1,0 +1,79 @@
+"""The draft of a job: every choice made so far. The address of each step carries it; nothing else stores it."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from django.http import QueryDict
+from django.urls import reverse
+from django.utils.http import urlencode
+
+from apps.contracts.runs import Hyperparameters, Objective
+from apps.core.errors import NotFound
+from apps.finetuning.models import FineTuningJob
+from apps.finetuning.recipes.limits import kind_of
+from apps.finetuning.recipes.start_points import find_start_point
+from apps.finetuning.recipes.stored_requests import stored_request
+from apps.interfaces.web.account.tracker_forms import TrackingForm, trackers_given
+from apps.interfaces.web.wizard.after_training_forms import AfterTrainingForm, given_of
+from apps.interfaces.web.wizard.forms import RECIPE_FIELDS
+
+FILE_NAMES = ("dataset", "validation")
+METHOD_NAMES = (
+    "method", "objective", "shown", *RECIPE_FIELDS, "suffix", *AfterTrainingForm.base_fields,
+    *TrackingForm.base_fields,
+)  # fmt: skip
+NAMES = (*FILE_NAMES, "model", *METHOD_NAMES, "pool", "cap", "needed_by")
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The choices by their names in the query string, without empty ones."""
+
+    choices: Mapping[str, str]
+
+    @classmethod
+    def of(cls, query: QueryDict) -> "Draft":
+        return cls({}).with_changes({name: str(query.get(name, "")).strip() for name in NAMES})
+
+    @classmethod
+    def of_job(cls, job: FineTuningJob, *, changes: Mapping[str, Any] | None = None) -> "Draft":
+        """Return the draft of a job's own recipe with the given changes, without its pool and cap."""
+        values = job.hyperparameters | dict(changes or {})
+        chosen = {
+            "dataset": job.training_file_id,
+            "validation": job.validation_file_id or "",
+            "model": start_of(job),
+            "method": kind_of(base_model=job.base_model, recipe=msgspec.convert(values, Hyperparameters)).key,
+            "objective": values["objective"] if Objective(values["objective"]).is_preference else "",
+            "suffix": job.suffix,
+        }
+        recipe = {name: str(values[name]) for name in RECIPE_FIELDS if name in values}
+        requested = stored_request(job)
+        return cls({}).with_changes(chosen | recipe | given_of(requested) | trackers_given(requested))
+
+    def with_changes(self, changes: Mapping[str, str]) -> "Draft":
+        """Return the draft with these choices; an empty one is removed."""
+        return Draft({name: value for name, value in (dict(self.choices) | dict(changes)).items() if value})
+
+    def get(self, name: str) -> str:
+        return self.choices.get(name, "")
+
+    def url(self, step: str = "", **changes: str) -> str:
+        """Return the address of a step of the changed draft; without one, of the last step that it reaches."""
+        query = {**self.with_changes(changes).choices} | ({"step": step} if step else {})
+        return reverse("web:job_new") + (f"?{urlencode(query)}" if query else "")
+
+    def without(self, names: Collection[str]) -> list[tuple[str, str]]:
+        """Return the choices that a form with fields of these names carries in hidden fields."""
+        return [(name, value) for name, value in self.choices.items() if name not in names]
+
+
+def start_of(job: FineTuningJob) -> str:
+    """Return what the job began with, by its name in a draft; the base model if that was deleted meanwhile."""
+    name = stored_request(job).start_from.name
+    try:
+        return name if name and find_start_point(organization=job.organization_id, model=name) else job.base_model.name
+    except NotFound:
+        return job.base_model.name

@@ -1,0 +1,54 @@
+"""The wizard's model step: base models, and what the organization trained before and can train further."""
+
+from apps.adapters.queries import list_versions
+from apps.catalog.queries import list_base_models
+from apps.contracts.runs import Method
+from apps.interfaces.web.shell.access import OrganizationRequest
+from apps.interfaces.web.wizard.plan import Plan, StepContext
+
+_CONTINUED_SHOWN = 20
+
+
+def model_context(request: OrganizationRequest, plan: Plan) -> StepContext:
+    models = list(list_base_models())
+    wanted = request.GET.get("q", "").strip().lower()
+    found = [model for model in models if wanted in f"{model.name} {model.display_name} {model.repo}".lower()]
+    usable = [model for model in found if model.is_installed]
+    others = [model for model in found if not model.is_installed]
+    chosen = plan.draft.get("model")
+    is_all = bool(wanted or not usable or "all" in request.GET or any(model.name == chosen for model in others))
+    preselected = chosen or (usable[0].name if usable else "")
+    return StepContext(
+        {
+            "continued": _continued(plan, chosen),
+            "usable": usable,
+            "others": [
+                {"model": model, "url": plan.draft.url("method", model=model.name, pool="", cap="")}
+                for model in (others if is_all else [])
+            ],
+            "chosen": preselected,
+            "q": request.GET.get("q", ""),
+            "hidden_count": 0 if is_all else len(others),
+            "all_url": plan.draft.url("model") + "&all=1",
+            "usable_url": plan.draft.url("model") if "all" in request.GET and usable else "",
+            "needs": "Priced at the next step" if preselected else "Needs a base model",
+        }
+    )
+
+
+def _continued(plan: Plan, chosen: str) -> list[dict[str, object]]:
+    """Return what can be trained further: the newest versions, and a checkpoint that the draft names."""
+    found: list[dict[str, object]] = [
+        {
+            "name": version.model_name,
+            "title": f"{version.adapter.name}, {version.label}",
+            "base": version.adapter.base_model.display_name,
+            "made": version.created_at,
+        }
+        for version in list_versions(organization=plan.organization)[:_CONTINUED_SHOWN]
+        if version.method != Method.FULL
+    ]
+    if plan.start and plan.start.start_from.name and all(one["name"] != chosen for one in found):
+        title = "Checkpoint" if plan.start.start_from.checkpoint else chosen
+        found.insert(0, {"name": chosen, "title": title, "base": plan.start.base_model.display_name, "made": ""})
+    return found

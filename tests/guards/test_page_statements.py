@@ -1,0 +1,183 @@
+"""What the pages ask of the database: a GET writes nothing, and each page's number of statements is pinned.
+
+A page that gains a statement fails here: fetch it with the others, or raise its number knowingly.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.db import connection, transaction
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from apps.datasets.inspection.inspections import inspect_version
+from apps.datasets.models import DatasetVersion
+from apps.datasets.operations import count_tokens
+from apps.interfaces.web.wizard.steps import STEPS
+from tests.guards.url_fixtures import URLS
+from tests.guards.world import MAKERS, SHARED, Tenant, World, build_world, undone
+
+pytestmark = pytest.mark.django_db
+KINDS = ("page", "person", "staff", "public")
+PAGES = sorted(
+    name
+    for name, url in URLS.items()
+    if name.startswith(("web:", "staff:")) and url.kind in KINDS and "GET" in url.methods and name != "web:job_new"
+) + [f"web:job_new {step}" for step in STEPS]
+# A GET that writes, and why it may.
+WRITES = {
+    "web:audit_download": "a download is recorded in the audit log",
+    "web:adapter_download": "a download is recorded in the audit log",
+    "web:dataset_download": "a download is recorded in the audit log",
+}
+NOT_SQL = re.compile(r"(RELEASE )?SAVEPOINT|ROLLBACK TO")
+# Statements of each page for the owner of an organization with one object of each kind; staff pages for an operator.
+STATEMENTS: dict[str, int] = {
+    "staff:adjustment_create": 11,
+    "staff:audit": 10,
+    "staff:base_model_list": 11,
+    "staff:books": 20,
+    "staff:job_list": 11,
+    "staff:margin": 18,
+    "staff:organization_list": 24,
+    "staff:payment_list": 15,
+    "staff:payment_refund": 11,
+    "staff:pool_calibrations": 14,
+    "staff:pool_detail": 24,
+    "staff:pool_list": 22,
+    "staff:price_list": 16,
+    "staff:quota_edit": 12,
+    "staff:quota_list": 29,
+    "staff:replica_detail": 14,
+    "staff:replica_list": 11,
+    "staff:search": 9,
+    "web:accuracy": 10,
+    "web:adapter_delete": 10,
+    "web:adapter_detail": 36,
+    "web:adapter_download": 10,
+    "web:adapter_list": 20,
+    "web:audit": 13,
+    "web:audit_download": 9,
+    "web:billing": 19,
+    "web:billing_page": 10,
+    "web:budget_list": 19,
+    "web:charge_why": 14,
+    "web:dataset_columns": 10,
+    "web:dataset_delete": 10,
+    "web:dataset_detail": 20,
+    "web:dataset_download": 9,
+    "web:dataset_list": 28,
+    "web:dataset_upload": 9,
+    "web:dataset_upload_state": 8,
+    "web:invitation_accept": 11,
+    "web:invoice_csv": 9,
+    "web:invoice_detail": 13,
+    "web:invoice_list": 20,
+    "web:invoice_pdf": 10,
+    "web:job_chart": 13,
+    "web:job_detail": 35,
+    "web:job_list": 15,
+    "web:job_new compute": 23,
+    "web:job_new dataset": 15,
+    "web:job_new method": 29,
+    "web:job_new model": 16,
+    "web:job_new review": 33,
+    "web:job_stream": 8,
+    "web:job_tensorboard": 9,
+    "web:key_list": 11,
+    "web:member_list": 12,
+    "web:organization_create": 7,
+    "web:organization_settings": 9,
+    "web:overview": 31,
+    "web:playground": 24,
+    "web:price_list": 10,
+    "web:search": 7,
+    "web:styleguide": 6,
+    "web:styleguide_metrics": 6,
+    "web:tracker_list": 10,
+    "web:usage": 25,
+    "web:usage_export": 13,
+}
+_OF_OPERATORS = ("staff:", "web:styleguide")
+
+
+@pytest.fixture(scope="module")
+def world(django_db_setup: None, django_db_blocker: Any) -> Iterator[World]:
+    """Two tenants. The files of the first one are counted and inspected, as after their validation."""
+    with django_db_blocker.unblock(), transaction.atomic():
+        built = build_world()
+        for version in DatasetVersion.objects.filter(organization=built.acme.organization, status="ready"):
+            count_tokens(version=version, base_model=built.installation.base_model)
+            inspect_version(version=version)
+        yield built
+        transaction.set_rollback(True)
+
+
+@pytest.fixture(scope="module")
+def clients(world: World) -> dict[str, Client]:
+    """Return a client of each user by the user's id."""
+    made = {}
+    for user in (world.operator, world.acme.owner, world.rival.owner):
+        made[user.pk] = Client()
+        made[user.pk].force_login(user, backend=settings.AUTHENTICATION_BACKENDS[0])
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _payments_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "STRIPE_WEBHOOK_SECRET", "whsec_guard")
+
+
+def test_every_page_has_a_number_and_every_number_a_page() -> None:
+    assert set(STATEMENTS) == set(PAGES)
+    assert set(WRITES) <= set(PAGES)
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("is_prepared", [True, False], ids=["prepared", "unprepared"])
+def test_a_get_writes_nothing(name: str, is_prepared: bool, world: World, clients: dict[str, Client]) -> None:
+    """Django and PostgreSQL refuse a write in a read-only transaction, so the page would fail."""
+    tenant = world.acme if is_prepared else world.rival
+    with undone():
+        asked = _asked(name, tenant)
+        if name not in WRITES:
+            connection.cursor().execute("SET TRANSACTION READ ONLY")
+        response = clients[_reader(name, world, tenant)].get(*asked)
+
+    assert response.status_code < 400, response.content[-2000:]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_sends_its_number_of_statements(name: str, world: World, clients: dict[str, Client]) -> None:
+    client = clients[_reader(name, world, world.acme)]
+    with undone():
+        asked = _asked(name, world.acme)
+        client.get(*asked)  # what a process keeps is asked for once
+        with CaptureQueriesContext(connection) as captured:
+            client.get(*asked)
+    sent = [query["sql"] for query in captured if not NOT_SQL.match(query["sql"])]
+
+    assert len(sent) == STATEMENTS[name], "\n".join(sent)
+
+
+def _reader(name: str, world: World, tenant: Tenant) -> str:
+    return world.operator.pk if name.startswith(_OF_OPERATORS) else tenant.owner.pk
+
+
+def _asked(name: str, tenant: Tenant) -> tuple[str, dict[str, str]]:
+    """Return a page's address and the query that names objects of the tenant."""
+    view, _, step = name.partition(" ")
+    url = URLS[view]
+    ids = {
+        part: tenant.ids[kind] if kind in MAKERS else SHARED[kind](tenant.installation)
+        for part, kind in {**url.ids, **url.refs}.items()
+    }
+    query = {**url.data, "step": step} if step else {}
+    return (
+        reverse(view, kwargs={part: ids[part] for part in url.ids}),
+        query | {part: ids[part] for part in url.refs},
+    )
