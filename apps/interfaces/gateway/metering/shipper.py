@@ -10,7 +10,7 @@ from pathlib import Path
 
 from django.db import DataError, IntegrityError
 
-from apps.billing.models import Hold
+from apps.billing.models import Hold, HoldStatus
 from apps.billing.queries import list_recorded_ids
 from apps.billing.usage.metering import UsageRecord, record_usage
 from apps.billing.usage.slices import close_slice
@@ -168,5 +168,5 @@ def _lost(start: Start) -> UsageRecord:
 
 
 def _close_slice(slice_id: str) -> None:
-    if Hold.objects.filter(pk=slice_id, status="open").exists():
+    if Hold.objects.filter(pk=slice_id, status=HoldStatus.OPEN).exists():
         close_slice(hold_id=slice_id, by="system")
