@@ -189,7 +189,7 @@ def _spent_so_far(budget: Budget, month: datetime.date) -> int:
 # --- Spending and alerts ----------------------------------------------------------------------------------------------
 
 
-def note_spending(*, organization: Organization | str, attribution: Attribution, amount_nano: int) -> None:
+def record_spending(*, organization: Organization | str, attribution: Attribution, amount_nano: int) -> None:
     """Add a charge (negative: a refund) to every budget it falls under, and alert.
 
     Call it with the posting, under the wallet's lock, before the charge shows in the month's holds or series.

@@ -10,7 +10,7 @@ from django.db import transaction
 from django.db.models import F, Sum
 
 from apps.accounts.models import Organization
-from apps.billing.budgets import Attribution, note_spending, require_room
+from apps.billing.budgets import Attribution, record_spending, require_room
 from apps.billing.ledger import account, beside, lock_wallet, lock_wallet_of_hold, post, posted_before
 from apps.billing.lots import open_lot, returns_for
 from apps.billing.models import (
@@ -266,7 +266,7 @@ def settle_hold(*, hold_id: str, capture_nano: int, by: str, reason: str = "") -
     rest = found.amount_nano - capture_nano
     held, revenue = beside(wallet, AccountKind.HOLD), beside(wallet, AccountKind.REVENUE)
     if found.purpose == HoldPurpose.JOB and wallet.has_budgets:  # budgets count requests when their series are charged
-        note_spending(organization=found.organization_id, attribution=_whose(found), amount_nano=charge)
+        record_spending(organization=found.organization_id, attribution=_whose(found), amount_nano=charge)
     found.status, found.captured_nano, found.closed_at = HoldStatus.CLOSED, capture_nano, wallet.locked_at
     if charge or rest:
         post(
@@ -311,7 +311,7 @@ def refund_source(*, organization: Organization | str, source: str, by: str, rea
                 organization_id=wallet.owner_id, sources=[found.source], amount_nano=amount_nano, now=db_now()
             ),
         )
-        note_spending(organization=found.organization_id, attribution=_whose(found), amount_nano=-amount_nano)
+        record_spending(organization=found.organization_id, attribution=_whose(found), amount_nano=-amount_nano)
         found.refunded_nano = found.captured_nano
         found.save(update_fields=["refunded_nano"])
         total += amount_nano

@@ -30,11 +30,11 @@ def for_each(rows: Iterable[Row], work: Callable[[Row], int], *, name: str, now:
             of = str(row[0] if isinstance(row, tuple) else getattr(row, "pk", row))
             logger.critical("%s: %s failed and is tried again: %s", name, of, error, exc_info=True)
             failed.append([of, type(error).__name__, str(error)[:200]])
-    _note(name, failed, now)
+    _record(name, failed, now)
     return total
 
 
-def _note(name: str, failed: list[list[str]], now: datetime.datetime) -> None:
+def _record(name: str, failed: list[list[str]], now: datetime.datetime) -> None:
     """Record the failures for operators when they changed, and once an hour while they last."""
     newest = LedgerCheck.objects.filter(name=name).order_by("-checked_at", "-id").first()
     before = newest.differences if newest else []

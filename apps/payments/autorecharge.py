@@ -274,7 +274,8 @@ def _here() -> str:
 
 def list_uncharged(*, now: datetime.datetime) -> list[str]:
     """Return the charges whose doorbell or answer was lost; fail those too old to be repeated safely."""
-    begun = TopUp.objects.filter(origin="auto", status="requested", created_at__lt=now - datetime.timedelta(minutes=1))
+    requested = TopUp.objects.filter(origin=TopUpOrigin.AUTO, status=TopUpStatus.REQUESTED)
+    begun = requested.filter(created_at__lt=now - datetime.timedelta(minutes=1))
     for late in begun.filter(created_at__lte=now - GIVEN_UP_AFTER):
         _settle_late(late)
     return list(begun.filter(created_at__gt=now - GIVEN_UP_AFTER).values_list("pk", flat=True)[:50])
@@ -296,8 +297,8 @@ def _settle_late(topup: TopUp) -> None:
 
 def drop_unconfirmed(*, now: datetime.datetime) -> None:
     """Void the charges that were not confirmed in time. Calls Stripe."""
-    late = TopUp.objects.filter(origin="auto", status="action_required", created_at__lt=now - _CONFIRM_WITHIN)
-    for topup in late[:50]:
+    unconfirmed = TopUp.objects.filter(origin=TopUpOrigin.AUTO, status=TopUpStatus.ACTION_REQUIRED)
+    for topup in unconfirmed.filter(created_at__lt=now - _CONFIRM_WITHIN)[:50]:
         try:
             gateway.void_invoice(invoice_id=topup.invoice_id or "", key=f"{topup.pk}:void")
         except (StripeRefused, StripeUnavailable) as error:  # it may have been paid: the sync shows

@@ -38,7 +38,7 @@ def keep_card(*, customer: StripeCustomer, card: CardLeft, cause: str, is_chosen
     `cause` is the page or top-up where the card was used. It is part of the key: with the card alone, setting an
     earlier card again would make Stripe repeat its first answer and do nothing.
     """
-    if not _note_newest(customer, card, is_chosen) and not _is_charged(customer, card):
+    if not _record_newest(customer, card, is_chosen) and not _is_charged(customer, card):
         return
     used = ""
     while used != (newest := StripeCustomer.objects.get(pk=customer.pk).newest_method_id):
@@ -48,7 +48,7 @@ def keep_card(*, customer: StripeCustomer, card: CardLeft, cause: str, is_chosen
 
 
 @transaction.atomic
-def _note_newest(customer: StripeCustomer, card: CardLeft, is_chosen: bool) -> bool:
+def _record_newest(customer: StripeCustomer, card: CardLeft, is_chosen: bool) -> bool:
     """Store the card if it is the customer's newest; return whether it is."""
     known = StripeCustomer.objects.select_for_update().get(pk=customer.pk)
     if not is_chosen and known.has_card and not known.newest_method_id:

@@ -51,7 +51,7 @@ def reconcile(*, kind: ReconciliationKind, now: datetime.datetime) -> Reconcilia
     with transaction.atomic():
         _post_fees(movements)
         differing = {source for source in theirs.keys() | ours.keys() if theirs.get(source, 0) != ours.get(source, 0)}
-        _note_differences(differing, ours, theirs, now)
+        _record_differences(differing, ours, theirs, now)
         return Reconciliation.objects.create(
             kind=kind, since=since, until=until, movement_count=len(movements), missed_events=missed,
             ours_cents=sum(ours.values()), theirs_cents=sum(theirs.values()),
@@ -61,7 +61,7 @@ def reconcile(*, kind: ReconciliationKind, now: datetime.datetime) -> Reconcilia
 def _catch_up(since: datetime.datetime, now: datetime.datetime) -> int:
     missed = webhooks.ingest_missed(since=since, until=now)
     for event_id in webhooks.list_unhandled(now=now + datetime.timedelta(hours=1)):
-        webhooks.handle_or_note(event_id=event_id)
+        webhooks.handle_or_record(event_id=event_id)
     return missed
 
 
@@ -144,7 +144,7 @@ def _post_fees(movements: Iterable[CashMovement]) -> None:
         )
 
 
-def _note_differences(
+def _record_differences(
     differing: Iterable[str], ours: Mapping[str, int], theirs: Mapping[str, int], now: datetime.datetime
 ) -> None:
     """Store and page each new or changed difference; close those that disappeared."""

@@ -30,7 +30,7 @@ def charge(*, topup_id: str, **_: object) -> None:
 
 @shared_task(name="payments.handle_event", **_PATIENT)
 def handle_event(*, event_id: str, **_: object) -> None:
-    webhooks.handle_or_note(event_id=event_id)
+    webhooks.handle_or_record(event_id=event_id)
 
 
 @shared_task(name="payments.sweep")

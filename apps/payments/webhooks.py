@@ -76,7 +76,7 @@ def handle(*, event_id: str) -> None:
         advance(event, to=EventStatus.DONE if is_ours else EventStatus.IGNORED, transitions=EVENT, last_error="")
 
 
-def handle_or_note(*, event_id: str) -> None:
+def handle_or_record(*, event_id: str) -> None:
     """Handle an event, or store for operators why it cannot be handled. Raises StripeUnavailable."""
     try:
         handle(event_id=event_id)
@@ -154,7 +154,7 @@ def _sync_payment_method(payment_method_id: str) -> bool:
     return customer is not None
 
 
-def _note_fraud_warning(warning_id: str) -> bool:
+def _log_fraud_warning(warning_id: str) -> bool:
     logger.critical("Stripe warns of fraud: %s. Refund the payment before it is disputed.", warning_id)
     return True
 
@@ -187,5 +187,5 @@ _SYNCS: dict[str, Callable[[str], bool]] = {
     "dispute": _sync_dispute,
     "customer": _sync_customer,
     "payment_method": _sync_payment_method,
-    "radar.early_fraud_warning": _note_fraud_warning,
+    "radar.early_fraud_warning": _log_fraud_warning,
 }

@@ -6,6 +6,7 @@ import logging
 from django.db import transaction
 from django.db.models import QuerySet
 
+from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
 from apps.billing.queries import get_balance
 from apps.billing.usage.metering import record_quantity
@@ -44,7 +45,7 @@ def keep_warm(*, version: AdapterVersion, by: str, now: datetime.datetime) -> De
         raise InvalidState(f"No price is set for keeping adapters of {base_model.display_name} warm.", param="model")
     if deployment is None:
         raise InvalidState("This version is not served. Serve it first.", param="model")
-    if version.status == "files_only":
+    if version.status == AdapterVersionStatus.FILES_ONLY:
         raise InvalidState("This model has a replica of its own, which never gives it up.", param="model")
     if deployment.pinned_at is not None:
         return deployment

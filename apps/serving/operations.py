@@ -27,8 +27,8 @@ from apps.serving.aliases import require_unaliased
 from apps.serving.keep_warm import let_cool
 from apps.serving.models import Deployment, LoadedAdapter, Replica, ReplicaToken
 from apps.serving.placements import replan, replan_around
-from apps.serving.reconciliation import note_count
-from apps.serving.whole_models import desired_whole_model, give_place, note_whole_model, require_replica, withdraw
+from apps.serving.reconciliation import record_count
+from apps.serving.whole_models import desired_whole_model, give_place, record_whole_model, require_replica, withdraw
 
 _URL_SECONDS = 3600
 
@@ -232,16 +232,16 @@ def record_observed(*, replica: Replica, observed: ObservedState) -> None:
         **_abilities(observed),
     )
     if observed.counted is not None and observed.engine_generation:
-        note_count(replica=replica, engine_generation=observed.engine_generation, counted=observed.counted, now=now)
+        record_count(replica=replica, engine_generation=observed.engine_generation, counted=observed.counted, now=now)
     if not replica.is_trusted:
         return
     if replica.whole_model is not None:
-        note_whole_model(replica=replica, observed=observed, now=now)
+        record_whole_model(replica=replica, observed=observed, now=now)
     else:
-        _note_adapters(replica, observed, now)
+        _record_adapters(replica, observed, now)
 
 
-def _note_adapters(replica: Replica, observed: ObservedState, now: datetime.datetime) -> None:
+def _record_adapters(replica: Replica, observed: ObservedState, now: datetime.datetime) -> None:
     """Store reports about adapters placed on the replica, and ignore reports about others."""
     states = {adapter.lora_name: adapter for adapter in observed.adapters}
     versions = AdapterVersion.objects.filter(

@@ -42,7 +42,7 @@ _NOTE = """
 
 
 @transaction.atomic
-def note_requests(*, counts: Mapping[str, int], now: datetime.datetime) -> None:
+def record_requests(*, counts: Mapping[str, int], now: datetime.datetime) -> None:
     """Count requests by version id, and place again at once when one of the versions has no place."""
     asked = Deployment.objects.filter(adapter_version__in=list(counts), removed_at=None)
     with connection.cursor() as cursor:

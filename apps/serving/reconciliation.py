@@ -52,7 +52,7 @@ _METERED = """
 # --- Readings ---------------------------------------------------------------------------------------------------------
 
 
-def note_count(*, replica: Replica, engine_generation: str, counted: EngineCount, now: datetime.datetime) -> None:
+def record_count(*, replica: Replica, engine_generation: str, counted: EngineCount, now: datetime.datetime) -> None:
     """Store the reading as the newest of its day; the first of a day also ends the day before."""
     at = now - datetime.timedelta(seconds=max(0.0, counted.age_seconds))
     newest = {

@@ -70,7 +70,7 @@ def _signed(prefix: str, file: ManifestFile) -> SignedFile:
     return SignedFile(name=file.name, sha256=file.sha256, bytes=file.bytes, url=url)
 
 
-def note_whole_model(*, replica: Replica, observed: ObservedState, now: datetime.datetime) -> None:
+def record_whole_model(*, replica: Replica, observed: ObservedState, now: datetime.datetime) -> None:
     """Store whether the replica's one model answers."""
     assert replica.whole_model is not None
     LoadedAdapter.objects.update_or_create(

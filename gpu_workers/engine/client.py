@@ -142,10 +142,10 @@ class _ErrorEnvelope(msgspec.Struct):
 
 
 class EngineClient:
-    """A client for one event loop; call `close` when done. `note_asked` gets all tokens of the agent's questions."""
+    """A client for one event loop; call `close` when done. `record_asked` gets all tokens of the agent's questions."""
 
-    def __init__(self, socket_path: Path, *, note_asked: Callable[[TokensAsked], None] = lambda _: None) -> None:
-        self._note_asked = note_asked
+    def __init__(self, socket_path: Path, *, record_asked: Callable[[TokensAsked], None] = lambda _: None) -> None:
+        self._record_asked = record_asked
         self._canary_sizes: dict[str, TokensAsked] = {}
         self.questions = Questions()
         connector = aiohttp.UnixConnector(path=str(socket_path), limit=0, keepalive_timeout=30)
@@ -201,7 +201,7 @@ class EngineClient:
             answer = await self._complete(body | limits, timeout_seconds=120)
         except EngineRefused:
             # vLLM counts the tokens before it refuses numbers that are not finite.
-            self._note_asked(self._canary_sizes.get(prompt, TokensAsked()))
+            self._record_asked(self._canary_sizes.get(prompt, TokensAsked()))
             raise
         self._canary_sizes[prompt] = _used(answer)
         found = msgspec.json.decode(answer, type=_Completion).choices[0].logprobs or _Logprobs([], [])
@@ -241,7 +241,7 @@ class EngineClient:
         self.questions = msgspec.structs.replace(self.questions, begun=self.questions.begun + 1)
         try:
             answer = await self._request("POST", "/v1/completions", json=body, timeout_seconds=timeout_seconds)
-            self._note_asked(_used(answer))
+            self._record_asked(_used(answer))
             return answer
         finally:
             self.questions = msgspec.structs.replace(self.questions, ended=self.questions.ended + 1)

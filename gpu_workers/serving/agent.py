@@ -130,7 +130,7 @@ async def _report_forever(reconciler: Reconciler, api: ApiClient) -> None:
         seen = reconciler.observe()
         try:
             await asyncio.to_thread(api.report_observed_state, seen)
-            reconciler.note_reported(seen)
+            reconciler.record_reported(seen)
         except (Unavailable, ApiError) as error:
             log.warning("observed state not reported: %s", error)
             await asyncio.sleep(1.0)

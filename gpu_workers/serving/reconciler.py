@@ -59,7 +59,7 @@ class Reconciler:
         self._store = store
         self._canary = canary
         self._tokens = TokenCounter(self._paths)
-        self.engine = EngineClient(self._paths.socket, note_asked=self._tokens.note_asked)
+        self.engine = EngineClient(self._paths.socket, record_asked=self._tokens.record_asked)
         self.door = FrontDoor(
             self.engine, token=enrollment.replica_token, base_served_name=enrollment.base_model["served_name"]
         )
@@ -122,7 +122,7 @@ class Reconciler:
         self._is_draining = True
         self.changed.set()
 
-    def note_reported(self, state: ObservedState) -> None:
+    def record_reported(self, state: ObservedState) -> None:
         """Record that the control plane has received this result of `observe`."""
         if self._is_draining and not state.is_ready:
             self.not_ready_reported.set()
@@ -246,7 +246,7 @@ class Reconciler:
             self._met.give_up()
             self._met = None
         self._has_finished_first_pass = False
-        self._trials.note_engine_lost()
+        self._trials.record_engine_lost()
         self._set_reason(reason)
 
     def _open_door(self) -> None:

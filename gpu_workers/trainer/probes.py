@@ -95,7 +95,7 @@ class Prober:
             self._was_interrupted = should_stop()
             if self._was_interrupted:
                 child.kill()
-            elif watch.look():
+            elif watch.check():
                 log.warning("The measurement made no progress for %.0f s: ended", watch.still_seconds)
                 child.end_with_stacks()
 

@@ -15,8 +15,8 @@ from gpu_workers.common.process_tree import Process, list_session, read_title
 from gpu_workers.common.pulse import read_pulse
 
 TIMES_EXPECTED = 10.0  # times the expected duration of a step
-_LOOK_SECONDS = 2.0
-_MAX_SECONDS_A_LOOK = 10.0  # a longer wait was not the child's: this process itself was suspended
+_CHECK_SECONDS = 2.0
+_MAX_SECONDS_A_CHECK = 10.0  # a longer wait was not the child's: this process itself was suspended
 _UNIT_BYTES = 4 * 2**20  # a hung process that still writes its log moves less
 
 
@@ -65,7 +65,7 @@ class ProgressWatch:
         self.limit_seconds = least_seconds
         self._least_seconds = least_seconds
         self._clock = clock
-        self._looked_at = clock()
+        self._checked_at = clock()
         self._bytes = 0
         self._child: ChildActivity | None = None
         self._seen = Activity()
@@ -82,10 +82,10 @@ class ProgressWatch:
         """Watch this child from now on; None: this process's own transfers."""
         self._child = child
         self._seen = child.read() if child else Activity()
-        self._looked_at = self._clock()
-        self.note()
+        self._checked_at = self._clock()
+        self.record_progress()
 
-    def note(self) -> None:
+    def record_progress(self) -> None:
         """Record progress."""
         self.work += 1
         self.still_seconds = 0.0
@@ -95,18 +95,18 @@ class ProgressWatch:
         self._bytes += number
         if self._bytes >= _UNIT_BYTES:
             self._bytes = 0
-            self.note()
+            self.record_progress()
 
-    def look(self, *, most_seconds: float = _MAX_SECONDS_A_LOOK) -> bool:
-        """Count the time since the last look, unless the child made progress; return whether it is stalled.
+    def check(self, *, most_seconds: float = _MAX_SECONDS_A_CHECK) -> bool:
+        """Count the time since the last check, unless the child made progress; return whether it is stalled.
 
-        It is cheap enough for a loop: it looks every two seconds, or ten times within a shorter limit.
+        It is cheap enough for a loop: it checks every two seconds, or ten times within a shorter limit.
         """
         now = self._clock()
-        passed = now - self._looked_at
-        if passed < min(_LOOK_SECONDS, self.limit_seconds / 10):
+        passed = now - self._checked_at
+        if passed < min(_CHECK_SECONDS, self.limit_seconds / 10):
             return self.is_stalled
-        self._looked_at = now
+        self._checked_at = now
         waited = self._see_child()
         self.still_seconds += max(min(passed, most_seconds) - waited, 0.0)
         return self.is_stalled
@@ -118,7 +118,7 @@ class ProgressWatch:
         before, seen = self._seen, self._child.read()
         moved = seen.moved_bytes - before.moved_bytes
         if seen.pulse != before.pulse or moved >= _UNIT_BYTES:
-            self.note()
+            self.record_progress()
             before = msgspec.structs.replace(before, moved_bytes=seen.moved_bytes)
         self._seen = msgspec.structs.replace(seen, moved_bytes=before.moved_bytes)
         return max(seen.waited_seconds - before.waited_seconds, 0.0)

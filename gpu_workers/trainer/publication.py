@@ -133,7 +133,7 @@ class Publisher:
             if should_stop():
                 child.kill()
                 return Made(problem="the worker had to stop before it was made")
-            if watch.look():
+            if watch.check():
                 child.end_with_stacks()
                 return Made(problem=f"it made no progress for {watch.still_seconds:.0f} seconds")
             if time.monotonic() > ends:

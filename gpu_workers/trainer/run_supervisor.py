@@ -184,7 +184,7 @@ class RunSupervisor:
             self._pump()
             if self._keeper.is_lost:
                 self._fence(child)
-            if asked_at is None and self._watch.look():
+            if asked_at is None and self._watch.check():
                 return self._end_stalled(child)
             if asked_at is None and self._stop_reason() is not None:
                 log.info("Stopping the child: %s", self._stop_reason())
@@ -294,7 +294,7 @@ class RunSupervisor:
     def _must_end_transfers(self) -> bool:
         """Return whether to end transfers: an unwanted result is not delivered, but earlier checkpoints are."""
         is_unwanted = self._is_delivering and self._stop_reason() is StopReason.CANCELLED
-        return self._keeper.is_lost or is_unwanted or self._watch.look(most_seconds=_TRANSFER_SECONDS)
+        return self._keeper.is_lost or is_unwanted or self._watch.check(most_seconds=_TRANSFER_SECONDS)
 
     def _finish(self, outcome: RunOutcome) -> None:
         """Report the end; raises StaleLease, Unauthorized, Unavailable or Forgotten."""
@@ -316,7 +316,7 @@ class RunSupervisor:
 
     def _pump(self) -> None:
         for event in self._tail.read():
-            self._note(event)
+            self._follow(event)
             if isinstance(event, CheckpointReady):
                 self._checkpoints.add(event)
             else:
@@ -325,13 +325,13 @@ class RunSupervisor:
             self._report(warning)
 
     def _report(self, event: RunEvent) -> None:
-        self._note(event)
+        self._follow(event)
         self._reporter.add(event)
 
-    def _note(self, event: ChildEvent) -> None:
+    def _follow(self, event: ChildEvent) -> None:
         replace = msgspec.structs.replace
         if not isinstance(event, LogLine):  # log lines alone are no progress
-            self._watch.note()
+            self._watch.record_progress()
         match event:
             case PhaseChanged():
                 self._status = replace(self._status, phase=event.phase.value)

@@ -4,6 +4,8 @@ import datetime
 from itertools import count
 
 from django.db import transaction
+from django.http import HttpResponse
+from django.test import Client
 
 from apps.accounts.login.addresses import mark_verified
 from apps.accounts.models import Membership, Organization, User
@@ -51,3 +53,9 @@ def make_key(
     return issue_key(
         organization=organization, name="test", scopes=scopes, by=by, expires_at=expires_at, now=db_now(), limits=limits
     )
+
+
+def sign_up(client: Client, **fields: str) -> HttpResponse:
+    """Return the answer to Dana's sign-up form, with other values in `fields`."""
+    form = {"email": "dana@example.com", "password1": PASSWORD, "name": "Dana", "organization": "Dana Labs"}
+    return client.post("/accounts/signup/", form | fields)

@@ -6,7 +6,7 @@ from django.db import transaction
 from django.db.models import F, Q, Sum
 
 from apps.accounts.models import Organization
-from apps.billing.budgets import Attribution, note_spending
+from apps.billing.budgets import Attribution, record_spending
 from apps.billing.ledger import account, lock_wallet, post
 from apps.billing.lots import open_lot, returns_for
 from apps.billing.models import (
@@ -211,7 +211,7 @@ def _post_refund(wanted: Adjustment, wallet: LedgerAccount, by: str) -> LedgerTr
     for hold in _refundable(wallet, wanted.source):
         part = min(left, hold.captured_nano - hold.refunded_nano)
         whose = Attribution(hold.key_id, hold.member_id, hold.labels)
-        note_spending(organization=hold.organization_id, attribution=whose, amount_nano=-part)
+        record_spending(organization=hold.organization_id, attribution=whose, amount_nano=-part)
         hold.refunded_nano += part
         hold.save(update_fields=["refunded_nano"])
         left -= part

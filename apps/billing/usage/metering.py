@@ -17,7 +17,7 @@ from django.db import IntegrityError, connection, transaction
 from django.db.models import F
 
 from apps.accounts.models import Organization
-from apps.billing.budgets import attribution_of_key, note_spending
+from apps.billing.budgets import attribution_of_key, record_spending
 from apps.billing.ledger import beside, lock_wallet, post
 from apps.billing.models import (
     AccountKind,
@@ -299,7 +299,7 @@ def rate_organization(*, wallet: LedgerAccount) -> int:
         paid = _post_line(line, wallet, slices)
         if has_budgets:
             whose = attribution_of_key(organization=wallet.owner_id, key_id=line.key_id)
-            note_spending(organization=wallet.owner_id, attribution=whose, amount_nano=paid)
+            record_spending(organization=wallet.owner_id, attribution=whose, amount_nano=paid)
         line.save(update_fields=["posted_nano", "rated_quantity", "rated_request_count"])
         total += paid
     return total

@@ -26,7 +26,7 @@ OUTBOX_TOPICS = {
     "objects.delete": Topic("apps.core.tasks.delete_objects", lane="data-small"),
     "organization.suspended": Topic("apps.finetuning.tasks.pause_suspended"),
     "payments.charge": Topic("apps.payments.autorecharge.charge", lane="payments"),
-    "payments.event": Topic("apps.payments.webhooks.handle_or_note", lane="payments"),
+    "payments.event": Topic("apps.payments.webhooks.handle_or_record", lane="payments"),
     "payments.page": Topic("apps.payments.topups.make_page", lane="payments"),
     "payments.refund": Topic("apps.payments.refunds.send_refund", lane="payments"),
     "payments.suspended": Topic("apps.finetuning.tasks.pause_suspended", is_urgent=True),

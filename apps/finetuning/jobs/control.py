@@ -5,6 +5,7 @@ import datetime
 from django.db import transaction
 
 from apps.billing.budgets import holds_of_budget
+from apps.billing.models import HoldPurpose, HoldStatus
 from apps.core import audit
 from apps.core.database.transitions import advance, try_advance
 from apps.core.errors import InvalidState
@@ -92,8 +93,9 @@ def resume(*, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nan
 
 def pause_jobs_of_budget(*, budget_id: str, now: datetime.datetime) -> int:
     """Ask the running jobs that an exhausted budget pays for to checkpoint and pause; return the number asked."""
-    sources = holds_of_budget(budget_id=budget_id).filter(purpose="job", status="open").values_list("source", flat=True)
-    running = FineTuningJob.objects.filter(pk__in=list(sources), status=JobStatus.RUNNING)
+    holds = holds_of_budget(budget_id=budget_id).filter(purpose=HoldPurpose.JOB, status=HoldStatus.OPEN)
+    sources = list(holds.values_list("source", flat=True))
+    running = FineTuningJob.objects.filter(pk__in=sources, status=JobStatus.RUNNING)
     for job in running:
         request_pause(job=job, by="system", now=now)
         events.append(job, level="warn", message="A budget of the organization is used up: pausing")

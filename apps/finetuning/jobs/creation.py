@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 from django.db import transaction
 
-from apps.accounts.models import Organization
+from apps.accounts.models import Organization, key_of
 from apps.catalog.licences import require_licence
 from apps.core import audit
 from apps.core.database import locks
@@ -69,8 +69,7 @@ def _created_before(
 ) -> FineTuningJob | None:
     """Return the job that an earlier copy of this request created; wait for one that is being created."""
     if repeated := request.idempotency_key or request.fingerprint:
-        organization_id = organization if isinstance(organization, str) else organization.pk
-        locks.lock(f"job:{organization_id}:{repeated}")
+        locks.lock(f"job:{key_of(organization)}:{repeated}")
     jobs = FineTuningJob.objects.for_organization(organization)
     if request.idempotency_key is not None:
         found = jobs.filter(idempotency_key=request.idempotency_key).first()
@@ -102,7 +101,7 @@ def _new_job(organization: Organization | str, request: JobRequest, by: str) -> 
     if request.spend_cap_nano is not None:  # admission checks the cost of a start on the chosen pool
         require_cap(cap_nano=request.spend_cap_nano, least_nano=cheapest_start_nano(organization=organization))
     return FineTuningJob.objects.create(
-        organization_id=organization if isinstance(organization, str) else organization.pk,
+        organization_id=key_of(organization),
         base_model=base_model,
         training_file=training_file,
         validation_file=validation_file or None,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from django.db.models import Sum
 
-from apps.billing.models import Hold, PoolCost
+from apps.billing.models import Hold, HoldPurpose, HoldStatus, PoolCost
 from apps.core import audit
 from apps.core.errors import InvalidValue
 from apps.finetuning.models import GpuPool, Run, Worker
@@ -101,7 +101,9 @@ def _billed(begin: datetime.datetime, end: datetime.datetime) -> dict[str, float
 def _revenue(begin: datetime.datetime, end: datetime.datetime) -> dict[str, int]:
     """Return each pool's charges less refunds, by the month in which the hold was closed."""
     pools = {f"training:{name}": pool_id for pool_id, name in GpuPool.objects.values_list("pk", "name")}
-    holds = Hold.objects.filter(purpose="job", status="closed", closed_at__gte=begin, closed_at__lt=end)
+    holds = Hold.objects.filter(
+        purpose=HoldPurpose.JOB, status=HoldStatus.CLOSED, closed_at__gte=begin, closed_at__lt=end
+    )
     sums: dict[str, int] = defaultdict(int)
     rows = holds.values("price_rule__sku").annotate(captured=Sum("captured_nano"), refunded=Sum("refunded_nano"))
     for row in rows.order_by():

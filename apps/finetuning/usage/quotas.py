@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from django.conf import settings
 from django.db.models import Q, QuerySet, Sum
 
-from apps.accounts.models import Organization
+from apps.accounts.models import Organization, key_of
 from apps.accounts.shares import get_share_holder, give_own_share, list_sharing, share_of
 from apps.billing.queries import has_had_credit
 from apps.core import audit
@@ -27,7 +27,7 @@ def get_quota(*, organization: Organization | str) -> Quota:
 
     Without operator limits, settings.UNPAID_LIMITS apply as long as the organization never had credit, paid or granted.
     """
-    organization_id = organization if isinstance(organization, str) else organization.pk
+    organization_id = key_of(organization)
     found = Quota.objects.filter(organization_id=organization_id).first()
     if found is not None:
         return found
@@ -40,7 +40,7 @@ def set_quota(*, organization: Organization | str, by: str, now: datetime.dateti
 
     From then on the organization no longer shares its limits with others.
     """
-    organization_id = organization if isinstance(organization, str) else organization.pk
+    organization_id = key_of(organization)
     give_own_share(organization=organization_id)
     changes = {name: limits[name] for name in LIMITS if name in limits}
     quota, _ = Quota.objects.update_or_create(
@@ -52,7 +52,7 @@ def set_quota(*, organization: Organization | str, by: str, now: datetime.dateti
 
 def used_gpu_seconds(*, organization: Organization | str, now: datetime.datetime) -> int:
     """Return the GPU-seconds that attempts held since the start of the month (UTC), from claim to end."""
-    return _used_gpu_seconds([organization if isinstance(organization, str) else organization.pk], now)
+    return _used_gpu_seconds([key_of(organization)], now)
 
 
 def _used_gpu_seconds(organizations: Sequence[str], now: datetime.datetime) -> int:
@@ -66,7 +66,7 @@ def require_place_for_job(*, organization: Organization | str, but: FineTuningJo
 
     Until the transaction ends, no other job under the same limits is created, admitted or started.
     """
-    organization_id = organization if isinstance(organization, str) else organization.pk
+    organization_id = key_of(organization)
     locks.lock(_lock_name(organization_id))
     limit = get_quota(organization=organization_id).queued_jobs
     with share_of(organization_id) as organizations:

@@ -12,7 +12,7 @@ from apps.accounts.models import Organization, User
 from apps.billing.books.adjustments import approve_adjustment, reject_adjustment, request_adjustment
 from apps.billing.books.reconciliation import list_newest_checks, list_receivables
 from apps.billing.budgets import month_of
-from apps.billing.models import Adjustment, LotKind
+from apps.billing.models import Adjustment, AdjustmentStatus, LotKind
 from apps.billing.queries import get_balance, sum_lots
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
@@ -34,7 +34,7 @@ def show(request: HttpRequest) -> HttpResponse:
     names = {each.pk: each.name for each in organizations}
     receivables = [(names.get(row.organization_id, row.organization_id), row) for row in list_receivables(now=db_now())]
     adjustments = Adjustment.objects.select_related("organization").order_by("-requested_at", "-pk")
-    waiting = list(adjustments.filter(status="requested"))
+    waiting = list(adjustments.filter(status=AdjustmentStatus.REQUESTED))
     askers = {each.pk: each.email for each in User.objects.filter(pk__in=[each.requested_by for each in waiting])}
     context = {
         "rows": [
@@ -48,7 +48,7 @@ def show(request: HttpRequest) -> HttpResponse:
         ],
         "receivables": receivables,
         "waiting": [(each, askers.get(each.requested_by, each.requested_by)) for each in waiting],
-        "decided": adjustments.exclude(status="requested")[:_DECIDED_SHOWN],
+        "decided": adjustments.exclude(status=AdjustmentStatus.REQUESTED)[:_DECIDED_SHOWN],
         "checks": list_newest_checks(),
         "operator_id": operator_id(request),
     }
@@ -77,7 +77,11 @@ def adjust(request: HttpRequest, organization_id: str) -> HttpResponse:
         except ValueError as error:
             form.add_error("amount_usd", str(error))
         else:
-            words = "It waits for another operator." if made.status == "requested" else "It is in the ledger."
+            words = (
+                "It waits for another operator."
+                if made.status == AdjustmentStatus.REQUESTED
+                else "It is in the ledger."
+            )
             messages.success(request, words)
             return redirect("staff:books")
     context = {"tenant": organization, "balance": get_balance(organization=organization), "form": form}

@@ -100,7 +100,7 @@ class AdapterLoader:
         if verdict.reason:
             self._trials.reject(name, verdict.reason)
             return False
-        self._trials.note_passed(name, path.name)
+        self._trials.record_passed(name, path.name)
         return True
 
     async def load(self, adapter: DesiredAdapter, path: Path, met: EngineSession) -> None:

@@ -35,7 +35,7 @@ class TokenCounter:
         self._seen: EngineCount | None = None
         self._seen_at = 0.0
 
-    def note_asked(self, asked: TokensAsked) -> None:
+    def record_asked(self, asked: TokensAsked) -> None:
         """Record the tokens of a question that the agent has just asked."""
         state = read_engine_state(self._paths)
         if state is not None:

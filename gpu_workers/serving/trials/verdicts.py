@@ -70,7 +70,7 @@ class Trials:
         """Return the adapters that may still be served."""
         return [name for name in self._trials if not self.is_rejected(name)]
 
-    def note_engine_lost(self) -> None:
+    def record_engine_lost(self) -> None:
         for trial in self._trials.values():
             if trial.state is LoadState.LOADED:
                 trial.state = LoadState.LOADING
@@ -113,6 +113,6 @@ class Trials:
         """Return whether exactly these files passed on the canary engine."""
         return self._memory.content.passed.get(name) == folder_name
 
-    def note_passed(self, name: str, folder_name: str) -> None:
+    def record_passed(self, name: str, folder_name: str) -> None:
         known = {other: folder for other, folder in self._memory.content.passed.items() if other in self._trials}
         self._memory.change(passed=known | {name: folder_name})

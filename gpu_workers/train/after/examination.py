@@ -43,7 +43,7 @@ _QUANTIZED_NOTE = "Compared on the 4-bit base model that was trained: the 16-bit
 Scores = list[tuple[float, ...]]
 
 
-def look(
+def examine_result(
     work_dir: Path, spec: RunSpec, base: Path, trained: Path, secrets: PublishSecrets
 ) -> tuple[EvaluationReport | None, ParityProbe | None]:
     """Return the comparison if rows are held out, and the probe if the result is served as an adapter."""

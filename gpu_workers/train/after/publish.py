@@ -22,7 +22,7 @@ from apps.contracts.runs import Manifest, RunSpec
 from gpu_workers.common.artifacts import folder_bytes, read_manifest, seal_folder
 from gpu_workers.common.events import ADAPTER_FOLDER
 from gpu_workers.common.pulse import open_pulse
-from gpu_workers.train.after.examination import is_adapter, look
+from gpu_workers.train.after.examination import examine_result, is_adapter
 from gpu_workers.train.after.gguf import NotConverted, convert_model
 from gpu_workers.train.after.merge import NotMergeable, merge_adapter
 from gpu_workers.train.failure_codes import is_out_of_memory
@@ -82,7 +82,7 @@ def _in_words(error: Exception) -> str:
 def examine(work_dir: Path, spec: RunSpec, base: Path, *, secrets: PublishSecrets = NO_SECRETS) -> Made:
     """Compare base and tuned model, and reseal the adapter's folder with the probe of its certificate."""
     trained = work_dir / ADAPTER_FOLDER
-    report, probe = look(work_dir, spec, base, trained, secrets)
+    report, probe = examine_result(work_dir, spec, base, trained, secrets)
     temporary = work_dir / f"tmp-{PUBLISHED_FOLDER}"
     _copy(trained, temporary)
     if probe is not None:

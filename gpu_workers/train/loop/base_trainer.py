@@ -143,7 +143,7 @@ class RunTrainer:
         progress, step = self.progress, self.state.global_step
         progress.watch.pause()
         written = self.write_checkpoint(self.work_dir / CHECKPOINTS_FOLDER)
-        progress.note_saved(step)
+        progress.record_saved(step)
         if written is not None:
             folder, digest = written
             self.events.write(

@@ -165,7 +165,7 @@ class ProgressCallback(TrainerCallback):
         self.recent_losses.extend(progress.recent_losses)
         self.saved_step = progress.step
 
-    def note_saved(self, step: int) -> None:
+    def record_saved(self, step: int) -> None:
         self.saved_step = step
         self.saved_seconds = self.watch.seconds
         self._saved_at = time.monotonic()

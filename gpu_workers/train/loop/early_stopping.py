@@ -25,7 +25,7 @@ class BestWeights:
     def file(self) -> Path | None:
         return self._path if self.loss is not None and self._path.exists() else None
 
-    def note(self, loss: float, step: int, trainer: ResumableTrainer) -> None:
+    def record(self, loss: float, step: int, trainer: ResumableTrainer) -> None:
         """Record an evaluation, and save the weights if they are the best so far."""
         if self.loss is not None and not loss < self.loss:
             self.evaluations_since += 1

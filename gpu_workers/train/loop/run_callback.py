@@ -211,7 +211,7 @@ class RunCallback(ProgressCallback):
         patience = self._spec.hyperparameters.early_stopping_patience
         if patience is None:
             return
-        self.best.note(valid_loss, state.global_step, self.trainer)
+        self.best.record(valid_loss, state.global_step, self.trainer)
         if self.best.evaluations_since >= patience and state.global_step < state.max_steps:
             self.is_stopped_early = control.should_training_stop = True
             control.should_save = False  # a resume from it would train on

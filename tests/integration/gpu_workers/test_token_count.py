@@ -62,7 +62,7 @@ def run(folder: Path, work) -> None:
 
         def make_agent() -> tuple[EngineClient, TokenCounter]:
             counter = TokenCounter(paths)
-            clients.append(EngineClient(paths.socket, note_asked=counter.note_asked))
+            clients.append(EngineClient(paths.socket, record_asked=counter.record_asked))
             return clients[-1], counter
 
         try:

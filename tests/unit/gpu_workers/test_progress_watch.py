@@ -20,7 +20,7 @@ class Machine:
     def pass_seconds(self, seconds: int) -> None:
         for _ in range(seconds):
             self.now += 1.0
-            self.watch.look()
+            self.watch.check()
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_suspended_worker_counts_seconds_of_the_hours_it_slept(machine):
     machine.pass_seconds(50)
 
     machine.now += 8 * 3600.0
-    machine.watch.look()
+    machine.watch.check()
 
     assert machine.watch.still_seconds == pytest.approx(60.0, abs=2.0)
 

@@ -151,7 +151,7 @@ class Payments(RuleBasedStateMachine):
             for _ in range(times):
                 body, signature = signed(event)
                 webhooks.receive(body=body, signature=signature)
-                webhooks.handle_or_note(event_id=event["id"])
+                webhooks.handle_or_record(event_id=event["id"])
 
     @rule(pick=PICKS)
     def come_back(self, pick: int) -> None:
@@ -210,7 +210,7 @@ class Payments(RuleBasedStateMachine):
         hour = datetime.timedelta(hours=1)
         webhooks.ingest_missed(since=now - hour, until=now + hour)
         for event_id in StripeEvent.objects.filter(status="received").values_list("pk", flat=True):
-            webhooks.handle_or_note(event_id=event_id)
+            webhooks.handle_or_record(event_id=event_id)
         ours = dict(TopUp.objects.filter(organization=self.ours).values_list("pk", "invoice_id"))
         intents = {
             each["id"] for each in self.twin.of_kind("payment_intent")

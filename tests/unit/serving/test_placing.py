@@ -12,7 +12,7 @@ from apps.core.database.clock import db_now
 from apps.core.database.tenancy import tenant
 from apps.serving.models import Deployment, LoadedAdapter, Replica
 from apps.serving.operations import desired_state, record_observed
-from apps.serving.placements import note_requests, replan
+from apps.serving.placements import record_requests, replan
 from apps.serving.queries import list_routes, serving_states
 from tests.factories.serving import make_adapter, make_replica, make_served_model
 
@@ -57,7 +57,7 @@ def test_an_adapter_without_a_place_is_cold_and_not_waited_for(organization, rep
 def test_a_request_brings_a_cold_adapter_back_and_the_replica_is_told(replica, versions) -> None:
     before = replica.generation
 
-    note_requests(counts={versions[0].pk: 1}, now=db_now())
+    record_requests(counts={versions[0].pk: 1}, now=db_now())
 
     replica.refresh_from_db()
     assert {adapter.version_id for adapter in desired_state(replica=replica).adapters} == {
@@ -72,7 +72,7 @@ def test_a_request_for_a_placed_adapter_has_no_replica_look_again(replica, versi
     replica.refresh_from_db()
     before = replica.generation
 
-    note_requests(counts={versions[1].pk: 5}, now=db_now())
+    record_requests(counts={versions[1].pk: 5}, now=db_now())
 
     replica.refresh_from_db()
     assert replica.generation == before
@@ -83,8 +83,8 @@ def test_a_request_for_a_placed_adapter_has_no_replica_look_again(replica, versi
 
 def test_requests_fade_and_add_up(versions) -> None:
     now = db_now()
-    note_requests(counts={versions[1].pk: 20}, now=now - datetime.timedelta(seconds=20))
-    note_requests(counts={versions[1].pk: 20}, now=now)
+    record_requests(counts={versions[1].pk: 20}, now=now - datetime.timedelta(seconds=20))
+    record_requests(counts={versions[1].pk: 20}, now=now)
 
     deployment = Deployment.objects.get(adapter_version=versions[1])
     assert deployment.quick_demand == pytest.approx(1 + 0.3679, abs=1e-3)

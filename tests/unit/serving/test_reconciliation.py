@@ -10,7 +10,7 @@ from apps.billing.usage.metering import UsageRecord, record_usage
 from apps.contracts.serving import EngineCount, ObservedState
 from apps.serving.models import EngineTokens, MeteringCheck, Replica
 from apps.serving.operations import record_observed
-from apps.serving.reconciliation import list_checks, note_count, reconcile
+from apps.serving.reconciliation import list_checks, reconcile, record_count
 from tests.factories.serving import make_served_model
 
 DAY = datetime.date(2026, 11, 3)
@@ -27,7 +27,7 @@ def replica(db: None) -> Replica:
 
 def count_at(replica: Replica, at: datetime.datetime, read: int, written: int, *, engine: str = "e1") -> None:
     counted = EngineCount(input_tokens=read, output_tokens=written)
-    note_count(replica=replica, engine_generation=engine, counted=counted, now=at)
+    record_count(replica=replica, engine_generation=engine, counted=counted, now=at)
 
 
 def meter(organization, replica: Replica, at: datetime.datetime, read: int, written: int, **fields) -> None:

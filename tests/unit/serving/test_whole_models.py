@@ -20,7 +20,7 @@ from apps.serving.operations import (
     register_replica,
     undeploy,
 )
-from apps.serving.placements import note_requests, replan
+from apps.serving.placements import record_requests, replan
 from apps.serving.queries import Route, list_routes, serving_states
 from tests.factories.finetuning import TrainingSetup
 from tests.factories.serving import make_adapter, make_replica, make_whole_model
@@ -130,7 +130,7 @@ def test_neither_is_it_placed_elsewhere_nor_anything_else_on_its_replica(floor, 
     adapter = make_adapter(organization, floor.base_model)
 
     replan(base_model_id=floor.base_model.pk, now=db_now())
-    note_requests(counts={version.pk: 3, adapter.pk: 3}, now=db_now())
+    record_requests(counts={version.pk: 3, adapter.pk: 3}, now=db_now())
 
     held = set(Placement.objects.values_list("replica_id", "adapter_version_id"))
     assert held == {(own.pk, version.pk), (shared.pk, adapter.pk)}

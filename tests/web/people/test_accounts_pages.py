@@ -19,8 +19,7 @@ from apps.billing.lots import open_lot
 from apps.billing.models import LotKind
 from apps.core.database.clock import db_now
 from apps.core.messages.outbox import deliver_due
-from tests.factories.accounts import make_member, make_organization, make_user
-from tests.support.pages import sign_up
+from tests.factories.accounts import make_member, make_organization, make_user, sign_up
 
 ClientFor = Callable[[User | None], Client]
 

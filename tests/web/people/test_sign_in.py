@@ -15,8 +15,7 @@ from apps.accounts.operations import IssuedKey
 from apps.accounts.queries import find_key
 from apps.core.messages.outbox import deliver_due
 from apps.core.models import AuditEntry, OutboxMessage
-from tests.factories.accounts import PASSWORD, make_key, make_organization, make_user
-from tests.support.pages import sign_up
+from tests.factories.accounts import PASSWORD, make_key, make_organization, make_user, sign_up
 
 ClientFor = Callable[[User | None], Client]
 

@@ -19,7 +19,7 @@ from apps.finetuning.results.checkpoint_models import request_model
 from apps.interfaces.gateway.database import DATABASE_ERRORS, Database
 from apps.interfaces.gateway.errors import PriceNotSet
 from apps.interfaces.gateway.http.bodies import largest_body
-from apps.serving.placements import note_requests
+from apps.serving.placements import record_requests
 from apps.serving.queries import AliasRoute, Route, list_alias_routes, list_routes
 
 logger = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ class Routes:
         if not asked:
             return
         try:
-            await self._database.call(lambda: note_requests(counts=asked, now=db_now()))
+            await self._database.call(lambda: record_requests(counts=asked, now=db_now()))
         except DATABASE_ERRORS:
             self._asked.update(asked)
             raise

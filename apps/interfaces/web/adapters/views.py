@@ -33,7 +33,7 @@ from apps.serving import operations
 from apps.serving.aliases import list_aliases
 from apps.serving.keep_warm import warm_price
 from apps.serving.models import Deployment
-from apps.serving.queries import ServingState, serving_states
+from apps.serving.queries import ServingState, ServingStatus, serving_states
 
 _PAGE = 25
 _CHANGING = ("waiting", "loading")
@@ -84,7 +84,7 @@ def _detail(version: AdapterVersion, request: OrganizationRequest) -> dict[str, 
     return {
         "version": version,
         "serving": serving,
-        "can_be_served": serving.state != "files_only",
+        "can_be_served": serving.state != ServingStatus.FILES_ONLY,
         "is_changing": serving.state in _CHANGING,
         "job": job,
         "ancestor": ancestor_of(job),

@@ -24,6 +24,7 @@ from apps.interfaces.web.shell.access import OrganizationRequest, organization_v
 from apps.payments import autorecharge
 from apps.payments.customers import get_customer
 from apps.payments.dunning import owed_nano
+from apps.payments.lifecycle import PageStatus, StandingStatus, TopUpStatus
 from apps.payments.models import HostedPage, PageKind, Standing, TopUp
 from apps.payments.stripe import gateway
 from apps.payments.topups import request_page, request_topup
@@ -53,7 +54,9 @@ def _page(
         "balance": get_balance(organization=request.organization),
         "customer": get_customer(organization=request.organization),
         "order": order,
-        "standing": Standing.objects.for_organization(request.organization).exclude(status="active").first(),
+        "standing": Standing.objects.for_organization(request.organization)
+        .exclude(status=StandingStatus.ACTIVE)
+        .first(),
         "owed_nano": owed_nano(organization=request.organization),
         "is_paused": order.paused_until is not None and order.paused_until > now,
         "charged_nano": charged_cents * NANO_PER_CENT,
@@ -147,7 +150,7 @@ def page(request: OrganizationRequest, page_id: str) -> HttpResponse:
     asked = HostedPage.objects.for_organization(request.organization).select_related("topup").filter(pk=page_id).first()
     if asked is None:
         raise Http404
-    if asked.topup is not None and asked.topup.status == "open":
+    if asked.topup is not None and asked.topup.status == TopUpStatus.OPEN:
         _ask_what_became_of(asked.topup)
     leave = _leaving(request, asked)
     if leave is not None:
@@ -163,7 +166,7 @@ def _leaving(request: OrganizationRequest, asked: HostedPage) -> Callable[[str],
     A redirect in answer to a form must not leave this origin.
     """
     was_waiting = request.GET.get("waiting") == "1"
-    is_fresh = asked.status == "ready" and (asked.topup is None or asked.topup.status == "open")
+    is_fresh = asked.status == PageStatus.READY and (asked.topup is None or asked.topup.status == TopUpStatus.OPEN)
     return HttpResponseClientRedirect if request.htmx and was_waiting and is_fresh else None
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from apps.core.templatetags.ui import duration, memory, number, usd
+from apps.finetuning.lifecycle import CalibrationOutcome
 from apps.finetuning.models import CalibrationPoint, FineTuningJob
 
 
@@ -23,7 +24,7 @@ class OutcomeRow:
 def find_outcome(job: FineTuningJob) -> CalibrationPoint | None:
     """Return the actual figures of a job that succeeded; return None for any other."""
     points = CalibrationPoint.objects.for_organization(job.organization_id)
-    return points.filter(run__job=job, outcome="succeeded").first()
+    return points.filter(run__job=job, outcome=CalibrationOutcome.SUCCEEDED).first()
 
 
 def outcome_rows(point: CalibrationPoint | None) -> list[OutcomeRow]:
