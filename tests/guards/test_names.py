@@ -43,6 +43,8 @@ EXCEPTIONS = {
     "Forecast": "spending of a month, not of a job",
     "IdempotencyMismatch": "one key with two requests",
     "PaymentMismatch": "a paid amount that is not the requested one",
+    "Prediction": "a quoted value beside the measured one",
+    "PredictionInterval": "the statistical term",
     "Reversal": "a posting that undoes another in the ledger",
     "_workspace": "scratch memory of GPU kernels",
     "authorization": "the HTTP header",
