@@ -323,3 +323,10 @@ def test_the_review_asks_for_a_licence_that_must_be_accepted_and_goes_on(floor, 
     assert "is accepted for" in text(accepted)
     assert "<h1>Review and launch</h1>" in text(accepted)
     assert browser.post(URL, posted(accepted)).status_code == 302
+
+
+def test_only_a_file_of_the_organization_is_prepared(chosen, client_for, bob, charlie, rival) -> None:
+    address = f"{URL}/prepare?{urlencode({**chosen, 'step': 'method'})}"
+
+    assert client_for(bob).post(address).headers["Location"].startswith(f"{URL}?dataset={chosen['dataset']}")
+    assert client_for(charlie).post(address).status_code == 404
