@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 # Each word, and what a native engineer writes in its place.
 WORDS = {
     r"mend(s|ed|ing)?": "fix",
@@ -48,7 +48,7 @@ def _comments(path: Path) -> Iterator[tuple[str, str]]:
 def test_no_text_has_a_word_that_has_a_plainer_one() -> None:
     found = [f"{place}: {match[0]}" for place, text in texts() for match in _FOUND.finditer(text)]
 
-    assert found == [], f"{len(found)} words to replace; tests/guards/test_words.py names plainer ones"
+    assert found == [], f"{len(found)} words to replace; tests/guards/code/test_words.py names plainer ones"
 
 
 @pytest.mark.parametrize("text", ["Mend the marked fields", "This function will return it", "it tells of a run"])

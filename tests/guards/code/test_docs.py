@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PAGES = (
     *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "docs/ARCHITECTURE.md", "docs/HOW_TO_CHANGE.md")),
     *sorted((ROOT / "docs/adr").glob("*.md")),

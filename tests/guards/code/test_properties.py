@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 STATUS_NAMES = ("status", "outcome")
 MAX_LINES = 60
 MAX_ANY_SHARE = 0.03
