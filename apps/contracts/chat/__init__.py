@@ -9,14 +9,38 @@ from apps.contracts.chat.messages import MAX_MESSAGES
 from apps.contracts.chat.parsing import parse_line, parse_line_as, parse_row, parse_row_as
 from apps.contracts.chat.rendered import RenderedPair, RenderedRow, Segment, TrainOn
 from apps.contracts.chat.renderer import RENDERING_VERSION, ChatRenderer
-from apps.contracts.chat.rows import ChatMessage, ChatRow, PreferenceRow, Role, Row, RowKind, TextRow, ToolCall
+from apps.contracts.chat.rows import ChatMessage, ChatRow, MessageRole, PreferenceRow, Row, RowKind, TextRow, ToolCall
 from apps.contracts.chat.tokenizer_files import InvalidChatTemplate, chat_template_sha256, read_chat_template
 
 __all__ = [
-    "MAX_DEPTH", "MAX_LINE_BYTES", "MAX_MESSAGES", "RENDERING_VERSION",
-    "ChatMessage", "ChatRenderer", "ChatRow", "InvalidChatTemplate", "Line", "PreferenceRow", "RenderedPair",
-    "RenderedRow", "Role", "Row", "RowError", "RowErrorCode", "RowKind", "Segment", "TemplateNotPrefixStable",
-    "TemplateRejectedRow", "TextRow", "ToolCall", "TrainOn",
-    "chat_template_sha256", "parse_line", "parse_line_as", "parse_row", "parse_row_as", "read_chat_template",
+    "MAX_DEPTH",
+    "MAX_LINE_BYTES",
+    "MAX_MESSAGES",
+    "RENDERING_VERSION",
+    "ChatMessage",
+    "ChatRenderer",
+    "ChatRow",
+    "InvalidChatTemplate",
+    "Line",
+    "MessageRole",
+    "PreferenceRow",
+    "RenderedPair",
+    "RenderedRow",
+    "Row",
+    "RowError",
+    "RowErrorCode",
+    "RowKind",
+    "Segment",
+    "TemplateNotPrefixStable",
+    "TemplateRejectedRow",
+    "TextRow",
+    "ToolCall",
+    "TrainOn",
+    "chat_template_sha256",
+    "parse_line",
+    "parse_line_as",
+    "parse_row",
+    "parse_row_as",
+    "read_chat_template",
     "split_lines",
 ]  # fmt: skip

@@ -4,20 +4,20 @@ import json
 from typing import Any, NoReturn
 
 from apps.contracts.chat.errors import RowError, RowErrorCode, json_type, short
-from apps.contracts.chat.rows import ChatMessage, Role, ToolCall
+from apps.contracts.chat.rows import ChatMessage, MessageRole, ToolCall
 
 MAX_MESSAGES = 2_000
 
 _LEGACY_KEYS = {"functions", "function_call"}
 _NOTED_NOTHING: tuple[str, list[Any]] = ("annotations", [])
 _KEYS = {
-    Role.SYSTEM: {"role", "content", "name", "weight"},
-    Role.DEVELOPER: {"role", "content", "name", "weight"},
-    Role.USER: {"role", "content", "name", "weight"},
-    Role.ASSISTANT: {"role", "content", "name", "weight", "tool_calls", "refusal"},
-    Role.TOOL: {"role", "content", "name", "weight", "tool_call_id"},
+    MessageRole.SYSTEM: {"role", "content", "name", "weight"},
+    MessageRole.DEVELOPER: {"role", "content", "name", "weight"},
+    MessageRole.USER: {"role", "content", "name", "weight"},
+    MessageRole.ASSISTANT: {"role", "content", "name", "weight", "tool_calls", "refusal"},
+    MessageRole.TOOL: {"role", "content", "name", "weight", "tool_call_id"},
 }
-_ROLES = {role.value: role for role in Role}
+_ROLES = {role.value: role for role in MessageRole}
 
 
 def parse_messages(value: object, number: int, *, param: str = "messages") -> tuple[ChatMessage, ...]:
@@ -107,7 +107,7 @@ def _parse_message(value: object, param: str, number: int) -> ChatMessage:
     )
 
 
-def _parse_role(value: object, param: str, number: int) -> Role:
+def _parse_role(value: object, param: str, number: int) -> MessageRole:
     role = _ROLES.get(value) if isinstance(value, str) else None
     if role is None:
         what = "has no role" if value is None else f"has the role {short(str(value))}"
@@ -122,7 +122,9 @@ def _parse_role(value: object, param: str, number: int) -> Role:
     return role
 
 
-def _parse_content(message: dict[str, object], role: Role, param: str, number: int, *, may_be_empty: bool) -> str:
+def _parse_content(
+    message: dict[str, object], role: MessageRole, param: str, number: int, *, may_be_empty: bool
+) -> str:
     content = message.get("content")
     field = f"{param}.content"
     if content is None and may_be_empty:
@@ -133,7 +135,7 @@ def _parse_content(message: dict[str, object], role: Role, param: str, number: i
         what = "is missing" if "content" not in message else f"is a JSON {json_type(content)}, not a string"
         fix = "Give the text of the message as one string."
         raise RowError(number, RowErrorCode.INVALID_CONTENT, f"`{field}` {what}.", param=field, fix=fix)
-    if role is Role.ASSISTANT and not may_be_empty and not content.strip():
+    if role is MessageRole.ASSISTANT and not may_be_empty and not content.strip():
         raise RowError(
             number,
             RowErrorCode.EMPTY_ASSISTANT_CONTENT,
@@ -158,11 +160,11 @@ def _join_parts(parts: list[Any], field: str, number: int) -> str:
     return "".join(part["text"] for part in parts)
 
 
-def _parse_weight(message: dict[str, object], role: Role, param: str, number: int) -> int:
+def _parse_weight(message: dict[str, object], role: MessageRole, param: str, number: int) -> int:
     if "weight" not in message:
         return 1
     weight = message["weight"]
-    if role is not Role.ASSISTANT:
+    if role is not MessageRole.ASSISTANT:
         what, fix = f"`weight` stands on a {role.value} message.", "Only assistant messages may have a weight."
     elif type(weight) is not int or weight not in (0, 1):
         what, fix = f"`{param}.weight` is {short(json.dumps(weight))}.", "Use 1 (trained) or 0 (context only)."
@@ -226,7 +228,7 @@ def _check_tool_answers(messages: tuple[ChatMessage, ...], param: str, number: i
     asked: set[str] = set()
     for index, message in enumerate(messages):
         asked.update(call.id for call in message.tool_calls)
-        if message.role is Role.TOOL and message.tool_call_id not in asked:
+        if message.role is MessageRole.TOOL and message.tool_call_id not in asked:
             field = f"{param}[{index}].tool_call_id"
             raise RowError(
                 number,

@@ -7,7 +7,7 @@ import msgspec
 from apps.contracts.chat.errors import RowError, RowErrorCode, json_type
 from apps.contracts.chat.lines import MAX_LINE_BYTES, Line, parse_json, raise_too_long
 from apps.contracts.chat.messages import MAX_MESSAGES, parse_messages, parse_tools, raise_unknown_key, unknown_keys
-from apps.contracts.chat.rows import ChatMessage, ChatRow, PreferenceRow, Role, Row, RowKind, TextRow
+from apps.contracts.chat.rows import ChatMessage, ChatRow, MessageRole, PreferenceRow, Row, RowKind, TextRow
 
 _CHAT_KEYS = {"messages", "tools", "parallel_tool_calls"}
 _PREFERENCE_KEYS = {"input", "preferred_output", "non_preferred_output"}
@@ -89,12 +89,12 @@ def _parse_quickly(line: bytes) -> tuple[ChatMessage, ...] | None:
         return None
     count = len(found)
     is_single = line.count(b'"role"') == count == line.count(b'"content"') and line.count(b'"messages"') == 1
-    if not is_single or not 0 < count <= MAX_MESSAGES or found[-1].role is not Role.ASSISTANT:
+    if not is_single or not 0 < count <= MAX_MESSAGES or found[-1].role is not MessageRole.ASSISTANT:
         return None
     for message in found:
-        if message.role is Role.ASSISTANT and not message.content.strip():
+        if message.role is MessageRole.ASSISTANT and not message.content.strip():
             return None
-        if message.role is Role.TOOL:
+        if message.role is MessageRole.TOOL:
             return None
     return found
 
@@ -174,7 +174,7 @@ def _missing_messages_fix(row: dict[str, object]) -> str:
 
 def _check_last(messages: tuple[ChatMessage, ...], number: int, param: str) -> None:
     last = messages[-1]
-    if last.role is not Role.ASSISTANT:
+    if last.role is not MessageRole.ASSISTANT:
         raise RowError(
             number,
             RowErrorCode.LAST_MESSAGE_NOT_ASSISTANT,

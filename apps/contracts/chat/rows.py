@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 
-class Role(StrEnum):
+class MessageRole(StrEnum):
     SYSTEM = "system"
     DEVELOPER = "developer"  # rendered as system: templates know only one of the two
     USER = "user"
@@ -31,7 +31,7 @@ class ToolCall(msgspec.Struct, frozen=True, gc=False):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    role: Role
+    role: MessageRole
     content: str
     weight: int = 1
     name: str = ""
@@ -40,7 +40,7 @@ class ChatMessage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
 
     @property
     def is_trained(self) -> bool:
-        return self.role is Role.ASSISTANT and self.weight == 1
+        return self.role is MessageRole.ASSISTANT and self.weight == 1
 
 
 class ChatRow(msgspec.Struct, frozen=True, gc=False):

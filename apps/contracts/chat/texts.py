@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from apps.contracts.chat.encoding import EdgePlan, Planner
 from apps.contracts.chat.errors import RowError, RowErrorCode, TemplateNotPrefixStable, TemplateRejectedRow, short
 from apps.contracts.chat.rendered import Span, TrainOn
-from apps.contracts.chat.rows import ChatMessage, ChatRow, Role, TextRow
+from apps.contracts.chat.rows import ChatMessage, ChatRow, MessageRole, TextRow
 from apps.contracts.chat.tokenizer_files import InvalidChatTemplate, marked_twin
 from apps.contracts.templating.environment import MARKS
 from apps.contracts.templating.layout import Layout
@@ -19,7 +19,7 @@ from apps.contracts.templating.spans import control_pattern
 
 _LAYOUT_MESSAGES = 64  # longer conversations are few, and each length would need a separate layout
 _LAYOUTS_KEPT = 2_000
-Key = tuple[tuple[Role, ...], tuple[int, ...]]
+Key = tuple[tuple[MessageRole, ...], tuple[int, ...]]
 
 
 class Text(msgspec.Struct, gc=False):
@@ -99,7 +99,9 @@ class TextMaker:
 
     def _layout_of(self, row: ChatRow) -> _Known | None:
         roles = tuple([message.role for message in row.messages])
-        trained = tuple([at for at, role in enumerate(roles) if role is Role.ASSISTANT and row.messages[at].weight])
+        trained = tuple(
+            [at for at, role in enumerate(roles) if role is MessageRole.ASSISTANT and row.messages[at].weight]
+        )
         key = (roles, trained)
         if key not in self._layouts:
             if len(self._layouts) >= _LAYOUTS_KEPT:
@@ -227,7 +229,7 @@ def _refused(line: int, why: str) -> TemplateRejectedRow:
 
 
 def _template_role(role: str) -> str:
-    return "system" if role == Role.DEVELOPER else role
+    return "system" if role == MessageRole.DEVELOPER else role
 
 
 def _as_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, object]]:

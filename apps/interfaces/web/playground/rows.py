@@ -14,7 +14,7 @@ from apps.accounts.roles import Permission
 from apps.adapters.queries import get_version_by_name
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer, list_base_models
-from apps.contracts.chat import ChatMessage, Role
+from apps.contracts.chat import ChatMessage, MessageRole
 from apps.core.database.clock import db_now
 from apps.core.database.locks import lock
 from apps.core.errors import DomainError, InvalidValue
@@ -47,7 +47,7 @@ def render_prompt(request: OrganizationRequest) -> JsonResponse:
     """Return the text that the model's own chat template makes of the messages."""
     try:
         asked = _read(request)
-        messages = [ChatMessage(role=Role(turn.role), content=turn.content) for turn in asked.messages]
+        messages = [ChatMessage(role=MessageRole(turn.role), content=turn.content) for turn in asked.messages]
         prompt = chat_renderer(base_model=_base_of(request.organization, asked.model)).render_prompt(messages)
     except DomainError as refused:
         return JsonResponse(refused.as_openai(), status=refused.status)

@@ -16,7 +16,7 @@ from apps.adapters.operations import CHECKPOINT_MARK
 from apps.adapters.queries import list_versions
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import active_price, inference_sku, list_base_models
-from apps.contracts.chat import ChatRow, Role
+from apps.contracts.chat import ChatRow, MessageRole
 from apps.contracts.serving import LoadState
 from apps.core.database.clock import db_now
 from apps.core.money import rated
@@ -151,7 +151,7 @@ def _trained_system_message(organization: Organization, chosen: Iterable[str]) -
         return ""
     row = next((preview.row for preview in read_rows(version=job.training_file, limit=1)), None)
     first = row.messages[0] if isinstance(row, ChatRow) and row.messages else None
-    return first.content if first and first.role is Role.SYSTEM else ""
+    return first.content if first and first.role is MessageRole.SYSTEM else ""
 
 
 def _groups(bases: list[ModelOption], adapters: list[ModelOption]) -> list[dict[str, object]]:
