@@ -13,7 +13,7 @@ from django.utils.module_loading import import_string
 from apps.datasets.intake.lanes import SMALL_BYTES, lane_of
 from scripts.processes import PROGRAMS
 
-APPS = Path(__file__).resolve().parents[2] / "apps"
+APPS = Path(__file__).resolve().parents[4] / "apps"
 
 
 def published() -> Iterator[tuple[str, str, frozenset[str]]]:
