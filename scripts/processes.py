@@ -179,6 +179,7 @@ PROGRAMS: tuple[Program, ...] = (
         Tier.CONTROL,
         f"{_CELERY} beat --schedule ${{home}}/celerybeat-schedule --pidfile ''",
         role="sys",
+        options=CONTROL_OPTIONS | {"STRIPE_WEBHOOK_SECRET"},
     ),
     Program(
         "vllm",

@@ -8,7 +8,7 @@ from django.conf import settings
 from kombu.exceptions import KombuError
 from kombu.pools import producers
 
-from apps.config.schedule import SCHEDULE
+from apps.config.schedule import PAYMENTS_SCHEDULE, SCHEDULE
 from apps.core.messages.topics import CONTROL
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ app.config_from_object(
         "worker_hijack_root_logger": False,
         "broker_connection_retry_on_startup": True,
         "broker_transport_options": {"visibility_timeout": 900, "global_keyprefix": "anneal:"},
-        "beat_schedule": SCHEDULE,
+        "beat_schedule": SCHEDULE | (PAYMENTS_SCHEDULE if settings.STRIPE_WEBHOOK_SECRET else {}),
         "timezone": "UTC",
     }
 )

@@ -27,11 +27,15 @@ SCHEDULE: dict[str, dict[str, Any]] = {
     "reconcile the books": {"task": "billing.reconcile", "schedule": 3600.0},
     "expire credit": {"task": "billing.expire_lots", "schedule": 300.0},
     "seal the ledger": {"task": "billing.seal_ledger", "schedule": 3600.0},
+    "close expired holds": {"task": "billing.close_expired_holds", "schedule": 30.0},
+}
+
+# Only where Stripe is configured: elsewhere nothing reads their queue, which would grow without bound.
+PAYMENTS_SCHEDULE: dict[str, dict[str, Any]] = {
     "sweep payments": {"task": "payments.sweep", "schedule": 60.0},
     "recharge low credit": {"task": "payments.recharge", "schedule": 15.0},
     "review standings": {"task": "payments.review_standings", "schedule": 3600.0},
     "mirror usage to Stripe": {"task": "payments.mirror_usage", "schedule": 3600.0},
     "reconcile payments hourly": {"task": "payments.reconcile", "schedule": 3600.0, "kwargs": {"kind": "hourly"}},
     "reconcile payments daily": {"task": "payments.reconcile", "schedule": 86_400.0, "kwargs": {"kind": "daily"}},
-    "close expired holds": {"task": "billing.close_expired_holds", "schedule": 30.0},
 }

@@ -174,7 +174,7 @@ def _decode(request: HttpRequest, kind: type[Body]) -> Body:
     except RequestDataTooBig as error:
         raise TooLarge("The body has more than 2 MiB.") from error
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidValue(f"The body is not a {kind.__name__}: {error}") from error
+        raise InvalidValue(f"The body does not have the expected form: {error}") from error
 
 
 def _json(value: object, status: int = 200) -> HttpResponse:

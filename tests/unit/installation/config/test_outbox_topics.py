@@ -2,7 +2,7 @@
 
 import ast
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,10 @@ import pytest
 from django.conf import settings
 from django.utils.module_loading import import_string
 
+from apps.config.celery import app
+from apps.config.schedule import PAYMENTS_SCHEDULE, SCHEDULE
 from apps.datasets.intake.lanes import SMALL_BYTES, lane_of
-from scripts.processes import PROGRAMS
+from scripts.processes import PROGRAMS, Program
 
 APPS = Path(__file__).resolve().parents[4] / "apps"
 
@@ -58,9 +60,22 @@ def test_each_topic_is_published_somewhere() -> None:
     assert {topic for _, topic, _ in PUBLISHED} == set(settings.OUTBOX_TOPICS)
 
 
+def served_queues(programs: Iterable[Program]) -> set[str]:
+    commands = [program.command.split() for program in programs if " --queues " in program.command]
+    return {queue for command in commands for queue in command[command.index("--queues") + 1].split(",")}
+
+
+def test_each_periodic_task_has_a_worker_also_without_stripe() -> None:
+    router = app.amqp.router
+    queues = {router.route({}, entry["task"])["queue"].name for entry in SCHEDULE.values()}
+    of_payments = {router.route({}, entry["task"])["queue"].name for entry in PAYMENTS_SCHEDULE.values()}
+
+    assert queues <= served_queues(program for program in PROGRAMS if not program.only_with)
+    assert of_payments == {"payments"}
+
+
 def test_each_lane_has_a_worker() -> None:
-    commands = [program.command.split() for program in PROGRAMS if " --queues " in program.command]
-    served = {queue for command in commands for queue in command[command.index("--queues") + 1].split(",")}
+    served = served_queues(PROGRAMS)
     lanes = {topic.lane for topic in settings.OUTBOX_TOPICS.values()} | {lane_of(0), lane_of(SMALL_BYTES + 1)}
 
     assert lanes <= served
