@@ -33,7 +33,9 @@ class PageClient(Client):
         if not isinstance(response, HttpResponse) or not _is_page(response):
             return response
         if sent := _SENT_ON_LOAD.search(response.content.decode()):
-            self.post(html.unescape(sent[1]) or response.wsgi_request.get_full_path())  # type: ignore[attr-defined]
+            path_of_page = response.wsgi_request.get_full_path()  # type: ignore[attr-defined]
+            answer = self.post(html.unescape(sent[1]) or path_of_page, headers={"HX-Request": "true"})
+            assert answer.status_code == 200, "the scripts take a redirect for a lost session"
             return super().get(path, *args, **kwargs)
         return response
 

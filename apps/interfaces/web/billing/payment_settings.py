@@ -151,9 +151,7 @@ def page(request: OrganizationRequest, page_id: str) -> HttpResponse:
     leave = _leaving(request, asked)
     if leave is not None:
         return leave(asked.url)
-    context = {"asked": asked, "topup": asked.topup}
-    template = "billing/page.html#state" if request.htmx else "billing/page.html"
-    return render(request, template, context)
+    return _show_page(request, asked)
 
 
 @require_POST
@@ -166,7 +164,12 @@ def ask(request: OrganizationRequest, page_id: str) -> HttpResponse:
         moment = int(db_now().timestamp()) // 5
         key = f"payments.topup:{asked.topup.pk}:{moment}"
         outbox.publish(topic="payments.topup", key=key, payload={"topup_id": asked.topup.pk})
-    return redirect("web:billing_page", asked.pk)
+    return _show_page(request, asked)
+
+
+def _show_page(request: OrganizationRequest, asked: HostedPage) -> HttpResponse:
+    template = "billing/page.html#state" if request.htmx else "billing/page.html"
+    return render(request, template, {"asked": asked, "topup": asked.topup})
 
 
 def _get_page(request: OrganizationRequest, page_id: str) -> HostedPage:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import render
 from django.utils.cache import patch_vary_headers
 from django.views.decorators.http import require_http_methods
 
@@ -80,9 +80,9 @@ def detail(request: OrganizationRequest, file_id: str) -> HttpResponse:
     count = queries.find_token_count(version=version, base_model=model) if model else None
     address = read_address(request, version, model, count)
     if request.method == "POST":
-        other = find_compared(address)
-        prepare(version=version, base_model=model, other=other, with_inspection=True)
-        return redirect(request.get_full_path())
+        prepare(version=version, base_model=model, other=find_compared(address), with_inspection=True)
+        count = queries.find_token_count(version=version, base_model=model) if model else None
+        address = read_address(request, version, model, count)
     part = request.headers.get("HX-Target", "") if request.htmx else ""
     if part.endswith("#least-price"):
         price_nano = least_nano(request.organization, training_draft(address, model))

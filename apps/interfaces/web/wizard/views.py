@@ -4,7 +4,6 @@ import re
 
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
-from django.urls import reverse
 from django.utils.cache import patch_vary_headers
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
@@ -42,11 +41,12 @@ def new(request: OrganizationRequest) -> HttpResponse:
 @require_POST
 @organization_view(Permission.JOB_WRITE)
 def prepare(request: OrganizationRequest) -> HttpResponse:
-    """Count and compare the files that the address names, or have tasks do it, and go back to the address's step."""
+    """Count and compare the files that the address names, or have tasks do it, and show the address's step."""
     plan = Plan(request.organization, Draft.of(request.GET))
     if plan.version is not None:
         prepare_file(version=plan.version, base_model=plan.counting, other=plan.validation)
-    return redirect(f"{reverse('web:job_new')}?{request.GET.urlencode()}")
+    plan = Plan(request.organization, Draft.of(request.GET))  # as it is now
+    return _page(request, plan, choose_step(plan, request.GET.get("step", "")), problem=plan.refusal)
 
 
 def _launch(request: OrganizationRequest, plan: Plan) -> HttpResponse:
