@@ -30,10 +30,8 @@ class PageClient(Client):
     def get(self, path: str, *args: Any, **kwargs: Any) -> Any:
         """Return the response to a GET; if the page posts something on load, the response to a GET after that."""
         response = super().get(path, *args, **kwargs)
-        if not isinstance(response, HttpResponse) or not _is_page(response):
-            return response
-        if sent := _SENT_ON_LOAD.search(response.content.decode()):
-            path_of_page = response.wsgi_request.get_full_path()  # type: ignore[attr-defined]
+        if _is_page(response) and (sent := _SENT_ON_LOAD.search(response.content.decode())):
+            path_of_page = response.wsgi_request.get_full_path()
             answer = self.post(html.unescape(sent[1]) or path_of_page, headers={"HX-Request": "true"})
             assert answer.status_code == 200, "the scripts take a redirect for a lost session"
             return super().get(path, *args, **kwargs)
@@ -42,7 +40,7 @@ class PageClient(Client):
     def request(self, **request: Any) -> Any:
         """Return the response to a request."""
         response = super().request(**request)
-        if isinstance(response, HttpResponse) and _is_page(response):
+        if _is_page(response):
             response.content = squeeze(response.content.decode()).encode()
         return response
 
@@ -58,5 +56,5 @@ def squeeze(markup: str) -> str:
     )
 
 
-def _is_page(response: HttpResponse) -> bool:
-    return response.headers.get("Content-Type", "").startswith("text/html")
+def _is_page(response: object) -> bool:
+    return isinstance(response, HttpResponse) and response.headers.get("Content-Type", "").startswith("text/html")

@@ -117,7 +117,7 @@ class Owing(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_admitted_while_suspended(self) -> None:
-        """P15: neither a job's hold nor a gateway's slice, whatever is in the wallet."""
+        """P15: neither a job's hold nor a gateway's slice, however much is in the wallet."""
         is_stopped = []
         for start in (self.start_job, self.lease):
             mark = transaction.savepoint()
