@@ -61,6 +61,7 @@ def make_served_model(name: str, *engine_urls: str, is_priced: bool = True, **co
     return base_model
 
 
+@transaction.atomic  # a running gateway sees a ready replica together with its token, as after enrolment
 def make_replica(base_model: BaseModel, url: str) -> Replica:
     """A replica that was heard of just now, and stays so for the test."""
     replica = Replica.objects.create(base_model=base_model, url=url, is_ready=True, observed_at="2100-01-01T00:00Z")
@@ -126,6 +127,7 @@ def make_whole_model(organization: Organization, base_model: BaseModel) -> Adapt
     return make_version(organization, base_model, status="files_only", exports=[merged])
 
 
+@transaction.atomic  # or a running gateway could take it for a replica of the base model
 def dedicate(version: AdapterVersion, url: str) -> Replica:
     """A replica of its own for a whole model, which answers."""
     replica = make_replica(version.adapter.base_model, url)

@@ -42,6 +42,7 @@ def world(engine) -> World:
 def gateway(world, home) -> Iterator[GatewayProcess]:
     with running_gateway(home) as gateway:
         yield gateway
+        assert gateway.is_running(), f"the gateway ended during the tests:\n{gateway.log()}"
 
 
 @pytest.fixture
