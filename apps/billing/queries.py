@@ -38,13 +38,26 @@ def get_captured_nano(*, source: str) -> int:
 
 
 def get_balance(*, organization: Organization | str) -> Balance:
-    kinds = dict(LedgerAccount.objects.filter(organization_id=key_of(organization)).values_list("kind", "balance_nano"))
-    return Balance(available_nano=kinds.get(AccountKind.WALLET, 0), held_nano=kinds.get(AccountKind.HOLD, 0))
+    organization_id = key_of(organization)
+    return get_balances(organizations=[organization_id])[organization_id]
 
 
-def has_had_credit(*, organization: Organization | str) -> bool:
-    """Return whether the organization ever paid in or was granted credit."""
-    return CreditLot.objects.filter(organization_id=key_of(organization)).exists()
+def get_balances(*, organizations: Collection[str]) -> dict[str, Balance]:
+    """Return the balance of each organization."""
+    accounts = LedgerAccount.objects.filter(organization_id__in=organizations)
+    nano = {
+        (owner, kind): amount for owner, kind, amount in accounts.values_list("organization_id", "kind", "balance_nano")
+    }
+    return {
+        each: Balance(nano.get((each, AccountKind.WALLET), 0), nano.get((each, AccountKind.HOLD), 0))
+        for each in organizations
+    }
+
+
+def with_past_credit(*, organizations: Collection[str]) -> set[str]:
+    """Return those of the organizations that ever paid in or were granted credit."""
+    lots = CreditLot.objects.filter(organization_id__in=organizations)
+    return set(lots.values_list("organization_id", flat=True).distinct().order_by())
 
 
 def stopped_organizations() -> QuerySet[LedgerAccount, str]:

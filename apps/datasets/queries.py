@@ -1,6 +1,7 @@
 """Queries on datasets: lists, one version, its rows, and the rows as a base model sees them."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 
 import msgspec
 from django.db.models import BigIntegerField, Count, Exists, F, OuterRef, Q, QuerySet, Subquery, Sum
@@ -76,21 +77,24 @@ def list_siblings(*, version: DatasetVersion) -> QuerySet[DatasetVersion]:
     return versions.defer("line_offsets", "errors").order_by("-number")
 
 
-def storage_used_bytes(*, organization: Organization | str, but_upload: str = "") -> int:
-    """Return the bytes of the organization's files and of uploads in progress or still writable.
+def storage_used_bytes(*, organizations: Collection[str], but_upload: str = "") -> Counter[str]:
+    """Return the bytes of each organization's files and of its uploads in progress or still writable.
 
     `but_upload` is left out: its file is counted instead.
     """
-    versions = DatasetVersion.objects.for_organization(organization).exclude(status=DatasetVersionStatus.DELETED)
-    kept = versions.aggregate(total=Sum(F("bytes") + F("rows_bytes")))["total"] or 0
-    inspected = versions.filter(inspection__isnull=False).aggregate(total=Sum("rows"))["total"] or 0
-    uploads = Upload.objects.for_organization(organization).exclude(pk=but_upload)
+    versions = DatasetVersion.objects.filter(organization_id__in=organizations)
+    versions = versions.exclude(status=DatasetVersionStatus.DELETED)
+    inspected = versions.filter(inspection__isnull=False)
+    uploads = Upload.objects.filter(organization_id__in=organizations).exclude(pk=but_upload)
     coming = uploads.filter(Q(status=UploadStatus.PENDING) | Q(signed_until__gt=Now()))
     sent = (
         UploadPart.objects.filter(upload=OuterRef("pk")).values("upload").annotate(total=Sum("bytes")).values("total")
     )
     sizes = coming.annotate(size=Greatest("bytes", Coalesce(Subquery(sent), 0, output_field=BigIntegerField())))
-    return kept + _KEY_BYTES * inspected + (sizes.aggregate(total=Sum("size"))["total"] or 0)
+    used = versions.sum_by_organization(F("bytes") + F("rows_bytes"))
+    used.update(inspected.sum_by_organization(_KEY_BYTES * F("rows")))
+    used.update(sizes.sum_by_organization(F("size")))
+    return used
 
 
 def find_token_count(*, version: DatasetVersion, base_model: BaseModel) -> TokenCount | None:

@@ -6,6 +6,7 @@ so a pooled connection carries nothing over. `anneal_sys` sees all tenants by an
 apps/core/database/policies.py writes policies and grants after each migration from attributes of the models.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, Self
@@ -36,6 +37,11 @@ class OrganizationQuerySet(models.QuerySet):
         This is a second check beside row-level security (see the module docstring).
         """
         return self.filter(organization_id=id_of(organization))
+
+    def sum_by_organization(self, amount: models.expressions.Combinable) -> Counter[str]:
+        """Return the sum of an integer expression over each organization's rows; an organization without rows has 0."""
+        sums = self.values_list("organization_id").annotate(sum=models.Sum(amount)).order_by()
+        return Counter({organization_id: int(total or 0) for organization_id, total in sums})
 
 
 class OrganizationModel(models.Model):

@@ -1,14 +1,14 @@
 """Limits of an organization, checked when a job is created and again when a worker would start it."""
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from django.conf import settings
 from django.db.models import Q, QuerySet, Sum
 
 from apps.accounts.models import Organization, key_of
 from apps.accounts.shares import get_share_holder, give_own_share, list_sharing, share_of
-from apps.billing.queries import has_had_credit
+from apps.billing.queries import with_past_credit
 from apps.core import audit
 from apps.core.database import locks
 from apps.core.errors import QuotaExceeded
@@ -23,16 +23,22 @@ LIMITS = (
 
 
 def get_quota(*, organization: Organization | str) -> Quota:
-    """Return the organization's limits: those set by an operator, else the defaults.
+    """Return the organization's limits, as `get_quotas` does."""
+    organization_id = key_of(organization)
+    return get_quotas(organizations=[organization_id])[organization_id]
+
+
+def get_quotas(*, organizations: Collection[str]) -> dict[str, Quota]:
+    """Return each organization's limits: those set by an operator, else the defaults.
 
     Without operator limits, settings.UNPAID_LIMITS apply as long as the organization never had credit, paid or granted.
     """
-    organization_id = key_of(organization)
-    found = Quota.objects.filter(organization_id=organization_id).first()
-    if found is not None:
-        return found
-    limits = {} if has_had_credit(organization=organization_id) else settings.UNPAID_LIMITS
-    return Quota(organization_id=organization_id, **limits)
+    found = {quota.organization_id: quota for quota in Quota.objects.filter(organization_id__in=organizations)}
+    others = [each for each in organizations if each not in found]
+    paying = with_past_credit(organizations=others) if others else set()
+    for each in others:
+        found[each] = Quota(organization_id=each, **({} if each in paying else settings.UNPAID_LIMITS))
+    return found
 
 
 def set_quota(*, organization: Organization | str, by: str, now: datetime.datetime, **limits: int | None) -> Quota:
@@ -50,15 +56,15 @@ def set_quota(*, organization: Organization | str, by: str, now: datetime.dateti
     return quota
 
 
-def used_gpu_seconds(*, organization: Organization | str, now: datetime.datetime) -> int:
-    """Return the GPU-seconds that attempts held since the start of the month (UTC), from claim to end."""
-    return _used_gpu_seconds([key_of(organization)], now)
-
-
-def _used_gpu_seconds(organizations: Sequence[str], now: datetime.datetime) -> int:
+def used_gpu_seconds(*, organizations: Collection[str], now: datetime.datetime) -> dict[str, float]:
+    """Return the GPU-seconds that each one's attempts held since the start of the month (UTC), from claim to end."""
     month = now.astimezone(datetime.UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     runs = Run.objects.filter(organization_id__in=organizations)
-    return int(sum(held_gpu_seconds(runs, by="job_id", begin=month, end=now).values()))
+    return held_gpu_seconds(runs, by="organization_id", begin=month, end=now)
+
+
+def _sum_used_gpu_seconds(organizations: Collection[str], now: datetime.datetime) -> int:
+    return int(sum(used_gpu_seconds(organizations=organizations, now=now).values()))
 
 
 def require_place_for_job(*, organization: Organization | str, but: FineTuningJob | None = None) -> None:
@@ -93,7 +99,7 @@ def require_room_for_job(*, job: FineTuningJob, seconds: float, now: datetime.da
             param="compute.gpu_count",
         )
     with share_of(job.organization_id) as organizations:
-        used = _used_gpu_seconds(organizations, now)
+        used = _sum_used_gpu_seconds(organizations, now)
         promised = _expected_seconds(_unfinished_jobs(organizations, job), now)
     if quota.gpu_seconds_per_month is not None and used + promised + seconds > quota.gpu_seconds_per_month:
         raise QuotaExceeded(
@@ -119,7 +125,7 @@ def reason_to_wait(*, job: FineTuningJob, now: datetime.datetime) -> str:
         return f"Waiting for {wanted} of your {quota.concurrent_gpus} concurrent GPUs to come free."
     if quota.gpu_seconds_per_month is None:
         return ""
-    used = _used_gpu_seconds(organizations, now)
+    used = _sum_used_gpu_seconds(organizations, now)
     expected = _expected_seconds(FineTuningJob.objects.filter(Q(pk__in=running.values("job_id")) | Q(pk=job.pk)), now)
     if used + expected > quota.gpu_seconds_per_month:
         return f"Waiting for next month: your {quota.gpu_seconds_per_month} GPU-seconds of this one are used or in use."

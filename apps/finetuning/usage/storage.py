@@ -1,8 +1,10 @@
 """Stored bytes of each organization: files, checkpoints, adapters and exports. Billed by the hour, and limited."""
 
 import datetime
+from collections import Counter
+from collections.abc import Collection
 
-from django.db.models import Sum
+from django.db.models import F
 
 from apps.accounts.models import Organization
 from apps.accounts.shares import share_of
@@ -14,23 +16,22 @@ from apps.finetuning.models import Checkpoint
 from apps.finetuning.usage.quotas import get_quota
 
 
-def stored_bytes(*, organization: Organization | str, but_upload: str = "") -> int:
-    """Return the bytes of files, existing checkpoints, adapters and exports; `but_upload` is not counted."""
-    checkpoints = Checkpoint.objects.for_organization(organization).filter(deleted_at=None)
-    adapters = AdapterVersion.objects.for_organization(organization).filter(deleted_at=None)
-    exports = adapters.exclude(exports=[]).values_list("exports", flat=True)
-    return (
-        storage_used_bytes(organization=organization, but_upload=but_upload)
-        + (checkpoints.aggregate(total=Sum("bytes"))["total"] or 0)
-        + (adapters.aggregate(total=Sum("bytes"))["total"] or 0)
-        + sum(export["bytes"] for made in exports for export in made)
-    )
+def stored_bytes(*, organizations: Collection[str], but_upload: str = "") -> Counter[str]:
+    """Return the bytes of each organization's files, checkpoints, adapters and exports; `but_upload` is left out."""
+    checkpoints = Checkpoint.objects.filter(organization_id__in=organizations, deleted_at=None)
+    adapters = AdapterVersion.objects.filter(organization_id__in=organizations, deleted_at=None)
+    stored = storage_used_bytes(organizations=organizations, but_upload=but_upload)
+    stored.update(checkpoints.sum_by_organization(F("bytes")))
+    stored.update(adapters.sum_by_organization(F("bytes")))
+    for organization_id, exports in adapters.exclude(exports=[]).values_list("organization_id", "exports"):
+        stored[organization_id] += sum(export["bytes"] for export in exports)
+    return stored
 
 
 def counted_bytes(*, organization: Organization | str, but_upload: str = "") -> int:
     """Return the bytes that count against the limit, with those of organizations that share it."""
     with share_of(organization) as organizations:
-        return sum(stored_bytes(organization=each, but_upload=but_upload) for each in organizations)
+        return stored_bytes(organizations=organizations, but_upload=but_upload).total()
 
 
 def left_bytes(*, organization: Organization | str, but_upload: str = "") -> int | None:
@@ -56,7 +57,6 @@ def sample_storage(*, now: datetime.datetime) -> int:
 
     A suspended organization cannot delete anything, so its storage is not charged while it is suspended.
     """
-    return sum(
-        record_storage(organization=each, byte_count=stored_bytes(organization=each), at=now)
-        for each in Organization.objects.filter(suspended_at=None).order_by("pk")
-    )
+    organizations = Organization.objects.filter(suspended_at=None).order_by("pk")
+    stored = stored_bytes(organizations=[each.pk for each in organizations])
+    return sum(record_storage(organization=each, byte_count=stored[each.pk], at=now) for each in organizations)

@@ -13,7 +13,7 @@ from apps.billing.books.adjustments import approve_adjustment, reject_adjustment
 from apps.billing.books.reconciliation import list_newest_checks, list_receivables
 from apps.billing.budgets import month_of
 from apps.billing.models import Adjustment, AdjustmentStatus, LotKind
-from apps.billing.queries import get_balance, sum_lots
+from apps.billing.queries import get_balance, get_balances, sum_lots
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.http.forms import add_domain_error
@@ -36,11 +36,12 @@ def show(request: HttpRequest) -> HttpResponse:
     adjustments = Adjustment.objects.select_related("organization").order_by("-requested_at", "-pk")
     waiting = list(adjustments.filter(status=AdjustmentStatus.REQUESTED))
     askers = {each.pk: each.email for each in User.objects.filter(pk__in=[each.requested_by for each in waiting])}
+    balances = get_balances(organizations=list(names))
     context = {
         "rows": [
             {
                 "organization": each,
-                "balance": get_balance(organization=each),
+                "balance": balances[each.pk],
                 "paid_nano": lots.get((each.pk, LotKind.PAID), 0),
                 "promotional_nano": lots.get((each.pk, LotKind.PROMOTIONAL), 0),
             }

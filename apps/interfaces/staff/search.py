@@ -20,7 +20,7 @@ def show(request: HttpRequest) -> HttpResponse:
         "building-2",
         Organization.objects.order_by("name", "id"),
         ("name", "slug", "id"),
-        lambda row: Hit(row.name, str(row.pk), f"{reverse('staff:organization_list')}#{row.pk}"),
+        lambda row: Hit(row.name, str(row.pk), f"{reverse('staff:organization_list')}?q={row.pk}"),
     )
     pools = HitKind(
         "GPU pools",

@@ -1,27 +1,31 @@
 """Organizations, their limits and credit, and the jobs of all of them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from urllib.parse import urlencode
 
 from django.contrib import messages
-from django.core.paginator import Paginator
+from django.core.paginator import Page, Paginator
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from apps.accounts.models import Organization
 from apps.accounts.suspension import reinstate_organization, suspend_organization
-from apps.billing.queries import get_balance
+from apps.billing.queries import get_balances
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.usage.quotas import LIMITS, get_quota, set_quota, used_gpu_seconds
+from apps.finetuning.usage.quotas import LIMITS, get_quota, get_quotas, set_quota, used_gpu_seconds
 from apps.finetuning.usage.storage import stored_bytes
 from apps.interfaces.staff.access import operator_id, operator_view
 from apps.interfaces.staff.forms import QuotaForm
 
 _PAGE = 50
+_MAX_QUERY_CHARACTERS = 80
 _STATES = [("", "All")] + [
     (status.value, status.capitalize())
     for status in (JobStatus.QUEUED, JobStatus.RUNNING, JobStatus.SUCCEEDED, JobStatus.FAILED)
@@ -41,8 +45,7 @@ def jobs(request: HttpRequest) -> HttpResponse:
         "jobs": [{"job": job, "billed_seconds": job.billed_gpu_ms / 1000} for job in page.object_list],
         "status": status or "",
         "states": _STATES,
-        "previous": f"?status={status or ''}&page={page.previous_page_number()}" if page.has_previous() else "",
-        "next": f"?status={status or ''}&page={page.next_page_number()}" if page.has_next() else "",
+        **_links_of(page, status=status or ""),
     }
     return render(request, "staff/tenants/jobs.html", context)
 
@@ -50,15 +53,46 @@ def jobs(request: HttpRequest) -> HttpResponse:
 @require_safe
 @operator_view
 def organizations(request: HttpRequest) -> HttpResponse:
+    listed = _list_organizations(request)
+    balances, stored = get_balances(organizations=listed.ids), stored_bytes(organizations=listed.ids)
     rows = [
-        {
-            "organization": each,
-            "balance": get_balance(organization=each),
-            "storage_bytes": stored_bytes(organization=each),
-        }
-        for each in Organization.objects.order_by("name")
+        {"organization": each, "balance": balances[each.pk], "storage_bytes": stored[each.pk]}
+        for each in listed.page.object_list
     ]
-    return render(request, "staff/tenants/organizations.html", {"rows": rows})
+    return render(request, "staff/tenants/organizations.html", {"rows": rows, **listed.context})
+
+
+@dataclass(frozen=True)
+class _Organizations:
+    """One page of the organizations whose name, slug or id contains what the operator searched for."""
+
+    page: Page
+    query: str
+
+    @property
+    def ids(self) -> list[str]:
+        return [each.pk for each in self.page.object_list]
+
+    @property
+    def context(self) -> dict[str, object]:
+        return {"page": self.page, "q": self.query, **_links_of(self.page, q=self.query)}
+
+
+def _list_organizations(request: HttpRequest) -> _Organizations:
+    query = request.GET.get("q", "").strip()[:_MAX_QUERY_CHARACTERS]
+    matches = Q(name__icontains=query) | Q(slug__icontains=query) | Q(pk__icontains=query)
+    rows = Organization.objects.filter(matches).order_by("name", "pk")
+    return _Organizations(Paginator(rows, _PAGE).get_page(request.GET.get("page")), query)
+
+
+def _links_of(page: Page, **parameters: str) -> dict[str, str]:
+    """Return the addresses of the pages before and after; "" where there is none."""
+    before = page.previous_page_number() if page.has_previous() else None
+    after = page.next_page_number() if page.has_next() else None
+    return {
+        name: f"?{urlencode(parameters | {'page': number})}" if number else ""
+        for name, number in (("previous", before), ("next", after))
+    }
 
 
 @require_POST
@@ -96,17 +130,19 @@ def _moved(request: HttpRequest, move: Callable[..., None], done: str) -> HttpRe
 @require_safe
 @operator_view
 def quotas(request: HttpRequest) -> HttpResponse:
-    now = db_now()
+    listed = _list_organizations(request)
+    limits, stored = get_quotas(organizations=listed.ids), stored_bytes(organizations=listed.ids)
+    used = used_gpu_seconds(organizations=listed.ids, now=db_now())
     rows = [
         {
             "organization": each,
-            "quota": get_quota(organization=each),
-            "used_gpu_seconds": used_gpu_seconds(organization=each, now=now),
-            "storage_bytes": stored_bytes(organization=each),
+            "quota": limits[each.pk],
+            "used_gpu_seconds": int(used.get(each.pk, 0)),
+            "storage_bytes": stored[each.pk],
         }
-        for each in Organization.objects.order_by("name")
+        for each in listed.page.object_list
     ]
-    return render(request, "staff/tenants/quotas.html", {"rows": rows})
+    return render(request, "staff/tenants/quotas.html", {"rows": rows, **listed.context})
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

@@ -273,7 +273,7 @@ class TestLimits:
 
     def test_an_upload_under_way_counts_as_stored_and_once(self, organization: Organization) -> None:
         upload = make_upload(organization, bytes=len(CONTENT))
-        assert storage_used_bytes(organization=organization) == len(CONTENT)
+        assert storage_used_bytes(organizations=[organization.pk]).total() == len(CONTENT)
         limit_storage(organization, len(CONTENT) + 5)
         with pytest.raises(StorageFull):
             make_upload(organization, bytes=len(CONTENT))
@@ -281,7 +281,7 @@ class TestLimits:
         limit_storage(organization, len(CONTENT))
         complete(upload, part_ids=send(upload))
 
-        assert storage_used_bytes(organization=organization) == len(CONTENT)
+        assert storage_used_bytes(organizations=[organization.pk]).total() == len(CONTENT)
 
     def test_parts_sent_beyond_what_was_announced_count_too(self, organization: Organization) -> None:
         upload = make_upload(organization, bytes=PART)
@@ -292,7 +292,7 @@ class TestLimits:
             add_part(upload=upload, chunks=[b"x" * PART], now=db_now())
         add_part(upload=upload, chunks=[b"x" * 400], now=db_now())
 
-        assert storage_used_bytes(organization=organization) == PART + 400
+        assert storage_used_bytes(organizations=[organization.pk]).total() == PART + 400
 
     def test_a_large_planned_upload_fits_its_own_quota(self, organization: Organization, any_store: str) -> None:
         limit_storage(organization, len(CONTENT))
@@ -315,17 +315,19 @@ class TestSignedUrls:
 
         end(upload)
         kept = len(CONTENT) if end is complete else 0
-        assert storage_used_bytes(organization=organization) == kept + len(CONTENT), "until its parts are deleted"
+        assert storage_used_bytes(organizations=[organization.pk]).total() == kept + len(CONTENT), (
+            "until its parts are deleted"
+        )
         delete_parts(**OutboxMessage.objects.get(topic="upload.closed").payload)
         is_refused = not put(url, CONTENT)
 
         left = sum(info.bytes for _, info in store().list_objects(f"org/{organization.pk}/uploads"))
         assert is_refused == (any_store == "directory")
-        assert storage_used_bytes(organization=organization) == kept + left
+        assert storage_used_bytes(organizations=[organization.pk]).total() == kept + left
         later = db_now() + datetime.timedelta(seconds=uploads.SIGNED_SECONDS + 120)
         expire_uploads(now=later)
         assert list(store().list_objects(f"org/{organization.pk}/uploads")) == []
-        assert storage_used_bytes(organization=organization) == kept
+        assert storage_used_bytes(organizations=[organization.pk]).total() == kept
 
     @pytest.mark.parametrize("any_store", ["directory"], indirect=True)
     def test_used_while_the_upload_is_closed_leave_nothing(self, organization: Organization, any_store) -> None:

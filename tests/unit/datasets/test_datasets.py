@@ -109,7 +109,7 @@ class TestUpload:
         with pytest.raises(StorageFull, match="bytes of storage left"):
             make_version(organization)
 
-        assert storage_used_bytes(organization=organization) == len(jsonl())
+        assert storage_used_bytes(organizations=[organization.pk]).total() == len(jsonl())
 
     @pytest.mark.parametrize(
         "wrong", [{"purpose": "assistants"}, {"expires_after_seconds": 10}, {"expires_after_seconds": 10**9}]
@@ -317,7 +317,7 @@ class TestDeletion:
     def test_frees_the_name_and_the_storage(self, organization: Organization) -> None:
         delete_version(version=make_ready_version(organization), by="user_1", now=timezone.now())
 
-        assert storage_used_bytes(organization=organization) == 0
+        assert storage_used_bytes(organizations=[organization.pk]).total() == 0
         assert make_version(organization).number == 1
 
     def test_waits_for_the_job_that_uses_the_file(self, organization: Organization) -> None:

@@ -138,7 +138,7 @@ class TestColumns:
         assert done and (done.pk, done.status, done.kind) == (version.pk, "ready", "chat")
         row = read_rows(version=done)[0].row
         assert row and row.messages[1].content == "greeting"
-        assert storage_used_bytes(organization=organization) == len(TABLE) + done.rows_bytes
+        assert storage_used_bytes(organizations=[organization.pk]).total() == len(TABLE) + done.rows_bytes
 
     def test_a_ready_file_becomes_another_version(self, organization: Organization) -> None:
         version = make_ready_version(

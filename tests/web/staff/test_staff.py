@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
+from apps.accounts.models import Organization
 from apps.billing.queries import get_balance
 from apps.catalog.models import PriceRule
 from apps.catalog.queries import active_price
@@ -18,6 +21,7 @@ from apps.core.models import AuditEntry, OutboxMessage
 from apps.finetuning.jobs import control
 from apps.finetuning.models import GpuPool, Worker, WorkerToken
 from apps.finetuning.usage.quotas import get_quota
+from tests.factories.accounts import make_organization, make_user
 from tests.factories.finetuning import TrainingSetup, give_credit, make_job
 from tests.factories.serving import make_whole_model
 from tests.twins.control_plane import serve_control_plane
@@ -105,6 +109,32 @@ def test_jobs_of_all_tenants_are_listed_with_whose_they_are(console, floor, riva
 
     assert rows("") == [("Rival", "theirs"), ("Acme", "ours")]
     assert rows("?status=cancelled") == [("Rival", "theirs")]
+
+
+@pytest.mark.parametrize("page", ["organizations", "quotas"])
+def test_organizations_are_searched_and_listed_50_a_page(console, organization, page):
+    Organization.objects.bulk_create(
+        Organization(name=f"Tenant {number:02}", slug=f"tenant-{number:02}") for number in range(60)
+    )
+
+    first, second = (console.get(f"/staff/{page}?q=tenant&page={number}").content.decode() for number in (1, 2))
+    found = console.get(f"/staff/{page}?q={organization.pk}").content.decode()
+
+    assert "Tenant 49" in first and "Tenant 50" not in first and "?q=tenant&amp;page=2" in first
+    assert "Tenant 50" in second and "Tenant 49" not in second and organization.name not in second
+    assert organization.name in found and "Tenant" not in found
+
+
+@pytest.mark.parametrize("page", ["organizations", "quotas", "books"])
+def test_more_organizations_need_no_more_statements(console, organization, page, django_assert_max_num_queries):
+    console.get(f"/staff/{page}")
+    with CaptureQueriesContext(connection) as captured:
+        console.get(f"/staff/{page}")
+    for number in range(5):
+        make_organization(f"Tenant {number}", owner=make_user(f"owner{number}"))
+
+    with django_assert_max_num_queries(len(captured)):
+        console.get(f"/staff/{page}")
 
 
 def test_a_name_taken_is_said_at_its_field(console, floor):

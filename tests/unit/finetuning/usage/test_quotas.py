@@ -19,7 +19,7 @@ def test_an_attempt_across_the_months_end_counts_in_each_month_as_long_as_it_hel
     Run.objects.filter(job=job, leased_at__isnull=False).update(leased_at=before, finished_at=after)
 
     used = {
-        now.month: quotas.used_gpu_seconds(organization=organization, now=now)
+        now.month: sum(quotas.used_gpu_seconds(organizations=[organization.pk], now=now).values())
         for now in (midnight - datetime.timedelta(seconds=10), after, after + datetime.timedelta(days=31))
     }
 

@@ -38,16 +38,16 @@ def limit_storage(organization, byte_count: int) -> None:
 
 
 def test_exports_count_as_stored_until_their_model_is_deleted(organization, exported):
-    files = storage_used_bytes(organization=organization)
-    assert stored_bytes(organization=organization) == files + exported.bytes + 4_000_000
+    files = storage_used_bytes(organizations=[organization.pk]).total()
+    assert stored_bytes(organizations=[organization.pk]).total() == files + exported.bytes + 4_000_000
 
     AdapterVersion.objects.update(deleted_at=db_now())
 
-    assert stored_bytes(organization=organization) == files
+    assert stored_bytes(organizations=[organization.pk]).total() == files
 
 
 def test_models_leave_less_room_for_files(organization, exported):
-    limit_storage(organization, stored_bytes(organization=organization) + 100)
+    limit_storage(organization, stored_bytes(organizations=[organization.pk]).total() + 100)
 
     assert left_bytes(organization=organization) == 100
     with pytest.raises(StorageFull, match="100 bytes of storage left"):
