@@ -1,4 +1,4 @@
-"""docs/threat-model.md promises limits, each with the test that holds it: those tests exist."""
+"""docs/security/threat-model.md promises limits, each with the test that holds it: those tests exist."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
-PAGE = (TESTS.parent / "docs/threat-model.md").read_text()
+PAGE = (TESTS.parent / "docs/security/threat-model.md").read_text()
 NAMED = sorted(set(re.findall(r"`([\w/]+\.py)::(\w+)`", PAGE)))
 PARTIES = ("Tenant", "Member", "Trainer", "Replica", "Gateway", "Web", "Operator", "Sender of Stripe webhooks",
            "Publisher of a model", "Publisher of a package")  # fmt: skip
@@ -20,7 +20,7 @@ def functions_of(path: Path) -> set[str]:
 @pytest.mark.parametrize(("file", "function"), NAMED)
 def test_a_test_that_the_page_names_exists(file: str, function: str) -> None:
     assert function.startswith("test_")
-    assert function in functions_of(TESTS / file), f"docs/threat-model.md names {file}::{function}"
+    assert function in functions_of(TESTS / file), f"docs/security/threat-model.md names {file}::{function}"
 
 
 @pytest.mark.parametrize("party", PARTIES)
