@@ -93,7 +93,7 @@ STATEMENTS: dict[str, int] = {
     "web:organization_create": 7,
     "web:organization_settings": 9,
     "web:overview": 31,
-    "web:playground": 24,
+    "web:playground": 23,
     "web:price_list": 10,
     "web:search": 7,
     "web:styleguide": 6,

@@ -1,6 +1,6 @@
 """The playground: up to four models side by side, streamed from the gateway with a member's short-lived token."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from django.http import HttpResponse, JsonResponse
@@ -14,8 +14,8 @@ from apps.accounts.roles import Permission, has_permission
 from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import CHECKPOINT_MARK
 from apps.adapters.queries import list_versions
-from apps.catalog.models import BaseModel
-from apps.catalog.queries import active_price, inference_sku, list_base_models
+from apps.catalog.models import BaseModel, PriceRule
+from apps.catalog.queries import inference_sku, list_active_prices, list_base_models
 from apps.contracts.chat import ChatRow, MessageRole
 from apps.contracts.serving import LoadState
 from apps.core.database.clock import db_now
@@ -94,7 +94,8 @@ def token(request: OrganizationRequest) -> JsonResponse:
 
 def _options(organization: Organization) -> tuple[list[ModelOption], list[ModelOption]]:
     models = list(list_base_models(only_installed=True))
-    prices = {model.pk: _prices(model, organization) for model in models}
+    rules = {rule.sku: rule for rule in list_active_prices(prefix="inference:", organization=organization)}
+    prices = {model.pk: _prices(model, rules) for model in models}
     bases = [
         ModelOption(name=model.name, label=model.display_name, base_name=model.name, prices=prices[model.pk])
         for model in models
@@ -130,15 +131,14 @@ def _label(version: AdapterVersion) -> str:
     return version.adapter.name if version.number == 1 else f"{version.adapter.name}, {version.label}"
 
 
-def _prices(model: BaseModel, organization: Organization) -> TokenPrices:
+def _prices(model: BaseModel, rules: Mapping[str, PriceRule]) -> TokenPrices:
     return TokenPrices(
-        input_nano=_million_nano(inference_sku(model, direction="input"), organization),
-        output_nano=_million_nano(inference_sku(model, direction="output"), organization),
+        input_nano=_million_nano(rules.get(inference_sku(model, direction="input"))),
+        output_nano=_million_nano(rules.get(inference_sku(model, direction="output"))),
     )
 
 
-def _million_nano(sku: str, organization: Organization) -> int | None:
-    rule = active_price(sku=sku, organization=organization)
+def _million_nano(rule: PriceRule | None) -> int | None:
     return rated(quantity=_MILLION, price_nano=rule.price_nano, per=rule.per) if rule else None
 
 
