@@ -58,7 +58,7 @@ test-e2e: setup-dev # the whole platform as processes, short selection
 test-durations: setup-dev # all tests; keeps what each file took, by which the longest start first
 	$(WEB) -m scripts.test --record
 
-nightly: audit ## before a release: external PostgreSQL, Redis and S3, images through vLLM, long searches; and make audit
+nightly: audit ## before a release: external services, vLLM with images and as canary, long searches; and make audit
 	$(WEB) -m scripts.test --nightly
 	$(PYTEST) --hypothesis-profile=thorough -m hypothesis tests/unit
 

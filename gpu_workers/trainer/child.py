@@ -2,9 +2,11 @@
 
 transformers, peft and trl import each of their integrations that is installed. Two of them take a third of the CPU time
 of a child's start: bitsandbytes imports torch's compiler but serves only QLoRA, and wandb serves only the tracking
-process.
+process. Garbage collections take another fifth, although imports leave almost no garbage.
 """
 
+import gc
+import importlib
 import runpy
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from apps.contracts.runs import Method
+from gpu_workers.common.config import read_launch_environment
 
 
 class _Recipe(msgspec.Struct, frozen=True):
@@ -19,21 +22,45 @@ class _Recipe(msgspec.Struct, frozen=True):
 
 
 class _Spec(msgspec.Struct, frozen=True):
-    """The method in a run's or a measurement's specification."""
+    """The fields of a run's or a measurement's specification that decide what its child imports."""
 
     method: str | None = None
     hyperparameters: _Recipe = _Recipe()
+    gpu_count: int = 1
+    parallelism: str | None = None
 
 
-def leave_out_unused(spec_path: Path) -> None:
+def read_spec(path: Path) -> _Spec:
+    return msgspec.json.decode(path.read_bytes(), type=_Spec)
+
+
+def needs_libraries(spec: _Spec) -> bool:
+    """Return whether this process trains itself: with several processes, the first only starts the others."""
+    is_alone = spec.gpu_count == 1 and spec.parallelism != "fsdp"
+    return is_alone or read_launch_environment() is not None
+
+
+def leave_out_unused(spec: _Spec) -> None:
     """Make the packages that this specification does not need look uninstalled."""
-    spec = msgspec.json.decode(spec_path.read_bytes(), type=_Spec)
     is_quantized = (spec.method or spec.hyperparameters.method) == Method.QLORA
     for name in ("wandb",) if is_quantized else ("wandb", "bitsandbytes"):
         sys.modules[name] = None  # type: ignore[assignment]  # Python's own mark: an import of it fails
 
 
+def import_libraries() -> None:
+    """Import torch, transformers and peft without garbage collections, and leave what they made out of later ones."""
+    gc.disable()
+    try:
+        importlib.import_module("peft")  # it imports the others
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 if __name__ == "__main__":
     module = sys.argv.pop(1)
-    leave_out_unused(Path(sys.argv[1]))
+    spec = read_spec(Path(sys.argv[1]))
+    leave_out_unused(spec)
+    if needs_libraries(spec):
+        import_libraries()
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from apps.contracts.serving import LoadState
 from gpu_workers.common.process_tree import is_alive, list_descendants, list_session
 from gpu_workers.engine.client import EngineClient
@@ -18,6 +20,8 @@ from tests.support.engines.adapters import make_arrays, make_files
 from tests.support.engines.models import BASE_MODEL
 from tests.support.engines.replica import START_SECONDS, UNCOMPILED
 from tests.support.engines.stage import GOOD, NOOP, Stage, adapter, make_stage
+
+pytestmark = pytest.mark.nightly  # a start of vLLM; test_canary_engine.py follows the same turns with a script
 
 REAL_ROOM = 512  # tokens, of the demo base model
 

@@ -51,7 +51,7 @@ class ControlPlane:
         )
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._make_handler())
         self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()  # `close` waits as long
 
     def close(self) -> None:
         self._server.shutdown()
