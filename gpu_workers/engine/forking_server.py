@@ -49,7 +49,7 @@ def record_processes(file: Path) -> None:
             assert self.pid is not None
             record_part(file, identify(self.pid) or Process(self.pid, started_ticks=0))
 
-    ForkContext.Process = Part  # type: ignore[misc, assignment]
+    ForkContext.Process = Part
 
 
 if __name__ == "__main__":
