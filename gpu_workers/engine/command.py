@@ -2,10 +2,9 @@
 
 import importlib.metadata
 import sys
-from pathlib import Path
 
 from gpu_workers.common.config import EngineConfig, child_environment
-from gpu_workers.engine.state import ReplicaBase
+from gpu_workers.engine.state import EnginePaths, ReplicaBase
 
 TARGET_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _NO_HOST = "nowhere.invalid"  # without a list vLLM fetches images from any host; this name never exists (RFC 6761)
@@ -17,12 +16,12 @@ _GRAMMAR_OPTIONS = ("--structured-outputs-config", "--tool-call-parser")
 _CPU_KV_CACHE_BYTES = 256 * 2**20  # room for 80 full sequences of the demo model (6 KiB a token, 512 tokens)
 
 
-def build_command(config: EngineConfig, base: ReplicaBase, *, model_path: str, socket_path: Path) -> list[str]:
+def build_command(config: EngineConfig, base: ReplicaBase, *, model_path: str, paths: EnginePaths) -> list[str]:
     """Return the command line: one model under its served name, adapters loaded at run time if any, socket only."""
     options = {
         "--model": model_path,
         "--served-model-name": base.served_name,
-        "--uds": str(socket_path),
+        "--uds": str(paths.socket),
         "--api-server-count": "1",  # runtime adapters do not work with more
         "--generation-config": "vllm",
         "--max-logprobs": "5",
@@ -46,11 +45,12 @@ def build_command(config: EngineConfig, base: ReplicaBase, *, model_path: str, s
         "--disable-fastapi-docs",
         "--disable-uvicorn-access-log",
     ]
-    module = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    forking = ["gpu_workers.engine.forking_server", str(paths.parts)]
+    server = forking if _is_cpu_build() else ["vllm.entrypoints.openai.api_server"]
     pairs = [word for pair in options.items() for word in pair]
     adapters = _adapter_options(config) if base.has_adapters else []
     media = ["--allowed-media-domains", *(config.media_hosts or (_NO_HOST,))]
-    return [*module, *pairs, *media, *adapters, *switches, *config.extra_arguments]
+    return [sys.executable, "-m", *server, *pairs, *media, *adapters, *switches, *config.extra_arguments]
 
 
 def _has_option(arguments: tuple[str, ...], *names: str) -> bool:

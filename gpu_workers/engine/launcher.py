@@ -38,7 +38,7 @@ from gpu_workers.common.process_tree import (
 )
 from gpu_workers.engine.command import build_command, build_environment
 from gpu_workers.engine.health import count_requests, is_listening
-from gpu_workers.engine.state import EnginePaths, EngineState, ReplicaBase, read_engine_state
+from gpu_workers.engine.state import EnginePaths, EngineState, ReplicaBase, read_engine_state, read_parts
 
 log = logging.getLogger("anneal.engine")
 
@@ -94,6 +94,7 @@ def _kill_leftovers(paths: EnginePaths) -> None:
             raise RuntimeError(f"processes of the last engine do not die: {leftovers}")
     paths.socket.unlink(missing_ok=True)
     paths.restart_request.unlink(missing_ok=True)
+    paths.parts.unlink(missing_ok=True)
 
 
 def _wait_for_base(config: EngineConfig, paths: EnginePaths) -> ReplicaBase | None:
@@ -168,9 +169,9 @@ def _resolve_model(base: ReplicaBase) -> str:
 def _keep(config: EngineConfig, paths: EnginePaths, *, model_path: str, base: ReplicaBase) -> int:
     """Run the API process; stop it at once when the launcher is gone."""
     launcher = os.getppid()
-    command = build_command(config, base, model_path=model_path, socket_path=paths.socket)
+    command = build_command(config, base, model_path=model_path, paths=paths)
     api = _start(command, environment=build_environment(config), is_session_leader=False)
-    parts = _EngineParts(api.pid)
+    parts = EngineParts(api.pid, paths)
     return _supervise(
         api.pid,
         get_drain_seconds=lambda: config.drain_seconds + 5 if is_listening(paths.socket) else 0,
@@ -179,25 +180,27 @@ def _keep(config: EngineConfig, paths: EnginePaths, *, model_path: str, base: Re
     )
 
 
-class _EngineParts:
+class EngineParts:
     """The permanent processes of vLLM: EngineCore and workers.
 
-    The API process can take 13 s to notice that one of them was killed, and longer during its start. Short-lived
-    helpers (compilers, probes of the machine) are not parts.
+    The API process can take 13 s to exit when one of them was killed, and longer during its start. Forked ones are read
+    from a file, as they can die before they are looked for. Short-lived helpers (compilers, probes of the machine) are
+    not parts.
     """
 
     _EAGER_SECONDS = 300.0  # parts appear within the first minutes; afterwards an occasional check is enough
     _SCAN_SECONDS = 10.0
     _GRACE_SECONDS = 2.0  # for the API process to notify its clients and exit by itself
 
-    def __init__(self, api_pid: int) -> None:
-        self._api_pid = api_pid
+    def __init__(self, api_pid: int, paths: EnginePaths) -> None:
+        self._api_pid, self._paths = api_pid, paths
         self._known: set[Process] = set()
         self._born_at = self._scanned_at = time.monotonic()
         self._missing_since: float | None = None
 
     def has_lost_one(self) -> bool:
         now = time.monotonic()
+        self._known.update(read_parts(self._paths))
         if now - self._born_at < self._EAGER_SECONDS or now - self._scanned_at > self._SCAN_SECONDS:
             self._scanned_at = now
             self._known.update(p for p in list_descendants(self._api_pid, with_zombies=True) if _is_part(p))

@@ -48,6 +48,11 @@ class EnginePaths(msgspec.Struct, frozen=True):
         return self.folder / "state.json"
 
     @property
+    def parts(self) -> Path:
+        """Return the file of the processes that vLLM has forked, one a line."""
+        return self.folder / "parts.jsonl"
+
+    @property
     def restart_request(self) -> Path:
         """Return the file of the generation that must end; the agent writes it, also from another container."""
         return self.folder / "restart"
@@ -63,3 +68,16 @@ def read_engine_state(paths: EnginePaths) -> EngineState | None:
         return msgspec.json.decode(paths.state.read_bytes(), type=EngineState)
     except FileNotFoundError:
         return None
+
+
+def record_part(file: Path, part: Process) -> None:
+    with open(file, "ab", buffering=0) as lines:
+        lines.write(msgspec.json.encode(part) + b"\n")
+
+
+def read_parts(paths: EnginePaths) -> list[Process]:
+    """Return the processes that vLLM has forked; none where it spawns them."""
+    try:
+        return msgspec.json.Decoder(Process).decode_lines(paths.parts.read_bytes())
+    except FileNotFoundError:
+        return []

@@ -13,7 +13,7 @@ import pytest
 
 from gpu_workers.common.config import EngineConfig, child_environment
 from gpu_workers.engine.command import build_command, build_environment
-from gpu_workers.engine.state import ReplicaBase
+from gpu_workers.engine.state import EnginePaths, ReplicaBase
 from scripts.environment import EnvironmentIncomplete, plain_environment, prepare
 from scripts.processes import PROGRAMS, REPOSITORY, Place, Tier
 from scripts.supervision import LAUNCH_MARK, find_leftovers, render_config
@@ -208,7 +208,7 @@ def test_every_lock_pins_exact_versions_once_and_the_cpu_engines_bring_no_cuda()
 def test_the_line_for_running_vllm_by_hand_is_the_line_in_service() -> None:
     script = (REPOSITORY / "deploy/vllm/serve.sh").read_text().replace("\\\n", " ")
     config = EngineConfig(work_dir=Path("/w"), kv_cache_bytes=0)
-    command = build_command(config, ReplicaBase(served_name="b-x"), model_path="/m", socket_path=Path("/w/vllm.sock"))
+    command = build_command(config, ReplicaBase(served_name="b-x"), model_path="/m", paths=EnginePaths(Path("/w")))
     in_service = {word for word in command if word.startswith("--")} - {"--kv-cache-memory-bytes"}  # of a CPU only
 
     by_hand = set(re.findall(r"(?<!\S)--[a-z-]+", script.split("exec ", 1)[1]))

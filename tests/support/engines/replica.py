@@ -57,6 +57,7 @@ class Replica:
             "ANNEAL_ENGINE_DRAIN_SECONDS": str(DRAIN_SECONDS),
             "ANNEAL_ENGINE_KV_CACHE_BYTES": str(64 * 2**20),
             "ANNEAL_ENGINE_EXTRA_ARGUMENTS": "" if is_compiled else UNCOMPILED,
+            **({} if is_compiled else {"TORCH_COMPILE_DISABLE": "1"}),  # the sampler, at the first request
             "PYTHONPATH": str(REPOSITORY),
             **(settings or {}),
         }

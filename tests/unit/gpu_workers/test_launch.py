@@ -1,15 +1,19 @@
 """How vLLM is launched: each option guards against something seen (docs/serving.md), so none may get lost."""
 
+import os
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from gpu_workers.common.config import ConfigError, EngineConfig, read_engine_config, read_serving_config
+from gpu_workers.common.process_tree import identify
 from gpu_workers.engine.command import TARGET_MODULES, build_command, build_environment
-from gpu_workers.engine.state import ReplicaBase
+from gpu_workers.engine.launcher import EngineParts
+from gpu_workers.engine.state import EnginePaths, ReplicaBase, record_part
 
 BASE = ReplicaBase(served_name="b-demo", path="/models/demo")
+PATHS = EnginePaths(Path("/run"))
 
 
 @pytest.fixture
@@ -19,14 +23,14 @@ def config(tmp_path: Path) -> EngineConfig:
 
 @pytest.fixture
 def command(config: EngineConfig) -> list[str]:
-    return build_command(config, BASE, model_path="/models/demo", socket_path=Path("/run/vllm.sock"))
+    return build_command(config, BASE, model_path="/models/demo", paths=PATHS)
 
 
 @pytest.mark.parametrize(
     ("option", "value"),
     [
         ("--served-model-name", "b-demo"),
-        ("--uds", "/run/vllm.sock"),
+        ("--uds", "/run/engine/vllm.sock"),
         ("--api-server-count", "1"),
         ("--max-loras", "4"),
         ("--max-cpu-loras", "32"),
@@ -48,10 +52,27 @@ def test_an_option_has_its_value(command: list[str], option: str, value: str) ->
 )
 def test_an_operators_tool_parser_or_grammars_leave_the_choice_of_grammars_to_them(config, own) -> None:
     config = msgspec.structs.replace(config, extra_arguments=own)
-    command = build_command(config, BASE, model_path="/models/demo", socket_path=Path("/run/vllm.sock"))
+    command = build_command(config, BASE, model_path="/models/demo", paths=PATHS)
 
     assert not [word for word in command if "guidance" in word]
     assert command[-len(own) :] == list(own)
+
+
+@pytest.mark.parametrize(
+    ("is_cpu", "server"),
+    [
+        (True, ["gpu_workers.engine.forking_server", "/run/engine/parts.jsonl"]),
+        (False, ["vllm.entrypoints.openai.api_server"]),
+    ],
+)
+def test_only_the_cpu_build_forks_its_processes(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, is_cpu: bool, server: list[str]
+) -> None:
+    monkeypatch.setattr("gpu_workers.engine.command._is_cpu_build", lambda: is_cpu)
+
+    command = build_command(config, BASE, model_path="/models/demo", paths=PATHS)
+
+    assert command[1 : command.index("--model")] == ["-m", *server]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +145,7 @@ def test_a_serving_agent_says_which_variable_is_wrong(tmp_path: Path) -> None:
 def test_the_engine_fetches_media_from_listed_hosts_alone(config: EngineConfig, hosts: tuple[str, ...]) -> None:
     config = msgspec.structs.replace(config, media_hosts=hosts)
 
-    command = build_command(config, BASE, model_path="/models/demo", socket_path=Path("/run/vllm.sock"))
+    command = build_command(config, BASE, model_path="/models/demo", paths=PATHS)
 
     first = command.index("--allowed-media-domains") + 1
     following = next(place for place in range(first, len(command)) if command[place].startswith("--"))
@@ -134,7 +155,7 @@ def test_the_engine_fetches_media_from_listed_hosts_alone(config: EngineConfig, 
 def test_a_whole_model_is_served_without_any_room_for_adapters(config: EngineConfig) -> None:
     alone = ReplicaBase(served_name="b-own", path="/models/own", has_adapters=False)
 
-    command = build_command(config, alone, model_path="/models/own", socket_path=Path("/run/vllm.sock"))
+    command = build_command(config, alone, model_path="/models/own", paths=PATHS)
 
     assert not [word for word in command if "lora" in word]
     assert command[command.index("--served-model-name") + 1] == "b-own"
@@ -152,7 +173,7 @@ def test_a_canary_engine_is_launched_as_the_replicas_own_engine_but_for_folder_a
     own, canary = read_engine_config(environ), read_engine_config(environ, is_canary=True)
 
     assert canary.work_dir == own.work_dir / "canary" and canary.base_model_path == ""  # it waits for its agent
-    commands = [build_command(config, BASE, model_path="/m", socket_path=Path("/s")) for config in (own, canary)]
+    commands = [build_command(config, BASE, model_path="/m", paths=PATHS) for config in (own, canary)]
     assert [(a, b) for a, b in zip(*commands, strict=True) if a != b] == [("0.65", "0.25")]
     with pytest.raises(ConfigError, match="ANNEAL_CANARY_GPU_MEMORY_SHARE"):
         read_engine_config(environ | {"ANNEAL_CANARY_GPU_MEMORY_SHARE": "25"}, is_canary=True)
@@ -165,3 +186,19 @@ def test_a_canary_engine_is_off_until_it_is_turned_on(tmp_path: Path) -> None:
     assert read_serving_config(environ | {"ANNEAL_CANARY_ENGINE": "on"}).has_canary_engine is True
     with pytest.raises(ConfigError, match="ANNEAL_CANARY_ENGINE must be on or off"):
         read_serving_config(environ | {"ANNEAL_CANARY_ENGINE": "1"})
+
+
+def test_the_keeper_misses_a_forked_process_that_died_before_it_looked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EngineParts, "_GRACE_SECONDS", -1.0)
+    paths = EnginePaths(tmp_path)
+    paths.folder.mkdir()
+    parts = EngineParts(os.getpid(), paths)
+    alive = identify(os.getpid())
+    assert alive is not None
+
+    record_part(paths.parts, alive)
+    assert not parts.has_lost_one()
+    record_part(paths.parts, msgspec.structs.replace(alive, started_ticks=alive.started_ticks - 1))
+    assert parts.has_lost_one()

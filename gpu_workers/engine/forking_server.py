@@ -1,0 +1,58 @@
+"""vLLM's API server on a CPU: `python -m gpu_workers.engine.forking_server PARTS OPTIONS`.
+
+vLLM's platform for CPUs has EngineCore and Worker spawned, as each may get threads of its own on certain cores. Each
+then imports all of vLLM again, which is two thirds of the CPU time of a start. Our engines are not bound to cores
+(`VLLM_CPU_OMP_THREADS_BIND=nobind`), so the processes are forked here, as vLLM's other platforms allow. That is safe
+because no process computes before it forks: a fork would lack the threads of its parent.
+
+A forked process can die sooner than the keeper looks for it, so its parent records it in the file PARTS.
+"""
+
+import gc
+import os
+import sys
+from multiprocessing.context import ForkContext, ForkProcess
+from pathlib import Path
+
+from gpu_workers.common.process_tree import Process, identify
+from gpu_workers.engine.state import record_part
+
+gc.disable()  # imports leave almost no garbage, and a seventh of their time is spent looking for it
+from vllm.config import VllmConfig  # noqa: E402
+from vllm.entrypoints.launchers.api_server.entry import main  # noqa: E402
+from vllm.platforms import current_platform  # noqa: E402
+
+gc.freeze()
+gc.enable()
+
+_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+
+
+def fork_processes() -> None:
+    """Have the platform fork; it sets the method itself whenever it checks a configuration."""
+    platform = type(current_platform)
+    check = platform.check_and_update_config
+
+    def check_and_fork(config: VllmConfig) -> None:
+        check(config)
+        os.environ[_METHOD] = "fork"  # noqa: TID251 - vLLM reads it there
+
+    platform.check_and_update_config = staticmethod(check_and_fork)
+
+
+def record_processes(file: Path) -> None:
+    """Have each process that vLLM forks recorded. Helpers, which are of `multiprocessing.Process`, are not."""
+
+    class Part(ForkProcess):
+        def start(self) -> None:
+            super().start()
+            assert self.pid is not None
+            record_part(file, identify(self.pid) or Process(self.pid, started_ticks=0))
+
+    ForkContext.Process = Part
+
+
+if __name__ == "__main__":
+    fork_processes()
+    record_processes(Path(sys.argv.pop(1)))
+    main()
