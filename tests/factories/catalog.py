@@ -1,10 +1,14 @@
 """Base models and prices for tests."""
 
+import copy
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from apps.catalog.model_files import ModelFolder, read_model_folder
 from apps.catalog.models import BaseModel
-from apps.catalog.operations import add_base_model
+from apps.catalog.operations import add_base_model, base_model_roots
 from apps.core.database.clock import db_now
 
 DEMO_FOLDER = Path(__file__).resolve().parents[2] / "demo/base_model"
@@ -12,15 +16,22 @@ DEMO_FOLDER = Path(__file__).resolve().parents[2] / "demo/base_model"
 
 def make_base_model(name: str = "anneal-demo", **fields: Any) -> BaseModel:
     """The demo's real model, installed: its tokenizer and chat template, from the repository."""
-    return add_base_model(
-        name=name,
-        display_name="Anneal demo",
-        path=DEMO_FOLDER,
-        licence="Apache-2.0",
-        by="system",
-        now=db_now(),
-        **fields,
-    )
+    with patch("apps.catalog.operations.read_model_folder", lambda *_, **__: copy.deepcopy(_demo())):
+        return add_base_model(
+            name=name,
+            display_name="Anneal demo",
+            path=DEMO_FOLDER,
+            licence="Apache-2.0",
+            by="system",
+            now=db_now(),
+            **fields,
+        )
+
+
+@cache
+def _demo() -> ModelFolder:
+    """Read the folder once for a whole run: its hashes and its tokenizer take longer than most tests."""
+    return read_model_folder(DEMO_FOLDER, roots=base_model_roots())
 
 
 def make_listed_model(name: str = "qwen3-0.6b", **fields: Any) -> BaseModel:

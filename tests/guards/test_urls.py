@@ -3,6 +3,7 @@
 The world is built once; each request is undone. What to try on an address stands in url_fixtures.py.
 """
 
+import html
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,14 +14,16 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.conf import settings
 from django.db import transaction
+from django.http import HttpRequest, HttpResponse
 from django.test import Client
+from django.test.client import ClientHandler
 from django.urls import URLPattern, URLResolver, get_resolver, reverse
 
 from apps.accounts.models import User
 from apps.accounts.roles import ROLES, has_permission
 from apps.interfaces.api.views import ApiView
 from tests.guards.url_fixtures import URLS, Url
-from tests.guards.world import MAKERS, SHARED, Tenant, World, build_world, key_secret, rows_of, undone
+from tests.guards.world import MAKERS, SHARED, Tenant, World, build_world, narrow_secret, rows_of, undone
 
 pytestmark = pytest.mark.django_db  # inside the world's transaction: each test is a savepoint of it
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -35,6 +38,7 @@ WITH_IDS = sorted(
 WITH_REFS = sorted(name for name, url in URLS.items() if url.refs)
 
 
+_HANDLER = ClientHandler(enforce_csrf_checks=False)  # one for all: each loads every middleware
 _SESSIONS: dict[str, str] = {}  # the session cookie of each user of the world
 
 
@@ -67,6 +71,16 @@ def walls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     if request.param == "scoping alone":
         monkeypatch.setattr("apps.core.database.tenancy.APP_ROLE", "anneal_owner")
     return request.param
+
+
+@pytest.fixture
+def bare_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Show refusals without the shell around them, which is the same for every address of a role."""
+    monkeypatch.setattr("apps.core.http.asgi.error_page", _bare_page)
+
+
+def _bare_page(request: HttpRequest, status: int, *, message: str = "") -> HttpResponse:
+    return HttpResponse(f"{status} {message} {request.id}", status=status)
 
 
 # --- the list itself --------------------------------------------------------------------------------------------------
@@ -144,6 +158,7 @@ def body(url: Url, tenant: Tenant, *, missing: bool = False) -> dict[str, Any]:
 
 def browser(user: User | None) -> Client:
     client = Client()  # raises what a view does not handle: a test sees the cause of a 500
+    client.handler = _HANDLER
     if user is not None:
         client.cookies[settings.SESSION_COOKIE_NAME] = _SESSIONS[user.pk]
     return client
@@ -228,6 +243,7 @@ def test_a_page_sends_nobody_to_sign_in(name: str, world: World) -> None:
             assert_no_leak(response, world.acme)
 
 
+@pytest.mark.usefixtures("bare_refusals")
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize("role", ROLES)
 def test_a_page_opens_for_the_roles_it_names_and_no_other(name: str, role: str, world: World) -> None:
@@ -256,9 +272,8 @@ def test_a_page_answers_only_the_methods_it_names(name: str, world: World) -> No
 @pytest.mark.parametrize("name", PAGES)
 def test_an_api_key_opens_no_page(name: str, world: World) -> None:
     with undone():
-        secret = key_secret(world.acme)
         for method in URLS[name].methods:
-            response = ask(browser(None), method, address(name, world.acme), {}, secret)
+            response = ask(browser(None), method, address(name, world.acme), {}, world.acme.secret)
             assert response.status_code == 302, method
 
 
@@ -270,6 +285,7 @@ def test_a_page_shows_an_operator_without_membership_nothing(name: str, world: W
         assert (response.status_code, response.headers["Location"]) == (302, "/staff/organizations"), method
 
 
+@pytest.mark.usefixtures("bare_refusals")
 @pytest.mark.parametrize("name", STAFF)
 def test_the_console_opens_for_operators_and_no_other(name: str, world: World) -> None:
     url = URLS[name]
@@ -328,15 +344,15 @@ def test_the_api_wants_the_scope_it_names(name: str, world: World) -> None:
     for method in METHODS:
         scope = url.methods.get(method)
         with undone():
-            full = ask(browser(None), method, address(name, world.acme), body(url, world.acme), key_secret(world.acme))
-            narrow_key = key_secret(world.acme, without=scope)
-            narrow = ask(browser(None), method, address(name, world.acme), body(url, world.acme), narrow_key)
-        if scope is None:
-            assert full.status_code == 405, method
-        else:
-            is_understood = full.status_code < 400 or full.status_code in (400, 415, 422, 429)
-            assert is_understood, (method, full.text[-2000:])
-            assert narrow.status_code == 403, method
+            full = ask(browser(None), method, address(name, world.acme), body(url, world.acme), world.acme.secret)
+            if scope is None:
+                assert full.status_code == 405, method
+                continue
+            secret = narrow_secret(world.acme, without=scope)
+            narrow = ask(browser(None), method, address(name, world.acme), body(url, world.acme), secret)
+        is_understood = full.status_code < 400 or full.status_code in (400, 415, 422, 429)
+        assert is_understood, (method, full.text[-2000:])
+        assert narrow.status_code == 403, method
 
 
 # --- other tenants ----------------------------------------------------------------------------------------------------
@@ -345,7 +361,7 @@ def test_the_api_wants_the_scope_it_names(name: str, world: World) -> None:
 def actors(url: Url, tenant: Tenant, roles: Iterable[str]) -> Iterator[tuple[str, Client, str | None]]:
     """Yield who asks: each of the roles in a browser, or a key with every scope."""
     if url.kind == "api":
-        yield "key", browser(None), key_secret(tenant)
+        yield "key", browser(None), tenant.secret
     else:
         for role in roles:
             yield role, browser(tenant.people[role]), None
@@ -356,6 +372,7 @@ def roles_before(walls: str) -> Iterable[str]:
     return ROLES if walls == "scoping alone" else ("owner",)
 
 
+@pytest.mark.usefixtures("bare_refusals")
 @pytest.mark.parametrize("name", WITH_IDS)
 def test_a_foreign_id_reads_like_one_that_does_not_exist(name: str, world: World, walls: str) -> None:
     """Both ways round: Acme's people with Rival's ids, and an outsider, Rival's owner, with Acme's."""
@@ -377,6 +394,24 @@ def test_a_foreign_id_reads_like_one_that_does_not_exist(name: str, world: World
                     allowed = role == "key" or (permission is not None and has_permission(role, permission))
                     assert answers[0][0] in ((404,) if allowed else (403, 404)), (role, method)
             assert rows_of(other) == before
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_refusal_in_its_shell_shows_nothing_of_another_tenant(role: str, world: World, walls: str) -> None:
+    client = browser(world.acme.people[role])
+    with undone():
+        answers = []
+        for missing in (False, True):
+            path = address("web:job_detail", world.rival, missing=missing)
+            response = ask(client, "GET", path, {})
+            assert_no_leak(response, world.rival)
+            answers.append(comparable(response, _id("job", world.rival, missing)))
+        forbidden = ask(client, "GET", address("staff:audit", world.acme), {})
+
+    assert answers[0] == answers[1]
+    assert (answers[0][0], forbidden.status_code) == (404, 403)
+    assert "There is nothing here" in answers[0][1] and "You don't have access" in html.unescape(forbidden.text)
+    assert_no_leak(forbidden, world.rival)
 
 
 @pytest.mark.parametrize("name", WITH_REFS)

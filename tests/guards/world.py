@@ -55,6 +55,7 @@ class Tenant:
     people: dict[str, User]
     installation: Installation
     canary: str
+    secret: str  # of a key of its owner with every scope
     ids: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -282,15 +283,15 @@ def _tenant(name: str, canary: str, installation: Installation) -> Tenant:
     owner = make_user(f"{canary}-owner")
     organization = make_organization(name, owner=owner)
     people = {role: make_member(organization, role) for role in ROLES if role != "owner"} | {"owner": owner}
-    tenant = Tenant(organization, people, installation, canary)
+    tenant = Tenant(organization, people, installation, canary, make_key(organization, owner).secret)
     give_credit(organization)
     for kind, make in MAKERS.items():
         tenant.ids[kind] = make(tenant)
     return tenant
 
 
-def key_secret(tenant: Tenant, *, without: str | None = None) -> str:
-    """Return a new key of the tenant's owner with every scope, or every scope but one."""
+def narrow_secret(tenant: Tenant, *, without: str) -> str:
+    """Return a new key of the tenant's owner with every scope but one."""
     return make_key(tenant.organization, tenant.owner, scopes=frozenset(SCOPES) - {without}).secret
 
 

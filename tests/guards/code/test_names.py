@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -72,8 +73,13 @@ def words_to_avoid() -> dict[str, str]:
     return avoid
 
 
-def names() -> Iterator[tuple[str, str]]:
-    """Yield each name with its place."""
+@cache
+def names() -> list[tuple[str, str]]:
+    """Return each name with its place."""
+    return list(_names())
+
+
+def _names() -> Iterator[tuple[str, str]]:
     for path in sorted([*ROOT.glob("apps/**/*.py"), *ROOT.glob("gpu_workers/**/*.py")]):
         if "migrations" in path.parts:
             continue

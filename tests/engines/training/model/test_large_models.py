@@ -75,7 +75,7 @@ def weight_bytes(folder: Path) -> int:
 
 
 def peak_of(work: Callable[[], None], *, model: Path) -> int:
-    """Return the peak growth of memory during `work`, in bytes, sampled every few milliseconds.
+    """Return the peak growth of memory during `work`, in bytes, sampled a hundred times a second.
 
     It is anonymous memory and what is mapped of the model's files. Other mapped files are left out: the kernel takes
     their pages away and brings them back at any time. Freed memory is given back, before and meanwhile: growth into it
@@ -89,7 +89,7 @@ def peak_of(work: Callable[[], None], *, model: Path) -> int:
     found, is_over = [before], threading.Event()
 
     def sample() -> None:
-        while not is_over.wait(0.002):
+        while not is_over.wait(0.01):
             found.append(memory(model))
 
     sampler = threading.Thread(target=sample)
@@ -163,7 +163,8 @@ def examined(tmp_path: Path) -> Callable[..., Made]:
             lambda files: Manifest(kind="adapter", run_id="run_1", attempt=1, step=5, files=files),
         )
         recipe = msgspec.structs.replace(SMALL, method=method, lora_rank=8, target_modules=TARGET_MODULES)
-        spec = make_run_spec(model, recipe, has_validation=True, evaluation=EvaluationPlan(max_answers=1))
+        plan = EvaluationPlan(max_answers=1, max_answer_tokens=4)
+        spec = make_run_spec(model, recipe, has_validation=True, evaluation=plan)
         made = make(work_dir, spec, PublishSecrets())
         assert made.problem == ""
         sealed = msgspec.structs.replace(made.sealed, folder=str(work_dir / "published"))
