@@ -5,6 +5,9 @@ then imports all of vLLM again, which is two thirds of the CPU time of a start. 
 (`VLLM_CPU_OMP_THREADS_BIND=nobind`), so the processes are forked here, as vLLM's other platforms allow. That is safe
 because no process computes before it forks: a fork would lack the threads of its parent.
 
+For the same cores the platform has a single worker in a process of its own, which EngineCore awaits in a busy loop. A
+single worker of ours runs within EngineCore, as on other platforms.
+
 A forked process can die sooner than the keeper looks for it, so its parent records it in the file PARTS.
 """
 
@@ -29,12 +32,14 @@ _METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
 
 def fork_processes() -> None:
-    """Have the platform fork; it sets the method itself whenever it checks a configuration."""
+    """Have the platform fork EngineCore, with a single worker in it. It sets both at each check of a configuration."""
     platform = type(current_platform)
     check = platform.check_and_update_config
 
     def check_and_fork(config: VllmConfig) -> None:
         check(config)
+        if config.parallel_config.world_size == 1:
+            config.parallel_config.distributed_executor_backend = "uni"
         os.environ[_METHOD] = "fork"  # noqa: TID251 - vLLM reads it there
 
     platform.check_and_update_config = staticmethod(check_and_fork)

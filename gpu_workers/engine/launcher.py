@@ -1,6 +1,6 @@
 """vLLM as one unit that can be killed: `python -m gpu_workers.engine.launcher [canary]`.
 
-    launcher (what the supervisor sees)  >  keeper  >  API process  >  EngineCore  >  Worker
+    launcher (what the supervisor sees)  >  keeper  >  API process  >  EngineCore (and its workers)
 
 vLLM's own processes outlive a killed parent and keep their memory. Launcher and keeper are both subreapers: if one
 dies, the other finds every orphan among its descendants and kills it. When the API process ends for any reason, the

@@ -67,8 +67,7 @@ def test_a_killed_engine_leaves_no_orphan_and_answers_again(platform: Platform, 
     platform.wait_until_answers(job.fine_tuned_model)
     launcher = identify(platform.pid("vllm"))
     titles = {process: read_command(process) for process in list_descendants(launcher.pid)}
-    for title in ("VLLM::EngineCore", "VLLM::Worker"):
-        assert any(each.startswith(title) for each in titles.values()), titles
+    assert any(each.startswith("VLLM::EngineCore") for each in titles.values()), titles
 
     platform.kill("vllm")
 
