@@ -49,5 +49,5 @@ def test_a_version_is_tried_by_the_second_engine_and_served_by_the_first(platfor
     passed = re.search(r"anneal\.canary INFO (a-\w{26}): passed", log)
     assert passed and log.index(f"{passed[1]} is loaded") > passed.start()
     until(lambda: not find_processes(CANARY_SOCKET, platform.home), 180, "the second engine does not end")
-    assert platform.pid("vllm-canary")  # its launcher waits for the next version
+    until(lambda: platform.pid("vllm-canary"), 60, "its supervisor starts no launcher that waits for the next version")
     assert platform.ask(job.fine_tuned_model)

@@ -75,7 +75,7 @@ def weight_bytes(folder: Path) -> int:
 
 
 def peak_of(work: Callable[[], None], *, model: Path) -> int:
-    """Return the peak growth of memory during `work`, in bytes, sampled a hundred times a second.
+    """Return the peak growth of memory during `work`, in bytes, sampled every few milliseconds.
 
     It is anonymous memory and what is mapped of the model's files. Other mapped files are left out: the kernel takes
     their pages away and brings them back at any time. Freed memory is given back, before and meanwhile: growth into it
@@ -89,7 +89,7 @@ def peak_of(work: Callable[[], None], *, model: Path) -> int:
     found, is_over = [before], threading.Event()
 
     def sample() -> None:
-        while not is_over.wait(0.01):
+        while not is_over.wait(0.002):
             found.append(memory(model))
 
     sampler = threading.Thread(target=sample)
