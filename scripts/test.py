@@ -76,7 +76,7 @@ PARTS = (
     Part("browser", ("tests/browser",)),
     Part("training", ("tests/engines/training", "tests/engines/estimates"), "engines"),
     Part("serving", ("tests/engines/serving",), "engines"),
-    # A platform of fifteen processes that trains and answers: only one other part runs beside it. A busy machine does
+    # A platform of fifteen processes that trains and answers: it counts as two parts. A busy machine does
     # not reach the caps of its jobs, and none of its tests compares a time with a quote.
     Part("e2e", ("tests/e2e",), places=2),
 )
@@ -141,8 +141,8 @@ def main(arguments: Sequence[str] | None = None, *, all_parts: Sequence[Part] = 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [part.name for part in all_parts]
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(names)}; all by default")
-    # One more than there are cores: each part is idle half of its time.
-    parser.add_argument("--at-once", type=int, default=(os.cpu_count() or 1) + 1, help="parts side by side")
+    # Two more than there are cores: each part is idle half of its time.
+    parser.add_argument("--at-once", type=int, default=(os.cpu_count() or 1) + 2, help="parts side by side")
     parser.add_argument("--quick", action="store_true", help="what the current change touches, within a minute")
     parser.add_argument("--record", action="store_true", help="keep what each file took in .ci/durations.json")
     parser.add_argument("--nightly", action="store_true", help="the tests marked nightly, in place of the others")

@@ -35,8 +35,9 @@ PROBED = PredictionInterval(
 )
 # Repeats of one training loop on an otherwise idle machine still vary: clocks, allocator, data loader.
 GPU_REPEATS = PredictionInterval(p10=0.98, p50=1.0, p90=1.02, origin="repeats of one training loop")
-# On a CPU, the job shares its machine with this platform and other programs for minutes, the probe for seconds.
-CPU_REPEATS = PredictionInterval(p10=0.90, p50=1.0, p90=1.20, origin="spread of whole jobs on a CPU around its probe")
+# On a CPU, the job shares its machine with this platform and other programs for minutes, the probe for seconds. The
+# demo's job took 0.87, 0.96 and 1.11 times its P50 in three fresh clones on an idle machine.
+CPU_REPEATS = PredictionInterval(p10=0.85, p50=1.0, p90=1.20, origin="spread of whole jobs on a CPU around its probe")
 # A job may wait for cores as its probe did; the probe's speed excludes the waiting. Measured at a load of 14 on two
 # cores: the probe waited 78 % of its time, and 86 of 626 steps took 4.5 = 1 / (1 - 0.78) times their P50. The limit is
 # five times.

@@ -29,7 +29,7 @@ def main() -> int:
         prog="python -m demo.main_job", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--home", type=Path, required=True)
-    parser.add_argument("--rows", type=int, default=200, help="held-out messages to score")
+    parser.add_argument("--rows", type=int, default=100, help="held-out messages to score")
     parser.add_argument(
         "--then-score", type=int, default=0, metavar="ROWS", help="then score more messages, and a second job by QLoRA"
     )
