@@ -41,15 +41,16 @@ class UndeliveredPart(msgspec.Struct, frozen=True, kw_only=True):
 def find_missing(job: FineTuningJob, outcome: wire.Succeeded) -> list[dict[str, str]]:
     """Return the promised parts that the outcome lacks.
 
-    A missing export is found even if the worker did not report it; a missing evaluation only if the worker reported a
-    cause.
+    A missing part is found even if the worker did not report it. An evaluation is promised if rows were held out, and
+    the run then has a validation loss.
     """
     causes = {each.kind: each.cause[:_MAX_CHARACTERS] for each in outcome.missing}
     delivered = {export.kind for export in outcome.exports}
     promised = [kind for kind in stored_request(job).exports if kind not in delivered]
-    told = [_EVALUATION] if _EVALUATION in causes and outcome.report is None else []
+    if outcome.report is None and (outcome.valid_loss is not None or _EVALUATION in causes):
+        promised.insert(0, _EVALUATION)
     unsaid = "the worker did not deliver it and gave no reason"
-    return [{"kind": kind, "cause": causes.get(kind) or unsaid} for kind in (*told, *promised)]
+    return [{"kind": kind, "cause": causes.get(kind) or unsaid} for kind in promised]
 
 
 def list_missing(version: AdapterVersion | None) -> list[UndeliveredPart]:

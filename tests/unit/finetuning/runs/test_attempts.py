@@ -220,6 +220,17 @@ def test_a_job_without_an_export_that_it_promised_says_so(floor, claim, reload, 
     assert end == ("info", "The job has successfully completed, without the GGUF file")
 
 
+def test_an_evaluation_that_the_worker_left_out_is_missing_where_rows_are_held_out(floor, claim, reload):
+    job = floor.job()
+    attempt = claim()
+    attempt.start()
+
+    attempt.succeed(floor.base_model, valid_loss=1.5)
+
+    unsaid = "the worker did not deliver it and gave no reason"
+    assert reload(job).adapter_version.missing == [{"kind": "evaluation", "cause": unsaid}]
+
+
 def test_a_job_that_promised_no_export_misses_none(floor, claim, reload):
     job = floor.job()
     attempt = claim()
