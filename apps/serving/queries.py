@@ -79,7 +79,7 @@ def _upstreams(found: list[_Ready]) -> tuple[Upstream, ...]:
 
 def list_routes() -> list[Route]:
     """Return every name that may be requested now, with the replicas that confirmed it."""
-    replicas = list(ready_replicas().select_related("token"))
+    replicas = list(ready_replicas().filter(token__isnull=False).select_related("token"))
     ready = {r.pk: _Ready(r, Upstream(r.pk, r.url, token_of(replica=r))) for r in replicas}
     return [*_base_routes(ready), *_adapter_routes(ready, replicas)]
 

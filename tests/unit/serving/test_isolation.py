@@ -43,6 +43,15 @@ def urls(version: AdapterVersion) -> list[str]:
     return sorted(upstream.url for upstream in route.upstreams)
 
 
+def test_a_replica_without_a_token_gets_no_request_and_keeps_none_from_the_others(version, honest) -> None:
+    Replica.objects.create(
+        base_model=version.adapter.base_model, url="unix:///bare", is_ready=True, observed_at="2100-01-01T00:00Z"
+    )
+
+    upstreams = {upstream.url for route in list_routes() for upstream in route.upstreams}
+    assert upstreams == {"unix:///honest"}
+
+
 @pytest.mark.parametrize("state", list(LoadState))
 def test_an_adapter_that_was_not_placed_on_a_replica_is_none_of_its_business(version, hostile, state) -> None:
     say(hostile, ObservedAdapter(lora_name=version.lora_name, state=state, reason="I say so"))

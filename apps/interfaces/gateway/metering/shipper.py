@@ -116,11 +116,14 @@ async def recover_orphans(database: Database, root: Path) -> None:
     Safe to kill and repeat.
     """
     for orphan in await database.call(lambda: list(adopt_orphans(root))):
+        is_done = False
         try:
             is_done = await _ship_orphan(database, orphan)
-        except BaseException:
+        except (asyncio.CancelledError, *DATABASE_ERRORS):
             orphan.leave()
             raise
+        except Exception:  # the usage of one dead gateway must not end a running one
+            logger.exception("usage of the dead gateway %s stays on disk", orphan.folder.name)
         if is_done:
             orphan.remove()
         else:

@@ -198,10 +198,20 @@ class SpendingSlices:
             key_slices.current = None
 
     async def return_idle(self, *, at_once: bool = False) -> None:
-        """Close idle slices, or with `at_once` all slices with nothing left to ship."""
+        """Close idle slices, or with `at_once` all slices with nothing left to ship.
+
+        Raises one of DATABASE_ERRORS. A slice that cannot be closed is given up: the ledger closes it when it expires.
+        """
         for one in list(self._slices.values()):
-            if not one.unshipped and (at_once or one.is_idle()):
+            if one.unshipped or not (at_once or one.is_idle()):
+                continue
+            try:
                 await self._return(one)
+            except DATABASE_ERRORS:
+                raise
+            except Exception:  # the fault of one organization's books must not end the requests of all others
+                logger.exception("slice %s cannot be closed", one.hold_id)
+                self._slices.pop(one.hold_id, None)
 
     async def _return(self, one: _Slice) -> None:
         key_slices = self._spending_slices.setdefault(one.owner, _KeySlices())

@@ -1,10 +1,14 @@
 """Usage travels in few large transactions, however fast it comes, and again when the database was away."""
 
+import asyncio
+import os
+
 import pytest
 from django.db import OperationalError
 
 from apps.interfaces.gateway.metering import shipper as shipping
-from apps.interfaces.gateway.metering.shipper import Shipper
+from apps.interfaces.gateway.metering.shipper import Shipper, recover_orphans
+from apps.interfaces.gateway.metering.spool import End, Segments, claim_folder, encode
 from tests.factories.usage import make_record
 
 
@@ -63,3 +67,29 @@ def test_what_the_database_did_not_take_is_sent_again_and_told_once(database):
     shipper.ship()
 
     assert told == [*(record.id for record in records), "use_later"]
+
+
+class Threads:
+    """Calls in place, except that to record anything of one organization is a bug."""
+
+    async def call(self, function, *arguments):
+        if function is shipping.record and any(each.organization_id == "org_bad" for each in arguments[0]):
+            raise KeyError("org_bad")
+        return [each.id for each in arguments[0]] if function is shipping.record else function(*arguments)
+
+
+def test_usage_of_a_dead_gateway_that_cannot_be_read_keeps_no_other_from_being_recorded(tmp_path, monkeypatch):
+    monkeypatch.setattr(shipping, "_close_slice", lambda slice_id: None)
+    monkeypatch.setattr(shipping, "_lost_records", lambda starts: [])
+    for name, organization_id in (("gateway_1", "org_bad"), ("gateway_2", "org_good")):
+        lock = claim_folder(tmp_path, name)
+        segments = Segments(tmp_path / name)
+        record = make_record(organization_id=organization_id)
+        segments.append(encode(End(record)), is_synced=True)
+        segments.keep([record.id])
+        segments.close()
+        os.close(lock)
+
+    asyncio.run(recover_orphans(Threads(), tmp_path))
+
+    assert [folder.name for folder in tmp_path.iterdir()] == ["gateway_1"]

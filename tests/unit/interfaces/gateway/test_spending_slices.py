@@ -171,6 +171,25 @@ def test_a_slice_goes_back_when_its_last_request_is_recorded(monkeypatch):
     asyncio.run(scenario())
 
 
+def test_a_slice_that_cannot_be_closed_keeps_no_other_from_going_back(caplog):
+    ledger = Ledger(wallet_nano=1_000)
+
+    async def scenario() -> None:
+        spending_slices = SpendingSlices(ledger, name="gateway_1")
+        for organization in ("org_1", "org_2"):
+            reservation = await spending_slices.reserve(organization, "key_1", 10)
+            reservation.settle(1)
+            spending_slices.record_settled(reservation.slice_id, 1)
+        del ledger.amounts["hold_0"]  # to close it raises KeyError
+        await spending_slices.return_idle(at_once=True)
+        await spending_slices.return_idle(at_once=True)
+
+    asyncio.run(scenario())
+
+    assert not ledger.amounts
+    assert [record.getMessage() for record in caplog.records] == ["slice hold_0 cannot be closed"]
+
+
 def test_a_model_that_costs_nothing_needs_no_money():
     ledger = Ledger(wallet_nano=0)
 
