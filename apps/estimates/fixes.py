@@ -43,7 +43,7 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
 def ways_to_fit(task: Task, pool: PoolFacts, *, gpu_count: int, other_gpus: tuple[Gpu, ...] = ()) -> tuple[Fix, ...]:
     """Return the single changes that suffice, smallest first; else a combination, or the fix "none"."""
     fixes = tuple(_single_changes(task, pool, gpu_count, other_gpus))
-    return fixes or _combined(task, pool, gpu_count, other_gpus)
+    return fixes or _combined(task, pool, other_gpus)
 
 
 def ways_within(task: Task, pool: PoolFacts, limit: int, *, gpu_count: int) -> tuple[Fix, ...]:
@@ -154,7 +154,7 @@ def _other_types(task: Task, pool: PoolFacts, others: tuple[Gpu, ...]) -> Iterat
             return
 
 
-def _combined(task: Task, pool: PoolFacts, gpu_count: int, others: tuple[Gpu, ...]) -> tuple[Fix, ...]:
+def _combined(task: Task, pool: PoolFacts, others: tuple[Gpu, ...]) -> tuple[Fix, ...]:
     """Return QLoRA on a larger type, or on the largest type with shorter rows."""
     lightest = {"method": Method.QLORA.value, "gradient_checkpointing": True, "cpu_offload": False}
     least = task.changed(lightest)

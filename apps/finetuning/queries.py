@@ -7,7 +7,7 @@ from django.db.models import QuerySet
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
 from apps.core.errors import NotFound
-from apps.finetuning.lifecycle import RUN_ACTIVE, JobStatus
+from apps.finetuning.lifecycle import RUN_ACTIVE
 from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, JobEvent, Run, Worker
 
 _WITH = ("base_model", "training_file__dataset", "validation_file", "pool__gpu_type", "price_rule", "adapter_version")
@@ -56,11 +56,6 @@ def list_checkpoints(*, job: FineTuningJob) -> QuerySet[Checkpoint]:
 
 def get_active_run(*, job: FineTuningJob) -> Run | None:
     return job.runs.filter(status__in=RUN_ACTIVE).select_related("worker", "pool").first()
-
-
-def count_running(*, organization: Organization | str) -> int:
-    jobs = FineTuningJob.objects.for_organization(organization)
-    return jobs.filter(status__in=(JobStatus.RUNNING, JobStatus.PAUSING)).count()
 
 
 def list_pools() -> QuerySet[GpuPool]:

@@ -9,7 +9,6 @@ import logging
 
 from django.db import transaction
 
-from apps.accounts.models import Organization, key_of
 from apps.billing.credits import end_set_aside, set_credit_aside
 from apps.billing.ledger import lock_wallet
 from apps.billing.models import HoldPurpose
@@ -172,8 +171,3 @@ def list_unsent(*, now: datetime.datetime) -> list[str]:
     """Return the refunds whose call may have been lost, oldest first."""
     waiting = CardRefund.objects.filter(status=RefundStatus.REQUESTED, created_at__lt=now - _ASKED_AGAIN_AFTER)
     return list(waiting.order_by("created_at").values_list("pk", flat=True)[:50])
-
-
-def list_refunds(*, organization: Organization | str) -> list[CardRefund]:
-    rows = CardRefund.objects.filter(organization_id=key_of(organization))
-    return list(rows.select_related("topup").order_by("-created_at")[:50])

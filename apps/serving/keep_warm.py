@@ -55,7 +55,8 @@ def keep_warm(*, version: AdapterVersion, by: str, now: datetime.datetime) -> De
     deployment.pinned_at = deployment.warm_billed_until = now
     deployment.save(update_fields=["pinned_at", "warm_billed_until"])
     audit.record(organization=version.organization_id, by=by, action="adapter.kept_warm", target=version.pk)
-    _place_again(base_model.pk, now)
+    with system():
+        replan(base_model_id=base_model.pk, now=now)
     return deployment
 
 
@@ -115,8 +116,3 @@ def _require_place(base_model: BaseModel) -> None:
         kept = _kept().filter(adapter_version__adapter__base_model=base_model).count()
     if kept + 1 > MAX_KEPT_SHARE * places:
         raise NoPlaceLeft("As many adapters of this base model are kept warm as its replicas can afford. Try later.")
-
-
-def _place_again(base_model_id: str, now: datetime.datetime) -> None:
-    with system():
-        replan(base_model_id=base_model_id, now=now)

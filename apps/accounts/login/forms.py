@@ -141,10 +141,6 @@ class SignUpForm(PlainFields, allauth_forms.SignupForm):
             user.save(update_fields=["name"])
             if "organization" in self.fields:
                 name = self.cleaned_data["organization"].strip()
-                create_organization(name=name or _default_name(user), owner=user, now=db_now())
+                owner = user.name or user.email.partition("@")[0]
+                create_organization(name=name or f"{owner}'s organization", owner=user, now=db_now())
         return user
-
-
-def _default_name(user: User) -> str:
-    owner = user.name or user.email.partition("@")[0]
-    return f"{owner}'s organization"

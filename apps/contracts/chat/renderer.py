@@ -124,9 +124,6 @@ class ChatRenderer:
         """Return the spans of control tokens, such as the end of a turn, in a rendered text."""
         return [found.span() for found in self._texts.control.finditer(text)]
 
-    def count_prompt_tokens(self, messages: Iterable[ChatMessage]) -> int:
-        return len(self._tokenizer.encode(self.render_prompt(messages), add_special_tokens=False).ids)
-
     def _encode(self, texts: list[Text]) -> list[Encoded]:
         """Return ids and trained ranges of each text, the fast way where its plan fits."""
         encoded: list[Encoded | None] = [None] * len(texts)

@@ -21,7 +21,6 @@ from apps.contracts.templating.spans import NotPrefixStable, SpanFinder
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 _STAND_IN = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
-_STRIPS = ("strip", "lstrip", "rstrip")
 _ALLOWED_FILTERS = {"trim", "default", "d", "string", "length", "count", "first", "last", "list"}
 _ALLOWED_FILTERS |= {"selectattr", "rejectattr"}
 

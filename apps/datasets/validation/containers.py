@@ -206,7 +206,8 @@ def _document(number: int, lines: list[str]) -> Line:
 
 
 def _table_rows(chunks: Iterable[bytes], head: bytes) -> Iterator[Row]:
-    reader = csv.reader(_text_lines(chunks), delimiter=_delimiter(head), strict=True)
+    first = head.removeprefix(UTF8_MARK).split(b"\n", 1)[0].decode("utf-8", "replace")
+    reader = csv.reader(_text_lines(chunks), delimiter=max(_DELIMITERS, key=first.count), strict=True)
     names = _header(reader)
     number = 0
     while True:
@@ -248,11 +249,6 @@ def _header(reader: Iterator[list[str]]) -> list[str]:
 def _bad_table_row(number: int, message: str) -> BadRow:
     fix = 'Put values with commas, quotes or line breaks in double quotes, and write a quote as "".'
     return BadRow(number, LineError(line=number, code=FileErrorCode.INVALID_TABLE, message=message, fix=fix))
-
-
-def _delimiter(head: bytes) -> str:
-    first = head.removeprefix(UTF8_MARK).split(b"\n", 1)[0].decode("utf-8", "replace")
-    return max(_DELIMITERS, key=first.count)
 
 
 # --- a JSON array -----------------------------------------------------------------------------------------------------

@@ -29,7 +29,8 @@ def main() -> int:
     # is set.
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _leave_network()
+    # Move into a separate network without a way out, where the system allows it.
+    ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
     try:
         return _write_rows(int(sys.argv[1]))
     except MemoryError:
@@ -41,11 +42,6 @@ def main() -> int:
             return EXIT_NO_MEMORY
         sys.stderr.write(" ".join(str(error).split())[:300])
         return EXIT_UNREADABLE
-
-
-def _leave_network() -> None:
-    """Move into a separate network without a way out, where the system allows it."""
-    ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
 
 
 def _write_rows(most_rows: int) -> int:

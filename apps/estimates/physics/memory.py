@@ -122,12 +122,6 @@ def weight_bytes(*, architecture: Architecture, plan: TrainingPlan, stack: Stack
     return round(stored_weight_bytes(shape_of_plan(architecture, plan), plan, stack))
 
 
-def trained_parameter_count(*, architecture: Architecture, plan: TrainingPlan) -> int:
-    """Return the number of parameters with gradients."""
-    shape = shape_of_plan(architecture, plan)
-    return shape.total if plan.method == Method.FULL else shape.adapter
-
-
 class MemoryModel:
     """The parts of a job's memory that do not depend on its micro-batch and checkpointing, summed once."""
 
@@ -167,7 +161,8 @@ class MemoryModel:
         varying = [moment.varying for moment in moments]
         totals = [held + self.reserve_share * share for held, share in zip(alive, varying, strict=True)]
         highest = max(totals)
-        varied = self._reserve_share(plan)
+        is_even = self.gpu.is_cpu or plan.is_packed or self.stack.frees_cache
+        varied = self.reserve_share if is_even else _VARIED_RESERVE_SHARE
         reserved = max(held + varied * share for held, share in zip(alive, varying, strict=True))
         if self.gpu.memory_bytes:
             reserved = min(reserved, max(self.gpu.memory_bytes, highest))
@@ -260,10 +255,6 @@ class MemoryModel:
             "framework": self.framework,
         }
         return tuple(MemoryPart(key, label, round(amounts[key])) for key, label in LABELS.items())
-
-    def _reserve_share(self, plan: TrainingPlan) -> float:
-        is_even = self.gpu.is_cpu or plan.is_packed or self.stack.frees_cache
-        return self.reserve_share if is_even else _VARIED_RESERVE_SHARE
 
 
 class _Moment(NamedTuple):

@@ -1,6 +1,5 @@
 """Measured training speeds: a pool's own probe, or a published row."""
 
-import hashlib
 from functools import cached_property
 
 import msgspec
@@ -47,8 +46,3 @@ class ProbeRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def active_parameter_count(self) -> int:
         """Return the parameters of the measured model that one token passes through."""
         return active_linear_parameter_count(self.architecture)
-
-
-def architecture_hash(architecture: Architecture) -> str:
-    """Return a short stable name for a shape, which identifies measurements of the same shape."""
-    return hashlib.sha256(msgspec.json.encode(architecture)).hexdigest()[:16]

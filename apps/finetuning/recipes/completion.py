@@ -192,7 +192,8 @@ class _Rules:
     def of(self, name: str) -> tuple[object, str]:
         """Return a value and its reason."""
         if name == "max_length":
-            return self._max_length()
+            is_text = self._objective is Objective.TEXT
+            return choose_longest_row(self._base_model, self._data.longest_row_tokens, is_text=is_text)
         if name in self._own:
             return self._own[name], "This model's own recipe, which was tried on it."
         rule = getattr(self, f"_{name}", None)
@@ -236,10 +237,6 @@ class _Rules:
         if rows is not None and rows < 256:
             return 8, f"8 rows a step: with {rows} rows, 16 would leave too few steps."
         return 16, "16 rows a step: steady gradients, enough steps."
-
-    def _max_length(self) -> tuple[int, str]:
-        is_text = self._objective is Objective.TEXT
-        return choose_longest_row(self._base_model, self._data.longest_row_tokens, is_text=is_text)
 
     def _lora_rank(self) -> tuple[int, str]:
         return 16, "16: enough for most tasks, and quick to serve."

@@ -23,7 +23,7 @@ class HostCache:
         """Record that the engine used the adapter at this moment; this may evict the oldest one."""
         self._used_at[name] = max(used_at, self._used_at.get(name, used_at))
         while len(self._used_at) > self._size:
-            del self._used_at[self._oldest()]
+            del self._used_at[min(self._used_at, key=self._used_at.__getitem__)]
 
     def find_victims(self, served: Collection[str]) -> list[str]:
         """Return the served adapters that are older than every evictable one, oldest first: these must be touched now.
@@ -35,6 +35,3 @@ class HostCache:
         ordered = sorted(self._used_at, key=self._used_at.__getitem__)
         first_to_go = next((place for place, name in enumerate(ordered) if name not in served), len(ordered))
         return ordered[:first_to_go]
-
-    def _oldest(self) -> str:
-        return min(self._used_at, key=self._used_at.__getitem__)

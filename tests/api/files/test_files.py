@@ -30,7 +30,6 @@ from tests.support.sdk import openai_client
 
 OLD_SDK = Path(__file__).resolve().parents[3] / ".anneal/openai-1.109.1"
 BOUNDARY = "anneal-boundary"
-EXPIRES = {"expires_after[anchor]": "created_at"}
 
 
 @pytest.fixture

@@ -227,7 +227,12 @@ class EngineAnswer:
 
     async def _read(self) -> list[EngineChunk]:
         if self._has_said_done:
-            await self._read_end()
+            # Read the end of the body after [DONE], so that the connection can be reused.
+            if not self._response.has_ended:
+                async with asyncio.timeout(_END_SECONDS):
+                    while await self._response.read():
+                        pass
+            self._is_done = True
             return []
         content = self._response.read_nowait() or await self._response.read()
         if not content:
@@ -236,14 +241,6 @@ class EngineAnswer:
         chunks = self._decode(content)
         self._is_done = self._has_said_done and self._response.has_ended
         return chunks
-
-    async def _read_end(self) -> None:
-        """Read the end of the body after [DONE], so that the connection can be reused."""
-        if not self._response.has_ended:
-            async with asyncio.timeout(_END_SECONDS):
-                while await self._response.read():
-                    pass
-        self._is_done = True
 
     def _decode(self, content: bytes) -> list[EngineChunk]:
         payloads = self._parser.feed(content)

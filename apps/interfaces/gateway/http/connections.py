@@ -264,14 +264,11 @@ class Exchange:
             self._connection.tasks.discard(self.task)
             self.task = None
             if not (self.response_complete or self.is_gone):
-                self._break_off()
-
-    def _break_off(self) -> None:
-        self.keeps_alive = False
-        if self._has_started:
-            self._connection.transport.close()
-        else:
-            self.answer(500, b"content-type: text/plain; charset=utf-8\r\n", b"Internal Server Error")
+                self.keeps_alive = False
+                if self._has_started:
+                    self._connection.transport.close()
+                else:
+                    self.answer(500, b"content-type: text/plain; charset=utf-8\r\n", b"Internal Server Error")
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

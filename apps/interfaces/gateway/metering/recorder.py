@@ -175,18 +175,17 @@ class Recorder(asyncio.Protocol):
             self.waiting += len(sent.ends)
         else:
             self._is_well = False
-            self._settle_unwritten(sent.ends)
+            for record in sent.ends:
+                logger.error(
+                    "the end of %s is not known to be written: %d tokens may stay unpaid",
+                    record.id,
+                    record.output_tokens,
+                )
+                self._settled(record.slice_id, 1)
         for waiter in sent.waiters:
             if not waiter.done():
                 waiter.set_result(is_written)
         self._hand_over_soon()
-
-    def _settle_unwritten(self, ends: list[UsageRecord]) -> None:
-        for record in ends:
-            logger.error(
-                "the end of %s is not known to be written: %d tokens may stay unpaid", record.id, record.output_tokens
-            )
-            self._settled(record.slice_id, 1)
 
     def _handle_shipped(self, counts: dict[str, int]) -> None:
         for slice_id, count in counts.items():

@@ -3,7 +3,6 @@
 A customer who did not ask for a stream gets the chunks assembled into one answer.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -102,13 +101,10 @@ class _Part(msgspec.Struct):
         if choice.finish_reason:
             self.finish_reason = choice.finish_reason
         if choice.logprobs:
-            self._add_logprobs(choice.logprobs)
-
-    def _add_logprobs(self, logprobs: Mapping[str, Sequence[object] | None]) -> None:
-        for name, values in logprobs.items():
-            if values is not None:
-                self.logprobs = self.logprobs or {}
-                self.logprobs.setdefault(name, []).extend(values)
+            for name, values in choice.logprobs.items():
+                if values is not None:
+                    self.logprobs = self.logprobs or {}
+                    self.logprobs.setdefault(name, []).extend(values)
 
     def _add_call(self, part: ToolCallPart) -> None:
         call = self.calls.setdefault(
