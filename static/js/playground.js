@@ -126,6 +126,17 @@
     headers: { Authorization: `Bearer ${await bearer(renew)}`, "Content-Type": "application/json" },
   });
 
+  // The gateway waits some seconds for an adapter that is being loaded, and then answers 503 until it is there.
+  const LOAD_MS = 180000, PAUSE_MS = 1000;
+  const postUntilLoaded = async (body, signal) => {
+    const end = performance.now() + LOAD_MS;
+    for (;;) {
+      const answer = await post(body, signal, false);
+      if (answer.status !== 503 || performance.now() > end) return answer;
+      await new Promise((resume) => setTimeout(resume, PAUSE_MS));
+    }
+  };
+
   // how long the first token is waited for, and why: a cold adapter is loaded first
   const count = (box, column) => {
     const line = make("div", "facts"), started = performance.now(), note = $("[data-play-model]", column).selectedOptions[0]?.dataset.note;
@@ -141,7 +152,7 @@
     let first = null, usage = null, reason = null, text = "";
     box.setAttribute("aria-busy", "true");
     try {
-      let answer = await post(body, signal, false);
+      let answer = await (prices?.note ? postUntilLoaded : post)(body, signal, false);
       if (answer.status === 401) answer = await post(body, signal, true);
       if (!answer.ok) throw new Error((await answer.json().catch(() => null))?.error?.message ?? `The gateway answered ${answer.status}.`);
       for await (const data of events(answer.body)) {

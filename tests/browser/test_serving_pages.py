@@ -10,6 +10,7 @@ from playwright.sync_api import Page, Route, expect
 from apps.accounts.models import Organization, User
 from apps.adapters.models import AdapterVersion
 from apps.catalog.operations import set_price
+from apps.contracts.serving import LoadState
 from apps.core.database.clock import db_now
 from apps.finetuning.models import Checkpoint
 from apps.finetuning.runs import leases
@@ -137,6 +138,32 @@ def test_models_answer_beside_each_other_under_the_same_conditions(
     for _ in range(2):
         page.get_by_role("button", name="Add a model").click()
     expect(page.get_by_role("button", name="Add a model")).to_be_hidden()
+
+
+def test_a_model_that_is_being_loaded_is_asked_until_it_answers(
+    open_page: Open, version: AdapterVersion, alice: User
+) -> None:
+    version.loaded.update(state=LoadState.LOADING)
+    page = open_page(f"/playground?model={version.model_name}", user=alice)
+    asked = answer_with_the_models_name(page)
+    refused: list[Route] = []
+
+    def refuse_once(route: Route) -> None:
+        if refused or json.loads(route.request.post_data or "")["model"] != version.model_name:
+            route.fallback()
+        else:
+            refused.append(route)
+            route.fulfill(status=503, json={"error": {"message": "The model is not loaded and cannot answer yet."}})
+
+    page.route("**/v1/chat/completions", refuse_once)
+    page.get_by_label("Message", exact=True).fill("My card is lost")
+    page.get_by_role("button", name="Send").click()
+
+    expect(page.get_by_role("region", name="Column 2")).to_contain_text(f"from {version.model_name}")
+    assert len(refused) == 1 and len(asked) == 2
+    (complaint,) = open_page.complaints  # Chromium writes each failed request to its console
+    assert "503" in complaint
+    open_page.complaints.clear()
 
 
 def test_nothing_is_sent_before_the_script_is_there(open_page: Open, version: AdapterVersion, alice: User) -> None:
