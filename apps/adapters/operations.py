@@ -59,7 +59,7 @@ class NewVersion(msgspec.Struct, frozen=True, kw_only=True):
 
 @transaction.atomic
 def publish_version(new: NewVersion) -> AdapterVersion:
-    """Check the files, register them under a new name and request that they are served. Raises AdapterRejected.
+    """Check the files, register them under a new name. Raises AdapterRejected.
 
     The engine's name is random: the job does not reveal it.
     """
@@ -93,8 +93,6 @@ def publish_version(new: NewVersion) -> AdapterVersion:
         missing=new.missing,
         status=AdapterVersionStatus.CHECKING if new.is_servable else AdapterVersionStatus.FILES_ONLY,
     )
-    if new.is_servable:
-        outbox.publish(topic="adapter.published", key=f"published:{version.pk}", payload={"version_id": version.pk})
     audit.record(
         organization=new.organization, by=new.source, action="adapter.published", target=version.pk, model=model_name
     )

@@ -11,7 +11,7 @@ from django.db.models import F
 from apps.accounts.models import Organization
 from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
-from apps.adapters.operations import delete_version, record_verdict
+from apps.adapters.operations import NewVersion, delete_version, publish_version, record_verdict
 from apps.adapters.queries import get_version_by_name
 from apps.catalog.models import BaseModel
 from apps.contracts.addresses.replicas import AddressRefused
@@ -21,6 +21,7 @@ from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import system
 from apps.core.errors import InvalidValue
+from apps.core.messages import outbox
 from apps.core.objects.store import store
 from apps.core.secrets.sealing import place_of, seal, unseal
 from apps.serving.aliases import require_unaliased
@@ -37,11 +38,32 @@ _URL_SECONDS = 3600
 def deploy(*, version: AdapterVersion, by: str) -> Deployment:
     """Request that the version is served. Deploying it again changes nothing. Raises InvalidState."""
     require_replica(version=version)
+    deployment, is_new = _get_or_create_deployment(version, by=by)
+    if is_new:
+        place_adapters(base_model_id=version.adapter.base_model_id)
+    return deployment
+
+
+@transaction.atomic
+def publish(new: NewVersion) -> AdapterVersion:
+    """Publish a trained result and deploy it unless no engine can load it. Raises AdapterRejected.
+
+    Gateways know its name as soon as its job has ended. It is placed after the commit: placement locks rows of every
+    tenant.
+    """
+    version = publish_version(new)
+    if new.is_servable:
+        _get_or_create_deployment(version, by="system")
+        payload = {"base_model_id": new.base_model.pk}
+        outbox.publish(topic="deployment.created", key=f"deployed:{version.pk}", payload=payload)
+    return version
+
+
+def _get_or_create_deployment(version: AdapterVersion, *, by: str) -> tuple[Deployment, bool]:
     deployment, is_new = Deployment.objects.get_or_create(
         organization_id=version.organization_id, adapter_version=version, removed_at=None
     )
     if is_new:
-        _replan(version.adapter.base_model_id)
         audit.record(
             organization=version.organization_id,
             by=by,
@@ -49,7 +71,7 @@ def deploy(*, version: AdapterVersion, by: str) -> Deployment:
             target=version.pk,
             deployment=deployment.pk,
         )
-    return deployment
+    return deployment, is_new
 
 
 @transaction.atomic
@@ -62,7 +84,7 @@ def undeploy(*, version: AdapterVersion, by: str, now: datetime.datetime) -> Non
     let_cool(version=version, by=by, now=now)
     removed = Deployment.objects.filter(adapter_version=version, removed_at=None).update(removed_at=now)
     if removed:
-        _replan(version.adapter.base_model_id)
+        place_adapters(base_model_id=version.adapter.base_model_id)
         audit.record(organization=version.organization_id, by=by, action="adapter.undeployed", target=version.pk)
 
 
@@ -92,7 +114,8 @@ def _abilities(observed: ObservedState) -> dict[str, int | str]:
     return {name: value for name, value in said.items() if value}
 
 
-def _replan(base_model_id: str) -> None:
+def place_adapters(*, base_model_id: str) -> None:
+    """Place the deployed adapters of a base model on its replicas."""
     with system():  # placement spans all tenants
         replan(base_model_id=base_model_id, now=db_now())
 

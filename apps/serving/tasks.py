@@ -1,10 +1,9 @@
-"""Celery and outbox tasks of serving."""
+"""Celery tasks of serving."""
 
 from celery import shared_task
 
-from apps.adapters.models import AdapterVersion
 from apps.core.database.clock import db_now
-from apps.serving import keep_warm, operations, placements, reconciliation
+from apps.serving import keep_warm, placements, reconciliation
 
 
 @shared_task(name="serving.place")
@@ -20,10 +19,3 @@ def charge_warm(**_: object) -> None:
 @shared_task(name="serving.reconcile_metering")
 def reconcile_metering(**_: object) -> None:
     reconciliation.reconcile(now=db_now())
-
-
-def deploy(*, version_id: str) -> None:
-    """Deploy a finished job's adapter automatically."""
-    version = AdapterVersion.objects.select_related("adapter").filter(pk=version_id, deleted_at=None).first()
-    if version is not None:
-        operations.deploy(version=version, by="system")

@@ -10,7 +10,6 @@ OUTBOX_WAKE = "apps.config.celery.wake_outbox"
 # have a lane (apps.datasets.intake.lanes) in which no large file can delay them. Urgent: a machine or money waits.
 OUTBOX_TOPICS = {
     "adapter.checked": Topic("apps.finetuning.results.verdicts.record_certification_event"),
-    "adapter.published": Topic("apps.serving.tasks.deploy"),
     "base_model.install": Topic("apps.catalog.tasks.install", lane="hub"),
     "billing.alert": Topic("apps.billing.invoices.mail.send_alert", lane="mail"),
     "billing.report": Topic("apps.billing.invoices.mail.send_report", lane="mail"),
@@ -21,6 +20,7 @@ OUTBOX_TOPICS = {
     "dataset.inspect": Topic("apps.datasets.tasks.inspect", lane="data"),
     "dataset.validate": Topic("apps.datasets.tasks.validate", lane="data"),
     "dataset.validated": Topic("apps.finetuning.tasks.admit_jobs_of_file"),
+    "deployment.created": Topic("apps.serving.operations.place_adapters"),
     "job.admit": Topic("apps.finetuning.jobs.admission.admit_when_ready"),
     "mail": Topic("apps.accounts.mail.send", lane="mail"),
     "objects.delete": Topic("apps.core.tasks.delete_objects", lane="data-small"),

@@ -7,7 +7,7 @@ from django.db import transaction
 
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
-from apps.adapters.operations import CHECKPOINT_MARK, NewVersion, model_name_of, publish_version
+from apps.adapters.operations import CHECKPOINT_MARK, NewVersion, model_name_of
 from apps.contracts.runs import Method
 from apps.core.errors import InvalidState
 from apps.core.ids import ulid_of
@@ -16,6 +16,7 @@ from apps.core.objects.store import object_key, store
 from apps.finetuning.models import Checkpoint, FineTuningJob
 from apps.finetuning.recipes.start_points import find_checkpoint
 from apps.finetuning.usage.storage import require_any_storage
+from apps.serving.operations import publish
 
 _MAX_STEP = 9  # digits
 _ULID_SHOWN = 10  # characters of a job's id in its model's name
@@ -101,7 +102,7 @@ def serve_checkpoint(*, organization: Organization | str, checkpoint_id: str) ->
         metrics={name: value for name, value in checkpoint.metrics.items() if value is not None}
         | {"step": checkpoint.step},
     )
-    return publish_version(new)
+    return publish(new)
 
 
 def _copy(checkpoint: Checkpoint) -> tuple[dict[str, object], str]:

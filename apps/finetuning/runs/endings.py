@@ -7,7 +7,7 @@ import msgspec
 from django.db import transaction
 
 from apps.adapters.models import AdapterVersion
-from apps.adapters.operations import AdapterRejected, NewVersion, publish_version
+from apps.adapters.operations import AdapterRejected, NewVersion
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.core.database.clock import db_now
@@ -25,6 +25,7 @@ from apps.finetuning.runs import attempts, outcomes
 from apps.finetuning.runs.leases import Lease, lock_run
 from apps.finetuning.runs.reports import make_durable
 from apps.finetuning.runs.uploads import find_upload, require_complete, verify_upload
+from apps.serving.operations import publish
 
 
 class _RunChanges(TypedDict, total=False):
@@ -127,7 +128,7 @@ def _publish(job: FineTuningJob, run: Run, upload: RunUpload, outcome: wire.Succ
         missing=find_missing(job, outcome),
         is_servable=msgspec.convert(job.hyperparameters, wire.Hyperparameters).is_servable,
     )
-    return publish_version(new)
+    return publish(new)
 
 
 def _exports(run: Run, job: FineTuningJob, outcome: wire.Succeeded) -> list[dict[str, object]]:

@@ -14,7 +14,7 @@ from apps.finetuning.models import Checkpoint
 from apps.finetuning.results.checkpoint_models import name_of, request_model
 from apps.finetuning.results.retention import sweep_checkpoints
 from apps.finetuning.tasks import serve_named_checkpoint
-from apps.serving.operations import deploy
+from apps.serving.operations import undeploy
 from tests.factories.finetuning import adapter_files, checkpoint_files
 
 
@@ -39,10 +39,8 @@ def test_a_member_tries_a_checkpoint_in_the_playground_while_the_job_runs(checkp
 
     answer = client.post(f"/checkpoints/{checkpoint.pk}/try")
 
-    version = AdapterVersion.objects.get()
-    assert version.model_name.endswith(":ckpt-step-4")
+    assert AdapterVersion.objects.get().model_name.endswith(":ckpt-step-4")
     assert answer.status_code == 302 and "/playground?model=ft" in answer["Location"]
-    deploy(version=version, by="system")  # as the outbox does
     page = html.unescape(client.get(answer["Location"]).content.decode())
     assert '<optgroup label="Checkpoints">' in page and "triage, step 4" in page
     client.post(f"/checkpoints/{checkpoint.pk}/try")
@@ -131,3 +129,16 @@ def test_a_checkpoint_without_an_adapter_is_refused(attempt, api_client, key) ->
     answer = api_client(key).post(f"/api/v1/checkpoints/{checkpoint.pk}/serve")
 
     assert (answer.status_code, "no adapter" in answer.json()["error"]["message"]) == (400, True)
+
+
+def test_a_finished_job_leads_to_the_playground_or_to_an_adapter_that_is_not_served(floor, attempt, client_for, alice):
+    attempt.succeed(floor.base_model)
+    [version] = AdapterVersion.objects.all()
+    address = f"/jobs/{attempt.claimed.spec.job_id}"
+
+    served = client_for(alice).get(address).content.decode()
+    undeploy(version=version, by=alice.pk, now=db_now())
+    stopped = client_for(alice).get(address).content.decode()
+
+    assert "Try it" in served and "See adapter" not in served
+    assert "Try it" not in stopped and f"/adapters/{version.pk}" in stopped

@@ -16,6 +16,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from apps.accounts.models import Membership
 from apps.accounts.roles import Permission, has_permission
+from apps.adapters.models import AdapterVersion
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.money import NANO_PER_CENT, usd_decimal
@@ -42,6 +43,7 @@ from apps.interfaces.web.shell.live import Watcher, follow_job
 from apps.interfaces.web.wizard.compute_table import memory_parts
 from apps.interfaces.web.wizard.draft import Draft, start_of
 from apps.interfaces.web.wizard.forms import CapForm
+from apps.serving.queries import serving_states
 
 _PAGE = 25
 _SHOWN_EVALUATIONS = 100
@@ -249,6 +251,7 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, object]:
         "memory": _memory_bar(job),
         "events": [_shown(event) for event in queries.list_events(job=job).exclude(type="metrics")[:_SHOWN_EVENTS]],
         "outcome": outcome_rows(outcome),
+        "is_served": _is_served(job.adapter_version),
         "method": method_words(job),
         "recipe": recipe_lines(job),
         "reasons": recipe_reasons(job),
@@ -261,6 +264,10 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, object]:
         "has_gpu_load": bool(last and last.data.get("gpu_utilization") is not None),
         "file_url": "" if is_file_deleted else file_url(version=job.training_file),
     }
+
+
+def _is_served(version: AdapterVersion | None) -> bool:
+    return version is not None and serving_states(versions=[version])[version.pk].is_deployed
 
 
 def _estimated_seconds(job: FineTuningJob, *, is_live: bool) -> float:

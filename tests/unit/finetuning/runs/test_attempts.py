@@ -12,6 +12,7 @@ from apps.finetuning.results.missing_parts import list_missing
 from apps.finetuning.runs import leases
 from apps.finetuning.runs.leases import StaleLease
 from apps.finetuning.runs.uploads import UploadIncomplete
+from apps.serving.queries import list_routes, serving_states
 from tests.factories.finetuning import adapter_files, make_worker
 from tests.support.attempts import charged
 
@@ -33,6 +34,17 @@ def test_an_adapter_without_a_name_has_its_datasets_and_the_end_of_the_jobs_id(f
     attempt.succeed(floor.base_model)
 
     assert reload(job).adapter_version.adapter.name == f"{job.training_file.dataset.name} {job.pk[-4:]}"
+
+
+def test_the_model_of_a_job_is_known_to_gateways_and_the_playground_when_the_job_ends(floor, claim, reload):
+    job = floor.job()
+    attempt = claim()
+    attempt.start()
+    attempt.succeed(floor.base_model)
+
+    version = reload(job).adapter_version
+    assert version.model_name in {route.model_name for route in list_routes()}
+    assert serving_states(versions=[version])[version.pk].is_deployed
 
 
 def test_workers_of_a_spot_pool_save_for_the_losses_its_operator_expects(floor, claim):
