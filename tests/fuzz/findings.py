@@ -21,6 +21,7 @@ class Findings:
         self.not_sent = 0  # inputs that no client could send
         self._surface = ""
         self._tried, self._found = Counter[str](), Counter[str]()
+        self._answers: dict[str, Counter[int]] = {}
         self._known: set[tuple[str, str]] = set()
 
     def begin(self, surface: str, *, seed: int) -> None:
@@ -46,6 +47,10 @@ class Findings:
     def count(self) -> None:
         self._tried[self._surface] += 1
 
+    def count_answer(self, status: int) -> None:
+        """Count an answer by its status: a surface that only refuses for its limits or keys tests nothing."""
+        self._answers.setdefault(self._surface, Counter())[status] += 1
+
     def read(self, function: Callable[[Any], object], given: object, *, most_seconds: float) -> None:
         """Call a reader of this process: it may return or refuse, and takes so much processor time at the most."""
         self.count()
@@ -60,5 +65,6 @@ class Findings:
             self.note("hangs", f"{getattr(function, '__name__', function)} took more than {most_seconds} s", given)
 
     def summary(self) -> dict[str, Any]:
-        kinds = ("server_errors", "hangs", "faults")
-        return {"inputs": dict(self._tried), "not_sent": self.not_sent} | {kind: self._found[kind] for kind in kinds}
+        answers = {surface: dict(found) for surface, found in self._answers.items()}
+        counts = {kind: self._found[kind] for kind in ("server_errors", "hangs", "faults")}
+        return {"inputs": dict(self._tried), "answers": answers, "not_sent": self.not_sent} | counts

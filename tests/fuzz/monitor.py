@@ -10,6 +10,7 @@ from tests.bench.neighbours.stage import Platform
 
 _EVERY_SECONDS = 0.1
 _HANG_SECONDS = 10.0
+_ASKED = {"model": "none", "messages": [{"role": "user", "content": "Hi"}]}
 
 
 class Monitor:
@@ -38,10 +39,11 @@ class Monitor:
             while not self._end.wait(_EVERY_SECONDS):
                 began = time.perf_counter()
                 try:
-                    client.post("/v1/chat/completions", json={"model": "none", "messages": []}, headers=headers)
+                    answer = client.post("/v1/chat/completions", json=_ASKED, headers=headers)
+                    self._failed += answer.status_code != 404
                     stalls = client.get("/healthz").json()
                     self._stall_ms = max(self._stall_ms, stalls["longest_stall_of_last_minute_ms"])
-                except httpx.HTTPError:
+                except (httpx.HTTPError, ValueError, KeyError):
                     self._failed += 1
                 self._times.append((time.perf_counter() - began) * 1000)
 

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
-from apps.contracts.chat import ChatRenderer, RowError, parse_row
+from apps.contracts.chat import ChatRenderer, InvalidChatTemplate, RowError, parse_row
 from apps.contracts.templating.process import TemplateProcess
 from apps.datasets.problems import Rejected
 from apps.datasets.validation.validator import validate_file
@@ -153,6 +153,7 @@ def _ask(findings: Findings, where: str, ask: Callable[[], Any], given: object) 
     except (requests.RequestException, ValueError):
         findings.not_sent += 1  # no client can send it, such as a header with a line break
     else:
+        findings.count_answer(status)
         if status >= 500:
             findings.note("server_errors", f"{where}: {status}", given)
 
@@ -244,7 +245,7 @@ def _templates(findings: Findings) -> Turn:
     def render(source: str) -> None:
         try:
             list(ChatRenderer(source, TOKENIZER, process=process).render_many([_ROW]))
-        except RowError:
+        except (InvalidChatTemplate, RowError):
             return
 
     def turn(seconds: float) -> None:

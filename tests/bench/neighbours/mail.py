@@ -6,10 +6,9 @@ import itertools
 import aiohttp
 
 from tests.bench.neighbours.stage import Platform
-from tests.bench.neighbours.traffic import BadAnswer, Entrance, as_person, send
+from tests.bench.neighbours.traffic import FORM, STRANGER, BadAnswer, Entrance, as_person, send
 
 _SECONDS = 30.0
-_FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 
 def entrances(platform: Platform) -> dict[str, Entrance]:
@@ -19,7 +18,7 @@ def entrances(platform: Platform) -> dict[str, Entrance]:
         name = f"guest{next(numbers)}"
         arrived = platform.mail_server.expect(name)
         form = f"email={name}%40example.com&role=viewer".encode()
-        status, _ = await send(client, "POST", "/members/invite", as_person(platform.working) | _FORM, form)
+        status, _ = await send(client, "POST", "/members/invite", as_person(platform.working) | FORM, form)
         if status != 302:
             raise BadAnswer(f"an invitation was answered with {status}")
         async with asyncio.timeout(_SECONDS):
@@ -27,12 +26,12 @@ def entrances(platform: Platform) -> dict[str, Entrance]:
 
     async def flood(client: aiohttp.ClientSession, number: int) -> str:
         address = f"email=flood{next(numbers)}%40example.com"
-        path, rest = [
-            ("/members/invite", "&role=viewer"),
-            ("/accounts/signup/", "&password1=correct-horse-battery"),
-            ("/accounts/password/reset/", ""),
+        path, rest, headers = [
+            ("/members/invite", "&role=viewer", as_person(attacker)),
+            ("/accounts/signup/", "&password1=correct-horse-battery", STRANGER),
+            ("/accounts/password/reset/", "", STRANGER),
         ][number % 3]
-        return f"{path} {(await send(client, 'POST', path, as_person(attacker) | _FORM, (address + rest).encode()))[0]}"
+        return f"{path} {(await send(client, 'POST', path, headers | FORM, (address + rest).encode()))[0]}"
 
     forget = platform.forget_invitations
     return {"mail beside floods of it": Entrance(invite, flood, attacker, pause_seconds=0.3, forget=forget)}

@@ -22,7 +22,10 @@ def entrances(platform: Platform) -> dict[str, Entrance]:
 
 def _opening(attacker: Tenant, seconds: float) -> Attack:
     async def open_one(client: aiohttp.ClientSession, number: int) -> int:
-        return await _open(client, attacker, seconds=seconds)
+        try:
+            return await _open(client, attacker, seconds=seconds)
+        except BadAnswer:
+            return 0
 
     return open_one
 
@@ -31,7 +34,8 @@ async def _open(client: aiohttp.ClientSession, tenant: Tenant, *, seconds: float
     """Follow a job's stream to its first event and for so long after it; then leave."""
     async with client.get(f"/jobs/{tenant.job_id}/stream", headers=as_person(tenant)) as answer:
         if answer.status == 200:
-            await answer.content.readuntil(b"\n\n")
+            if not (await answer.content.readuntil(b"\n\n")).endswith(b"\n\n"):
+                raise BadAnswer("a live page ended before its first event")
             await asyncio.sleep(seconds)
         answer.close()
         return answer.status

@@ -23,6 +23,9 @@ CONNECTIONS = 32
 _FAILED_SECONDS = 90.0  # what a unit of work counts as that was not answered well
 _HEAD_START_SECONDS, _REST_SECONDS = 0.5, 0.5
 
+STRANGER = {"Cookie": f"csrftoken={'t' * 32}", "X-CSRFToken": "t" * 32}
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+
 Attack = Callable[[aiohttp.ClientSession, int], Awaitable[object]]  # the number of the connection; returns an outcome
 Work = Callable[[aiohttp.ClientSession], Awaitable[None]]
 
@@ -58,6 +61,7 @@ async def compare(platform: Platform, entrance: Entrance) -> tuple[dict[str, flo
     return {
         "quiet_p95_ms": _p95(alone),
         "attacked_p95_ms": _p95(attacked),
+        "units": len(alone + attacked),
         "failed": sum(took >= _FAILED_SECONDS * 1000 for took in alone + attacked),
     }, answered
 
@@ -156,7 +160,9 @@ async def _attacking(platform: Platform, entrance: Entrance, answered: Counter[s
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            for ended in await asyncio.gather(*tasks, return_exceptions=True):
+                if isinstance(ended, Exception):  # a bug of the attack; the others were cancelled
+                    raise ended
 
 
 def _p95(times: list[float]) -> float:

@@ -5,13 +5,8 @@ import itertools
 import aiohttp
 
 from tests.bench.neighbours.stage import Platform, Tenant
-from tests.bench.neighbours.traffic import Attack, Entrance, as_key, as_person, get, leaving, send
+from tests.bench.neighbours.traffic import FORM, STRANGER, Attack, Entrance, as_key, as_person, get, leaving, send
 
-_STRANGER = {
-    "Cookie": f"csrftoken={'t' * 32}",
-    "X-CSRFToken": "t" * 32,
-    "Content-Type": "application/x-www-form-urlencoded",
-}
 _WRONG_PASSWORD = b"login=nobody%40example.com&password=wrong-wrong"
 
 
@@ -34,7 +29,7 @@ def entrances(platform: Platform) -> dict[str, Entrance]:
         return against(ask, attacker)
 
     async def guess(client: aiohttp.ClientSession, number: int) -> int:
-        return (await send(client, "POST", "/accounts/login/", _STRANGER, _WRONG_PASSWORD))[0]
+        return (await send(client, "POST", "/accounts/login/", STRANGER | FORM, _WRONG_PASSWORD))[0]
 
     unread, torn = platform.make_tenant(), platform.make_tenant()
     download = _head(f"GET /v1/files/{unread.large_file_id}/content", as_key(unread))
@@ -43,9 +38,7 @@ def entrances(platform: Platform) -> dict[str, Entrance]:
         "pages beside heavy pages": asking("/jobs/new?step=compute"),
         "pages beside unknown pages": asking("/no/such/page"),
         "pages beside unknown files": asking("/static/no-such-file"),
-        "pages beside wrong passwords": asking(
-            platform.make_tenant(), "/accounts/login/", b"login=nobody%40example.com&password=wrong-wrong"
-        ),
+        "pages beside wrong passwords": against(guess, platform.make_tenant()),
         "pages beside unread downloads": against(
             leaving(unread, platform, lambda number: download, after_seconds=60), unread
         ),
