@@ -14,10 +14,11 @@ from django.test import AsyncClient
 from apps.adapters.models import AdapterVersion
 from apps.catalog.models import BaseModel
 from apps.contracts.runs import Export
+from apps.core.database.clock import db_now
 from apps.core.models import AuditEntry
 from apps.finetuning.models import FineTuningJob
 from apps.serving.models import Deployment, LoadedAdapter, Replica
-from apps.serving.operations import deploy
+from apps.serving.operations import deploy, undeploy
 from apps.serving.queries import list_routes
 from tests.factories.finetuning import model_files
 from tests.factories.serving import dedicate, load, make_replica, make_version, make_whole_model
@@ -50,15 +51,16 @@ def test_members_see_adapters_and_nobody_else_does(path, version, client_for, al
 
 def test_the_list_shows_lineage_and_state(version, client_for, vera, charlie, rival):
     page = text(client_for(vera).get("/adapters"))
+    undeploy(version=version, by="system", now=db_now())
 
     assert version.model_name in page
-    assert "Not serving" in page
+    assert "Waiting to load" in page
+    assert "Not serving" in text(client_for(vera).get("/adapters"))
     assert version.model_name not in text(client_for(charlie).get("/adapters"))
 
 
 @pytest.mark.parametrize(("state", "words"), [("loaded", "Warm"), ("loading", "Loading"), ("failed", "Failed")])
 def test_the_state_is_what_a_replica_says(state, words, version, organization, floor, client_for, vera):
-    deploy(version=version, by="system")
     waiting = text(client_for(vera).get(f"/adapters/{version.pk}"))
     replica = make_replica(floor.base_model, "unix:///x")
     load(version, replica)
@@ -91,8 +93,7 @@ def test_versions_tell_how_they_are_served_and_stand_beside_each_other(version, 
     alone = text(client_for(vera).get(f"/adapters/{version.pk}"))
     other = make_version(version.organization, version.adapter.base_model)
     AdapterVersion.objects.filter(pk=other.pk).update(adapter=version.adapter, number=2)
-    for one in (version, AdapterVersion.objects.get(pk=other.pk)):
-        deploy(version=one, by="system")
+    deploy(version=AdapterVersion.objects.get(pk=other.pk), by="system")
 
     page = text(client_for(vera).get(f"/adapters/{version.pk}"))
 
@@ -107,7 +108,6 @@ def test_versions_tell_how_they_are_served_and_stand_beside_each_other(version, 
     [({"is_ready": False}, "Loading"), ({"observed_at": "2000-01-01T00:00Z"}, "Waiting to load")],
 )
 def test_what_a_closed_or_lost_replica_has_loaded_is_not_called_warm(lost, words, version, floor, client_for, vera):
-    deploy(version=version, by="system")
     replica = make_replica(floor.base_model, "unix:///x")
     load(version, replica)
     Replica.objects.update(**lost)
@@ -285,7 +285,6 @@ def test_members_serve_and_stop_and_viewers_do_not(version, client_for, bob, ver
 
 def test_deleting_takes_the_name_typed_and_the_right_role(version, client_for, ann, bob):
     url = f"/adapters/{version.pk}/delete"
-    deploy(version=version, by="system")
 
     assert client_for(bob).post(url, {"confirm": "triage"}).status_code == 403
     assert client_for(ann).post(url, {"confirm": "something else"}).status_code == 422

@@ -13,7 +13,7 @@ from apps.core.database.clock import db_now
 from apps.core.objects.store import read_object, store
 from apps.datasets.models import DatasetVersion
 from apps.finetuning.models import FineTuningJob
-from apps.serving.operations import deploy
+from apps.serving.operations import undeploy
 from tests.factories.datasets import chat_row, jsonl_of
 
 
@@ -36,25 +36,21 @@ def selected(page: str) -> list[str]:
 
 
 def test_members_see_it_and_each_their_own_models(version, client_for, alice, bob, vera, charlie, rival):
-    deploy(version=version, by="system")
-
     assert [client_for(person).get("/playground").status_code for person in (alice, bob, vera)] == [200, 200, 200]
     assert version.model_name not in text(client_for(charlie).get("/playground"))
     assert client_for(None).get("/playground").status_code == 302
 
 
 def test_an_adapter_stands_beside_its_base(version, client_for, bob):
-    without = text(client_for(bob).get("/playground"))
-    deploy(version=version, by="system")
-
     page = text(client_for(bob).get(f"/playground?model={version.model_name}"))
+    undeploy(version=version, by=bob.pk, now=db_now())
+    without = text(client_for(bob).get("/playground"))
 
     assert version.model_name not in without
     assert selected(page) == ["anneal-demo", version.model_name]
 
 
 def test_it_opens_with_the_system_message_of_the_training_rows(version, floor, client_for, bob):
-    deploy(version=version, by="system")
     before = text(client_for(bob).get(f"/playground?model={version.model_name}"))
     row = {"messages": [{"role": "system", "content": "Sort <tickets>."}, *chat_row()["messages"]]}
     store().put_stream(FineTuningJob.objects.get().training_file.object_key, [jsonl_of(row)])
@@ -128,8 +124,6 @@ def test_an_answer_becomes_the_next_row_of_a_dataset(version, organization, clie
 
 
 def test_each_model_asked_for_has_a_column(version, client_for, bob):
-    deploy(version=version, by="system")
-
     page = text(client_for(bob).get(f"/playground?model={version.model_name}&model=anneal-demo&model=ft:none"))
 
     assert selected(page) == [version.model_name, "anneal-demo"]
