@@ -1,5 +1,6 @@
 """Children that are alive and do nothing: ended with evidence; and slow ones, which are left alone."""
 
+import re
 import sys
 import threading
 from functools import partial
@@ -74,7 +75,8 @@ def test_a_step_that_should_take_long_has_ten_times_as_long(plane, models, tmp_p
 
     make_agent(plane, tmp_path, "hang").drain()
 
-    assert "No progress for 6 s" in plane.outcomes[0].message
+    [seconds] = re.findall(r"No progress for (\d+) s", plane.outcomes[0].message)
+    assert int(seconds) >= 10 * 0.6  # a busy machine notices it later
 
 
 def test_a_store_that_trickles_ends_the_run(plane, models, tmp_path):

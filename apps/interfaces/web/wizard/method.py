@@ -5,19 +5,23 @@ from functools import partial
 
 from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel
+from apps.catalog.queries import chat_renderer
+from apps.contracts.chat import RowError, TrainOn
 from apps.contracts.evaluation import EvaluationPlan
 from apps.contracts.runs import Method, Objective
 from apps.core.errors import DomainError
 from apps.core.templatetags.ui import bytes_, usd
+from apps.datasets.lifecycle import DatasetVersionStatus
+from apps.datasets.queries import read_rows
 from apps.finetuning.jobs.files import objective_of
 from apps.finetuning.quotes.delivery import storage_nano_per_gb_month, whole_model_bytes, whole_model_prices
 from apps.finetuning.quotes.options import PoolQuote
 from apps.finetuning.recipes.limits import TrainingKind
+from apps.interfaces.web.datasets.row_view import RowView, view_row
 from apps.interfaces.web.shell.access import OrganizationRequest
 from apps.interfaces.web.wizard.compute import best_quote
 from apps.interfaces.web.wizard.forms import ADAPTER_FIELDS
 from apps.interfaces.web.wizard.plan import Plan, StepContext
-from apps.interfaces.web.wizard.preview import first_row
 from apps.interfaces.web.wizard.recipe_words import other_values
 
 _WORDS = {
@@ -40,7 +44,7 @@ def method_context(request: OrganizationRequest, plan: Plan) -> StepContext:
         "tracking": plan.tracking,
         "can_be_graded": objective_of(plan.version) is not Objective.TEXT,
         "adapter_fields": ADAPTER_FIELDS,
-        "shown": first_row(plan),
+        "shown": _first_row(plan),
         "other_values": other_values(form.choices, form.recipe) if form.is_valid() and form.recipe else [],
         "judge_calls": 2 * EvaluationPlan().max_answers,  # base and tuned model
         "kept": partial(_kept, plan),  # called by the page only, not by the live panel
@@ -56,6 +60,26 @@ def method_context(request: OrganizationRequest, plan: Plan) -> StepContext:
         "needs": "Fix the highlighted fields" if form.errors else "",
     }
     return StepContext(values, quoted.get(form.kind.key))
+
+
+def _first_row(plan: Plan) -> RowView | None:
+    """Return the first row of the file as this recipe trains it.
+
+    Return None without a file or recipe, or if the model is not installed.
+    """
+    model, version, form = plan.base_model, plan.version, plan.form
+    if model is None or version is None or form is None or not form.is_valid() or form.recipe is None:
+        return None
+    if not model.is_installed or version.status != DatasetVersionStatus.READY:
+        return None
+    recipe, previews = form.recipe, read_rows(version=version, first_line=1, limit=1)
+    if not previews or previews[0].row is None:
+        return None
+    try:
+        renderer = chat_renderer(base_model=model)
+        return view_row(previews[0].row, renderer, limit=recipe.max_length, train_on=TrainOn(recipe.train_on))
+    except RowError:
+        return None
 
 
 def _cost_nano(quoted: PoolQuote | None) -> int | None:
