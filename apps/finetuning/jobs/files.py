@@ -4,7 +4,7 @@ from apps.accounts.models import Organization
 from apps.contracts.chat import RowKind
 from apps.contracts.runs import Objective
 from apps.core.errors import DomainError, Unavailable
-from apps.datasets.inspection.comparisons import find_or_compare
+from apps.datasets.inspection.comparisons import find_comparison, find_or_compare
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.queries import get_version
@@ -118,8 +118,12 @@ def invalid_file(version: DatasetVersion, param: str) -> InvalidTrainingFile:
 
 
 def require_rows_to_train(training_file: DatasetVersion, validation_file: DatasetVersion | None) -> None:
-    """Raise InvalidTrainingFile if every row is known to repeat one of the validation file."""
-    if validation_file is not None and is_all_held_out(training_file, validation_file):
+    """Compare the two, at once if they are small. Raise InvalidTrainingFile if every row repeats one of the other."""
+    if validation_file is None:
+        return
+    if not _is_same(training_file, validation_file):
+        find_or_compare(version=training_file, other=validation_file)
+    if is_all_held_out(training_file, validation_file):
         message = (
             "Every row of the training file repeats one of the validation file, or nearly does: nothing would be left "
             "to train on. Choose a validation file with other rows, or none."
@@ -129,7 +133,11 @@ def require_rows_to_train(training_file: DatasetVersion, validation_file: Datase
 
 def is_all_held_out(training_file: DatasetVersion, validation_file: DatasetVersion) -> bool:
     """Return whether every row of the first is known to repeat one of the second."""
-    if training_file.sha256 and training_file.sha256 == validation_file.sha256:
+    if _is_same(training_file, validation_file):
         return True
-    compared = find_or_compare(version=training_file, other=validation_file)
+    compared = find_comparison(version=training_file, other=validation_file)
     return compared is not None and bool(training_file.rows) and compared.left_out_rows == training_file.rows
+
+
+def _is_same(training_file: DatasetVersion, validation_file: DatasetVersion) -> bool:
+    return bool(training_file.sha256) and training_file.sha256 == validation_file.sha256

@@ -1,6 +1,7 @@
 """Restarts of a failed job as a new job, with the suggested change, at the price that was shown."""
 
 import datetime
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -8,10 +9,12 @@ from django.db import transaction
 
 from apps.contracts.runs import Objective
 from apps.core.database import locks
-from apps.core.errors import InvalidState
+from apps.core.errors import DomainError, InvalidState
+from apps.core.objects.store import ObjectMissing
 from apps.datasets.intake.versions import fit_version, repair_version
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
+from apps.datasets.queries import find_token_count
 from apps.datasets.validation.repair import RepairMode
 from apps.finetuning import events
 from apps.finetuning.jobs.admission import CannotLaunch
@@ -20,6 +23,7 @@ from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.jobs.suggestions import Suggestion, recipe_of, suggest
 from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob
+from apps.finetuning.quotes.queries import count_files, counting_model
 from apps.finetuning.recipes.completion import CHOSEN_BY_US
 from apps.finetuning.recipes.limits import get_limits
 from apps.finetuning.recipes.stored_requests import stored_request
@@ -42,6 +46,7 @@ def retry_job(
     before = FineTuningJob.objects.for_organization(job.organization_id).filter(idempotency_key=key).first()
     if before is not None:
         return before
+    _count(job)
     suggestion = suggest(job=job, now=now)
     if suggestion.hold_nano is None:
         raise CannotLaunch(f"{suggestion.text} {suggestion.obstacle}", param="job_id")
@@ -50,6 +55,14 @@ def retry_job(
     again = create_job(organization=job.organization_id, request=request, by=by, now=now)
     events.append(again, message=f"Starts {job.pk} again. {suggestion.text}")
     return again
+
+
+def _count(job: FineTuningJob) -> None:
+    """Count and compare the job's files where that is missing. A file that cannot be counted may be repaired."""
+    counting, version, validation = counting_model(job.base_model), job.training_file, job.validation_file
+    count = find_token_count(version=version, base_model=counting)
+    with suppress(DomainError, ObjectMissing):
+        count_files(version=version, count=count, validation=validation, counting=counting)
 
 
 def _files(

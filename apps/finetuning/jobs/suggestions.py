@@ -1,7 +1,7 @@
 """Suggestions for a failed job: a change in words, its effect on a new job, and its price.
 
 For each code, `_REMEDIES` lists changes, the better first. The suggestion is the first one that a pool takes now. A
-change without a price gives the reason.
+change without a price gives the reason. Nothing is written: a price needs token counts that are stored.
 """
 
 import datetime
@@ -25,7 +25,7 @@ from apps.datasets.validation.repair_estimate import estimate_repair
 from apps.finetuning.jobs.files import InvalidTrainingFile, is_all_held_out, objectives_of
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotes.options import PoolQuote, split_key
-from apps.finetuning.quotes.queries import count_files, counting_model, get_quotes, quote_counted
+from apps.finetuning.quotes.queries import counting_model, find_counted, quote_counted
 from apps.finetuning.recipes.limits import MIN_LEARNING_RATE
 from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.recipes.training_data import Counted
@@ -291,24 +291,23 @@ def _priced(change: Change, job: FineTuningJob, now: datetime.datetime) -> Sugge
 
 def _quotes(change: Change, job: FineTuningJob, now: datetime.datetime) -> list[PoolQuote]:
     recipe = msgspec.structs.replace(recipe_of(job), **change.recipe)
-    validation = None if change.without_validation else job.validation_file
-    if not change.repairs:
-        return get_quotes(
-            base_model=job.base_model, version=job.training_file, recipe=recipe, now=now, validation=validation
-        )
-    counted = _foreseen(change, job)
+    counted = _counted(change, job)
     return quote_counted(base_model=job.base_model, counted=counted, recipes=[recipe], now=now, with_ways=False)[0]
 
 
-def _foreseen(change: Change, job: FineTuningJob) -> Counted:
-    """Return the files as their repair will leave them. Raises InvalidTrainingFile if nothing may be left."""
-    counting, version, validation = counting_model(job.base_model), job.training_file, job.validation_file
+def _counted(change: Change, job: FineTuningJob) -> Counted:
+    """Return the files as the change will leave them, repaired or not.
+
+    Raises StillCounting, and InvalidTrainingFile if the repair may leave nothing.
+    """
+    counting, version = counting_model(job.base_model), job.training_file
+    validation = None if change.without_validation else job.validation_file
     if "training_file" in change.repairs:
         repaired, count = _repaired(version, counting, "training_file")
         counted = Counted(version=repaired, count=count, validation=validation)
     else:
-        known = find_token_count(version=version, base_model=counting)
-        counted = count_files(version=version, count=known, validation=None, counting=counting)
+        kept = None if "validation_file" in change.repairs else validation
+        counted = find_counted(version=version, validation=kept, counting=counting)
     if "validation_file" in change.repairs and validation is not None:
         repaired, count = _repaired(validation, counting, "validation_file")
         counted = replace(counted, validation=repaired, validation_count=count)

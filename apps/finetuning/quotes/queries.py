@@ -7,7 +7,7 @@ from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
 from apps.contracts.runs import Hyperparameters
 from apps.core.errors import Unavailable
-from apps.datasets.inspection.comparisons import find_or_compare
+from apps.datasets.inspection.comparisons import find_comparison, find_or_compare
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.operations import count_tokens, is_counted_at_once
@@ -86,12 +86,36 @@ def count_files(
             f"The rows of {version.pk} are being compared with its validation file: try again soon.",
             param="validation_file",
         )
-    compared = find_or_compare(version=version, other=validation) if validation else None
+    count = count or count_tokens(version=version, base_model=counting)
+    return _counted(version, count, validation, counting)
+
+
+def find_counted(*, version: DatasetVersion, validation: DatasetVersion | None, counting: BaseModel) -> Counted:
+    """Return the files with what is stored: their token counts by `counting` and their comparison.
+
+    Raises StillCounting if the training file's count or the comparison is missing. Nothing is computed or requested.
+    """
+    count = find_token_count(version=version, base_model=counting)
+    if count is None:
+        raise StillCounting(f"The tokens of {version.pk} are not counted yet.", param="training_file")
+    other = validation if validation is not None and _are_ready(version, validation) else None
+    if other is not None and find_comparison(version=version, other=other) is None:
+        message = f"The rows of {version.pk} are not compared with its validation file yet."
+        raise StillCounting(message, param="validation_file")
+    return _counted(version, count, validation, counting)
+
+
+def _counted(
+    version: DatasetVersion, count: TokenCount, validation: DatasetVersion | None, counting: BaseModel
+) -> Counted:
+    if validation is None:
+        return Counted(version=version, count=count)
+    compared = find_comparison(version=version, other=validation)
     return Counted(
         version=version,
-        count=count or count_tokens(version=version, base_model=counting),
+        count=count,
         validation=validation,
-        validation_count=find_token_count(version=validation, base_model=counting) if validation else None,
+        validation_count=find_token_count(version=validation, base_model=counting),
         left_out_rows=compared.left_out_rows if compared else 0,
     )
 
@@ -108,9 +132,13 @@ def is_still_counting(*, version: DatasetVersion, count: TokenCount | None, base
 
 def is_still_comparing(*, version: DatasetVersion, validation: DatasetVersion | None) -> bool:
     """Return whether both files are ready but not yet compared; the comparison is requested here."""
-    if validation is None or {version.status, validation.status} != {DatasetVersionStatus.READY}:
+    if validation is None or not _are_ready(version, validation):
         return False
     return find_or_compare(version=version, other=validation) is None
+
+
+def _are_ready(*versions: DatasetVersion) -> bool:
+    return all(version.status == DatasetVersionStatus.READY for version in versions)
 
 
 def counting_model(base_model: BaseModel) -> BaseModel:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from apps.billing.queries import get_balance
 from apps.contracts.evaluation import EvaluationPlan
@@ -13,7 +15,8 @@ from apps.contracts.runs import Objective
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState
 from apps.core.objects.store import store
-from apps.datasets.models import DatasetVersion, TokenCount
+from apps.datasets.inspection.comparisons import find_or_compare
+from apps.datasets.models import DatasetVersion, TokenCount, VersionComparison
 from apps.datasets.validation.leases import validate_version
 from apps.finetuning.jobs.admission import CannotLaunch
 from apps.finetuning.jobs.creation import create_job
@@ -269,6 +272,26 @@ def test_what_was_refused_before_it_ran_is_started_again_at_its_price(floor, rel
     advice = why_of(reload(job)).suggestion
 
     assert advice.price_nano > 0 and advice.changes == {}
+
+
+@pytest.mark.parametrize("missing", [TokenCount, VersionComparison])
+def test_a_suggestion_is_read_without_a_write_and_started_once_its_files_are_counted(
+    floor, organization, fail, reload, missing
+):
+    """They may be uncounted: a model that is installed again can have another tokenizer."""
+    job = fail(FAILURES["loss zero"])
+    FineTuningJob.objects.filter(pk=job.pk).update(validation_file=make_ready_version(organization, jsonl_of(*GOOD)))
+    find_or_compare(version=job.training_file, other=reload(job).validation_file)
+    missing.objects.all().delete()
+
+    with CaptureQueriesContext(connection) as captured:
+        advice = why_of(reload(job)).suggestion
+    again = retry(reload(job))
+
+    assert {query["sql"].split()[0] for query in captured} == {"SELECT"}
+    assert (advice.price_nano, advice.hold_nano) == (None, None)
+    assert "yet." in advice.obstacle and job.training_file_id in advice.obstacle
+    assert again.estimate["cost_nano_p50"] > 0
 
 
 def test_only_a_failed_job_is_started_again(floor):
