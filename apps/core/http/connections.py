@@ -13,17 +13,20 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from apps.core.http.asgi import Receive, Scope, Send
-from apps.core.http.fair_shares import OpenCounts
+from apps.core.http.fair_shares import Buckets, OpenCounts
 
 HEAD_SECONDS = 15.0
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 100
 MAX_CONNECTIONS = 256  # of one address that is not a proxy
+# An address that opens connections faster waits with each further one: opening costs us more than it.
+PROMPT_CONNECTIONS_PER_MINUTE, DELAY_SECONDS = 600, 1.0
+_MOMENT_SECONDS = 0.01
 MAX_AHEAD = 64  # requests of one connection that arrived before their turn
 
 _CLOSED = [(b"content-length", b"0"), (b"connection", b"close")]
 _TOO_LARGE_HEAD = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-_open = OpenCounts()
+_open, _opened = OpenCounts(), Buckets()
 
 
 async def refuse_head(scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,6 +45,7 @@ class Connection(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     _is_in_head = False
     _head_bytes = 0
+    _early: list[bytes] | None = None  # what was received before this connection may be read
     _address = ""  # counted while the connection is open
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -53,6 +57,11 @@ class Connection(HttpToolsProtocol):
                 return
             self._address = host
             _open.add(host)
+            if _opened.wait_seconds(host, PROMPT_CONNECTIONS_PER_MINUTE):
+                self._early = []
+                self.loop.call_later(DELAY_SECONDS, self._resume)
+            else:
+                _opened.take(host, PROMPT_CONNECTIONS_PER_MINUTE)
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -64,6 +73,10 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
+            return
+        if self._early is not None:
+            self._early.append(data)
+            self.flow.pause_reading()
             return
         super().data_received(data)
         if self._is_in_head:
@@ -91,6 +104,19 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if self.pipeline:
             self.flow.pause_reading()
+
+    def _resume(self) -> None:
+        """Read on; a moment later the socket has shown whether the client is still there."""
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            self.loop.call_later(_MOMENT_SECONDS, self._begin)
+
+    def _begin(self) -> None:
+        early, self._early = self._early, None
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+        for data in early or ():
+            self.data_received(data)
 
     def _wait_for_head(self) -> None:
         if self._head_timer is None:

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
@@ -37,11 +37,12 @@ def entrances(platform: Platform) -> dict[str, Entrance]:
     def large_schema() -> dict[str, Any]:
         return schema(type="object", properties={f"p{n}": one for n, one in enumerate(counted)})
 
-    def asking(**made: Any) -> Entrance:
-        make = made.pop("make", dict)
+    def asking(make: Callable[[], dict[str, Any]] = dict, **fields: Any) -> Entrance:
+        return calling(_PATH, lambda: {"messages": _HI, "max_tokens": 8} | fields | make())
+
+    def calling(path: str, make: Callable[[], dict[str, Any]]) -> Entrance:
         attacker = platform.make_tenant()
-        body = lambda: {"model": platform.model, "messages": _HI, "max_tokens": 8} | made | make()  # noqa: E731
-        return against(sending(attacker, "POST", _PATH, body), attacker)
+        return against(sending(attacker, "POST", path, lambda: {"model": platform.model} | make()), attacker)
 
     def against(attack: Attack, attacker: Tenant) -> Entrance:
         return Entrance(chat, attack, attacker, pause_seconds=0.02)
@@ -49,6 +50,9 @@ def entrances(platform: Platform) -> dict[str, Entrance]:
     lots, slow = platform.make_tenant(), platform.make_tenant()
     return {
         "inference beside chats": asking(),
+        "inference beside streamed chats": asking(stream=True),
+        "inference beside completions": calling("/v1/completions", lambda: {"prompt": "Hi", "max_tokens": 8}),
+        "inference beside responses": calling("/v1/responses", lambda: {"input": "Hi", "max_output_tokens": 16}),
         "inference beside regexes": asking(make=regex),
         "inference beside large schemas": asking(make=large_schema),
         "inference beside deep arguments": asking(messages=[*_HI, {"role": "assistant", "tool_calls": [called]}, *_HI]),

@@ -36,6 +36,7 @@ def entrances(platform: Platform) -> dict[str, Entrance]:
     pages_torn = [_head(f"GET {path}", as_person(torn)) for path in ("/jobs/new?step=compute", "/no/page", "/jobs")]
     return {
         "pages beside heavy pages": asking("/jobs/new?step=compute"),
+        "pages beside searches": asking("/search?q=bench"),
         "pages beside unknown pages": asking("/no/such/page"),
         "pages beside unknown files": asking("/static/no-such-file"),
         "pages beside wrong passwords": against(guess, platform.make_tenant()),

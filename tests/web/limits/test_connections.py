@@ -1,6 +1,7 @@
 """Connections to the web process over real sockets: heads, half requests, and whose address counts."""
 
 import socket
+import struct
 import time
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -11,6 +12,7 @@ from django.conf import settings
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from apps.core.http import connections
+from apps.core.http.fair_shares import Buckets
 from apps.interfaces.web.edge.callers import address_of
 from tests.support.asgi import origin, serving  # noqa: F401 - a fixture
 from tests.support.waiting import connections_in_use, wait_until
@@ -102,6 +104,34 @@ def test_an_address_holds_so_many_connections(monkeypatch, settings) -> None:
         assert b"200 OK" in talk(url, b"GET / HTTP/1.1\r\n" + CLOSE + b"\r\n")
         for one in opened:
             one.close()
+
+
+def test_an_address_that_opens_connections_too_fast_waits_with_each_further_one(monkeypatch) -> None:
+    """A client that has left by then costs no request."""
+    monkeypatch.setattr(connections, "_opened", Buckets())
+    monkeypatch.setattr(connections, "PROMPT_CONNECTIONS_PER_MINUTE", 3)
+    monkeypatch.setattr(connections, "DELAY_SECONDS", 0.5)
+    request, paths, seconds = b"GET /%d HTTP/1.1\r\n" + CLOSE + b"\r\n", [], []
+
+    async def noting(scope, receive, send) -> None:
+        paths.append(scope.get("path"))
+        await whoami(scope, receive, send)
+
+    with serving(noting) as url:
+        parsed = urlsplit(url)
+        for number in range(4):
+            began = time.monotonic()
+            assert b"200 OK" in talk(url, request % number)
+            seconds.append(time.monotonic() - began)
+        torn = socket.create_connection((parsed.hostname, parsed.port))
+        torn.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
+        torn.sendall(request % 4)
+        time.sleep(0.1)
+        torn.close()
+        assert b"200 OK" in talk(url, request % 5)
+
+    assert seconds[3] >= 0.5 > min(seconds[:3])
+    assert [path for path in paths if path] == ["/0", "/1", "/2", "/3", "/5"]
 
 
 @pytest.mark.parametrize("sent", [50, 1_000])

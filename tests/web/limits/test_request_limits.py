@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from apps.core.http.asgi import MIB, PROCESSOR_SECONDS
-from apps.interfaces.web.edge import callers
+from apps.interfaces.web.edge import callers, request_limits
 from apps.interfaces.web.edge.callers import CallerIds
 from apps.interfaces.web.edge.request_limits import LimitRequests, WebLimits
 
@@ -229,6 +229,35 @@ def test_bodies_that_are_not_whole_hold_no_place_and_are_counted() -> None:
         rest.set()
         await asyncio.gather(*bodies, *small)
         assert (await upload())[0] == 200
+
+    asyncio.run(scenario())
+
+
+def test_an_address_that_was_refused_often_gets_its_refusals_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_limits, "_PROMPT_REFUSALS_PER_MINUTE", 5)
+    monkeypatch.setattr(request_limits, "_HOLD_SECONDS", 600.0)
+    monkeypatch.setattr(request_limits, "_MAX_HELD", 8)
+
+    async def scenario() -> None:
+        views = Views()
+        views.go_on.set()
+        application = limited(views, requests_per_minute=1)
+        await ask(application, "a")
+        prompt = [(await ask(application, "a"))[0] for _ in range(5)]
+        held = [asyncio.ensure_future(ask(application, "a")) for _ in range(8)]
+        await asyncio.sleep(0.01)
+        above, other = await ask(application, "a"), await ask(application, "rival", client="10.9.9.9")
+        other_refused = await ask(application, "rival", client="10.9.9.9")
+
+        assert prompt == [429] * 5 and not any(each.done() for each in held)
+        assert (above[0], other[0], other_refused[0]) == (429, 200, 429)
+        for each in held:
+            each.cancel()
+        await asyncio.gather(*held, return_exceptions=True)
+        again = asyncio.ensure_future(ask(application, "a"))
+        await asyncio.sleep(0.01)
+        assert not again.done(), "a client that left is no longer counted"
+        again.cancel()
 
     asyncio.run(scenario())
 

@@ -3,11 +3,12 @@
 Each of them has a bucket of requests and one of processor time, both per minute. The time of each request is measured,
 so no list of costly routes is needed. Concurrency is limited too: few views run at once, because they share one
 interpreter; more bodies, downloads and live streams may be open. Waiting views take turns, organization by
-organization.
+organization. A refusal costs processor time too, so an address that was refused often gets its refusals late.
 
 The counts are kept in this process: with several web processes, a limit holds for each of them (docs/limits.md).
 """
 
+import asyncio
 import math
 from collections.abc import Sequence
 from functools import lru_cache, partial
@@ -38,6 +39,8 @@ _WAIT_SECONDS, _MAX_WAITING = 10.0, 32
 # Views share one interpreter: each further view of one organization slows down the others. An owner takes at most
 # a quarter of the places, and only one place after using more than a tenth of its processor time.
 _PART_OF_ONE, _LEFT_OF_A_QUIET_ONE = 4, 0.9
+# A client that asks again at once after each refusal is slowed down to one request a second on each connection.
+_PROMPT_REFUSALS_PER_MINUTE, _HOLD_SECONDS, _MAX_HELD = 60, 1.0, 256
 
 
 class Share(NamedTuple):
@@ -86,6 +89,7 @@ class LimitRequests:
         self._limits = limits
         self._requests, self._seconds = Buckets(), Buckets()
         self._open, self._uploads = OpenCounts(), OpenCounts()
+        self._refusals, self._held = Buckets(), OpenCounts()
         self._places = Places(limits.places, most_waiting=_MAX_WAITING, wait_seconds=_WAIT_SECONDS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,7 +101,7 @@ class LimitRequests:
             self._take_request(owners)
             opened = self._open_for(owners, is_upload=_is_upload(scope))
         except RateLimited as refusal:
-            await send_refusal(scope, send, refusal)
+            await self._refuse(scope, send, refusal)
             return
         run = PlacedRequest(partial(self.begin_running, owners), partial(self.end_running, owners), receive, send)
         try:
@@ -108,7 +112,20 @@ class LimitRequests:
             for counts, owner in opened:
                 counts.remove(owner)
         if run.refusal and not run.has_answered:
-            await send_refusal(scope, send, run.refusal)
+            await self._refuse(scope, send, run.refusal)
+
+    async def _refuse(self, scope: Scope, send: Send, refusal: DomainError) -> None:
+        """Answer at once, or a second later if the address was refused often within the last minute."""
+        address = callers.address_of(scope)
+        if not self._refusals.wait_seconds(address, _PROMPT_REFUSALS_PER_MINUTE):
+            self._refusals.take(address, _PROMPT_REFUSALS_PER_MINUTE)
+        elif self._held[address] < _MAX_HELD:
+            self._held.add(address)
+            try:
+                await asyncio.sleep(_HOLD_SECONDS)
+            finally:
+                self._held.remove(address)
+        await send_refusal(scope, send, refusal)
 
     async def _owners(self, scope: Scope) -> Sequence[str]:
         """Return all owners whose limits apply to a request. The request takes turns for the last one."""
