@@ -127,6 +127,7 @@ def list_key_labels(*, organization: Organization | str) -> list[tuple[str, str]
 
 
 def describe(budget: Budget) -> str:
+    """Return whose spending the budget limits, as part of a sentence."""
     match budget.scope:
         case BudgetScope.ORGANIZATION:
             return "the organization"

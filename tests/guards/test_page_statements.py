@@ -48,7 +48,7 @@ STATEMENTS: dict[str, int] = {
     "staff:payment_refund": 11,
     "staff:pool_calibrations": 14,
     "staff:pool_detail": 24,
-    "staff:pool_list": 22,
+    "staff:pool_list": 18,
     "staff:price_list": 16,
     "staff:quota_edit": 12,
     "staff:quota_list": 21,

@@ -1,20 +1,23 @@
 """GPU pools and their workers: create, edit, admit with a one-time token, cordon, drain, revoke."""
 
+from collections.abc import Sequence
+
 from django.conf import settings
 from django.contrib import messages
+from django.db.models import Count, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
-from apps.catalog.queries import active_price
+from apps.catalog.queries import list_active_prices
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.http.forms import add_domain_error
 from apps.core.messages.outbox import list_failing
 from apps.finetuning import queries
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE, RunStatus
-from apps.finetuning.models import GpuPool, Worker
+from apps.finetuning.models import GpuPool, Run, Worker
 from apps.finetuning.pools import operations
 from apps.finetuning.quotes.pool_facts import live_worker_filter, newest_probes, seconds_ahead, training_sku
 from apps.interfaces.staff.access import operator_id, operator_view
@@ -50,8 +53,7 @@ def index(request: HttpRequest) -> HttpResponse:
             messages.success(request, f"The pool {pool.name} is open. Set its price, then admit a worker.")
             return redirect("staff:pool_detail", pool_id=pool.pk)
     status = 422 if request.method == "POST" else 200
-    rows = [_row(pool) for pool in queries.list_pools()]
-    context = {"rows": rows, "form": form, "stuck": list_failing()}
+    context = {"rows": _rows(list(queries.list_pools())), "form": form, "stuck": list_failing()}
     return render(request, "staff/machines/pools.html", context, status=status)
 
 
@@ -130,18 +132,32 @@ def act_on_worker(request: HttpRequest, worker_id: str, action: str) -> HttpResp
     return redirect("staff:pool_detail", pool_id=worker.pool_id)
 
 
-def _row(pool: GpuPool) -> dict[str, object]:
-    now = db_now()
-    return {
-        "pool": pool,
-        "sku": training_sku(pool),
-        "price": active_price(sku=training_sku(pool)),
-        "live": pool.workers.filter(live_worker_filter(now)).count(),
-        "workers": queries.list_workers(pool=pool).filter(kind="trainer").count(),
-        "running": pool.runs.filter(status__in=RUN_HOLDING_LEASE).count(),
-        "queued": pool.runs.filter(status=RunStatus.QUEUED).count(),
-        "seconds_ahead": seconds_ahead(pool=pool),
-    }
+def _rows(pools: Sequence[GpuPool]) -> list[dict[str, object]]:
+    """Return each pool with its price, workers and runs, in a fixed number of queries."""
+    prices = {rule.sku: rule for rule in list_active_prices(prefix="training:")}
+    trainers = Worker.objects.filter(pool__in=pools, kind="trainer")
+    joined = _counts(trainers.filter(revoked_at=None))
+    live = _counts(trainers.filter(live_worker_filter(db_now())))
+    runs = Run.objects.filter(pool__in=pools)
+    running = _counts(runs.filter(status__in=RUN_HOLDING_LEASE))
+    queued = _counts(runs.filter(status=RunStatus.QUEUED))
+    return [
+        {
+            "pool": pool,
+            "sku": training_sku(pool),
+            "price": prices.get(training_sku(pool)),
+            "live": live.get(pool.pk, 0),
+            "workers": joined.get(pool.pk, 0),
+            "running": running.get(pool.pk, 0),
+            "queued": queued.get(pool.pk, 0),
+        }
+        for pool in pools
+    ]
+
+
+def _counts(rows: QuerySet[Worker] | QuerySet[Run]) -> dict[str, int]:
+    """Return the number of rows by pool."""
+    return dict(rows.order_by().values_list("pool").annotate(Count("pk")))
 
 
 def _edit_form(pool: GpuPool) -> PoolEditForm:
@@ -166,7 +182,8 @@ def _detail(
     command: str = "",
     status: int = 200,
 ) -> HttpResponse:
-    context = _row(pool) | {
+    context = _rows([pool])[0] | {
+        "seconds_ahead": seconds_ahead(pool=pool),
         "form": form,
         "token_form": token_form or WorkerTokenForm(),
         "command": command,
