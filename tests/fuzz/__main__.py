@@ -1,12 +1,13 @@
 """Random input for everything that reads what customers write, for as long as is wanted: `make fuzz SECONDS=3600`.
 
-    python -m tests.fuzz [api gateway readers files templates] [--seconds 3600] [--seed 1]
+    python -m tests.fuzz [api gateway workers pages readers files templates] [--seconds 3600] [--seed 1]
 
-Takes turns between the public API (schemathesis, by its own OpenAPI document), the gateway, and the readers of
-requests, files and chat templates. A finding is a server error, an answer that takes longer than 10 s, an exception
-that is no refusal, or more processor time than an input may take. Each is printed and kept with the platform's logs
-under .anneal/fuzz. Meanwhile another tenant asks for something cheap. The last line is one JSON object. The exit code
-is 1 if there is a finding, a stall of the gateway above 200 ms, or a wrong answer to the other tenant.
+Takes turns between the public API and the worker API (schemathesis, by their own types), the gateway, the dashboard's
+queries and forms, and the readers of requests, files and chat templates. A finding is a server error, an answer that
+takes longer than 10 s, an exception that is no refusal, or more processor time than an input may take. Each is printed
+and kept with the platform's logs under .anneal/fuzz. Meanwhile another tenant asks for something cheap. The last line
+is one JSON object. The exit code is 1 if there is a finding, a stall of the gateway above 200 ms, or a wrong answer to
+the other tenant.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from tests.fuzz.findings import Findings
 from tests.fuzz.monitor import Monitor
 
 KEPT = ROOT / ".anneal" / "fuzz"
-SURFACES = ("api", "gateway", "readers", "files", "templates")
+SURFACES = ("api", "gateway", "workers", "pages", "readers", "files", "templates")
 TURN_SECONDS = 10.0
 MAX_STALL_MS = 200.0
 # What is looked for is in the code behind the limits.

@@ -11,33 +11,40 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
+from apps.contracts import worker_api as wire
 from apps.contracts.chat import ChatRenderer, InvalidChatTemplate, RowError, parse_row
+from apps.contracts.serving import ObservedState
 from apps.contracts.templating.process import TemplateProcess
 from apps.datasets.problems import Rejected
 from apps.datasets.validation.validator import validate_file
 from apps.interfaces.gateway.requests.schema import parse_chat, parse_completion
 from apps.interfaces.gateway.surfaces.responses import parse_response
 from tests.bench.neighbours.stage import Platform
+from tests.bench.neighbours.traffic import as_person
 from tests.factories.chat import CHATML, TOKENIZER, assistant, line, user
 from tests.fuzz.findings import Findings
 from tests.support.gateway.hostile_requests import chats, completions, read, responses, schemas, values
+from tests.support.page_inputs import FORMS, PAGES, VALUES
 
 Turn = Callable[[float], None]
 _HANG_SECONDS = 10.0
 _EXAMPLES_AT_ONCE = 25
+_KEPT_AS_IT_IS = ("/organization/new", "/organization/switch", "/datasets/{file}/delete")
 _ROW = parse_row(line(user(), assistant()), line_number=1)
 
 
 def surfaces(platform: Platform, findings: Findings) -> dict[str, Turn]:
     """Return the turns by name."""
     found = {"readers": _readers(findings), "files": _files(findings), "templates": _templates(findings)}
-    return {"api": _api(platform, findings), "gateway": _gateway(platform, findings)} | found
+    networked = {"api": _api, "gateway": _gateway, "workers": _workers, "pages": _pages}
+    return {name: make(platform, findings) for name, make in networked.items()} | found
 
 
 def _run(findings: Findings, seconds: float, check: Callable[[Any], None], inputs: st.SearchStrategy[Any]) -> None:
@@ -68,10 +75,57 @@ def _api(platform: Platform, findings: Findings) -> Turn:
     """Every operation of the OpenAPI document, with the key of a tenant that has files and jobs."""
     tenant = platform.make_tenant()
     document = schemathesis.openapi.from_url(f"{platform.url}/api/v1/schema")
-    operations = itertools.cycle([result.ok() for result in document.get_all_operations()])
     headers = {"Authorization": f"Bearer {tenant.keys[0]}"}
     mine = {"file_id": tenant.file_id, "training_file": tenant.file_id, "job_id": tenant.job_id}
-    mine["fine_tuning_job_id"] = tenant.job_id
+    mine |= {"fine_tuning_job_id": tenant.job_id, "model": platform.training_model}
+    return _calling(document, findings, platform.url, mine, lambda operation: headers)
+
+
+_WORKER_BODIES = {
+    "claim": wire.ClaimRequest, "enroll": wire.EnrollRequest, "probes": wire.ProbeReport,
+    "leases/{lease_id}/heartbeat": wire.HeartbeatRequest, "leases/{lease_id}/events": wire.EventsRequest,
+    "leases/{lease_id}/uploads": wire.UploadRequest, "leases/{lease_id}/finish": wire.FinishRequest,
+    "replicas/{replica_id}/observed": ObservedState,
+}  # fmt: skip
+
+
+def _workers(platform: Platform, findings: Findings) -> Turn:
+    """Every operation of the worker API: a machine that was taken over, with its lease until it ends it."""
+    document = schemathesis.openapi.from_dict(_worker_document())
+    lease = platform.lease
+
+    def headers(operation: str) -> dict[str, str]:
+        secret = lease.token if "/leases/" in operation else platform.bad_worker
+        return {"Authorization": f"Bearer {secret}"}
+
+    return _calling(document, findings, platform.internal_url, {"lease_id": lease.id}, headers)
+
+
+def _worker_document() -> dict[str, Any]:
+    """Return the worker API as an OpenAPI document, from the types that read its bodies."""
+    bodies, schemas = msgspec.json.schema_components(
+        _WORKER_BODIES.values(), ref_template="#/components/schemas/{name}"
+    )
+    paths = {}
+    for path, body in zip(_WORKER_BODIES, bodies, strict=True):
+        names = re.findall(r"{(\w+)}", path)
+        post = {
+            "parameters": [
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+            ],
+            "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+            "responses": {"200": {"description": "Done"}},
+        }
+        paths[f"/internal/v1/{path}"] = {"post": post}
+    about = {"title": "Worker API", "version": "1"}
+    return {"openapi": "3.1.0", "info": about, "paths": paths, "components": {"schemas": schemas}}
+
+
+def _calling(
+    document: Any, findings: Findings, url: str, mine: dict[str, str], headers: Callable[[str], dict[str, str]]
+) -> Turn:
+    """Call every operation of an OpenAPI document; half of the calls name what exists, as in `mine`."""
+    operations = itertools.cycle([result.ok() for result in document.get_all_operations()])
 
     def turn(seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -83,8 +137,9 @@ def _api(platform: Platform, findings: Findings) -> Turn:
                 if next(numbers) % 2:  # half of them name what exists
                     case.path_parameters = {**(case.path_parameters or {}), **_known(case.path_parameters, mine)}
                     if isinstance(case.body, dict):
-                        case.body = case.body | _known(case.body, mine | {"model": platform.training_model})
-                _ask(findings, operation.label, lambda: case.call(headers=headers, timeout=_HANG_SECONDS), case)
+                        case.body = case.body | _known(case.body, mine)
+                sent = {"base_url": url, "headers": headers(operation.label), "timeout": _HANG_SECONDS}
+                _ask(findings, operation.label, lambda: case.call(**sent), case)
 
             try:
                 _run(findings, min(left, 2.0), call, operation.as_strategy())
@@ -138,6 +193,31 @@ def _gateway(platform: Platform, findings: Findings) -> Turn:
     def turn(seconds: float) -> None:
         for path, bodies in kinds:
             _run(findings, seconds / len(kinds), posting(path), bodies)
+
+    return turn
+
+
+def _pages(platform: Platform, findings: Findings) -> Turn:
+    """Queries and forms of the dashboard, as a member's browser sends them."""
+    tenant = platform.make_tenant()
+    client = httpx.Client(base_url=platform.url, headers=as_person(tenant), timeout=_HANG_SECONDS)
+    usual = [value.encode(errors="replace").decode() for value in VALUES if len(value) < 10_000]  # httpx sends no more
+    sent = st.text(max_size=40) | st.sampled_from(usual)
+    asked = [("GET", path, {}, names) for path, names in PAGES]
+    asked += [("POST", path, fixed, names) for path, fixed, names in FORMS if path not in _KEPT_AS_IT_IS]
+    turns = itertools.cycle(asked)
+
+    def turn(seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            method, path, fixed, names = next(turns)
+            address = path.format(file=tenant.file_id)
+
+            def call(values: dict[str, str], method: str = method, address: str = address, fixed: Any = fixed) -> None:
+                body = {"params" if method == "GET" else "data": fixed | values}
+                _ask(findings, f"{method} {address}", lambda: client.request(method, address, **body), values)
+
+            _run(findings, min(left, 1.0), call, st.fixed_dictionaries({}, optional=dict.fromkeys(names, sent)))
 
     return turn
 
