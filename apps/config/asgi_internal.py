@@ -17,5 +17,5 @@ guard_roles()
 # Requests share one interpreter and twelve database connections.
 application = TakeTurns(
     LimitBodies(cast(Application, DjangoApplication()), [OBJECT_LIMIT]),
-    places=4, most_of_one=1, most_waiting=16, wait_seconds=10.0,
+    places=4, most_of_one=1, most_waiting=16, wait_seconds=10.0, calls_per_minute=1_200,
 )  # fmt: skip

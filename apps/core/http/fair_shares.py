@@ -77,6 +77,30 @@ class OpenCounts:
             del self._open[owner]
 
 
+class LateRefusals:
+    """Delays the refusals of an owner that is refused often.
+
+    A refusal costs processor time too. An owner that asks again at once is slowed down to one request a second on each
+    connection.
+    """
+
+    PROMPT_PER_MINUTE, HOLD_SECONDS, MAX_HELD = 60, 1.0, 256  # the last two for each owner
+
+    def __init__(self) -> None:
+        self._prompt, self._held = Buckets(), OpenCounts()
+
+    async def wait(self, owner: str) -> None:
+        """Return at once, or later if the owner was refused often within the last minute."""
+        if not self._prompt.wait_seconds(owner, self.PROMPT_PER_MINUTE):
+            self._prompt.take(owner, self.PROMPT_PER_MINUTE)
+        elif self._held[owner] < self.MAX_HELD:
+            self._held.add(owner)
+            try:
+                await asyncio.sleep(self.HOLD_SECONDS)
+            finally:
+                self._held.remove(owner)
+
+
 class Places:
     """A fixed number of places. Waiting requests get them in turns between owners, not between requests."""
 

@@ -10,7 +10,7 @@ from functools import partial
 
 from apps.core.errors import RateLimited
 from apps.core.http.asgi import Application, Message, Receive, Scope, Send, send_error
-from apps.core.http.fair_shares import Places, TooManyWaiting
+from apps.core.http.fair_shares import Buckets, LateRefusals, Places, TooManyWaiting
 
 _STRANGERS, _MAX_KNOWN = "strangers", 10_000
 
@@ -52,13 +52,22 @@ class PlacedRequest:
 class TakeTurns:
     """ASGI: a few requests run at once and take turns between credentials. All unverified credentials share one turn.
 
-    A machine's request may wait for database rows, and holds a connection meanwhile.
+    A machine's request may wait for database rows, and holds a connection meanwhile. Each credential has a limit of
+    calls per minute, and so has each address for all its unverified ones.
     """
 
     def __init__(
-        self, application: Application, *, places: int, most_of_one: int, most_waiting: int, wait_seconds: float
+        self,
+        application: Application,
+        *,
+        places: int,
+        most_of_one: int,
+        most_waiting: int,
+        wait_seconds: float,
+        calls_per_minute: int,
     ) -> None:
         self._application, self._most_of_one = application, most_of_one
+        self._calls_per_minute, self._calls, self._refusals = calls_per_minute, Buckets(), LateRefusals()
         self._places = Places(places, most_waiting=most_waiting, wait_seconds=wait_seconds)
         self._known: OrderedDict[str, None] = OrderedDict()  # digests of verified credentials, most recent last
 
@@ -69,6 +78,12 @@ class TakeTurns:
         credential = dict(scope["headers"]).get(b"authorization", b"")
         digest = hashlib.sha256(credential).hexdigest()
         owner = digest if digest in self._known else _STRANGERS
+        caller = owner if owner == digest else f"{_STRANGERS} {(scope.get('client') or ('unknown',))[0]}"
+        if self._calls.wait_seconds(caller, self._calls_per_minute):
+            await self._refusals.wait(caller)
+            await send_error(send, RateLimited("This machine calls too often. Wait a second.", retry_after_seconds=1))
+            return
+        self._calls.take(caller, self._calls_per_minute)
 
         async def answer(message: Message) -> None:
             if message.get("status", 400) < 400:
@@ -81,6 +96,7 @@ class TakeTurns:
         finally:
             run.end()
         if run.refusal and not run.has_answered:
+            await self._refusals.wait(caller)
             await send_error(send, run.refusal)
 
     def _remember(self, digest: str) -> None:

@@ -21,14 +21,12 @@ from apps.finetuning.pools import operations
 from apps.finetuning.runs import endings, judges, leases, reports, uploads
 from apps.finetuning.runs.leases import Lease
 from apps.interfaces.worker_api import probes
-from apps.interfaces.worker_api.pace import Pace
 from apps.serving import operations as serving
 from apps.serving.metrics import CONTENT_TYPE, metrics_token, render_metrics
 from apps.serving.models import Replica
 
-_pace = Pace()
 Body = TypeVar("Body")
-_NUL = re.compile(rb"((?<!\\)(?:\\\\)*)\\u0000")
+_ESCAPE = re.compile(rb"\\(?:u0000|.)", re.DOTALL)
 View = Callable[..., HttpResponse]
 
 
@@ -41,7 +39,6 @@ def endpoint(method: str) -> Callable[[View], View]:
             if request.method != method:
                 return HttpResponse(status=405, headers={"Allow": method})
             try:
-                _pace.take(_bearer(request))
                 return view(request, **kwargs)
             except DomainError as error:
                 return _json(error.as_openai(), status=int(error.status))
@@ -169,12 +166,18 @@ def _bearer(request: HttpRequest) -> str:
 
 def _decode(request: HttpRequest, kind: type[Body]) -> Body:
     try:
-        # PostgreSQL stores no NUL, but a log line may hold one.
-        return msgspec.json.decode(_NUL.sub(rb"\1\\ufffd", request.body), type=kind)
+        return msgspec.json.decode(_without_nul(request.body), type=kind)
     except RequestDataTooBig as error:
         raise TooLarge("The body has more than 2 MiB.") from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidValue(f"The body does not have the expected form: {error}") from error
+
+
+def _without_nul(raw: bytes) -> bytes:
+    """Return JSON with each escaped NUL replaced: PostgreSQL stores none, but a log line may hold one."""
+    if rb"\u0000" not in raw:
+        return raw
+    return _ESCAPE.sub(lambda found: rb"\ufffd" if found[0] == rb"\u0000" else found[0], raw)
 
 
 def _json(value: object, status: int = 200) -> HttpResponse:

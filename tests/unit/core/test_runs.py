@@ -29,7 +29,7 @@ def test_a_machine_that_calls_at_full_rate_leaves_places_to_the_others() -> None
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": b""})
 
-        turns = TakeTurns(application, places=4, most_of_one=2, most_waiting=3, wait_seconds=5.0)
+        turns = TakeTurns(application, places=4, most_of_one=2, most_waiting=3, wait_seconds=5.0, calls_per_minute=600)
         statuses: list[int] = []
 
         async def call(credential: str) -> None:
@@ -59,5 +59,33 @@ def test_a_machine_that_calls_at_full_rate_leaves_places_to_the_others() -> None
         await asyncio.gather(*loud, quiet, *strangers, return_exceptions=True)
         assert sorted(statuses) == [200] * 7 + [429] * 3
         assert turns._places._free == 4
+
+    asyncio.run(scenario())
+
+
+def test_a_machine_that_calls_without_end_is_refused_and_another_is_not() -> None:
+    """Nor may an address make up credentials without end."""
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        status = 401 if b"made up" in dict(scope["headers"])[b"authorization"] else 200
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def scenario() -> None:
+        turns = TakeTurns(application, places=4, most_of_one=1, most_waiting=3, wait_seconds=5.0, calls_per_minute=10)
+
+        async def call(credential: str, address: str = "10.0.0.1") -> int:
+            statuses: list[int] = []
+
+            async def send(message: Any) -> None:
+                statuses.extend([message["status"]] if "status" in message else [])
+
+            await turns(scope_of(credential) | {"client": (address, 1)}, nothing_to_read, send)
+            return statuses[0]
+
+        assert [await call("loud") for _ in range(13)] == [200] * 11 + [429] * 2  # the first one as a stranger
+        assert [await call(f"made up {n}") for n in range(11)] == [401] * 9 + [429] * 2
+        assert [await call("quiet", "10.0.0.2"), await call("made up", "10.0.0.3")] == [200, 401]
 
     asyncio.run(scenario())

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from apps.core.http.asgi import MIB, PROCESSOR_SECONDS
-from apps.interfaces.web.edge import callers, request_limits
+from apps.core.http.fair_shares import LateRefusals
+from apps.interfaces.web.edge import callers
 from apps.interfaces.web.edge.callers import CallerIds
 from apps.interfaces.web.edge.request_limits import LimitRequests, WebLimits
 
@@ -234,9 +235,9 @@ def test_bodies_that_are_not_whole_hold_no_place_and_are_counted() -> None:
 
 
 def test_an_address_that_was_refused_often_gets_its_refusals_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_limits, "_PROMPT_REFUSALS_PER_MINUTE", 5)
-    monkeypatch.setattr(request_limits, "_HOLD_SECONDS", 600.0)
-    monkeypatch.setattr(request_limits, "_MAX_HELD", 8)
+    monkeypatch.setattr(LateRefusals, "PROMPT_PER_MINUTE", 5)
+    monkeypatch.setattr(LateRefusals, "HOLD_SECONDS", 600.0)
+    monkeypatch.setattr(LateRefusals, "MAX_HELD", 8)
 
     async def scenario() -> None:
         views = Views()

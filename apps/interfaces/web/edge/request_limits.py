@@ -8,7 +8,6 @@ organization. A refusal costs processor time too, so an address that was refused
 The counts are kept in this process: with several web processes, a limit holds for each of them (docs/limits.md).
 """
 
-import asyncio
 import math
 from collections.abc import Sequence
 from functools import lru_cache, partial
@@ -29,7 +28,7 @@ from apps.core.http.asgi import (
     send_error,
     send_page,
 )
-from apps.core.http.fair_shares import Buckets, OpenCounts, Places, TooManyWaiting
+from apps.core.http.fair_shares import Buckets, LateRefusals, OpenCounts, Places, TooManyWaiting
 from apps.core.http.turns import PlacedRequest
 from apps.interfaces.web.edge import callers
 
@@ -39,8 +38,6 @@ _WAIT_SECONDS, _MAX_WAITING = 10.0, 32
 # Views share one interpreter: each further view of one organization slows down the others. An owner takes at most
 # a quarter of the places, and only one place after using more than a tenth of its processor time.
 _PART_OF_ONE, _LEFT_OF_A_QUIET_ONE = 4, 0.9
-# A client that asks again at once after each refusal is slowed down to one request a second on each connection.
-_PROMPT_REFUSALS_PER_MINUTE, _HOLD_SECONDS, _MAX_HELD = 60, 1.0, 256
 
 
 class Share(NamedTuple):
@@ -89,7 +86,7 @@ class LimitRequests:
         self._limits = limits
         self._requests, self._seconds = Buckets(), Buckets()
         self._open, self._uploads = OpenCounts(), OpenCounts()
-        self._refusals, self._held = Buckets(), OpenCounts()
+        self._refusals = LateRefusals()
         self._places = Places(limits.places, most_waiting=_MAX_WAITING, wait_seconds=_WAIT_SECONDS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -115,16 +112,7 @@ class LimitRequests:
             await self._refuse(scope, send, run.refusal)
 
     async def _refuse(self, scope: Scope, send: Send, refusal: DomainError) -> None:
-        """Answer at once, or a second later if the address was refused often within the last minute."""
-        address = callers.address_of(scope)
-        if not self._refusals.wait_seconds(address, _PROMPT_REFUSALS_PER_MINUTE):
-            self._refusals.take(address, _PROMPT_REFUSALS_PER_MINUTE)
-        elif self._held[address] < _MAX_HELD:
-            self._held.add(address)
-            try:
-                await asyncio.sleep(_HOLD_SECONDS)
-            finally:
-                self._held.remove(address)
+        await self._refusals.wait(callers.address_of(scope))
         await send_refusal(scope, send, refusal)
 
     async def _owners(self, scope: Scope) -> Sequence[str]:
