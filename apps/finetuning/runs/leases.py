@@ -3,7 +3,7 @@
 import datetime
 import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -78,22 +78,26 @@ def claim(
     worker.refresh_from_db()
     if worker.kind != "trainer" or worker.cordoned_at or worker.drain_requested_at or worker.revoked_at:
         return None
-    for candidate in queue_order(pool=worker.pool, now=now):
-        if response := _try_claim(candidate, worker, base_models, now):
+    for candidate in _takeable(queue_order(pool=worker.pool, now=now), worker, base_models):
+        if response := _try_claim(candidate, worker, now):
             return response
     return None
 
 
-def _try_claim(
-    candidate: Run, worker: Worker, base_models: tuple[str, ...] | None, now: datetime.datetime
-) -> ClaimResponse | None:
+def _takeable(order: Sequence[Run], worker: Worker, base_models: Collection[str] | None) -> list[Run]:
+    """Return the runs that fit the worker. The others are not locked, however long the queue."""
+    jobs = FineTuningJob.objects.filter(pk__in=[run.job_id for run in order], gpu_count__lte=max(1, len(worker.gpus)))
+    installed = None if base_models is None else frozenset(base_models)
+    fitting = {pk for pk, model in jobs.values_list("pk", "base_model_id") if installed is None or model in installed}
+    return [run for run in order if run.job_id in fitting]
+
+
+def _try_claim(candidate: Run, worker: Worker, now: datetime.datetime) -> ClaimResponse | None:
     """Lock the job first, as everywhere, and skip rows that another transaction has locked."""
     unlocked = FineTuningJob.objects.select_for_update(skip_locked=True, of=("self",))
     jobs = unlocked.select_related("base_model", "training_file", "validation_file")
     job = jobs.filter(pk=candidate.job_id, status=JobStatus.QUEUED).first()
-    if job is None or (base_models is not None and job.base_model_id not in base_models):
-        return None
-    if job.gpu_count > max(1, len(worker.gpus)):
+    if job is None:
         return None
     run = Run.objects.select_for_update(skip_locked=True).filter(pk=candidate.pk, status=RunStatus.QUEUED).first()
     if run is None or not try_lock_quota(organization_id=run.organization_id):

@@ -4,6 +4,8 @@ import math
 from datetime import timedelta
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from apps.contracts import runs as wire
 from apps.core.database.clock import db_now
@@ -11,7 +13,7 @@ from apps.core.errors import QuotaExceeded
 from apps.finetuning.jobs import control
 from apps.finetuning.models import Run, Worker
 from apps.finetuning.pools import operations
-from apps.finetuning.runs import queue_order
+from apps.finetuning.runs import leases, queue_order
 from apps.finetuning.usage import quotas
 from tests.factories.finetuning import give_credit, make_job
 from tests.support.attempts import charged, held_since
@@ -24,6 +26,17 @@ def test_the_machine_of_a_replica_gets_no_training_runs(floor, claim):
     Worker.objects.filter(pk=floor.worker.pk).update(kind="replica")
 
     assert claim() is None
+
+
+def test_a_worker_locks_no_run_that_it_cannot_take(floor):
+    """Else a machine that asks again and again keeps the others, and the customer, from the whole queue."""
+    floor.job()
+
+    with CaptureQueriesContext(connection) as captured:
+        assert leases.claim(worker=floor.worker, base_models=()) is None
+
+    assert not [query["sql"] for query in captured if "FOR UPDATE" in query["sql"]]
+    assert leases.claim(worker=floor.worker, base_models=(floor.base_model.pk,)) is not None
 
 
 def test_quotas_hold_a_run_back_and_say_why(floor, organization, claim, reload):
