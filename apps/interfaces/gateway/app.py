@@ -31,6 +31,7 @@ from starlette.routing import Route  # noqa: E402
 from apps.core.database.policies import refuse_unsafe_role  # noqa: E402
 from apps.core.errors import MethodNotAllowed  # noqa: E402
 from apps.core.http.asgi import REQUEST_ID_HEADER, Application, Receive, Scope, Send, UnknownUrl  # noqa: E402
+from apps.core.http.fair_shares import LateRefusals  # noqa: E402
 from apps.core.ids import new_id  # noqa: E402
 from apps.interfaces.gateway.admission.key_invalidation import keep_listening  # noqa: E402
 from apps.interfaces.gateway.admission.keys import Keys  # noqa: E402
@@ -98,6 +99,7 @@ class Gateway:
             keys=self._keys,
             routes=self._routes,
             rates=Rates(),
+            refusals=LateRefusals(),
             open_requests=OpenRequests(),
             metering=Metering(
                 self._routes, self._spending_slices, self._recorder, Faults(self._database, self._routes)

@@ -3,6 +3,7 @@
 Counts are kept in this process, so each gateway applies the limits separately.
 """
 
+import asyncio
 import math
 import time
 from collections import defaultdict
@@ -16,6 +17,9 @@ MAX_OPEN = 512
 # The engine compiles grammars in a pool that all tenants share; a slow one holds a place for tens of seconds.
 MAX_OPEN_STRUCTURED = 2
 MAX_ENGINE_FAILURES = 30  # per minute, of one organization
+# An organization does not use a minute's worth at once. It begins a second's worth, at least this many requests, and
+# then as many a second as this multiple of its limit.
+_PROMPT_REQUESTS, _PACE = 16, 2
 _FORGET_SECONDS = 120.0
 
 _HEADERS = (("limit", "d"), ("remaining", "d"), ("reset", "b"))
@@ -36,6 +40,7 @@ class OwnerLimits:
 class _TokenBucket:
     left: float
     since: float  # time.monotonic()
+    next_at: float = 0.0  # when the next request of a paced owner would begin, on the same clock
 
 
 class _Buckets:
@@ -91,6 +96,17 @@ class _Buckets:
             limit=f"{per_minute} {self._what} per minute",
         )
 
+    def turn_seconds(self, one: OwnerLimits) -> float:
+        """Take the owner's next turn; return how long to wait for it."""
+        per_minute = self._rate_of(one)
+        if not per_minute:
+            return 0.0
+        now, interval = time.monotonic(), 60 / (_PACE * per_minute)
+        bucket = self._at(one.owner_id, per_minute, now)
+        prompt = max(_PROMPT_REQUESTS, per_minute / 60)
+        bucket.next_at = max(bucket.next_at, now - prompt * interval) + interval
+        return max(0.0, bucket.next_at - now)
+
     def correct(self, limits: Sequence[OwnerLimits], *, taken: int, used: int) -> None:
         """Charge the difference between `used` and `taken`, or return it. Unforeseen use leaves a debt."""
         now = time.monotonic()
@@ -126,6 +142,12 @@ class Rates:
         self.take_request = self._requests.take
         self.take_tokens = self._tokens.take  # the first estimate; `correct` it later
         self.correct = self._tokens.correct
+
+    async def wait_turn(self, limits: Sequence[OwnerLimits]) -> None:
+        """Wait until the organization may begin a request, so that a burst leaves room for the others."""
+        seconds = self._requests.turn_seconds(limits[0])
+        if seconds:
+            await asyncio.sleep(seconds)
 
     def take_all_tokens(self, limits: Sequence[OwnerLimits], amount: int, *, taken: int) -> None:
         """Replace the amount taken before by a new one. If this raises RateLimited, the old amount stays taken."""

@@ -4,6 +4,7 @@ Reads frames (four bytes of length, then a schema as JSON) from standard input a
 a `Verdict`. A schema that uses too much processor time or memory ends this process, and the parent starts another.
 """
 
+import os
 import re
 import resource
 import signal
@@ -132,4 +133,5 @@ if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(10)  # the gateway's own process comes first
     serve()

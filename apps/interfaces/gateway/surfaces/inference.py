@@ -12,8 +12,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
-from apps.core.errors import DomainError
-from apps.core.http.asgi import ClientGone, Receive, Scope, Send, ServerFault
+from apps.core.errors import DomainError, RateLimited
+from apps.core.http.asgi import ClientGone, Receive, Scope, Send, ServerFault, TooLarge
+from apps.core.http.fair_shares import LateRefusals
 from apps.interfaces.gateway.admission.keys import InferenceCaller, Keys
 from apps.interfaces.gateway.admission.limits import OpenRequests, Rates
 from apps.interfaces.gateway.engines.chunks import EngineChunk
@@ -43,6 +44,7 @@ class Services:
     keys: Keys
     routes: Routes
     rates: Rates
+    refusals: LateRefusals
     open_requests: OpenRequests
     metering: Metering
     upstreams: Upstreams
@@ -100,14 +102,20 @@ class Inference:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client, services = Client(scope), self._services
+        owner = "strangers"
         try:
             caller = await services.keys.identify(client.authorization)
+            owner = caller.organization_id
             client.limit_headers = lambda: services.rates.headers(caller.limits)
             services.rates.take_request(caller.limits)
             services.rates.require_failures_left(caller.limits)
             services.spending_slices.require_credit(caller.organization_id, caller.key_id)
             with services.open_requests.one_more(caller.limits), client.watch():
+                await services.rates.wait_turn(caller.limits)
                 await self._serve(caller, client)
+        except (RateLimited, TooLarge) as error:
+            await services.refusals.wait(owner)
+            await client.refuse(error)
         except DomainError as error:
             await client.refuse(error)
         except ClientGone:

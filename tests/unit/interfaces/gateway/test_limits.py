@@ -1,5 +1,7 @@
 """Requests, tokens and places are limited for each organization and each key on its own."""
 
+import asyncio
+
 import pytest
 
 from apps.core.errors import RateLimited
@@ -32,6 +34,29 @@ def test_a_minutes_requests_pass_and_the_next_waits_for_its_turn(clock):
     rates.take_request([one])
 
     assert refused.value.data["retry_after_seconds"] == 10
+
+
+def test_a_burst_begins_a_seconds_worth_and_then_twice_the_rate_of_the_limit(clock, monkeypatch):
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr(limiting.asyncio, "sleep", sleep)
+    rates, one, other = Rates(), limits_of("org_1", requests_per_minute=6000), limits_of("org_2")
+
+    async def begin(owner: OwnerLimits, requests: int) -> int:
+        """Return how many of the requests had to wait."""
+        waited.clear()
+        for _ in range(requests):
+            await rates.wait_turn([owner])
+        return len(waited)
+
+    assert asyncio.run(begin(one, 300)) == 200 and waited[-1] == pytest.approx(1.0)
+    assert asyncio.run(begin(other, 300)) == 0
+    clock.now += 10
+    assert asyncio.run(begin(one, 100)) == 0
+    assert asyncio.run(begin(limits_of("org_3", requests_per_minute=6), 16)) == 0
 
 
 @pytest.mark.parametrize("per_minute", [7, 43, 1000])
