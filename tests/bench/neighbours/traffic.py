@@ -1,16 +1,18 @@
 """How tenants send: one at an ordinary pace, the other one all it can, in turns of a few seconds.
 
-Both are this one process, which takes from the processors that the platform has: the attacker's own work counts as part
-of the attack.
+The attacker is a process of its own, so its own work delays no measurement. It takes from the processors that the
+platform has, and that counts as part of the attack.
 """
 
 import asyncio
 import json
+import multiprocessing
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from statistics import quantiles
 from typing import Any
 
@@ -48,12 +50,13 @@ class Entrance:
 
 async def compare(platform: Platform, entrance: Entrance) -> tuple[dict[str, float], Counter[str]]:
     """Return the 95th percentile of units of work, in ms, alone and beside the attack, and the attack's answers."""
-    alone, attacked, answered = [], [], Counter[str]()
+    alone, attacked = [], []
+    attacker = _Attacker(platform, entrance)
     async with session(platform, platform.working) as working:
         await _work(working, entrance, seconds=entrance.seconds / 3)  # fills caches
         for _ in range(ROUNDS):
             alone += await _work(working, entrance, seconds=entrance.seconds)
-            async with _attacking(platform, entrance, answered):
+            with attacker.attacking():
                 await asyncio.sleep(_HEAD_START_SECONDS)
                 attacked += await _work(working, entrance, seconds=entrance.seconds)
             await asyncio.to_thread(entrance.forget)
@@ -63,7 +66,7 @@ async def compare(platform: Platform, entrance: Entrance) -> tuple[dict[str, flo
         "attacked_p95_ms": _p95(attacked),
         "units": len(alone + attacked),
         "failed": sum(took >= _FAILED_SECONDS * 1000 for took in alone + attacked),
-    }, answered
+    }, attacker.end()
 
 
 async def send(
@@ -141,28 +144,61 @@ async def _work(client: aiohttp.ClientSession, entrance: Entrance, *, seconds: f
     return times
 
 
-@asynccontextmanager
-async def _attacking(platform: Platform, entrance: Entrance, answered: Counter[str]) -> AsyncIterator[None]:
-    """Attack on all connections, each time at once again, until the block ends."""
+class _Attacker:
+    """A process that attacks while a block runs. It is forked, because attacks are closures over their tenant."""
 
-    async def hammer(client: aiohttp.ClientSession, number: int) -> None:
-        while True:
-            try:
-                answered[str(await entrance.attack(client, number))] += 1
-            except (aiohttp.ClientError, TimeoutError, OSError):
-                answered["refused"] += 1
-                await asyncio.sleep(0.01)
+    def __init__(self, platform: Platform, entrance: Entrance) -> None:
+        processes = multiprocessing.get_context("fork")
+        self._ours, theirs = processes.Pipe()
+        self._process = processes.Process(target=_attack, args=(platform, entrance, theirs), daemon=True)
+        self._process.start()
+        theirs.close()  # so that the end of the process ends the pipe
 
-    async with session(platform, entrance.attacker) as client:
-        tasks = [asyncio.create_task(hammer(client, number)) for number in range(CONNECTIONS)]
+    @contextmanager
+    def attacking(self) -> Iterator[None]:
+        self._ours.send("attack")
         try:
             yield
         finally:
+            self._ours.send("rest")
+            self._ours.recv()  # it rests
+
+    def end(self) -> Counter[str]:
+        """End the process; return its answers by outcome. Raises EOFError if the attack itself failed."""
+        self._ours.send("end")
+        answered: Counter[str] = self._ours.recv()
+        self._process.join()
+        return answered
+
+
+def _attack(platform: Platform, entrance: Entrance, commands: Connection) -> None:
+    asyncio.run(_obey(platform, entrance, commands))
+
+
+async def _obey(platform: Platform, entrance: Entrance, commands: Connection) -> None:
+    """Attack on all connections from each "attack" to the next "rest"; send the answers on "end"."""
+    answered = Counter[str]()
+    while await asyncio.to_thread(commands.recv) == "attack":
+        async with session(platform, entrance.attacker) as client:
+            tasks = [asyncio.create_task(_hammer(client, entrance, n, answered)) for n in range(CONNECTIONS)]
+            await asyncio.to_thread(commands.recv)
             for task in tasks:
                 task.cancel()
             for ended in await asyncio.gather(*tasks, return_exceptions=True):
                 if isinstance(ended, Exception):  # a bug of the attack; the others were cancelled
                     raise ended
+        commands.send("at rest")
+    commands.send(answered)
+
+
+async def _hammer(client: aiohttp.ClientSession, entrance: Entrance, number: int, answered: Counter[str]) -> None:
+    """Attack on one connection, each time at once again, until cancelled."""
+    while True:
+        try:
+            answered[str(await entrance.attack(client, number))] += 1
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            answered["refused"] += 1
+            await asyncio.sleep(0.01)
 
 
 def _p95(times: list[float]) -> float:
