@@ -53,7 +53,7 @@ class TakeTurns:
     """ASGI: a few requests run at once and take turns between credentials. All unverified credentials share one turn.
 
     A machine's request may wait for database rows, and holds a connection meanwhile. Each credential has a limit of
-    calls per minute, and so has each address for all its unverified ones.
+    calls per minute, and so has each address for its calls without a verified one, such as those of signed objects.
     """
 
     def __init__(
@@ -78,7 +78,8 @@ class TakeTurns:
         credential = dict(scope["headers"]).get(b"authorization", b"")
         digest = hashlib.sha256(credential).hexdigest()
         owner = digest if digest in self._known else _STRANGERS
-        caller = owner if owner == digest else f"{_STRANGERS} {(scope.get('client') or ('unknown',))[0]}"
+        address = (scope.get("client") or ("unknown",))[0]
+        caller = digest if credential and owner == digest else f"{_STRANGERS} {address}"
         if self._calls.wait_seconds(caller, self._calls_per_minute):
             await self._refusals.wait(caller)
             await send_error(send, RateLimited("This machine calls too often. Wait a second.", retry_after_seconds=1))

@@ -87,5 +87,7 @@ def test_a_machine_that_calls_without_end_is_refused_and_another_is_not() -> Non
         assert [await call("loud") for _ in range(13)] == [200] * 11 + [429] * 2  # the first one as a stranger
         assert [await call(f"made up {n}") for n in range(11)] == [401] * 9 + [429] * 2
         assert [await call("quiet", "10.0.0.2"), await call("made up", "10.0.0.3")] == [200, 401]
+        assert [await call("", "10.0.0.4") for _ in range(11)] == [200] * 10 + [429]  # a signed object needs none
+        assert await call("", "10.0.0.5") == 200
 
     asyncio.run(scenario())
