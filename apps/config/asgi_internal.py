@@ -8,14 +8,18 @@ import django
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "apps.config.settings.internal")  # noqa: TID251 - Django's own entry point
 django.setup(set_prefix=False)
 
-from apps.config.startup import guard_roles  # noqa: E402 - needs the app registry
-from apps.core.http.asgi import Application, DjangoApplication, LimitBodies  # noqa: E402
+from apps.config.startup import guard_roles, share_interpreter  # noqa: E402 - needs the app registry
+from apps.core.http.asgi import Application, DjangoApplication  # noqa: E402
+from apps.core.http.body_limits import LimitBodies  # noqa: E402
+from apps.core.http.fair_shares import Pace  # noqa: E402
 from apps.core.http.turns import TakeTurns  # noqa: E402
 from apps.core.objects.views import OBJECT_LIMIT  # noqa: E402
 
 guard_roles()
+share_interpreter()
 # Requests share one interpreter and twelve database connections.
 application = TakeTurns(
     LimitBodies(cast(Application, DjangoApplication()), [OBJECT_LIMIT]),
-    places=4, most_of_one=1, most_waiting=16, wait_seconds=10.0, calls_per_minute=1_200,
+    places=4, most_of_one=1, most_waiting=16, wait_seconds=10.0,
+    pace=Pace(prompt=30, per_second=10, wait_seconds=10.0),  # a worker makes a call every few seconds
 )  # fmt: skip

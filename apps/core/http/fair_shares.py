@@ -6,7 +6,7 @@ organization, an address. Use every object inside one event loop.
 
 import asyncio
 import time
-from collections import defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 
 _FORGET_SECONDS = 120.0
@@ -101,6 +101,28 @@ class LateRefusals:
                 self._held.remove(owner)
 
 
+class Pace:
+    """Spreads the bursts of each owner: it begins `prompt` at once, and `per_second` after that."""
+
+    def __init__(self, *, prompt: int, per_second: float, wait_seconds: float) -> None:
+        self._lead_seconds, self._interval = prompt / per_second, 1 / per_second
+        self._wait_seconds = wait_seconds
+        self._next_at: OrderedDict[str, float] = OrderedDict()  # time.monotonic(); the most recent owner is last
+
+    async def wait_turn(self, owner: str) -> None:
+        """Wait until the owner may begin one more. Raises TooManyWaiting if that takes longer than `wait_seconds`."""
+        now = time.monotonic()
+        at = max(self._next_at.get(owner, 0.0), now - self._lead_seconds) + self._interval
+        if at - now > self._wait_seconds:
+            raise TooManyWaiting
+        self._next_at[owner] = at
+        self._next_at.move_to_end(owner)
+        while next(iter(self._next_at.values())) < now - self._lead_seconds:  # as good as new
+            self._next_at.popitem(last=False)
+        if at > now:
+            await asyncio.sleep(at - now)
+
+
 class Places:
     """A fixed number of places. Waiting requests get them in turns between owners, not between requests."""
 
@@ -136,6 +158,10 @@ class Places:
         self._running.remove(owner)
         self._free += 1
         self._call_next()
+
+    def is_taken_by(self, owner: str) -> bool:
+        """Return whether the owner runs or waits for something."""
+        return self._running[owner] > 0 or owner in self._queues
 
     def _occupy(self, owner: str) -> None:
         self._free -= 1

@@ -10,7 +10,7 @@ from functools import partial
 
 from apps.core.errors import RateLimited
 from apps.core.http.asgi import Application, Message, Receive, Scope, Send, send_error
-from apps.core.http.fair_shares import Buckets, LateRefusals, Places, TooManyWaiting
+from apps.core.http.fair_shares import LateRefusals, Pace, Places, TooManyWaiting
 
 _STRANGERS, _MAX_KNOWN = "strangers", 10_000
 
@@ -52,8 +52,8 @@ class PlacedRequest:
 class TakeTurns:
     """ASGI: a few requests run at once and take turns between credentials. All unverified credentials share one turn.
 
-    A machine's request may wait for database rows, and holds a connection meanwhile. Each credential has a limit of
-    calls per minute, and so has each address for its calls without a verified one, such as those of signed objects.
+    A machine's request may wait for database rows, and holds a connection meanwhile. `pace` spreads the calls of each
+    credential, and those of each address without a verified one, such as those of signed objects.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class TakeTurns:
         most_of_one: int,
         most_waiting: int,
         wait_seconds: float,
-        calls_per_minute: int,
+        pace: Pace,
     ) -> None:
         self._application, self._most_of_one = application, most_of_one
-        self._calls_per_minute, self._calls, self._refusals = calls_per_minute, Buckets(), LateRefusals()
+        self._pace, self._refusals = pace, LateRefusals()
         self._places = Places(places, most_waiting=most_waiting, wait_seconds=wait_seconds)
         self._known: OrderedDict[str, None] = OrderedDict()  # digests of verified credentials, most recent last
 
@@ -80,11 +80,12 @@ class TakeTurns:
         owner = digest if digest in self._known else _STRANGERS
         address = (scope.get("client") or ("unknown",))[0]
         caller = digest if credential and owner == digest else f"{_STRANGERS} {address}"
-        if self._calls.wait_seconds(caller, self._calls_per_minute):
+        try:
+            await self._pace.wait_turn(caller)
+        except TooManyWaiting:
             await self._refusals.wait(caller)
             await send_error(send, RateLimited("This machine calls too often. Wait a second.", retry_after_seconds=1))
             return
-        self._calls.take(caller, self._calls_per_minute)
 
         async def answer(message: Message) -> None:
             if message.get("status", 400) < 400:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from apps.core.http import fair_shares
-from apps.core.http.fair_shares import Buckets, Places, TooManyWaiting
+from apps.core.http.fair_shares import Buckets, Pace, Places, TooManyWaiting
 
 
 @pytest.fixture
@@ -50,6 +50,28 @@ def test_owners_that_were_silent_are_forgotten(wait) -> None:
     buckets.take("another", 60)
 
     assert len(buckets._buckets) == 1
+
+
+def test_a_burst_is_spread_out_and_one_without_end_is_refused(wait, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        waits: list[float] = []
+
+        async def sleep(seconds: float) -> None:
+            waits.append(round(seconds, 6))
+
+        monkeypatch.setattr(fair_shares.asyncio, "sleep", sleep)
+        pace = Pace(prompt=3, per_second=2, wait_seconds=1)
+        for _ in range(5):
+            await pace.wait_turn("loud")
+        with pytest.raises(TooManyWaiting):
+            await pace.wait_turn("loud")
+        await pace.wait_turn("quiet")
+        assert waits == [0.5, 1.0]
+        wait(10)
+        await pace.wait_turn("loud")
+        assert waits == [0.5, 1.0] and list(pace._next_at) == ["loud"]
+
+    asyncio.run(scenario())
 
 
 def served(asked: list[str], *, total: int, most: int) -> list[str]:

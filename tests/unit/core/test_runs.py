@@ -3,7 +3,11 @@
 import asyncio
 from typing import Any
 
+from apps.core.http.fair_shares import Pace
 from apps.core.http.turns import TakeTurns
+
+ANY = Pace(prompt=600, per_second=10, wait_seconds=10.0)
+TEN = Pace(prompt=10, per_second=1 / 60, wait_seconds=0)
 
 
 def scope_of(credential: str) -> dict[str, Any]:
@@ -29,7 +33,7 @@ def test_a_machine_that_calls_at_full_rate_leaves_places_to_the_others() -> None
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": b""})
 
-        turns = TakeTurns(application, places=4, most_of_one=2, most_waiting=3, wait_seconds=5.0, calls_per_minute=600)
+        turns = TakeTurns(application, places=4, most_of_one=2, most_waiting=3, wait_seconds=5.0, pace=ANY)
         statuses: list[int] = []
 
         async def call(credential: str) -> None:
@@ -73,7 +77,7 @@ def test_a_machine_that_calls_without_end_is_refused_and_another_is_not() -> Non
         await send({"type": "http.response.body", "body": b""})
 
     async def scenario() -> None:
-        turns = TakeTurns(application, places=4, most_of_one=1, most_waiting=3, wait_seconds=5.0, calls_per_minute=10)
+        turns = TakeTurns(application, places=4, most_of_one=1, most_waiting=3, wait_seconds=5.0, pace=TEN)
 
         async def call(credential: str, address: str = "10.0.0.1") -> int:
             statuses: list[int] = []
