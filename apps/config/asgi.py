@@ -1,6 +1,7 @@
 """The web process: dashboard and public API; it passes inference through to the gateway."""
 
 import os
+import sys
 from typing import Any, cast
 
 import django
@@ -11,14 +12,17 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "apps.config.settings.dev")  # n
 django.setup(set_prefix=False)
 
 import apps.config.urls  # noqa: E402, F401 - else the first request imports every page
-from apps.config.startup import guard_roles  # noqa: E402 - needs the app registry
+from apps.config.startup import guard_roles, share_interpreter  # noqa: E402 - needs the app registry
 from apps.core.http.asgi import Application, DjangoApplication  # noqa: E402
+from apps.interfaces.web.edge.busy_process import BusyProcess  # noqa: E402
 from apps.interfaces.web.edge.front_door import FrontDoor  # noqa: E402
 from apps.interfaces.web.edge.request_limits import WebLimits  # noqa: E402
 
 guard_roles()
+share_interpreter()
 _limits = WebLimits(settings.WEB_REQUESTS_PER_MINUTE, settings.WEB_SECONDS_PER_MINUTE, settings.WEB_PLACES)
 _django = cast(Application, DjangoApplication())
-application: Any = FrontDoor(_django, gateway_url=settings.GATEWAY_URL, limits=_limits)
+_busy = BusyProcess([sys.executable, "-m", "apps.config.asgi_busy"])
+application: Any = FrontDoor(_django, gateway_url=settings.GATEWAY_URL, limits=_limits, busy=_busy)
 if settings.TRUSTED_PROXIES:
     application = ProxyHeadersMiddleware(application, trusted_hosts=settings.TRUSTED_PROXIES)

@@ -4,6 +4,9 @@
 of all tables again. Here the rows are deleted, and what `post_migrate` wrote stays.
 """
 
+import os
+from urllib.parse import urlsplit, urlunsplit
+
 import psycopg
 from django.db import connection
 from psycopg import sql
@@ -22,3 +25,10 @@ def empty_database() -> None:
     with psycopg.connect(**place, user="postgres") as superuser:
         superuser.execute("SET session_replication_role = replica")
         superuser.execute(sql.SQL(";").join(sql.SQL("DELETE FROM {}").format(sql.Identifier(name)) for name in tables))
+
+
+def database_url(role: str) -> str:
+    """Return the address of this test run's database for a process with the login of `role`."""
+    parts = urlsplit(os.environ["DATABASE_URL"])
+    host = parts.netloc.replace("anneal_owner", f"anneal_{role}")
+    return urlunsplit(parts._replace(netloc=host, path=f"/{connection.settings_dict['NAME']}"))

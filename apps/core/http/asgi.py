@@ -1,20 +1,20 @@
-"""Code that every HTTP process runs around a view: request ids, limits on bodies, and pages for errors.
+"""Code that every HTTP process runs around a view: request ids, processor time, and pages for errors.
 
 Machine paths (the public APIs, the worker API, signed objects) get OpenAI-shaped JSON; people get a page.
 """
 
-import asyncio
 import json
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from functools import wraps
 from http import HTTPStatus
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, cast
 from urllib.parse import unquote
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
+from django.conf import settings
 from django.core.handlers.asgi import ASGIHandler, ASGIRequest
 from django.db import connection
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
@@ -33,13 +33,11 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 MACHINE_PREFIXES = ("/v1/", "/api/", "/internal/", "/objects/")
 REQUEST_ID_HEADER = "x-request-id"
 PROCESSOR_SECONDS = "anneal.processor_seconds"  # key in the scope
+PROCESSOR_SECONDS_HEADER = b"x-anneal-processor-seconds"  # between processes of ours, never to a client
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{8,64}")
 
 MIB = 1024 * 1024
 DEFAULT_BODY_BYTES = 4 * MIB
-
-# Limits for slow bodies: the longest silence, and the fewest bytes per second after the first minute.
-_IDLE_SECONDS, _FREE_SECONDS, _MIN_BYTES_PER_SECOND = 30.0, 60.0, 8 * 1024
 
 
 class TooLarge(DomainError):
@@ -96,21 +94,47 @@ class MeasuredRequest(ASGIRequest):
 class DjangoApplication(ASGIHandler):
     """Django as an ASGI application. Call `django.setup()` first.
 
-    A client may read its answer slowly, so an answer is sent without holding a database connection. When a request
-    ends, its scope has the processor time of the request's own thread and of its error page.
+    A client may read its answer slowly, so an answer is sent without holding a database connection. When an answer
+    begins, and again when the request ends, the scope has the processor time of the request's own thread and of its
+    error page.
     """
 
     request_class = MeasuredRequest
 
     async def handle(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        try:
-            await super().handle(scope, receive, send)
-        finally:
-            scope[PROCESSOR_SECONDS] = scope.get(PROCESSOR_SECONDS, 0.0) + await sync_to_async(_end_of_thread)()
+        counted = 0.0
 
-    async def send_response(self, response: HttpResponseBase, send: Any) -> None:
-        await sync_to_async(give_back_connection)()
-        await super().send_response(response, send)
+        async def count() -> None:
+            nonlocal counted
+            seconds = await sync_to_async(_end_of_thread)()
+            scope[PROCESSOR_SECONDS] = scope.get(PROCESSOR_SECONDS, 0.0) + seconds - counted
+            counted = seconds
+
+        async def answer(message: Mapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                await count()
+            await send(message)
+
+        try:
+            await super().handle(scope, receive, answer)
+        finally:
+            await count()
+
+
+class ReportProcessorSeconds:
+    """ASGI: sends the processor time of a request to the process in front, as a header of the answer."""
+
+    def __init__(self, application: Application) -> None:
+        self._application = application
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                seconds = f"{scope.get(PROCESSOR_SECONDS, 0.0):.6f}".encode()
+                message = {**message, "headers": [*message["headers"], (PROCESSOR_SECONDS_HEADER, seconds)]}
+            await send(message)
+
+        await self._application(scope, receive, answer)
 
 
 def give_back_connection() -> None:
@@ -161,132 +185,12 @@ class RefuseNulMiddleware(MiddlewareMixin):
         return bad_request(request) if has_nul else None
 
 
-# --- Limits on bodies -------------------------------------------------------------------------------------------------
-
-
-class Allowance(NamedTuple):
-    """How much of a request's body is read, and the error beyond it if "too large" is not the reason."""
-
-    limit_bytes: int
-    refusal: DomainError | None = None
-
-
-class BodyLimit(NamedTuple):
-    """The largest body of requests whose path starts with `prefix`.
-
-    `judge` decides on one request before its body is read. It returns the size that this request may send, at most
-    `limit_bytes`, or raises a DomainError to refuse it. Bodies up to the default limit are not judged unless
-    `is_judged_always`.
-    """
-
-    method: str
-    prefix: str
-    limit_bytes: int
-    judge: Callable[[Scope], Awaitable[Allowance]] | None = None
-    is_judged_always: bool = False
-
-
-class LimitBodies:
-    """ASGI: refuses a body above its path's limit before it fills a disk, even if its length was not declared.
-
-    Django writes the whole body to disk before any view runs. A limit or a permission check in a view is therefore too
-    late, so paths with large bodies are judged here.
-    """
-
-    def __init__(self, application: Application, limits: Sequence[BodyLimit] = ()) -> None:
-        self._application = application
-        self._limits = limits
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._application(scope, receive, send)
-            return
-        try:
-            allowance = await self._allowance(scope)
-        except DomainError as refusal:
-            await send_error(send, refusal)
-            return
-        error = allowance.refusal or _too_large(allowance.limit_bytes)
-        if declared_length(scope) > allowance.limit_bytes:
-            await send_error(send, error)
-            return
-        counted = _CountedBody(receive, send, limit_bytes=allowance.limit_bytes)
-        await self._application(scope, counted.receive, counted.send)
-        if counted.is_exceeded and not counted.has_answered:
-            await send_error(send, error)
-        elif counted.is_late and not counted.has_answered:
-            await send_error(send, TooSlow("The request body did not arrive in time. Send it again."))
-
-    async def _allowance(self, scope: Scope) -> Allowance:
-        limit = self._limit_of(scope)
-        if limit is None:
-            return Allowance(DEFAULT_BODY_BYTES)
-        is_small = 0 < declared_length(scope) <= DEFAULT_BODY_BYTES
-        if limit.judge is None or (is_small and not limit.is_judged_always):
-            return Allowance(limit.limit_bytes)
-        allowance = await limit.judge(scope)
-        return allowance._replace(limit_bytes=min(allowance.limit_bytes, limit.limit_bytes))
-
-    def _limit_of(self, scope: Scope) -> BodyLimit | None:
-        matching = (
-            limit
-            for limit in self._limits
-            if limit.method == scope["method"] and scope["path"].startswith(limit.prefix)
-        )
-        return next(matching, None)
-
-
-class _CountedBody:
-    """Counts the bytes that the application reads. Past the limits, the application sees a client that disconnected."""
-
-    def __init__(self, receive: Receive, send: Send, *, limit_bytes: int) -> None:
-        self._receive, self._send = receive, send
-        self.limit_bytes = limit_bytes
-        self.read_bytes = 0
-        self.is_late = self.has_answered = False
-        self._is_whole = False
-        self._began = asyncio.get_running_loop().time()
-
-    @property
-    def is_exceeded(self) -> bool:
-        return self.read_bytes > self.limit_bytes
-
-    async def receive(self) -> Message:
-        try:
-            async with asyncio.timeout(self._patience_seconds()):
-                message = await self._receive()
-        except TimeoutError:
-            self.is_late = True
-            return {"type": "http.disconnect"}
-        self.read_bytes += len(message.get("body", b""))
-        self._is_whole = not message.get("more_body", False)
-        return {"type": "http.disconnect"} if self.is_exceeded else message
-
-    def _patience_seconds(self) -> float | None:
-        """Return the seconds to wait for more.
-
-        None means forever: once the body is complete, only a disconnect follows.
-        """
-        if self._is_whole:
-            return None
-        spent = asyncio.get_running_loop().time() - self._began
-        return max(0.0, min(_IDLE_SECONDS, _FREE_SECONDS + self.read_bytes / _MIN_BYTES_PER_SECOND - spent))
-
-    async def send(self, message: Message) -> None:
-        self.has_answered = True
-        await self._send(message)
-
-
 def declared_length(scope: Scope) -> int:
     """Return the Content-Length of a request; zero if it is missing or not a number."""
     for name, value in scope["headers"]:
         if name == b"content-length":
             return int(value) if value.isdigit() else 0
     return 0
-
-
-def _too_large(limit_bytes: int) -> TooLarge:
-    return TooLarge(f"The request body is larger than {limit_bytes / MIB:.0f} MiB.", limit_bytes=limit_bytes)
 
 
 # --- Errors -----------------------------------------------------------------------------------------------------------
@@ -357,6 +261,8 @@ def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpR
     if is_machine_path(request.path):
         error = UnknownUrl(f"Unknown request URL: {request.method} {request.path}.")
         return JsonResponse(error.as_openai(), status=Status.NOT_FOUND)
+    if request.path.startswith(settings.STATIC_URL):  # only a browser asks, for a part of a page
+        return HttpResponse("There is no such file.\n", status=404, content_type="text/plain")
     return error_page(request, 404)
 
 

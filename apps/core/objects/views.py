@@ -23,7 +23,8 @@ from django.http import (
 from django.views.decorators.csrf import csrf_exempt
 
 from apps.core.errors import DomainError
-from apps.core.http.asgi import MIB, Allowance, BodyLimit, Scope
+from apps.core.http.asgi import MIB, Scope
+from apps.core.http.body_limits import Allowance, BodyLimit
 from apps.core.objects.store import (
     CHECKSUM_HEADER,
     CHUNK_BYTES,

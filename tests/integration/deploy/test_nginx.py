@@ -9,7 +9,8 @@ import pytest
 from django.urls import resolve
 
 from apps.core.http.asgi import MIB
-from apps.interfaces.web.edge.front_door import BODY_LIMITS, INFERENCE_PATHS
+from apps.interfaces.web.edge.front_door import INFERENCE_PATHS
+from apps.interfaces.web.edge.request_limits import BODY_LIMITS
 
 NGINX = Path(__file__).resolve().parents[3] / "deploy/nginx"
 CONF = (NGINX / "anneal.conf").read_text()

@@ -10,19 +10,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 import openai
 import pytest
-from django.db import connection
 
 from apps.accounts.operations import IssuedKey
 from apps.billing.models import UsageEvent
 from tests.factories.serving import (
     Tenant,
 )
-from tests.support.database import empty_database
+from tests.support.database import database_url, empty_database
 
 ROOT = Path(__file__).resolve().parents[3]
 MEDIA_HOST = "images.example.com"
@@ -61,7 +59,7 @@ class GatewayProcess:
             "--no-access-log",
         ]
         command += ["--log-level", "warning"]
-        environ = os.environ | {"ANNEAL_HOME": str(self.home), "DATABASE_URL": _gateway_database_url()}
+        environ = os.environ | {"ANNEAL_HOME": str(self.home), "DATABASE_URL": database_url("gateway")}
         environ["ANNEAL_REPLICA_ADDRESSES"] = f"unix://{self.engines}"
         environ["ANNEAL_MEDIA_HOSTS"] = MEDIA_HOST
         environ["DJANGO_SETTINGS_MODULE"] = "apps.config.settings.dev"
@@ -161,13 +159,6 @@ def running_gateway(home: Path, *, engines: Path | None = None) -> Iterator[Gate
     finally:
         gateway.close_clients()
         gateway.kill()
-
-
-def _gateway_database_url() -> str:
-    """The database of this test run, entered under the gateway's narrow role."""
-    parts = urlsplit(os.environ["DATABASE_URL"])
-    host = parts.netloc.replace("anneal_owner", "anneal_gateway")
-    return urlunsplit(parts._replace(netloc=host, path=f"/{connection.settings_dict['NAME']}"))
 
 
 def is_alive(pid: int) -> bool:

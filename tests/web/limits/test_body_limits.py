@@ -14,10 +14,11 @@ from django.test import override_settings
 from apps.accounts.login.api_keys import LIVE_PREFIX, new_secret
 from apps.accounts.models import User
 from apps.accounts.operations import IssuedKey
-from apps.core.http.asgi import DEFAULT_BODY_BYTES, MIB, LimitBodies
+from apps.core.http.asgi import DEFAULT_BODY_BYTES, MIB
+from apps.core.http.body_limits import LimitBodies
 from apps.core.objects.store import DirectoryStore, object_key, open_store
 from apps.core.objects.views import OBJECT_LIMIT
-from apps.interfaces.web.edge.front_door import BODY_LIMITS
+from apps.interfaces.web.edge.request_limits import BODY_LIMITS
 
 KEY = object_key("org_01", "datasets", "file-01", "data.jsonl")
 

@@ -178,7 +178,7 @@ def test_an_organization_never_holds_all_places_and_one_that_ran_much_holds_one(
         assert views.running[-1] == "rival"
         views.go_on.set()
         assert {answer[0] for answer in await asyncio.gather(*crowd, neighbour)} == {200}
-        assert not application._open._open and application._places._free == 8
+        assert not application._open._open and application._own.places._free == 8
 
         views.go_on.clear()
         views.running.clear()
@@ -275,5 +275,36 @@ def test_a_person_gets_a_page_and_htmx_a_notice() -> None:
         status, body, headers = await ask(application, "a", "/jobs", hx_request="true")
         assert (status, body, headers["hx-reswap"]) == (429, b"", "none")
         assert "60 s" in json.loads(headers["hx-trigger"])["toast"]["text"]
+
+    asyncio.run(scenario())
+
+
+def test_a_caller_that_used_much_or_runs_another_view_has_it_run_elsewhere() -> None:
+    """Until the other process is ready, all views run here."""
+
+    class Busy(Views):
+        is_ready = False
+
+    async def scenario() -> None:
+        here, there = Views(), Busy()
+        here.go_on.set()
+        there.go_on.set()
+        here.seconds = 1.0  # a 60th of what a key may use in a minute
+        limits = WebLimits(requests_per_minute=100, seconds_per_minute=60, places=8)
+        application = LimitRequests(here, limits, busy=there)  # type: ignore[arg-type]
+        assert [(await ask(application, "a"))[0] for _ in range(3)] == [200] * 3
+        there.is_ready = True
+        found = [await ask(application, who, client=f"10.{who}") for who in ("a", "rival", "rival", "a2")]
+        assert [answer[0] for answer in found] == [200] * 4
+        assert (here.running, there.running) == (["a"] * 3 + ["rival"] * 2, ["a", "a2"])
+
+        here.go_on.clear()
+        first = asyncio.ensure_future(ask(application, "", client="10.0.0.9"))
+        await asyncio.sleep(0.01)
+        assert (await ask(application, "", client="10.0.0.9"))[0] == 200
+        assert (here.running[-1], there.running[-1]) == ("", "")
+        here.go_on.set()
+        assert (await first)[0] == 200
+        assert {lane.places._free for lane in (application._own, application._busy)} == {8}
 
     asyncio.run(scenario())

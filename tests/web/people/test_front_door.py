@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 from aiohttp import web
 
-from apps.core.http.asgi import BodyLimit, LimitBodies
+from apps.core.http.body_limits import BodyLimit, LimitBodies
 from apps.interfaces.web.edge.front_door import FrontDoor
 from tests.support.asgi import NO_LIMITS
 

@@ -3,7 +3,8 @@
 Each of them has a bucket of requests and one of processor time, both per minute. The time of each request is measured,
 so no list of costly routes is needed. Concurrency is limited too: few views run at once, because they share one
 interpreter; more bodies, downloads and live streams may be open. Waiting views take turns, organization by
-organization. A refusal costs processor time too, so an address that was refused often gets its refusals late.
+organization. Views of callers that use much run in a process of their own, so that they delay only each other. A
+refusal costs processor time too, so an address that was refused often gets its refusals late.
 
 The counts are kept in this process: with several web processes, a limit holds for each of them (docs/limits.md).
 """
@@ -28,16 +29,23 @@ from apps.core.http.asgi import (
     send_error,
     send_page,
 )
+from apps.core.http.body_limits import LimitBodies
 from apps.core.http.fair_shares import Buckets, LateRefusals, OpenCounts, Places, TooManyWaiting
 from apps.core.http.turns import PlacedRequest
+from apps.core.objects.views import OBJECT_LIMIT
 from apps.interfaces.web.edge import callers
+from apps.interfaces.web.edge.busy_process import BusyProcess
+from apps.interfaces.web.edge.upload_limits import UPLOAD_LIMITS
 
+BODY_LIMITS = (*UPLOAD_LIMITS, OBJECT_LIMIT)
 _STATIC = "/static/"  # files of the dashboard: a page loads several, which browsers cache
 _UPLOAD_PREFIXES = ("/v1/files", "/v1/uploads", "/datasets")
 _WAIT_SECONDS, _MAX_WAITING = 10.0, 32
+# A caller is quiet if it runs no other view and none of its owners has used more of its processor time than this.
+_QUIET_PART = 1 / 40
 # Views share one interpreter: each further view of one organization slows down the others. An owner takes at most
-# a quarter of the places, and only one place after using more than a tenth of its processor time.
-_PART_OF_ONE, _LEFT_OF_A_QUIET_ONE = 4, 0.9
+# a quarter of the places, and only one place after using more than this part of its processor time.
+_PART_OF_ONE, _MODEST_PART = 4, 1 / 10
 
 
 class Share(NamedTuple):
@@ -78,20 +86,31 @@ class WebLimits(NamedTuple):
     places: int
 
 
-class LimitRequests:
-    """ASGI layer that applies the limits before any costly work."""
+class _Lane(NamedTuple):
+    """A process that runs views, and its places."""
 
-    def __init__(self, application: Application, limits: WebLimits) -> None:
-        self._application = application
+    application: Application
+    places: Places
+
+
+class LimitRequests:
+    """ASGI layer that applies the limits before any costly work.
+
+    Views of callers that use much run in `busy` while it is ready, and otherwise in this process.
+    """
+
+    def __init__(self, application: Application, limits: WebLimits, *, busy: BusyProcess | None = None) -> None:
+        self._own = _Lane(LimitBodies(application, BODY_LIMITS), _places(limits))
+        self._busy = _Lane(LimitBodies(busy or application, BODY_LIMITS), _places(limits))
+        self._busy_process = busy
         self._limits = limits
         self._requests, self._seconds = Buckets(), Buckets()
         self._open, self._uploads = OpenCounts(), OpenCounts()
         self._refusals = LateRefusals()
-        self._places = Places(limits.places, most_waiting=_MAX_WAITING, wait_seconds=_WAIT_SECONDS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._application(scope, receive, send)
+            await self._own.application(scope, receive, send)
             return
         try:
             owners = await self._owners(scope)
@@ -100,9 +119,10 @@ class LimitRequests:
         except RateLimited as refusal:
             await self._refuse(scope, send, refusal)
             return
-        run = PlacedRequest(partial(self.begin_running, owners), partial(self.end_running, owners), receive, send)
+        lane, owner = self._lane_of(owners), owners[-1]
+        run = PlacedRequest(partial(self._begin, lane, owners), partial(lane.places.give_back, owner), receive, send)
         try:
-            await self._application(scope, run.receive, run.send)
+            await lane.application(scope, run.receive, run.send)
         finally:
             run.end()
             self._take_seconds(owners, scope.get(PROCESSOR_SECONDS, 0.0))
@@ -157,21 +177,26 @@ class LimitRequests:
             counts.add(owner)
         return opened
 
-    async def begin_running(self, owners: Sequence[str]) -> None:
-        """Wait for a place to run in. An owner that used much of its time lately runs one request at a time.
+    def _lane_of(self, owners: Sequence[str]) -> _Lane:
+        """Return the process for a request of these owners: this one while they are quiet."""
+        if self._busy_process is None or not self._busy_process.is_ready:
+            return self._own
+        is_quiet = self._used_part(owners) < _QUIET_PART and not self._own.places.is_taken_by(owners[-1])
+        return self._own if is_quiet else self._busy
 
-        Raises RateLimited.
-        """
-        left = min(self._seconds.share_left(owner, self._rates(owner)[1]) for owner in owners)
-        most = max(1, self._limits.places // _PART_OF_ONE) if left > _LEFT_OF_A_QUIET_ONE else 1
+    async def _begin(self, lane: _Lane, owners: Sequence[str]) -> None:
+        """Wait for a place to run in. Raises RateLimited."""
+        is_modest = self._used_part(owners) < _MODEST_PART
+        most = max(1, self._limits.places // _PART_OF_ONE) if is_modest else 1
         try:
-            await self._places.take(owners[-1], most=most)
+            await lane.places.take(owners[-1], most=most)
         except TooManyWaiting:
             text = f"{_name(owners[-1])} has too many requests waiting at once. Try again in 2 s."
             raise RateLimited(text, retry_after_seconds=2) from None
 
-    def end_running(self, owners: Sequence[str]) -> None:
-        self._places.give_back(owners[-1])
+    def _used_part(self, owners: Sequence[str]) -> float:
+        """Return how much of its processor time the owner has used that used most of it."""
+        return 1 - min(self._seconds.share_left(owner, self._rates(owner)[1]) for owner in owners)
 
     def _take_seconds(self, owners: Sequence[str], seconds: float) -> None:
         for owner in owners:
@@ -183,6 +208,10 @@ class LimitRequests:
             self._limits.requests_per_minute * share.requests,
             self._limits.seconds_per_minute * share.seconds,
         )
+
+
+def _places(limits: WebLimits) -> Places:
+    return Places(limits.places, most_waiting=_MAX_WAITING, wait_seconds=_WAIT_SECONDS)
 
 
 async def send_refusal(scope: Scope, send: Send, refusal: DomainError) -> None:

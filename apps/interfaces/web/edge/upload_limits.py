@@ -5,7 +5,8 @@ view decides what that caller may do.
 """
 
 from apps.core.errors import DomainError, Status
-from apps.core.http.asgi import DEFAULT_BODY_BYTES, MIB, Allowance, BodyLimit, Scope
+from apps.core.http.asgi import DEFAULT_BODY_BYTES, MIB, Scope
+from apps.core.http.body_limits import Allowance, BodyLimit
 from apps.interfaces.web.edge import callers
 
 # A multipart envelope around the largest file the API accepts, 512 MB (OpenAI's own limit).

@@ -1,0 +1,106 @@
+"""Views of callers that use much run in a second process, which answers as the first one does."""
+
+import http.client
+import os
+import signal
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from django.conf import settings
+
+from apps.core.http.asgi import DjangoApplication
+from apps.core.models import AuditEntry
+from apps.interfaces.web.edge import busy_process, request_limits
+from apps.interfaces.web.edge.busy_process import BusyProcess
+from apps.interfaces.web.edge.front_door import FrontDoor
+from tests.factories.datasets import jsonl
+from tests.support.asgi import NO_LIMITS, serving
+from tests.support.database import database_url
+from tests.support.waiting import wait_until
+
+
+def processes() -> list[int]:
+    """Return the busy processes that this one has started."""
+    children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    pids = [int(pid) for path in children for pid in path.read_text().split()]
+    return [pid for pid in pids if b"asgi_busy" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+@pytest.fixture
+def busy(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> BusyProcess:
+    """Give the real process; every caller counts as one that used much."""
+    monkeypatch.setattr(request_limits, "_QUIET_PART", 0)
+    monkeypatch.setattr(busy_process, "_REST_SECONDS", 0.1)
+    monkeypatch.setenv("DATABASE_URL", database_url("app"))
+    return BusyProcess([sys.executable, "-m", "apps.config.asgi_busy"])
+
+
+@pytest.fixture
+def own_paths() -> list[str]:
+    """Give the paths that the first process has run itself."""
+    return []
+
+
+@pytest.fixture
+def origin(busy: BusyProcess, own_paths: list[str]) -> Iterator[str]:
+    django_application: Any = DjangoApplication()
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        own_paths.append(scope["path"])
+        await django_application(scope, receive, send)
+
+    door = FrontDoor(application, gateway_url="http://127.0.0.1:1", limits=NO_LIMITS, busy=busy)
+    with serving(door) as address:
+        wait_until(lambda: busy.is_ready, lambda: "the process did not start")
+        yield address
+    assert not processes()
+
+
+def ask(
+    origin: str, method: str, path: str, headers: dict[str, str], body: Iterable[bytes] | None = None
+) -> tuple[int, dict[str, str], bytes]:
+    client = http.client.HTTPConnection(urlsplit(origin).netloc, timeout=60)
+    client.request(method, path, body=body, headers=headers, encode_chunked="Transfer-Encoding" in headers)
+    answer = client.getresponse()
+    found = answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+    client.close()
+    return found
+
+
+def test_it_answers_as_the_first_process_does(origin, own_paths, client_for, alice, organization, key):
+    as_key = {"Authorization": f"Bearer {key.secret}"}
+    as_person = {"Cookie": f"sessionid={client_for(alice).cookies[settings.SESSION_COOKIE_NAME].value}"}
+    form = b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nfine-tune\r\n'
+    form += b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n' + jsonl(40)
+    chunks = [form[:50], form[50:], b"\r\n--x--\r\n"]
+    multipart = {"Content-Type": "multipart/form-data; boundary=x", "Transfer-Encoding": "chunked"}
+    stranger = {"X-Forwarded-For": "6.6.6.6", "x-request-id": "my-own-request"}
+
+    status, headers, page = ask(origin, "GET", "/jobs?q=a%2Fb", as_person)
+    assert status == 200 and b"</html>" in page and "content-security-policy" in headers
+    assert not [name for name in headers if name.startswith("x-anneal")]
+    assert ask(origin, "HEAD", "/accounts/login/", {})[::2] == (200, b"")
+    status, headers, _ = ask(origin, "GET", "/jobs?q=a%2Fb", {})
+    assert (status, headers["location"]) == (302, "/accounts/login/?next=/jobs%3Fq%3Da%252Fb")
+    status, headers, body = ask(origin, "POST", "/v1/files", as_key | multipart | stranger, iter(chunks))
+    assert status == 200 and b"a.jsonl" in body and headers["x-request-id"] == "my-own-request"
+    assert AuditEntry.objects.filter(action="dataset.uploaded").get().ip == "127.0.0.1"
+    assert ask(origin, "POST", "/v1/files", as_key | {"Content-Length": str(9 * 2**30)})[0] == 413
+    assert ask(origin, "GET", "/v1/models", {"Authorization": "Bearer wrong"})[0] == 401
+    assert own_paths == []
+
+
+def test_the_first_process_answers_while_the_second_is_away(origin, own_paths, busy):
+    [pid] = processes()
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not busy.is_ready, processes)
+
+    assert ask(origin, "GET", "/accounts/login/", {})[0] == 200
+    assert own_paths == ["/accounts/login/"]
+    wait_until(lambda: busy.is_ready, processes)
+    assert ask(origin, "GET", "/accounts/login/", {})[0] == 200
+    assert len(own_paths) == 1 and processes() != [pid]
