@@ -272,6 +272,9 @@ URLS: dict[str, Url] = {
     "staff:replica_detail": staff("GET", "POST", ids={"replica_id": "replica"}),
     "staff:replica_drain": staff("POST", ids={"replica_id": "replica"}),
     "staff:replica_accept": staff("POST", ids={"replica_id": "replica"}),
+    "staff:replica_accept_room": staff(
+        "POST", ids={"replica_id": "replica"}, data={"capacity": "56", "slots": "8", "max_rank": "64"}
+    ),
     "staff:replica_clear": staff("POST", ids={"replica_id": "replica"}),
     "staff:base_model_list": staff("GET", "POST"),
     "staff:base_model_install": staff("POST", ids={"base_model_id": "base_model"}),

@@ -110,6 +110,12 @@ class WorkerTokenForm(forms.Form):
         return version
 
 
+class ReplicaRoomForm(forms.Form):
+    capacity = forms.IntegerField(min_value=1, max_value=10_000)
+    slots = forms.IntegerField(min_value=1, max_value=10_000)
+    max_rank = forms.IntegerField(min_value=1, max_value=10_000)
+
+
 class OptionalJson(forms.JSONField):
     """A JSON field that is shown empty without a value; Django's own shows the word null."""
 

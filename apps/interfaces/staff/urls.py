@@ -22,6 +22,7 @@ urlpatterns = [
     path("replicas/<str:replica_id>", replicas.detail, name="replica_detail"),
     path("replicas/<str:replica_id>/drain", replicas.drain, name="replica_drain"),
     path("replicas/<str:replica_id>/accept", replicas.accept, name="replica_accept"),
+    path("replicas/<str:replica_id>/room", replicas.accept_room, name="replica_accept_room"),
     path("replicas/<str:replica_id>/clear", replicas.clear, name="replica_clear"),
     path("base-models", catalog.base_models, name="base_model_list"),
     path("base-models/<str:base_model_id>/install", catalog.install_base_model, name="base_model_install"),
