@@ -165,7 +165,11 @@ class PriceForm(forms.Form):
     )
     price_usd = forms.DecimalField(label="Price in dollars", **_MONEY)  # type: ignore[arg-type]
     organization = forms.ModelChoiceField(
-        queryset=Organization.objects.none(), required=False, empty_label="Everybody", label="For"
+        queryset=Organization.objects.none(),
+        required=False,
+        empty_label="Everybody",
+        label="For",
+        help_text="A price for one customer waits for a second operator.",
     )
     effective_from = forms.DateTimeField(
         required=False,
