@@ -17,6 +17,7 @@ from apps.core.errors import DomainError, InvalidValue, RateLimited
 from apps.core.objects.store import store
 from apps.finetuning.models import FineTuningJob, JobEvent, Run, RunUpload, ThroughputProbe, Worker
 from apps.finetuning.runs import reports, uploads
+from tests.factories.catalog import make_base_model
 from tests.factories.finetuning import CREDENTIAL, TrainingSetup, adapter_files, manifest_of, model_files, probe_report
 from tests.support.attempts import Attempt, charged, step
 
@@ -347,7 +348,7 @@ def gated(floor: TrainingSetup):
     """A model whose repository asks for a token, not measured yet in the pool."""
     model = floor.base_model
     ThroughputProbe.objects.all().delete()
-    model.repo, model.path = "owner/gated", ""
+    model.repo, model.path, model.is_gated = "owner/gated", "", True
     model.save()
     keep_hub_token(base_model=model, hub_token="hf_secret")
     return model
@@ -364,6 +365,24 @@ def test_a_hub_token_goes_to_the_trainer_that_is_about_to_measure(gated, setting
     assert tokens() == {None}
     assert tokens("?base_model=another") == {None}
     assert tokens(f"?base_model={gated.pk}") == {"hf_secret"}
+
+
+def test_a_trainer_gets_no_second_hub_token_before_it_reported_the_first_or_long_after(gated, settings):
+    settings.ROOT_URLCONF = "apps.config.urls_internal"
+    other = make_base_model("other")
+    type(gated).objects.filter(pk=other.pk).update(repo="owner/other", path="", is_gated=True)
+    keep_hub_token(base_model=other, hub_token="hf_other")
+    path, credential = "/internal/v1/probes/missing?base_model=", {"Authorization": f"Bearer {CREDENTIAL}"}
+
+    assert tokens(f"?base_model={gated.pk}") == tokens(f"?base_model={gated.pk}") == {"hf_secret", None}
+    assert Client().get(path + other.pk, headers=credential).status_code == 429
+    post("probes", msgspec.json.encode(probe_report(other, "lora")), CREDENTIAL)
+    assert Client().get(path + other.pk, headers=credential).status_code == 429  # another model's report ends nothing
+    post("probes", msgspec.json.encode(probe_report(gated, "lora")), CREDENTIAL)
+    assert tokens(f"?base_model={other.pk}") == {"hf_other", None}
+
+    Worker.objects.update(measuring_since=F("measuring_since") - datetime.timedelta(minutes=31))
+    assert tokens(f"?base_model={gated.pk}") == {"hf_secret", None}
 
 
 @pytest.mark.parametrize(
