@@ -1,9 +1,20 @@
 """Checks of uploaded files by names, headers and configurations. No tensor is loaded here."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from apps.catalog.models import BaseModel
-from apps.contracts.adapter_files import AdapterFileError, check_adapter, get_header_bytes, parse_config, parse_header
+from apps.contracts.adapter_files import (
+    AdapterFileError,
+    Problem,
+    base_reference,
+    check_adapter,
+    check_origin,
+    check_unserved_config,
+    get_header_bytes,
+    parse_config,
+    parse_header,
+)
 from apps.contracts.result_files import MODEL_CONFIG, problem_of_config, problem_of_start, unexpected
 from apps.core.objects.store import read_object, store
 
@@ -24,13 +35,14 @@ def problems_of(
         return [str(error)]
     if config.get("r") != rank or set(config.get("target_modules", [])) != set(target_modules):
         return ["the adapter's rank or target modules are not those of the job"]
-    return [problem.message for problem in check_adapter(header, config, base_model.config)]
+    found = check_adapter(header, config, base_model.config) + _check_origin(config, base_model)
+    return [problem.message for problem in found]
 
 
-def problems_of_files(*, object_prefix: str, manifest: dict[str, Any]) -> list[str]:
+def problems_of_files(*, object_prefix: str, manifest: dict[str, Any], base_model: BaseModel) -> list[str]:
     """Return why the files cannot be delivered to a customer; empty when they can.
 
-    For a whole model, or an adapter that no engine loads: file names, first bytes, and no code.
+    For a whole model, or an adapter that no engine loads: file names, first bytes, no code, and no other base model.
     """
     kind, names = manifest["kind"], [file["name"] for file in manifest["files"]]
     if strange := unexpected(kind, names):
@@ -40,7 +52,22 @@ def problems_of_files(*, object_prefix: str, manifest: dict[str, Any]) -> list[s
     found = [problem_of_start(name, _start(f"{object_prefix}/{name}")) for name in names]
     for name in {MODEL_CONFIG, "tokenizer_config.json"} & set(names):
         found.append(problem_of_config(name, read_object(f"{object_prefix}/{name}")))
+    if CONFIG in names:
+        found += _problems_of_unserved(f"{object_prefix}/{CONFIG}", base_model)
     return [problem for problem in found if problem]
+
+
+def _problems_of_unserved(key: str, base_model: BaseModel) -> list[str]:
+    try:
+        config = parse_config(read_object(key))
+    except AdapterFileError as error:
+        return [str(error)]
+    return [problem.message for problem in check_unserved_config(config) + _check_origin(config, base_model)]
+
+
+def _check_origin(config: Mapping[str, Any], base_model: BaseModel) -> list[Problem]:
+    base = base_reference(repo=base_model.repo, name=base_model.name)
+    return check_origin(config, base=base, revision=base_model.revision)
 
 
 def _start(key: str) -> bytes:

@@ -169,6 +169,7 @@ class PriceRule(models.Model):
     effective_from = models.DateTimeField(db_default=Now())
     effective_to = models.DateTimeField(null=True)
     created_by = models.CharField(max_length=64)
+    approved_by = models.CharField(max_length=64, null=True, help_text="The second operator, for one customer's price.")
 
     tenant_condition = f"organization_id IS NULL OR {OWN_ORGANIZATION}"
     app_access = "read"
@@ -183,6 +184,10 @@ class PriceRule(models.Model):
             ),
             models.CheckConstraint(condition=Q(price_nano__gte=0, per__gt=0), name="price_positive"),
             models.CheckConstraint(
+                condition=Q(organization=None) | Q(approved_by__isnull=False) & ~Q(approved_by=F("created_by")),
+                name="price_own_by_two",
+            ),
+            models.CheckConstraint(
                 condition=Q(effective_to=None) | Q(effective_to__gt=F("effective_from")), name="price_period"
             ),
         ]
@@ -190,13 +195,52 @@ class PriceRule(models.Model):
             pgtrigger.Protect(name="price_no_delete", operation=pgtrigger.Delete),
             pgtrigger.ReadOnly(
                 name="price_frozen",
-                fields=["sku", "organization", "unit", "price_nano", "per", "tiers", "effective_from"],
+                fields=[
+                    "sku",
+                    "organization",
+                    "unit",
+                    "price_nano",
+                    "per",
+                    "tiers",
+                    "effective_from",
+                    "created_by",
+                    "approved_by",
+                ],
             ),
             pgtrigger.Trigger(
                 name="price_no_overlap",
                 when=pgtrigger.Before,
                 operation=pgtrigger.Insert | pgtrigger.UpdateOf("effective_to"),
                 func=_NO_OVERLAP,
+            ),
+        ]
+
+    @property
+    def title(self) -> str:
+        return title_of(self.sku)
+
+
+class PriceRequest(OrganizationModel):
+    """A price for one customer that an operator asked for, until another operator decides."""
+
+    id = IdField(prefix="priceask")
+    sku = models.CharField(max_length=120)
+    price_nano = models.BigIntegerField()
+    per = models.BigIntegerField()
+    tiers = models.JSONField(default=list)
+    effective_from = models.DateTimeField(null=True, help_text="Null, or past when it is approved: at once.")
+    requested_by = models.CharField(max_length=64)
+    requested_at = models.DateTimeField(db_default=Now())
+    decided_by = models.CharField(max_length=64, null=True)
+    decided_at = models.DateTimeField(null=True)
+    rule = models.OneToOneField(PriceRule, on_delete=models.PROTECT, null=True, help_text="Null: open, or rejected.")
+
+    class Meta:
+        triggers = [
+            pgtrigger.Protect(name="price_request_no_delete", operation=pgtrigger.Delete),
+            pgtrigger.ReadOnly(
+                name="price_request_frozen",
+                fields=["organization", "sku", "price_nano", "per", "tiers", "effective_from", "requested_by"],
             ),
         ]
 

@@ -216,14 +216,16 @@ def set_price(
     by: str,
     now: datetime.datetime,
     organization: Organization | str | None = None,
+    approved_by: str | None = None,
     tiers: Sequence[Tier] = (),
     effective_from: datetime.datetime | None = None,
 ) -> PriceRule:
     """Set the price of `per` units of a SKU, from now or `effective_from`, for all customers or one organization.
 
-    The previous rule is closed and kept. A rule that begins later is kept too, and ends this one. Raises InvalidValue.
+    A price for one organization needs a second operator (price_requests.py), and the database checks that. The
+    previous rule is closed and kept. A rule that begins later is kept too, and ends this one. Raises InvalidValue.
     """
-    _check_price(sku=sku, unit=unit, price_nano=price_nano, per=per, tiers=tiers)
+    check_price(sku=sku, unit=unit, price_nano=price_nano, per=per, tiers=tiers)
     begin = effective_from or now
     if begin < now:
         raise InvalidValue("A price begins now or later: what was used keeps its price.", param="effective_from")
@@ -247,15 +249,17 @@ def set_price(
         effective_from=begin,
         effective_to=after.effective_from if after else None,
         created_by=by,
+        approved_by=approved_by,
     )
     audit.record(
         organization=owner, by=by, action="price.set", target=rule.pk, sku=sku, price_nano=price_nano, per=per,
-        before_nano=before.price_nano if before else None, effective_from=begin.isoformat(),
+        approved_by=approved_by, before_nano=before.price_nano if before else None, effective_from=begin.isoformat(),
     )  # fmt: skip
     return rule
 
 
-def _check_price(*, sku: str, unit: str, price_nano: int, per: int, tiers: Sequence[Tier]) -> None:
+def check_price(*, sku: str, unit: str, price_nano: int, per: int, tiers: Sequence[Tier]) -> None:
+    """Raise InvalidValue for a price that no SKU can have."""
     if not _SKU.fullmatch(sku):
         raise InvalidValue(
             f"A SKU is training:<pool>, inference:<input or output>:<model>, warm:<model> or {STORAGE_SKU}.",

@@ -175,6 +175,31 @@ def check_adapter(
     return problems + _check_tensors(header.tensors, table)
 
 
+def base_reference(*, repo: str | None, name: str) -> str:
+    """Return the base model as an adapter's config names it: its hub repository, or a local folder.
+
+    The name alone would be a hub id that anyone could own.
+    """
+    return repo or f"./{name}"
+
+
+def check_origin(adapter_config: Mapping[str, Any], *, base: str, revision: str) -> list[Problem]:
+    """Return what would make PEFT load anything but this base model on the customer's machine."""
+    problems = []
+    if adapter_config.get("base_model_name_or_path") != base:
+        problems.append(Problem(ProblemCode.INVALID_VALUE, f"base_model_name_or_path must be {base}."))
+    if adapter_config.get("revision") not in (None, revision):
+        problems.append(Problem(ProblemCode.INVALID_VALUE, "revision must be the base model's."))
+    if adapter_config.get("auto_mapping") is not None:
+        problems.append(Problem(ProblemCode.UNSUPPORTED_FEATURE, "auto_mapping is not supported."))
+    return problems
+
+
+def check_unserved_config(adapter_config: Mapping[str, Any]) -> list[Problem]:
+    """Return why the config of an adapter that no engine loads is none of ours. It may be DoRA."""
+    return _check_config({key: value for key, value in adapter_config.items() if key != "use_dora"})
+
+
 def clean_adapter_config(adapter_config: Mapping[str, Any], *, base_model: str) -> dict[str, object]:
     """Return the configuration to serve a checked adapter with: ours, with only four values of the adapter's."""
     return {

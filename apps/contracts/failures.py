@@ -30,6 +30,7 @@ class FailureCode(StrEnum):
     STALLED = "stalled"  # alive, and without progress: retried once
     INCOMPLETE_TRAINING = "incomplete_training"
     ADAPTER_REJECTED = "adapter_rejected"
+    DELIVERY_FAILED = "delivery_failed"  # no adapter is served, and the model that is delivered instead is missing
     CRASH_LOOP = "crash_loop"
     INTERNAL_ERROR = "internal_error"
 
@@ -62,6 +63,7 @@ CAUSES: dict[FailureCode, str] = {
     FailureCode.STALLED: "The run stood still twice: no step, no transferred byte and no new phase for far too long.",
     FailureCode.INCOMPLETE_TRAINING: "Training ended before its last step.",
     FailureCode.ADAPTER_REJECTED: "The finished adapter is not one that the serving engine takes.",
+    FailureCode.DELIVERY_FAILED: "The only form in which the result is delivered could not be made.",
     FailureCode.CRASH_LOOP: "Three attempts in a row ended without getting further.",
     FailureCode.INTERNAL_ERROR: "A fault of our own software ended the training.",
 }

@@ -38,8 +38,9 @@ TOPUP_IN_FLIGHT = (TopUpStatus.REQUESTED, TopUpStatus.OPEN, TopUpStatus.ACTION_R
 
 
 class RefundStatus(StrEnum):
-    """Where a refund to a card is."""
+    """Where a refund to a card is. One that waits needs a second operator; a rejected one has failed."""
 
+    WAITING = "waiting"
     REQUESTED = "requested"
     PENDING = "pending"
     SUCCEEDED = "succeeded"
@@ -48,6 +49,7 @@ class RefundStatus(StrEnum):
 
 # A bank can return a refund days after it was sent.
 REFUND: Transitions = {
+    RefundStatus.WAITING: frozenset({RefundStatus.REQUESTED, RefundStatus.FAILED}),
     RefundStatus.REQUESTED: frozenset({RefundStatus.PENDING, RefundStatus.SUCCEEDED, RefundStatus.FAILED}),
     RefundStatus.PENDING: frozenset({RefundStatus.SUCCEEDED, RefundStatus.FAILED}),
     RefundStatus.SUCCEEDED: frozenset({RefundStatus.FAILED}),

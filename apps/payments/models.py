@@ -5,7 +5,7 @@ Stripe is asked for the state of its own objects; nothing here mirrors them. Bal
 
 import pgtrigger
 from django.db import models
-from django.db.models import Q
+from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from apps.core.database.tenancy import OrganizationModel
@@ -147,7 +147,7 @@ class HostedPage(OrganizationModel):
 
 
 class CardRefund(OrganizationModel):
-    """Unspent paid credit refunded to the card it came from."""
+    """Unspent paid credit refunded to the card it came from. Above a limit a second operator must approve it."""
 
     id = IdField(prefix="refund")
     topup = models.ForeignKey(TopUp, on_delete=models.PROTECT, related_name="refunds")
@@ -157,18 +157,29 @@ class CardRefund(OrganizationModel):
     hold_id = models.CharField(max_length=40, blank=True, help_text="Empty when it was made at Stripe, not here.")
     stripe_id = models.CharField(max_length=_STRIPE_ID, unique=True, null=True)
     reason = models.CharField(max_length=300)
+    needs_approval = models.BooleanField(db_default=False)
     requested_by = models.CharField(max_length=64)
+    approved_by = models.CharField(max_length=64, null=True)
     failure = models.CharField(max_length=200, blank=True)
     created_at = models.DateTimeField(db_default=Now())
 
     class Meta:
-        constraints = [models.CheckConstraint(condition=Q(credit_cents__gt=0), name="card_refund_positive")]
+        constraints = [
+            models.CheckConstraint(condition=Q(credit_cents__gt=0), name="card_refund_positive"),
+            models.CheckConstraint(
+                condition=Q(needs_approval=False)
+                | Q(status__in=[RefundStatus.WAITING, RefundStatus.FAILED])
+                | Q(approved_by__isnull=False) & ~Q(approved_by=F("requested_by")),
+                name="card_refund_by_two",
+            ),
+        ]
         indexes = [
             models.Index(fields=["created_at"], condition=Q(status=RefundStatus.REQUESTED), name="card_refund_waiting")
         ]
         triggers = [
             status_trigger("card_refund_moves", REFUND),
             pgtrigger.Protect(name="card_refund_kept", operation=pgtrigger.Delete),
+            pgtrigger.ReadOnly(name="card_refund_frozen", fields=["credit_cents", "needs_approval", "requested_by"]),
         ]
 
     @property

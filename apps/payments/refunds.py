@@ -8,14 +8,18 @@ import datetime
 import logging
 
 from django.db import transaction
+from django.db.models import Q, Sum
 
+from apps.billing.books.adjustments import SECOND_APPROVER_ABOVE_NANO
 from apps.billing.credits import end_set_aside, set_credit_aside
 from apps.billing.ledger import lock_wallet
 from apps.billing.models import HoldPurpose
 from apps.billing.operations import collect_receivable, grant_paid_credit, reverse_paid_credit
 from apps.core import audit
+from apps.core.database import locks
+from apps.core.database.clock import db_now
 from apps.core.database.transitions import try_advance
-from apps.core.errors import InvalidState
+from apps.core.errors import InvalidState, PermissionDenied
 from apps.core.messages import outbox
 from apps.core.money import NANO_PER_CENT
 from apps.payments.lifecycle import REFUND, RefundStatus, TopUpStatus
@@ -26,6 +30,7 @@ from apps.payments.stripe.objects import Refund
 
 logger = logging.getLogger(__name__)
 
+_DAY = datetime.timedelta(hours=24)
 _ASKED_AGAIN_AFTER = datetime.timedelta(seconds=30)
 
 
@@ -33,15 +38,20 @@ _ASKED_AGAIN_AFTER = datetime.timedelta(seconds=30)
 def request_refund(*, topup: TopUp, credit_cents: int, by: str, reason: str) -> CardRefund:
     """Hold unspent credit of a payment and ask Stripe to refund it with its share of the tax.
 
-    Raises InvalidState for a payment that is not paid, InvalidValue when less of it is unspent.
+    It waits for another operator if it brings the unapproved refunds of 24 hours, of this operator or of this
+    organization, above the limit of adjustments. Raises InvalidState for a payment that is not paid, InvalidValue when
+    less of it is unspent.
     """
+    locks.lock(f"refunds:{by}")
     lock_wallet(organization=topup.organization_id)
     topup.refresh_from_db()
     if topup.status != TopUpStatus.PAID:
         raise InvalidState("Only a payment that arrived can go back.")
+    is_large = _needs_approval(topup, credit_cents, by=by)
     refund = CardRefund(
         organization_id=topup.organization_id, topup=topup, credit_cents=credit_cents,
-        tax_cents=tax_share(topup, credit_cents), reason=reason, requested_by=by,
+        tax_cents=tax_share(topup, credit_cents), reason=reason, requested_by=by, needs_approval=is_large,
+        status=RefundStatus.WAITING if is_large else RefundStatus.REQUESTED,
     )  # fmt: skip
     held = set_credit_aside(
         organization=topup.organization_id,
@@ -57,8 +67,48 @@ def request_refund(*, topup: TopUp, credit_cents: int, by: str, reason: str) -> 
         organization=topup.organization_id, by=by, action="refund.requested", target=refund.pk,
         credit_cents=credit_cents, reason=reason,
     )  # fmt: skip
-    outbox.publish(topic="payments.refund", key=f"payments.refund:{refund.pk}", payload={"refund_id": refund.pk})
+    if not is_large:
+        _publish(refund)
     return refund
+
+
+def _needs_approval(topup: TopUp, credit_cents: int, *, by: str) -> bool:
+    recent = CardRefund.objects.filter(needs_approval=False, created_at__gt=db_now() - _DAY)
+    sums = recent.exclude(status=RefundStatus.FAILED).aggregate(
+        of_operator=Sum("credit_cents", filter=Q(requested_by=by)),
+        of_organization=Sum("credit_cents", filter=Q(organization_id=topup.organization_id)),
+    )
+    limit_cents = SECOND_APPROVER_ABOVE_NANO // NANO_PER_CENT
+    return any((cents or 0) + credit_cents > limit_cents for cents in sums.values())
+
+
+def _publish(refund: CardRefund) -> None:
+    outbox.publish(topic="payments.refund", key=f"payments.refund:{refund.pk}", payload={"refund_id": refund.pk})
+
+
+@transaction.atomic
+def approve_refund(*, refund: CardRefund, by: str) -> None:
+    """Have Stripe send a refund that another operator requested.
+
+    Raises PermissionDenied for the operator's own request, InvalidState when it was decided before.
+    """
+    row = _locked(refund)
+    if row.requested_by == by:
+        raise PermissionDenied("Another operator must approve what you asked for.")
+    if not try_advance(row, to=RefundStatus.REQUESTED, transitions=REFUND, approved_by=by):
+        raise InvalidState("It was decided already.", param="status")
+    audit.record(organization=row.organization_id, by=by, action="refund.approved", target=row.pk)
+    _publish(row)
+
+
+@transaction.atomic
+def reject_refund(*, refund: CardRefund, by: str) -> None:
+    """Reject a refund that waits, and free its credit; its requester may withdraw it this way. Raises InvalidState."""
+    row = _locked(refund)
+    if row.status != RefundStatus.WAITING:
+        raise InvalidState("It was decided already.", param="status")
+    _apply_failure(row, "Rejected by an operator")
+    audit.record(organization=row.organization_id, by=by, action="refund.rejected", target=row.pk)
 
 
 def tax_share(topup: TopUp, credit_cents: int) -> int:

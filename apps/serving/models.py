@@ -5,6 +5,7 @@ from django.db.models.functions import Now
 
 from apps.core.database.tenancy import OrganizationModel
 from apps.core.ids import IdField
+from apps.serving.placement import ReplicaCapacity
 
 
 class Replica(models.Model):
@@ -22,9 +23,11 @@ class Replica(models.Model):
     worker = models.OneToOneField("finetuning.Worker", on_delete=models.PROTECT, related_name="replica", null=True)
     url = models.CharField(max_length=300, blank=True, help_text="Where its proxy listens: unix:///… or http(s)://…")
     is_address_accepted = models.BooleanField(db_default=True, help_text="By the settings or an operator.")
+    # What an operator accepts; placement counts the engine's report (`reported_room`) within it.
     capacity = models.PositiveIntegerField(default=56, help_text="Adapters registered at once.")
     slots = models.PositiveIntegerField(default=8, help_text="Adapters in one batch without loss of speed.")
     max_rank = models.PositiveIntegerField(default=64)
+    reported_room = models.JSONField(default=dict, help_text="capacity, slots, max_rank; {} before it was heard of")
     revision = models.CharField(max_length=64, blank=True, help_text="SHA-256 of the base model's weights.")
     load = models.JSONField(default=dict, help_text="apps.contracts.serving.EngineLoad, {} before it was heard of")
     draining_at = models.DateTimeField(null=True, help_text="Gets nothing new and answers only what no other can.")
@@ -45,6 +48,26 @@ class Replica(models.Model):
     def is_trusted(self) -> bool:
         """Whether it may get requests and work."""
         return self.isolated_at is None and self.is_address_accepted
+
+    @property
+    def room(self) -> ReplicaCapacity:
+        """What placement counts on: the report, which can only lower what was accepted."""
+        reported = self.reported_room
+        return ReplicaCapacity(
+            replica_id=self.pk,
+            capacity=min(self.capacity, reported.get("capacity", self.capacity)),
+            slots=min(self.slots, reported.get("slots", self.slots)),
+            max_rank=min(self.max_rank, reported.get("max_rank", self.max_rank)),
+            rank_class=self.max_rank,
+            is_draining=self.draining_at is not None,
+        )
+
+    @property
+    def unaccepted_room(self) -> dict[str, int] | None:
+        """The report, if it differs from what was accepted."""
+        accepted = {"capacity": self.capacity, "slots": self.slots, "max_rank": self.max_rank}
+        reported = accepted | self.reported_room
+        return reported if reported != accepted and self.whole_model_id is None else None
 
 
 class ReplicaToken(models.Model):

@@ -100,15 +100,14 @@ def delete_model(
     return deleted
 
 
-def _abilities(observed: ObservedState) -> dict[str, int | str]:
-    """Return the abilities that the replica reports: they may have grown since it enrolled.
+def _abilities(observed: ObservedState) -> dict[str, dict[str, int] | str]:
+    """Return what the replica reports of its engine. Its room counts only within what an operator accepted.
 
-    Its address is not one of them: enrolment fixed it.
+    Its address is not part of it: enrolment fixed it.
     """
-    said: dict[str, int | str | None] = {
-        "capacity": observed.capacity,
-        "slots": observed.max_loras,
-        "max_rank": observed.max_lora_rank,
+    room = {"capacity": observed.capacity, "slots": observed.max_loras, "max_rank": observed.max_lora_rank}
+    said: dict[str, dict[str, int] | str] = {
+        "reported_room": room if all(room.values()) else {},
         "revision": observed.base_model_sha256,
     }
     return {name: value for name, value in said.items() if value}
@@ -158,6 +157,15 @@ def accept_address(*, replica: Replica, by: str) -> None:
     if waiting.update(is_address_accepted=True, generation=F("generation") + 1):
         audit.record(organization=None, by=by, action="replica.accepted", target=replica.pk, url=replica.url)
         replan_around(replica_id=replica.pk)
+
+
+@transaction.atomic
+def accept_room(*, replica: Replica, capacity: int, slots: int, max_rank: int, by: str) -> None:
+    """Accept that the replica holds this much: adapters in all, adapters in a batch, and the highest rank."""
+    Replica.objects.filter(pk=replica.pk, whole_model=None).update(capacity=capacity, slots=slots, max_rank=max_rank)
+    room = {"capacity": capacity, "slots": slots, "max_rank": max_rank}
+    audit.record(organization=None, by=by, action="replica.room_accepted", target=replica.pk, **room)
+    replan_around(replica_id=replica.pk)
 
 
 def describe_model(*, replica: Replica) -> dict[str, str]:

@@ -45,12 +45,17 @@ class AdapterDemand:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCapacity:
-    """A replica. `capacity`: adapters registered at once; `slots`: adapters in one batch without loss of speed."""
+    """A replica. `capacity`: adapters registered at once; `slots`: adapters in one batch without loss of speed.
+
+    `rank_class` is the highest rank that an operator accepted, `max_rank` what the engine takes of it. Preference goes
+    by the class: a replica that reports less attracts nothing.
+    """
 
     replica_id: str
     capacity: int
     slots: int
     max_rank: int
+    rank_class: int
     is_draining: bool = False  # keeps its adapters and gets no new ones
 
 
@@ -239,7 +244,7 @@ class _Plan:
         """Return the sort key of replicas: own rank class first, then a free slot, then the lowest load."""
         has_no_slot = self._is_hot(version_id) and state.hot >= state.room.slots
         affinity = _affinity(version_id, state.room)
-        return state.room.max_rank, has_no_slot, round(state.load, 3), len(state.held), affinity
+        return state.room.rank_class, has_no_slot, round(state.load, 3), len(state.held), affinity
 
     def rebalance(self) -> None:
         """Move a few adapters from the busiest replica to the least loaded one of the same rank class."""

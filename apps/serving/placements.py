@@ -17,7 +17,6 @@ from apps.serving.placement import (
     WAITING_SECONDS,
     AdapterDemand,
     Placed,
-    ReplicaCapacity,
     demand_after,
     place,
 )
@@ -85,7 +84,7 @@ def replan(*, base_model_id: str, now: datetime.datetime) -> int:
     """
     lock(f"placement:{base_model_id}")
     replicas = list(Replica.objects.filter(base_model_id=base_model_id, whole_model=None).order_by("pk"))
-    rooms = [_room(replica) for replica in replicas if _is_there(replica, now)]
+    rooms = [replica.room for replica in replicas if _is_there(replica, now)]
     if not rooms:
         return 0
     holding: dict[str, set[str]] = {replica.pk: set() for replica in replicas}
@@ -104,16 +103,6 @@ def replan(*, base_model_id: str, now: datetime.datetime) -> int:
         unable=_unable(replicas, said),
     )
     return _write(holding, placed, {wish.version_id: wish.organization_id for wish in wishes})
-
-
-def _room(replica: Replica) -> ReplicaCapacity:
-    return ReplicaCapacity(
-        replica_id=replica.pk,
-        capacity=replica.capacity,
-        slots=replica.slots,
-        max_rank=replica.max_rank,
-        is_draining=replica.draining_at is not None,
-    )
 
 
 def _is_there(replica: Replica, now: datetime.datetime) -> bool:

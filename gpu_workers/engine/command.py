@@ -86,7 +86,7 @@ def build_environment(config: EngineConfig) -> dict[str, str]:
         "KMP_BLOCKTIME": "0",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    return child_environment(threads=config.threads, extra=extra)
+    return child_environment(threads=config.threads, extra=extra, has_network=bool(config.media_hosts))
 
 
 def _is_cpu_build() -> bool:

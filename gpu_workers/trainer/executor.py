@@ -121,7 +121,9 @@ class SubprocessExecutor:
         The child sees `gpu_count` of this machine's GPUs (None: all), and has no network unless `has_network`.
         """
         threads = choose_threads(limit=self._thread_limit)
-        environment = child_environment(threads=threads, gpu_count=gpu_count, extra=self._environment)
+        environment = child_environment(
+            threads=threads, gpu_count=gpu_count, extra=self._environment, has_network=has_network
+        )
         with (work_dir / LOG_FILE).open("ab") as log:
             popen = self._spawn([str(work_dir / SPEC_FILE), str(work_dir)], log, environment, has_network=has_network)
         process = identify(popen.pid) or Process(pid=popen.pid, started_ticks=0)

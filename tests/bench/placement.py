@@ -67,7 +67,7 @@ class Fleet:
     """Replicas that load what is placed on them, one adapter a second, the most asked for first."""
 
     def __init__(self, setup: Setup) -> None:
-        self.rooms = [ReplicaCapacity(f"rep{i}", setup.places, setup.slots, 16) for i in range(REPLICAS)]
+        self.rooms = [ReplicaCapacity(f"rep{i}", setup.places, setup.slots, 16, 16) for i in range(REPLICAS)]
         self.placed: dict[str, frozenset[str]] = {room.replica_id: frozenset() for room in self.rooms}
         self.loaded: dict[str, set[str]] = {room.replica_id: set() for room in self.rooms}
         self.gone: set[str] = set()

@@ -12,7 +12,7 @@ from apps.billing.operations import grant_credit
 from apps.catalog.models import BaseModel, GpuType
 from apps.catalog.operations import set_price
 from apps.contracts import worker_api as wire
-from apps.contracts.adapter_files import expected_tensors
+from apps.contracts.adapter_files import base_reference, expected_tensors
 from apps.contracts.runs import Hyperparameters, Manifest, ManifestFile
 from apps.core.database.clock import db_now
 from apps.core.ids import new_id
@@ -180,7 +180,7 @@ def adapter_files(base_model: BaseModel, *, rank: int = 16) -> dict[str, bytes]:
         "lora_dropout": 0.05,
         "target_modules": list(targets),
         "bias": "none",
-        "base_model_name_or_path": base_model.name,
+        "base_model_name_or_path": base_reference(repo=base_model.repo, name=base_model.name),
     }
     return {
         "adapter_model.safetensors": struct.pack("<Q", len(head)) + head + bytes(offset),

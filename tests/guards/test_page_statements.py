@@ -49,7 +49,7 @@ STATEMENTS: dict[str, int] = {
     "staff:pool_calibrations": 14,
     "staff:pool_detail": 24,
     "staff:pool_list": 18,
-    "staff:price_list": 16,
+    "staff:price_list": 17,
     "staff:quota_edit": 12,
     "staff:quota_list": 21,
     "staff:replica_detail": 14,

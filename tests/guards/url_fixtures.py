@@ -272,6 +272,9 @@ URLS: dict[str, Url] = {
     "staff:replica_detail": staff("GET", "POST", ids={"replica_id": "replica"}),
     "staff:replica_drain": staff("POST", ids={"replica_id": "replica"}),
     "staff:replica_accept": staff("POST", ids={"replica_id": "replica"}),
+    "staff:replica_accept_room": staff(
+        "POST", ids={"replica_id": "replica"}, data={"capacity": "56", "slots": "8", "max_rank": "64"}
+    ),
     "staff:replica_clear": staff("POST", ids={"replica_id": "replica"}),
     "staff:base_model_list": staff("GET", "POST"),
     "staff:base_model_install": staff("POST", ids={"base_model_id": "base_model"}),
@@ -286,8 +289,10 @@ URLS: dict[str, Url] = {
     "staff:adjustment_decide": staff("POST", ids={"adjustment_id": "adjustment"}, data={"decision": "reject"}),
     "staff:margin": staff("GET", "POST"),
     "staff:price_list": staff("GET", "POST"),
+    "staff:price_decide": staff("POST", ids={"request_id": "price_request"}, data={"decision": "reject"}),
     "staff:payment_list": staff("GET"),
     "staff:payment_refund": staff("GET", "POST", ids={"topup_id": "topup"}, data={"amount_usd": "1", "reason": "r"}),
+    "staff:refund_decide": staff("POST", ids={"refund_id": "card_refund"}, data={"decision": "reject"}),
     "staff:difference_resolve": staff("POST", ids={"difference_id": "difference"}, data={"note": "looked"}),
     "staff:quota_list": staff("GET"),
     "staff:quota_edit": staff("GET", "POST", ids={"organization_id": "organization"}),

@@ -21,13 +21,13 @@ from apps.billing.invoices.statements import close_month
 from apps.billing.models import InvoiceLine
 from apps.billing.operations import hold, settle_hold
 from apps.catalog.licences import accept_licence
-from apps.catalog.models import BaseModel
+from apps.catalog.models import BaseModel, PriceRequest
 from apps.core.database.clock import db_now
 from apps.core.ids import new_id, ulid_of
 from apps.datasets.models import Upload, UploadPart
 from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, Run, RunUpload, Worker
 from apps.finetuning.runs.trackers import store_tracker_key
-from apps.payments.models import HostedPage, ReconciliationDifference, StripeCustomer, TopUp
+from apps.payments.models import CardRefund, HostedPage, ReconciliationDifference, StripeCustomer, TopUp
 from apps.serving.models import Alias
 from apps.serving.operations import deploy
 from tests.factories.accounts import make_key, make_member, make_organization, make_user
@@ -218,6 +218,19 @@ def _adjustment(tenant: Tenant) -> str:
     ).pk
 
 
+def _card_refund(tenant: Tenant) -> str:
+    return CardRefund.objects.create(
+        organization=tenant.organization, topup_id=tenant.ids["topup"], credit_cents=20_000, reason=tenant.canary,
+        status="waiting", needs_approval=True, requested_by="user_other",
+    ).pk  # fmt: skip
+
+
+def _price_request(tenant: Tenant) -> str:
+    return PriceRequest.objects.create(
+        organization=tenant.organization, sku="storage:bytes", price_nano=1, per=1, requested_by="user_other"
+    ).pk
+
+
 # kind of object -> makes one of a tenant and returns what stands in an address or a body; in this order, so that a
 # later one may use `tenant.ids` of an earlier one.
 MAKERS: dict[str, Maker] = {
@@ -247,6 +260,8 @@ MAKERS: dict[str, Maker] = {
     "invoice": _invoice,
     "invoice_line": _invoice_line,
     "adjustment": _adjustment,
+    "card_refund": _card_refund,
+    "price_request": _price_request,
 }
 
 # kind of object -> the id of one that belongs to no tenant

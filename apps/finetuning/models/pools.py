@@ -82,6 +82,10 @@ class Worker(models.Model):
     cordoned_at = models.DateTimeField(null=True)
     drain_requested_at = models.DateTimeField(null=True)
     revoked_at = models.DateTimeField(null=True)
+    measuring = models.ForeignKey(
+        "catalog.BaseModel", on_delete=models.SET_NULL, null=True, related_name="+", help_text="It got its hub token."
+    )
+    measuring_since = models.DateTimeField(null=True)
 
     tenancy_reason = "workers are shared by all tenants"
     app_access = "read"

@@ -36,6 +36,7 @@ def model_card(*, job: FineTuningJob, version: AdapterVersion, export: str = "")
         "## Training",
         "",
         *_table(("", ""), _training_facts(job, version)),
+        *_loading_lines(job, export),
         *_evaluation_lines(report_of(version)),
         *_parity_lines(version),
         "## Reproduce",
@@ -51,9 +52,11 @@ def _metadata(job: FineTuningJob, export: str) -> list[str]:
     is_adapter = recipe["method"] != "full" and not export
     library = "gguf" if export == GGUF else "peft" if is_adapter else "transformers"
     tags = [recipe["method"] if recipe["method"] == "full" else "lora", recipe.get("objective", "supervised")]
+    relation = "adapter" if is_adapter else "finetune"
+    # Without a repository the hub would take the name for another publisher's model.
+    named = [f"base_model: {json.dumps(base.repo)}", f"base_model_relation: {relation}"] if base.repo else []
     return [
-        f"base_model: {json.dumps(base.repo or base.name)}",
-        f"base_model_relation: {'adapter' if is_adapter else 'finetune'}",
+        *named,
         f"library_name: {library}",
         "pipeline_tag: text-generation",
         f"tags: [{', '.join(tags)}]",
@@ -77,6 +80,26 @@ def _what_it_is(job: FineTuningJob, export: str) -> str:
     if job.hyperparameters["method"] == "full":
         return f"A whole model: {of} with every weight trained."
     return f"A whole model: {of} with its adapter merged in." if export else f"An adapter of {of}."
+
+
+def _loading_lines(job: FineTuningJob, export: str) -> list[str]:
+    """Return how to load an adapter from its folder; nothing for a whole model."""
+    if export or job.hyperparameters["method"] == "full":
+        return []
+    base = job.base_model
+    where = f'"{base.repo}", revision="{base.revision}"' if base.repo else f'"/path/to/{base.name}"'
+    return [
+        "## Load it",
+        "",
+        "```python",
+        "from peft import PeftModel",
+        "from transformers import AutoModelForCausalLM",
+        "",
+        f"base = AutoModelForCausalLM.from_pretrained({where})",
+        'model = PeftModel.from_pretrained(base, "/path/to/this/folder")',
+        "```",
+        "",
+    ]
 
 
 def _training_facts(job: FineTuningJob, version: AdapterVersion) -> list[tuple[str, str]]:

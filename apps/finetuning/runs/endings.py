@@ -18,6 +18,8 @@ from apps.core.messages import outbox
 from apps.finetuning import events
 from apps.finetuning.lifecycle import NO_LEASE, RUN_TRANSITIONS, RunStatus
 from apps.finetuning.models import Checkpoint, FineTuningJob, Run, RunUpload
+from apps.finetuning.quotes.delivery import MERGED_16BIT
+from apps.finetuning.recipes.limits import kind_of
 from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.results.checkpoints import forget_checkpoints
 from apps.finetuning.results.missing_parts import find_missing, list_missing
@@ -70,6 +72,10 @@ def _finish_succeeded(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now
         return
     upload = find_upload(run, outcome.upload_id, kind="model" if job.method == wire.Method.FULL else "adapter")
     require_complete(upload=upload, manifest_sha256=outcome.manifest_sha256)
+    if cause := _undelivered(job, outcome):
+        message = f"The result is delivered as a merged model, which could not be made: {cause}."
+        _finish_failed(run, job, wire.Failed(code=FailureCode.DELIVERY_FAILED, message=message), now)
+        return
     try:
         with transaction.atomic():
             version = _publish(job, run, upload, outcome)
@@ -102,6 +108,19 @@ def _discard_result(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now: 
         outbox.publish(topic="objects.delete", key=f"delete:{upload.pk}", payload={"prefix": upload.object_prefix})
 
 
+def _undelivered(job: FineTuningJob, outcome: wire.Succeeded) -> str:
+    """Return why the only form that the job delivers is missing; empty when there is one."""
+    if job.method == wire.Method.FULL or _is_served(job):
+        return ""
+    return next((part["cause"] for part in find_missing(job, outcome) if part["kind"] == MERGED_16BIT), "")
+
+
+def _is_served(job: FineTuningJob) -> bool:
+    """Return whether the shared engines load the adapter; otherwise a whole model is delivered."""
+    recipe = msgspec.convert(job.hyperparameters, wire.Hyperparameters)
+    return kind_of(base_model=job.base_model, recipe=recipe).delivered_as == "adapter"
+
+
 def _publish(job: FineTuningJob, run: Run, upload: RunUpload, outcome: wire.Succeeded) -> AdapterVersion:
     new = NewVersion(
         organization=job.organization,
@@ -126,7 +145,7 @@ def _publish(job: FineTuningJob, run: Run, upload: RunUpload, outcome: wire.Succ
         report=msgspec.to_builtins(outcome.report) if outcome.report else {},
         exports=_exports(run, job, outcome),
         missing=find_missing(job, outcome),
-        is_servable=msgspec.convert(job.hyperparameters, wire.Hyperparameters).is_servable,
+        is_servable=_is_served(job),
     )
     return publish(new)
 

@@ -12,7 +12,7 @@ from apps.core.money import dollars, rated
 from apps.finetuning.lifecycle import LEASE_SECONDS, RunStatus
 from apps.finetuning.models import FineTuningJob, GpuPool, Run
 
-MINIMUM_SECONDS = 60  # of each GPU, for each start whose training began; less if the GPUs were held for less
+MINIMUM_SECONDS = 60  # of each GPU, for each start; less if the GPUs were held for less
 STOP_IN_ORDER_SECONDS = LEASE_SECONDS // 4  # from the heartbeat that requests the stop to the checkpoint
 _ENDS_A_START = (RunStatus.SUCCEEDED, RunStatus.PAUSED, RunStatus.CANCELLED)
 
@@ -26,9 +26,10 @@ class SpendCapTooLow(InvalidValue):
 def billed_ms(*, job: FineTuningJob, before: Run | None = None) -> int:
     """Return the GPU milliseconds to bill, of all GPUs; with `before`, only of the attempts before it.
 
-    Training is billed if its steps are durable. A start is the first one, or a resume after a pause. If its training
-    began, it is billed for at least `MINIMUM_SECONDS` of each GPU, or for as long as its last attempt held them if that
-    is less: loading, evaluation and upload use the GPUs as well. A lost attempt does not end a start.
+    Training is billed if its steps are durable. A start is the first one, or a resume after a pause. It is billed for
+    at least `MINIMUM_SECONDS` of each GPU, or for as long as its last attempt held them if that is less: loading,
+    evaluation and upload use the GPUs as well, also if the customer stops it before training. A lost attempt does not
+    end a start.
     """
     runs = job.runs.order_by("attempt")
     total = kept_ms = 0
@@ -43,9 +44,7 @@ def billed_ms(*, job: FineTuningJob, before: Run | None = None) -> int:
 def spent_ms(*, job: FineTuningJob, run: Run, seconds: float, now: datetime.datetime) -> int:
     """Return the GPU milliseconds to bill if the attempt, after `seconds` of training, stopped in order now."""
     trained = max(run.billed_gpu_ms, int(seconds * 1000) * job.gpu_count)
-    if run.training_started_at is not None:
-        trained = max(trained, _minimum_ms(run, now) * job.gpu_count)
-    return billed_ms(job=job, before=run) + trained
+    return billed_ms(job=job, before=run) + max(trained, _minimum_ms(run, now) * job.gpu_count)
 
 
 def trained_ms(*, job: FineTuningJob) -> int:
@@ -122,8 +121,6 @@ def _minimum_ms(run: Run, until: datetime.datetime | None) -> int:
 
 
 def _ends_a_start(run: Run) -> bool:
-    if run.training_started_at is None:
-        return False
     if run.status == RunStatus.FAILED and run.failure_code in list(FailureCode):
         return FailureCode(run.failure_code).blame is Blame.CUSTOMER
     return run.status in _ENDS_A_START

@@ -9,8 +9,8 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
 
-from apps.catalog import operations, queries
-from apps.catalog.models import BaseModel, PriceRule
+from apps.catalog import operations, price_requests, queries
+from apps.catalog.models import BaseModel, PriceRequest, PriceRule
 from apps.catalog.pricing import unit_of, usual_per
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
@@ -92,17 +92,27 @@ def prices(request: HttpRequest) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         try:
             with transaction.atomic():
-                rule = _set_price(form, by=operator_id(request))
+                made = _set_price(form, by=operator_id(request))
                 if not _is_confirmed(request, form):  # validated as if it were set, then rolled back
                     transaction.set_rollback(True)
         except DomainError as error:
             add_domain_error(form, error)
         else:
             if _is_confirmed(request, form):
-                messages.success(request, f"{rule.sku} has a new price. What was quoted keeps the price it has.")
+                is_waiting = isinstance(made, PriceRequest)
+                words = "waits for another operator" if is_waiting else "has a new price"
+                messages.success(request, f"{made.sku} {words}. What was quoted keeps the price it has.")
                 return redirect("staff:price_list")
             preview = _preview(form)
-    context = {"rules": queries.list_prices(), "form": form, "preview": preview, "now": db_now()}
+    waiting = list(price_requests.list_waiting_prices())
+    context = {
+        "rules": queries.list_prices(),
+        "form": form,
+        "preview": preview,
+        "now": db_now(),
+        "waiting": waiting,
+        "operator_id": operator_id(request),
+    }
     status = 422 if request.method == "POST" and preview is None else 200
     return render(request, "staff/money/prices.html", context, status=status)
 
@@ -112,20 +122,35 @@ def _is_confirmed(request: HttpRequest, form: PriceForm) -> bool:
     return request.POST.get("confirmed") == form.previewed()
 
 
-def _set_price(form: PriceForm, *, by: str) -> PriceRule:
+def _set_price(form: PriceForm, *, by: str) -> PriceRule | PriceRequest:
+    """Set a general price; ask for one of a single customer."""
     data = form.cleaned_data
-    unit = unit_of(data["sku"])
+    sku, unit = data["sku"], unit_of(data["sku"])
+    nano, per, begin = usd_to_nano(data["price_usd"]), usual_per(unit), data["effective_from"]
+    if (owner := data["organization"]) is not None:
+        return price_requests.request_price(
+            organization=owner, sku=sku, price_nano=nano, per=per, tiers=data["tiers"], effective_from=begin, by=by,
+            now=db_now(),
+        )  # fmt: skip
     return operations.set_price(
-        sku=data["sku"],
-        unit=unit,
-        price_nano=usd_to_nano(data["price_usd"]),
-        per=usual_per(unit),
-        organization=data["organization"],
-        tiers=data["tiers"],
-        effective_from=data["effective_from"],
-        by=by,
-        now=db_now(),
+        sku=sku, unit=unit, price_nano=nano, per=per, tiers=data["tiers"], effective_from=begin, by=by, now=db_now()
     )
+
+
+@require_POST
+@operator_view
+def decide_price(request: HttpRequest, request_id: str) -> HttpResponse:
+    """Approve or reject the price that another operator asked for."""
+    wanted = get_object_or_404(PriceRequest, pk=request_id)
+    is_approval = request.POST.get("decision") == "approve"
+    act = price_requests.approve_price if is_approval else price_requests.reject_price
+    try:
+        act(request_id=wanted.pk, by=operator_id(request), now=db_now())
+    except DomainError as error:
+        messages.error(request, error.message)
+    else:
+        messages.success(request, f"The price was {'set' if is_approval else 'rejected'}.")
+    return redirect("staff:price_list")
 
 
 def _preview(form: PriceForm) -> PricePreview:

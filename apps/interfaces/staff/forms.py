@@ -110,6 +110,12 @@ class WorkerTokenForm(forms.Form):
         return version
 
 
+class ReplicaRoomForm(forms.Form):
+    capacity = forms.IntegerField(min_value=1, max_value=10_000)
+    slots = forms.IntegerField(min_value=1, max_value=10_000)
+    max_rank = forms.IntegerField(min_value=1, max_value=10_000)
+
+
 class OptionalJson(forms.JSONField):
     """A JSON field that is shown empty without a value; Django's own shows the word null."""
 
@@ -159,7 +165,11 @@ class PriceForm(forms.Form):
     )
     price_usd = forms.DecimalField(label="Price in dollars", **_MONEY)  # type: ignore[arg-type]
     organization = forms.ModelChoiceField(
-        queryset=Organization.objects.none(), required=False, empty_label="Everybody", label="For"
+        queryset=Organization.objects.none(),
+        required=False,
+        empty_label="Everybody",
+        label="For",
+        help_text="A price for one customer waits for a second operator.",
     )
     effective_from = forms.DateTimeField(
         required=False,

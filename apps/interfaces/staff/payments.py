@@ -12,15 +12,22 @@ from apps.core.errors import DomainError
 from apps.core.http.forms import add_domain_error
 from apps.interfaces.staff.access import operator_id, operator_view
 from apps.payments import reconciliation, webhooks
+from apps.payments.lifecycle import RefundStatus
 from apps.payments.models import CardDispute, CardRefund, TopUp
-from apps.payments.refunds import request_refund
+from apps.payments.refunds import approve_refund, reject_refund, request_refund
 from apps.payments.stripe import gateway
 
 _SHOWN = 50
 
 
 class RefundForm(forms.Form):
-    amount_usd = forms.DecimalField(label="Credit to send back", max_digits=9, decimal_places=2, min_value=0)
+    amount_usd = forms.DecimalField(
+        label="Credit to send back",
+        max_digits=9,
+        decimal_places=2,
+        min_value=0,
+        help_text="Above $100 in 24 hours, by you or to them, a second operator approves.",
+    )
     reason = forms.CharField(max_length=300, label="Reason", help_text="Kept with the refund.")
 
 
@@ -34,6 +41,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "stuck": webhooks.list_stuck(),
         "disputes": CardDispute.objects.select_related("organization", "topup").order_by("-created_at")[:_SHOWN],
         "refunds": CardRefund.objects.select_related("organization", "topup").order_by("-created_at")[:_SHOWN],
+        "operator_id": operator_id(request),
         "topups": TopUp.objects.select_related("organization").order_by("-created_at")[:_SHOWN],
     }
     return render(request, "staff/money/payments.html", context)
@@ -45,8 +53,9 @@ def refund(request: HttpRequest, topup_id: str) -> HttpResponse:
     """Refund unspent credit of one payment to its card."""
     topup = get_object_or_404(TopUp.objects.select_related("organization"), pk=topup_id)
     form = RefundForm(request.POST or None)
-    if request.method == "POST" and form.is_valid() and _is_requested(form, topup, operator_id(request)):
-        messages.success(request, "The refund is on its way.")
+    if request.method == "POST" and form.is_valid() and (made := _request_refund(form, topup, operator_id(request))):
+        is_waiting = made.status == RefundStatus.WAITING
+        messages.success(request, "It waits for another operator." if is_waiting else "The refund is on its way.")
         return redirect("staff:payment_list")
     lot = CreditLot.objects.filter(reference=topup.reference).first()
     unspent = lot.remaining_nano - lot.held_nano if lot else 0
@@ -54,9 +63,9 @@ def refund(request: HttpRequest, topup_id: str) -> HttpResponse:
     return render(request, "staff/money/refund.html", context, status=422 if request.method == "POST" else 200)
 
 
-def _is_requested(form: RefundForm, topup: TopUp, by: str) -> bool:
+def _request_refund(form: RefundForm, topup: TopUp, by: str) -> CardRefund | None:
     try:
-        request_refund(
+        return request_refund(
             topup=topup,
             credit_cents=int(form.cleaned_data["amount_usd"] * 100),
             by=by,
@@ -64,8 +73,22 @@ def _is_requested(form: RefundForm, topup: TopUp, by: str) -> bool:
         )
     except DomainError as error:
         add_domain_error(form, error)
-        return False
-    return True
+        return None
+
+
+@require_POST
+@operator_view
+def decide(request: HttpRequest, refund_id: str) -> HttpResponse:
+    """Approve or reject a refund that another operator requested."""
+    wanted = get_object_or_404(CardRefund, pk=refund_id)
+    is_approval = request.POST.get("decision") == "approve"
+    try:
+        (approve_refund if is_approval else reject_refund)(refund=wanted, by=operator_id(request))
+    except DomainError as error:
+        messages.error(request, error.message)
+    else:
+        messages.success(request, "The refund is on its way." if is_approval else "The refund was rejected.")
+    return redirect("staff:payment_list")
 
 
 @require_POST

@@ -11,6 +11,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from apps.contracts.serving import LoadState
 from apps.core import audit
 from apps.interfaces.staff.access import operator_id, operator_view
+from apps.interfaces.staff.forms import ReplicaRoomForm
 from apps.serving import operations
 from apps.serving.isolation import clear_replica
 from apps.serving.metrics import metrics_token
@@ -71,6 +72,20 @@ def accept(request: HttpRequest, replica_id: str) -> HttpResponse:
     replica = get_object_or_404(Replica, pk=replica_id)
     operations.accept_address(replica=replica, by=operator_id(request))
     messages.success(request, f"Requests may be sent to {replica.url}.")
+    return redirect("staff:replica_detail", replica_id=replica.pk)
+
+
+@require_POST
+@operator_view
+def accept_room(request: HttpRequest, replica_id: str) -> HttpResponse:
+    """Accept the room that the page showed, which the replica reports of its engine."""
+    replica = get_object_or_404(Replica, pk=replica_id)
+    form = ReplicaRoomForm(request.POST)
+    if form.is_valid():
+        operations.accept_room(replica=replica, by=operator_id(request), **form.cleaned_data)
+        messages.success(request, "Its room counts as it reports it.")
+    else:
+        messages.error(request, "Its room is three whole numbers up to 10,000.")
     return redirect("staff:replica_detail", replica_id=replica.pk)
 
 

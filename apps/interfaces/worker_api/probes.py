@@ -3,6 +3,7 @@
 import datetime
 
 import msgspec
+from django.db.models import Q
 
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import open_hub_token
@@ -16,6 +17,7 @@ from apps.finetuning.pools import operations
 _MAX_PROBE_TOKENS = 512
 _MAX_SHAPE_NAME = 60
 _MAX_A_DAY = 1_000  # per worker: a calibration's grid has some hundred points of ten seconds each
+_LONGEST_MEASUREMENT = datetime.timedelta(minutes=30)
 _PROBED = (Method.LORA, Method.QLORA)  # the duration of full training is derived from these
 
 
@@ -23,18 +25,29 @@ def list_missing(*, worker: Worker, about_to_measure: str = "") -> tuple[ProbeRe
     """Return the missing measurements: each installed base model and probed method without a row in the worker's pool.
 
     The hub's token of a gated model comes only with the base model that the worker is about to measure. A machine that
-    accepts no work measures nothing.
+    accepts no work measures nothing. Raises RateLimited for a token while another measurement is open.
     """
     if not _may_measure(worker):
         return ()
     measured = set(ThroughputProbe.objects.filter(pool=worker.pool).values_list("base_model_id", "method"))
     models = BaseModel.objects.filter(is_installed=True, retired_at=None).order_by("parameter_count")
-    return tuple(
-        _request(base_model, method, has_token=base_model.pk == about_to_measure)
-        for base_model in models
-        for method in _PROBED
-        if (base_model.pk, method.value) not in measured
-    )
+    missing = [(each, method) for each in models for method in _PROBED if (each.pk, method.value) not in measured]
+    if any(each.is_gated and each.pk == about_to_measure for each, _ in missing):
+        _open_measurement(worker, about_to_measure)
+    return tuple(_request(each, method, has_token=each.pk == about_to_measure) for each, method in missing)
+
+
+def _open_measurement(worker: Worker, base_model_id: str) -> None:
+    """Note the gated model that the worker measures next.
+
+    Raises RateLimited unless its last one was reported or is old: a worker could collect every token otherwise.
+    """
+    now = db_now()
+    is_free = Q(measuring=None) | Q(measuring=base_model_id) | Q(measuring_since__lt=now - _LONGEST_MEASUREMENT)
+    opened = Worker.objects.filter(is_free, pk=worker.pk).update(measuring=base_model_id, measuring_since=now)
+    if not opened:
+        message = "A worker measures one gated base model at a time: report it first, or wait half an hour."
+        raise RateLimited(message, retry_after_seconds=60)
 
 
 def _may_measure(worker: Worker) -> bool:
@@ -80,6 +93,7 @@ def record(*, worker: Worker, report: ProbeReport) -> None:
         method=report.method,
         report=msgspec.to_builtins(report),
     )
+    Worker.objects.filter(pk=worker.pk, measuring=report.base_model_id).update(measuring=None)
 
 
 def _base_model(report: ProbeReport) -> BaseModel | None:

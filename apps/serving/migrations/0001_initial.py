@@ -28,6 +28,7 @@ class Migration(InitialMigration):
                 ('capacity', models.PositiveIntegerField(default=56, help_text='Adapters registered at once.')),
                 ('slots', models.PositiveIntegerField(default=8, help_text='Adapters in one batch without loss of speed.')),
                 ('max_rank', models.PositiveIntegerField(default=64)),
+                ('reported_room', models.JSONField(default=dict, help_text='capacity, slots, max_rank; {} before it was heard of')),
                 ('revision', models.CharField(blank=True, help_text="SHA-256 of the base model's weights.", max_length=64)),
                 ('load', models.JSONField(default=dict, help_text='apps.contracts.serving.EngineLoad, {} before it was heard of')),
                 ('draining_at', models.DateTimeField(help_text='Gets nothing new and answers only what no other can.', null=True)),

@@ -157,7 +157,7 @@ class FrontDoor:
                     return await self._explain(answer)
                 return await _relay(request, answer)
         except (EngineDown, ClientError, TimeoutError):
-            return _refuse(503, "replica_not_ready", "The replica's engine does not answer.")
+            return await self._refuse_failed("The replica's engine does not answer.")
         finally:
             self._record_use(model)
             self._under_way[model] -= 1
@@ -167,10 +167,7 @@ class FrontDoor:
         self._last_used_at[model] = time.monotonic()
 
     async def _explain(self, answer: ClientResponse) -> web.Response:
-        """Pass on errors that the caller can fix; hide paths and traces of internal engine errors.
-
-        If the engine is healthy after a 500, only this request failed.
-        """
+        """Pass on errors that the caller can fix; hide paths and traces of internal engine errors."""
         body = await answer.read()
         if answer.status == 404:
             return _refuse(503, "model_loading", "The adapter is being loaded.")
@@ -179,9 +176,15 @@ class FrontDoor:
         if answer.status == 503:
             return _refuse(503, "replica_busy", "The replica is busy.")
         log.warning("engine answered %d: %s", answer.status, body[:500])
-        if answer.status == 500 and not any(words in body for words in _DYING) and await self._engine.is_well():
-            return _refuse(500, "request_failed", "The replica's engine failed on this request.")
+        if answer.status == 500 and not any(words in body for words in _DYING):
+            return await self._refuse_failed("The replica's engine failed.")
         return _refuse(503, "replica_not_ready", "The replica's engine failed.")
+
+    async def _refuse_failed(self, message: str) -> web.Response:
+        """Refuse a request that the engine failed on. If the engine is healthy, only this request failed."""
+        if await self._engine.is_well():
+            return _refuse(500, "request_failed", "The replica's engine failed on this request.")
+        return _refuse(503, "replica_not_ready", message)
 
 
 async def _relay(request: web.Request, answer: ClientResponse) -> web.StreamResponse:

@@ -7,7 +7,7 @@ import peft
 import torch
 from safetensors.torch import save_file
 
-from apps.contracts.adapter_files import CONFIG_FILE, WEIGHTS_FILE
+from apps.contracts.adapter_files import CONFIG_FILE, WEIGHTS_FILE, base_reference
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import RunSpec
 from gpu_workers.serving.adapters.store import find_bad_numbers, read_header
@@ -46,7 +46,7 @@ def adapter_config(spec: RunSpec) -> dict[str, object]:
     """Return the config built key by key from the recipe, not the one that a library writes."""
     hyperparameters = spec.hyperparameters
     return {
-        "base_model_name_or_path": spec.base_model.repo or spec.base_model.name,
+        "base_model_name_or_path": base_reference(repo=spec.base_model.repo, name=spec.base_model.name),
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,

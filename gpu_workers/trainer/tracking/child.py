@@ -67,7 +67,7 @@ def _start(spec: RunSpec, work_dir: Path) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             [sys.executable, "-m", MODULE, str(work_dir)],
             cwd=REPOSITORY,
-            env=child_environment(threads=1),
+            env=child_environment(threads=1, has_network=True),
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

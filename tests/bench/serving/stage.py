@@ -145,7 +145,7 @@ def _make_cold(versions: list[Any]) -> None:
 def _wait_until_warm(made: Stage, versions: list[Any], started: dict[str, subprocess.Popen[bytes]], home: Path) -> None:
     """Place them as the beat's task does until the replica says that it holds them all. Raises NotStarted."""
     from apps.core.database.clock import db_now
-    from apps.serving.models import LoadedAdapter
+    from apps.serving.models import LoadedAdapter, Replica
     from apps.serving.placements import replan_all
 
     deadline = time.monotonic() + _START_SECONDS
@@ -153,6 +153,7 @@ def _wait_until_warm(made: Stage, versions: list[Any], started: dict[str, subpro
         for name, process in started.items():
             if process.poll() is not None or time.monotonic() > deadline:
                 raise NotStarted(f"{name}:\n{(home / f'{name}.log').read_text(errors='replace')[-3000:]}")
+        Replica.objects.update(capacity=len(versions), slots=len(versions))  # accepted, as an operator would
         replan_all(now=db_now())
         time.sleep(1.0)
     sys.stdout.write(f"{len(versions)} adapters are loaded\n")
@@ -164,9 +165,9 @@ def replica_facts() -> dict[str, Any]:
 
     replica = Replica.objects.get()
     return {
-        "slots": replica.slots,
-        "places": replica.capacity,
-        "max_rank": replica.max_rank,
+        "slots": replica.room.slots,
+        "places": replica.room.capacity,
+        "max_rank": replica.room.max_rank,
         "memory_bytes": replica.load.get("memory_bytes", 0),
         "engine_restarts": replica.load.get("restarts", 0),
     }

@@ -246,6 +246,7 @@ def test_the_adapter_config_holds_known_keys_and_no_path():
     config = adapter_config(make_spec(base_model=BaseModelRef(id="bm_1", name="tiny", path="/secret/place")))
 
     assert (config["peft_type"], config["r"], config["bias"]) == ("LORA", 4, "none")
+    assert config["base_model_name_or_path"] == "./tiny"  # no hub id, which anyone could own
     assert "/secret/place" not in json.dumps(config)
 
 

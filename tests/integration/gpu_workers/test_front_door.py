@@ -138,6 +138,18 @@ def test_a_failure_on_one_request_is_told_apart_from_one_of_the_engine(status, m
     at_the_door(check)
 
 
+@pytest.mark.parametrize(
+    ("is_well", "answered"), [(True, (500, "request_failed")), (False, (503, "replica_not_ready"))]
+)
+def test_a_connection_that_a_healthy_engine_closes_is_the_fault_of_one_request(is_well, answered) -> None:
+    async def check(client: TestClient, engine: Engine) -> None:
+        engine.is_healthy = is_well
+        answer = await client.post("/v1/completions", json={"model": GOOD, "prompt": "Hi"}, headers=AUTHORIZED)
+        assert (answer.status, (await answer.json())["error"]["code"]) == answered
+
+    at_the_door(check)
+
+
 def test_nobody_without_the_token_gets_in() -> None:
     async def check(client: TestClient, engine: Engine) -> None:
         answer = await client.post("/v1/completions", json={"model": GOOD, "prompt": "Hi"})

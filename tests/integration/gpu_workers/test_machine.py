@@ -66,6 +66,16 @@ def test_the_childs_environment_holds_no_secret(monkeypatch):
     assert environment["OMP_NUM_THREADS"] == "2"
 
 
+@pytest.mark.parametrize("has_network", [True, False])
+def test_a_child_that_needs_no_network_learns_of_no_proxy(monkeypatch, has_network):
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.setenv(name, "http://egress:3128")
+
+    environment = child_environment(threads=1, has_network=has_network)
+
+    assert ("http://egress:3128" in environment.values()) is has_network
+
+
 @pytest.mark.parametrize(("given", "seen"), [(None, "0,1"), ("4,5,6", "4,5"), ("7", "7")])
 def test_a_child_sees_as_many_gpus_as_its_job_takes(monkeypatch, given, seen):
     if given is None:

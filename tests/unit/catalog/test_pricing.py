@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apps.accounts.models import Organization
-from apps.catalog.models import PriceRule
+from apps.catalog.models import PriceRequest, PriceRule
 from apps.catalog.operations import set_price
+from apps.catalog.price_requests import approve_price, list_waiting_prices, reject_price, request_price
 from apps.catalog.pricing import STORAGE_SKU, Tier, tiered_nano
 from apps.catalog.queries import active_price, list_active_prices
-from apps.core.errors import InvalidValue
+from apps.core.errors import InvalidState, InvalidValue, PermissionDenied
 from apps.core.money import rated
 
 NOW = datetime.datetime(2026, 11, 21, 12, tzinfo=datetime.UTC)
@@ -28,12 +29,50 @@ def price(nano: int, **fields) -> PriceRule:
 
 @pytest.mark.django_db
 def test_a_customers_own_price_is_theirs_alone(organization: Organization, rival: Organization) -> None:
-    general, own = price(100), price(70, organization=organization)
+    general, own = price(100), price(70, organization=organization, approved_by="user_2")
 
     assert active_price(sku=SKU, organization=organization, now=NOW) == own
     assert active_price(sku=SKU, organization=rival, now=NOW) == general
     assert list_active_prices(prefix="inference:", organization=organization, now=NOW) == [own]
     assert list_active_prices(prefix="inference:", now=NOW) == [general]
+
+
+def ask(organization: Organization, **fields) -> PriceRequest:
+    asked = {"sku": SKU, "price_nano": 0, "per": 1_000_000, "tiers": (), "effective_from": None}
+    return request_price(organization=organization, by="user_1", now=NOW, **(asked | fields))
+
+
+@pytest.mark.django_db
+def test_a_customers_own_price_waits_for_a_second_operator(organization: Organization) -> None:
+    general, wanted = price(100), ask(organization)
+
+    with pytest.raises(PermissionDenied):
+        approve_price(request_id=wanted.pk, by="user_1", now=NOW)
+    assert active_price(sku=SKU, organization=organization, now=NOW) == general
+    approve_price(request_id=wanted.pk, by="user_2", now=NOW)
+    with pytest.raises(InvalidState):
+        reject_price(request_id=wanted.pk, by="user_2", now=NOW)
+
+    own = active_price(sku=SKU, organization=organization, now=NOW)
+    assert own and (own.price_nano, own.created_by, own.approved_by) == (0, "user_1", "user_2")
+
+
+@pytest.mark.django_db
+def test_a_rejected_price_never_counts(organization: Organization) -> None:
+    wanted = ask(organization, effective_from=NOW + DAY)
+
+    reject_price(request_id=wanted.pk, by="user_1", now=NOW)
+
+    with pytest.raises(InvalidState):
+        approve_price(request_id=wanted.pk, by="user_2", now=NOW)
+    assert not PriceRule.objects.exists() and not list_waiting_prices()
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("approved_by", [None, "user_1"])
+def test_the_database_itself_wants_two_people_for_a_customers_price(organization: Organization, approved_by) -> None:
+    with pytest.raises(IntegrityError, match="price_own_by_two"), transaction.atomic():
+        price(0, organization=organization, approved_by=approved_by)
 
 
 @pytest.mark.django_db

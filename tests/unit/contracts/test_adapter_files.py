@@ -4,6 +4,8 @@ import json
 from typing import Any
 
 import pytest
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 
 from apps.contracts.adapter_files import (
     MAX_HEADER_BYTES,
@@ -13,6 +15,7 @@ from apps.contracts.adapter_files import (
     SafetensorsHeader,
     Tensor,
     UnsupportedArchitecture,
+    base_reference,
     check_adapter,
     clean_adapter_config,
     expected_tensors,
@@ -207,3 +210,9 @@ def test_served_configuration_takes_over_numbers_and_nothing_else() -> None:
     assert clean["base_model_name_or_path"] == "b-1"
     assert "revision" not in clean
     assert clean["lora_dropout"] == 0.0
+
+
+def test_a_base_model_without_a_repository_is_named_by_no_hub_id() -> None:
+    assert base_reference(repo="meta-llama/Llama-3.1-8B", name="llama-3.1-8b") == "meta-llama/Llama-3.1-8B"
+    with pytest.raises(HFValidationError):
+        validate_repo_id(base_reference(repo=None, name="anneal-demo"))

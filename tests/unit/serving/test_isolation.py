@@ -6,7 +6,7 @@ from apps.adapters.models import AdapterVersion
 from apps.contracts.serving import LoadState, ObservedAdapter, ObservedState
 from apps.serving.isolation import clear_replica, isolate_replica
 from apps.serving.models import LoadedAdapter, Placement, Replica
-from apps.serving.operations import desired_state, record_observed
+from apps.serving.operations import accept_room, deploy, desired_state, record_observed
 from apps.serving.queries import list_routes
 from tests.factories.serving import make_adapter, make_replica, make_served_model, make_version
 
@@ -95,6 +95,23 @@ def test_a_report_does_not_move_a_replica(version, honest) -> None:
     say(honest, loaded(version), url="http://169.254.169.254/")
 
     assert urls(version) == ["unix:///honest"]
+
+
+def test_a_report_claims_no_room_beyond_what_an_operator_accepted(organization, version, honest, hostile) -> None:
+    say(honest, loaded(version), capacity=56, max_loras=8, max_lora_rank=64)
+    say(hostile, capacity=10_000, max_loras=10_000, max_lora_rank=16)
+    others = [make_version(organization, version.adapter.base_model) for _ in range(6)]
+    for new in others:
+        deploy(version=new, by="user_olga")
+
+    hostile.refresh_from_db()
+    assert (hostile.room.capacity, hostile.room.slots, hostile.room.max_rank) == (56, 8, 16)
+    assert 2 <= hostile.placements.count() <= 4  # as many as the other one, of rank 8
+
+    accept_room(replica=hostile, capacity=112, slots=16, max_rank=16, by="user_olga")
+
+    hostile.refresh_from_db()
+    assert (hostile.room.capacity, hostile.room.slots) == (112, 16)
 
 
 def test_an_isolated_replica_gets_no_request_no_adapter_and_no_hearing(version, honest, hostile) -> None:

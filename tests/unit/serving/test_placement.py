@@ -17,9 +17,15 @@ def wish(
 
 
 def room(
-    name: str, *, capacity: int = 4, slots: int = 2, max_rank: int = 16, is_draining: bool = False
+    name: str,
+    *,
+    capacity: int = 4,
+    slots: int = 2,
+    max_rank: int = 16,
+    rank_class: int | None = None,
+    is_draining: bool = False,
 ) -> ReplicaCapacity:
-    return ReplicaCapacity(name, capacity, slots, max_rank, is_draining)
+    return ReplicaCapacity(name, capacity, slots, max_rank, rank_class or max_rank, is_draining)
 
 
 def placed(
@@ -76,6 +82,16 @@ def test_a_lower_rank_goes_to_the_class_that_is_fast_for_it_and_only_then_higher
     both = placed([wish("low", 2, rank=8), wish("low2", rank=8)], rooms)
     assert holders(both, "low2") == {"large"}
     assert placed([wish("giant", rank=128)], rooms) == {"small": frozenset(), "large": frozenset()}
+
+
+def test_a_replica_that_reports_a_lower_rank_than_was_accepted_is_preferred_for_none() -> None:
+    rooms = [room("honest", capacity=9, max_rank=64), room("other", capacity=9, max_rank=16, rank_class=64)]
+    wishes = [wish(f"low{i}", 1, rank=8) for i in range(8)]
+
+    found = placed([*wishes, wish("high", 1, rank=32)], rooms)
+
+    assert holders(found, "high") == {"honest"}
+    assert len(found["honest"]) - len(found["other"]) in (-1, 0, 1)
 
 
 def test_a_high_rank_takes_back_its_place_from_a_lower_one() -> None:

@@ -139,7 +139,7 @@ def test_the_price_book_shows_what_this_customer_pays(rich, rival, client_for, v
     for owner, nano in ((None, 3 * USD), (rich, 2 * USD)):
         set_price(
             sku="inference:input:m", unit="tokens", price_nano=nano, per=1_000_000, by="u", now=db_now(),
-            organization=owner,
+            organization=owner, approved_by="u2" if owner else None,
         )  # fmt: skip
     set_price(sku="warm:m", unit="warm_ms", price_nano=USD, per=3_600_000, by="u", now=db_now())
 

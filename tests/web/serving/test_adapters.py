@@ -201,7 +201,7 @@ def test_card_and_reproducibility_file_say_where_it_comes_from(evaluated, client
     card = client_for(vera).get(address + "README.md").content.decode()
     bundle = json.loads(client_for(vera).get(address + "reproducibility.json").content)
 
-    assert card.startswith("---\nbase_model:") and "Exact match | 0.1000 [0.0400, 0.2300] | 0.8000" in card
+    assert card.startswith("---\nlibrary_name: peft") and "Exact match | 0.1000 [0.0400, 0.2300] | 0.8000" in card
     assert bundle["training_file"]["sha256"] == job.training_file.sha256
     assert (bundle["seed"], bundle["recipe"], bundle["cost_usd"]) == (job.seed, job.hyperparameters, "0.02")
     assert bundle["energy"]["kwh"] is None and "not known" in bundle["energy"]["method"]
@@ -216,13 +216,20 @@ def test_card_and_reproducibility_file_say_where_it_comes_from(evaluated, client
     ],
 )
 def test_the_card_names_the_licence_as_the_hub_takes_it(named, written, evaluated, client_for, vera):
-    BaseModel.objects.filter(pk=evaluated.adapter.base_model_id).update(licence=named)
+    BaseModel.objects.filter(pk=evaluated.adapter.base_model_id).update(licence=named, repo="owner/base")
 
     card = client_for(vera).get(f"/adapters/{evaluated.pk}/download?file=README.md").content.decode()
 
     head = card.split("---")[1].splitlines()
-    assert "library_name: peft" in head and "base_model_relation: adapter" in head
+    assert {'base_model: "owner/base"', "library_name: peft", "base_model_relation: adapter"} <= set(head)
     assert [line for line in head if line.startswith(("license:", "license_name:"))] == written
+
+
+def test_the_card_says_how_to_load_the_adapter_and_names_no_hub_model_that_is_none(evaluated, client_for, vera):
+    card = client_for(vera).get(f"/adapters/{evaluated.pk}/download?file=README.md").content.decode()
+
+    assert "base_model:" not in card
+    assert f'from_pretrained("/path/to/{evaluated.adapter.base_model.name}")' in card
 
 
 def test_the_card_of_a_fully_trained_model_names_no_adapter(evaluated, client_for, vera):

@@ -58,6 +58,18 @@ def test_what_an_engine_counted_is_shown_beside_what_was_metered(console, old) -
     assert f'anneal_replica_metering_difference{{replica="{old.pk}",base_model="small"}} 0.15' in render_metrics()
 
 
+def test_an_operator_accepts_the_room_that_a_replica_reports(console, old) -> None:
+    Replica.objects.filter(pk=old.pk).update(reported_room={"capacity": 112, "slots": 16, "max_rank": 32})
+    page = f"/staff/replicas/{old.pk}"
+    before = console.get(page).content.decode()
+
+    console.post(f"{page}/room", {"capacity": 112, "slots": 16, "max_rank": 32})
+
+    after = console.get(page).content.decode()
+    assert "It reports 112 places" in before and "of 56 places" in before
+    assert "It reports" not in after and "of 112 places" in after
+
+
 def test_an_upgrade_by_surge_leaves_no_gap(console, organization, version, old) -> None:
     new = make_replica(version.adapter.base_model, "unix:///new")
 

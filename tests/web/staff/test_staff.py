@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 from apps.accounts.models import Organization
 from apps.billing.queries import get_balance
-from apps.catalog.models import PriceRule
+from apps.catalog.models import PriceRequest, PriceRule
 from apps.catalog.queries import active_price
 from apps.config.env import ROOT
 from apps.core.database.clock import db_now
@@ -21,6 +21,7 @@ from apps.core.models import AuditEntry, OutboxMessage
 from apps.finetuning.jobs import control
 from apps.finetuning.models import GpuPool, Worker, WorkerToken
 from apps.finetuning.usage.quotas import get_quota
+from apps.payments.models import CardRefund, TopUp
 from tests.factories.accounts import make_organization, make_user
 from tests.factories.finetuning import TrainingSetup, give_credit, make_job
 from tests.factories.serving import make_whole_model
@@ -217,6 +218,41 @@ def test_a_pool_that_allows_it_admits_a_replica_for_one_whole_model(console, flo
     assert ('name="whole_model"' in hidden, 'name="whole_model"' in shown) == (False, True)
     assert "--kind replica --token annt_" in admitted.content.decode()
     assert WorkerToken.objects.get().whole_model == version
+
+
+def test_a_price_for_one_customer_waits_for_a_second_operator(console, client_for, organization, floor):
+    sku = f"training:{floor.pool.name}"
+    price = {"sku": sku, "price_usd": "0", "organization": organization.pk}
+    previewed = console.post("/staff/prices", price)
+    console.post("/staff/prices", price | {"confirmed": previewed.context["form"].previewed()})
+    wanted = PriceRequest.objects.get()
+    own = console.get("/staff/prices").content.decode()
+    console.post(f"/staff/prices/requests/{wanted.pk}", {"decision": "approve"})
+    before = active_price(sku=sku, organization=organization)
+    second = client_for(make_user("otto", is_operator=True))
+
+    assert "Withdraw" in own and "Approve" not in own
+    assert "Approve" in second.get("/staff/prices").content.decode()
+    second.post(f"/staff/prices/requests/{wanted.pk}", {"decision": "approve"})
+    after = active_price(sku=sku, organization=organization)
+    assert before and after and (before.price_nano > 0, after.price_nano) == (True, 0)
+
+
+def test_a_large_refund_waits_on_the_payments_page(console, client_for, organization):
+    topup = TopUp.objects.create(
+        organization=organization, origin="user", amount_cents=50_000, requested_by="user_1", status="paid",
+        paid_at=db_now(),
+    )  # fmt: skip
+    refund = CardRefund.objects.create(
+        organization=organization, topup=topup, credit_cents=20_000, reason="r", status="waiting", needs_approval=True,
+        requested_by="user_other",
+    )  # fmt: skip
+
+    assert "Approve" in console.get("/staff/payments").content.decode()
+    console.post(f"/staff/payments/refunds/{refund.pk}", {"decision": "approve"})
+
+    refund.refresh_from_db()
+    assert refund.status == "requested"
 
 
 @pytest.mark.parametrize(

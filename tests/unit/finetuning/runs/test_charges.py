@@ -8,6 +8,7 @@ import pytest
 from apps.billing.models import Hold
 from apps.billing.queries import get_balance
 from apps.contracts import runs as wire
+from apps.contracts.failures import FailureCode
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState
 from apps.core.ids import ulid_of
@@ -90,6 +91,35 @@ def test_each_time_a_paused_job_goes_on_is_a_start_of_its_own(floor, organizatio
             control.resume(job=reload(job), by="key_test", now=db_now())
 
     assert charged(organization) == 120 * MILLI_DOLLAR
+
+
+@pytest.mark.parametrize(("held_seconds", "billed_seconds"), [(1800, 60), (25, 25)])
+def test_a_start_that_the_customer_stops_while_the_model_loads_is_billed_for_its_time_up_to_a_minute(
+    floor, organization, claim, reload, held_seconds, billed_seconds
+):
+    job = floor.job(spend_cap_nano=200 * MILLI_DOLLAR)
+    paused = claim()
+    held_since(paused, held_seconds)
+    control.request_pause(job=reload(job), by="key_test", now=db_now())
+    paused.finish(wire.Stopped(reason="paused"))
+    once = charged(organization)
+    control.resume(job=reload(job), by="key_test", now=db_now())
+    cancelled = claim()
+    held_since(cancelled, held_seconds)
+    control.request_cancellation(job=reload(job), by="key_test", now=db_now())
+    cancelled.finish(wire.Stopped(reason="cancelled"))
+
+    assert once == pytest.approx(billed_seconds * MILLI_DOLLAR, abs=MILLI_DOLLAR)
+    assert charged(organization) == pytest.approx(2 * billed_seconds * MILLI_DOLLAR, abs=2 * MILLI_DOLLAR)
+
+
+def test_a_start_that_we_end_before_training_costs_nothing(floor, organization, claim, reload):
+    job = floor.job()
+    attempt = claim()
+    held_since(attempt, 1800)
+    attempt.finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="too small"))
+
+    assert (reload(job).status, charged(organization)) == ("failed", 0)
 
 
 def test_an_attempt_that_we_lost_costs_no_minimum(floor, organization, claim, reload):

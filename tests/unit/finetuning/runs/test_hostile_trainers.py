@@ -17,8 +17,9 @@ from apps.core.errors import DomainError, InvalidValue, RateLimited
 from apps.core.objects.store import store
 from apps.finetuning.models import FineTuningJob, JobEvent, Run, RunUpload, ThroughputProbe, Worker
 from apps.finetuning.runs import reports, uploads
+from tests.factories.catalog import make_base_model
 from tests.factories.finetuning import CREDENTIAL, TrainingSetup, adapter_files, manifest_of, model_files, probe_report
-from tests.support.attempts import Attempt, step
+from tests.support.attempts import Attempt, charged, step
 
 WHOLE = model_files()
 PICKLE = b"\x80\x04\x95\x00\x00\x00\x00{.."
@@ -138,6 +139,73 @@ def test_a_whole_model_is_published_after_one_reading(whole, reload, monkeypatch
 
     assert len(read) == len(WHOLE)
     assert FineTuningJob.objects.get().adapter_version.status == "files_only"
+
+
+@pytest.mark.parametrize("is_dora", [True, False])
+def test_a_result_whose_only_delivery_is_missing_fails_unbilled(floor, organization, claim, reload, is_dora):
+    job = floor.job()
+    recipe = job.hyperparameters | {"use_dora": is_dora}
+    FineTuningJob.objects.update(hyperparameters=recipe, requested={"exports": ["merged_16bit"]})
+    if not is_dora:  # an architecture whose adapters no engine loads
+        config = floor.base_model.config | {"architectures": ["Olmo2ForCausalLM"]}
+        type(floor.base_model).objects.update(config=config)
+    attempt = claim()
+    attempt.start()
+    attempt.checkpoint(step=5, seconds=20.0)
+    missing = wire.MissingPart(kind="merged_16bit", cause="the disk was full")
+
+    attempt.succeed(floor.base_model, missing=(missing,))
+
+    job = reload(job)
+    assert (job.status, job.error_code, job.cost_nano, charged(organization)) == ("failed", "delivery_failed", 0, 0)
+    assert "the disk was full" in job.error_message
+    assert job.checkpoints.filter(deleted_at=None).count() == 1
+
+
+def test_the_merged_model_of_an_architecture_without_adapters_is_delivered(floor, claim, reload):
+    job = floor.job()
+    FineTuningJob.objects.update(requested={"exports": ["merged_16bit"]})
+    config = floor.base_model.config | {"architectures": ["Olmo2ForCausalLM"]}
+    type(floor.base_model).objects.update(config=config)
+    attempt = claim()
+    attempt.start()
+    merged = attempt.upload("model", 10, WHOLE)
+    export = wire.Export(kind="merged_16bit", upload_id=merged.pk, manifest_sha256=merged.manifest_sha256)
+
+    attempt.succeed(floor.base_model, exports=(export,))
+
+    job = reload(job)
+    assert (job.status, job.adapter_version.status) == ("succeeded", "files_only")
+
+
+@pytest.mark.parametrize("is_dora", [True, False])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"base_model_name_or_path": "evil/model"},
+        {"base_model_name_or_path": "anneal-demo"},
+        {"auto_mapping": {"base_model_class": "X", "parent_library": "evil"}},
+        {"revision": "refs/pr/1"},
+        {"base_model_name_or_path": None},
+    ],
+)
+def test_an_adapter_that_has_peft_load_another_model_is_not_published(floor, claim, reload, is_dora, changes):
+    job = floor.job()
+    recipe = job.hyperparameters | {"use_dora": is_dora}
+    FineTuningJob.objects.update(hyperparameters=recipe, requested={"exports": ["merged_16bit"]})
+    attempt = claim()
+    attempt.start()
+    merged = attempt.upload("model", 10, WHOLE)
+    export = wire.Export(kind="merged_16bit", upload_id=merged.pk, manifest_sha256=merged.manifest_sha256)
+    files = adapter_files(floor.base_model)
+    config = json.loads(files["adapter_config.json"]) | changes
+
+    attempt.succeed(
+        floor.base_model, files=files | {"adapter_config.json": json.dumps(config).encode()}, exports=(export,)
+    )
+
+    job = reload(job)
+    assert (job.status, job.error_code, job.adapter_version) == ("failed", "adapter_rejected", None)
 
 
 def test_a_checkpoint_or_anothers_upload_is_no_result(attempt, floor, claim):
@@ -280,7 +348,7 @@ def gated(floor: TrainingSetup):
     """A model whose repository asks for a token, not measured yet in the pool."""
     model = floor.base_model
     ThroughputProbe.objects.all().delete()
-    model.repo, model.path = "owner/gated", ""
+    model.repo, model.path, model.is_gated = "owner/gated", "", True
     model.save()
     keep_hub_token(base_model=model, hub_token="hf_secret")
     return model
@@ -297,6 +365,24 @@ def test_a_hub_token_goes_to_the_trainer_that_is_about_to_measure(gated, setting
     assert tokens() == {None}
     assert tokens("?base_model=another") == {None}
     assert tokens(f"?base_model={gated.pk}") == {"hf_secret"}
+
+
+def test_a_trainer_gets_no_second_hub_token_before_it_reported_the_first_or_long_after(gated, settings):
+    settings.ROOT_URLCONF = "apps.config.urls_internal"
+    other = make_base_model("other")
+    type(gated).objects.filter(pk=other.pk).update(repo="owner/other", path="", is_gated=True)
+    keep_hub_token(base_model=other, hub_token="hf_other")
+    path, credential = "/internal/v1/probes/missing?base_model=", {"Authorization": f"Bearer {CREDENTIAL}"}
+
+    assert tokens(f"?base_model={gated.pk}") == tokens(f"?base_model={gated.pk}") == {"hf_secret", None}
+    assert Client().get(path + other.pk, headers=credential).status_code == 429
+    post("probes", msgspec.json.encode(probe_report(other, "lora")), CREDENTIAL)
+    assert Client().get(path + other.pk, headers=credential).status_code == 429  # another model's report ends nothing
+    post("probes", msgspec.json.encode(probe_report(gated, "lora")), CREDENTIAL)
+    assert tokens(f"?base_model={other.pk}") == {"hf_other", None}
+
+    Worker.objects.update(measuring_since=F("measuring_since") - datetime.timedelta(minutes=31))
+    assert tokens(f"?base_model={gated.pk}") == {"hf_secret", None}
 
 
 @pytest.mark.parametrize(

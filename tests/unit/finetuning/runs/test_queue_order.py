@@ -8,9 +8,9 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from apps.contracts import runs as wire
+from apps.contracts.failures import FailureCode
 from apps.core.database.clock import db_now
 from apps.core.errors import QuotaExceeded
-from apps.finetuning.jobs import control
 from apps.finetuning.models import Run, Worker
 from apps.finetuning.pools import operations
 from apps.finetuning.runs import leases, queue_order
@@ -96,14 +96,13 @@ def test_the_organization_that_had_least_goes_first(floor, rival, claim):
     assert order == [ours[0].pk, theirs.pk]
 
 
-def test_what_held_the_gpu_counts_in_the_queue_although_it_cost_nothing(floor, rival, claim, reload):
+def test_what_held_the_gpu_counts_in_the_queue_although_it_cost_nothing(floor, rival, claim):
     give_credit(rival)
-    for _ in range(2):  # cancelled before training begins: nothing to pay, and an hour of the GPU
-        job = floor.job()
+    for _ in range(2):  # a fault of ours after an hour of the GPU: nothing to pay
+        floor.job()
         attempt = claim()
         held_since(attempt, 3600)
-        control.request_cancellation(job=reload(job), by="key_test", now=db_now())
-        attempt.finish(wire.Stopped(reason="cancelled"))
+        attempt.finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="too small"))
     ours = floor.job()
     theirs = make_job(rival, floor.base_model)
 

@@ -1,0 +1,73 @@
+"""A refund above the limit leaves only after a second operator approved it."""
+
+import pytest
+from django.db import IntegrityError, transaction
+
+from apps.accounts.models import Organization
+from apps.billing.queries import get_balance
+from apps.core.errors import InvalidState, PermissionDenied
+from apps.core.models import OutboxMessage
+from apps.core.money import NANO_PER_CENT
+from apps.payments.models import CardRefund, TopUp
+from apps.payments.refunds import approve_refund, reject_refund, request_refund, send_refund
+from tests.support.payments import paid_topup
+from tests.twins.stripe.twin import Twin
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def topup(near_twin: Twin, organization: Organization) -> TopUp:
+    return paid_topup(near_twin, organization, 50_000)
+
+
+def ask(topup: TopUp, cents: int, by: str = "user_olga") -> CardRefund:
+    return request_refund(topup=topup, credit_cents=cents, by=by, reason="asked for")
+
+
+def sent(refund: CardRefund) -> bool:
+    send_refund(refund_id=refund.pk)
+    return CardRefund.objects.get(pk=refund.pk).stripe_id is not None
+
+
+def test_up_to_the_limit_of_a_day_it_is_sent_and_beyond_it_waits(topup) -> None:
+    assert sent(ask(topup, 10_000))
+
+    for by in ("user_olga", "user_otto"):  # the organization's sum counts, not the operator's alone
+        more = ask(topup, 1, by)
+        assert not sent(more) and not OutboxMessage.objects.filter(payload__refund_id=more.pk).exists()
+
+
+def test_another_operator_approves(topup) -> None:
+    large = ask(topup, 10_001)
+
+    with pytest.raises(PermissionDenied):
+        approve_refund(refund=large, by="user_olga")
+    assert not sent(large)
+    approve_refund(refund=large, by="user_otto")
+    with pytest.raises(InvalidState):
+        reject_refund(refund=large, by="user_otto")
+
+    assert OutboxMessage.objects.filter(payload__refund_id=large.pk).exists()
+    assert sent(large)
+
+
+def test_a_rejected_refund_gives_its_credit_back(topup, organization) -> None:
+    large = ask(topup, 20_000)
+    held = get_balance(organization=organization).held_nano
+
+    reject_refund(refund=large, by="user_olga")
+
+    with pytest.raises(InvalidState):
+        approve_refund(refund=large, by="user_otto")
+    balance = get_balance(organization=organization)
+    assert (held, balance.held_nano) == (20_000 * NANO_PER_CENT, 0)
+    assert not sent(large)
+
+
+@pytest.mark.parametrize("approved_by", [None, "user_olga"])
+def test_the_database_itself_wants_two_people(topup, approved_by) -> None:
+    large = ask(topup, 20_000)
+
+    with pytest.raises(IntegrityError, match="card_refund_by_two"), transaction.atomic():
+        CardRefund.objects.filter(pk=large.pk).update(status="requested", approved_by=approved_by)
