@@ -7,6 +7,7 @@ from apps.core.errors import DomainError
 from apps.core.http.asgi import DEFAULT_BODY_BYTES, REQUEST_ID_HEADER, ClientGone, Scope, TooLarge, usable_request_id
 from apps.core.ids import new_ulid
 from apps.interfaces.gateway.errors import body_of, event_of, headers_of
+from apps.interfaces.gateway.http.addresses import address_of
 from apps.interfaces.gateway.http.bodies import BODY_SECONDS, BodyTooSlow
 from apps.interfaces.gateway.http.connections import EXCHANGE, Exchange
 
@@ -22,10 +23,11 @@ _JSON_LINE = b"content-type: application/json\r\n"
 class Client:
     """One request's connection, both ways."""
 
-    __slots__ = ("_exchange", "_has_started", "authorization", "limit_headers", "request_id", "ulid")
+    __slots__ = ("_exchange", "_has_started", "_peer", "authorization", "limit_headers", "request_id", "ulid")
 
     def __init__(self, scope: Scope) -> None:
         self._exchange: Exchange = scope[EXCHANGE]
+        self._peer: tuple[str, int] | None = scope.get("client")
         headers = self._exchange.headers
         self.authorization = headers.get(b"authorization", b"").decode("latin-1")
         self.ulid = new_ulid()
@@ -33,6 +35,10 @@ class Client:
         self.request_id = (given and usable_request_id(given.decode("latin-1"))) or f"req_{self.ulid}"
         self.limit_headers: Callable[[], bytes] = bytes  # called when the answer begins, once the key is known
         self._has_started = False
+
+    def address(self) -> str:
+        """Return the client's network; empty if it is unknown."""
+        return address_of(self._peer, self._exchange.headers.get(b"x-forwarded-for", b""))
 
     async def read_body(self, *, most_bytes: int = DEFAULT_BODY_BYTES, count: Callable[[int], None]) -> bytes:
         """Return the body. `count` gets the bytes received so far of a body that comes in parts, and may raise.

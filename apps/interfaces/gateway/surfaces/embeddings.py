@@ -11,6 +11,7 @@ import msgspec
 
 from apps.core.errors import DomainError, MissingParameter
 from apps.core.http.asgi import ClientGone, Receive, Scope, Send
+from apps.interfaces.gateway.admission.keys import InferenceCaller
 from apps.interfaces.gateway.http.client import Client
 from apps.interfaces.gateway.requests.parsing import decode_body
 from apps.interfaces.gateway.surfaces.inference import Services
@@ -44,8 +45,9 @@ class Embeddings:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client, services = Client(scope), self._services
+        caller: InferenceCaller | None = None
         try:
-            caller = await services.keys.identify(client.authorization)
+            caller = await services.keys.identify(client.authorization, client.address)
             client.limit_headers = lambda: services.rates.headers(caller.limits)
             services.rates.take_request(caller.limits)
             with (
@@ -63,6 +65,7 @@ class Embeddings:
                 param="model",
             )
         except DomainError as error:
+            await services.wait_to_refuse(error, caller, client)
             await client.refuse(error)
         except ClientGone:
             return

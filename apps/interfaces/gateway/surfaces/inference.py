@@ -53,6 +53,13 @@ class Services:
     grammars: Grammars
     media_hosts: frozenset[str]  # hosts from which the engines may fetch images and audio
 
+    async def wait_to_refuse(self, error: DomainError, caller: InferenceCaller | None, client: Client) -> None:
+        """Wait where the organization is refused often for sending too much, or the address for wrong keys."""
+        if caller is None:
+            await self.refusals.wait(f"address {client.address()}")
+        elif isinstance(error, RateLimited | TooLarge):
+            await self.refusals.wait(caller.share_holder)
+
 
 class AnswerRenderer(Protocol):
     """Writes answers for the customer."""
@@ -102,10 +109,9 @@ class Inference:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client, services = Client(scope), self._services
-        owner = "strangers"
+        caller: InferenceCaller | None = None
         try:
-            caller = await services.keys.identify(client.authorization)
-            owner = caller.organization_id
+            caller = await services.keys.identify(client.authorization, client.address)
             client.limit_headers = lambda: services.rates.headers(caller.limits)
             services.rates.take_request(caller.limits)
             services.rates.require_failures_left(caller.limits)
@@ -113,10 +119,8 @@ class Inference:
             with services.open_requests.one_more(caller.limits), client.watch():
                 await services.rates.wait_turn(caller.limits)
                 await self._serve(caller, client)
-        except (RateLimited, TooLarge) as error:
-            await services.refusals.wait(owner)
-            await client.refuse(error)
         except DomainError as error:
+            await services.wait_to_refuse(error, caller, client)
             await client.refuse(error)
         except ClientGone:
             return
