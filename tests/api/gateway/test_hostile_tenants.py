@@ -4,10 +4,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from django.db import transaction
 
 from apps.accounts.login.api_keys import LIVE_PREFIX, new_secret
+from apps.core.database.clock import db_now
 from apps.core.http.fair_shares import LateRefusals
-from tests.factories.serving import BASE_MODEL
+from apps.finetuning.usage.quotas import set_quota
+from tests.factories.serving import BASE_MODEL, make_tenant
 from tests.support.gateway.processes import HI
 
 pytestmark = pytest.mark.django_db
@@ -30,3 +33,16 @@ def test_wrong_keys_of_one_address_are_refused_late_and_those_of_others_are_not(
 
     assert max(took) >= LateRefusals.HOLD_SECONDS
     assert seconds_to_refuse("192.0.2.2") < LateRefusals.HOLD_SECONDS
+
+
+def test_a_body_that_is_too_large_counts_by_the_length_that_it_states(gateway, world):
+    tenant = make_tenant("Large", world.base_model)
+    with transaction.atomic():
+        set_quota(organization=tenant.organization, by="system", now=db_now(), tokens_per_minute=120_000)
+
+    answers = [gateway.http(tenant.key).post(PATH, content=b"x" * 2**20) for _ in range(2)]
+
+    left = [int(answer.headers["x-ratelimit-remaining-tokens"]) for answer in answers]
+    assert [answer.status_code for answer in answers] == [413, 413]
+    assert {answer.headers["connection"] for answer in answers} == {"close"}
+    assert left[0] - left[1] > 25_000

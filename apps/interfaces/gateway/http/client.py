@@ -40,14 +40,19 @@ class Client:
         """Return the client's network; empty if it is unknown."""
         return address_of(self._peer, self._exchange.headers.get(b"x-forwarded-for", b""))
 
+    @property
+    def declared_bytes(self) -> int:
+        """Return the length of the body as its head states it; zero if it does not."""
+        declared = self._exchange.headers.get(b"content-length", b"")
+        return int(declared) if declared.isdigit() else 0
+
     async def read_body(self, *, most_bytes: int = DEFAULT_BODY_BYTES, count: Callable[[int], None]) -> bytes:
         """Return the body. `count` gets the bytes received so far of a body that comes in parts, and may raise.
 
         Raises TooLarge, BodyTooSlow, ClientGone.
         """
         exchange = self._exchange
-        declared = exchange.headers.get(b"content-length", b"")
-        if declared.isdigit() and int(declared) > most_bytes:
+        if self.declared_bytes > most_bytes:
             raise _too_large(most_bytes)
         if not exchange.is_whole:
             try:

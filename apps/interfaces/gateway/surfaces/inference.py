@@ -4,12 +4,12 @@ A request is authenticated, limited, parsed, routed and paid for before the engi
 an answer only when its usage is on the disk. A customer who leaves stops the engine and pays for the tokens it wrote.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from apps.core.errors import DomainError, RateLimited
@@ -22,11 +22,12 @@ from apps.interfaces.gateway.engines.meter import Meter
 from apps.interfaces.gateway.engines.routes import Routes
 from apps.interfaces.gateway.engines.upstreams import Call, CallProgress, EngineAnswer, Upstreams
 from apps.interfaces.gateway.errors import EngineError, RequestFailed
-from apps.interfaces.gateway.http.bodies import PARSED_ASIDE_BYTES, Bodies, tokens_unread
+from apps.interfaces.gateway.http.bodies import LARGE_BYTES, Bodies, tokens_unread
 from apps.interfaces.gateway.http.client import Client
 from apps.interfaces.gateway.metering.spending_slices import SpendingSlices
 from apps.interfaces.gateway.metering.tickets import Metering, Ticket
 from apps.interfaces.gateway.requests.grammars import Grammars, SchemaTooCostly
+from apps.interfaces.gateway.requests.large_bodies import require_decodable
 from apps.interfaces.gateway.requests.media import require_allowed
 from apps.interfaces.gateway.requests.schema import EngineRequest, parse_chat, parse_completion
 from apps.interfaces.gateway.surfaces.answers import Assembler, Renderer
@@ -149,14 +150,21 @@ class Inference:
             rates.correct(caller.limits, taken=estimate, used=used)
 
     async def _read(self, caller: InferenceCaller, client: Client) -> tuple[EngineRequest, int]:
-        """Return the request and the number of tokens charged for its body."""
+        """Return the request and the number of tokens charged for its body: before it is read, if its head has a length.
+
+        A large body is parsed in a thread.
+        """
         services, parse = self._services, self._surface.parse
+        taken = tokens_unread(client.declared_bytes)
+        services.rates.take_tokens(caller.limits, taken)
         with services.bodies.reading(caller.share_holder) as reading:
             raw = await client.read_body(most_bytes=services.routes.largest_body_bytes, count=reading.count)
-            taken = tokens_unread(len(raw))
-            services.rates.take_tokens(caller.limits, taken)
-            if len(raw) > PARSED_ASIDE_BYTES:
-                return await asyncio.to_thread(parse, raw), taken
+            undeclared = tokens_unread(len(raw)) - taken
+            if undeclared > 0:
+                services.rates.take_tokens(caller.limits, undeclared)
+                taken += undeclared
+            if len(raw) > LARGE_BYTES:
+                return await services.bodies.parse_aside(caller.share_holder, partial(_parse_large, parse), raw), taken
             return parse(raw), taken
 
     async def _answer(
@@ -188,6 +196,11 @@ class Inference:
             # The task was cancelled, by a customer who left, too slow a reader, or a bug. The engine's output still
             # counts.
             _finish(ticket, "aborted", is_charged=True)
+
+
+def _parse_large(parse: Callable[[bytes], EngineRequest], raw: bytes) -> EngineRequest:
+    require_decodable(raw)
+    return parse(raw)
 
 
 def _finish(ticket: Ticket, finish: str, *, is_charged: bool) -> None:

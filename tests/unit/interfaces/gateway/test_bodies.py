@@ -1,6 +1,7 @@
 """What a body may take before it is parsed: bytes of one organization and of all, time, and room for the others."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -91,6 +92,31 @@ def test_all_bodies_together_are_bounded_and_what_ended_is_given_back():
     one_more = bodies.reading("one more")
     with pytest.raises(Unavailable):
         one_more.count(1)
+
+
+def test_large_bodies_are_parsed_one_at_a_time_and_tenants_take_turns():
+    order: list[bytes] = []
+    running = threading.Semaphore()
+
+    def parse(raw: bytes) -> None:
+        assert running.acquire(blocking=False)
+        order.append(raw)
+        running.release()
+
+    async def scenario() -> None:
+        bodies = Bodies()
+        hostile = [asyncio.create_task(bodies.parse_aside("hostile", parse, b"theirs")) for _ in range(20)]
+        await asyncio.sleep(0)
+        await bodies.parse_aside("other", parse, b"other")
+        await asyncio.gather(*hostile)
+        left = asyncio.create_task(bodies.parse_aside("other", parse, b"left"))
+        await asyncio.sleep(0)
+        left.cancel()
+        await bodies.parse_aside("other", parse, b"next")
+
+    asyncio.run(scenario())
+    assert b"other" in order[:4]
+    assert order[-2:] == [b"left", b"next"]
 
 
 def test_a_body_may_be_as_large_as_a_model_can_use():
