@@ -150,7 +150,7 @@ class Inference:
             rates.correct(caller.limits, taken=estimate, used=used)
 
     async def _read(self, caller: InferenceCaller, client: Client) -> tuple[EngineRequest, int]:
-        """Return the request and the number of tokens charged for its body: before it is read, if its head has a length.
+        """Return the request and the number of tokens charged for its body: before it is read, if its length is known.
 
         A large body is parsed in a thread.
         """
