@@ -6,7 +6,8 @@ longer than half a second.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,6 +16,7 @@ from apps.core.errors import InvalidValue
 SCHEMA_BYTES = 16 * 1024
 SCHEMA_DEPTH = 16
 SCHEMA_PROPERTIES = 100
+TOOLS_PROPERTIES = 256  # of all tools that the engine compiles as one schema
 SCHEMA_ENUM = 500
 SCHEMA_BOUND = 4096  # of minLength, maxLength, minItems, maxItems
 PATTERN_BYTES = 512
@@ -27,8 +29,13 @@ _Nested = dict[str, object] | list[object]
 _OWN = "x-guidance"  # options of the engine's compiler, which only the gateway may write
 
 
-def require_bounded(schema: dict[str, object], param: str) -> None:
-    """Raise InvalidValue that names the place in the schema if the schema exceeds a limit."""
+class SchemaSize(NamedTuple):
+    properties: int
+    expanded: int  # characters of all patterns with their repetitions expanded
+
+
+def require_bounded(schema: dict[str, object], param: str) -> SchemaSize:
+    """Return the schema's size. Raises InvalidValue that names the place in the schema if it exceeds a limit."""
     if len(msgspec.json.encode(schema)) > SCHEMA_BYTES:
         raise InvalidValue(f"The schema is larger than {SCHEMA_BYTES} bytes.", param=param)
     properties = expanded = 0
@@ -47,6 +54,23 @@ def require_bounded(schema: dict[str, object], param: str) -> None:
                 "out. Use fewer or shorter ones.",
                 param=param,
             )
+    return SchemaSize(properties, expanded)
+
+
+def require_bounded_together(sizes: Collection[SchemaSize], param: str) -> None:
+    """Raise InvalidValue if the tools of a required call exceed a limit, because the engine compiles them as one."""
+    instead = "Send fewer tools, or name one in `tool_choice`."
+    if sum(size.properties for size in sizes) > TOOLS_PROPERTIES:
+        raise InvalidValue(
+            f"With `tool_choice: required`, all tools together may have {TOOLS_PROPERTIES} properties. {instead}",
+            param=param,
+        )
+    if sum(size.expanded for size in sizes) > SCHEMA_EXPANDED:
+        raise InvalidValue(
+            f"With `tool_choice: required`, the patterns of all tools together may have {SCHEMA_EXPANDED:,} characters "
+            f"with their repetitions written out. {instead}",
+            param=param,
+        )
 
 
 def _walk(schema: _Nested) -> Iterator[tuple[int, str, _Nested]]:
