@@ -11,7 +11,8 @@ from apps.core.database.clock import db_now
 from apps.core.http.fair_shares import LateRefusals
 from apps.finetuning.usage.quotas import set_quota
 from tests.factories.serving import BASE_MODEL, make_tenant
-from tests.support.gateway.processes import HI
+from tests.support.gateway.processes import HI, error_of, wait_until
+from tests.twins.scripted_engine import Script
 
 pytestmark = pytest.mark.django_db
 
@@ -46,3 +47,21 @@ def test_a_body_that_is_too_large_counts_by_the_length_that_it_states(gateway, w
     assert [answer.status_code for answer in answers] == [413, 413]
     assert {answer.headers["connection"] for answer in answers} == {"close"}
     assert left[0] - left[1] > 25_000
+
+
+def test_a_tenant_that_leaves_before_the_first_token_again_and_again_is_refused(gateway, world, engine):
+    """Engines read such prompts for nothing."""
+    tenant = make_tenant("Leaver", world.base_model)
+    text = "in vain " + "x" * 120_000
+    engine.scripts[text] = Script(delay_seconds=30)
+    http = gateway.http(tenant.key)
+    ask = {"model": BASE_MODEL, "messages": HI}
+
+    assert http.post(PATH, json=ask).status_code == 200
+    for _ in range(4):
+        asked = len(engine.bodies)
+        with gateway.left(tenant.key, "/v1/completions", {"model": BASE_MODEL, "prompt": text}):
+            wait_until(lambda asked=asked: len(engine.bodies) > asked, "the engine was not asked")
+
+    answer = wait_until(lambda: (found := http.post(PATH, json=ask)).status_code == 429 and found, "not refused")
+    assert "given up before their first token" in error_of(answer)["message"]

@@ -4,6 +4,7 @@ A request is authenticated, limited, parsed, routed and paid for before the engi
 an answer only when its usage is on the disk. A customer who leaves stops the engine and pays for the tokens it wrote.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -115,7 +116,7 @@ class Inference:
             caller = await services.keys.identify(client.authorization, client.address)
             client.limit_headers = lambda: services.rates.headers(caller.limits)
             services.rates.take_request(caller.limits)
-            services.rates.require_failures_left(caller.limits)
+            services.rates.require_few_wasted(caller.limits)
             services.spending_slices.require_credit(caller.organization_id, caller.key_id)
             with services.open_requests.one_more(caller.limits), client.watch():
                 await services.rates.wait_turn(caller.limits)
@@ -143,6 +144,10 @@ class Inference:
                 await self._answer(caller, request, meter, client, progress)
         except (SchemaTooCostly, RequestFailed):
             rates.record_failure(caller.limits)
+            raise
+        except asyncio.CancelledError:
+            if progress.is_sent and not meter.output_tokens:
+                rates.record_abandoned(caller.limits, request.prompt_tokens_estimate())
             raise
         finally:
             if progress.is_sent:
