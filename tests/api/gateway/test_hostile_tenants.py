@@ -1,7 +1,11 @@
 """What a stranger or a hostile tenant may cost the others: refused late, and read no further than needed."""
 
+import json
+import select
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 from django.db import transaction
@@ -10,6 +14,7 @@ from apps.accounts.login.api_keys import LIVE_PREFIX, new_secret
 from apps.core.database.clock import db_now
 from apps.core.http.fair_shares import LateRefusals
 from apps.finetuning.usage.quotas import set_quota
+from apps.interfaces.gateway.http.bodies import MAX_OF_ONE
 from tests.factories.serving import BASE_MODEL, make_tenant
 from tests.support.gateway.processes import HI, error_of, wait_until
 from tests.twins.scripted_engine import Script
@@ -65,3 +70,28 @@ def test_a_tenant_that_leaves_before_the_first_token_again_and_again_is_refused(
 
     answer = wait_until(lambda: (found := http.post(PATH, json=ask)).status_code == 429 and found, "not refused")
     assert "given up before their first token" in error_of(answer)["message"]
+
+
+def test_the_bodies_of_open_requests_are_bounded_until_these_end(gateway, world, engine):
+    tenant = make_tenant("Holder", world.base_model)
+    none = {"requests_per_minute": None, "tokens_per_minute": None, "concurrent_requests": None}
+    with transaction.atomic():
+        set_quota(organization=tenant.organization, by="system", now=db_now(), **none)
+    text = "held " + "x" * 250_000
+    engine.scripts[text] = Script(delay_seconds=60)
+    body = json.dumps({"model": BASE_MODEL, "prompt": text}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {tenant.key.secret}\r\n"
+
+    with ExitStack() as stack:
+        asking = []
+        for _ in range(MAX_OF_ONE // len(body) + 1):
+            connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+            connection.connect(str(gateway.socket))
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            asking.append(connection)
+        [refused] = select.select(asking, [], [], 60)[0]
+        assert b"MiB of bodies" in refused.recv(10_000)
+
+    engine.scripts[text] = Script()
+    http = gateway.http(tenant.key)
+    wait_until(lambda: http.post("/v1/completions", content=body).status_code == 200, "the bodies are still held")

@@ -118,9 +118,10 @@ class Inference:
             services.rates.take_request(caller.limits)
             services.rates.require_few_wasted(caller.limits)
             services.spending_slices.require_credit(caller.organization_id, caller.key_id)
-            with services.open_requests.one_more(caller.limits), client.watch():
+            body = services.bodies.reading(caller.share_holder)
+            with services.open_requests.one_more(caller.limits), body, client.watch():
                 await services.rates.wait_turn(caller.limits)
-                await self._serve(caller, client)
+                await self._serve(caller, client, body.count)
         except DomainError as error:
             await services.wait_to_refuse(error, caller, client)
             await client.refuse(error)
@@ -130,13 +131,13 @@ class Inference:
             logger.exception("request %s failed", client.request_id)
             await client.refuse(ServerFault("The server had an error while processing your request."), status=500)
 
-    async def _serve(self, caller: InferenceCaller, client: Client) -> None:
+    async def _serve(self, caller: InferenceCaller, client: Client, count: Callable[[int], None]) -> None:
         """Read the request and answer it within the limit of tokens per minute.
 
         A body counts before it is parsed. A request that an engine has seen always counts.
         """
         rates, progress = self._services.rates, CallProgress()
-        request, taken = await self._read(caller, client)
+        request, taken = await self._read(caller, client, count)
         used, meter, estimate = taken, Meter(request.choice_count), request.tokens_estimate()
         rates.take_all_tokens(caller.limits, estimate, taken=taken)
         try:
@@ -154,23 +155,27 @@ class Inference:
                 used = meter.input_tokens + meter.output_tokens or request.prompt_tokens_estimate()
             rates.correct(caller.limits, taken=estimate, used=used)
 
-    async def _read(self, caller: InferenceCaller, client: Client) -> tuple[EngineRequest, int]:
+    async def _read(
+        self, caller: InferenceCaller, client: Client, count: Callable[[int], None]
+    ) -> tuple[EngineRequest, int]:
         """Return the request and the number of tokens charged for its body: before it is read, if its length is known.
 
-        A large body is parsed in a thread.
+        A large body is parsed in a thread. It counts as held until the request ends, because the parsed request and
+        the engine's are as large.
         """
         services, parse = self._services, self._surface.parse
         taken = tokens_unread(client.declared_bytes)
         services.rates.take_tokens(caller.limits, taken)
-        with services.bodies.reading(caller.share_holder) as reading:
-            raw = await client.read_body(most_bytes=services.routes.largest_body_bytes, count=reading.count)
-            undeclared = tokens_unread(len(raw)) - taken
-            if undeclared > 0:
-                services.rates.take_tokens(caller.limits, undeclared)
-                taken += undeclared
-            if len(raw) > LARGE_BYTES:
-                return await services.bodies.parse_aside(caller.share_holder, partial(_parse_large, parse), raw), taken
-            return parse(raw), taken
+        raw = await client.read_body(most_bytes=services.routes.largest_body_bytes, count=count)
+        is_large = len(raw) > LARGE_BYTES
+        count(len(raw) if is_large else 0)
+        undeclared = tokens_unread(len(raw)) - taken
+        if undeclared > 0:
+            services.rates.take_tokens(caller.limits, undeclared)
+            taken += undeclared
+        if is_large:
+            return await services.bodies.parse_aside(caller.share_holder, partial(_parse_large, parse), raw), taken
+        return parse(raw), taken
 
     async def _answer(
         self, caller: InferenceCaller, request: EngineRequest, meter: Meter, client: Client, progress: CallProgress

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -9,7 +10,6 @@ from apps.core.errors import RateLimited, Unavailable
 from apps.core.http.asgi import DEFAULT_BODY_BYTES, MIB, TooLarge
 from apps.interfaces.gateway.http import client as reading
 from apps.interfaces.gateway.http.bodies import (
-    MAX_OF_ALL,
     MAX_OF_ONE,
     Bodies,
     BodyTooSlow,
@@ -84,14 +84,17 @@ def test_one_organizations_bodies_leave_room_for_the_others():
         again.count(MAX_OF_ONE)
 
 
-def test_all_bodies_together_are_bounded_and_what_ended_is_given_back():
+def test_all_bodies_together_are_bounded_and_there_is_always_room_for_another_organization():
     bodies = Bodies()
-    for number in range(MAX_OF_ALL // MAX_OF_ONE):
-        bodies.reading(f"org_{number}").count(MAX_OF_ONE)
-
-    one_more = bodies.reading("one more")
+    for number in range(30):
+        one = bodies.reading(f"hostile_{number}")
+        with suppress(RateLimited, Unavailable):
+            for size in range(MIB, 2 * MAX_OF_ONE, MIB):
+                one.count(size)
     with pytest.raises(Unavailable):
-        one_more.count(1)
+        bodies.reading("another").count(MAX_OF_ONE)
+
+    bodies.reading("another").count(128 * 1024)
 
 
 def test_large_bodies_are_parsed_one_at_a_time_and_tenants_take_turns():
