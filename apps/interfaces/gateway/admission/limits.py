@@ -18,7 +18,7 @@ MAX_OPEN = 512
 MAX_OPEN_STRUCTURED = 2
 MAX_ENGINE_FAILURES = 30  # per minute, of one organization
 # Prompt tokens per minute of an organization's requests that it gave up before their first token. An engine reads such
-# prompts, and nobody pays, because it counted no tokens. A long debt is forgiven after some minutes.
+# prompts for free, because it counted no tokens. A debt lasts five minutes at most.
 MAX_ABANDONED_TOKENS, _MAX_ABANDONED_DEBT = 100_000, 5 * 100_000
 # An organization does not use a minute's worth at once. It begins a second's worth, at least this many requests, and
 # then as many a second as this multiple of its limit.

@@ -156,7 +156,7 @@ def test_an_organization_on_whose_requests_engines_fail_waits_and_others_do_not(
 
 
 def test_an_organization_that_gives_up_many_read_prompts_waits_and_others_do_not(clock):
-    """Nobody pays for them, because their engines counted no tokens."""
+    """They are free, because their engines counted no tokens."""
     rates, one, other = Rates(), [limits_of("org_1")], [limits_of("org_2")]
     rates.record_abandoned(one, MAX_ABANDONED_TOKENS)  # one long prompt
     rates.require_few_wasted(one)
