@@ -337,3 +337,25 @@ def test_an_answer_that_failed_holds_neither_a_place_nor_a_connection(home, faul
 
     with ScriptedEngine(home / "own.sock").running() as own:
         asyncio.run(scenario(own))
+
+
+def test_a_request_counts_as_sent_if_any_replica_may_have_worked_on_it(home):
+    request = parse_completion(b'{"model": "m", "prompt": "Hi"}')
+    breaks, busy = Script(breaks_after=0), Script(status=503, error={"message": "full", "code": "replica_busy"})
+
+    async def sent(*scripts: Script) -> bool:
+        for engine, script in zip(engines, scripts, strict=False):
+            engine.scripts["Hi"] = script
+        upstreams = Upstreams(places_per_replica=1)
+        replicas = tuple(Upstream(f"rep_{n}", engine.url, TOKEN) for n, engine in enumerate(engines))
+        route = Route("m", None, "m", "m", "", CONTEXT_LENGTH, replicas[: len(scripts)])
+        call = Call("org_1", "/v1/completions", request, "salt", new_ulid(), Meter(1), CallProgress())
+        with pytest.raises(DomainError):
+            await upstreams.begin(route, call)
+        upstreams.close()
+        return call.progress.is_sent
+
+    with ScriptedEngine(home / "one.sock").running() as one, ScriptedEngine(home / "two.sock").running() as two:
+        engines = (one, two)
+        assert asyncio.run(sent(breaks, busy))
+        assert not asyncio.run(sent(busy))

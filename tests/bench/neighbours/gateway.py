@@ -8,8 +8,9 @@ from typing import Any
 
 import aiohttp
 
+from apps.accounts.login.api_keys import LIVE_PREFIX, new_secret
 from tests.bench.neighbours.stage import Platform, Tenant
-from tests.bench.neighbours.traffic import Attack, Entrance, as_key, get, sending
+from tests.bench.neighbours.traffic import Attack, Entrance, as_key, get, send, sending
 
 _PATH = "/v1/chat/completions"
 _HI = [{"role": "user", "content": "Hi"}]
@@ -47,6 +48,10 @@ def entrances(platform: Platform) -> dict[str, Entrance]:
     def against(attack: Attack, attacker: Tenant) -> Entrance:
         return Entrance(chat, attack, attacker, pause_seconds=0.02)
 
+    async def wrong_key(client: aiohttp.ClientSession, number: int) -> int:
+        headers = {"Authorization": f"Bearer {new_secret(LIVE_PREFIX)}"}
+        return (await send(client, "POST", _PATH, headers, {"model": platform.model, "messages": _HI}))[0]
+
     lots, slow = platform.make_tenant(), platform.make_tenant()
     return {
         "inference beside chats": asking(),
@@ -58,6 +63,7 @@ def entrances(platform: Platform) -> dict[str, Entrance]:
         "inference beside deep arguments": asking(messages=[*_HI, {"role": "assistant", "tool_calls": [called]}, *_HI]),
         "inference beside many messages": against(sending(lots, "POST", _PATH, lambda: many_messages), lots),
         "inference beside slow bodies": against(_trickling(slow), slow),
+        "inference beside wrong keys": against(wrong_key, platform.make_tenant()),
     }
 
 

@@ -9,6 +9,8 @@ import pytest
 from django.urls import resolve
 
 from apps.core.http.asgi import MIB
+from apps.core.http.connections import MAX_CONNECTIONS
+from apps.finetuning.models import Quota
 from apps.interfaces.web.edge.front_door import INFERENCE_PATHS
 from apps.interfaces.web.edge.request_limits import BODY_LIMITS
 
@@ -100,6 +102,47 @@ def test_the_gateway_gets_every_header_web_gets_and_no_cookie() -> None:
 
     assert inference - set(values(SERVER, "proxy_set_header")) == {"Cookie $forwarded_cookie"}
     assert set(values(SERVER, "proxy_set_header")) <= inference
+
+
+def per_minute(rate: str) -> int:
+    number, unit = re.fullmatch(r"(\d+)r/([sm])", rate).groups()  # type: ignore[union-attr]
+    return int(number) * (60 if unit == "s" else 1)
+
+
+def test_an_address_is_limited_and_no_sooner_than_behind_the_door() -> None:
+    """An office behind one address may have several organizations, each with the limits that an organization has."""
+    top = parse(CONF)
+    rates = {
+        words[2].split("=")[1].split(":")[0]: words[3].split("=")[1] for words, _ in top if words[0] == "limit_req_zone"
+    }
+    inference = parse((NGINX / "inference.conf").read_text())
+    quota = Quota()
+    for children, zone, most_requests, most_open in (
+        (SERVER, "rest", 9 * 600, MAX_CONNECTIONS),  # of an address and its static files, docs/limits.md
+        (inference, "inference", 4 * quota.requests_per_minute, 4 * quota.concurrent_requests),
+    ):
+        [request] = values(children, "limit_req")
+        assert re.fullmatch(rf"zone={zone} burst=\d+ nodelay", request)
+        assert per_minute(rates[zone]) >= most_requests
+        assert values(children, "limit_conn") == [f"open_{zone} {most_open}"]
+    assert {key for words, _ in top if words[0] in ("limit_req_zone", "limit_conn_zone") for key in words[1:2]} == {
+        "$client_network"
+    }
+    assert values(top, "limit_req_status") == values(top, "limit_conn_status") == ["429"]
+    assert "429 @too_many" in values(SERVER, "error_page")
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [("192.0.2.7", None), ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2:"), ("2001:db8:1:2::6", "2001:db8:1:2:")],
+)
+def test_an_ipv6_customer_counts_by_its_network(address: str, network: str | None) -> None:
+    [children] = [children for words, children in parse(CONF) if words[:2] == ["map", "$remote_addr"]]
+    pattern = next(words[0].strip('"')[1:] for words, _ in children if words[1] == "$network")
+
+    found = re.match(pattern.replace("?<", "?P<"), address)
+
+    assert (found and found["network"]) == network
 
 
 @pytest.mark.skipif(not shutil.which("nginx"), reason="nginx is not installed here")

@@ -1,14 +1,15 @@
 """Schemas are compiled beside the gateway: what is wrong is told with its place, and what costs too much ends there."""
 
 import asyncio
-import os
-import signal
 from collections.abc import Awaitable, Callable
 
 from apps.core.errors import InvalidValue
-from apps.interfaces.gateway.requests.grammars import CheckedSchema, Grammars, SchemaTooCostly
+from apps.interfaces.gateway.requests.grammars import PAUSE_FACTOR, CheckedSchema, Grammars, SchemaTooCostly
+from apps.interfaces.gateway.requests.schema_bounds import require_bounded
 
 PARAM = "response_format.json_schema.schema"
+# Within the static bounds; its classes of characters take the compiler about 0.5 s.
+COSTLY = {"anyOf": [{"pattern": f"[\\p{{L}}{number}]"} for number in range(570)]}
 
 
 def compiled(check: Callable[[Grammars], Awaitable[None]]) -> None:
@@ -71,24 +72,38 @@ def test_usual_schemas_compile_and_those_that_refer_to_themselves_do_too():
     compiled(check)
 
 
-def test_a_schema_that_ends_the_compiler_is_refused_and_the_next_one_compiles(monkeypatch):
+def test_a_schema_that_takes_too_long_is_refused_and_the_next_one_compiles(monkeypatch):
     async def check(grammars: Grammars) -> None:
-        exchange = grammars._exchange
-
-        async def over_its_limit(raw: bytes):
-            child = await grammars._require_child()
-            if b"costly" in raw:
-                os.kill(child.pid, signal.SIGPROF)  # as its own timer does
-            return await exchange(raw)
-
-        monkeypatch.setattr(grammars, "_exchange", over_its_limit)
-        assert isinstance(await refusal_of(grammars, {"title": "costly"}), SchemaTooCostly)
+        require_bounded(COSTLY, PARAM)
+        assert isinstance(await refusal_of(grammars, COSTLY, "hostile"), SchemaTooCostly)
+        assert grammars._child is None  # its own timer ended it
         assert await refusal_of(grammars, {"title": "cheap"}) is None
         monkeypatch.setattr(grammars, "_require_child", None)  # both verdicts are remembered
-        assert isinstance(await refusal_of(grammars, {"title": "costly"}), SchemaTooCostly)
+        assert isinstance(await refusal_of(grammars, COSTLY), SchemaTooCostly)
         assert await refusal_of(grammars, {"title": "cheap"}) is None
 
     compiled(check)
+
+
+def test_a_tenants_costly_schemas_pause_for_longer_than_they_took(monkeypatch):
+    pauses: list[float] = []
+
+    async def check(grammars: Grammars) -> None:
+        async def costly(raw: bytes) -> tuple[str, str, float]:
+            return "", "", 0.1
+
+        async def passes(seconds: float) -> None:
+            pauses.append(seconds)
+            grammars._pauses_until.clear()
+
+        monkeypatch.setattr(grammars, "_exchange", costly)
+        monkeypatch.setattr("apps.interfaces.gateway.requests.grammars.asyncio.sleep", passes)
+        for tenant, title in (("hostile", "a"), ("other", "b"), ("hostile", "a"), ("hostile", "c")):
+            assert await refusal_of(grammars, {"title": title}, tenant) is None
+
+    compiled(check)
+    [paused] = pauses  # neither another tenant's nor one that was compiled before
+    assert 0.5 < paused <= 0.1 * PAUSE_FACTOR
 
 
 def test_one_tenants_schemas_wait_for_their_turn_behind_anothers(monkeypatch):
@@ -96,10 +111,10 @@ def test_one_tenants_schemas_wait_for_their_turn_behind_anothers(monkeypatch):
     order: list[str] = []
 
     async def check(grammars: Grammars) -> None:
-        async def slowly(raw: bytes) -> tuple[str, str]:
+        async def slowly(raw: bytes) -> tuple[str, str, float]:
             await asyncio.sleep(0)
             order.append(raw.decode())
-            return "", ""
+            return "", "", 0.0
 
         monkeypatch.setattr(grammars, "_exchange", slowly)
         asked = [refusal_of(grammars, {"title": str(n)}, tenant="hostile") for n in range(20)]

@@ -6,7 +6,9 @@ import hmac
 import secrets
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from django.conf import settings
 
@@ -20,6 +22,7 @@ from apps.core.database.clock import db_now
 from apps.core.errors import PermissionDenied, Unavailable
 from apps.finetuning.usage.quotas import get_quota
 from apps.interfaces.gateway.admission.limits import OwnerLimits
+from apps.interfaces.gateway.admission.strangers import Strangers
 from apps.interfaces.gateway.database import DATABASE_ERRORS, Database
 
 FRESH_SECONDS = 1.0  # older entries are looked up again in the background
@@ -29,6 +32,7 @@ OUTAGE_SECONDS = 30.0
 _MAX_LOOKUP_SECONDS = 1.0  # a slower database counts as away
 _TRY_AGAIN_SECONDS = 3.0
 _MAX_KEYS = 20_000
+_AWAY = "API keys cannot be checked at the moment. Try again shortly."
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ class Keys:
         self._database = database
         self._secret = secrets.token_bytes(16)  # keys the digests in memory; known only to this process
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._valid: OrderedDict[bytes, None] = OrderedDict()  # keys that were valid when last looked up
+        self._strangers = Strangers()
         self._lookups: dict[bytes, asyncio.Task[_Entry]] = {}
         self._away_until = 0.0
         self._forgotten = 0
@@ -74,16 +80,16 @@ class Keys:
         self._entries.clear()
         self._forgotten += 1
 
-    async def identify(self, authorization: str) -> InferenceCaller:
-        """Return the caller that the key belongs to.
+    async def identify(self, authorization: str, address_of: Callable[[], str]) -> InferenceCaller:
+        """Return the caller that the key belongs to. `address_of` is asked only for a key not seen valid before.
 
-        Raises InvalidApiKey, PermissionDenied (no scope for inference), Unavailable.
+        Raises InvalidApiKey, PermissionDenied (no scope for inference), RateLimited, Unavailable.
         """
         secret = read_bearer(authorization)
         known = hashlib.blake2b(secret.encode(), digest_size=16, key=self._secret).digest()
         entry = self._entries.get(known)
         if entry is None or entry.age() > FRESH_SECONDS:
-            entry = await self._entry(known, secret)
+            entry = await self._entry(known, secret, address_of)
         if entry.identity is None:
             raise wrong_key(secret)
         if entry.caller is None:
@@ -93,11 +99,11 @@ class Keys:
             )
         return entry.caller
 
-    async def _entry(self, known: bytes, secret: str) -> _Entry:
+    async def _entry(self, known: bytes, secret: str, address_of: Callable[[], str]) -> _Entry:
         """Return the entry of a key that was not looked up within FRESH_SECONDS."""
         entry = self._entries.get(known)
-        if entry is None and not is_well_formed(secret):
-            raise wrong_key(secret)
+        if known not in self._valid:
+            return await self._entry_of_stranger(known, secret, entry, address_of)
         is_away = time.monotonic() < self._away_until
         if entry is not None and entry.age() < (OUTAGE_SECONDS if is_away else USABLE_SECONDS):
             self._begin_lookup(known, secret)
@@ -109,12 +115,27 @@ class Keys:
             self._away_until = time.monotonic() + _TRY_AGAIN_SECONDS
             if entry is not None and entry.age() < OUTAGE_SECONDS:
                 return entry
-            raise Unavailable("API keys cannot be checked at the moment. Try again shortly.") from error
+            raise Unavailable(_AWAY) from error
 
-    def _begin_lookup(self, known: bytes, secret: str) -> "asyncio.Task[_Entry]":
-        """Return this key's lookup in progress; start one if there is none."""
+    async def _entry_of_stranger(
+        self, known: bytes, secret: str, entry: _Entry | None, address_of: Callable[[], str]
+    ) -> _Entry:
+        if entry is not None and entry.age() < USABLE_SECONDS:
+            return entry
+        if not is_well_formed(secret):
+            raise wrong_key(secret)
+        try:
+            return await asyncio.shield(self._begin_lookup(known, secret, address_of()))
+        except DATABASE_ERRORS as error:
+            raise Unavailable(_AWAY) from error
+
+    def _begin_lookup(self, known: bytes, secret: str, stranger: str | None = None) -> "asyncio.Task[_Entry]":
+        """Return this key's lookup in progress; start one if there is none. `stranger` is the address of one."""
         if known not in self._lookups:
-            task = asyncio.ensure_future(self._look_up(known, secret))
+            look_up = partial(self._look_up, known, secret)
+            task = asyncio.ensure_future(
+                look_up() if stranger is None else self._strangers.look_up(stranger, look_up, _is_right)
+            )
             self._lookups[known] = task
             task.add_done_callback(lambda done: self._finish_lookup(known, done))
         return self._lookups[known]
@@ -131,9 +152,17 @@ class Keys:
             identity, caller = await self._database.call(_find, secret)
         self._entries[known] = entry = _Entry(identity, caller, started_at)
         self._entries.move_to_end(known)
-        while len(self._entries) > _MAX_KEYS:
-            self._entries.popitem(last=False)
+        self._valid.pop(known, None)
+        if identity is not None:
+            self._valid[known] = None
+        for kept in (self._entries, self._valid):
+            while len(kept) > _MAX_KEYS:
+                kept.popitem(last=False)
         return entry
+
+
+def _is_right(entry: _Entry) -> bool:
+    return entry.identity is not None
 
 
 def _find(secret: str) -> tuple[KeyIdentity | None, InferenceCaller | None]:

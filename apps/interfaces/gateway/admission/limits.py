@@ -17,6 +17,9 @@ MAX_OPEN = 512
 # The engine compiles grammars in a pool that all tenants share; a slow one holds a place for tens of seconds.
 MAX_OPEN_STRUCTURED = 2
 MAX_ENGINE_FAILURES = 30  # per minute, of one organization
+# Prompt tokens per minute of an organization's requests that it gave up before their first token. An engine reads such
+# prompts for free, because it counted no tokens. A debt lasts five minutes at most.
+MAX_ABANDONED_TOKENS, _MAX_ABANDONED_DEBT = 100_000, 5 * 100_000
 # An organization does not use a minute's worth at once. It begins a second's worth, at least this many requests, and
 # then as many a second as this multiple of its limit.
 _PROMPT_REQUESTS, _PACE = 16, 2
@@ -107,14 +110,14 @@ class _Buckets:
         bucket.next_at = max(bucket.next_at, now - prompt * interval) + interval
         return max(0.0, bucket.next_at - now)
 
-    def correct(self, limits: Sequence[OwnerLimits], *, taken: int, used: int) -> None:
+    def correct(self, limits: Sequence[OwnerLimits], *, taken: int, used: int, most_debt: float = math.inf) -> None:
         """Charge the difference between `used` and `taken`, or return it. Unforeseen use leaves a debt."""
         now = time.monotonic()
         for one in limits:
             per_minute = self._rate_of(one)
             if per_minute is not None:
                 bucket = self._at(one.owner_id, per_minute, now)
-                left = bucket.left - used + (taken if taken < per_minute else per_minute)
+                left = max(bucket.left - used + (taken if taken < per_minute else per_minute), -most_debt)
                 bucket.left = left if left < per_minute else per_minute
 
     def headers(self, limits: Sequence[OwnerLimits], now: float) -> bytes:
@@ -139,6 +142,9 @@ class Rates:
         self._requests = _Buckets("requests", attrgetter("requests_per_minute"))
         self._tokens = _Buckets("tokens", attrgetter("tokens_per_minute"))
         self._failures = _Buckets("requests on which an engine fails", lambda _: MAX_ENGINE_FAILURES)
+        self._abandoned = _Buckets(
+            "prompt tokens of requests given up before their first token", lambda _: MAX_ABANDONED_TOKENS
+        )
         self.take_request = self._requests.take
         self.take_tokens = self._tokens.take  # the first estimate; `correct` it later
         self.correct = self._tokens.correct
@@ -158,9 +164,14 @@ class Rates:
             self._tokens.correct(limits, taken=0, used=taken)
             raise
 
-    def require_failures_left(self, limits: Sequence[OwnerLimits]) -> None:
-        """Raise RateLimited for an organization on whose requests engines failed too often."""
+    def require_few_wasted(self, limits: Sequence[OwnerLimits]) -> None:
+        """Raise RateLimited for an organization whose requests engines failed on, or read in vain, too often."""
         self._failures.take(limits[:1], 0)
+        self._abandoned.take(limits[:1], 0)
+
+    def record_abandoned(self, limits: Sequence[OwnerLimits], prompt_tokens: int) -> None:
+        """Count a request that an engine has seen, and whose customer left before the first token."""
+        self._abandoned.correct(limits[:1], taken=0, used=prompt_tokens, most_debt=_MAX_ABANDONED_DEBT)
 
     def record_failure(self, limits: Sequence[OwnerLimits]) -> None:
         """Count an engine failure against the organization that sent the request."""

@@ -116,8 +116,6 @@ class Upstreams:
         if not isinstance(reason, TryAnother):
             return
         logger.warning("replica %s does not answer %s: %s", replica_id, call.request_id, reason)
-        if reason.is_busy or reason.is_down:
-            call.progress.is_sent = False
         if not reason.is_busy:
             self._breaker.record_failure(replica_id, call.tenant, is_replicas=reason.is_unreached or reason.is_down)
 
@@ -138,7 +136,9 @@ class Upstreams:
             if response.status != 200:
                 raise await _refusal(response, call.request)
             await answer.read_to_first_token()
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, TryAnother) and (error.is_busy or error.is_down):
+                call.progress.is_sent = was_sent  # this replica did no work; an earlier one may have
             answer.close()
             raise
         return answer

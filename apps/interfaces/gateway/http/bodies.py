@@ -4,17 +4,24 @@ A body is held in memory until it is complete, and parsing it blocks everything 
 installation's models could use, and counted against the organization that sends it.
 """
 
+import asyncio
 from collections import defaultdict
+from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from apps.core.errors import DomainError, RateLimited, Status, Unavailable
 from apps.core.http.asgi import DEFAULT_BODY_BYTES, MIB
+from apps.core.http.fair_shares import Places, TooManyWaiting
+
+Parsed = TypeVar("Parsed")
 
 BODY_SECONDS = 30.0
-MAX_OF_ONE = 32 * MIB  # of one organization's incomplete bodies
+MAX_OF_ONE = 32 * MIB  # of one organization's bodies
 MAX_OF_ALL = 256 * MIB
-PARSED_ASIDE_BYTES = 256 * 1024  # a larger body is parsed in a thread
+_MOST_OF_FREE = 0.5  # an organization leaves as much free as it holds, so that there is always room for another
+LARGE_BYTES = 64 * 1024  # larger bodies are parsed one at a time, in a thread
+_PARSING_WAITS, _PARSING_SECONDS = 512, 10.0  # the first of each organization, which has no more requests at once
 
 _FIXED_BYTES = 256 * 1024  # for tools, schemas and JSON syntax
 _BYTES_PER_TOKEN = 16  # English has about 4; JSON writes some characters with 12
@@ -44,24 +51,46 @@ def tokens_unread(body_bytes: int) -> int:
 
 
 class Bodies:
-    """Counts the bytes of bodies being read. Use inside one event loop."""
+    """Counts the bytes of bodies in memory, and parses large ones in turns. Use inside one event loop."""
 
     def __init__(self) -> None:
         self._held: defaultdict[str, int] = defaultdict(int)  # by organization
         self._total = 0
+        self._turns = Places(1, most_waiting=_PARSING_WAITS, wait_seconds=_PARSING_SECONDS)
+
+    async def parse_aside(self, organization_id: str, parse: Callable[[bytes], Parsed], raw: bytes) -> Parsed:
+        """Return what `parse` makes of a large body, in a thread when it is the organization's turn.
+
+        The interpreter runs one thread at a time, so more at once would only slow down the event loop. Raises
+        RateLimited, and what `parse` raises.
+        """
+        try:
+            await self._turns.take(organization_id, most=1)
+        except TooManyWaiting:
+            raise RateLimited("Your organization sends too many large requests at once. Send fewer.") from None
+        task = asyncio.ensure_future(asyncio.to_thread(parse, raw))
+        task.add_done_callback(lambda done: self._end_turn(organization_id, done))
+        return await asyncio.shield(task)  # the thread goes on if the customer leaves
+
+    def _end_turn(self, organization_id: str, task: "asyncio.Future[Parsed]") -> None:
+        self._turns.give_back(organization_id)
+        if not task.cancelled():
+            task.exception()  # retrieved here because the customer may have left
 
     def reading(self, organization_id: str) -> "_Reading":
         return _Reading(self, organization_id)
 
     def add(self, organization_id: str, count: int) -> None:
         """Count the bytes; a negative count gives them back. Raises RateLimited or Unavailable, adding nothing."""
-        if count > 0 and self._held[organization_id] + count > MAX_OF_ONE:
+        held = self._held.get(organization_id, 0)
+        wanted = held + count
+        if count > 0 and wanted > MAX_OF_ONE:
             raise RateLimited(
-                f"Your organization is sending {MAX_OF_ONE // MIB} MiB of request bodies at once, the most allowed. "
+                f"Your organization's requests in progress hold {MAX_OF_ONE // MIB} MiB of bodies, the most allowed. "
                 "Send fewer large requests at a time."
             )
-        if count > 0 and self._total + count > MAX_OF_ALL:
-            raise Unavailable("Too many large requests are being sent at the moment. Try again shortly.")
+        if count > 0 and wanted > _MOST_OF_FREE * (MAX_OF_ALL - self._total + held):
+            raise Unavailable("Too many large requests are in progress at the moment. Try again shortly.")
         self._total += count
         self._held[organization_id] += count
         if not self._held[organization_id]:
@@ -69,7 +98,7 @@ class Bodies:
 
 
 class _Reading:
-    """One body. Its bytes are given back at the end of the block."""
+    """One body. The bytes that it counts are given back at the end of the block."""
 
     __slots__ = ("_bodies", "_organization_id", "_size")
 
@@ -80,7 +109,7 @@ class _Reading:
         return self
 
     def count(self, size: int) -> None:
-        """Count the body at this size in bytes. Raises RateLimited, Unavailable."""
+        """Count the body at this size in bytes, in place of the size before. Raises RateLimited, Unavailable."""
         self._bodies.add(self._organization_id, size - self._size)
         self._size = size
 

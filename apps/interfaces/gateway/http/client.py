@@ -7,6 +7,7 @@ from apps.core.errors import DomainError
 from apps.core.http.asgi import DEFAULT_BODY_BYTES, REQUEST_ID_HEADER, ClientGone, Scope, TooLarge, usable_request_id
 from apps.core.ids import new_ulid
 from apps.interfaces.gateway.errors import body_of, event_of, headers_of
+from apps.interfaces.gateway.http.addresses import address_of
 from apps.interfaces.gateway.http.bodies import BODY_SECONDS, BodyTooSlow
 from apps.interfaces.gateway.http.connections import EXCHANGE, Exchange
 
@@ -22,10 +23,11 @@ _JSON_LINE = b"content-type: application/json\r\n"
 class Client:
     """One request's connection, both ways."""
 
-    __slots__ = ("_exchange", "_has_started", "authorization", "limit_headers", "request_id", "ulid")
+    __slots__ = ("_exchange", "_has_started", "_peer", "authorization", "limit_headers", "request_id", "ulid")
 
     def __init__(self, scope: Scope) -> None:
         self._exchange: Exchange = scope[EXCHANGE]
+        self._peer: tuple[str, int] | None = scope.get("client")
         headers = self._exchange.headers
         self.authorization = headers.get(b"authorization", b"").decode("latin-1")
         self.ulid = new_ulid()
@@ -34,14 +36,23 @@ class Client:
         self.limit_headers: Callable[[], bytes] = bytes  # called when the answer begins, once the key is known
         self._has_started = False
 
+    def address(self) -> str:
+        """Return the client's network; empty if it is unknown."""
+        return address_of(self._peer, self._exchange.headers.get(b"x-forwarded-for", b""))
+
+    @property
+    def declared_bytes(self) -> int:
+        """Return the length of the body as its head states it; zero if it does not."""
+        declared = self._exchange.headers.get(b"content-length", b"")
+        return int(declared) if declared.isdigit() else 0
+
     async def read_body(self, *, most_bytes: int = DEFAULT_BODY_BYTES, count: Callable[[int], None]) -> bytes:
         """Return the body. `count` gets the bytes received so far of a body that comes in parts, and may raise.
 
         Raises TooLarge, BodyTooSlow, ClientGone.
         """
         exchange = self._exchange
-        declared = exchange.headers.get(b"content-length", b"")
-        if declared.isdigit() and int(declared) > most_bytes:
+        if self.declared_bytes > most_bytes:
             raise _too_large(most_bytes)
         if not exchange.is_whole:
             try:

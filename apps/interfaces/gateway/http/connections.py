@@ -27,6 +27,8 @@ EXCHANGE = "anneal.exchange"  # key in the scope
 _MAX_PIPELINED = 16  # requests read ahead of their turn; more stay in the socket
 _MAX_HEAD_BYTES = 64 * 1024
 _HEAD_SECONDS = 30.0  # for a complete head
+_MAX_DISCARDED = 64 * 1024  # bytes of a body that are read after its answer, to keep the connection
+_LINGER_SECONDS = 2.0  # for the client to read an answer to a body that is not read
 _CHECK_SECONDS = 10.0  # longest interval between two checks of the deadlines
 _TOO_LARGE_HEAD = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _WITHOUT_BODY = (204, 304)
@@ -57,6 +59,7 @@ class GatewayConnection(HttpToolsProtocol):
         self._head_since = math.inf
         self._idle_since = math.inf
         self._idle_timer: asyncio.TimerHandle | None = None
+        self._is_ending = False  # nothing more is read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(CoalescingTransport(transport, self.loop))
@@ -85,7 +88,7 @@ class GatewayConnection(HttpToolsProtocol):
     # --- Reading a request.
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._is_ending:
             return  # bytes that come with the end of the connection belong to no request
         super().data_received(data)
         if self._is_in_head:
@@ -158,7 +161,7 @@ class GatewayConnection(HttpToolsProtocol):
         """Begin the next request if it is there already; otherwise wait for one until the keep-alive timeout."""
         self.server_state.total_requests += 1
         self._current = None
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._is_ending:
             return
         following = self._waiting.popleft() if self._waiting else None
         if self.flow.read_paused and not self._waiting:
@@ -168,6 +171,12 @@ class GatewayConnection(HttpToolsProtocol):
             return
         self._idle_since = self.loop.time()
         self._check_later(self.timeout_keep_alive)
+
+    def end_unread(self) -> None:
+        """Read no more, and close a little later: closing a socket with unread bytes could take the answer with it."""
+        self._is_ending = True
+        self.flow.pause_reading()
+        self.loop.call_later(_LINGER_SECONDS, self.transport.close)
 
     def _check_later(self, seconds: float) -> None:
         """Check the deadlines after at most this long. One timer serves all deadlines of a connection."""
@@ -203,9 +212,9 @@ class Exchange:
     """One request and its answer."""
 
     __slots__ = (
-        "_connection", "_has_body", "_has_started", "_has_told_end", "_head", "_is_chunked", "_parts", "_version",
-        "_waiter", "_waits_for_100", "headers", "is_gone", "is_whole", "keeps_alive", "on_gone", "response_complete",
-        "size_bytes", "task",
+        "_connection", "_has_body", "_has_started", "_has_told_end", "_head", "_is_chunked", "_leaves_body", "_parts",
+        "_version", "_waiter", "_waits_for_100", "headers", "is_gone", "is_whole", "keeps_alive", "on_gone",
+        "response_complete", "size_bytes", "task",
     )  # fmt: skip
 
     def __init__(
@@ -229,7 +238,7 @@ class Exchange:
         self._parts: list[bytes] = []
         self._waiter: asyncio.Future[None] | None = None
         self._waits_for_100 = headers.get(b"expect", b"").lower() == b"100-continue"
-        self._has_told_end = self._has_started = self._is_chunked = False
+        self._has_told_end = self._has_started = self._is_chunked = self._leaves_body = False
         self._has_body = has_body
         self._head = b""
 
@@ -330,9 +339,17 @@ class Exchange:
         self._is_chunked = not has_length and self._has_body and self._version == "1.1" and status not in _WITHOUT_BODY
         if self._waits_for_100 and not self.is_whole:
             self.keeps_alive = False  # the body may or may not come nevertheless
+        self._leaves_body = not self.is_whole and self._left_bytes() > _MAX_DISCARDED
+        if self._leaves_body:
+            self.keeps_alive = False
         coding = b"transfer-encoding: chunked\r\n" if self._is_chunked else b""
         closing = b"" if self.keeps_alive else b"connection: close\r\n"
         self._head = b"%b%b%b%b\r\n" % (self._connection.opening(status), lines, coding, closing)
+
+    def _left_bytes(self) -> float:
+        """Return how much of the body is still to come, at most."""
+        declared = self.headers.get(b"content-length", b"")
+        return int(declared) - self.size_bytes if declared.isdigit() else math.inf
 
     def write(self, content: bytes, *, more: bool) -> None:
         """Send a part of the answer, or its end. Does nothing once the customer is gone."""
@@ -350,7 +367,9 @@ class Exchange:
             self.response_complete = True
             if self._waiter is not None:
                 self._wake()
-            if not self.keeps_alive:
+            if self._leaves_body:
+                self._connection.end_unread()
+            elif not self.keeps_alive:
                 self._connection.transport.close()
             self._connection.on_response_complete()
 

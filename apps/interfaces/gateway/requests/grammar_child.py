@@ -9,6 +9,7 @@ import re
 import resource
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -32,10 +33,11 @@ _MAX_REASON = 200
 
 
 class Verdict(msgspec.Struct, array_like=True):
-    """Why and where a schema cannot be compiled; the reason is empty if it can."""
+    """Why and where a schema cannot be compiled; the reason is empty if it can. `seconds`: processor time used."""
 
     reason: str = ""
     place: str = ""
+    seconds: float = 0.0
 
 
 def judge(raw: bytes) -> Verdict:
@@ -122,9 +124,12 @@ def serve() -> None:
     requests, replies = sys.stdin.buffer, sys.stdout.buffer
     while head := requests.read(LENGTH_BYTES):
         raw = requests.read(int.from_bytes(head, "big"))
+        began = time.process_time()
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # SIGPROF ends the process
-        reply = msgspec.json.encode(judge(raw))
+        verdict = judge(raw)
         signal.setitimer(signal.ITIMER_PROF, 0)
+        verdict.seconds = time.process_time() - began
+        reply = msgspec.json.encode(verdict)
         replies.write(len(reply).to_bytes(LENGTH_BYTES, "big") + reply)
         replies.flush()
 

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import logging
 import sys
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,9 @@ from apps.interfaces.gateway.fair_queue import FairQueue
 
 logger = logging.getLogger(__name__)
 
+# An organization's schemas get a tenth of a processor: it pauses for so many times what it used.
+PAUSE_FACTOR = 9
+KILLED_SECONDS = 0.5  # what a schema counts as that ended the child: its limit, and the start of another child
 WALL_SECONDS = 10.0  # only a stalled machine needs this long for a fifth of a second of work
 VERDICTS_KEPT = 4096
 _ROOT = Path(__file__).parents[4]
@@ -49,6 +53,7 @@ class Grammars:
         self._verdicts: OrderedDict[bytes, InvalidValue | None] = OrderedDict()  # by hash, most recently used last
         self._asked: dict[bytes, asyncio.Task[InvalidValue | None]] = {}
         self._child: asyncio.subprocess.Process | None = None
+        self._pauses_until: dict[str, float] = {}  # by tenant, on the clock of `time.monotonic`
 
     async def require(self, tenant: str, schemas: Sequence[CheckedSchema]) -> None:
         """Require that an engine can compile the schemas.
@@ -67,7 +72,9 @@ class Grammars:
                 raise type(refusal)(refusal.message, param=param)
 
     async def _find_out(self, tenant: str, key: bytes, raw: bytes) -> InvalidValue | None:
-        """Return the verdict on a schema that is not cached. The check goes on if the customer leaves."""
+        """Return the verdict on a schema that is not cached. Once begun, the check goes on if the customer leaves."""
+        while (seconds := self._pauses_until.get(tenant, 0.0) - time.monotonic()) > 0:
+            await asyncio.sleep(seconds)
         task = self._asked.get(key)
         if task is None:
             task = self._asked[key] = asyncio.create_task(self._compile(tenant, raw))
@@ -84,8 +91,9 @@ class Grammars:
 
     async def _compile(self, tenant: str, raw: bytes) -> InvalidValue | None:
         place = await self._turns.take(tenant, _PLACE)
+        seconds = KILLED_SECONDS
         try:
-            reason, where = await self._exchange(raw)
+            reason, where, seconds = await self._exchange(raw)
         except TimeoutError as error:
             await self._end_child()
             raise Unavailable(_AWAY) from error
@@ -94,19 +102,26 @@ class Grammars:
                 return SchemaTooCostly(_TOO_COSTLY)
             raise Unavailable(_AWAY) from error
         finally:
+            self._pause(tenant, seconds)
             self._turns.give_back(tenant, place)
         if not reason:
             return None
         at = f" at `{where}`" if where else ""
         return InvalidValue(f"The schema cannot be compiled{at}: {reason}.")
 
-    async def _exchange(self, raw: bytes) -> tuple[str, str]:
+    def _pause(self, tenant: str, used_seconds: float) -> None:
+        now = time.monotonic()
+        self._pauses_until = {one: until for one, until in self._pauses_until.items() if until > now}
+        self._pauses_until[tenant] = max(now, self._pauses_until.get(tenant, 0.0)) + PAUSE_FACTOR * used_seconds
+
+    async def _exchange(self, raw: bytes) -> tuple[str, str, float]:
+        """Return the reason, the place and the processor seconds of the child's verdict."""
         async with asyncio.timeout(WALL_SECONDS):
             child = await self._require_child()
             assert child.stdin is not None and child.stdout is not None
             child.stdin.write(len(raw).to_bytes(_LENGTH_BYTES, "big") + raw)
             length = int.from_bytes(await child.stdout.readexactly(_LENGTH_BYTES), "big")
-            return msgspec.json.decode(await child.stdout.readexactly(length), type=tuple[str, str])
+            return msgspec.json.decode(await child.stdout.readexactly(length), type=tuple[str, str, float])
 
     async def _end_child(self) -> int:
         """Return the exit code of the child: below zero for a signal, as sent by its limits."""

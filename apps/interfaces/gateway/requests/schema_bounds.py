@@ -6,7 +6,8 @@ longer than half a second.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,10 +15,13 @@ from apps.core.errors import InvalidValue
 
 SCHEMA_BYTES = 16 * 1024
 SCHEMA_DEPTH = 16
+SCHEMA_NESTED = 2000  # objects and lists
 SCHEMA_PROPERTIES = 100
+TOOLS_PROPERTIES = 256  # of all tools that the engine compiles as one schema
 SCHEMA_ENUM = 500
 SCHEMA_BOUND = 4096  # of minLength, maxLength, minItems, maxItems
 PATTERN_BYTES = 512
+PATTERN_GROUPS = 64
 PATTERN_COUNT = 64  # the highest count of a repetition
 PATTERN_EXPANDED = 1000  # characters of one pattern with its repetitions expanded
 SCHEMA_EXPANDED = 4000  # of all patterns of a schema
@@ -27,12 +31,19 @@ _Nested = dict[str, object] | list[object]
 _OWN = "x-guidance"  # options of the engine's compiler, which only the gateway may write
 
 
-def require_bounded(schema: dict[str, object], param: str) -> None:
-    """Raise InvalidValue that names the place in the schema if the schema exceeds a limit."""
+class SchemaSize(NamedTuple):
+    properties: int
+    expanded: int  # characters of all patterns with their repetitions expanded
+
+
+def require_bounded(schema: dict[str, object], param: str) -> SchemaSize:
+    """Return the schema's size. Raises InvalidValue that names the place in the schema if it exceeds a limit."""
     if len(msgspec.json.encode(schema)) > SCHEMA_BYTES:
         raise InvalidValue(f"The schema is larger than {SCHEMA_BYTES} bytes.", param=param)
     properties = expanded = 0
-    for depth, place, value in _walk(schema):
+    for count, (depth, place, value) in enumerate(_walk(schema)):
+        if count >= SCHEMA_NESTED:
+            raise InvalidValue(f"The schema has more than {SCHEMA_NESTED:,} objects and lists.", param=param)
         if depth > SCHEMA_DEPTH * 2:  # each level of a schema has two of JSON, such as an object inside `properties`
             raise InvalidValue(f"The schema is nested deeper than {SCHEMA_DEPTH} levels at `{place}`.", param=param)
         if isinstance(value, dict):
@@ -47,6 +58,23 @@ def require_bounded(schema: dict[str, object], param: str) -> None:
                 "out. Use fewer or shorter ones.",
                 param=param,
             )
+    return SchemaSize(properties, expanded)
+
+
+def require_bounded_together(sizes: Collection[SchemaSize], param: str) -> None:
+    """Raise InvalidValue if the tools of a required call exceed a limit, because the engine compiles them as one."""
+    instead = "Send fewer tools, or name one in `tool_choice`."
+    if sum(size.properties for size in sizes) > TOOLS_PROPERTIES:
+        raise InvalidValue(
+            f"With `tool_choice: required`, all tools together may have {TOOLS_PROPERTIES} properties. {instead}",
+            param=param,
+        )
+    if sum(size.expanded for size in sizes) > SCHEMA_EXPANDED:
+        raise InvalidValue(
+            f"With `tool_choice: required`, the patterns of all tools together may have {SCHEMA_EXPANDED:,} characters "
+            f"with their repetitions written out. {instead}",
+            param=param,
+        )
 
 
 def _walk(schema: _Nested) -> Iterator[tuple[int, str, _Nested]]:
@@ -93,6 +121,7 @@ _ENDLESS = 10**7  # for a count with too many digits
 _PART = re.compile(
     r"""\\[pPxu]\{[^}]*\} | \\. | \[\^?\]?(?:\\.|[^\]\\])*\]  # one character, or a class of characters
       | \{(?P<least>\d+)(?P<comma>,(?P<most>\d*))?\}          # a counted repetition
+      | (?P<plain>[^\\\[({)]+)                               # characters that stand for themselves
       | . """,
     re.VERBOSE | re.DOTALL,
 )
@@ -103,6 +132,8 @@ def _expanded_size(pattern: str, place: str, param: str) -> int:
     at = f" at `{place}`" if place else ""
     if len(pattern.encode()) > PATTERN_BYTES:
         raise InvalidValue(f"The pattern{at} is longer than {PATTERN_BYTES} bytes.", param=param)
+    if pattern.count("(") > PATTERN_GROUPS:
+        raise InvalidValue(f"The pattern{at} has more than {PATTERN_GROUPS} groups.", param=param)
     sizes, last = [0], 0  # sizes of the open groups, and of the part that a repetition would repeat
     for found in _PART.finditer(pattern):
         part = found[0]
@@ -116,6 +147,9 @@ def _expanded_size(pattern: str, place: str, param: str) -> int:
                 )
             sizes[-1] += last * (max(count, 1) - 1)
             last *= max(count, 1)
+        elif found["plain"]:
+            last = 1
+            sizes[-1] += len(part)
         elif part == "(":
             sizes.append(0)
             last = 0

@@ -1,6 +1,6 @@
 """Structured answers: JSON schemas and tools, as requests contain them and as the engine receives them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from apps.core.errors import InvalidValue, MissingParameter
 from apps.interfaces.gateway.requests.grammars import CheckedSchema
-from apps.interfaces.gateway.requests.schema_bounds import require_bounded
+from apps.interfaces.gateway.requests.schema_bounds import require_bounded, require_bounded_together
 
 MAX_TOOLS = 64
 TOOLS_BYTES = 32 * 1024
@@ -64,9 +64,13 @@ def tools_fields(
         raise InvalidValue(f"`tools` holds {len(tools)} tools; at most {MAX_TOOLS} are allowed.", param="tools")
     if len(msgspec.json.encode(tools)) > TOOLS_BYTES:
         raise InvalidValue(f"`tools` is larger than {TOOLS_BYTES} bytes.", param="tools")
-    for number, tool in enumerate(tools):
-        if tool.function.parameters is not None:
-            require_bounded(tool.function.parameters, f"tools[{number}].function.parameters")
+    sizes = [
+        require_bounded(tool.function.parameters, f"tools[{number}].function.parameters")
+        for number, tool in enumerate(tools)
+        if tool.function.parameters is not None
+    ]
+    if choice == "required":
+        require_bounded_together(sizes, "tools")
     if isinstance(choice, NamedTool) and choice.function.name not in {tool.function.name for tool in tools}:
         raise InvalidValue("`tool_choice` names a function that is not in `tools`.", param="tool_choice")
     given = {
@@ -94,12 +98,32 @@ def response_format_field(given: ResponseFormat | None) -> dict[str, object] | N
 
 
 def schemas_to_compile(fields: Mapping[str, Any]) -> Iterator[CheckedSchema]:
-    """Yield the schemas that the engine compiles; those of tools only if strict or if a tool call is required."""
+    """Yield the schemas that the engine compiles; those of tools only if strict or if a call of them is required."""
     response_format = fields.get("response_format")
     if response_format and response_format["type"] == "json_schema":
         yield CheckedSchema(_SCHEMA, response_format["json_schema"]["schema"])
-    is_forced = fields.get("tool_choice") not in (None, "auto", "none")
-    for number, tool in enumerate(fields.get("tools", ())):
-        function = tool["function"]
+    choice = fields.get("tool_choice")
+    named = choice["function"]["name"] if isinstance(choice, dict) else None
+    functions = [tool["function"] for tool in fields.get("tools", ())]
+    for number, function in enumerate(functions):
+        is_forced = choice == "required" or function["name"] == named
         if function.get("parameters") is not None and (is_forced or function.get("strict")):
             yield CheckedSchema(f"tools[{number}].function.parameters", function["parameters"])
+    if choice == "required" and len(functions) > 1:
+        yield CheckedSchema("tools", _schema_of_any(functions, in_parallel=fields.get("parallel_tool_calls")))
+
+
+def _schema_of_any(functions: Sequence[Mapping[str, Any]], *, in_parallel: bool | None) -> dict[str, object]:
+    """Return the schema of a required call as vLLM 0.32 builds it from all tools (vllm/tool_parsers/utils.py)."""
+    definitions: dict[str, object] = {}
+    calls = []
+    for function in functions:
+        parameters = dict(function.get("parameters") or {"type": "object", "properties": {}})
+        own = parameters.pop("$defs", {})
+        definitions |= own if isinstance(own, dict) else {}
+        properties = {"name": {"type": "string", "enum": [function["name"]]}, "parameters": parameters}
+        calls.append({"properties": properties, "required": ["name", "parameters"]})
+    schema: dict[str, object] = {"type": "array", "minItems": 1, "items": {"type": "object", "anyOf": calls}}
+    if in_parallel is False:
+        schema["maxItems"] = 1
+    return schema | ({"$defs": definitions} if definitions else {})

@@ -11,12 +11,14 @@ import msgspec
 
 from apps.core.errors import DomainError, MissingParameter
 from apps.core.http.asgi import ClientGone, Receive, Scope, Send
+from apps.interfaces.gateway.admission.keys import InferenceCaller
+from apps.interfaces.gateway.http.bodies import LARGE_BYTES
 from apps.interfaces.gateway.http.client import Client
 from apps.interfaces.gateway.requests.parsing import decode_body
 from apps.interfaces.gateway.surfaces.inference import Services
 
 PATH = "/v1/embeddings"
-MAX_BYTES = 256 * 1024  # large enough for any request to get its refusal
+MAX_BYTES = LARGE_BYTES  # enough for usual requests to get their refusal, and decoded in little time
 
 
 class EmbeddingsUnsupported(DomainError):
@@ -44,14 +46,16 @@ class Embeddings:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client, services = Client(scope), self._services
+        caller: InferenceCaller | None = None
         try:
-            caller = await services.keys.identify(client.authorization)
+            caller = await services.keys.identify(client.authorization, client.address)
             client.limit_headers = lambda: services.rates.headers(caller.limits)
             services.rates.take_request(caller.limits)
             with (
                 services.open_requests.one_more(caller.limits),
                 services.bodies.reading(caller.share_holder) as reading,
             ):
+                await services.rates.wait_turn(caller.limits)
                 body = decode_body(await client.read_body(most_bytes=MAX_BYTES, count=reading.count), _decoder)
             for name in ("model", "input"):
                 if not getattr(body, name):
@@ -63,6 +67,7 @@ class Embeddings:
                 param="model",
             )
         except DomainError as error:
+            await services.wait_to_refuse(error, caller, client)
             await client.refuse(error)
         except ClientGone:
             return

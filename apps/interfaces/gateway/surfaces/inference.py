@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from apps.core.errors import DomainError, RateLimited
@@ -22,11 +23,12 @@ from apps.interfaces.gateway.engines.meter import Meter
 from apps.interfaces.gateway.engines.routes import Routes
 from apps.interfaces.gateway.engines.upstreams import Call, CallProgress, EngineAnswer, Upstreams
 from apps.interfaces.gateway.errors import EngineError, RequestFailed
-from apps.interfaces.gateway.http.bodies import PARSED_ASIDE_BYTES, Bodies, tokens_unread
+from apps.interfaces.gateway.http.bodies import LARGE_BYTES, Bodies, tokens_unread
 from apps.interfaces.gateway.http.client import Client
 from apps.interfaces.gateway.metering.spending_slices import SpendingSlices
 from apps.interfaces.gateway.metering.tickets import Metering, Ticket
 from apps.interfaces.gateway.requests.grammars import Grammars, SchemaTooCostly
+from apps.interfaces.gateway.requests.large_bodies import require_decodable
 from apps.interfaces.gateway.requests.media import require_allowed
 from apps.interfaces.gateway.requests.schema import EngineRequest, parse_chat, parse_completion
 from apps.interfaces.gateway.surfaces.answers import Assembler, Renderer
@@ -52,6 +54,13 @@ class Services:
     bodies: Bodies
     grammars: Grammars
     media_hosts: frozenset[str]  # hosts from which the engines may fetch images and audio
+
+    async def wait_to_refuse(self, error: DomainError, caller: InferenceCaller | None, client: Client) -> None:
+        """Wait where the organization is refused often for sending too much, or the address for wrong keys."""
+        if caller is None:
+            await self.refusals.wait(f"address {client.address()}")
+        elif isinstance(error, RateLimited | TooLarge):
+            await self.refusals.wait(caller.share_holder)
 
 
 class AnswerRenderer(Protocol):
@@ -102,21 +111,19 @@ class Inference:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client, services = Client(scope), self._services
-        owner = "strangers"
+        caller: InferenceCaller | None = None
         try:
-            caller = await services.keys.identify(client.authorization)
-            owner = caller.organization_id
+            caller = await services.keys.identify(client.authorization, client.address)
             client.limit_headers = lambda: services.rates.headers(caller.limits)
             services.rates.take_request(caller.limits)
-            services.rates.require_failures_left(caller.limits)
+            services.rates.require_few_wasted(caller.limits)
             services.spending_slices.require_credit(caller.organization_id, caller.key_id)
-            with services.open_requests.one_more(caller.limits), client.watch():
+            body = services.bodies.reading(caller.share_holder)
+            with services.open_requests.one_more(caller.limits), body, client.watch():
                 await services.rates.wait_turn(caller.limits)
-                await self._serve(caller, client)
-        except (RateLimited, TooLarge) as error:
-            await services.refusals.wait(owner)
-            await client.refuse(error)
+                await self._serve(caller, client, body.count)
         except DomainError as error:
+            await services.wait_to_refuse(error, caller, client)
             await client.refuse(error)
         except ClientGone:
             return
@@ -124,13 +131,13 @@ class Inference:
             logger.exception("request %s failed", client.request_id)
             await client.refuse(ServerFault("The server had an error while processing your request."), status=500)
 
-    async def _serve(self, caller: InferenceCaller, client: Client) -> None:
+    async def _serve(self, caller: InferenceCaller, client: Client, count: Callable[[int], None]) -> None:
         """Read the request and answer it within the limit of tokens per minute.
 
         A body counts before it is parsed. A request that an engine has seen always counts.
         """
         rates, progress = self._services.rates, CallProgress()
-        request, taken = await self._read(caller, client)
+        request, taken = await self._read(caller, client, count)
         used, meter, estimate = taken, Meter(request.choice_count), request.tokens_estimate()
         rates.take_all_tokens(caller.limits, estimate, taken=taken)
         try:
@@ -139,21 +146,36 @@ class Inference:
         except (SchemaTooCostly, RequestFailed):
             rates.record_failure(caller.limits)
             raise
+        except asyncio.CancelledError:
+            if progress.is_sent and not meter.output_tokens:
+                rates.record_abandoned(caller.limits, request.prompt_tokens_estimate())
+            raise
         finally:
             if progress.is_sent:
                 used = meter.input_tokens + meter.output_tokens or request.prompt_tokens_estimate()
             rates.correct(caller.limits, taken=estimate, used=used)
 
-    async def _read(self, caller: InferenceCaller, client: Client) -> tuple[EngineRequest, int]:
-        """Return the request and the number of tokens charged for its body."""
+    async def _read(
+        self, caller: InferenceCaller, client: Client, count: Callable[[int], None]
+    ) -> tuple[EngineRequest, int]:
+        """Return the request and the number of tokens charged for its body: before it is read, if its length is known.
+
+        A large body is parsed in a thread. It counts as held until the request ends, because the parsed request and
+        the engine's are as large.
+        """
         services, parse = self._services, self._surface.parse
-        with services.bodies.reading(caller.share_holder) as reading:
-            raw = await client.read_body(most_bytes=services.routes.largest_body_bytes, count=reading.count)
-            taken = tokens_unread(len(raw))
-            services.rates.take_tokens(caller.limits, taken)
-            if len(raw) > PARSED_ASIDE_BYTES:
-                return await asyncio.to_thread(parse, raw), taken
-            return parse(raw), taken
+        taken = tokens_unread(client.declared_bytes)
+        services.rates.take_tokens(caller.limits, taken)
+        raw = await client.read_body(most_bytes=services.routes.largest_body_bytes, count=count)
+        is_large = len(raw) > LARGE_BYTES
+        count(len(raw) if is_large else 0)
+        undeclared = tokens_unread(len(raw)) - taken
+        if undeclared > 0:
+            services.rates.take_tokens(caller.limits, undeclared)
+            taken += undeclared
+        if is_large:
+            return await services.bodies.parse_aside(caller.share_holder, partial(_parse_large, parse), raw), taken
+        return parse(raw), taken
 
     async def _answer(
         self, caller: InferenceCaller, request: EngineRequest, meter: Meter, client: Client, progress: CallProgress
@@ -184,6 +206,11 @@ class Inference:
             # The task was cancelled, by a customer who left, too slow a reader, or a bug. The engine's output still
             # counts.
             _finish(ticket, "aborted", is_charged=True)
+
+
+def _parse_large(parse: Callable[[bytes], EngineRequest], raw: bytes) -> EngineRequest:
+    require_decodable(raw)
+    return parse(raw)
 
 
 def _finish(ticket: Ticket, finish: str, *, is_charged: bool) -> None:

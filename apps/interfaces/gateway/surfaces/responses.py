@@ -24,6 +24,7 @@ from apps.interfaces.gateway.requests.schema import (
     EngineRequest,
     chat_request,
 )
+from apps.interfaces.gateway.requests.structured import MAX_TOOLS
 from apps.interfaces.gateway.surfaces.answers import Assembler
 
 _REFUSED = {
@@ -103,7 +104,7 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True):
     top_p: float | None = None
     stream: bool | None = None
     text: TextSettings | None = None
-    tools: list[FlatTool] | None = None
+    tools: Annotated[list[FlatTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     top_logprobs: int | None = None

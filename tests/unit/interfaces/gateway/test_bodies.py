@@ -1,6 +1,8 @@
 """What a body may take before it is parsed: bytes of one organization and of all, time, and room for the others."""
 
 import asyncio
+import threading
+from contextlib import suppress
 
 import pytest
 
@@ -8,7 +10,6 @@ from apps.core.errors import RateLimited, Unavailable
 from apps.core.http.asgi import DEFAULT_BODY_BYTES, MIB, TooLarge
 from apps.interfaces.gateway.http import client as reading
 from apps.interfaces.gateway.http.bodies import (
-    MAX_OF_ALL,
     MAX_OF_ONE,
     Bodies,
     BodyTooSlow,
@@ -83,14 +84,42 @@ def test_one_organizations_bodies_leave_room_for_the_others():
         again.count(MAX_OF_ONE)
 
 
-def test_all_bodies_together_are_bounded_and_what_ended_is_given_back():
+def test_all_bodies_together_are_bounded_and_there_is_always_room_for_another_organization():
     bodies = Bodies()
-    for number in range(MAX_OF_ALL // MAX_OF_ONE):
-        bodies.reading(f"org_{number}").count(MAX_OF_ONE)
-
-    one_more = bodies.reading("one more")
+    for number in range(30):
+        one = bodies.reading(f"hostile_{number}")
+        with suppress(RateLimited, Unavailable):
+            for size in range(MIB, 2 * MAX_OF_ONE, MIB):
+                one.count(size)
     with pytest.raises(Unavailable):
-        one_more.count(1)
+        bodies.reading("another").count(MAX_OF_ONE)
+
+    bodies.reading("another").count(128 * 1024)
+
+
+def test_large_bodies_are_parsed_one_at_a_time_and_tenants_take_turns():
+    order: list[bytes] = []
+    running = threading.Semaphore()
+
+    def parse(raw: bytes) -> None:
+        assert running.acquire(blocking=False)
+        order.append(raw)
+        running.release()
+
+    async def scenario() -> None:
+        bodies = Bodies()
+        hostile = [asyncio.create_task(bodies.parse_aside("hostile", parse, b"theirs")) for _ in range(20)]
+        await asyncio.sleep(0)
+        await bodies.parse_aside("other", parse, b"other")
+        await asyncio.gather(*hostile)
+        left = asyncio.create_task(bodies.parse_aside("other", parse, b"left"))
+        await asyncio.sleep(0)
+        left.cancel()
+        await bodies.parse_aside("other", parse, b"next")
+
+    asyncio.run(scenario())
+    assert b"other" in order[:4]
+    assert order[-2:] == [b"left", b"next"]
 
 
 def test_a_body_may_be_as_large_as_a_model_can_use():

@@ -349,3 +349,22 @@ def test_stopping_lets_answers_end_and_closes_the_rest():
             assert socket.events == ["close"]
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("announced", "is_read"), [(50_000, True), (5_000_000, False)])
+def test_the_rest_of_a_refused_body_is_read_only_if_it_is_short(announced, is_read):
+    """A client sees the answer before its connection ends."""
+
+    async def scenario() -> None:
+        async with connected(answer) as (connection, socket):
+            clock = connection.loop = Clock(connection.loop)
+            connection.data_received(post(b"/", b"x" * announced)[:200])
+            await settle()
+            assert socket.sent.endswith(b"hello")
+            assert (socket.is_reading, b"connection: close" in socket.sent) == (is_read, not is_read)
+            assert "close" not in socket.events
+            clock.pass_to(3)
+            await settle()
+            assert ("close" in socket.events) is not is_read
+
+    asyncio.run(scenario())

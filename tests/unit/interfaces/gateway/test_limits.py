@@ -6,7 +6,14 @@ import pytest
 
 from apps.core.errors import RateLimited
 from apps.interfaces.gateway.admission import limits as limiting
-from apps.interfaces.gateway.admission.limits import MAX_ENGINE_FAILURES, OpenRequests, OwnerLimits, Rates, duration
+from apps.interfaces.gateway.admission.limits import (
+    MAX_ABANDONED_TOKENS,
+    MAX_ENGINE_FAILURES,
+    OpenRequests,
+    OwnerLimits,
+    Rates,
+    duration,
+)
 
 
 @pytest.fixture
@@ -137,15 +144,31 @@ def test_headers_are_the_standard_ones(clock):
 def test_an_organization_on_whose_requests_engines_fail_waits_and_others_do_not(clock):
     rates, one, other = Rates(), [limits_of("org_1")], [limits_of("org_2")]
     for _ in range(MAX_ENGINE_FAILURES + 1):
-        rates.require_failures_left(one)
+        rates.require_few_wasted(one)
         rates.record_failure(one)
 
     with pytest.raises(RateLimited) as refused:
-        rates.require_failures_left(one)
-    rates.require_failures_left(other)
+        rates.require_few_wasted(one)
+    rates.require_few_wasted(other)
 
     clock.now += refused.value.data["retry_after_seconds"]
-    rates.require_failures_left(one)
+    rates.require_few_wasted(one)
+
+
+def test_an_organization_that_gives_up_many_read_prompts_waits_and_others_do_not(clock):
+    """They are free, because their engines counted no tokens."""
+    rates, one, other = Rates(), [limits_of("org_1")], [limits_of("org_2")]
+    rates.record_abandoned(one, MAX_ABANDONED_TOKENS)  # one long prompt
+    rates.require_few_wasted(one)
+    for _ in range(500):
+        rates.record_abandoned(one, MAX_ABANDONED_TOKENS)
+
+    with pytest.raises(RateLimited) as refused:
+        rates.require_few_wasted(one)
+    rates.require_few_wasted(other)
+    assert refused.value.data["retry_after_seconds"] == 300
+    clock.now += 300
+    rates.require_few_wasted(one)
 
 
 def test_what_a_body_was_counted_as_stays_taken_when_its_request_is_refused(clock):

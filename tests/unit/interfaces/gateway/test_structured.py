@@ -9,18 +9,23 @@ from apps.interfaces.gateway.requests.schema_bounds import (
     PATTERN_BYTES,
     PATTERN_COUNT,
     PATTERN_EXPANDED,
+    PATTERN_GROUPS,
     SCHEMA_BOUND,
     SCHEMA_BYTES,
     SCHEMA_DEPTH,
     SCHEMA_ENUM,
     SCHEMA_EXPANDED,
+    SCHEMA_NESTED,
     SCHEMA_PROPERTIES,
+    TOOLS_PROPERTIES,
 )
 from apps.interfaces.gateway.requests.structured import (
     MAX_TOOLS,
     TOOLS_BYTES,
     Function,
     JsonSchema,
+    NamedFunction,
+    NamedTool,
     ResponseFormat,
     Tool,
     response_format_field,
@@ -69,9 +74,11 @@ BOUNDS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "ma
         (nested, SCHEMA_DEPTH, "nested deeper"),
         (alternatives, SCHEMA_DEPTH, "nested deeper"),
         (wide, SCHEMA_PROPERTIES, "properties"),
+        (lambda most: {"a": [[]] * (most - 2)}, SCHEMA_NESTED, "objects and lists"),
         (lambda most: inside("enum", list(range(most))), SCHEMA_ENUM, "enum"),
         (lambda most: inside("pattern", "a" * most), PATTERN_BYTES, "pattern"),
         (lambda most: inside("patternProperties", {"a" * most: {}}), PATTERN_BYTES, "pattern"),
+        (lambda most: inside("pattern", "(a)" * most), PATTERN_GROUPS, "groups"),
         (lambda most: inside("pattern", f"(ab|c){{1,{most}}}"), PATTERN_COUNT, "at most 64 times"),
         (lambda most: inside("pattern", f"[a-z]{{{most}}}"), PATTERN_COUNT, "at most 64 times"),
         (lambda most: inside("pattern", f"a{{{most - 1},}}"), PATTERN_COUNT, "at most 64 times"),
@@ -136,6 +143,41 @@ def test_the_schema_of_a_tool_is_compiled_where_the_engine_does(choice, is_stric
     tool = Tool("function", Function(name="f", parameters={"type": "object"}, strict=is_strict))
 
     assert len(list(schemas_to_compile(tools_fields([tool], choice, in_parallel=None)))) == count
+
+
+def callable_tools(count: int, **parameters: Any) -> list[Tool]:
+    return [Tool("function", Function(name=f"f{n}", parameters=dict(parameters))) for n in range(count)]
+
+
+def test_the_tools_of_a_required_call_are_bounded_and_compiled_together() -> None:
+    """vLLM makes one schema of them and compiles it in the loop that writes all answers."""
+    some = callable_tools(3, properties={"a": {"$ref": "#/$defs/x"}}, **{"$defs": {"x": {"type": "string"}}})
+
+    *alone, together = schemas_to_compile(tools_fields(some, "required", in_parallel=False))
+
+    assert [schema.param for schema in alone] == [f"tools[{n}].function.parameters" for n in range(3)]
+    items = together.schema.pop("items")
+    assert isinstance(items, dict)
+    assert [call["properties"]["name"]["enum"] for call in items["anyOf"]] == [["f0"], ["f1"], ["f2"]]
+    assert together.schema == {"type": "array", "minItems": 1, "maxItems": 1, "$defs": {"x": {"type": "string"}}}
+    assert together.param == "tools"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reason"),
+    [
+        ({"properties": {f"p{n}": {} for n in range(TOOLS_PROPERTIES // 4 + 1)}}, "properties"),
+        ({"anyOf": [{"pattern": "(a{50}){20}"}, {"pattern": "b"}]}, "patterns"),
+    ],
+)
+def test_tools_that_are_too_much_together_need_a_choice_of_one(parameters: Schema, reason: str) -> None:
+    many = callable_tools(4, **parameters)
+
+    with pytest.raises(InvalidValue, match=reason) as refused:
+        tools_fields(many, "required", in_parallel=None)
+    assert refused.value.param == "tools"
+    one = tools_fields(many, NamedTool("function", NamedFunction("f1")), in_parallel=None)
+    assert [schema.param for schema in schemas_to_compile(one)] == ["tools[1].function.parameters"]
 
 
 @pytest.mark.parametrize("keyword", ["properties", "patternProperties", "enum", "pattern", *BOUNDS])
