@@ -51,7 +51,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         host = self.client[0] if self.client else ""
-        if host and not _is_proxy(host):
+        if host and not is_proxy(host):
             if _open[host] >= MAX_CONNECTIONS:
                 transport.abort()
                 return
@@ -135,7 +135,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
 
-def _is_proxy(host: str) -> bool:
+def is_proxy(host: str) -> bool:
     """Return whether connections from this address are those of many clients."""
     return bool(settings.TRUSTED_PROXIES) and host in _proxies().trusted_hosts
 

@@ -5,6 +5,7 @@ organization, an address. Use every object inside one event loop.
 """
 
 import asyncio
+import random
 import time
 from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass
@@ -80,8 +81,8 @@ class OpenCounts:
 class LateRefusals:
     """Delays the refusals of an owner that is refused often.
 
-    A refusal costs processor time too. An owner that asks again at once is slowed down to one request a second on each
-    connection.
+    A refusal costs processor time too. An owner that asks again at once is slowed down to less than one request a
+    second on each connection.
     """
 
     PROMPT_PER_MINUTE, HOLD_SECONDS, MAX_HELD = 60, 1.0, 256  # the last two for each owner
@@ -96,7 +97,8 @@ class LateRefusals:
         elif self._held[owner] < self.MAX_HELD:
             self._held.add(owner)
             try:
-                await asyncio.sleep(self.HOLD_SECONDS)
+                # Not all at the same moment: together they would come back as a burst.
+                await asyncio.sleep(self.HOLD_SECONDS * random.uniform(1, 1.5))  # noqa: S311 - no secret
             finally:
                 self._held.remove(owner)
 

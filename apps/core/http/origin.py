@@ -61,6 +61,17 @@ def _remembered(request: HttpRequest) -> Iterator[None]:
         _current.reset(token)
 
 
+def network_of(host: str) -> str:
+    """Return the network that limits count as one: an IPv4 address, or the /64 of one IPv6 customer.
+
+    Raises ValueError for any other text.
+    """
+    address = ipaddress.ip_address(host)
+    if isinstance(address, ipaddress.IPv6Address):
+        address = address.ipv4_mapped or ipaddress.ip_network((int(address), 64), strict=False).network_address
+    return str(address)
+
+
 def _address(text: str) -> str | None:
     """Return an IP address in PostgreSQL's form, without the zone of a link-local one; None for any other text."""
     try:

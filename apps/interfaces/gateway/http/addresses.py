@@ -5,12 +5,8 @@ The front door reaches the gateway over a Unix socket, and nginx from an address
 ignored.
 """
 
-import ipaddress
-
-from django.conf import settings
-from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
-
-from apps.core.http.connections import refuse_head
+from apps.core.http.connections import is_proxy
+from apps.core.http.origin import network_of
 
 
 def address_of(peer: tuple[str, int] | None, forwarded: bytes) -> str:
@@ -19,19 +15,9 @@ def address_of(peer: tuple[str, int] | None, forwarded: bytes) -> str:
     `forwarded` is the header of a request. The result is empty if the front did not name its client.
     """
     host = peer[0] if peer else ""
-    if not host or _is_proxy(host):
+    if not host or is_proxy(host):
         host = forwarded.rpartition(b",")[2].strip().decode("latin-1")
     try:
-        address = ipaddress.ip_address(host)
+        return network_of(host)
     except ValueError:
         return ""
-    if isinstance(address, ipaddress.IPv6Address):
-        address = address.ipv4_mapped or ipaddress.ip_network((int(address), 64), strict=False).network_address
-    return str(address)
-
-
-def _is_proxy(host: str) -> bool:
-    if not settings.TRUSTED_PROXIES:
-        return False
-    proxies = ProxyHeadersMiddleware(refuse_head, trusted_hosts=settings.TRUSTED_PROXIES)  # type: ignore[arg-type]
-    return host in proxies.trusted_hosts

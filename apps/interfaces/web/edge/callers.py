@@ -5,7 +5,6 @@ may do. For that, the view asks the database.
 """
 
 import hashlib
-import ipaddress
 import time
 from collections import OrderedDict
 from importlib import import_module
@@ -24,6 +23,7 @@ from apps.accounts.queries import find_key, list_memberships_of
 from apps.accounts.shares import get_share_holder
 from apps.core.database.tenancy import tenant
 from apps.core.http.asgi import Scope
+from apps.core.http.origin import network_of
 from apps.interfaces.web.shell.access import SESSION_ORGANIZATION
 
 _KEPT_SECONDS, _MAX_KEPT = 60.0, 10_000
@@ -44,12 +44,9 @@ def address_of(scope: Scope) -> str:
     """Return the network that limits count as one: an IPv4 address, or the /64 of one IPv6 customer."""
     host = (scope.get("client") or ("unknown",))[0]
     try:
-        address = ipaddress.ip_address(host)
+        return f"address {network_of(host)}"
     except ValueError:
         return f"address {host}"
-    if isinstance(address, ipaddress.IPv6Address):
-        address = address.ipv4_mapped or ipaddress.ip_network((int(address), 64), strict=False).network_address
-    return f"address {address}"
 
 
 def credential_of(scope: Scope) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from apps.core.errors import Unavailable
 from apps.core.http.asgi import Application, Receive, Scope, Send
+from apps.core.http.body_limits import LimitBodies
 from apps.interfaces.web.edge.busy_process import BusyProcess
 from apps.interfaces.web.edge.passing import PassThrough
 from apps.interfaces.web.edge.request_limits import LimitRequests, WebLimits
@@ -22,12 +23,13 @@ class FrontDoor:
             unavailable=Unavailable("The inference gateway is not available. Try again in a moment."),
             dropped=[b"host", b"cookie"],  # cookies belong to the dashboard
         )
+        self._inference = LimitBodies(self._gateway)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif is_inference(scope):
-            await self._gateway(scope, receive, send)
+            await self._inference(scope, receive, send)
         else:
             await self._django(scope, receive, send)
 

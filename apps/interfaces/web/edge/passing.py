@@ -106,7 +106,10 @@ class PassThrough:
         ) as upstream:  # fmt: skip
             raw = [(name.lower(), value) for name, value in upstream.raw_headers]
             scope[PROCESSOR_SECONDS] = float(dict(raw).get(PROCESSOR_SECONDS_HEADER, 0.0))
-            await client.start(upstream.status, _kept(raw, _HOP_BY_HOP | {PROCESSOR_SECONDS_HEADER}))
+            answer = _kept(raw, _HOP_BY_HOP | {PROCESSOR_SECONDS_HEADER})
+            if not client.has_sent_body:  # it was refused: its rest is not read
+                answer.append((b"connection", b"close"))
+            await client.start(upstream.status, answer)
             async for chunk in upstream.content.iter_any():
                 await client.continue_with(chunk)
         await client.end()
@@ -152,6 +155,10 @@ class _Client:
             if chunk := message.get("body", b""):
                 yield chunk
         self._has_sent_body.set()
+
+    @property
+    def has_sent_body(self) -> bool:
+        return self._has_sent_body.is_set()
 
     async def left(self) -> None:
         """Return when the caller disconnects after sending its body."""
