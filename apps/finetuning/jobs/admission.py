@@ -117,7 +117,9 @@ def _choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
     if name:
         quotes = [quoted for quoted in quotes if quoted.pool.name == name]
         if not quotes:
-            raise InvalidValue(f"There is no open GPU pool named {name!r}.", param="compute.pool")
+            raise InvalidValue(
+                f"There is no open GPU pool named '{name[:60]}'. Use one of an estimate's.", param="compute.pool"
+            )
     if not quotes:
         raise CannotLaunch("No GPU pool is open on this platform.", param="compute.pool")
     quotes = _with_gpus(quotes, gpu_count)

@@ -17,6 +17,7 @@ from apps.contracts.runs import CheckpointRef, Manifest, ManifestFile, Method, S
 from apps.core.errors import InvalidValue, NotFound
 from apps.core.objects.store import store
 from apps.finetuning.models import Checkpoint, FineTuningJob, Run
+from apps.finetuning.recipes.limits import as_json
 from apps.finetuning.recipes.stored_requests import StartFrom, stored_request
 
 _KEPT = ("lora_rank", "lora_alpha", "target_modules", "use_dora", "use_rslora")
@@ -40,7 +41,7 @@ class StartPoint(msgspec.Struct, frozen=True, kw_only=True):
             return dict(asked)
         for name, value in self.shape.items():
             if asked.get(name) not in (None, "auto", value) and list(_many(asked[name])) != list(_many(value)):
-                message = f"{name} is {value} in what this job continues; leave it out, or begin with the base model."
+                message = f"{name} is {as_json(value)} in what this job continues: leave it out, or use the base model."
                 raise InvalidValue(message, param=f"hyperparameters.{name}")
         return dict(asked) | self.shape
 
