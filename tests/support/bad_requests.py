@@ -125,6 +125,10 @@ def _jobs(param: str, **field: Iterable[Any]) -> list[Case]:
     return [_job(param, **{name: value}) for value in values]
 
 
+def _pools(*names: str) -> list[Case]:
+    return [_job("compute.pool", compute={"pool": name}) for name in names]
+
+
 def _estimate(param: str, code: str = "invalid_value", **fields: Any) -> Case:
     return Case(ESTIMATES, {"model": "anneal-demo", "training_file": FILE} | fields, param, code=code)
 
@@ -286,7 +290,8 @@ API = [
     _job("compute.gpu", UNKNOWN, compute={"gpu": "h100"}),
     _job("compute.gpu_count", compute={"gpu_count": 0}),
     _job("compute.gpu_count", compute={"gpu_count": "two"}),
-    _job("compute.pool", compute={"pool": "no-such-pool"}),
+    *_pools("no-such-pool", "x:" + "9" * 5000, "x:²", "x:٣", "x:0", "x:-1", "x:1000", "x:", ":", "x:1:1", "x\n:1 "),
+    _job("compute.gpu_count", compute={"pool": "x:2", "gpu_count": 3}),
     _job("budget.spend_cap_usd", UNKNOWN, budget={"spend_cap_usd": "0.2"}),
     _job("budget.max_cost_usd", budget={"max_cost_usd": "cheap"}),
     _job("budget.max_cost_usd", budget={"max_cost_usd": []}),
