@@ -7,9 +7,10 @@ import re
 from enum import StrEnum
 from typing import Any
 
-from apps.contracts.struct import Struct
+from apps.contracts.struct import Struct, is_deeper
 
 MAX_SCHEMA_BYTES = 16 * 1024
+MAX_SCHEMA_DEPTH = 64
 MAX_PATTERN_CHARACTERS = 512
 MAX_INSTRUCTION_CHARACTERS = 2_000
 # A pattern inside a schema would run without a time limit.
@@ -143,6 +144,8 @@ def _problem_of_pattern(pattern: str) -> str | None:
 def _problem_of_schema(schema: dict[str, object]) -> str | None:
     if not schema:
         return "schema must be a JSON schema."
+    if is_deeper(schema, MAX_SCHEMA_DEPTH):
+        return f"schema must have at most {MAX_SCHEMA_DEPTH} levels."
     if len(repr(schema)) > MAX_SCHEMA_BYTES:
         return f"schema must have at most {MAX_SCHEMA_BYTES // 1024} KiB."
     if refused := _keys_of(schema) & _REFUSED_SCHEMA_KEYS:

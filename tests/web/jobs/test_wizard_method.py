@@ -325,10 +325,14 @@ def test_without_held_out_rows_the_review_says_that_nothing_is_compared(floor, c
     ("asked", "sentence"),
     [
         ({"grader": "regex", "pattern": "("}, "Pattern is not a regular expression"),
-        ({"grader": "regex"}, "Pattern has 1 to 512 characters."),
+        ({"grader": "regex"}, "Pattern must have 1 to 512 characters."),
         ({"grader": "json_schema", "schema": "{"}, "This is not JSON"),
         ({"grader": "json_schema", "schema": "[]"}, "A schema is a JSON object"),
         ({"grader": "json_schema", "schema": json.dumps({"pattern": "x"})}, "Schema must be without pattern."),
+        (
+            {"grader": "json_schema", "schema": '{"a":' + "[" * 480 + "]" * 480 + "}"},
+            "Schema must have at most 64 levels.",
+        ),
         ({"grader": "json_schema", "schema": "x" * 3_001}, "at most 3000 characters"),
         ({"grader": "nonsense"}, "Select a valid choice"),
         ({"grader": "judge"}, "Model must name the judge"),
