@@ -15,6 +15,7 @@ from typing import IO, Any, NamedTuple, cast
 from urllib.parse import unquote
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
+from django.conf import settings
 from django.core.handlers.asgi import ASGIHandler, ASGIRequest
 from django.db import connection
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
@@ -354,9 +355,11 @@ def _of_the_pool(handler: Callable[..., HttpResponse]) -> Callable[..., HttpResp
 
 @_of_the_pool
 def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
+    text = f"Unknown request URL: {request.method} {request.path}."
     if is_machine_path(request.path):
-        error = UnknownUrl(f"Unknown request URL: {request.method} {request.path}.")
-        return JsonResponse(error.as_openai(), status=Status.NOT_FOUND)
+        return error_response(UnknownUrl(text))
+    if request.headers.get("Authorization", "").lower().startswith("bearer "):
+        return error_response(UnknownUrl(f"{text} Set the base URL of your client to {settings.PUBLIC_URL}/v1."))
     return error_page(request, 404)
 
 
