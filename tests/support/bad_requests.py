@@ -342,6 +342,7 @@ API = [
     Case("/api/v1/integrations/wandb", {"key": "a" * 401}, "key", method="PUT"),
     Case("/api/v1/integrations/comet", {"key": "abcdefghij"}, "kind", method="PUT"),
     Case("/api/v1/aliases", {"name": "a"}, "version", code=MISSING),
+    Case("/api/v1/aliases", {"name": "a", "version": "ft:none"}, "version", 404, NO_MODEL),
     Case("/api/v1/aliases", {"name": "a", "version": "ft:x", "canary_percent": "5"}, "canary_percent"),
     Case(f"/api/v1/files/{FILE}/repair", {"mode": "guess"}, "mode"),
     Case(f"/api/v1/files/{FILE}/columns", {"mapping": "chat"}, "mapping"),
