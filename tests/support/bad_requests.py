@@ -372,6 +372,10 @@ API = [
     ),
     Case(f"{JOBS}/{'a' * 3000}", param="fine_tuning_job_id", status=404, code=NO_JOB, method="GET"),
     Case(f"{JOBS}/ftjob-nothing/cancel", {}, "fine_tuning_job_id", 404, NO_JOB),
+    *(Case(f"{JOBS}/{JOB}/{action}", {}, "fine_tuning_job_id", code="invalid_state") for action in ("pause", "resume")),
+    Case("/api/v1/integrations/wandb", {"key": "abcdefghij", "url": "auto"}, "url", method="PUT"),
+    Case(UPLOADS, UPLOAD | {"expires_after": {"anchor": "created_at", "seconds": -1}}, "expires_after.seconds"),
+    _job("evaluation.grader", evaluation={"grader": {"type": "judge", "model": "no-such"}}),
     Case(f"{FILES}/file-nothing", param="file_id", status=404, code=NO_FILE, method="GET"),
     Case("/v1/models/no-such", param="model", status=404, code=NO_MODEL, method="GET"),
     # Addresses and methods.

@@ -161,7 +161,7 @@ def check_mapping(mapping: Mapping) -> Mapping:
             raise InvalidValue("The column's name is too long.", param=f"mapping.columns.{field}")
     for name, wanted in fields.items():
         if wanted.is_required and name not in columns:
-            raise InvalidValue(f"Say which column holds '{name}'.", param=f"mapping.columns.{name}")
+            raise InvalidValue(f"Name the column that holds '{name}'.", param=f"mapping.columns.{name}")
     return Mapping(format=mapping.format, columns=columns)
 
 

@@ -39,7 +39,7 @@ def store_tracker_key(
     if kind == "mlflow":
         _require_server(url)
     elif url:
-        raise InvalidValue("Only MLflow has a server of your own.", param="url")
+        raise InvalidValue("Only MLflow has a server of your own: leave url out.", param="url")
     found = TrackerKey.objects.for_organization(organization).select_for_update().filter(kind=kind).first()
     row = found or TrackerKey(id=new_id("trk"), organization_id=organization.pk, kind=kind)
     row.secret_sealed, row.hint, row.url = seal(secret, place=_place(row)), secret[-_HINT:], url

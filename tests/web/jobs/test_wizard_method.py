@@ -327,6 +327,10 @@ def test_without_held_out_rows_the_review_says_that_nothing_is_compared(floor, c
         ({"grader": "regex", "pattern": "("}, "Pattern is not a regular expression"),
         ({"grader": "regex"}, "Pattern must have 1 to 512 characters."),
         ({"grader": "json_schema", "schema": "{"}, "This is not JSON"),
+        ({"grader": "json_schema", "schema": "[" * 2_990}, "The schema is nested too deeply"),
+        ({"grader": "json_schema", "schema": '{"a": NaN}'}, "NaN is not a number of JSON"),
+        ({"grader": "json_schema", "schema": '{"a": "\\u0000"}'}, "The schema holds a NUL character"),
+        ({"grader": "json_schema", "schema": '{"a": "\\ud800"}'}, "half of a surrogate pair"),
         ({"grader": "json_schema", "schema": "[]"}, "A schema is a JSON object"),
         ({"grader": "json_schema", "schema": json.dumps({"pattern": "x"})}, "Schema must be without pattern."),
         (
