@@ -95,12 +95,14 @@ def _of_struct(value: dict[str, object], kind: type[msgspec.Struct], at: str) ->
     if unknown is not None and kind.__struct_config__.forbid_unknown_fields:
         name = _join(at, unknown)
         return UnknownParameter(f"Unknown parameter: '{_cut(name)}'.{_taken(at, names)}", param=name[:_MAX_PARAM])
+    sent = (field for field in fields if field.encode_name in value)
+    if found := _first((_join(at, field.encode_name), value[field.encode_name], field.type) for field in sent):
+        return found
     for field in fields:
         if field.required and field.encode_name not in value:
             name, use = _join(at, field.encode_name), _described(field.type)
             return MissingParameter(f"Missing required parameter: '{name}'. Send it as {use}.", param=name)
-    sent = (field for field in fields if field.encode_name in value)
-    return _first((_join(at, field.encode_name), value[field.encode_name], field.type) for field in sent)
+    return None
 
 
 def _first(children: Iterable[tuple[str, object, Any]]) -> DomainError | None:
