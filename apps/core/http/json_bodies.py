@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -19,6 +20,7 @@ T = TypeVar("T")
 _MAX_SHOWN = 60
 _MAX_PARAM = 200
 _MAX_NAMES = 20  # of fields in a message
+_fields = cache(msgspec.structs.fields)  # of the few types of bodies, like the words for them
 
 
 def decode_body(raw: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
@@ -89,7 +91,7 @@ def _inside(value: object, kind: Any, at: str) -> DomainError | None:
 
 
 def _of_struct(value: dict[str, object], kind: type[msgspec.Struct], at: str) -> DomainError | None:
-    fields = msgspec.structs.fields(kind)
+    fields = _fields(kind)
     names = [field.encode_name for field in fields]
     unknown = next((key for key in value if key not in names), None)
     if unknown is not None and kind.__struct_config__.forbid_unknown_fields:
@@ -135,6 +137,7 @@ def _is_struct(kind: Any) -> bool:
 # --- Words ------------------------------------------------------------------------------------------------------------
 
 
+@cache
 def _described(kind: Any) -> str:
     return " or ".join(dict.fromkeys(_words(inspect.type_info(kind))))
 
