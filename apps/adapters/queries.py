@@ -11,6 +11,7 @@ from apps.core.errors import NotFound
 from apps.core.objects.store import store
 
 _DOWNLOAD_SECONDS = 300
+_MAX_SHOWN = 100  # characters of an unknown name
 
 
 def list_versions(*, organization: Organization | str) -> QuerySet[AdapterVersion]:
@@ -24,9 +25,9 @@ def get_version(*, organization: Organization | str, id: str) -> AdapterVersion:
     return _one(list_versions(organization=organization).filter(pk=id), id)
 
 
-def get_version_by_name(*, organization: Organization | str, model_name: str) -> AdapterVersion:
+def get_version_by_name(*, organization: Organization | str, model_name: str, param: str = "model") -> AdapterVersion:
     """Return one of the organization's versions by its `ft:…` name. Raises ModelNotFound."""
-    return _one(list_versions(organization=organization).filter(model_name=model_name), model_name)
+    return _one(list_versions(organization=organization).filter(model_name=model_name), model_name, param)
 
 
 def list_siblings(*, version: AdapterVersion) -> QuerySet[AdapterVersion]:
@@ -59,8 +60,9 @@ def download_url(*, version: AdapterVersion, name: str, export: str = "") -> str
     )
 
 
-def _one(rows: QuerySet[AdapterVersion], asked: str) -> AdapterVersion:
+def _one(rows: QuerySet[AdapterVersion], asked: str, param: str = "model") -> AdapterVersion:
     found = rows.first()
     if found is None:
-        raise ModelNotFound(f"The model {asked!r} does not exist or you do not have access to it.", param="model")
+        shown = asked[:_MAX_SHOWN]
+        raise ModelNotFound(f"The model '{shown}' does not exist or you do not have access to it.", param=param)
     return found

@@ -7,9 +7,10 @@ import re
 from enum import StrEnum
 from typing import Any
 
-from apps.contracts.struct import Struct
+from apps.contracts.struct import Struct, is_deeper
 
 MAX_SCHEMA_BYTES = 16 * 1024
+MAX_SCHEMA_DEPTH = 64
 MAX_PATTERN_CHARACTERS = 512
 MAX_INSTRUCTION_CHARACTERS = 2_000
 # A pattern inside a schema would run without a time limit.
@@ -124,17 +125,17 @@ def problem_of(grader: Grader) -> str | None:
         case GraderKind.JUDGE if not grader.model:
             return "model must name the judge: a served base model or an ft:… version of your own."
         case GraderKind.JUDGE if len(grader.instructions) > MAX_INSTRUCTION_CHARACTERS:
-            return f"instructions have up to {MAX_INSTRUCTION_CHARACTERS:,} characters."
+            return f"instructions must have at most {MAX_INSTRUCTION_CHARACTERS:,} characters."
     return None
 
 
 def _problem_of_pattern(pattern: str) -> str | None:
     if not pattern or len(pattern) > MAX_PATTERN_CHARACTERS:
-        return f"pattern has 1 to {MAX_PATTERN_CHARACTERS} characters."
+        return f"pattern must have 1 to {MAX_PATTERN_CHARACTERS} characters."
     try:
         re.compile(pattern)
     except re.error as error:
-        return f"pattern is not a regular expression: {error}."
+        return f"pattern is not a regular expression: {error}. Use the syntax of Python's re."
     except (OverflowError, RecursionError):
         return "pattern repeats or nests too often: give a simpler one."
     return None
@@ -143,10 +144,12 @@ def _problem_of_pattern(pattern: str) -> str | None:
 def _problem_of_schema(schema: dict[str, object]) -> str | None:
     if not schema:
         return "schema must be a JSON schema."
+    if is_deeper(schema, MAX_SCHEMA_DEPTH):
+        return f"schema must have at most {MAX_SCHEMA_DEPTH} levels."
     if len(repr(schema)) > MAX_SCHEMA_BYTES:
-        return f"schema is larger than {MAX_SCHEMA_BYTES // 1024} KiB."
+        return f"schema must have at most {MAX_SCHEMA_BYTES // 1024} KiB."
     if refused := _keys_of(schema) & _REFUSED_SCHEMA_KEYS:
-        return f"schema may not use {', '.join(sorted(refused))}."
+        return f"schema must be without {', '.join(sorted(refused))}."
     return None
 
 

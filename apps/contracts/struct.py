@@ -1,5 +1,6 @@
-"""The base of every wire type, with bounds for the numbers and texts that a worker may send."""
+"""The base of every wire type, with bounds for the numbers, texts and nesting that a worker or customer may send."""
 
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
@@ -16,3 +17,19 @@ Seconds = Annotated[float, Meta(ge=0, le=1e9)]  # thirty years
 Rate = Annotated[float, Meta(ge=0, le=1e12)]  # of anything, per second
 Text = Annotated[str, Meta(max_length=300)]
 Software = Annotated[dict[Text, Text], Meta(max_length=100)]
+
+
+def is_deeper(value: object, levels: int) -> bool:
+    """Return whether objects and lists are nested deeper than `levels`."""
+    layer: list[object] = [value]
+    for _ in range(levels + 1):
+        inside: list[Iterable[object]] = []
+        for one in layer:
+            if isinstance(one, dict):
+                inside.append(one.values())
+            elif isinstance(one, list):
+                inside.append(one)
+        if not inside:
+            return False
+        layer = [inner for values in inside for inner in values]
+    return True

@@ -83,6 +83,12 @@ class InvalidValue(DomainError):
     code = "invalid_value"
 
 
+class UnknownParameter(DomainError):
+    """A field that neither OpenAI nor this API documents, such as an engine's private field."""
+
+    code = "unknown_parameter"
+
+
 class InvalidState(DomainError):
     """The object is in a state that does not allow this. This is permanent, so the status is 400 and not 409."""
 

@@ -8,7 +8,7 @@ from django.db.models import Q
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.datasets.lifecycle import DatasetVersionStatus
-from apps.finetuning.jobs.admission import admit_when_ready
+from apps.finetuning.jobs.admission import admit_when_ready, note_fault
 from apps.finetuning.jobs.control import pause_jobs_of, pause_jobs_of_budget
 from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob, GpuPool
@@ -55,8 +55,9 @@ def _admit(condition: Q) -> None:
     for job_id in waiting.values_list("pk", flat=True):
         try:
             admit_when_ready(job_id=job_id)
-        except Exception:  # a process edge: the job stays as it was
+        except Exception:  # a process edge: the job is tried again, for some minutes
             logger.exception("job %s could not be admitted", job_id)
+            note_fault(job_id=job_id)
 
 
 def pause_over_budget(*, budget_id: str) -> None:

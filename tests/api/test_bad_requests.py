@@ -46,8 +46,15 @@ def test_a_missing_scope_is_named_as_it_is_written(organization, alice, client, 
 
 
 def test_a_client_without_v1_is_told_the_base_url(client, settings) -> None:
-    for path in ("/chat/completions", "/files", "/models", "/v1"):
+    for path in (
+        *("/chat/completions", "/files", "/models", "/v1", "/containers", "/conversations", "/engines", "/realtime"),
+        *("/videos/x", "/skills", "/webhook_endpoints"),
+    ):
         message = client.get(path).json()["error"]["message"]
         assert f"{settings.PUBLIC_URL}/v1" in message and path in message
+    for path in ("/organization/costs", "/nowhere/at/all"):
+        answer = client.post(path, headers={"Authorization": "Bearer sk-any"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")
+        assert f"{settings.PUBLIC_URL}/v1" in answer.json()["error"]["message"]
     assert "twice" in client.get("/v1/v1/models").json()["error"]["message"]
     assert client.get("/jobs").status_code == 302  # a page, not a program's address

@@ -18,7 +18,7 @@ from apps.accounts.models import ApiKey, Organization
 from apps.accounts.operations import IssuedKey
 from apps.config.urls import handler404, handler500  # noqa: F401 - Django looks for them in the URL module
 from apps.config.urls import urlpatterns as real_urls
-from apps.core.errors import InvalidState, InvalidValue, QuotaExceeded, RateLimited, Unavailable
+from apps.core.errors import InvalidState, QuotaExceeded, RateLimited, Unavailable, UnknownParameter
 from apps.interfaces.api.requests.parsers import read_body
 from apps.interfaces.api.views import ApiView
 
@@ -239,7 +239,7 @@ def test_an_unknown_field_is_named_with_those_that_are_taken() -> None:
         mapping: dict[str, str] = {}
         rest: int = 0
 
-    with pytest.raises(InvalidValue) as refused:
+    with pytest.raises(UnknownParameter) as refused:
         read_body({"format": "chat"}, Asked)
 
     assert refused.value.param == "format"

@@ -6,12 +6,14 @@ a whole; one with `MISSING` names what is not there.
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 JOBS, ESTIMATES, FILES, UPLOADS = "/v1/fine_tuning/jobs", "/api/v1/estimates", "/v1/files", "/v1/uploads"
 FILE, JOB, MODEL = "FILE", "JOB", "MODEL"
-MISSING = "missing_required_parameter"
+MISSING, UNKNOWN, INVALID_JSON = "missing_required_parameter", "unknown_parameter", "invalid_json"
+NO_JOB, NO_FILE, NO_MODEL = "fine_tuning_job_not_found", "file_not_found", "model_not_found"
+UPLOAD = {"bytes": 9, "filename": "a.jsonl", "purpose": "fine-tune"}
 
 
 class Case(NamedTuple):
@@ -19,7 +21,7 @@ class Case(NamedTuple):
     body: Any = None  # JSON, or the bytes of a body that is none
     param: str | None = None
     status: int = 400
-    code: str | None = None
+    code: str = "invalid_value"
     method: str = "POST"
     content_type: str = "application/json"
 
@@ -35,12 +37,13 @@ _INTERNAL = re.compile(
     r"|`(?:int|float|str|bool|array|object|null)[ |`]|\bstr\b|\bdict\b|\bobject at 0x|psycopg|DataError|Struct"
     r"|Serializer|QuerySet|decimal\.|sys\.|\be[+-]\d\d\b"
 )
-# What a fix is said with; the sentence may also be what a value must be.
+# What a fix is said with: what to do, or what a value must be.
 _FIX = re.compile(
-    r"\b([Uu]se|[Ss]end|[Gg]ive|[Tt]ry|[Ss]et|[Cc]reate|[Cc]hoose|[Nn]ame|[Rr]emove|[Ll]eave|[Aa]dd|takes?|must|may|has|have"
-    r"|not offered|not found|exists?|does not exist|No such|No [a-z-]+ has|There is no|needs?|required"
-    r"|up to|at most|is not)\b"
+    r"\b([Uu]se|[Ss]end|[Gg]ive|[Tt]ry|[Ss]et|[Cc]reate|[Cc]hoose|[Nn]ame|[Rr]emove|[Ll]eave|[Aa]dd|[Aa]sk|[Ll]ower"
+    r"|[Ss]horten|[Ff]latten|[Tt]ake|[Tt]rain|takes?|must|required|needs?|up to|at most)\b"
 )
+# An answer to an address that leads nowhere needs no other fix.
+_GONE = re.compile(r"not offered here|not found|does not exist|No such|There is no|No [a-z -]+ has the id")
 
 
 def problems(case: Case, status: int, body: Any) -> list[str]:
@@ -51,36 +54,52 @@ def problems(case: Case, status: int, body: Any) -> list[str]:
     message, found = error["message"], []
     if status != case.status:
         found.append(f"status {status}, not {case.status}")
-    if case.code and error["code"] != case.code:
+    if error["code"] != case.code:
         found.append(f"code {error['code']}, not {case.code}")
-    if not isinstance(error["code"], str):
-        found.append("no code")
     if error["param"] != case.param:
         found.append(f"param {error['param']!r}, not {case.param!r}")
     if case.param and error["code"] != MISSING and not _is_sent(case, case.param):
         found.append(f"param {case.param!r} is not in the request")
     if internal := _INTERNAL.search(message):
         found.append(f"internal word {internal[0]!r}")
-    if not _FIX.search(message) or not message.strip().endswith((".", "?")):
+    if not (_FIX.search(message) or (status == 404 and _GONE.search(message))) or not message.strip().endswith(
+        (".", "?")
+    ):
         found.append("no fix in words, or no full stop")
     return [f"{one}: {message}" for one in found]
 
 
+# The parameters that are part of an address, by the word before them.
+_IN_ADDRESS = {
+    "jobs": "fine_tuning_job_id",
+    "files": "file_id",
+    "uploads": "upload_id",
+    "models": "model",
+    "integrations": "kind",
+}
+
+
 def _is_sent(case: Case, param: str) -> bool:
-    name = param.partition(".")[0].partition("[")[0]
-    if isinstance(case.body, bytes):
-        return f'"{name}"'.encode() in case.body
-    if isinstance(case.body, dict) and name in case.body:
-        value: Any = case.body
-        for step in re.findall(r"[^.\[\]]+", param):
-            if isinstance(value, dict) and step in value:
-                value = value[step]
-            elif isinstance(value, list) and step.isdigit() and int(step) < len(value):
-                value = value[int(step)]
-            else:
-                return False
+    path, _, query = case.path.partition("?")
+    words = path.split("/")
+    if param in {_IN_ADDRESS.get(word) for word in words[:-1]} | {pair.partition("=")[0] for pair in query.split("&")}:
         return True
-    return f"{param}=" in case.path or param in ("fine_tuning_job_id", "file_id", "upload_id", "model", "kind", "name")
+    try:
+        body = json.loads(case.body) if isinstance(case.body, bytes) else case.body
+    except ValueError:
+        return False
+    return param in set(_places(body))
+
+
+def _places(value: Any, at: str = "") -> Iterator[str]:
+    """Yield the place of each value in a body, such as `messages[0].role`."""
+    yield at
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _places(item, f"{at}.{key}" if at else key)
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _places(item, f"{at}[{index}]")
 
 
 def filled(value: Any, ids: dict[str, str]) -> Any:
@@ -97,7 +116,7 @@ def filled(value: Any, ids: dict[str, str]) -> Any:
     return value
 
 
-def _job(param: str | None = None, code: str | None = None, **fields: Any) -> Case:
+def _job(param: str | None = None, code: str = "invalid_value", **fields: Any) -> Case:
     return Case(JOBS, {"model": "anneal-demo", "training_file": FILE, "dry_run": True} | fields, param, code=code)
 
 
@@ -106,8 +125,12 @@ def _jobs(param: str, **field: Iterable[Any]) -> list[Case]:
     return [_job(param, **{name: value}) for value in values]
 
 
-def _estimate(param: str, **fields: Any) -> Case:
-    return Case(ESTIMATES, {"model": "anneal-demo", "training_file": FILE} | fields, param)
+def _pools(*names: str) -> list[Case]:
+    return [_job("compute.pool", compute={"pool": name}) for name in names]
+
+
+def _estimate(param: str, code: str = "invalid_value", **fields: Any) -> Case:
+    return Case(ESTIMATES, {"model": "anneal-demo", "training_file": FILE} | fields, param, code=code)
 
 
 def _nested(depth: int) -> bytes:
@@ -117,7 +140,7 @@ def _nested(depth: int) -> bytes:
 API = [
     # The body itself.
     *(
-        Case(JOBS, body, code="invalid_json")
+        Case(JOBS, body, code=INVALID_JSON)
         for body in (
             b"{",
             b'{"model": }',
@@ -138,12 +161,12 @@ API = [
         )
     ),
     *(
-        Case(JOBS, body, "a", code="invalid_json")
+        Case(JOBS, body, "a", code=INVALID_JSON)
         for body in (b'{"a": 1e400}', b'{"a": -1e400}', b'{"a": ' + b"9" * 30 + b"}", b'{"a": "\\u0000"}')
     ),
-    Case(JOBS, b'{"a": {"b": [1, "\\ud800"]}}', "a.b[1]", code="invalid_json"),
-    *(Case(JOBS, body, code="invalid_json") for body in (b'{"\\u0000": 1}', b'"\\ud800"')),
-    Case(JOBS, _nested(70), "model" + "[0]" * 64, code="invalid_json"),
+    Case(JOBS, b'{"a": {"b": [1, "\\ud800"]}}', "a.b[1]", code=INVALID_JSON),
+    *(Case(JOBS, body, code=INVALID_JSON) for body in (b'{"\\u0000": 1}', b'"\\ud800"')),
+    Case(JOBS, _nested(70), "model" + "[0]" * 64, code=INVALID_JSON),
     *(Case(JOBS, body) for body in (b"[]", b"3", b'"text"', b"null", b"true")),
     Case(JOBS, b"model=a", status=415, code="unsupported_media_type", content_type="text/plain"),
     Case(JOBS, b"model=a", status=415, code="unsupported_media_type", content_type="application/x-www-form-urlencoded"),
@@ -177,14 +200,22 @@ API = [
             "budget": 5,
             "dry_run": "yes",
             "needed_by": [],
-            "n_epochs": 3,
-            "learning_rate": 0.1,
-            "base_model": "x",
-            "trainingFile": FILE,
-            "stream": True,
         }.items()
     ),
-    _job("lora.r", lora={"r": 8}),
+    *(
+        _job(name, UNKNOWN, **{name: 3})
+        for name in ("n_epochs", "learning_rate", "base_model", "trainingFile", "stream")
+    ),
+    # Keys that look like the words of a parser's own error.
+    *(
+        Case(JOBS, {key: value}, key, code=UNKNOWN)
+        for key in ("x` - at `$[0]", "x` - at `$.model.z", "x` - at `$[...]", "x - at `$", "`", " ")
+        for value in (3, "text", {"a": "b"})
+    ),
+    Case(JOBS, {"": 1}, "", code=UNKNOWN),
+    _job("lora.x` - at `$.lora", UNKNOWN, lora={"x` - at `$.lora": 1}),
+    _job("metadata.` - at `$[0]", metadata={"` - at `$[0]": 1}),
+    _job("lora.r", UNKNOWN, lora={"r": 8}),
     _job("lora.rank", lora={"rank": "8"}),
     _job("lora.rank", lora={"rank": 0}),
     _job("lora.rank", lora={"rank": 7}),
@@ -195,6 +226,12 @@ API = [
     _job("lora.target_modules", lora={"target_modules": ["lm_head"]}),
     _job("lora.target_modules[1]", lora={"target_modules": ["q_proj", 3]}),
     _job("lora.use_dora", lora={"use_dora": "yes"}),
+    _job("recipe.use_dora", recipe={"use_dora": "yes"}),
+    _job("recipe.use_dora", recipe={"method": "full", "use_dora": True}),
+    _job("recipe.packing", recipe={"packing": 3}),
+    _job("recipe.cpu_offload", recipe={"cpu_offload": 1}),
+    _job("recipe.target_modules", recipe={"target_modules": "q_proj"}),
+    _job("recipe.target_modules", recipe={"target_modules": [None]}),
     _job("recipe.r", recipe={"r": 8}),
     _job("recipe.epochs", recipe={"epochs": 0}),
     _job("recipe.epochs", recipe={"epochs": 1.5}),
@@ -214,11 +251,11 @@ API = [
     _job("hyperparameters.n_epochs", hyperparameters={"n_epochs": True}),
     _job("hyperparameters.batch_size", hyperparameters={"batch_size": 0}),
     _job("hyperparameters.learning_rate_multiplier", hyperparameters={"learning_rate_multiplier": -1}),
-    _job("hyperparameters.epochs", hyperparameters={"epochs": 3}),
+    _job("hyperparameters.epochs", UNKNOWN, hyperparameters={"epochs": 3}),
     _job("method.type", method={"type": "reinforcement"}),
     _job("method.type", method={"type": "kto"}),
     _job("method.type", method={"type": 3}),
-    _job("method.grpo", method={"type": "supervised", "grpo": {}}),
+    _job("method.grpo", UNKNOWN, method={"type": "supervised", "grpo": {}}),
     _job("method.dpo", method={"type": "supervised", "dpo": {}}),
     _job("method.supervised", method={"type": "dpo", "supervised": {"hyperparameters": {"n_epochs": 2}}}),
     _job(
@@ -227,9 +264,10 @@ API = [
     ),
     _job(
         "method.supervised.hyperparameters.epochs",
+        UNKNOWN,
         method={"type": "supervised", "supervised": {"hyperparameters": {"epochs": 2}}},
     ),
-    _job("method.supervised.n_epochs", method={"type": "supervised", "supervised": {"n_epochs": 2}}),
+    _job("method.supervised.n_epochs", UNKNOWN, method={"type": "supervised", "supervised": {"n_epochs": 2}}),
     _job("quantization", quantization="int3"),
     _job("quantization", quantization="nf4", recipe={"method": "lora"}),
     *_jobs("suffix", suffix=["My Suffix!", "-a", "a" * 65, "ä"]),
@@ -243,17 +281,18 @@ API = [
     _job("evaluation.grader", evaluation={"grader": {"type": "regex", "pattern": "("}}),
     _job("evaluation.grader", evaluation={"grader": {"type": "regex", "pattern": "(" * 5000}}),
     _job("evaluation.grader", evaluation={"grader": {"type": "string_check", "operation": "is"}}),
-    _job("evaluation.grader.kind", evaluation={"grader": {"kind": "regex"}}),
-    _job("evaluation.rows", evaluation={"rows": 3}),
+    _job("evaluation.grader.kind", UNKNOWN, evaluation={"grader": {"kind": "regex"}}),
+    _job("evaluation.rows", UNKNOWN, evaluation={"rows": 3}),
     _job("evaluation.max_rows", evaluation={"max_rows": 0}),
     _job("evaluation.max_rows", evaluation={"max_rows": 10**6}),
     _job("exports[0]", exports=["onnx"]),
     _job("exports[1]", exports=["gguf", 3]),
-    _job("compute.gpu", compute={"gpu": "h100"}),
+    _job("compute.gpu", UNKNOWN, compute={"gpu": "h100"}),
     _job("compute.gpu_count", compute={"gpu_count": 0}),
     _job("compute.gpu_count", compute={"gpu_count": "two"}),
-    _job("compute.pool", compute={"pool": "no-such-pool"}),
-    _job("budget.spend_cap_usd", budget={"spend_cap_usd": "0.2"}),
+    *_pools("no-such-pool", "x:" + "9" * 5000, "x:²", "x:٣", "x:0", "x:-1", "x:1000", "x:", ":", "x:1:1", "x\n:1 "),
+    _job("compute.gpu_count", compute={"pool": "x:2", "gpu_count": 3}),
+    _job("budget.spend_cap_usd", UNKNOWN, budget={"spend_cap_usd": "0.2"}),
     _job("budget.max_cost_usd", budget={"max_cost_usd": "cheap"}),
     _job("budget.max_cost_usd", budget={"max_cost_usd": []}),
     _job("budget.max_cost_usd", budget={"max_cost_usd": -1}),
@@ -261,17 +300,20 @@ API = [
     _job("budget.max_cost_usd", budget={"max_cost_usd": "1e999"}),
     _job("integrations[0]", integrations=[3]),
     _job("integrations[0].type", integrations=[{"type": "web_search"}]),
+    _job("integrations[0].type", MISSING, integrations=[{}]),
+    _job("integrations[0].type", integrations=[{"type": 3}]),
+    _job("integrations[0].type", integrations=[{"type": ["wandb"]}]),
     _job("integrations[0].wandb", integrations=[{"type": "wandb", "wandb": {}}]),
     _job("integrations[0].project", integrations=[{"type": "wandb", "project": "p"}]),
     *_jobs("needed_by", needed_by=["tomorrow", 1, 2**62, "9999-99-99T00:00:00Z", "2030-05-01T17:45:00"]),
     # Estimates and what else takes JSON.
     Case(ESTIMATES, {"model": "anneal-demo"}, "training_file", code=MISSING),
-    Case(ESTIMATES, {"model": "no-such", "training_file": FILE}, "model", 404),
-    Case(ESTIMATES, {"model": "anneal-demo", "training_file": "file-x"}, "training_file", 404),
-    _estimate("lora.r", lora={"r": 8}),
+    Case(ESTIMATES, {"model": "no-such", "training_file": FILE}, "model", 404, NO_MODEL),
+    Case(ESTIMATES, {"model": "anneal-demo", "training_file": "file-x"}, "training_file", 404, NO_FILE),
+    _estimate("lora.r", UNKNOWN, lora={"r": 8}),
     _estimate("recipe.epochs", recipe={"epochs": -1}),
     _estimate("exports[0]", exports=["onnx"]),
-    _estimate("method.kind", method={"type": "dpo", "kind": "x"}),
+    _estimate("method.kind", UNKNOWN, method={"type": "dpo", "kind": "x"}),
     _estimate("needed_by", needed_by="soon"),
     Case(UPLOADS, {}, "bytes", code=MISSING),
     Case(UPLOADS, {"bytes": "9", "filename": "a.jsonl", "purpose": "fine-tune"}, "bytes"),
@@ -300,9 +342,21 @@ API = [
     Case("/api/v1/integrations/wandb", {"key": "a" * 401}, "key", method="PUT"),
     Case("/api/v1/integrations/comet", {"key": "abcdefghij"}, "kind", method="PUT"),
     Case("/api/v1/aliases", {"name": "a"}, "version", code=MISSING),
+    Case("/api/v1/aliases", {"name": "a", "version": "ft:none"}, "version", 404, NO_MODEL),
     Case("/api/v1/aliases", {"name": "a", "version": "ft:x", "canary_percent": "5"}, "canary_percent"),
     Case(f"/api/v1/files/{FILE}/repair", {"mode": "guess"}, "mode"),
     Case(f"/api/v1/files/{FILE}/columns", {"mapping": "chat"}, "mapping"),
+    *(
+        Case(path, body | {"mapping": mapping}, param)
+        for path, body in ((f"/api/v1/files/{FILE}/columns", {}), (UPLOADS, UPLOAD))
+        for mapping, param in (
+            ({"format": "xml"}, "mapping.format"),
+            ({"format": "chat", "columns": []}, "mapping.columns"),
+            ({"format": "chat", "columns": {"messages": 3}}, "mapping.columns.messages"),
+        )
+    ),
+    Case(f"/api/v1/files/{FILE}/columns", {"mapping": {"columns": {}}}, "mapping.format", code=MISSING),
+    Case(f"/api/v1/files/{FILE}/columns?mapping=%7B", param="mapping", method="GET"),
     # Queries and ids.
     *(
         Case(f"{JOBS}?limit={limit}", param="limit", method="GET")
@@ -314,12 +368,16 @@ API = [
     Case(f"{FILES}?limit=10001", param="limit", method="GET"),
     Case(f"{JOBS}/{JOB}/events?after=x", param="after", method="GET"),
     Case(
-        f"{JOBS}/ftjob-nothing", param="fine_tuning_job_id", status=404, code="fine_tuning_job_not_found", method="GET"
+        f"{JOBS}/ftjob-nothing", param="fine_tuning_job_id", status=404, code=NO_JOB, method="GET"
     ),
-    Case(f"{JOBS}/{'a' * 3000}", param="fine_tuning_job_id", status=404, method="GET"),
-    Case(f"{JOBS}/ftjob-nothing/cancel", {}, "fine_tuning_job_id", 404),
-    Case(f"{FILES}/file-nothing", param="file_id", status=404, method="GET"),
-    Case("/v1/models/no-such", param="model", status=404, method="GET"),
+    Case(f"{JOBS}/{'a' * 3000}", param="fine_tuning_job_id", status=404, code=NO_JOB, method="GET"),
+    Case(f"{JOBS}/ftjob-nothing/cancel", {}, "fine_tuning_job_id", 404, NO_JOB),
+    *(Case(f"{JOBS}/{JOB}/{action}", {}, "fine_tuning_job_id", code="invalid_state") for action in ("pause", "resume")),
+    Case("/api/v1/integrations/wandb", {"key": "abcdefghij", "url": "auto"}, "url", method="PUT"),
+    Case(UPLOADS, UPLOAD | {"expires_after": {"anchor": "created_at", "seconds": -1}}, "expires_after.seconds"),
+    _job("evaluation.grader", evaluation={"grader": {"type": "judge", "model": "no-such"}}),
+    Case(f"{FILES}/file-nothing", param="file_id", status=404, code=NO_FILE, method="GET"),
+    Case("/v1/models/no-such", param="model", status=404, code=NO_MODEL, method="GET"),
     # Addresses and methods.
     *(
         Case(path, {}, status=404, code="not_offered")
@@ -346,7 +404,10 @@ API = [
             f"{JOBS}/",
         )
     ),
-    *(Case(path, status=404, method="GET") for path in ("/models", "/files", "/v1", "/v1/chat/completions")),
+    *(
+        Case(path, status=404, code="unknown_url", method="GET")
+        for path in ("/models", "/files", "/v1", "/v1/chat/completions")
+    ),
     Case(JOBS, {}, status=405, code="method_not_allowed", method="PUT"),
     Case(f"{FILES}/{FILE}", {}, status=405, code="method_not_allowed", method="PATCH"),
 ]  # fmt: skip

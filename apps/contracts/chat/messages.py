@@ -4,7 +4,9 @@ import json
 from typing import Any, NoReturn
 
 from apps.contracts.chat.errors import RowError, RowErrorCode, json_type, short
+from apps.contracts.chat.lines import MAX_DEPTH
 from apps.contracts.chat.rows import ChatMessage, MessageRole, ToolCall
+from apps.contracts.struct import is_deeper
 
 MAX_MESSAGES = 2_000
 
@@ -210,11 +212,13 @@ def _parse_arguments(value: object, param: str, number: int) -> str:
     if isinstance(value, dict):
         return json.dumps(value, ensure_ascii=False)
     try:
-        is_object = isinstance(value, str) and isinstance(json.loads(value), dict)
+        found = json.loads(value) if isinstance(value, str) else None
     except (ValueError, RecursionError):
-        is_object = False
-    if not is_object:
+        found = None
+    if not isinstance(found, dict):
         _raise_bad_call(number, f"`{param}` is not the JSON text of an object.", param)
+    if is_deeper(found, MAX_DEPTH):
+        _raise_bad_call(number, f"`{param}` is nested deeper than {MAX_DEPTH} levels.", param)
     return str(value)
 
 

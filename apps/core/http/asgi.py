@@ -258,11 +258,13 @@ def _of_the_pool(handler: Callable[..., HttpResponse]) -> Callable[..., HttpResp
 
 @_of_the_pool
 def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
+    text = f"Unknown request URL: {request.method} {request.path}."
     if is_machine_path(request.path):
-        error = UnknownUrl(f"Unknown request URL: {request.method} {request.path}.")
-        return JsonResponse(error.as_openai(), status=Status.NOT_FOUND)
+        return error_response(UnknownUrl(text))
     if request.path.startswith(settings.STATIC_URL):  # only a browser asks, for a part of a page
         return HttpResponse("There is no such file.\n", status=404, content_type="text/plain")
+    if request.headers.get("Authorization", "").lower().startswith("bearer "):
+        return error_response(UnknownUrl(f"{text} Set the base URL of your client to {settings.PUBLIC_URL}/v1."))
     return error_page(request, 404)
 
 

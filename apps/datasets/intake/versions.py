@@ -134,7 +134,7 @@ def check_purpose(purpose: str) -> None:
 def check_expiry(seconds: int | None) -> None:
     if seconds is not None and not MIN_EXPIRY_SECONDS <= seconds <= MAX_EXPIRY_SECONDS:
         limits = f"{MIN_EXPIRY_SECONDS} and {MAX_EXPIRY_SECONDS}"
-        raise InvalidValue(f"A file may expire between {limits} seconds after upload.", param="expires_after.seconds")
+        raise InvalidValue(f"A file must expire between {limits} seconds after upload.", param="expires_after.seconds")
 
 
 def clean_filename(filename: str) -> str:

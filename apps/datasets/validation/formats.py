@@ -14,6 +14,7 @@ import msgspec
 
 from apps.contracts.chat import RowKind
 from apps.core.errors import InvalidValue
+from apps.core.http.json_bodies import explain
 
 
 class Format(StrEnum):
@@ -160,7 +161,7 @@ def check_mapping(mapping: Mapping) -> Mapping:
             raise InvalidValue("The column's name is too long.", param=f"mapping.columns.{field}")
     for name, wanted in fields.items():
         if wanted.is_required and name not in columns:
-            raise InvalidValue(f"Say which column holds '{name}'.", param=f"mapping.columns.{name}")
+            raise InvalidValue(f"Name the column that holds '{name}'.", param=f"mapping.columns.{name}")
     return Mapping(format=mapping.format, columns=columns)
 
 
@@ -169,10 +170,13 @@ def read_mapping(value: object, *, param: str = "mapping") -> Mapping | None:
     if value in (None, "", {}):
         return None
     try:
-        text = value if isinstance(value, str) else msgspec.json.encode(value)
-        mapping = msgspec.json.decode(text, type=Mapping, strict=True)
-    except (msgspec.MsgspecError, UnicodeError) as error:
-        raise InvalidValue(f"'{param}' must be an object with 'format' and 'columns': {error}.", param=param) from None
+        data = msgspec.json.decode(value) if isinstance(value, str) else value
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidValue(f"'{param}' must be a JSON object with 'format' and 'columns'.", param=param) from error
+    try:
+        mapping = msgspec.convert(data, Mapping)
+    except msgspec.ValidationError as error:
+        raise explain(data, Mapping, at=param) from error
     # A format alone: the columns have the format's own names.
     own = mapping.columns or {field.name: field.name for field in FIELDS[mapping.format]}
     return check_mapping(Mapping(format=mapping.format, columns=own))

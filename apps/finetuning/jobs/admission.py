@@ -5,6 +5,7 @@ import datetime
 import msgspec
 from django.db import transaction
 
+from apps.contracts.failures import FailureCode
 from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core import audit
 from apps.core.database.clock import db_now
@@ -28,11 +29,21 @@ from apps.finetuning.usage.charges import require_cap
 from apps.finetuning.usage.quotas import require_room_for_job
 from apps.finetuning.usage.storage import require_any_storage
 
+# A job fails at the last of these unforeseen errors within the hour; those that follow at once count as one.
+_MAX_FAULTS = 4
+_FAULTS_APART, _FAULTS_KEPT = datetime.timedelta(minutes=2), datetime.timedelta(hours=1)
+
 
 class DoesNotFit(DomainError):
     """No pool can hold the job; the message describes what would fit."""
 
     code = "job_too_large"
+
+
+class NotAdmitted(DomainError):
+    """Admission failed again and again by an unforeseen error."""
+
+    code = FailureCode.INTERNAL_ERROR.value
 
 
 class CannotLaunch(DomainError):
@@ -117,7 +128,9 @@ def _choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
     if name:
         quotes = [quoted for quoted in quotes if quoted.pool.name == name]
         if not quotes:
-            raise InvalidValue(f"There is no open GPU pool named {name!r}.", param="compute.pool")
+            raise InvalidValue(
+                f"There is no open GPU pool named '{name[:60]}'. Use one of an estimate's.", param="compute.pool"
+            )
     if not quotes:
         raise CannotLaunch("No GPU pool is open on this platform.", param="compute.pool")
     quotes = _with_gpus(quotes, gpu_count)
@@ -169,6 +182,22 @@ def admit_when_ready(*, job_id: str) -> None:
     except DomainError as refused:
         job.refresh_from_db()
         _refuse(job, refused, now)
+
+
+@transaction.atomic
+def note_fault(*, job_id: str) -> None:
+    """Record that an unforeseen error kept a job from being admitted. Fail the job if errors go on for minutes."""
+    job = FineTuningJob.objects.select_for_update(of=("self",)).get(pk=job_id)
+    if job.status != JobStatus.VALIDATING_FILES:
+        return
+    now = db_now()
+    faults = job.events.filter(data__is_fault=True, created_at__gt=now - _FAULTS_KEPT)
+    if faults.filter(created_at__gt=now - _FAULTS_APART).exists():
+        return
+    if faults.count() < _MAX_FAULTS:
+        events.append(job, level="warn", message="A fault of ours delays the job: trying again", is_fault=True)
+        return
+    _refuse(job, NotAdmitted("A fault of ours kept the job from starting. Nothing was charged: try it again."), now)
 
 
 def _admit_if_validated(job: FineTuningJob, now: datetime.datetime) -> None:

@@ -16,6 +16,8 @@ from apps.finetuning.models import FineTuningJob, Run
 from apps.finetuning.runs import attempts
 from apps.finetuning.usage import charges
 
+_PARAM = "fine_tuning_job_id"
+
 
 @transaction.atomic
 def request_cancellation(*, job: FineTuningJob, by: str, now: datetime.datetime) -> FineTuningJob:
@@ -25,7 +27,7 @@ def request_cancellation(*, job: FineTuningJob, by: str, now: datetime.datetime)
     """
     job = _locked(job)
     if job.status in JOB_TERMINAL:
-        raise InvalidState(f"The job has already {job.status}.", param="status")
+        raise InvalidState(f"The job must go on to be cancelled; it has ended as {job.status}.", param=_PARAM)
     if job.cancel_requested_at is None:
         job.cancel_requested_at, job.cancel_requested_by = now, by
         job.save(update_fields=["cancel_requested_at", "cancel_requested_by"])
@@ -43,7 +45,7 @@ def request_pause(*, job: FineTuningJob, by: str, now: datetime.datetime) -> Fin
     if not try_advance(
         job, to=JobStatus.PAUSING, transitions=JOB_TRANSITIONS, pause_requested_at=now, pause_requested_by=by
     ):
-        raise InvalidState(f"Only a running job can be paused; this one is {job.status}.", param="status")
+        raise InvalidState(f"The job must be running to be paused; it is {job.status}.", param=_PARAM)
     events.append(job, message="Pause requested")
     audit.record(organization=job.organization_id, by=by, action="job.pause_requested", target=job.pk)
     return job
@@ -57,7 +59,7 @@ def resume(*, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nan
     """
     job = _locked(job)
     if job.status != JobStatus.PAUSED:
-        raise InvalidState(f"Only a paused job can be resumed; this one is {job.status}.", param="status")
+        raise InvalidState(f"The job must be paused to be resumed; it is {job.status}.", param=_PARAM)
     job.spend_cap_nano = job.spend_cap_nano if spend_cap_nano is None else spend_cap_nano
     least_nano = charges.least_cap_of(job=job)
     if job.spend_cap_nano < least_nano:

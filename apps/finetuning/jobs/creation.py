@@ -19,6 +19,7 @@ from apps.finetuning.jobs.files import usable_file
 from apps.finetuning.jobs.requests import JobRequest, asked_hyperparameters, choose_recipe
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotes.delivery import required_exports
+from apps.finetuning.quotes.options import split_key
 from apps.finetuning.recipes.start_points import find_start_point
 from apps.finetuning.recipes.stored_requests import StoredRequest, stored_request
 from apps.finetuning.runs.judges import require_judge
@@ -94,6 +95,7 @@ def _new_job(organization: Organization | str, request: JobRequest, by: str) -> 
         raise InvalidValue(
             "suffix has up to 64 of a-z, 0-9 and -, and starts and ends with a letter or digit.", param="suffix"
         )
+    split_key(request.pool or "", gpu_count=request.gpu_count)  # raises
     _check_metadata(request.metadata)
     require_judge(organization=organization, plan=request.evaluation)
     if request.spend_cap_nano is not None and request.spend_cap_nano <= 0:

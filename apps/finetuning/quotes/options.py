@@ -1,6 +1,7 @@
 """Options of a quote: their order, their keys, and the changes that make a job fit."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,8 @@ from apps.estimates.ranking import RankedOption, Ranking, rank
 from apps.estimates.requests import Correction
 from apps.finetuning.models import GpuPool
 from apps.finetuning.usage.charges import least_cap_nano
+
+_COUNT = re.compile("[1-9][0-9]{0,2}")
 
 
 @dataclass(frozen=True)
@@ -113,10 +116,12 @@ def split_key(key: str, *, gpu_count: int | None = None) -> tuple[str, int | Non
     name, colon, count = key.partition(":")
     if not colon:
         return name, gpu_count
-    if not (count.isascii() and count.isdigit()):
-        raise InvalidValue(f"There is no open GPU pool named {key!r}.", param="compute.pool")
+    if not _COUNT.fullmatch(count):
+        message = f"There is no open GPU pool named '{key[:60]}'. Use the id of an estimate's option, such as h200:4."
+        raise InvalidValue(message, param="compute.pool")
     if gpu_count not in (None, int(count)):
-        raise InvalidValue(f"compute.pool names {count} GPUs and gpu_count {gpu_count}.", param="compute.gpu_count")
+        message = f"compute.pool names {count} GPUs and gpu_count {gpu_count}: leave one of them out."
+        raise InvalidValue(message, param="compute.gpu_count")
     return name, int(count)
 
 

@@ -96,10 +96,7 @@ def choose(
     _require_sensible(values, method)
     quantization = "nf4" if method is Method.QLORA else None
     fixed = {"method": method, "objective": objective, "quantization": quantization}
-    try:
-        recipe = msgspec.convert(values | fixed, Hyperparameters, strict=False)
-    except msgspec.ValidationError as error:
-        raise InvalidValue(str(error), param="hyperparameters") from error
+    recipe = msgspec.convert(values | fixed, Hyperparameters, strict=False)
     return Recipe(hyperparameters=recipe, choices=choices)
 
 
@@ -156,7 +153,8 @@ def _require_sensible(values: Mapping[str, object], method: Method) -> None:
     if method is Method.FULL:
         for name in ("use_dora", "use_rslora"):
             if values[name]:
-                raise InvalidValue(f"{name} belongs to an adapter; full fine-tuning has none.", param=f"lora.{name}")
+                message = f"{name} belongs to an adapter; full fine-tuning has none. Leave it out."
+                raise InvalidValue(message, param=f"hyperparameters.{name}")
         return
     config = {"r": values["lora_rank"], "lora_alpha": values["lora_alpha"], "use_rslora": values["use_rslora"]}
     if get_scale(config) > MAX_SCALE:

@@ -1,5 +1,6 @@
 """Limits of a recipe, per base model: the one table that forms, the API and its documentation read."""
 
+import json
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import TypeGuard
@@ -107,10 +108,12 @@ def _require(limit: Limit, value: object) -> None:
     if value is None and limit.is_nullable:
         return
     if limit.options:
-        asked = list(value) if limit.is_list and isinstance(value, list | tuple) else [value]
+        asked = [value] if not limit.is_list else list(value) if isinstance(value, list | tuple) else []
         if not asked or any(not _is_among(item, limit.options) for item in asked):
-            among = ", ".join(str(option) for option in limit.options)
-            raise InvalidValue(f"{limit.name} must be {'among' if limit.is_list else 'one of'} {among}.", param=param)
+            among = as_json(*limit.options)
+            raise InvalidValue(
+                f"{limit.name} must be {'a list of' if limit.is_list else 'one of'} {among}.", param=param
+            )
         return
     low, high = limit.minimum or 0.0, limit.maximum or 0.0
     if not is_number(value) or not low <= value <= high or (limit.is_whole and value != int(value)):
@@ -126,6 +129,11 @@ def is_number(value: object) -> TypeGuard[float]:
 def _plain(number: float) -> str:
     """Return a bound without an exponent."""
     return f"{number:,.0f}" if number == int(number) else f"{Decimal(str(number)):f}"
+
+
+def as_json(*values: object) -> str:
+    """Return values as a client writes them, with commas between."""
+    return ", ".join(json.dumps(value) for value in values)
 
 
 def _is_among(value: object, options: tuple[object, ...]) -> bool:

@@ -17,6 +17,8 @@ from apps.contracts.runs import CheckpointRef, Manifest, ManifestFile, Method, S
 from apps.core.errors import InvalidValue, NotFound
 from apps.core.objects.store import store
 from apps.finetuning.models import Checkpoint, FineTuningJob, Run
+from apps.finetuning.recipes.checkpoint_names import find_named
+from apps.finetuning.recipes.limits import as_json
 from apps.finetuning.recipes.stored_requests import StartFrom, stored_request
 
 _KEPT = ("lora_rank", "lora_alpha", "target_modules", "use_dora", "use_rslora")
@@ -40,16 +42,18 @@ class StartPoint(msgspec.Struct, frozen=True, kw_only=True):
             return dict(asked)
         for name, value in self.shape.items():
             if asked.get(name) not in (None, "auto", value) and list(_many(asked[name])) != list(_many(value)):
-                message = f"{name} is {value} in what this job continues; leave it out, or begin with the base model."
+                message = f"{name} is {as_json(value)} in what this job continues: leave it out, or use the base model."
                 raise InvalidValue(message, param=f"hyperparameters.{name}")
         return dict(asked) | self.shape
 
 
 def find_start_point(*, organization: Organization | str, model: str) -> StartPoint:
-    """Return the start point that `model` names: a base model, an `ft:…` version or a `ftckpt_…` checkpoint.
+    """Return the start point that `model` names: a base model, an `ft:…` version, or a checkpoint by id or name.
 
     Versions and checkpoints must belong to the organization. Raises ModelNotFound or CheckpointNotFound.
     """
+    if named := find_named(organization, model):
+        return _from_checkpoint(named)
     if model.startswith(_ADAPTER_PREFIX):
         version = get_version_by_name(organization=organization, model_name=model)
         run = Run.objects.for_organization(organization).filter(pk=version.source).select_related("job").first()
@@ -57,10 +61,13 @@ def find_start_point(*, organization: Organization | str, model: str) -> StartPo
         start_from = StartFrom(version=version.pk, model=model)
         return StartPoint(base_model=version.adapter.base_model, start_from=start_from, shape=shape)
     if model.startswith(_CHECKPOINT_PREFIX):
-        checkpoint = find_checkpoint(organization, model)
-        job = checkpoint.job
-        return StartPoint(base_model=job.base_model, start_from=StartFrom(checkpoint=checkpoint.pk), shape=_shape(job))
+        return _from_checkpoint(find_checkpoint(organization, model))
     return StartPoint(base_model=get_base_model(name=model))
+
+
+def _from_checkpoint(checkpoint: Checkpoint) -> StartPoint:
+    job = checkpoint.job
+    return StartPoint(base_model=job.base_model, start_from=StartFrom(checkpoint=checkpoint.pk), shape=_shape(job))
 
 
 def start_ref(*, job: FineTuningJob, expires_seconds: int) -> CheckpointRef | None:

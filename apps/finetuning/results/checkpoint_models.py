@@ -7,39 +7,24 @@ from django.db import transaction
 
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
-from apps.adapters.operations import CHECKPOINT_MARK, NewVersion, model_name_of
-from apps.contracts.runs import Method
+from apps.adapters.operations import NewVersion
+from apps.adapters.queries import get_version_by_name
 from apps.core.errors import InvalidState
 from apps.core.ids import ulid_of
 from apps.core.messages import outbox
 from apps.core.objects.store import object_key, store
-from apps.finetuning.models import Checkpoint, FineTuningJob
+from apps.finetuning.models import Checkpoint
+from apps.finetuning.recipes.checkpoint_names import find_named, may_answer, name_of
 from apps.finetuning.recipes.start_points import find_checkpoint
 from apps.finetuning.usage.storage import require_any_storage
 from apps.serving.operations import publish
 
-_MAX_STEP = 9  # digits
-_ULID_SHOWN = 10  # characters of a job's id in its model's name
 _FILES = ("adapter_config.json", "adapter_model.safetensors")
-
-
-def name_of(checkpoint: Checkpoint) -> str:
-    """Return the public name of the checkpoint's model, whether or not the model exists yet."""
-    job = checkpoint.job
-    model_name = model_name_of(
-        base_model=job.base_model, organization=job.organization, suffix=job.suffix, ulid=ulid_of(job.pk)
-    )
-    return f"{model_name}{CHECKPOINT_MARK}{checkpoint.step}"
-
-
-def may_answer(job: FineTuningJob) -> bool:
-    """Return whether the engine can load the job's result as an adapter."""
-    return job.method != Method.FULL and not job.hyperparameters.get("use_dora")
 
 
 def request_model(*, organization_id: str, model_name: str) -> bool:
     """Request the model of a named checkpoint; return whether the organization has such a checkpoint."""
-    checkpoint = _find_named(organization_id, model_name)
+    checkpoint = find_named(organization_id, model_name)
     if checkpoint is None:
         return False
     with transaction.atomic():
@@ -51,21 +36,14 @@ def request_model(*, organization_id: str, model_name: str) -> bool:
     return True
 
 
-def _find_named(organization_id: str, model_name: str) -> Checkpoint | None:
-    """Return the checkpoint that a name stands for.
+def version_named(*, organization: Organization | str, model_name: str) -> AdapterVersion:
+    """Return the version of this name. If the name stands for a checkpoint, serve it first.
 
-    Return None if it cannot be served, or if its model already exists or was deleted.
+    Raises ModelNotFound and the errors of `serve_checkpoint`.
     """
-    of_job, mark, step = model_name.partition(CHECKPOINT_MARK)
-    if not (mark and step.isascii() and step.isdigit() and len(step) <= _MAX_STEP):
-        return None
-    rows = Checkpoint.objects.for_organization(organization_id).filter(deleted_at=None, quarantined_at=None)
-    rows = rows.filter(job__pk__endswith=of_job.rpartition(":")[2][-_ULID_SHOWN:], step=int(step))
-    for checkpoint in rows.select_related("job__base_model", "job__organization"):
-        if name_of(checkpoint) == model_name and may_answer(checkpoint.job):
-            is_known = AdapterVersion.objects.filter(model_name=model_name).exists()
-            return None if is_known else checkpoint
-    return None
+    if checkpoint := find_named(organization, model_name):
+        return serve_checkpoint(organization=organization, checkpoint_id=checkpoint.pk)
+    return get_version_by_name(organization=organization, model_name=model_name)
 
 
 @transaction.atomic

@@ -7,7 +7,7 @@ from apps.core.database.clock import db_now
 from apps.core.messages import outbox
 from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import Checkpoint, FineTuningJob
-from apps.finetuning.results.checkpoint_models import may_answer
+from apps.finetuning.recipes.checkpoint_names import may_answer
 
 _TO_RESUME_FROM = 2  # the newest, and the one before in case the newest is damaged
 _MAX_KEPT = 10

@@ -45,9 +45,13 @@ def require_judge(*, organization: Organization | str, plan: EvaluationPlan | No
         else:
             is_served = get_base_model(name=name).is_installed
     except NotFound as missing:
-        raise InvalidValue(f"The judge {name!r} does not exist.", param=_PARAM) from missing
+        raise InvalidValue(
+            f"The judge '{name[:60]}' does not exist: name a model that is served.", param=_PARAM
+        ) from missing
     if not is_served:
-        raise InvalidValue(f"The judge {name!r} answers no requests here: name a model that is served.", param=_PARAM)
+        raise InvalidValue(
+            f"The judge '{name[:60]}' answers no requests here: name a model that is served.", param=_PARAM
+        )
 
 
 @transaction.atomic

@@ -13,7 +13,7 @@ from apps.accounts.models import Organization
 from apps.contracts.addresses.customer_servers import check_server
 from apps.contracts.runs import Tracker
 from apps.core import audit
-from apps.core.errors import InvalidValue, NotFound
+from apps.core.errors import InvalidValue, MissingParameter, NotFound
 from apps.core.ids import new_id
 from apps.core.secrets.sealing import place_of, seal, unseal
 from apps.finetuning.models import FineTuningJob, TrackerKey
@@ -35,11 +35,11 @@ def store_tracker_key(
     """Store the organization's key of a tracker, replacing the previous one. Raises InvalidValue."""
     _require_kind(kind)
     if not _SHORTEST_KEY <= len(secret) <= _MAX_KEY or not _PRINTABLE.fullmatch(secret):
-        raise InvalidValue("A key has 8 to 400 characters and no spaces.", param="key")
+        raise InvalidValue("A key must have 8 to 400 characters and no spaces.", param="key")
     if kind == "mlflow":
         _require_server(url)
     elif url:
-        raise InvalidValue("Only MLflow has a server of your own.", param="url")
+        raise InvalidValue("Only MLflow has a server of your own: leave url out.", param="url")
     found = TrackerKey.objects.for_organization(organization).select_for_update().filter(kind=kind).first()
     row = found or TrackerKey(id=new_id("trk"), organization_id=organization.pk, kind=kind)
     row.secret_sealed, row.hint, row.url = seal(secret, place=_place(row)), secret[-_HINT:], url
@@ -65,8 +65,11 @@ def check_integrations(
     stored = {row.kind for row in list_tracker_keys(organization=organization)} if asked else set()
     kept: list[Integration] = []
     for index, given in enumerate(asked):
-        kind, param = str(given.get("type")), f"integrations[{index}]"
-        _require_kind(kind, param=f"{param}.type")
+        kind, param = given.get("type"), f"integrations[{index}]"
+        if kind is None:
+            text = f"Missing required parameter: '{param}.type'. Send it as one of {_offered()}."
+            raise MissingParameter(text, param=f"{param}.type")
+        kind = _require_kind(kind, param=f"{param}.type")
         if any(one.type == kind for one in kept):
             raise InvalidValue(f"{NAMES[kind]} is named twice.", param=f"{param}.type")
         integration = _integration(given, kind, param)
@@ -122,10 +125,15 @@ def _integration(given: Mapping[str, object], kind: str, param: str) -> Integrat
     return Integration(type=kind, **{kind: chosen})
 
 
-def _require_kind(kind: str, *, param: str = "kind") -> None:
-    if kind not in NAMES:
-        offered = ", ".join(repr(name) for name in NAMES)
-        raise InvalidValue(f"'{kind[:60]}' is no tracker known here: use {offered}.", param=param)
+def _require_kind(kind: object, *, param: str = "kind") -> str:
+    if not isinstance(kind, str) or kind not in NAMES:
+        named = f"'{kind[:60]}'" if isinstance(kind, str) else "This"
+        raise InvalidValue(f"{named} is no tracker known here: use {_offered()}.", param=param)
+    return kind
+
+
+def _offered() -> str:
+    return ", ".join(f"'{name}'" for name in NAMES)
 
 
 def _require_server(url: str) -> None:

@@ -12,12 +12,6 @@ class UnsupportedParameter(DomainError):
     code = "unsupported_parameter"
 
 
-class UnknownParameter(DomainError):
-    """A field that neither OpenAI nor this API documents, such as an engine's private field."""
-
-    code = "unknown_parameter"
-
-
 class ContextLengthExceeded(DomainError):
     code = "context_length_exceeded"
 

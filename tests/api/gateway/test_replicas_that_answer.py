@@ -17,7 +17,7 @@ from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.ids import new_ulid
 from apps.core.models import OutboxMessage
-from apps.finetuning.results.checkpoint_models import name_of
+from apps.finetuning.recipes.checkpoint_names import name_of
 from apps.interfaces.gateway.admission.limits import MAX_ENGINE_FAILURES
 from apps.interfaces.gateway.engines.meter import Meter
 from apps.interfaces.gateway.engines.routes import MAX_LOAD_SECONDS, REFRESH_SECONDS

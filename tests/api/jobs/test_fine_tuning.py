@@ -118,7 +118,7 @@ def test_a_validation_file_and_a_share_exclude_each_other(sdk, file_id):
         ({"hyperparameters": {"n_epochs": 0}}, "hyperparameters.n_epochs", "invalid_value"),
         ({"extra_body": {"lora": {"rank": 12}}}, "lora.rank", "invalid_value"),
         ({"extra_body": {"compute": {"pool": "moon"}}}, "compute.pool", "invalid_value"),
-        ({"extra_body": {"colour": "red"}}, "colour", "invalid_value"),
+        ({"extra_body": {"colour": "red"}}, "colour", "unknown_parameter"),
         (
             {"extra_body": {"evaluation": {"grader": {"type": "regex", "pattern": "("}}}},
             "evaluation.grader",

@@ -1,5 +1,7 @@
 """What a job leaves: its model, events, result file, reports of failure, and the job that continues it."""
 
+import time
+
 import openai
 import pytest
 
@@ -30,10 +32,11 @@ def test_a_job_runs_to_a_model_and_its_events_tell_the_story(sdk, floor, file_id
     )
     attempt.checkpoint(step=5, seconds=9.0)
     assert sdk.fine_tuning.jobs.checkpoints.list(job.id).data[0].step_number == 5
+    assert sdk.fine_tuning.jobs.retrieve(job.id).estimated_finish > time.time()
     attempt.succeed(floor.base_model)
 
     done = sdk.fine_tuning.jobs.retrieve(job.id)
-    assert done.status == "succeeded"
+    assert (done.status, done.estimated_finish) == ("succeeded", None)
     assert done.fine_tuned_model.startswith("ft:anneal-demo:")
     assert done.trained_tokens == 500
     metrics = [event for event in sdk.fine_tuning.jobs.list_events(job.id) if event.type == "metrics"]

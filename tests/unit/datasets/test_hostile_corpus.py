@@ -187,6 +187,13 @@ ROWS = {
         answered('"x", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "%s"}}]' % ("[" * 50_000)),
         "invalid_tool_calls",
     ),
+    "arguments of objects": (
+        answered(
+            '"x", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "%s"}}]'
+            % ('{\\"a\\":' * 900 + "1" + "}" * 900)
+        ),
+        "invalid_tool_calls",
+    ),
     "a key nobody reads": (b'{"__proto__": {}, "messages": []}\n', "unknown_key"),
     "a line of 2 MiB": (answered('"' + "x" * 2 * 1024**2 + '"'), "line_too_long"),
 }  # fmt: skip

@@ -131,6 +131,13 @@ def test_tokens_and_json_are_links_away(version, alice, client_for, view: str, t
     assert text in client_for(alice).get(page_of(version, view=view)).content.decode()
 
 
+def test_a_row_of_a_thousand_levels_is_shown_as_it_was_sent(organization, alice, client_for) -> None:
+    version = make_version(organization, content=b'{"messages": ' + b"[" * 1_500 + b"]" * 1_500 + b"}\n")
+    validate_version(version_id=version.pk, now=db_now())
+
+    assert "[[[[" in client_for(alice).get(page_of(version, view="json")).content.decode()
+
+
 def test_htmx_gets_the_viewer_alone(version, alice, client_for) -> None:
     response = client_for(alice).get(page_of(version, line=2), headers=HTMX | {"HX-Target": "section#viewer"})
 

@@ -11,7 +11,8 @@ from apps.core.database.clock import db_now
 from apps.core.models import OutboxMessage
 from apps.core.objects.store import read_object
 from apps.finetuning.models import Checkpoint
-from apps.finetuning.results.checkpoint_models import name_of, request_model
+from apps.finetuning.recipes.checkpoint_names import name_of
+from apps.finetuning.results.checkpoint_models import request_model
 from apps.finetuning.results.retention import sweep_checkpoints
 from apps.finetuning.tasks import serve_named_checkpoint
 from apps.serving.operations import undeploy
@@ -69,6 +70,28 @@ def test_the_api_names_it_and_what_answers_outlives_the_checkpoint(
     [kept] = http.get(f"/v1/fine_tuning/jobs/{checkpoint.job_id}/checkpoints").json()["data"]
     assert kept["fine_tuned_model_checkpoint"] == served["model"]
     assert http.post(f"/api/v1/checkpoints/{checkpoint.pk}/serve").status_code == 200
+
+
+def test_its_name_is_known_to_every_call_before_a_request_uses_it(floor, organization, checkpoint, api_client, key):
+    http, name = api_client(key), name_of(checkpoint)
+    body = {"model": name, "training_file": checkpoint.job.training_file_id, "dry_run": True}
+
+    model = http.get(f"/v1/models/{name}").json()
+    serving = http.get(f"/api/v1/models/{name}/serving").json()
+    limits = http.get(f"/api/v1/models/{name}/limits").json()
+    rehearsed = http.post("/v1/fine_tuning/jobs", body, format="json")
+    assert (model["id"], model["parent"]) == (name, floor.base_model.name)
+    assert (serving["model"], serving["state"]) == (name, "off")
+    assert limits["fixed"]["lora_rank"] == checkpoint.job.hyperparameters["lora_rank"]
+    assert rehearsed.status_code == 200
+    assert not AdapterVersion.objects.exists()
+
+    early = http.post("/api/v1/aliases", {"name": "early", "version": name}, format="json")
+    assert (early.status_code, early.json()["error"]["code"]) == (400, "invalid_state")
+    missing = http.post("/api/v1/aliases", {"name": "late", "version": f"{name}9"}, format="json")
+    assert (missing.status_code, missing.json()["error"]["param"]) == (404, "version")
+    served = http.post(f"/api/v1/models/{name}/serving", {"is_served": True}, format="json").json()
+    assert served["model"] == AdapterVersion.objects.get().model_name == name
 
 
 def test_a_name_that_was_never_served_is_made_when_it_is_asked_for(floor, organization, checkpoint, rival) -> None:

@@ -130,6 +130,18 @@ def test_storage_and_time_kept_warm_are_no_tokens(organization, use, client_for,
     assert "Storage" in text(page)
 
 
+def test_an_amount_far_below_a_cent_is_not_rounded_to_nothing(organization, client_for, vera):
+    price = set_price(sku="storage:bytes", unit="byte_hours", price_nano=1000, per=1000, by="system", now=db_now())
+    with transaction.atomic():
+        record_quantity(
+            organization_id=organization.pk, price=price, day=db_now().date(), quantity=4_600, subject=STORED
+        )
+
+    page = text(client_for(vera).get("/usage"))
+
+    assert page.count("0.00046¢") == 5  # in sum, table, day, its part and legend
+
+
 def test_a_finished_job_is_in_the_sum_and_in_the_ledger(floor, claim, client_for, vera):
     job = floor.job(suffix="triage")
     attempt = claim()

@@ -123,6 +123,13 @@ def test_an_answer_becomes_the_next_row_of_a_dataset(version, organization, clie
     assert post(client_for(vera), "/playground/rows", {"messages": [HI, answer]}).status_code == 403
 
 
+def test_a_field_at_fault_is_named_with_what_it_may_be(version, client_for, bob):
+    for path in ("/playground/prompt", "/playground/rows"):
+        error = post(client_for(bob), path, {"messages": [HI | {"role": "king"}]}).json()["error"]
+        assert error["param"] == "messages[0].role"
+        assert error["message"].endswith("Use one of 'assistant', 'system', 'user'.")
+
+
 def test_each_model_asked_for_has_a_column(version, client_for, bob):
     page = text(client_for(bob).get(f"/playground?model={version.model_name}&model=anneal-demo&model=ft:none"))
 

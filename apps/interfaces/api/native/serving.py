@@ -8,13 +8,17 @@ from apps.accounts.roles import Permission
 from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
 from apps.adapters.queries import get_version_by_name
+from apps.catalog.models import BaseModel
 from apps.core.database.clock import db_now
+from apps.core.errors import InvalidState
+from apps.finetuning.recipes.checkpoint_names import find_named
+from apps.finetuning.results.checkpoint_models import version_named
 from apps.interfaces.api.requests.parsers import read_body
 from apps.interfaces.api.views import ApiView
 from apps.serving import aliases, operations
 from apps.serving import keep_warm as warmth
 from apps.serving.models import Alias, Deployment
-from apps.serving.queries import serving_states
+from apps.serving.queries import ServingState, ServingStatus, serving_states
 
 
 class AliasRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -34,8 +38,10 @@ class AliasList(ApiView):
 
     def post(self, request: Request) -> Response:
         asked = read_body(request.data, AliasRequest)
+        if find_named(self.organization, asked.version):
+            raise InvalidState("No replica has loaded this checkpoint yet: send it a request first.", param="version")
         alias = aliases.point_alias(
-            version=get_version_by_name(organization=self.organization, model_name=asked.version),
+            version=get_version_by_name(organization=self.organization, model_name=asked.version, param="version"),
             name=asked.name,
             canary_percent=asked.canary_percent,
             by=self.actor,
@@ -81,11 +87,14 @@ class ModelServing(ApiView):
     required_scope = {"GET": Permission.VIEW, "POST": Permission.ADAPTER_WRITE}
 
     def get(self, request: Request, model: str) -> Response:
+        if checkpoint := find_named(self.organization, model):
+            base_model = checkpoint.job.base_model
+            return Response(_serving_object(model, _NEVER_ASKED_FOR, base_model=base_model, is_kept_warm=False))
         return Response(serving_object(get_version_by_name(organization=self.organization, model_name=model)))
 
     def post(self, request: Request, model: str) -> Response:
         asked = read_body(request.data, ServingRequest)
-        version = get_version_by_name(organization=self.organization, model_name=model)
+        version = version_named(organization=self.organization, model_name=model)
         if asked.is_served is True:
             operations.deploy(version=version, by=self.actor)
         if asked.is_served is False:
@@ -101,18 +110,31 @@ class ModelServing(ApiView):
 _STATES = {"loaded": "warm", "waiting": "loading"}
 
 
+_NEVER_ASKED_FOR = ServingState(ServingStatus.OFF, "A checkpoint answers once a request names it.")
+
+
 def serving_object(version: AdapterVersion) -> dict[str, object]:
-    state = serving_states(versions=[version])[version.pk]
     deployment = Deployment.objects.filter(adapter_version=version, removed_at=None).first()
     # A whole model's own replica never unloads it, so there is nothing to pay for.
     is_whole = version.status == AdapterVersionStatus.FILES_ONLY
-    price = None if is_whole else warmth.warm_price(base_model=version.adapter.base_model)
+    return _serving_object(
+        version.model_name,
+        serving_states(versions=[version])[version.pk],
+        base_model=None if is_whole else version.adapter.base_model,
+        is_kept_warm=deployment is not None and deployment.pinned_at is not None,
+    )
+
+
+def _serving_object(
+    name: str, state: ServingState, *, base_model: BaseModel | None, is_kept_warm: bool
+) -> dict[str, object]:
+    price = base_model and warmth.warm_price(base_model=base_model)
     return {
         "object": "model.serving",
-        "model": version.model_name,
+        "model": name,
         "state": _STATES.get(state.state, state.state),
         "reason": state.reason or None,
-        "is_kept_warm": deployment is not None and deployment.pinned_at is not None,
+        "is_kept_warm": is_kept_warm,
         "warm_price": price and {"price_nano": price.price_nano, "per_ms": price.per},
     }
 

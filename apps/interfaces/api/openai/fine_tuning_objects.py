@@ -15,8 +15,8 @@ from apps.finetuning.jobs.progress import JobProgress, finish_of, get_progress
 from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus, RunStatus
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent
+from apps.finetuning.recipes.checkpoint_names import may_answer, name_of
 from apps.finetuning.recipes.stored_requests import StoredRequest, stored_request
-from apps.finetuning.results.checkpoint_models import may_answer, name_of
 from apps.finetuning.results.missing_parts import list_missing
 from apps.finetuning.results.result_file import result_file_id
 from apps.finetuning.runs import attempts

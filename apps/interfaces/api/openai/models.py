@@ -11,6 +11,8 @@ from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
 from apps.core.database.clock import db_now
 from apps.core.errors import PermissionDenied
+from apps.finetuning.models import Checkpoint
+from apps.finetuning.recipes.checkpoint_names import find_named, name_of
 from apps.interfaces.api.views import ApiView
 from apps.serving.aliases import list_aliases
 from apps.serving.models import Alias
@@ -38,6 +40,8 @@ class ModelDetail(ApiView):
             return Response(_base_object(base))
         if alias := list_aliases(organization=self.organization).filter(model_name=model).first():
             return Response(_alias_object(alias, self.organization))
+        if checkpoint := find_named(self.organization, model):
+            return Response(_checkpoint_object(checkpoint, self.organization))
         version = get_version_by_name(organization=self.organization, model_name=model)
         return Response(_tuned_object(version, self.organization))
 
@@ -87,4 +91,19 @@ def _tuned_object(version: AdapterVersion, organization: Organization) -> dict[s
         "status_reason": version.status_reason or None,
         "parity": version.parity or None,
         "evaluation": version.report or None,
+    }
+
+
+def _checkpoint_object(checkpoint: Checkpoint, organization: Organization) -> dict[str, object]:
+    """Return the model that a checkpoint becomes once a request names it."""
+    return {
+        "id": name_of(checkpoint),
+        "object": "model",
+        "created": int(checkpoint.created_at.timestamp()),
+        "owned_by": organization.slug,
+        "parent": checkpoint.job.base_model.name,
+        "status": None,
+        "status_reason": "A checkpoint answers once a request names it.",
+        "parity": None,
+        "evaluation": None,
     }

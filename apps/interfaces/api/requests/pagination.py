@@ -96,7 +96,7 @@ def _list_object(data: list[dict[str, object]], *, has_more: bool) -> dict[str, 
 
 
 def _unknown(after: str) -> InvalidValue:
-    text = f"No such object: {after[:64]}. 'after' is the id of the last object of the page before."
+    text = f"No such object: {after[:64]}. 'after' must be the id of the last object of the page before."
     return InvalidValue(text, param="after")
 
 

@@ -10,7 +10,7 @@ from rest_framework.exceptions import ParseError
 from rest_framework.parsers import DataAndFiles, JSONParser, MultiPartParser
 
 from apps.core.errors import DomainError, InvalidJson
-from apps.interfaces.api.requests.body_errors import explain
+from apps.core.http.json_bodies import explain
 
 T = TypeVar("T")
 _MAX_DEPTH = 64
@@ -47,14 +47,14 @@ class EmptyTolerantJSONParser(JSONParser):
             raise _unreadable(f"byte {error.start + 1} is not UTF-8") from error
         except json.JSONDecodeError as error:
             if error.doc.startswith("\ufeff"):
-                raise _unreadable("it begins with a byte order mark") from error
+                raise _unreadable("it begins with a byte order mark", "Remove it.") from error
             raise _unreadable(f"line {error.lineno}, column {error.colno}: {error.msg.lower()}") from error
         except RecursionError as error:
-            raise _unreadable(f"it is nested deeper than {_MAX_DEPTH} levels") from error
+            raise _unreadable(f"it is nested deeper than {_MAX_DEPTH} levels", "Flatten it.") from error
         if found := _find_unstorable(value):
             param = found[0].lstrip(".")[:_MAX_PARAM]
-            text = f"'{param}' {found[1]}: send another value." if param else f"The body {found[1]}."
-            raise InvalidJson(text, param=param or None)
+            subject = f"'{param}'" if param else "The body"
+            raise InvalidJson(f"{subject} {found[1]}: send another value.", param=param or None)
         return value
 
 
@@ -72,15 +72,15 @@ class PlainMultiPartParser(MultiPartParser):
 
 
 def read_body(data: object, kind: type[T]) -> T:
-    """Convert a parsed body to a struct. Raises InvalidValue or MissingParameter that names the field at fault."""
+    """Convert a parsed body to a struct. Raises DomainErrors that name the field at fault."""
     try:
         return msgspec.convert(data, kind, strict=True)
     except msgspec.ValidationError as error:
-        raise explain(error, data, kind) from error
+        raise explain(data, kind) from error
 
 
-def _unreadable(why: str) -> InvalidJson:
-    return InvalidJson(f"The body is not valid JSON: {why}.")
+def _unreadable(why: str, fix: str = "Send one JSON object in UTF-8.") -> InvalidJson:
+    return InvalidJson(f"The body is not valid JSON: {why}. {fix}")
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -89,17 +89,17 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(found) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise _unreadable(f"the key '{twice[:60]}' appears twice in one object")
+        raise _unreadable(f"the key '{twice[:60]}' appears twice in one object", "Remove one.")
     return found
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise _unreadable(f"{name} is not a number of JSON")
+    raise _unreadable(f"{name} is not a number of JSON", "Send null, or a number.")
 
 
 def _integer(text: str) -> int:
     if len(text) > _MAX_DIGITS:
-        raise _unreadable(f"a number has more than {_MAX_DIGITS} digits")
+        raise _unreadable(f"a number has more than {_MAX_DIGITS} digits", "Send a shorter one.")
     return int(text)
 
 

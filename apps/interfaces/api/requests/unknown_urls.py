@@ -8,11 +8,6 @@ from apps.core.errors import NotFound
 from apps.core.http.asgi import UnknownUrl, error_response
 
 _POSTED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
-# First parts of addresses requested by a client whose base URL lacks /v1. No dashboard page begins like them.
-WITHOUT_V1 = (
-    "assistants", "audio", "batches", "chat", "completions", "embeddings", "evals", "files", "fine_tuning", "images",
-    "models", "moderations", "responses", "threads", "uploads", "vector_stores",
-)  # fmt: skip
 # Parts of OpenAI's API that are not served here, named so that clients do not look for a typo.
 _NOT_OFFERED = (
     ("/v1/assistants", "Assistants are"),
@@ -22,6 +17,7 @@ _NOT_OFFERED = (
     ("/v1/chatkit", "ChatKit is"),
     ("/v1/containers", "Containers are"),
     ("/v1/conversations", "Stored conversations are"),
+    ("/v1/engines", "Engines are"),
     ("/v1/evals", "Evals are"),
     ("/v1/fine_tuning/alpha", "Graders as calls of their own are"),
     ("/v1/fine_tuning/checkpoints/", "Permissions of checkpoints are"),
@@ -37,6 +33,9 @@ _NOT_OFFERED = (
     ("/v1/videos", "Videos are"),
     ("/v1/webhook_endpoints", "Webhooks are"),
 )
+_OFFERED = ("chat", "completions", "embeddings", "files", "fine_tuning", "models", "responses", "uploads")
+# First parts of addresses requested by a client whose base URL lacks /v1. /organization is a page as well.
+WITHOUT_V1 = sorted({*_OFFERED, *(prefix.split("/")[2] for prefix, _ in _NOT_OFFERED)} - {"organization"})
 
 
 class NotOffered(NotFound):

@@ -3,10 +3,9 @@
 A chat template takes them as an object, so the engine parses them and answers unparsable ones with a 500.
 """
 
-from collections.abc import Iterable
-
 import msgspec
 
+from apps.contracts.struct import is_deeper
 from apps.core.errors import InvalidValue
 
 ARGUMENTS_BYTES = 64 * 1024
@@ -28,19 +27,3 @@ def read_arguments(text: str, *, param: str) -> str:
     if is_deeper(value, ARGUMENTS_DEPTH):
         raise InvalidValue(f"`{param}` is nested deeper than {ARGUMENTS_DEPTH} levels. Flatten it.", param=param)
     return text
-
-
-def is_deeper(value: object, levels: int) -> bool:
-    """Return whether objects and lists are nested deeper than `levels`."""
-    layer: list[object] = [value]
-    for _ in range(levels + 1):
-        inside: list[Iterable[object]] = []
-        for one in layer:
-            if isinstance(one, dict):
-                inside.append(one.values())
-            elif isinstance(one, list):
-                inside.append(one)
-        if not inside:
-            return False
-        layer = [inner for values in inside for inner in values]
-    return True

@@ -7,7 +7,7 @@ no customer got a byte. These checks make no such objects and take up to 50 ms.
 import msgspec
 
 from apps.core.errors import InvalidValue
-from apps.interfaces.gateway.requests.parsing import decode_body
+from apps.core.http.json_bodies import decode_body
 
 MAX_QUOTES = 131_072  # each string has two; 2,048 messages with a tool call each have 57,000
 OTHER_BYTES = 256 * 1024  # of all fields but those below

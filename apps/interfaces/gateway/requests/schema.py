@@ -10,11 +10,11 @@ import msgspec
 from msgspec import Meta
 
 from apps.core.errors import InvalidValue, MissingParameter
+from apps.core.http.json_bodies import decode_body
 from apps.interfaces.gateway.errors import UnsupportedParameter
 from apps.interfaces.gateway.requests.calls import read_arguments
 from apps.interfaces.gateway.requests.grammars import CheckedSchema
 from apps.interfaces.gateway.requests.media import MEDIA_TOKENS_ESTIMATE, ContentPart, Medium, read_parts
-from apps.interfaces.gateway.requests.parsing import decode_body
 from apps.interfaces.gateway.requests.structured import (
     MAX_TOOLS,
     NamedTool,
@@ -41,12 +41,16 @@ _MAX_TOKEN_ID = 9  # digits
 
 _Probability = Annotated[float, Meta(ge=0, le=1)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
-_TokenCount = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+TokenCount = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 _Bias = Annotated[float, Meta(ge=-100, le=100)]
 _Stop = Annotated[str, Meta(min_length=1, max_length=256)]
 _TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 _Prompt = str | list[str | _TokenId | list[_TokenId]]
-_CallId = Annotated[str, Meta(max_length=256)]
+CallId = Annotated[str, Meta(max_length=256)]
+CalledName = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -57,8 +61,8 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 class Sampling(msgspec.Struct, omit_defaults=True):
     """Fields of both surfaces that go to the engine unchanged."""
 
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     top_k: Annotated[int, Meta(ge=-1, le=1_000_000)] | None = None
     min_p: _Probability | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.1, le=10)] | None = None  # lower values make logits infinite
@@ -68,16 +72,16 @@ class Sampling(msgspec.Struct, omit_defaults=True):
     stop: _Stop | Annotated[list[_Stop], Meta(max_length=16)] | None = None
     logit_bias: Annotated[dict[str, _Bias], Meta(max_length=300)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
-    max_tokens: _TokenCount | None = None
+    max_tokens: TokenCount | None = None
 
 
 class CalledFunction(msgspec.Struct):
-    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    name: CalledName
     arguments: str
 
 
 class MessageToolCall(msgspec.Struct):
-    id: _CallId
+    id: CallId
     function: CalledFunction
     type: Literal["function"] = "function"
 
@@ -87,15 +91,15 @@ class Message(msgspec.Struct):
     content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
     name: str | None = None
     tool_calls: Annotated[list[MessageToolCall], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_call_id: _CallId | None = None
+    tool_call_id: CallId | None = None
 
 
 class ChatBody(Sampling, forbid_unknown_fields=True):
     model: str | None = None
     messages: Annotated[list[Message], Meta(max_length=MAX_MESSAGES)] | None = None
-    max_completion_tokens: _TokenCount | None = None
+    max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: LogprobCount | None = None
     response_format: ResponseFormat | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -126,7 +130,7 @@ class ChatBody(Sampling, forbid_unknown_fields=True):
 class CompletionBody(Sampling, forbid_unknown_fields=True):
     model: str | None = None
     prompt: _Prompt | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprobs: LogprobCount | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     echo: bool | None = None

@@ -39,19 +39,22 @@ class SchemaSize(NamedTuple):
 def require_bounded(schema: dict[str, object], param: str) -> SchemaSize:
     """Return the schema's size. Raises InvalidValue that names the place in the schema if it exceeds a limit."""
     if len(msgspec.json.encode(schema)) > SCHEMA_BYTES:
-        raise InvalidValue(f"The schema is larger than {SCHEMA_BYTES} bytes.", param=param)
+        raise InvalidValue(f"The schema is larger than {SCHEMA_BYTES} bytes. Shorten it.", param=param)
     properties = expanded = 0
     for count, (depth, place, value) in enumerate(_walk(schema)):
         if count >= SCHEMA_NESTED:
-            raise InvalidValue(f"The schema has more than {SCHEMA_NESTED:,} objects and lists.", param=param)
+            text = f"The schema has more than {SCHEMA_NESTED:,} objects and lists. Use fewer."
+            raise InvalidValue(text, param=param)
         if depth > SCHEMA_DEPTH * 2:  # each level of a schema has two of JSON, such as an object inside `properties`
-            raise InvalidValue(f"The schema is nested deeper than {SCHEMA_DEPTH} levels at `{place}`.", param=param)
+            raise InvalidValue(
+                f"The schema is nested deeper than {SCHEMA_DEPTH} levels at `{place}`. Flatten it.", param=param
+            )
         if isinstance(value, dict):
             properties += _count_properties(value)
             _require_keywords(value, place, param)
             expanded += sum(_expanded_size(pattern, place, param) for pattern in _patterns_of(value))
         if properties > SCHEMA_PROPERTIES:
-            raise InvalidValue(f"The schema has more than {SCHEMA_PROPERTIES} properties.", param=param)
+            raise InvalidValue(f"The schema has more than {SCHEMA_PROPERTIES} properties. Remove some.", param=param)
         if expanded > SCHEMA_EXPANDED:
             raise InvalidValue(
                 f"The schema's patterns have more than {SCHEMA_EXPANDED:,} characters with their repetitions written "
@@ -102,7 +105,7 @@ def _require_keywords(value: dict[str, object], place: str, param: str) -> None:
         if isinstance(bound, int | float) and abs(bound) > SCHEMA_BOUND:
             raise InvalidValue(f"`{name}`{at} is above {SCHEMA_BOUND}. Lower it or leave it out.", param=param)
     if isinstance(values := value.get("enum"), list) and len(values) > SCHEMA_ENUM:
-        raise InvalidValue(f"The `enum`{at} has more than {SCHEMA_ENUM} values.", param=param)
+        raise InvalidValue(f"The `enum`{at} has more than {SCHEMA_ENUM} values. Remove some.", param=param)
     if _OWN in value:
         raise InvalidValue(f"`{_OWN}`{at} is not a keyword of JSON Schema. Remove it.", param=param)
 
@@ -131,9 +134,10 @@ def _expanded_size(pattern: str, place: str, param: str) -> int:
     """Return the number of characters of a pattern with its repetitions expanded. Raises InvalidValue."""
     at = f" at `{place}`" if place else ""
     if len(pattern.encode()) > PATTERN_BYTES:
-        raise InvalidValue(f"The pattern{at} is longer than {PATTERN_BYTES} bytes.", param=param)
+        raise InvalidValue(f"The pattern{at} is longer than {PATTERN_BYTES} bytes. Shorten it.", param=param)
     if pattern.count("(") > PATTERN_GROUPS:
-        raise InvalidValue(f"The pattern{at} has more than {PATTERN_GROUPS} groups.", param=param)
+        text = f"The pattern{at} has more than {PATTERN_GROUPS} groups. Use fewer."
+        raise InvalidValue(text, param=param)
     sizes, last = [0], 0  # sizes of the open groups, and of the part that a repetition would repeat
     for found in _PART.finditer(pattern):
         part = found[0]

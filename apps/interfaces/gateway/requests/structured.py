@@ -13,11 +13,13 @@ from apps.interfaces.gateway.requests.schema_bounds import require_bounded, requ
 MAX_TOOLS = 64
 TOOLS_BYTES = 32 * 1024
 _SCHEMA = "response_format.json_schema.schema"
+SchemaName = Annotated[str, Meta(max_length=64)]
+FunctionName = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
 _ONE_OF_AS_ANY_OF = {"x-guidance": {"coerce_one_of": True}}  # no grammar compiler can do better
 
 
 class JsonSchema(msgspec.Struct, omit_defaults=True):
-    name: Annotated[str, Meta(max_length=64)]
+    name: SchemaName
     schema: dict[str, Any] | None = None
     strict: bool | None = None
     description: str | None = None
@@ -29,7 +31,7 @@ class ResponseFormat(msgspec.Struct, omit_defaults=True):
 
 
 class Function(msgspec.Struct, omit_defaults=True):
-    name: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

@@ -11,10 +11,10 @@ import msgspec
 
 from apps.core.errors import DomainError, MissingParameter
 from apps.core.http.asgi import ClientGone, Receive, Scope, Send
+from apps.core.http.json_bodies import decode_body
 from apps.interfaces.gateway.admission.keys import InferenceCaller
 from apps.interfaces.gateway.http.bodies import LARGE_BYTES
 from apps.interfaces.gateway.http.client import Client
-from apps.interfaces.gateway.requests.parsing import decode_body
 from apps.interfaces.gateway.surfaces.inference import Services
 
 PATH = "/v1/embeddings"

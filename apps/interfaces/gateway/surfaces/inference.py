@@ -32,7 +32,7 @@ from apps.interfaces.gateway.requests.large_bodies import require_decodable
 from apps.interfaces.gateway.requests.media import require_allowed
 from apps.interfaces.gateway.requests.schema import EngineRequest, parse_chat, parse_completion
 from apps.interfaces.gateway.surfaces.answers import Assembler, Renderer
-from apps.interfaces.gateway.surfaces.responses import ResponseRenderer, parse_response
+from apps.interfaces.gateway.surfaces.responses import ResponseRenderer, as_sent, parse_response
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +79,7 @@ class Surface:
     parse: Callable[[bytes], EngineRequest]
     engine_path: str
     renderer: Callable[[str, str, EngineRequest], AnswerRenderer]  # ulid, model name
+    as_sent: Callable[[DomainError], DomainError] = lambda error: error  # gives an error this route's field names
 
 
 def _chat(ulid: str, model_name: str, request: EngineRequest) -> AnswerRenderer:
@@ -98,7 +99,7 @@ def _response(ulid: str, model_name: str, request: EngineRequest) -> AnswerRende
 SURFACES = {
     "/v1/chat/completions": Surface(parse_chat, "/v1/chat/completions", _chat),
     "/v1/completions": Surface(parse_completion, "/v1/completions", _completion),
-    "/v1/responses": Surface(parse_response, "/v1/chat/completions", _response),
+    "/v1/responses": Surface(parse_response, "/v1/chat/completions", _response, as_sent),
 }
 
 
@@ -124,7 +125,7 @@ class Inference:
                 await self._serve(caller, client, body.count)
         except DomainError as error:
             await services.wait_to_refuse(error, caller, client)
-            await client.refuse(error)
+            await client.refuse(self._surface.as_sent(error))
         except ClientGone:
             return
         except Exception:

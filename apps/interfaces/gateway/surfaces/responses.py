@@ -3,6 +3,7 @@
 Nothing is stored, so any reference to an earlier response is refused.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -10,21 +11,27 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from apps.core.errors import InvalidValue, MissingParameter
+from apps.core.errors import DomainError, InvalidValue, MissingParameter
+from apps.core.http.json_bodies import decode_body
 from apps.interfaces.gateway.engines.chunks import EngineChunk, ToolCallPart
 from apps.interfaces.gateway.engines.meter import Meter
 from apps.interfaces.gateway.errors import UnsupportedParameter
 from apps.interfaces.gateway.requests.calls import read_arguments
-from apps.interfaces.gateway.requests.parsing import convert_body, decode_body
 from apps.interfaces.gateway.requests.schema import (
     MAX_MESSAGES,
     MAX_PARTS,
     NOT_MODERATED,
+    CalledName,
+    CallId,
     ChatBody,
     EngineRequest,
+    LogprobCount,
+    Temperature,
+    TokenCount,
+    TopP,
     chat_request,
 )
-from apps.interfaces.gateway.requests.structured import MAX_TOOLS
+from apps.interfaces.gateway.requests.structured import MAX_TOOLS, FunctionName, SchemaName
 from apps.interfaces.gateway.surfaces.answers import Assembler
 
 _REFUSED = {
@@ -40,7 +47,12 @@ IGNORED = (
     "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning", "safety_identifier",
     "service_tier", "stream_options", "truncation", "user",
 )  # fmt: skip
-_NAMES = {"messages": "input", "max_tokens": "max_output_tokens"}  # the chat's field names on this surface
+# The chat's field names, and those of this surface.
+_SENT = (
+    (re.compile(r"\bresponse_format(\.json_schema)?"), "text.format"),
+    (re.compile(r"\b(tools\[\d+\]|tool_choice)\.function"), r"\1"),
+    (re.compile(r"\bmax_tokens"), "max_output_tokens"),
+)
 _LOGPROBS = "message.output_text.logprobs"  # the only value of `include` with data in these answers
 
 
@@ -51,7 +63,7 @@ Metadata = Annotated[
 
 class TextFormat(msgspec.Struct, omit_defaults=True):
     type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
+    name: SchemaName | None = None
     schema: dict[str, Any] | None = None
     strict: bool | None = None
     description: str | None = None
@@ -64,7 +76,7 @@ class TextSettings(msgspec.Struct, forbid_unknown_fields=True):
 
 class FlatTool(msgspec.Struct, omit_defaults=True):
     type: Literal["function"]
-    name: str
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -89,25 +101,25 @@ class Item(msgspec.Struct):
     type: str = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: str | _InputParts | None = None
-    call_id: str | None = None
-    name: str | None = None
+    call_id: CallId | None = None
+    name: CalledName | None = None
     arguments: str | None = None
     output: str | _InputParts | None = None
 
 
 class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True):
     model: str | None = None
-    input: str | Annotated[list[Item], Meta(max_length=MAX_MESSAGES)] | None = None
+    input: str | Annotated[list[Item], Meta(max_length=MAX_MESSAGES - 1)] | None = None
     instructions: str | None = None
-    max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    max_output_tokens: TokenCount | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     stream: bool | None = None
     text: TextSettings | None = None
     tools: Annotated[list[FlatTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: LogprobCount | None = None
     include: Annotated[list[str], Meta(max_length=32)] | None = None
     store: bool | None = None
     previous_response_id: Any = None
@@ -142,8 +154,16 @@ def parse_response(raw: bytes) -> EngineRequest:
     for name, instead in _REFUSED.items():
         if getattr(body, name):
             raise UnsupportedParameter(f"`{name}` is not supported. {instead}", param=name)
-    chat = convert_body(_as_chat(body), ChatBody, _NAMES)
+    chat = msgspec.convert(_as_chat(body), ChatBody)  # the types above have the chat's limits
     return chat_request(chat, body_bytes=len(raw), prompt_param="input", echoed=_echoed(body))
+
+
+def as_sent(error: DomainError) -> DomainError:
+    """Return an error about the chat with the field names of this surface."""
+    for chats, ours in _SENT:
+        error.param = error.param and chats.sub(ours, error.param)
+        error.message = chats.sub(ours, error.message)
+    return error
 
 
 def _as_chat(body: ResponsesBody) -> dict[str, object]:
@@ -178,10 +198,14 @@ def _message(number: int, item: Item) -> dict[str, object]:
         return {"role": item.role, "content": _content(item.content, f"{place}.content")}
     if item.type == "function_call":
         arguments = read_arguments(item.arguments or "", param=f"{place}.arguments")
-        function = {"name": item.name or "", "arguments": arguments}
+        if item.name is None:
+            raise MissingParameter("A function call needs `name`.", param=f"{place}.name")
+        function = {"name": item.name, "arguments": arguments}
         call = {"id": item.call_id or "", "type": "function", "function": function}
         return {"role": "assistant", "content": None, "tool_calls": [call]}
     if item.type == "function_call_output":
+        if not item.call_id:
+            raise MissingParameter("A function's output needs `call_id`.", param=f"{place}.call_id")
         return {"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output, f"{place}.output")}
     raise InvalidValue(
         f"Items of type {item.type[:40]!r} are not supported: send messages, function_call and function_call_output.",

@@ -22,7 +22,7 @@ from apps.billing.spending import Spend, list_spending, sum_by
 from apps.billing.usage.storage import STORED
 from apps.core.database.clock import db_now
 from apps.core.http.csv_text import csv_chunks
-from apps.core.money import NANO_PER_USD, nano_to_usd, rated
+from apps.core.money import rated
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.queries import list_jobs
 from apps.interfaces.web.charts import day_charts
@@ -132,7 +132,6 @@ def show(request: OrganizationRequest) -> HttpResponse:
         "groups": [(f"{address}&by={name}#by", title, name == _group(request)) for name, title in _GROUPS.items()],
         "group": _GROUPS[_group(request)],
         "grouped": _grouped(request.organization, _group(request), spending),
-        "decimals": 2 if training_nano + inference_nano >= NANO_PER_USD else 4,
         "movements": _movements(request.organization, page.object_list),
         "page": page,
         "previous": f"{address}&page={page.previous_page_number()}#ledger" if page.has_previous() else "",
@@ -235,11 +234,11 @@ def _plot(
     shown = {model.name: model.label for model in models[:_SERIES_SHOWN]}
     if any(line.subject == STORED for line in series):
         shown[STORED] = STORED
-    by_day: dict[datetime.date, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    by_day: dict[datetime.date, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for charge in training:
-        by_day[charge.day][TRAINING] += float(nano_to_usd(charge.cost_nano))
+        by_day[charge.day][TRAINING] += charge.cost_nano
     for line in series:
-        by_day[line.day][shown.get(line.subject, _OTHER)] += float(nano_to_usd(_cost_nano(line)))
+        by_day[line.day][shown.get(line.subject, _OTHER)] += _cost_nano(line)
     days = [first + datetime.timedelta(days=number) for number in range((last - first).days + 1)]
     names = [TRAINING, *dict.fromkeys(shown.values()), *([_OTHER] if len(models) > _SERIES_SHOWN else [])]
     return day_charts.stacked_days([(f"{day:%-d %b}", dict(by_day[day])) for day in days], series=names)

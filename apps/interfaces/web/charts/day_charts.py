@@ -1,9 +1,11 @@
-"""Amounts of each day, stacked by series."""
+"""Spend of each day in nano-USD, stacked by series."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from apps.core.money import NANO_PER_USD
+from apps.core.templatetags.ui import usd
 from apps.interfaces.web.charts.axes import YTick, decimal_steps, round_steps
 from apps.interfaces.web.charts.memory_charts import BarSegment
 
@@ -17,7 +19,7 @@ class Column:
     x: float
     width: float
     parts: tuple["Block", ...]
-    total: float
+    total: int
     label_x: float
     show_label: bool
 
@@ -47,13 +49,11 @@ class Days:
         return self.bottom - self.top
 
 
-def stacked_days(
-    days: Sequence[tuple[str, dict[str, float]]], *, series: Sequence[str], prefix: str = "$", suffix: str = ""
-) -> Days:
+def stacked_days(days: Sequence[tuple[str, dict[str, int]]], *, series: Sequence[str]) -> Days:
     """Stack each day's amounts in the order of `series`. Series after the sixth share the last colour."""
     width, height, left, top, bottom = 1080, 220, 52, 12, 192
     right = width - 4
-    peak = max([sum(amounts.get(name, 0) for name in series) for _, amounts in days], default=0)
+    peak = max([sum(amounts.get(name, 0) for name in series) for _, amounts in days], default=0) / NANO_PER_USD
     steps = round_steps(0, peak or 1, decimal_steps(peak or 1))
     tones = {name: min(index, 5) + 1 for index, name in enumerate(series)}
     slot = (right - left) / max(1, len(days))
@@ -62,16 +62,14 @@ def stacked_days(
     decimals = max(0, -math.floor(math.log10(steps[1]) + 1e-9))
     columns = tuple(
         _column(label, amounts, tones, x=left + index * slot, slot=slot, bottom=bottom, scale=scale,
-                show_label=index % every == 0, money=(prefix, suffix))
+                show_label=index % every == 0)
         for index, (label, amounts) in enumerate(days)
     )  # fmt: skip
     totals = tuple(
         BarSegment(label=name, tone=tones[name], value=sum(amounts.get(name, 0) for _, amounts in days))
         for name in series
     )
-    marks = tuple(
-        YTick(y=round(bottom - step * scale, 1), label=f"{prefix}{step:,.{decimals}f}{suffix}") for step in steps
-    )
+    marks = tuple(YTick(y=round(bottom - step * scale, 1), label=f"${step:,.{decimals}f}") for step in steps)
     return Days(
         width=width, height=height, left=left, right=right, top=top, bottom=bottom,
         columns=columns, y_ticks=marks, series=totals,
@@ -79,26 +77,21 @@ def stacked_days(
 
 
 def _column(
-    label: str, amounts: dict[str, float], tones: dict[str, int], *, x: float, slot: float, bottom: float, scale: float,
-    show_label: bool, money: tuple[str, str],
+    label: str, amounts: dict[str, int], tones: dict[str, int], *, x: float, slot: float, bottom: float, scale: float,
+    show_label: bool,
 ) -> Column:  # fmt: skip
     y, parts = bottom, []
     for name, tone in tones.items():
         amount = amounts.get(name, 0)
         if amount <= 0:
             continue
-        tall = amount * scale
+        tall = amount / NANO_PER_USD * scale
         y -= tall
-        parts.append(Block(y=round(y, 2), height=round(tall, 2), tone=tone, title=f"{name}: {_amount(amount, money)}"))
+        parts.append(Block(y=round(y, 2), height=round(tall, 2), tone=tone, title=f"{name}: {usd(amount)}"))
     total = sum(amounts.get(name, 0) for name in tones)
-    title = f"{label}: {_amount(total, money)}"
+    title = f"{label}: {usd(total)}"
     gap = min(6.0, slot * 0.25)
     return Column(
         label=label, title=title, x=round(x + gap / 2, 1), width=round(slot - gap, 1), parts=tuple(parts),
         total=total, label_x=round(x + slot / 2, 1), show_label=show_label,
     )  # fmt: skip
-
-
-def _amount(value: float, money: tuple[str, str]) -> str:
-    prefix, suffix = money
-    return f"{prefix}{value:,.2f}{suffix}" if prefix == "$" else f"{prefix}{value:,g}{suffix}"

@@ -4,23 +4,20 @@ The page's script calls these views with JSON. Parts go straight to the store, s
 this process loses no data.
 """
 
-from typing import TypeVar
-
 import msgspec
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpResponse, JsonResponse
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.accounts.roles import Permission
 from apps.core.database.clock import db_now
-from apps.core.errors import DomainError, InvalidValue
+from apps.core.errors import DomainError
 from apps.core.http.asgi import error_response
+from apps.core.http.json_bodies import decode_body
 from apps.datasets.intake import uploads
 from apps.datasets.lifecycle import UploadStatus
 from apps.datasets.models import Upload
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
-
-S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Announcement(msgspec.Struct, forbid_unknown_fields=True):
@@ -33,12 +30,15 @@ class Wanted(msgspec.Struct, forbid_unknown_fields=True):
     numbers: list[int]
 
 
+_announcement, _wanted = msgspec.json.Decoder(Announcement), msgspec.json.Decoder(Wanted)
+
+
 @require_POST
 @organization_view(Permission.DATASET_WRITE)
 def create(request: OrganizationRequest) -> HttpResponse:
     """Announce a file and return its plan."""
     try:
-        body = _read(request, Announcement)
+        body = decode_body(request.body, _announcement)
         upload = uploads.create_upload(
             organization=request.organization,
             filename=body.filename,
@@ -68,7 +68,7 @@ def sign(request: OrganizationRequest, upload_id: str) -> HttpResponse:
     """Return a signed address for each requested part, valid for minutes."""
     upload = uploads.get_upload(organization=request.organization, id=upload_id)
     try:
-        urls = uploads.sign_parts(upload=upload, numbers=_read(request, Wanted).numbers, now=db_now())
+        urls = uploads.sign_parts(upload=upload, numbers=decode_body(request.body, _wanted).numbers, now=db_now())
     except DomainError as error:
         return error_response(error)
     return JsonResponse({"urls": urls})
@@ -113,10 +113,3 @@ def _plan(upload: Upload, *, is_new: bool = False) -> dict[str, object]:
         "present": uploads.list_present(upload=upload) if is_listed else [],
         "url": reverse("web:dataset_detail", args=[upload.version_id]) if upload.version_id else None,
     }
-
-
-def _read(request: HttpRequest, kind: type[S]) -> S:
-    try:
-        return msgspec.json.decode(request.body, type=kind)
-    except (msgspec.MsgspecError, UnicodeError) as error:
-        raise InvalidValue(f"The request could not be understood: {error}.") from None

@@ -339,5 +339,5 @@ def _rendered(
 def _pretty(raw: str) -> str:
     try:
         return json.dumps(json.loads(raw), indent=2, ensure_ascii=False)
-    except ValueError:
+    except (ValueError, RecursionError):
         return raw

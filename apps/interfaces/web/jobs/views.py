@@ -29,7 +29,7 @@ from apps.finetuning.jobs.progress import get_progress, percent_of
 from apps.finetuning.jobs.retries import retry_job
 from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus, RunStatus
 from apps.finetuning.models import FineTuningJob, JobEvent
-from apps.finetuning.results.checkpoint_models import may_answer
+from apps.finetuning.recipes.checkpoint_names import may_answer
 from apps.finetuning.runs import attempts
 from apps.finetuning.runs.queue_order import queue_position
 from apps.finetuning.usage import charges

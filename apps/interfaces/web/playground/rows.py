@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import msgspec
-from django.http import HttpRequest, JsonResponse
+from django.http import JsonResponse
 from django.urls import reverse
 from django.views.decorators.http import require_POST
 
@@ -18,6 +18,7 @@ from apps.contracts.chat import ChatMessage, MessageRole
 from apps.core.database.clock import db_now
 from apps.core.database.locks import lock
 from apps.core.errors import DomainError, InvalidValue
+from apps.core.http.json_bodies import decode_body
 from apps.core.objects.store import read_object
 from apps.datasets.intake.versions import create_version
 from apps.datasets.models import DatasetVersion
@@ -41,12 +42,15 @@ class Conversation(msgspec.Struct, forbid_unknown_fields=True):
     model: Annotated[str, msgspec.Meta(max_length=240)] = ""
 
 
+_decoder = msgspec.json.Decoder(Conversation)
+
+
 @require_POST
 @organization_view(Permission.VIEW)
 def render_prompt(request: OrganizationRequest) -> JsonResponse:
     """Return the text that the model's own chat template makes of the messages."""
     try:
-        asked = _read(request)
+        asked = decode_body(request.body, _decoder)
         messages = [ChatMessage(role=MessageRole(turn.role), content=turn.content) for turn in asked.messages]
         prompt = chat_renderer(base_model=_base_of(request.organization, asked.model)).render_prompt(messages)
     except DomainError as refused:
@@ -59,7 +63,7 @@ def render_prompt(request: OrganizationRequest) -> JsonResponse:
 def save_row(request: OrganizationRequest) -> JsonResponse:
     """Add the conversation, with the answer last, as a row to the next version of the dataset of saved rows."""
     try:
-        asked = _read(request)
+        asked = decode_body(request.body, _decoder)
         if asked.messages[-1].role != "assistant":
             raise InvalidValue("The last message must be the answer to keep.", param="messages")
         version = _append(request.organization, asked, by=request.membership.user_id)
@@ -99,10 +103,3 @@ def _base_of(organization: Organization, model_name: str) -> BaseModel:
     if alias is not None:
         return alias.adapter.base_model
     return get_version_by_name(organization=organization, model_name=model_name).adapter.base_model
-
-
-def _read(request: HttpRequest) -> Conversation:
-    try:
-        return msgspec.json.decode(request.body, type=Conversation)
-    except msgspec.DecodeError as error:
-        raise InvalidValue(f"The conversation is not as expected: {error}", param="messages") from error

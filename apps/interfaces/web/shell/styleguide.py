@@ -107,7 +107,8 @@ def _charts() -> dict[str, object]:
     bounds = [(256 * (i + 1), round(4_000 * math.exp(-((i - 2) ** 2) / 9)) or (3 if i > 14 else 0)) for i in range(24)]
     week = [f"{day} Nov" for day in range(8, 22)]
     amounts = [
-        {"Training": 3 + 2.4 * math.sin(i), "Inference": 1.2 + 0.1 * i, "Storage": 0.3} for i in range(len(week))
+        {"Training": round((3 + 2.4 * math.sin(i)) * 1e9), "Inference": 10**8 * (12 + i), "Storage": 3 * 10**8}
+        for i in range(len(week))
     ]
     return {
         "gpu_rows": rows,

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from django import forms
 
@@ -168,12 +168,23 @@ class AfterTrainingForm(forms.Form):
 
 def _schema_of(text: str) -> dict[str, object]:
     try:
-        schema = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        schema = json.loads(text, parse_constant=_refuse_constant)
+        kept = json.dumps(schema, ensure_ascii=False).encode()
+    except RecursionError as error:
+        raise ValueError("The schema is nested too deeply. Flatten it.") from error
+    except UnicodeEncodeError as error:
+        raise ValueError("The schema holds half of a surrogate pair. Remove it.") from error
+    except ValueError as error:
         raise ValueError(f"This is not JSON: {error}.") from error
+    if rb"\u0000" in kept:
+        raise ValueError("The schema holds a NUL character. Remove it.")
     if not isinstance(schema, dict):
         raise ValueError('A schema is a JSON object, such as {"type": "object"}.')
     return schema
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 def given_of(requested: StoredRequest) -> dict[str, str]:

@@ -1,13 +1,14 @@
 """A job whose file is not validated yet: it is admitted, refused or cancelled, and until then holds no money."""
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from apps.billing.queries import get_balance
 from apps.core.database.clock import db_now
-from apps.core.errors import QuotaExceeded
+from apps.core.errors import InvalidValue, QuotaExceeded
 from apps.core.messages import outbox
 from apps.core.models import OutboxMessage
 from apps.datasets import operations as datasets
@@ -76,6 +77,33 @@ def test_a_job_waits_for_its_file_and_is_then_queued_with_its_hold(create, organ
     job = reload(job)
     assert (job.status, held(organization)) == ("queued", job.spend_cap_nano)
     assert claim().claimed.spec.job_id == job.pk
+
+
+@pytest.mark.parametrize("pool", ["x:" + "9" * 5000, "x:²", "x:0", "x:1000"])
+def test_a_malformed_pool_is_refused_before_the_file_is_validated(create, pool):
+    with pytest.raises(InvalidValue, match="Use the id of an estimate's option"):
+        create(GOOD, pool=pool)
+    assert not FineTuningJob.objects.exists()
+
+
+def test_a_job_that_cannot_be_admitted_by_a_fault_of_ours_fails_after_minutes(create, reload, monkeypatch):
+    def break_down(*_: object) -> None:
+        raise ZeroDivisionError
+
+    job, began = create(GOOD), db_now()
+    validate(job)
+    monkeypatch.setattr(admission, "_admit_if_validated", break_down)
+    minutes = [0, 1, 3, 6, 9]
+    for minute in minutes:
+        monkeypatch.setattr(admission, "db_now", lambda now=began + timedelta(minutes=minute): now)
+        admit_waiting()
+        assert reload(job).status == "validating_files"
+    monkeypatch.setattr(admission, "db_now", lambda: began + timedelta(minutes=12))
+    admit_waiting()
+
+    failed = reload(job)
+    assert (failed.status, failed.error_code, failed.hold_id) == ("failed", "internal_error", "")
+    assert "try it again" in failed.error_message
 
 
 def test_a_job_waits_until_it_is_known_what_repeats_its_validation_file(floor, organization, reload, monkeypatch):

@@ -29,6 +29,7 @@ HOSTILE = {
     "prompts": filled(b'{"prompt":[', b"[1]", b"]}"),
     "mixed prompts": filled(b'{"prompt":["a",', b"[1]", b"]}"),
     "texts": filled(b'{"prompt":[', b'"a"', b"]}"),
+    "no object": filled(b"[", b"[]", b"]"),
     "items": filled(b'{"input":[', b'{"role":"user","content":"Hi"}', b"]}"),
 }
 

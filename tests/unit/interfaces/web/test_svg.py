@@ -98,17 +98,18 @@ def test_a_sparkline_spans_its_box_and_survives_one_value_and_none() -> None:
 
 def test_stacked_days_add_up_and_name_their_amounts() -> None:
     plot = day_charts.stacked_days(
-        [("8 Nov", {"Training": 3.0, "Inference": 1.0}), ("9 Nov", {"Training": 0.5})], series=["Training", "Inference"]
+        [("8 Nov", {"Training": 3 * 10**9, "Inference": 10**9}), ("9 Nov", {"Training": 4_600})],
+        series=["Training", "Inference"],
     )
     first, second = plot.columns
 
-    assert first.total == 4
+    assert first.total == 4 * 10**9
     assert [block.tone for block in first.parts] == [1, 2]
     assert first.parts[0].y + first.parts[0].height == pytest.approx(plot.bottom)
     assert first.parts[1].y + first.parts[1].height == pytest.approx(first.parts[0].y)
     assert len(second.parts) == 1
-    assert first.title == "8 Nov: $4.00"
-    assert [item.value for item in plot.series] == [3.5, 1.0]
+    assert (first.title, second.title) == ("8 Nov: $4.00", "9 Nov: 0.00046¢")
+    assert [item.value for item in plot.series] == [3 * 10**9 + 4_600, 10**9]
 
 
 def test_days_without_spending_still_have_an_axis() -> None:
