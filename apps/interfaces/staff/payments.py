@@ -10,7 +10,7 @@ from apps.billing.models import CreditLot
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.http.forms import add_domain_error
-from apps.interfaces.staff.access import operator_id, operator_view
+from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.payments import reconciliation, webhooks
 from apps.payments.models import CardDispute, CardRefund, TopUp
 from apps.payments.refunds import request_refund
@@ -40,7 +40,7 @@ def index(request: HttpRequest) -> HttpResponse:
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
-@operator_view
+@sensitive_operator_view
 def refund(request: HttpRequest, topup_id: str) -> HttpResponse:
     """Refund unspent credit of one payment to its card."""
     topup = get_object_or_404(TopUp.objects.select_related("organization"), pk=topup_id)
@@ -69,7 +69,7 @@ def _is_requested(form: RefundForm, topup: TopUp, by: str) -> bool:
 
 
 @require_POST
-@operator_view
+@sensitive_operator_view
 def resolve(request: HttpRequest, difference_id: str) -> HttpResponse:
     """Close a difference with a note on how it was resolved."""
     note = request.POST.get("note", "").strip()

@@ -20,7 +20,7 @@ from apps.finetuning.lifecycle import RUN_HOLDING_LEASE, RunStatus
 from apps.finetuning.models import GpuPool, Run, Worker
 from apps.finetuning.pools import operations
 from apps.finetuning.quotes.pool_facts import live_worker_filter, newest_probes, seconds_ahead, training_sku
-from apps.interfaces.staff.access import operator_id, operator_view
+from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import GIB, PoolEditForm, PoolForm, WorkerTokenForm
 
 _REPLICA_PORT = 8003  # as in deploy/compose.yaml
@@ -87,7 +87,7 @@ def detail(request: HttpRequest, pool_id: str) -> HttpResponse:
 
 @never_cache
 @require_POST
-@operator_view
+@sensitive_operator_view
 def issue_token(request: HttpRequest, pool_id: str) -> HttpResponse:
     """Create a one-time token and show, this once, the command that uses it."""
     pool = get_object_or_404(queries.list_pools(), pk=pool_id)

@@ -10,7 +10,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from apps.contracts.serving import LoadState
 from apps.core import audit
-from apps.interfaces.staff.access import operator_id, operator_view
+from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.serving import operations
 from apps.serving.isolation import clear_replica
 from apps.serving.metrics import metrics_token
@@ -30,7 +30,7 @@ def index(request: HttpRequest) -> HttpResponse:
 
 @never_cache
 @require_http_methods(["GET", "HEAD", "POST"])
-@operator_view
+@sensitive_operator_view
 def detail(request: HttpRequest, replica_id: str) -> HttpResponse:
     """Show one replica with its adapters and how to scrape its metrics; a POST also shows the token for that."""
     replica = get_object_or_404(_replicas(), pk=replica_id)
@@ -65,7 +65,7 @@ def drain(request: HttpRequest, replica_id: str) -> HttpResponse:
 
 
 @require_POST
-@operator_view
+@sensitive_operator_view
 def accept(request: HttpRequest, replica_id: str) -> HttpResponse:
     """Accept the address that the replica gave at enrolment."""
     replica = get_object_or_404(Replica, pk=replica_id)
