@@ -44,6 +44,8 @@ BROWSER_LIFETIME = datetime.timedelta(days=3)
 BROWSER_PART_BYTES = 8 * 1024**2
 MAX_BROWSER_PARTS = 1_000
 SIGNED_SECONDS = 300
+# A store checks a signature when a request begins: a slow one may still store its part this long after the end.
+_SLOWEST_PUT = datetime.timedelta(hours=1)
 _CLOCKS_APART = datetime.timedelta(seconds=60)  # between the database and the host that checks a signature
 MAX_SIGNED_AT_ONCE = 32
 _CLOSED_AT_ONCE = 500  # the rest minutes later: the task also serves other tenants
@@ -134,6 +136,7 @@ def add_part(*, upload: Upload, chunks: Iterable[bytes], now: datetime.datetime)
     try:
         part.bytes = store().put_stream(key, _limited(chunks)).bytes
         locked = _locked(upload)
+        lock_storage(upload.organization_id)
         require_open(locked, now)
         _require_room(locked, part.bytes)
         require_storage(organization=upload.organization_id, wanted_bytes=_beyond(locked, part.bytes))
@@ -185,11 +188,12 @@ def cancel_upload(*, upload: Upload, by: str) -> Upload:
 def expire_uploads(*, now: datetime.datetime) -> int:
     """Close the expired uploads and have their parts deleted; return how many were closed.
 
-    Parts of uploads closed earlier are deleted again once the last signature has expired.
+    Parts of uploads closed earlier are deleted again and again, from the end of the last signature until an hour later.
     """
-    for upload in Upload.objects.exclude(status=UploadStatus.PENDING).filter(signed_until__lt=now)[:_CLOSED_AT_ONCE]:
+    closed = Upload.objects.exclude(status=UploadStatus.PENDING).filter(signed_until__lt=now)
+    for upload in closed.order_by("?")[:_CLOSED_AT_ONCE]:
         store().delete_prefix(_key(upload))
-        Upload.objects.filter(pk=upload.pk).update(signed_until=None)
+        Upload.objects.filter(pk=upload.pk, signed_until__lt=now - _SLOWEST_PUT).update(signed_until=None)
     expired = Upload.objects.filter(status=UploadStatus.PENDING, expires_at__lt=now)
     return sum(_expire(upload) for upload in expired.order_by("expires_at")[:_CLOSED_AT_ONCE])
 
