@@ -49,6 +49,14 @@ def test_celery_starts_without_the_checks_that_import_every_page(program: Progra
     assert here["CELERY_SKIP_CHECKS"] == SERVICES[program.name]["environment"]["CELERY_SKIP_CHECKS"] == "1"
 
 
+@pytest.mark.parametrize(
+    "program", [each for each in IN_CONTAINERS if "uvicorn" in each.command], ids=lambda program: program.name
+)
+def test_a_web_server_believes_no_header_that_names_another_caller(program: Program) -> None:
+    """uvicorn believes X-Forwarded-For of any caller on this machine, and limits count by address."""
+    assert "--no-proxy-headers" in SERVICES[program.name]["command"].split()
+
+
 def test_every_program_may_take_its_time_to_stop(program: Program) -> None:
     grace_seconds = int(SERVICES[program.name].get("stop_grace_period", "10s").removesuffix("s"))
 
