@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Sum
+from django.db.models import Count, Sum
 
 from apps.accounts.models import Organization
 from apps.core import audit
 from apps.core.database.tenancy import id_of
 from apps.core.database.transitions import advance, try_advance
-from apps.core.errors import InvalidState, InvalidValue, NotFound
+from apps.core.errors import InvalidState, InvalidValue, NotFound, QuotaExceeded
 from apps.core.ids import new_id
 from apps.core.messages import outbox
 from apps.core.objects.store import StoredObject, object_key, store
@@ -43,6 +43,7 @@ LIFETIME = datetime.timedelta(hours=1)
 BROWSER_LIFETIME = datetime.timedelta(days=3)
 BROWSER_PART_BYTES = 8 * 1024**2
 MAX_BROWSER_PARTS = 1_000
+MAX_PARTS, MAX_OPEN = 10_000, 1_000  # of an upload, as a bucket joins at most; and uploads of an organization
 SIGNED_SECONDS = 300
 # A store checks a signature when a request begins: a slow one may still store its part this long after the end.
 _SLOWEST_PUT = datetime.timedelta(hours=1)
@@ -85,7 +86,7 @@ def create_upload(
     expires_after_seconds: int | None = None,
     mapping: Mapping | None = None,
 ) -> Upload:
-    """Announce a file of this many bytes. Raises InvalidValue, FileTooLarge, StorageFull."""
+    """Announce a file of this many bytes. Raises InvalidValue, FileTooLarge, QuotaExceeded, StorageFull."""
     check_purpose(purpose)
     check_expiry(expires_after_seconds)
     if bytes < 1:
@@ -93,6 +94,8 @@ def create_upload(
     _require_allowed(bytes)
     lock_storage(organization)
     require_storage(organization=organization, wanted_bytes=bytes)
+    if Upload.objects.for_organization(organization).filter(status=UploadStatus.PENDING).count() >= MAX_OPEN:
+        raise QuotaExceeded(f"Your organization has {MAX_OPEN:,} uploads open: complete or cancel some.")
     return Upload.objects.create(
         organization_id=id_of(organization),
         filename=clean_filename(filename),
@@ -299,7 +302,10 @@ def _limited(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 def _require_room(upload: Upload, bytes: int) -> None:
     """Raise InvalidValue for parts that could never be assembled. A part sent twice by a retry is no error."""
-    sent = upload.parts.aggregate(total=Sum("bytes"))["total"] or 0
+    found = upload.parts.aggregate(total=Sum("bytes"), count=Count("pk"))
+    sent = found["total"] or 0
+    if found["count"] >= MAX_PARTS:
+        raise InvalidValue(f"An upload has at most {MAX_PARTS:,} parts: send larger ones.", param="data")
     if bytes > upload.bytes or sent + bytes > 2 * upload.bytes + MAX_PART_BYTES:
         message = f"The parts are longer than the {upload.bytes:,} bytes announced."
         raise InvalidValue(message, param="data")

@@ -17,7 +17,7 @@ from moto.server import ThreadedMotoServer
 
 from apps.accounts.models import Organization
 from apps.core.database.clock import db_now
-from apps.core.errors import InvalidValue
+from apps.core.errors import InvalidValue, QuotaExceeded
 from apps.core.models import OutboxMessage
 from apps.core.objects.s3 import SMALLEST_PART_BYTES, S3Store
 from apps.core.objects.store import DirectoryStore, PrefixClosed, open_store, read_object, store
@@ -311,6 +311,25 @@ class TestLimits:
             add_part(upload=upload, chunks=[b"x"], now=db_now())
 
         assert seen[0].startswith("advisory") and f"uploads:{organization.founded_by_id or organization.pk}" in seen[0]
+
+    def test_uploads_and_their_parts_are_counted_too(
+        self, organization: Organization, rival: Organization, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Empty parts and announced bytes take no storage, but each has an object or a row."""
+        monkeypatch.setattr(uploads, "MAX_PARTS", 2)
+        monkeypatch.setattr(uploads, "MAX_OPEN", 2)
+        upload, other = make_upload(organization), make_upload(organization)
+        for _ in range(2):
+            add_part(upload=upload, chunks=[], now=db_now())
+
+        with pytest.raises(InvalidValue, match="at most 2 parts"):
+            add_part(upload=upload, chunks=[], now=db_now())
+        with pytest.raises(QuotaExceeded, match="2 uploads open"):
+            make_upload(organization)
+        assert make_upload(rival)
+        cancel(other)
+
+        assert make_upload(organization)
 
     def test_a_large_planned_upload_fits_its_own_quota(self, organization: Organization, any_store: str) -> None:
         limit_storage(organization, len(CONTENT))
