@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from apps.core.http.loopback import is_loopback
 from scripts.embedded import ROLES, EmbeddedServices, services
 from scripts.processes import PROGRAMS, REPOSITORY, Place, Program
 
@@ -72,6 +73,8 @@ def prepare(home: Path, *, is_debug: bool, is_launch: bool) -> Prepared:
     """
     own = services(home)
     given = _given_variables(home)
+    if is_launch:
+        _require_public_url(given)
     embedded = None if _is_external(given, own) else own
     runtime_dir = Path(own.runtime_dir)
     wanted = _last_ports(home)
@@ -125,6 +128,19 @@ def _is_external(given: Mapping[str, str], own: EmbeddedServices) -> bool:
             "that DATABASE_URL alone is not enough."
         )
     return True
+
+
+def _require_public_url(given: Mapping[str, str]) -> None:
+    """Raise EnvironmentIncomplete if others can reach the pages, while the default URL says that they cannot.
+
+    The URL decides whether there is an operator account for the demonstration, and whether operators need a second
+    factor.
+    """
+    host = given.get("ANNEAL_WEB_HOST", "127.0.0.1")
+    if "ANNEAL_PUBLIC_URL" not in given and not is_loopback(f"//[{host}]" if ":" in host else f"//{host}"):
+        raise EnvironmentIncomplete(
+            f"ANNEAL_WEB_HOST={host} lets other machines in. Also set ANNEAL_PUBLIC_URL to the address that people use."
+        )
 
 
 def _known_variables(

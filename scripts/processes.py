@@ -148,6 +148,14 @@ PROGRAMS: tuple[Program, ...] = (
         options=CONTROL_OPTIONS | STORE_OPTIONS,
     ),
     Program(
+        # A file of some megabytes takes seconds: it must not wait for a file of gigabytes.
+        "celery-data-middle",
+        Tier.CONTROL,
+        f"{_CELERY} worker --queues data-middle --concurrency 1 --pool prefork --without-gossip --without-mingle",
+        role="sys",
+        options=CONTROL_OPTIONS | STORE_OPTIONS,
+    ),
+    Program(
         # A file of some rows takes a second: it must not wait for another tenant's gigabytes.
         "celery-data-small",
         Tier.CONTROL,

@@ -17,12 +17,15 @@ from apps.accounts.operations import known_role, lock_members, require_grantable
 from apps.accounts.queries import get_invitation
 from apps.accounts.roles import Permission, has_permission
 from apps.core import audit
+from apps.core.database.locks import lock
+from apps.core.database.tenancy import all_tenants
 from apps.core.errors import InvalidState, NotFound, PermissionDenied, RateLimited
 from apps.core.messages import outbox
 
 INVITATION_LIFETIME = datetime.timedelta(days=7)
 # An invitation is mail to a stranger, with words chosen by the sender.
 MAX_OPEN, MAX_A_DAY = 20, 50  # per organization
+MAX_TO_ADDRESS = 3  # a day, from all organizations: anyone can found some
 _A_DAY = datetime.timedelta(days=1)
 
 
@@ -66,7 +69,8 @@ def invite_member(
 ) -> Invitation:
     """Mail a link that makes its reader a member, replacing an open invitation of the same address.
 
-    An address is mailed once a day: within that day its invitation is changed instead, and its link stays the same.
+    An organization mails an address once a day: within that day its invitation is changed instead, and its link stays
+    the same.
     With `only_for_address`, the reader's account must have that address, verified; by default this applies to roles
     that manage members. Raises AlreadyMember, PermissionDenied, UnverifiedSender, TooManyInvitations, InvalidValue.
     """
@@ -109,6 +113,12 @@ def _require_room(organization: Organization, by: User, email: str, now: datetim
         raise TooManyInvitations(f"{MAX_OPEN} invitations are open. Withdraw one, or wait until one is accepted.")
     if today.count() >= MAX_A_DAY:
         raise TooManyInvitations(f"An organization sends {MAX_A_DAY} invitations a day. Continue tomorrow.")
+    lock(f"invitations:{email}")
+    with all_tenants():
+        sent = Invitation.objects.filter(email=email, created_at__gt=now - _A_DAY).count()
+    if sent >= MAX_TO_ADDRESS:
+        message = f"{email} had {MAX_TO_ADDRESS} invitations to Anneal today. Send another one tomorrow."
+        raise TooManyInvitations(message, param="email")
 
 
 def _mail(organization: Organization, email: str, now: datetime.datetime, **fields: object) -> Invitation:

@@ -1,6 +1,9 @@
 """Token counts and deletion of datasets. Uploads are in `intake`, validation is in `validation`."""
 
 import datetime
+import math
+import time
+from collections.abc import Callable
 
 import msgspec
 from django.db import transaction
@@ -13,10 +16,10 @@ from apps.core.database.clock import db_now
 from apps.core.database.transitions import advance, sources_of
 from apps.core.errors import DomainError, InvalidState
 from apps.core.messages import outbox
-from apps.datasets.intake.lanes import lane_of
+from apps.datasets.intake.lanes import ReadingTime, TakesLong, lane_of_rows
 from apps.datasets.lifecycle import VERSION_TRANSITIONS, DatasetVersionStatus
 from apps.datasets.models import Dataset, DatasetVersion, TokenCount
-from apps.datasets.problems import LineError, from_row_error
+from apps.datasets.problems import LineError, Rejected, from_row_error
 from apps.datasets.queries import find_refusal, find_token_count
 from apps.datasets.rows import iterate_rows
 from apps.datasets.token_counts import count_rows, measure_rows
@@ -48,11 +51,12 @@ class RowRefused(DomainError):
 # --- counting ---------------------------------------------------------------------------------------------------------
 
 
-def count_tokens(*, version: DatasetVersion, base_model: BaseModel) -> TokenCount:
+def count_tokens(*, version: DatasetVersion, base_model: BaseModel, until: float = math.inf) -> TokenCount:
     """Return the version's tokens under a model's tokenizer and template, counting them the first time.
 
-    Raises NotReady, ModelNotInstalled, and RowRefused for the first row that the template cannot render. A refusal is
-    stored too.
+    Raises NotReady, ModelNotInstalled, and RowRefused for the first row that the template cannot render, or for a file
+    that takes longer than its size allows. A refusal is stored too. Raises TakesLong once `time.process_time` is past
+    `until`.
     """
     if found := find_token_count(version=version, base_model=base_model):
         return found
@@ -60,12 +64,14 @@ def count_tokens(*, version: DatasetVersion, base_model: BaseModel) -> TokenCoun
         raise _refused(refusal)
     if version.status != DatasetVersionStatus.READY:
         raise NotReady(f"{version.pk} is {version.status}; tokens are counted once it is ready.", param="training_file")
-    renderer = chat_renderer(base_model=base_model)
+    watch = _watch(version, until)
     try:
-        with iterate_rows(version=version) as rows:
+        watch()
+        renderer = chat_renderer(base_model=base_model)
+        with iterate_rows(version=version, on_progress=watch) as rows:
             lengths = count_rows(measure_rows(renderer, rows), longest_limit=base_model.context_length)
-    except RowError as error:
-        refusal = from_row_error(error)
+    except (RowError, Rejected) as error:
+        refusal = from_row_error(error) if isinstance(error, RowError) else error.error
         _keep(version, base_model, tokens=0, trained_tokens=0, longest_row_tokens=0, histogram=[], refusal=refusal)
         raise _refused(refusal) from error
     return _keep(
@@ -77,6 +83,17 @@ def count_tokens(*, version: DatasetVersion, base_model: BaseModel) -> TokenCoun
         histogram=lengths.histogram,
         cuts=lengths.cuts,
     )
+
+
+def _watch(version: DatasetVersion, until: float) -> Callable[[], None]:
+    time_left = ReadingTime(version.data_bytes)
+
+    def watch() -> None:
+        time_left.check()
+        if time.process_time() > until:
+            raise TakesLong
+
+    return watch
 
 
 def _keep(version: DatasetVersion, base_model: BaseModel, **found: object) -> TokenCount:
@@ -114,7 +131,7 @@ def request_count(*, version: DatasetVersion, base_model: BaseModel) -> None:
         key=f"count:{version.pk}:{base_model.pk}:{base_model.chat_template_sha256[:16]}:{hour}",
         payload={"version_id": version.pk, "base_model_id": base_model.pk},
         organization=version.organization_id,
-        lane=lane_of(version.data_bytes),
+        lane=lane_of_rows(version.data_bytes),
     )
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 import msgspec
-from django.db.models import BigIntegerField, Count, Exists, F, OuterRef, Q, QuerySet, Subquery, Sum
+from django.db.models import BigIntegerField, Count, Exists, F, Func, JSONField, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce, Greatest, Now
 
 from apps.accounts.models import Organization
@@ -45,6 +45,13 @@ def list_versions(*, organization: Organization | str, purpose: str | None = Non
     if purpose is not None:
         versions = versions.filter(purpose=purpose)
     return versions.select_related("dataset").defer("line_offsets").order_by("-created_at", "-id")
+
+
+def with_first_errors(versions: QuerySet[DatasetVersion], *, most: int) -> QuerySet[DatasetVersion]:
+    """Return the versions with `first_errors`, in place of all their errors: a list of them stays small."""
+    template = f"jsonb_path_query_array(%(expressions)s, '$[0 to {most - 1}]')"
+    first = Func(F("errors"), template=template, output_field=JSONField())
+    return versions.defer("line_offsets", "errors").annotate(first_errors=first)
 
 
 def list_unusable(*, organization: Organization | str) -> QuerySet[DatasetVersion]:

@@ -1,5 +1,8 @@
 """Outbox and Celery tasks on files. Those of the outbox may take long."""
 
+import math
+import time
+
 from celery import shared_task
 
 from apps.catalog.models import BaseModel
@@ -9,6 +12,7 @@ from apps.core.errors import DomainError
 from apps.datasets import operations
 from apps.datasets.inspection import comparisons, inspections
 from apps.datasets.intake import orphans, uploads
+from apps.datasets.intake.lanes import SMALL_SECONDS, TakesLong
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.datasets.validation import leases
@@ -38,29 +42,32 @@ def count(version_id: str, base_model_id: str) -> None:
 def validate(version_id: str, *, is_long: bool = False) -> None:
     """Validate a file and count its tokens for each installed model, so that pages and quotes need not wait.
 
-    The count of a large file is a separate message, which waits for another turn. So is the validation of a small file
-    that takes long. Raises HeldByAnother.
+    Counts that take longer than a second together, and those of a large file, are separate messages, which wait for
+    other turns. So is the validation of a small file that takes long. Raises HeldByAnother.
     """
     try:
         version = leases.validate_version(version_id=version_id, now=db_now(), is_long=is_long)
-    except leases.TakesLong:
+    except TakesLong:
         return
     if version is None:
         leases.require_done(version_id=version_id)
         return
     if version.status == DatasetVersionStatus.READY:
+        until = time.process_time() + SMALL_SECONDS
         for base_model in list_base_models(only_installed=True):
-            if operations.is_counted_at_once(version):
-                _count_if_possible(version, base_model)
-            else:
+            try:
+                if not operations.is_counted_at_once(version):
+                    raise TakesLong
+                _count_if_possible(version, base_model, until=until)
+            except TakesLong:
                 operations.request_count(version=version, base_model=base_model)
         inspections.request_inspection(version=version)
     leases.announce(version=version)
 
 
-def _count_if_possible(version: DatasetVersion, base_model: BaseModel) -> None:
+def _count_if_possible(version: DatasetVersion, base_model: BaseModel, *, until: float = math.inf) -> None:
     try:
-        operations.count_tokens(version=version, base_model=base_model)
+        operations.count_tokens(version=version, base_model=base_model, until=until)
     except DomainError:
         return  # this model cannot render the file; a customer who chooses it sees the reason
 

@@ -12,6 +12,7 @@ from allauth.mfa.models import Authenticator
 from allauth.mfa.utils import is_mfa_enabled
 from django.conf import settings
 from django.contrib import messages
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
@@ -19,10 +20,12 @@ from django.utils.http import urlencode
 
 from apps.accounts.login.person_audit import record_for_person
 from apps.accounts.models import User
+from apps.core.secrets.resealing import resealed
 from apps.core.secrets.sealing import place_of, seal, unseal
 
 _ADDED_HERE = "second_factor_added"
 _FACTORS = [Authenticator.Type.TOTP, Authenticator.Type.WEBAUTHN]
+_SEALED = {"secret", "seed"}  # the sealed values of `data`: an app's, and that of recovery codes
 _PLACE = place_of(table="mfa_authenticator", column="data", row_id="")
 
 
@@ -36,6 +39,24 @@ class SecondFactorAdapter(DefaultMFAAdapter):
 
     def decrypt(self, encrypted_text: str) -> str:
         return unseal(base64.b64decode(encrypted_text), place=_PLACE)
+
+
+@transaction.atomic
+def reseal_second_factors() -> int:
+    """Reseal the secrets of apps and recovery codes that are sealed under an older key; return how many.
+
+    If a value cannot be unsealed, raises SealBroken and changes nothing.
+    """
+    count = 0
+    for row in Authenticator.objects.select_for_update():
+        for name in _SEALED & row.data.keys():
+            owner = f"mfa_authenticator {row.pk}"
+            sealed = resealed(base64.b64decode(row.data[name]), place=_PLACE, owner=owner)
+            if sealed is not None:
+                row.data[name] = base64.b64encode(sealed).decode()
+                row.save(update_fields=["data"])
+                count += 1
+    return count
 
 
 def has_second_factor(user: User) -> bool:

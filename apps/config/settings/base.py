@@ -229,7 +229,12 @@ ACCOUNT_FORMS = {
     "reauthenticate": "apps.accounts.login.forms.ReauthenticateForm",
 }
 ACCOUNT_REAUTHENTICATION_TIMEOUT = 15 * 60
-ACCOUNT_RATE_LIMITS = {"signup": "20/h/ip"}  # per address, or per IPv6 network
+# By network address (or IPv6 network), and by the e-mail address that gets a message.
+ACCOUNT_RATE_LIMITS = {
+    "signup": "20/h/ip",
+    "reset_password": "20/m/ip,3/h/key",
+    "confirm_email": "1/3m/key,3/h/key",
+}
 MAX_UNPAID_ORGANIZATIONS = ENV.most_unpaid_organizations
 MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
 MFA_ADAPTER = "apps.accounts.login.second_factor.SecondFactorAdapter"

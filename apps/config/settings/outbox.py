@@ -7,7 +7,8 @@ OUTBOX_SHARES = "apps.accounts.shares.list_sharing"
 OUTBOX_WAKE = "apps.config.celery.wake_outbox"
 
 # A mail server, a hub or Stripe that is down, or a customer's file of gigabytes, delays only its own lane. Small files
-# have a lane (apps.datasets.intake.lanes) in which no large file can delay them. Urgent: a machine or money waits.
+# and middle files have lanes (apps.datasets.intake.lanes) in which no large file can delay them. Urgent: a machine or
+# money waits.
 OUTBOX_TOPICS = {
     "adapter.checked": Topic("apps.finetuning.results.verdicts.record_certification_event"),
     "base_model.install": Topic("apps.catalog.tasks.install", lane="hub"),
@@ -15,9 +16,9 @@ OUTBOX_TOPICS = {
     "billing.report": Topic("apps.billing.invoices.mail.send_report", lane="mail"),
     "budget.exhausted": Topic("apps.finetuning.tasks.pause_over_budget", is_urgent=True),
     "checkpoint.named": Topic("apps.finetuning.tasks.serve_named_checkpoint"),
-    "dataset.compare": Topic("apps.datasets.tasks.compare", lane="data"),
-    "dataset.count": Topic("apps.datasets.tasks.count", lane="data"),
-    "dataset.inspect": Topic("apps.datasets.tasks.inspect", lane="data"),
+    "dataset.compare": Topic("apps.datasets.tasks.compare", lane="data-middle"),
+    "dataset.count": Topic("apps.datasets.tasks.count", lane="data-middle"),
+    "dataset.inspect": Topic("apps.datasets.tasks.inspect", lane="data-middle"),
     "dataset.validate": Topic("apps.datasets.tasks.validate", lane="data"),
     "dataset.validated": Topic("apps.finetuning.tasks.admit_jobs_of_file"),
     "deployment.created": Topic("apps.serving.operations.place_adapters"),

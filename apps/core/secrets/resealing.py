@@ -1,4 +1,4 @@
-"""Resealing of every stored secret under the current SECRET_KEY. A BinaryField named `…_sealed` holds a secret."""
+"""Resealing of stored secrets under the current SECRET_KEY. A BinaryField named `…_sealed` holds a secret."""
 
 from collections.abc import Iterator
 
@@ -17,8 +17,8 @@ def sealed_columns() -> Iterator[tuple[type[models.Model], str]]:
 
 
 @transaction.atomic
-def reseal_all() -> int:
-    """Reseal all values that are sealed under an older key; return how many.
+def reseal_columns() -> int:
+    """Reseal the values of all columns that are sealed under an older key; return how many.
 
     If a value cannot be unsealed, raises SealBroken and changes nothing.
     """
@@ -36,17 +36,25 @@ def move_sealed(source: type[models.Model], column: str, target: type[models.Mod
         target._default_manager.create(pk=row.pk, **{target_column: seal(secret, place=place)})
 
 
+def resealed(sealed: bytes, *, place: bytes, owner: str) -> bytes | None:
+    """Return the value sealed under the current SECRET_KEY; None if it is so already.
+
+    Raises SealBroken, which names the `owner`.
+    """
+    if is_current(sealed):
+        return None
+    try:
+        return seal(unseal(sealed, place=place), place=place)
+    except SealBroken as broken:
+        raise SealBroken(f"{owner}: {broken}") from broken
+
+
 def _reseal(model: type[models.Model], column: str) -> int:
-    count = 0
+    count, table = 0, model._meta.db_table
     for row in model._default_manager.exclude(**{column: None}).select_for_update().only("pk", column):
-        sealed = bytes(getattr(row, column))
-        if is_current(sealed):
-            continue
-        place = place_of(table=model._meta.db_table, column=column, row_id=row.pk)
-        try:
-            secret = unseal(sealed, place=place)
-        except SealBroken as broken:
-            raise SealBroken(f"{model._meta.db_table} {row.pk}: {broken}") from broken
-        model._default_manager.filter(pk=row.pk).update(**{column: seal(secret, place=place)})
-        count += 1
+        place = place_of(table=table, column=column, row_id=row.pk)
+        sealed = resealed(bytes(getattr(row, column)), place=place, owner=f"{table} {row.pk}")
+        if sealed is not None:
+            model._default_manager.filter(pk=row.pk).update(**{column: sealed})
+            count += 1
     return count

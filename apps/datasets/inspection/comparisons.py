@@ -10,7 +10,7 @@ from django.db import transaction
 from apps.contracts.held_rows import Repeats, ValidationIndex, repeats_of
 from apps.core.database.clock import db_now
 from apps.core.messages import outbox
-from apps.datasets.intake.lanes import lane_of
+from apps.datasets.intake.lanes import lane_of_rows
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, VersionComparison
 from apps.datasets.rows import iterate_rows
@@ -81,5 +81,5 @@ def request_comparison(*, version: DatasetVersion, other: DatasetVersion) -> Non
         key=key,
         payload={"version_id": version.pk, "other_id": other.pk},
         organization=version.organization_id,
-        lane=lane_of(version.data_bytes + other.data_bytes),
+        lane=lane_of_rows(version.data_bytes + other.data_bytes),
     )

@@ -9,10 +9,11 @@ from apps.contracts.split import Split
 from apps.core.database.clock import db_now
 from apps.core.messages import outbox
 from apps.core.objects.store import ObjectMissing, read_object, store
-from apps.datasets.inspection.inspector import INSPECTION_VERSION, as_json, inspect_rows, repeats
-from apps.datasets.intake.lanes import lane_of
+from apps.datasets.inspection.inspector import INSPECTION_VERSION, as_json, inspect_rows, not_inspected, repeats
+from apps.datasets.intake.lanes import ReadingTime, lane_of_rows
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, VersionInspection
+from apps.datasets.problems import Rejected
 from apps.datasets.rows import iterate_rows
 
 # The keys of this many rows may be read while the caller waits: 1.6 MB, 0.1 s.
@@ -33,8 +34,11 @@ def inspect_version(*, version: DatasetVersion) -> VersionInspection | None:
     found = find_inspection(version=version)
     if found:
         return found
-    with iterate_rows(version=version) as rows:
-        made = inspect_rows(rows)
+    try:
+        with iterate_rows(version=version, on_progress=ReadingTime(version.data_bytes).check) as rows:
+            made = inspect_rows(rows)
+    except Rejected:
+        made = not_inspected(rows=version.rows or 0)
     key = f"{version.object_key.rsplit('/', 1)[0]}/keys-{INSPECTION_VERSION}.bin"
     store().put_stream(key, _chunks(made.keys))
     inspection, _ = VersionInspection.objects.update_or_create(
@@ -65,7 +69,7 @@ def request_inspection(*, version: DatasetVersion) -> None:
         key=key,
         payload={"version_id": version.pk},
         organization=version.organization_id,
-        lane=lane_of(version.data_bytes),
+        lane=lane_of_rows(version.data_bytes),
     )
 
 

@@ -23,6 +23,7 @@ _ROWS_COMPARED_AT_ONCE = 200_000
 class FindingCode(StrEnum):
     """Codes of findings; hints at personal data are `personal_` and the kind."""
 
+    NOT_INSPECTED = "not_inspected"
     EXACT_COPY = "exact_copy"
     NEAR_COPY = "near_copy"
     CONFLICTING_ANSWERS = "conflicting_answers"
@@ -158,6 +159,12 @@ def inspect_rows(rows: Iterable[Row], *, on_progress: Callable[[], None] = lambd
         if number % _PROGRESS_ROWS == 0:
             on_progress()
     return taken.finish()
+
+
+def not_inspected(*, rows: int) -> Inspection:
+    """Return the inspection of a file that takes longer than its size allows."""
+    finding = Finding(code=FindingCode.NOT_INSPECTED, rows=rows, first=())
+    return Inspection(findings=(finding,), identities=array("Q"), keys=array("Q"))
 
 
 def hints_of(row: Row) -> set[Hint]:

@@ -1,20 +1,32 @@
-"""Sharing of file work: a lane for small files, and a reading time in proportion to a file's size."""
+"""Sharing of file work: lanes for small and middle files, and a reading time in proportion to a file's size."""
 
 import time
 from collections.abc import Callable
 
 from apps.datasets.problems import FileErrorCode, Rejected
 
-SMALL_BYTES = 4_000_000
-SMALL_SECONDS = 1.0  # in the lane of small files; longer work starts again in the other lane
+SMALL_BYTES, MIDDLE_BYTES = 4_000_000, 100_000_000
+SMALL_SECONDS = 1.0  # in the lane of small files; longer work starts again in the next lane
+_SLOWER = 4  # work on rows takes up to a second for a megabyte, four times as long as reading them
 # Processor time: twenty times what conversations need and three times what the slowest table needs (speeds are in
 # docs/datasets.md), so only files made to be slow exceed it. The maximum is below the time limit of a task.
 _FREE_SECONDS, _SECONDS_PER_MB, _MAX_SECONDS = 5.0, 2.0, 3_000.0
 
 
+class TakesLong(Exception):
+    """Work took longer than others in the lane of small files should wait."""
+
+
 def lane_of(byte_count: int) -> str:
-    """Return the outbox lane for work on this many bytes."""
-    return "data-small" if byte_count <= SMALL_BYTES else "data"
+    """Return the outbox lane for reading a file of this many bytes."""
+    if byte_count <= SMALL_BYTES:
+        return "data-small"
+    return "data-middle" if byte_count <= MIDDLE_BYTES else "data"
+
+
+def lane_of_rows(byte_count: int) -> str:
+    """Return the outbox lane for counting, inspecting or comparing rows of this many bytes."""
+    return lane_of(_SLOWER * byte_count)
 
 
 class ReadingTime:

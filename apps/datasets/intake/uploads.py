@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Sum
+from django.db.models import Count, Sum
 
 from apps.accounts.models import Organization
 from apps.core import audit
 from apps.core.database.tenancy import id_of
 from apps.core.database.transitions import advance, try_advance
-from apps.core.errors import InvalidState, InvalidValue, NotFound
+from apps.core.errors import InvalidState, InvalidValue, NotFound, QuotaExceeded
 from apps.core.ids import new_id
 from apps.core.messages import outbox
 from apps.core.objects.store import StoredObject, object_key, store
@@ -43,7 +43,10 @@ LIFETIME = datetime.timedelta(hours=1)
 BROWSER_LIFETIME = datetime.timedelta(days=3)
 BROWSER_PART_BYTES = 8 * 1024**2
 MAX_BROWSER_PARTS = 1_000
+MAX_PARTS, MAX_OPEN = 10_000, 1_000  # of an upload, as a bucket joins at most; and uploads of an organization
 SIGNED_SECONDS = 300
+# A store checks a signature when a request begins: a slow one may still store its part this long after the end.
+_SLOWEST_PUT = datetime.timedelta(hours=1)
 _CLOCKS_APART = datetime.timedelta(seconds=60)  # between the database and the host that checks a signature
 MAX_SIGNED_AT_ONCE = 32
 _CLOSED_AT_ONCE = 500  # the rest minutes later: the task also serves other tenants
@@ -83,7 +86,7 @@ def create_upload(
     expires_after_seconds: int | None = None,
     mapping: Mapping | None = None,
 ) -> Upload:
-    """Announce a file of this many bytes. Raises InvalidValue, FileTooLarge, StorageFull."""
+    """Announce a file of this many bytes. Raises InvalidValue, FileTooLarge, QuotaExceeded, StorageFull."""
     check_purpose(purpose)
     check_expiry(expires_after_seconds)
     if bytes < 1:
@@ -91,6 +94,8 @@ def create_upload(
     _require_allowed(bytes)
     lock_storage(organization)
     require_storage(organization=organization, wanted_bytes=bytes)
+    if Upload.objects.for_organization(organization).filter(status=UploadStatus.PENDING).count() >= MAX_OPEN:
+        raise QuotaExceeded(f"Your organization has {MAX_OPEN:,} uploads open: complete or cancel some.")
     return Upload.objects.create(
         organization_id=id_of(organization),
         filename=clean_filename(filename),
@@ -134,6 +139,7 @@ def add_part(*, upload: Upload, chunks: Iterable[bytes], now: datetime.datetime)
     try:
         part.bytes = store().put_stream(key, _limited(chunks)).bytes
         locked = _locked(upload)
+        lock_storage(upload.organization_id)
         require_open(locked, now)
         _require_room(locked, part.bytes)
         require_storage(organization=upload.organization_id, wanted_bytes=_beyond(locked, part.bytes))
@@ -185,11 +191,12 @@ def cancel_upload(*, upload: Upload, by: str) -> Upload:
 def expire_uploads(*, now: datetime.datetime) -> int:
     """Close the expired uploads and have their parts deleted; return how many were closed.
 
-    Parts of uploads closed earlier are deleted again once the last signature has expired.
+    Parts of uploads closed earlier are deleted again and again, from the end of the last signature until an hour later.
     """
-    for upload in Upload.objects.exclude(status=UploadStatus.PENDING).filter(signed_until__lt=now)[:_CLOSED_AT_ONCE]:
+    closed = Upload.objects.exclude(status=UploadStatus.PENDING).filter(signed_until__lt=now)
+    for upload in closed.order_by("?")[:_CLOSED_AT_ONCE]:
         store().delete_prefix(_key(upload))
-        Upload.objects.filter(pk=upload.pk).update(signed_until=None)
+        Upload.objects.filter(pk=upload.pk, signed_until__lt=now - _SLOWEST_PUT).update(signed_until=None)
     expired = Upload.objects.filter(status=UploadStatus.PENDING, expires_at__lt=now)
     return sum(_expire(upload) for upload in expired.order_by("expires_at")[:_CLOSED_AT_ONCE])
 
@@ -295,7 +302,10 @@ def _limited(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 def _require_room(upload: Upload, bytes: int) -> None:
     """Raise InvalidValue for parts that could never be assembled. A part sent twice by a retry is no error."""
-    sent = upload.parts.aggregate(total=Sum("bytes"))["total"] or 0
+    found = upload.parts.aggregate(total=Sum("bytes"), count=Count("pk"))
+    sent = found["total"] or 0
+    if found["count"] >= MAX_PARTS:
+        raise InvalidValue(f"An upload has at most {MAX_PARTS:,} parts: send larger ones.", param="data")
     if bytes > upload.bytes or sent + bytes > 2 * upload.bytes + MAX_PART_BYTES:
         message = f"The parts are longer than the {upload.bytes:,} bytes announced."
         raise InvalidValue(message, param="data")

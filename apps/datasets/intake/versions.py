@@ -234,13 +234,13 @@ def _ask_for_validation(version: DatasetVersion, attempt: str = "") -> None:
 
 
 def ask_for_long_validation(version: DatasetVersion) -> None:
-    """Have a file validated in the lane of large files, regardless of its size."""
+    """Have a small file validated in the lane of middle files."""
     outbox.publish(
         topic="dataset.validate",
         key=f"validate:{version.pk}:long:{db_now().timestamp()}",
         payload={"version_id": version.pk, "is_long": True},
         organization=version.organization_id,
-        lane="data",
+        lane="data-middle",
     )
 
 

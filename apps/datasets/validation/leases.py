@@ -16,7 +16,7 @@ from apps.core.database.clock import db_now
 from apps.core.database.transitions import try_advance
 from apps.core.messages import outbox
 from apps.core.objects.store import ObjectMissing, StoredObject, object_key, read_chunks, store
-from apps.datasets.intake.lanes import SMALL_SECONDS, ReadingTime, lane_of
+from apps.datasets.intake.lanes import SMALL_SECONDS, ReadingTime, TakesLong, lane_of
 from apps.datasets.intake.versions import StorageFull, ask_for_long_validation, limited
 from apps.datasets.lifecycle import UNVALIDATED, VERSION_TRANSITIONS, DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
@@ -37,8 +37,8 @@ def validate_version(*, version_id: str, now: datetime.datetime, is_long: bool =
     """Read the file once and mark it ready or invalid; return None when another caller holds it or it is done.
 
     The caller holds a lease in the row. A lease that is not renewed belongs to a dead caller, and the next caller
-    starts over. Unless `is_long`, a small file has one second. Raises TakesLong after that: the lane of large files
-    reads it again.
+    starts over. Unless `is_long`, a small file has one second. Raises TakesLong after that: the next lane reads it
+    again.
     """
     version = DatasetVersion.objects.filter(pk=version_id).select_related("derived_from").first()
     if version is None:
@@ -132,9 +132,8 @@ def _fit(version: DatasetVersion, source: DatasetVersion, lease: "_Lease") -> tu
     """Return as `_repair` does."""
     renderer = chat_renderer(base_model=BaseModel.objects.get(pk=version.layout.fits))
     with store().open_stream(source.data_key) as stream:
-        renderable = RenderableRows(
-            read_chunks(stream), kind=kind_of(source), renderer=renderer, on_progress=lease.renew
-        )
+        watch = _watch(source.data_bytes, lease)
+        renderable = RenderableRows(read_chunks(stream), kind=kind_of(source), renderer=renderer, on_progress=watch)
         stored = store().put_stream(version.object_key, limited(renderable, organization=version.organization_id))
     return stored, 0, renderable.dropped
 
@@ -149,10 +148,6 @@ class LeaseLost(Exception):
 
 class HeldByAnother(Exception):
     """Another worker validates the file, or died doing so: the message is delivered again."""
-
-
-class TakesLong(Exception):
-    """A small file took longer than others in its lane should wait; it was moved to the lane of large files."""
 
 
 class _Lease:
@@ -174,7 +169,7 @@ class _Lease:
 
     @transaction.atomic
     def hand_over(self) -> None:
-        """Return the version for the lane of large files."""
+        """Return the version for the next lane."""
         is_mine = try_advance(
             self._version,
             to=DatasetVersionStatus.UPLOADED,

@@ -16,7 +16,7 @@ from apps.contracts.chat import (
 )
 from apps.datasets.problems import MAX_LINE_BYTES
 
-_ROWS_AT_ONCE = 256
+_ROWS_AT_ONCE, _BYTES_AT_ONCE = 256, 2 * 1024**2
 
 
 class RenderableRows:
@@ -35,12 +35,13 @@ class RenderableRows:
         self.dropped = 0
 
     def __iter__(self) -> Iterator[bytes]:
-        waiting: list[Line] = []
+        waiting, size = list[Line](), 0
         for line in self._lines:
             waiting.append(line)
-            if len(waiting) == _ROWS_AT_ONCE:
+            size += len(line.data)
+            if len(waiting) == _ROWS_AT_ONCE or size > _BYTES_AT_ONCE:
                 yield self._kept(waiting)
-                waiting = []
+                waiting, size = [], 0
         yield self._kept(waiting)
 
     def _kept(self, lines: list[Line]) -> bytes:

@@ -28,6 +28,7 @@ from apps.datasets.validation.row_checks import check_line, count_if_plain
 
 _SAMPLED_ROWS = 64
 _SHOWN_ROWS = 5
+_MAX_COLUMNS, _MAX_COLUMN_NAME = 200, 200  # lists of files hold them
 _HEAD_BYTES = 64 * 1024
 _OUTPUT_BYTES = 256 * 1024
 
@@ -166,7 +167,8 @@ class FileValidator:
     def _choose_mapping(self, sample: list[bytes]) -> None:
         self._sample = tuple(shown(data) for data in sample[:_SHOWN_ROWS])
         names = [found for data in sample if (found := _columns_of(data)) is not None]
-        self.columns = tuple(dict.fromkeys(name for row in names for name in row))[:200]
+        kept = (name for row in names for name in row if len(name) <= _MAX_COLUMN_NAME)
+        self.columns = tuple(dict.fromkeys(kept))[:_MAX_COLUMNS]
         self.mapping = self._given or detect(names)
         if self._given:
             _require_columns(self._given, names, self.columns)

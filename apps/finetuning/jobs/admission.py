@@ -13,7 +13,7 @@ from apps.core.database.transitions import advance
 from apps.core.errors import DomainError, InvalidValue, Unavailable
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.operations import request_count
-from apps.datasets.queries import find_token_count
+from apps.datasets.queries import find_refusal, find_token_count
 from apps.finetuning import events
 from apps.finetuning.jobs.files import invalid_file, require_objective, require_rows_to_train
 from apps.finetuning.jobs.requests import JobRequest, choose_recipe
@@ -210,7 +210,8 @@ def _admit_if_validated(job: FineTuningJob, now: datetime.datetime) -> None:
             return
     counting = counting_model(job.base_model)
     count = find_token_count(version=job.training_file, base_model=counting)
-    if counting.is_installed and is_still_counting(version=job.training_file, count=count, base_model=counting):
+    is_refused = find_refusal(version=job.training_file, base_model=counting) is not None
+    if counting.is_installed and count is None and not is_refused:
         request_count(version=job.training_file, base_model=counting)
         return
     if is_still_comparing(version=job.training_file, validation=job.validation_file):

@@ -7,6 +7,7 @@ from typing import Concatenate, ParamSpec
 from django.http import HttpRequest, HttpResponseBase
 
 from apps.accounts.login.second_factor import require_of_operator
+from apps.accounts.login.sessions import require_recent_sign_in
 from apps.core.database.tenancy import system
 from apps.core.errors import PermissionDenied
 from apps.core.http.access import Access, View, answer, redirect_to_sign_in
@@ -25,6 +26,18 @@ def operator_view(view: Callable[Concatenate[HttpRequest, P], HttpResponseBase])
 
     guarded.access = Access("operator")  # type: ignore[attr-defined]
     return guarded
+
+
+def sensitive_operator_view(view: Callable[Concatenate[HttpRequest, P], HttpResponseBase]) -> View:
+    """Require an operator. A POST asks for the password again if the operator signed in some time ago."""
+
+    @wraps(view)
+    def recent(request: HttpRequest, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
+        if request.method == "POST":
+            require_recent_sign_in(request)
+        return view(request, *args, **kwargs)
+
+    return operator_view(recent)
 
 
 def operator_id(request: HttpRequest) -> str:

@@ -19,7 +19,7 @@ from apps.core.errors import DomainError
 from apps.core.http.forms import add_domain_error
 from apps.core.money import usd_to_nano
 from apps.finetuning.pools.margins import list_margins, set_pool_cost
-from apps.interfaces.staff.access import operator_id, operator_view
+from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import AdjustmentForm, PoolCostForm
 
 _DECIDED_SHOWN = 20
@@ -57,7 +57,7 @@ def show(request: HttpRequest) -> HttpResponse:
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
-@operator_view
+@sensitive_operator_view
 def adjust(request: HttpRequest, organization_id: str) -> HttpResponse:
     """Give or take credit, or refund a job's charge. Above the limit, it waits for another operator's approval."""
     organization = get_object_or_404(Organization, pk=organization_id)
@@ -90,7 +90,7 @@ def adjust(request: HttpRequest, organization_id: str) -> HttpResponse:
 
 
 @require_POST
-@operator_view
+@sensitive_operator_view
 def decide(request: HttpRequest, adjustment_id: str) -> HttpResponse:
     """Approve or reject another operator's request."""
     wanted = get_object_or_404(Adjustment, pk=adjustment_id)

@@ -16,7 +16,7 @@ from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.http.forms import add_domain_error
 from apps.core.money import usd_to_nano
-from apps.interfaces.staff.access import operator_id, operator_view
+from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import BaseModelForm, PriceForm
 from apps.interfaces.staff.price_preview import PricePreview, preview_price
 
@@ -84,7 +84,7 @@ def retire_base_model(request: HttpRequest, base_model_id: str) -> HttpResponse:
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
-@operator_view
+@sensitive_operator_view
 def prices(request: HttpRequest) -> HttpResponse:
     """List all prices, past, present and future; a POST previews a new price and sets it once confirmed."""
     form = PriceForm(request.POST or None, initial={"sku": request.GET.get("sku", "")})
@@ -138,7 +138,7 @@ def _set_price(form: PriceForm, *, by: str) -> PriceRule | PriceRequest:
 
 
 @require_POST
-@operator_view
+@sensitive_operator_view
 def decide_price(request: HttpRequest, request_id: str) -> HttpResponse:
     """Approve or reject the price that another operator asked for."""
     wanted = get_object_or_404(PriceRequest, pk=request_id)

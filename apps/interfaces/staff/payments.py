@@ -10,7 +10,7 @@ from apps.billing.models import CreditLot
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.http.forms import add_domain_error
-from apps.interfaces.staff.access import operator_id, operator_view
+from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.payments import reconciliation, webhooks
 from apps.payments.lifecycle import RefundStatus
 from apps.payments.models import CardDispute, CardRefund, TopUp
@@ -48,7 +48,7 @@ def index(request: HttpRequest) -> HttpResponse:
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
-@operator_view
+@sensitive_operator_view
 def refund(request: HttpRequest, topup_id: str) -> HttpResponse:
     """Refund unspent credit of one payment to its card."""
     topup = get_object_or_404(TopUp.objects.select_related("organization"), pk=topup_id)
@@ -77,7 +77,7 @@ def _request_refund(form: RefundForm, topup: TopUp, by: str) -> CardRefund | Non
 
 
 @require_POST
-@operator_view
+@sensitive_operator_view
 def decide(request: HttpRequest, refund_id: str) -> HttpResponse:
     """Approve or reject a refund that another operator requested."""
     wanted = get_object_or_404(CardRefund, pk=refund_id)
@@ -92,7 +92,7 @@ def decide(request: HttpRequest, refund_id: str) -> HttpResponse:
 
 
 @require_POST
-@operator_view
+@sensitive_operator_view
 def resolve(request: HttpRequest, difference_id: str) -> HttpResponse:
     """Close a difference with a note on how it was resolved."""
     note = request.POST.get("note", "").strip()

@@ -14,15 +14,17 @@ from apps.catalog.queries import list_active_prices
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.http.forms import add_domain_error
+from apps.core.http.shown_once import keep_secret, take_secret
 from apps.core.messages.outbox import list_failing
 from apps.finetuning import queries
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE, RunStatus
 from apps.finetuning.models import GpuPool, Run, Worker
 from apps.finetuning.pools import operations
 from apps.finetuning.quotes.pool_facts import live_worker_filter, newest_probes, seconds_ahead, training_sku
-from apps.interfaces.staff.access import operator_id, operator_view
+from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import GIB, PoolEditForm, PoolForm, WorkerTokenForm
 
+_SESSION_COMMAND = "admission_command"
 _REPLICA_PORT = 8003  # as in deploy/compose.yaml
 _ACTIONS = {
     "cordon": (operations.cordon, "takes no new work"),
@@ -87,9 +89,9 @@ def detail(request: HttpRequest, pool_id: str) -> HttpResponse:
 
 @never_cache
 @require_POST
-@operator_view
+@sensitive_operator_view
 def issue_token(request: HttpRequest, pool_id: str) -> HttpResponse:
-    """Create a one-time token and show, this once, the command that uses it."""
+    """Create a one-time token and redirect to the pool, which shows once the command that uses it."""
     pool = get_object_or_404(queries.list_pools(), pk=pool_id)
     form = WorkerTokenForm(request.POST)
     if not form.is_valid():
@@ -106,7 +108,8 @@ def issue_token(request: HttpRequest, pool_id: str) -> HttpResponse:
         add_domain_error(form, error)
         return _detail(request, pool, _edit_form(pool), token_form=form, status=422)
     command = _admission_command(pool, form.cleaned_data["kind"], token)
-    return _detail(request, pool, _edit_form(pool), command=command)
+    keep_secret(request, _SESSION_COMMAND, owner=pool.pk, secret=command)
+    return redirect("staff:pool_detail", pool_id=pool.pk)
 
 
 def _admission_command(pool: GpuPool, kind: str, token: str) -> str:
@@ -179,14 +182,14 @@ def _detail(
     form: PoolEditForm,
     *,
     token_form: WorkerTokenForm | None = None,
-    command: str = "",
     status: int = 200,
 ) -> HttpResponse:
+    shown = take_secret(request, _SESSION_COMMAND, owner=pool.pk)
     context = _rows([pool])[0] | {
         "seconds_ahead": seconds_ahead(pool=pool),
         "form": form,
         "token_form": token_form or WorkerTokenForm(),
-        "command": command,
+        "command": shown[1] if shown else "",
         "members": [
             {"worker": worker, "run": worker.runs.filter(status__in=RUN_HOLDING_LEASE).first()}
             for worker in queries.list_workers(pool=pool)

@@ -10,7 +10,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from apps.contracts.serving import LoadState
 from apps.core import audit
-from apps.interfaces.staff.access import operator_id, operator_view
+from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import ReplicaRoomForm
 from apps.serving import operations
 from apps.serving.isolation import clear_replica
@@ -31,7 +31,7 @@ def index(request: HttpRequest) -> HttpResponse:
 
 @never_cache
 @require_http_methods(["GET", "HEAD", "POST"])
-@operator_view
+@sensitive_operator_view
 def detail(request: HttpRequest, replica_id: str) -> HttpResponse:
     """Show one replica with its adapters and how to scrape its metrics; a POST also shows the token for that."""
     replica = get_object_or_404(_replicas(), pk=replica_id)
@@ -66,7 +66,7 @@ def drain(request: HttpRequest, replica_id: str) -> HttpResponse:
 
 
 @require_POST
-@operator_view
+@sensitive_operator_view
 def accept(request: HttpRequest, replica_id: str) -> HttpResponse:
     """Accept the address that the replica gave at enrolment."""
     replica = get_object_or_404(Replica, pk=replica_id)
@@ -76,7 +76,7 @@ def accept(request: HttpRequest, replica_id: str) -> HttpResponse:
 
 
 @require_POST
-@operator_view
+@sensitive_operator_view
 def accept_room(request: HttpRequest, replica_id: str) -> HttpResponse:
     """Accept the room that the page showed, which the replica reports of its engine."""
     replica = get_object_or_404(Replica, pk=replica_id)

@@ -21,7 +21,7 @@ from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.usage.quotas import LIMITS, get_quota, get_quotas, set_quota, used_gpu_seconds
 from apps.finetuning.usage.storage import stored_bytes
-from apps.interfaces.staff.access import operator_id, operator_view
+from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import QuotaForm
 
 _PAGE = 50
@@ -146,7 +146,7 @@ def quotas(request: HttpRequest) -> HttpResponse:
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
-@operator_view
+@sensitive_operator_view
 def quota(request: HttpRequest, organization_id: str) -> HttpResponse:
     """Edit the limits of one organization."""
     organization = get_object_or_404(Organization, pk=organization_id)

@@ -11,6 +11,7 @@ import openai
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from rest_framework.test import APIClient
 
 from apps.accounts.models import Organization, User
@@ -23,6 +24,7 @@ from apps.datasets.models import DatasetVersion
 from apps.datasets.operations import count_tokens
 from apps.datasets.validation.leases import _Lease, validate_version
 from apps.finetuning.usage.quotas import set_quota
+from apps.interfaces.api.openai import files
 from tests.factories.accounts import make_key
 from tests.factories.catalog import make_base_model
 from tests.factories.datasets import jsonl, make_ready_version, make_version
@@ -306,3 +308,21 @@ def test_a_file_is_validated_by_the_task_its_upload_asks_for(client) -> None:
     validate_version(version_id=file.id, now=db_now())
 
     assert client.files.retrieve(file.id).status == "processed"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_list_of_bad_files_stays_small(
+    client: openai.OpenAI, organization: Organization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bad file has up to a thousand errors, and thousands of files are listed at once by default."""
+    bad = [make_ready_version(organization, jsonl() + b'{"messages": 1}\n' * 100) for _ in range(3)]
+    monkeypatch.setattr(files, "LISTED_FILES", 2)
+
+    with CaptureQueriesContext(connection) as statements:
+        page = client.files.list()
+
+    assert [file.id for file in page.data] == [bad[2].pk, bad[1].pk] and page.has_more
+    assert {file.id for file in client.files.list()} == {version.pk for version in bad}  # the SDK turns the pages
+    report = page.data[0].model_extra["validation"]
+    assert (report["error_count"], [error["line"] for error in report["errors"]]) == (100, list(range(13, 33)))
+    assert not any('"errors",' in statement["sql"] for statement in statements.captured_queries)

@@ -35,6 +35,7 @@ _PROGRAMS = {
     "web": "app",
     "internal": "internal",
     "celery-data": "sys",
+    "celery-data-middle": "sys",
     "celery-data-small": "sys",
     "celery-mail": "sys",
 }  # with their roles

@@ -5,17 +5,19 @@ import os
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
 import pytest
 from django.conf import settings
+from django.db import connection
 from django.test import Client, override_settings
 from moto.server import ThreadedMotoServer
 
 from apps.accounts.models import Organization
 from apps.core.database.clock import db_now
-from apps.core.errors import InvalidValue
+from apps.core.errors import InvalidValue, QuotaExceeded
 from apps.core.models import OutboxMessage
 from apps.core.objects.s3 import SMALLEST_PART_BYTES, S3Store
 from apps.core.objects.store import DirectoryStore, PrefixClosed, open_store, read_object, store
@@ -294,6 +296,41 @@ class TestLimits:
 
         assert storage_used_bytes(organizations=[organization.pk]).total() == PART + 400
 
+    def test_parts_wait_for_other_uploads_of_the_organization_before_they_are_counted(
+        self, organization: Organization
+    ) -> None:
+        """Otherwise two parts at a time could each take the last free bytes."""
+        upload = make_upload(organization, bytes=PART)
+        seen: list[str] = []
+
+        def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+            seen.extend(f"{word} {params}" for word in ("advisory", "uploadpart") if word in sql)
+            return execute(sql, params, many, context)
+
+        with connection.execute_wrapper(note):
+            add_part(upload=upload, chunks=[b"x"], now=db_now())
+
+        assert seen[0].startswith("advisory") and f"uploads:{organization.founded_by_id or organization.pk}" in seen[0]
+
+    def test_uploads_and_their_parts_are_counted_too(
+        self, organization: Organization, rival: Organization, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Empty parts and announced bytes take no storage, but each has an object or a row."""
+        monkeypatch.setattr(uploads, "MAX_PARTS", 2)
+        monkeypatch.setattr(uploads, "MAX_OPEN", 2)
+        upload, other = make_upload(organization), make_upload(organization)
+        for _ in range(2):
+            add_part(upload=upload, chunks=[], now=db_now())
+
+        with pytest.raises(InvalidValue, match="at most 2 parts"):
+            add_part(upload=upload, chunks=[], now=db_now())
+        with pytest.raises(QuotaExceeded, match="2 uploads open"):
+            make_upload(organization)
+        assert make_upload(rival)
+        cancel(other)
+
+        assert make_upload(organization)
+
     def test_a_large_planned_upload_fits_its_own_quota(self, organization: Organization, any_store: str) -> None:
         limit_storage(organization, len(CONTENT))
         upload = make_upload(organization, bytes=len(CONTENT), is_planned=True)
@@ -325,9 +362,26 @@ class TestSignedUrls:
         assert is_refused == (any_store == "directory")
         assert storage_used_bytes(organizations=[organization.pk]).total() == kept + left
         later = db_now() + datetime.timedelta(seconds=uploads.SIGNED_SECONDS + 120)
-        expire_uploads(now=later)
+        expire_uploads(now=later + uploads._SLOWEST_PUT)
         assert list(store().list_objects(f"org/{organization.pk}/uploads")) == []
         assert storage_used_bytes(organizations=[organization.pk]).total() == kept
+
+    def test_stored_by_a_slow_request_after_the_end_are_deleted_too(
+        self, organization: Organization, any_store: str
+    ) -> None:
+        """A bucket checks a signature when a request begins."""
+        upload = make_upload(organization, bytes=len(CONTENT), is_planned=True)
+        sign_parts(upload=upload, numbers=[1], now=db_now())
+        cancel(upload)
+        signed_until = db_now() + datetime.timedelta(seconds=uploads.SIGNED_SECONDS + 120)
+
+        for minutes in (0, 30, 61):
+            store().put_stream(uploads._planned_key(upload, 1), [CONTENT])
+            expire_uploads(now=signed_until + datetime.timedelta(minutes=minutes))
+            assert list(store().list_objects(f"org/{organization.pk}/uploads")) == []
+
+        upload.refresh_from_db()
+        assert upload.signed_until is None
 
     @pytest.mark.parametrize("any_store", ["directory"], indirect=True)
     def test_used_while_the_upload_is_closed_leave_nothing(self, organization: Organization, any_store) -> None:

@@ -53,6 +53,7 @@ def test_each_control_program_logs_in_as_its_own_role(tmp_path: Path) -> None:
         "gateway": ["anneal_gateway"],
         "celery": ["anneal_sys"],
         "celery-data": ["anneal_sys"],
+        "celery-data-middle": ["anneal_sys"],
         "celery-data-small": ["anneal_sys"],
         "celery-mail": ["anneal_sys"],
         "beat": ["anneal_sys"],
@@ -191,6 +192,46 @@ def test_a_killed_program_comes_back_and_an_escaped_process_is_found_counted_and
     assert "already runs" in found["refusal"]
     assert found["left"] == [found["escaped"]] and not found["alive"]
     assert found["is_marked"]  # after kill -9 of its launcher the next one finds supervisord, and all below it
+
+
+LAUNCH = """
+import os, subprocess, sys, time
+from dataclasses import replace
+from pathlib import Path
+from scripts.environment import prepare
+from scripts.launch import __main__ as launch
+from scripts.processes import Program, Tier
+from scripts.supervision import Supervision
+
+def run(given, home):
+    speaker = Program("speaker", Tier.CONTROL, "http.server 0 --bind 127.0.0.1", needs=frozenset(), options=frozenset())
+    supervision = Supervision(replace(prepare(home, is_debug=False, is_launch=True), programs=(speaker,)))
+    supervision.start()
+    supervision.start_tier(Tier.CONTROL)
+    while not (home / "logs/speaker.log").exists(): time.sleep(0.02)
+    supervision.stop()
+    return 0
+
+os.umask(0o022)
+launch._run = run
+sys.argv = ["up.py", "--home", sys.argv[1]]
+sys.exit(launch.main())
+"""
+
+
+def test_what_a_launch_writes_is_readable_for_its_account_alone(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCH, str(home)], cwd=REPOSITORY, capture_output=True, text=True, timeout=240
+    )
+
+    assert done.returncode == 0, done.stderr
+    logs = [path for path in (home / "logs").rglob("*") if path.is_file()]
+    assert {path.name for path in logs} >= {"speaker.log", "supervisord.log"}
+    modes = {path: path.stat().st_mode & 0o777 for path in home.rglob("*") if not path.is_symlink()}
+    others = 0o066  # as root, PostgreSQL's own account passes through the folder of sockets
+    assert {str(path): oct(mode) for path, mode in modes.items() if mode & others} == {}
 
 
 def test_every_lock_pins_exact_versions_once_and_the_cpu_engines_bring_no_cuda() -> None:

@@ -10,6 +10,7 @@ from django.db.models import F
 from apps.accounts.invitations import (
     MAX_A_DAY,
     MAX_OPEN,
+    MAX_TO_ADDRESS,
     AlreadyMember,
     InvitationClosed,
     TooManyInvitations,
@@ -25,6 +26,7 @@ from apps.accounts.mail import plain_name, send
 from apps.accounts.models import Invitation, Membership, Organization, User
 from apps.accounts.operations import change_role, remove_member
 from apps.core.database.clock import db_now
+from apps.core.database.tenancy import tenant
 from apps.core.models import AuditEntry, OutboxMessage
 from tests.factories.accounts import make_member, make_organization, make_user
 
@@ -234,6 +236,23 @@ def test_fifty_are_sent_a_day_whatever_became_of_them(organization, alice):
     age(hours=25)
 
     invite(organization, alice, "more@example.com")
+
+
+def test_an_address_gets_three_mails_a_day_from_all_organizations(organization, alice):
+    others = [make_organization(f"Other {number}", owner=make_user()) for number in range(MAX_TO_ADDRESS)]
+    owner = Membership.objects.get(organization=others[-1]).user
+    for each in others[:-1]:
+        invite(each, Membership.objects.get(organization=each).user, "Victim@example.com")
+    with tenant(organization=organization, user=alice):  # where the others' rows are hidden
+        invite(organization, alice, "victim@example.com")
+
+    with tenant(organization=others[-1], user=owner):
+        with pytest.raises(TooManyInvitations, match="3 invitations to Anneal today"):
+            invite(others[-1], owner, "victim@example.com")
+        invite(others[-1], owner, "friend@example.com")
+    age(hours=25)
+
+    invite(others[-1], owner, "victim@example.com")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Token counts of files: when they are made, what they hold, and what refuses them."""
 
+import functools
 import gzip
 import tracemalloc
 from collections import Counter
@@ -10,6 +11,8 @@ from apps.accounts.models import Organization
 from apps.core.errors import DomainError
 from apps.core.models import OutboxMessage
 from apps.datasets import operations
+from apps.datasets.intake.lanes import ReadingTime
+from apps.datasets.models import TokenCount
 from apps.datasets.operations import NotReady, RowRefused, count_tokens
 from apps.datasets.queries import find_token_count, read_rows, render_row
 from apps.datasets.tasks import count, validate
@@ -39,6 +42,34 @@ class TestCounting:
             payload = OutboxMessage.objects.get(topic="dataset.count", payload__version_id=version.pk).payload
             count(**payload)
             assert find_token_count(version=version, base_model=base_model)
+
+    def test_of_a_small_file_leaves_its_lane_after_a_second(
+        self, organization: Organization, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The files of other tenants wait for it there."""
+        base_model = make_base_model()
+        monkeypatch.setattr("apps.datasets.tasks.SMALL_SECONDS", -1.0)
+        version = make_version(organization)
+
+        validate(version.pk)
+
+        assert find_token_count(version=version, base_model=base_model) is None
+        [message] = OutboxMessage.objects.filter(topic="dataset.count")
+        count(**message.payload)
+        assert find_token_count(version=version, base_model=base_model)
+
+    def test_that_takes_longer_than_the_size_allows_is_a_refusal(
+        self, organization: Organization, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        base_model, version = make_base_model(), make_ready_version(organization)
+        ticks = iter(range(0, 10_000, 10))
+        monkeypatch.setattr(operations, "ReadingTime", functools.partial(ReadingTime, clock=lambda: next(ticks)))
+
+        for _ in range(2):
+            with pytest.raises(RowRefused, match="took longer than 5 seconds"):
+                count_tokens(version=version, base_model=base_model)
+
+        assert TokenCount.objects.count() == 1
 
     def test_counts_what_the_model_would_see_and_train_on(self, organization: Organization) -> None:
         base_model = make_base_model()

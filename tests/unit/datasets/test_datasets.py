@@ -219,6 +219,17 @@ class TestValidation:
         assert done and (done.status, done.errors[0]["code"]) == ("invalid", "too_slow")
         assert done.layout.is_rejected
 
+    def test_of_rows_that_fit_a_model_has_the_same_limit(self, organization: Organization, monkeypatch: Any) -> None:
+        version = make_ready_version(organization)
+        fitted = versions.fit_version(version=version, base_model=make_base_model(), by="user_1", now=db_now())
+        ticks = iter(range(0, 10_000, 100))
+        monkeypatch.setattr(leases, "ReadingTime", functools.partial(ReadingTime, clock=lambda: next(ticks)))
+
+        done = validate_version(version_id=fitted.pk, now=db_now())
+
+        assert done and (done.status, done.errors[0]["code"]) == ("invalid", "too_slow")
+        assert not [key for key in objects_of(organization) if key.endswith(fitted.object_key)]
+
     def test_notices_a_file_that_was_changed_or_lost(self, organization: Organization) -> None:
         changed, lost = make_version(organization), make_version(organization)
         store().put_stream(changed.object_key, [jsonl(15)])
@@ -234,15 +245,17 @@ class TestValidation:
         self, organization: Organization, rival: Organization, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(lanes, "SMALL_BYTES", len(jsonl()))
+        monkeypatch.setattr(lanes, "MIDDLE_BYTES", len(jsonl(20)))
         large = [make_version(organization, jsonl(40)) for _ in range(3)]
-        small, other = make_version(rival), make_version(rival, jsonl(50))
+        small, middle, other = make_version(rival), make_version(rival, jsonl(20)), make_version(rival, jsonl(50))
 
         deliver_due(lane="data-small", limit=1)
+        deliver_due(lane="data-middle", limit=1)
         deliver_due(lane="data", limit=2)
 
         waiting = DatasetVersion.objects.filter(status="uploaded")
         assert {version.pk for version in waiting} == {version.pk for version in large[1:]}
-        assert {small.pk, other.pk}.isdisjoint(waiting.values_list("pk", flat=True))
+        assert {small.pk, middle.pk, other.pk}.isdisjoint(waiting.values_list("pk", flat=True))
 
     def test_a_small_file_that_takes_long_leaves_the_lane_of_small_ones(
         self, organization: Organization, monkeypatch: pytest.MonkeyPatch
@@ -256,7 +269,7 @@ class TestValidation:
         version.refresh_from_db()
         assert (version.status, version.validation_attempts) == ("uploaded", 0)
         assert not OutboxMessage.objects.filter(lane="data-small", sent_at=None).exists()
-        deliver_due(lane="data", limit=1)
+        deliver_due(lane="data-middle", limit=1)
         version.refresh_from_db()
         assert version.status == "ready"
 

@@ -302,3 +302,12 @@ def test_a_mapping_names_its_kind() -> None:
     mapping = read_mapping('{"format": "sharegpt"}')
 
     assert mapping and mapping.kind is RowKind.CHAT and mapping.columns["conversations"] == "conversations"
+
+
+def test_long_names_of_columns_are_not_kept() -> None:
+    """Every list of files would carry them."""
+    rows = b"".join(
+        json.dumps({f"{n}" + "x" * 300: 1, "prompt": "a", "completion": "b"}).encode() + b"\n" for n in range(12)
+    )
+
+    assert validate_file([rows]).columns == ("prompt", "completion")

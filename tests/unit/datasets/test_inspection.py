@@ -1,5 +1,6 @@
 """What a pass over a version finds: copies, conflicts, personal data; its rows' split; what a limit cuts."""
 
+import functools
 import json
 from array import array
 from typing import Any
@@ -13,6 +14,7 @@ from apps.datasets import operations
 from apps.datasets.inspection import inspections, inspector
 from apps.datasets.inspection.inspector import Finding, inspect_rows
 from apps.datasets.inspection.personal_data import Hint, find_hints
+from apps.datasets.intake.lanes import ReadingTime
 from apps.datasets.models import VersionInspection
 from apps.datasets.tasks import inspect
 from tests.factories.catalog import make_base_model
@@ -111,6 +113,20 @@ def test_an_inspection_is_made_once_by_a_task_and_kept(organization) -> None:
     assert made.distinct_rows == 13
     held = inspections.held_out_rows(inspection=made, split=Split(0.3, 5))
     assert len(held) == 14 and held[12] == held[13] and 0 < sum(held) < 14
+
+
+@pytest.mark.django_db
+def test_a_file_that_takes_longer_than_its_size_allows_is_not_inspected(organization, monkeypatch) -> None:
+    version = make_ready_version(organization)
+    ticks = iter(range(0, 10_000, 10))
+    monkeypatch.setattr(inspections, "ReadingTime", functools.partial(ReadingTime, clock=lambda: next(ticks)))
+
+    for _ in range(2):
+        inspect(version.pk)
+
+    made = VersionInspection.objects.get()
+    assert [(finding["code"], finding["rows"]) for finding in made.findings] == [("not_inspected", 12)]
+    assert inspections.held_out_rows(inspection=made, split=Split(0.3, 5)) == []
 
 
 @pytest.mark.django_db

@@ -1,8 +1,10 @@
 import json
+import tracemalloc
 
 import pytest
 
 from apps.accounts.models import Organization
+from apps.catalog.queries import chat_renderer
 from apps.contracts.chat import Line, RowKind
 from apps.core.database.clock import db_now
 from apps.core.objects.store import read_object
@@ -13,7 +15,9 @@ from apps.datasets.validation.formats import Format, Mapping
 from apps.datasets.validation.leases import validate_version
 from apps.datasets.validation.repair import RepairMode, mend
 from apps.datasets.validation.row_checks import check_line
+from apps.datasets.validation.template_fit import RenderableRows
 from apps.finetuning.usage.quotas import set_quota
+from tests.factories.catalog import make_base_model
 from tests.factories.datasets import chat_row, jsonl, make_ready_version
 
 USER, ANSWER = chat_row("Hi", "Hello")["messages"]
@@ -153,3 +157,18 @@ class TestColumns:
         assert done and (done.number, done.derived_from_id, done.sha256) == (2, version.pk, version.sha256)
         row = read_rows(version=done)[0].row
         assert row and row.messages[1].content == "Hi"
+
+
+@pytest.mark.django_db
+def test_long_rows_are_fitted_with_little_memory() -> None:
+    row = json.dumps(chat_row("x" * 500_000)).encode() + b"\n"
+    renderer = chat_renderer(base_model=make_base_model())
+    list(RenderableRows([row], kind=RowKind.CHAT, renderer=renderer))
+
+    tracemalloc.start()
+    kept = sum(len(piece) for piece in RenderableRows([row] * 60, kind=RowKind.CHAT, renderer=renderer))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert kept == 60 * len(row)
+    assert peak_bytes < 24 * 1024 * 1024

@@ -3,11 +3,13 @@
 import re
 import time
 from collections.abc import Callable
+from io import StringIO
 from typing import Any
 
 import pytest
 from allauth.mfa.models import Authenticator
 from allauth.mfa.totp.internal.auth import format_hotp_value, hotp_value
+from django.core.management import call_command
 from django.test import Client
 
 from apps.accounts.models import ApiKey, Organization, User
@@ -81,6 +83,20 @@ def test_a_code_and_a_recovery_code_work_once(alice, organization, client_for):
         first, second = sign_in(alice), sign_in(alice)
         assert first.post("/accounts/second-factor/ask/", {"code": code}).status_code == 302
         assert second.post("/accounts/second-factor/ask/", {"code": code}).status_code == 200
+
+
+def test_codes_work_after_the_secret_key_was_replaced_and_the_old_one_dropped(
+    alice: User, organization: Organization, client_for: ClientFor, settings: Any
+) -> None:
+    secret, codes = add_app(client_for(alice))
+    recovery = re.search(r"\b\d{8}\b", codes)[0]
+
+    settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "new" * 20, [settings.SECRET_KEY]
+    call_command("reseal", stdout=StringIO())
+    settings.SECRET_KEY_FALLBACKS = []
+
+    for code in (code_of(secret), recovery):
+        assert sign_in(alice).post("/accounts/second-factor/ask/", {"code": code}).headers["Location"] == "/"
 
 
 def test_a_removed_factor_is_audited_and_no_longer_asked_for(alice, organization, client_for):

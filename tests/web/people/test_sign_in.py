@@ -2,17 +2,22 @@
 
 import html
 import re
+import time
 from collections.abc import Callable
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from allauth.account.models import EmailAddress
+from allauth.core.internal import ratelimit
 from django.core import mail
 from django.test import Client
 
 from apps.accounts.models import Membership, Organization, User
 from apps.accounts.operations import IssuedKey
 from apps.accounts.queries import find_key
+from apps.config.settings import base
 from apps.core.messages.outbox import deliver_due
 from apps.core.models import AuditEntry, OutboxMessage
 from tests.factories.accounts import PASSWORD, make_key, make_organization, make_user, sign_up
@@ -209,6 +214,23 @@ def test_sign_ups_of_one_address_are_limited(db: None, settings: Any) -> None:
 
     assert answers == [302, 302, 429]
     assert User.objects.count() == 2
+
+
+def test_an_address_gets_three_mails_an_hour_from_resets_and_three_from_sign_ups(
+    alice: User, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.ACCOUNT_RATE_LIMITS = base.ACCOUNT_RATE_LIMITS
+    clock = count(0, 200)  # seconds: more than the pause between two mails of a kind
+    monkeypatch.setattr(ratelimit, "time", SimpleNamespace(time=lambda: next(clock), monotonic=time.monotonic))
+    email = alice.email
+
+    resets = [Client().post("/accounts/password/reset/", {"email": email}).status_code for _ in range(4)]
+    for _ in range(5):
+        sign_up(Client(), email=email)
+    deliver_due()
+
+    assert resets == [302, 302, 302, 429]
+    assert [message.to for message in mail.outbox] == [[email]] * 6
 
 
 def test_an_operator_without_an_organization_lands_on_the_console(olga: User, client: Client) -> None:

@@ -23,7 +23,7 @@ from apps.finetuning.models import GpuPool, Worker, WorkerToken
 from apps.finetuning.usage.quotas import get_quota
 from apps.payments.models import CardRefund, TopUp
 from tests.factories.accounts import make_organization, make_user
-from tests.factories.finetuning import TrainingSetup, give_credit, make_job
+from tests.factories.finetuning import TrainingSetup, give_credit, make_job, make_pool
 from tests.factories.serving import make_whole_model
 from tests.twins.control_plane import serve_control_plane
 
@@ -164,11 +164,16 @@ def test_a_spot_pool_says_how_often_its_machines_are_taken_away(console, floor):
 
 
 def test_a_token_is_shown_once_with_its_command(console, floor):
-    page = console.post(f"/staff/pools/{floor.pool.pk}/token", {"kind": "trainer"}).content.decode()
+    pool = f"/staff/pools/{floor.pool.pk}"
+    elsewhere = make_pool("elsewhere")
+    made = console.post(f"{pool}/token", {"kind": "trainer"})
 
+    assert (made.status_code, made.headers["Location"]) == (302, pool)  # a reload makes no other token
+    assert "annt_" not in console.get(f"/staff/pools/{elsewhere.pk}").content.decode()
+    page = console.get(pool).content.decode()
     assert "python -m gpu_workers.common.enrolment --kind trainer --token annt_" in page
     assert WorkerToken.objects.count() == 1
-    assert "annt_" not in console.get(f"/staff/pools/{floor.pool.pk}").content.decode()
+    assert "annt_" not in console.get(pool).content.decode()
 
 
 @pytest.mark.parametrize("kind", ["trainer", "replica"])
@@ -176,7 +181,7 @@ def test_the_printed_command_admits_a_machine_that_has_no_settings(console, floo
     with serve_control_plane() as plane:
         settings.INTERNAL_URL = plane.url
         body = {"kind": kind} | ({"base_model": floor.base_model.pk} if kind == "replica" else {})
-        page = console.post(f"/staff/pools/{floor.pool.pk}/token", body).content.decode()
+        page = console.post(f"/staff/pools/{floor.pool.pk}/token", body, follow=True).content.decode()
         command = html.unescape(re.search(r"ANNEAL_INTERNAL_URL=[^<]+", page)[0])
         plane.one_time_token = command.split()[-1]
         environment = {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -209,7 +214,7 @@ def test_a_pool_that_allows_it_admits_a_replica_for_one_whole_model(console, flo
     console.post(pool, {"region": "eu", "memory_gib": "12", "is_open": "on", "serves_whole_models": "on"})
     shown = console.get(pool).content.decode()
     unknown = console.post(token, body | {"whole_model": "ft:nobody"})
-    admitted = console.post(token, body)
+    admitted = console.post(token, body, follow=True)
 
     assert (refused.status_code, unknown.status_code, admitted.status_code) == (422, 422, 200)
     assert "No customer has a model of this name." in unknown.content.decode()

@@ -1,6 +1,6 @@
 """/v1/files: OpenAI's surface over dataset versions, with our `validation` report beside its fields."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from django.core.files.uploadedfile import UploadedFile
@@ -20,7 +20,6 @@ from apps.datasets import operations, queries
 from apps.datasets.intake import versions as intake
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
-from apps.datasets.problems import KEPT_PROBLEMS
 from apps.datasets.validation.formats import read_mapping
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.results.result_file import (
@@ -37,6 +36,7 @@ from apps.interfaces.api.requests.parsers import PlainMultiPartParser
 from apps.interfaces.api.views import ApiView
 
 MAX_LIMIT = 10_000
+LISTED_FILES = 1_000  # per page: each may come with many errors
 LISTED_RESULTS = 100  # per page; the size of each is computed once and then cached
 LISTED_ERRORS = 20  # per file; GET of a single file returns all stored errors
 # OpenAI's words. A deleted version is not listed.
@@ -66,8 +66,9 @@ class FileList(ApiView):
 
     def _sources(self, purpose: str | None) -> list[Source]:
         versions = queries.list_versions(organization=self.organization, purpose=purpose)
-        listed = versions.annotate(listed_at=F("created_at"), listed_id=F("id"))
-        sources = [Source(listed, file_object, MAX_LIMIT)]
+        listed = queries.with_first_errors(versions, most=LISTED_ERRORS)
+        listed = listed.annotate(listed_at=F("created_at"), listed_id=F("id"))
+        sources = [Source(listed, _listed_object, LISTED_FILES)]
         if purpose in (None, PURPOSE):
             results = list_jobs_with_file(organization=self.organization)
             sources.append(Source(results, _result_object, LISTED_RESULTS))
@@ -99,7 +100,7 @@ class FileDetail(ApiView):
         if job := find_job_of(organization=self.organization, file_id=file_id):
             return Response(_result_object(job))
         version = queries.get_version(organization=self.organization, id=file_id)
-        return Response(file_object(version, tokens=_tokens(version), most_errors=KEPT_PROBLEMS))
+        return Response(file_object(version, tokens=_tokens(version), errors=version.errors))
 
     def delete(self, request: Request, file_id: str) -> Response:
         if find_job_of(organization=self.organization, file_id=file_id):
@@ -122,11 +123,23 @@ class FileContent(ApiView):
         return object_response(request._request, version.object_key, filename=version.filename)
 
 
+def _listed_object(version: DatasetVersion) -> dict[str, object]:
+    return file_object(version, errors=version.first_errors)  # type: ignore[attr-defined]  # annotated
+
+
 def file_object(
-    version: DatasetVersion, *, tokens: dict[str, object] | None = None, most_errors: int = LISTED_ERRORS
+    version: DatasetVersion,
+    *,
+    tokens: dict[str, object] | None = None,
+    errors: Sequence[Mapping[str, object]] | None = None,
 ) -> dict[str, object]:
-    """Return OpenAI's file object. `validation` is ours; its errors are named as in OpenAI's batch errors."""
-    first = version.errors[0] if version.errors else None
+    """Return OpenAI's file object. `validation` is ours; its errors are named as in OpenAI's batch errors.
+
+    By default, it has the first errors of the file.
+    """
+    if errors is None:
+        errors = version.errors[:LISTED_ERRORS]
+    first = errors[0] if errors else None
     return {
         "id": version.pk,
         "object": "file",
@@ -146,7 +159,7 @@ def file_object(
             "rows": version.rows,
             "tokens": tokens,
             "error_count": version.error_count,
-            "errors": version.errors[:most_errors],
+            "errors": errors,
         },
     }
 

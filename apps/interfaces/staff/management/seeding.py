@@ -73,6 +73,7 @@ def seed_account(*, home: Path, now: datetime.datetime) -> SeededInstallation:
     path = home / "demo.json"
     kept = _kept_account(path)
     if kept is not None:
+        path.chmod(0o600)  # from a launch before the launcher set a umask
         return SeededInstallation(kept, is_new=False)
     account = _new_account(now)
     _write_private(path, msgspec.json.format(msgspec.json.encode(account)))

@@ -1,9 +1,7 @@
 """API keys: list, create (shown once), revoke."""
 
-import base64
-
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
@@ -14,7 +12,7 @@ from apps.accounts.roles import Permission, has_permission
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.http.forms import add_domain_error
-from apps.core.secrets.sealing import SealBroken, place_of, seal, unseal
+from apps.core.http.shown_once import keep_secret, take_secret
 from apps.interfaces.web.account.forms import KeyForm
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, require
 
@@ -27,31 +25,15 @@ _SESSION_ISSUED = "issued_key"
 def index(request: OrganizationRequest) -> HttpResponse:
     """List keys. A POST creates one and redirects to a page that shows its secret once."""
     if request.method != "POST":
-        return _page(request, KeyForm(by=request.membership), issued=_take_issued(request))
+        issued_key = take_secret(request, _SESSION_ISSUED)
+        return _page(request, KeyForm(by=request.membership), issued=issued_key)
     require(request.membership, Permission.KEY_MANAGE)
     form = KeyForm(request.POST, by=request.membership)
     issued = _issue(form, request) if form.is_valid() else None
     if issued is None:
         return _page(request, form, status=422)
-    sealed = seal(issued.secret, place=_place(issued.key.pk))
-    request.session[_SESSION_ISSUED] = {"key_id": issued.key.pk, "sealed": base64.b64encode(sealed).decode()}
+    keep_secret(request, _SESSION_ISSUED, owner=issued.key.pk, secret=issued.secret)
     return redirect("web:key_list")
-
-
-def _place(key_id: str) -> bytes:
-    return place_of(table="django_session", column="issued_key", row_id=key_id)
-
-
-def _take_issued(request: HttpRequest) -> dict[str, str] | None:
-    """Return the key id and secret just issued in this session, once. The session keeps the secret sealed."""
-    kept = request.session.pop(_SESSION_ISSUED, None) if request.method == "GET" else None
-    if kept is None:
-        return None
-    try:
-        secret = unseal(base64.b64decode(kept["sealed"]), place=_place(kept["key_id"]))
-    except SealBroken:  # the installation's secret key was changed meanwhile
-        return None
-    return {"key_id": kept["key_id"], "secret": secret}
 
 
 def _issue(form: KeyForm, request: OrganizationRequest) -> operations.IssuedKey | None:
@@ -72,7 +54,7 @@ def _issue(form: KeyForm, request: OrganizationRequest) -> operations.IssuedKey 
 
 
 def _page(
-    request: OrganizationRequest, form: KeyForm, *, issued: dict[str, str] | None = None, status: int = 200
+    request: OrganizationRequest, form: KeyForm, *, issued: tuple[str, str] | None = None, status: int = 200
 ) -> HttpResponse:
     manages_all = has_permission(request.membership.role, Permission.MEMBER_MANAGE)
     now = db_now()
@@ -83,7 +65,7 @@ def _page(
     context = {
         "keys": keys,
         "form": form,
-        "issued": issued,
+        "issued": {"key_id": issued[0], "secret": issued[1]} if issued else None,
         "may_create": has_permission(request.membership.role, Permission.KEY_MANAGE),
     }
     return render(request, "organization/keys.html", context, status=status)

@@ -41,7 +41,7 @@ def _page(request: OrganizationRequest, form: InviteForm, status: int = 200) -> 
 
 
 @require_POST
-@organization_view(Permission.MEMBER_MANAGE)
+@organization_view(Permission.MEMBER_MANAGE, is_sensitive=True)
 def invite(request: OrganizationRequest) -> HttpResponse:
     form = InviteForm(request.POST, by=request.membership)
     if form.is_valid():
@@ -63,7 +63,7 @@ def invite(request: OrganizationRequest) -> HttpResponse:
 
 
 @require_POST
-@organization_view(Permission.MEMBER_MANAGE)
+@organization_view(Permission.MEMBER_MANAGE, is_sensitive=True)
 def change_role(request: OrganizationRequest, membership_id: str) -> HttpResponse:
     try:
         changed = operations.change_role(
@@ -81,7 +81,7 @@ def change_role(request: OrganizationRequest, membership_id: str) -> HttpRespons
 
 
 @require_POST
-@organization_view(Permission.VIEW)
+@organization_view(Permission.VIEW, is_sensitive=True)
 def remove(request: OrganizationRequest, membership_id: str) -> HttpResponse:
     """Remove a member, or leave. Removing another member needs the right to manage members."""
     try:

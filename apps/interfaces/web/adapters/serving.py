@@ -54,7 +54,7 @@ def roll_back_alias(request: OrganizationRequest, alias_id: str) -> HttpResponse
 
 
 @require_POST
-@organization_view(Permission.ADAPTER_WRITE)
+@organization_view(Permission.ADAPTER_WRITE, is_sensitive=True)
 def delete_alias(request: OrganizationRequest, alias_id: str) -> HttpResponse:
     alias = aliases.get_alias(organization=request.organization, id=alias_id)
     aliases.delete_alias(alias=alias, by=request.membership.user_id)

@@ -53,7 +53,7 @@ def _set(form: BudgetForm, request: OrganizationRequest) -> bool:
 
 
 @require_POST
-@organization_view(Permission.ORGANIZATION_MANAGE)
+@organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
 def end(request: OrganizationRequest, budget_id: str) -> HttpResponse:
     if not end_budget(
         organization=request.organization, budget_id=budget_id, by=request.membership.user_id, now=db_now()

@@ -220,6 +220,10 @@ def _found(address: Address, looked: RowContext) -> list[FileCheck]:
     if looked.inspection is None:
         return []
     findings = {found["code"]: found for found in looked.inspection.findings}
+    if FindingCode.NOT_INSPECTED in findings:
+        text = "The rows were not inspected"
+        checks = [FileCheck("warn", text, "That takes longer than the file's size allows. Split the file.")]
+        return checks + _compared(address, looked) + _overlaps(address, looked)
     checks = []
     for code, (one, many) in _FOUND.items():
         if code in findings:

@@ -17,7 +17,7 @@ from apps.core.errors import InvalidState
 from apps.core.objects.store import store
 from apps.datasets.inspection.comparisons import find_or_compare
 from apps.datasets.models import DatasetVersion, TokenCount, VersionComparison
-from apps.datasets.validation.leases import validate_version
+from apps.datasets.tasks import validate
 from apps.finetuning.jobs.admission import CannotLaunch
 from apps.finetuning.jobs.creation import create_job
 from apps.finetuning.jobs.explanations import Explanation, explain
@@ -135,6 +135,12 @@ SAME_AGAIN = sorted(set(FailureCode) - {failure.code for failure in FAILURES.val
 FAILURES |= {str(code): Failure(code) for code in SAME_AGAIN}
 
 
+def validated(version_id: str) -> DatasetVersion:
+    """Return the file after its task, which counts its tokens as well."""
+    validate(version_id)
+    return DatasetVersion.objects.get(pk=version_id)
+
+
 @pytest.fixture
 def fail(floor: TrainingSetup, reload):
     def end(failure: Failure) -> FineTuningJob:
@@ -187,7 +193,7 @@ def test_one_call_starts_the_change_at_the_price_told(floor, fail, reload, name)
 
     if advice.change.repairs:
         assert (again.status, again.training_file.derived_from_id) == ("validating_files", job.training_file_id)
-        assert validate_version(version_id=again.training_file_id, now=db_now()).status == "ready"
+        assert validated(again.training_file_id).status == "ready"
         admit_waiting()
         again = reload(again)
     recipe = advice.change.recipe
@@ -203,7 +209,7 @@ def test_bad_rows_are_repaired_or_left_out_and_trained_at_about_the_quoted_price
     told = why_of(job).suggestion.price_nano
 
     again = retry(job)
-    repaired = validate_version(version_id=again.training_file_id, now=db_now())
+    repaired = validated(again.training_file_id)
     admit_waiting()
 
     assert (repaired.rows, repaired.repair) == (len(GOOD), "repair")
@@ -215,14 +221,14 @@ def test_rows_that_the_models_template_refuses_are_left_out(floor, organization,
     waiting = make_version(organization, jsonl_of(*GOOD[:20], TOOL, *GOOD[20:]))
     asked = JobRequest(base_model=floor.base_model.name, training_file=waiting.pk)
     job = create_job(organization=organization, request=asked, by="key_test", now=db_now())
-    assert validate_version(version_id=waiting.pk, now=db_now()).status == "ready"
+    assert validated(waiting.pk).status == "ready"
     admit_waiting()
     job = reload(job)
     assert (job.status, job.error_code) == ("failed", "invalid_training_file") and "Line 21: " in job.error_message
 
     told = why_of(job).suggestion.price_nano
     again = retry(job)
-    fitting = validate_version(version_id=again.training_file_id, now=db_now())
+    fitting = validated(again.training_file_id)
     admit_waiting()
 
     assert (fitting.rows, fitting.repair, fitting.layout.dropped) == (len(GOOD), "fit", 1)
@@ -305,7 +311,7 @@ def test_a_refused_row_of_either_file_is_left_out(floor, organization, reload):
     fail_job(job=job, code=INVALID, message="Line 41: The template refused it.", now=db_now())
 
     again = retry(reload(job))
-    fitting = validate_version(version_id=again.validation_file_id, now=db_now())
+    fitting = validated(again.validation_file_id)
 
     assert (fitting.rows, again.training_file.repair, again.validation_file.repair) == (len(GOOD), "fit", "fit")
 

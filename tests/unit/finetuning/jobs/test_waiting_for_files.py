@@ -109,6 +109,7 @@ def test_a_job_that_cannot_be_admitted_by_a_fault_of_ours_fails_after_minutes(cr
 def test_a_job_waits_until_it_is_known_what_repeats_its_validation_file(floor, organization, reload, monkeypatch):
     monkeypatch.setattr(comparisons, "COMPARE_NOW_ROWS", 10)
     training, held_out = (make_ready_version(organization, jsonl(rows), filename=f"{rows}") for rows in (40, 12))
+    count_tokens(version=training, base_model=floor.base_model)
     asked = JobRequest(
         base_model=floor.base_model.name, training_file=training.pk, validation_file=held_out.pk,
         hyperparameters={"epochs": 4, "batch_size": 4},
@@ -261,6 +262,21 @@ def test_a_row_the_model_cannot_read_fails_the_job_that_waits_for_a_large_file(c
     job = reload(job)
     assert (job.status, job.error_code) == ("failed", "invalid_training_file")
     assert "Line 101: " in job.error_message
+
+
+def test_a_small_file_too_is_counted_by_a_task_and_not_by_the_admission(create, reload, monkeypatch):
+    """The admission is in the lane of leases, mail and money."""
+    monkeypatch.setattr("apps.datasets.tasks.SMALL_SECONDS", -1.0)
+    job = create(GOOD)
+    validate_task(job.training_file_id)
+
+    admit_waiting()
+    waiting = reload(job).status
+    [message] = OutboxMessage.objects.filter(topic="dataset.count")
+    count(**message.payload)
+    admit_waiting()
+
+    assert (waiting, reload(job).status) == ("validating_files", "queued")
 
 
 def test_a_job_cancelled_meanwhile_stays_cancelled(create, organization, claim, reload):

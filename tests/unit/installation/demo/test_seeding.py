@@ -81,6 +81,14 @@ def test_each_installation_has_a_password_of_its_own(seed: Seed, tmp_path: Path)
     assert stat.S_IMODE((tmp_path / "demo.json").stat().st_mode) == 0o600
 
 
+def test_a_kept_account_is_readable_for_its_owner_alone(seed: Seed, tmp_path: Path) -> None:
+    kept = seed()
+    (tmp_path / "demo.json").chmod(0o644)
+
+    assert seed() == kept
+    assert stat.S_IMODE((tmp_path / "demo.json").stat().st_mode) == 0o600
+
+
 def test_the_password_that_every_installation_had_is_replaced(seed: Seed, tmp_path: Path) -> None:
     known = "anneal-demo-password"
     before = msgspec.structs.replace(seed(), password=known)

@@ -49,6 +49,14 @@ def test_celery_starts_without_the_checks_that_import_every_page(program: Progra
     assert here["CELERY_SKIP_CHECKS"] == SERVICES[program.name]["environment"]["CELERY_SKIP_CHECKS"] == "1"
 
 
+@pytest.mark.parametrize(
+    "program", [each for each in IN_CONTAINERS if "uvicorn" in each.command], ids=lambda program: program.name
+)
+def test_a_web_server_believes_no_header_that_names_another_caller(program: Program) -> None:
+    """uvicorn believes X-Forwarded-For of any caller on this machine, and limits count by address."""
+    assert "--no-proxy-headers" in SERVICES[program.name]["command"].split()
+
+
 def test_every_program_may_take_its_time_to_stop(program: Program) -> None:
     grace_seconds = int(SERVICES[program.name].get("stop_grace_period", "10s").removesuffix("s"))
 
@@ -111,7 +119,8 @@ def test_only_services_that_handle_objects_know_the_buckets_keys() -> None:
     with_keys = {name for name, one in SERVICES.items() if "AWS_SECRET_ACCESS_KEY" in one.get("environment", {})}
     granted = {program.name for program in PROGRAMS if "AWS_SECRET_ACCESS_KEY" in program.options}
 
-    assert with_keys - {"migrate"} == granted == {"web", "internal", "celery", "celery-data", "celery-data-small"}
+    data = {"celery-data", "celery-data-middle", "celery-data-small"}
+    assert with_keys - {"migrate"} == granted == {"web", "internal", "celery"} | data
 
 
 def test_only_the_service_that_sends_mail_knows_the_mail_servers_password() -> None:

@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from scripts.environment import prepare
+from scripts.environment import EnvironmentIncomplete, prepare
+from scripts.launch.starting import has_demo
 from scripts.machine import LIBRARIES, PYTHONS
 from scripts.processes import PROGRAMS, REPOSITORY
 
@@ -39,6 +40,19 @@ def test_the_printed_address_is_the_published_port_and_the_web_process_listens_b
     assert (address.hostname, str(address.port)) == (host, published)
     assert published == inside  # the main job calls the public address from inside
     assert f"--host 0.0.0.0 --port {inside}" in command
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "anneal.example.com"])
+def test_a_launch_that_lets_others_in_wants_the_public_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    """With the default address it would make the demo's operator, without a second factor, for everybody."""
+    monkeypatch.setenv("ANNEAL_WEB_HOST", host)
+    with pytest.raises(EnvironmentIncomplete, match="Also set ANNEAL_PUBLIC_URL"):
+        prepare(tmp_path, is_debug=False, is_launch=True)
+    monkeypatch.setenv("ANNEAL_PUBLIC_URL", "http://anneal.example.com:8000")
+
+    assert not has_demo(prepare(tmp_path, is_debug=False, is_launch=False))
 
 
 def test_without_the_variable_the_web_process_listens_on_the_loopback_interface_alone(

@@ -3,8 +3,10 @@
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
+from django.db import transaction
 
-from apps.core.secrets.resealing import reseal_all
+from apps.accounts.login.second_factor import reseal_second_factors
+from apps.core.secrets.resealing import reseal_columns
 from apps.core.secrets.sealing import SealBroken
 
 
@@ -13,7 +15,8 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            count = reseal_all()
+            with transaction.atomic():
+                count = reseal_columns() + reseal_second_factors()
         except SealBroken as error:
             raise CommandError(f"{error}: put the key it was sealed under into ANNEAL_SECRET_KEY_FALLBACKS.") from error
         self.stdout.write(f"{count} secrets were sealed anew.")
