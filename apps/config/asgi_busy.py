@@ -13,14 +13,15 @@ import django
 import uvicorn
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
+_NICENESS = 5  # the web process comes first where processors are scarce
+if __name__ == "__main__":
+    os.nice(_NICENESS)  # before the imports, which take a second
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "apps.config.settings.dev")  # noqa: TID251 - Django's own entry point
 django.setup(set_prefix=False)
 
 import apps.config.urls  # noqa: E402, F401 - else the first request imports every page
 from apps.config.startup import guard_roles, share_interpreter  # noqa: E402 - needs the app registry
 from apps.core.http.asgi import Application, DjangoApplication, ReportProcessorSeconds  # noqa: E402
-
-_NICENESS = 5  # the web process comes first where processors are scarce
 
 _views = ReportProcessorSeconds(cast(Application, DjangoApplication()))
 # Only the web process reaches the socket, so its x-forwarded-for is believed.
@@ -29,7 +30,6 @@ application: Any = ProxyHeadersMiddleware(cast(Any, _views), trusted_hosts="*")
 
 def main(socket: str) -> None:
     """Serve until the standard input ends, so that this process never outlives the one in front."""
-    os.nice(_NICENESS)
     guard_roles()
     share_interpreter()
     server = uvicorn.Server(

@@ -35,7 +35,7 @@ def find_named(organization: Organization | str, model_name: str) -> Checkpoint 
         return None
     rows = Checkpoint.objects.for_organization(organization).filter(deleted_at=None, quarantined_at=None)
     rows = rows.filter(job__pk__endswith=of_job.rpartition(":")[2][-_ULID_SHOWN:], step=int(step))
-    for checkpoint in rows.select_related("job__base_model", "job__organization", "upload"):
+    for checkpoint in rows.select_related("job__base_model", "job__organization"):
         if name_of(checkpoint) == model_name and may_answer(checkpoint.job):
             is_known = AdapterVersion.objects.filter(model_name=model_name).exists()
             return None if is_known else checkpoint

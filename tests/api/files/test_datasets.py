@@ -42,7 +42,7 @@ def test_columns_are_shown_previewed_and_chosen(key, api_client, organization) -
 @pytest.mark.parametrize(
     ("mapping", "param"),
     [
-        ({"format": "alpaca"}, "mapping"),
+        ({"format": "alpaca"}, "mapping.format"),
         ({"format": "text", "columns": {"nope": "x"}}, "mapping.columns.nope"),
         ({}, "mapping.format"),
     ],

@@ -37,6 +37,6 @@ def test_every_call_of_jobs_works_with_both_generations_of_the_sdk(live_server, 
     assert seen["by_label"] == [seen["pages"][0]]
     assert ["fine_tuning.job.event", "Created fine-tuning job"] in seen["events"] and len(seen["events"]) > 1
     assert (seen["checkpoints"], seen["cancelled"]) == ([], "cancelled")
-    assert seen["pause"] == [400, "invalid_state", "status"] == seen["resume"] == seen["cancel"]
+    assert seen["pause"] == [400, "invalid_state", "fine_tuning_job_id"] == seen["resume"] == seen["cancel"]
     assert seen["unknown"][:2] == [404, "fine_tuning_job_not_found"]
     assert seen["slash"][:2] == [404, "model_not_found"]
