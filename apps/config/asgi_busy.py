@@ -13,7 +13,7 @@ import django
 import uvicorn
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-_NICENESS = 5  # the web process comes first where processors are scarce
+_NICENESS = 10  # the web process comes first where processors are scarce
 if __name__ == "__main__":
     os.nice(_NICENESS)  # before the imports, which take a second
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "apps.config.settings.dev")  # noqa: TID251 - Django's own entry point

@@ -3,6 +3,7 @@
 import http.client
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from apps.core.models import AuditEntry
 from apps.interfaces.web.edge import busy_process, request_limits
 from apps.interfaces.web.edge.busy_process import BusyProcess
 from apps.interfaces.web.edge.front_door import FrontDoor
+from apps.interfaces.web.edge.request_limits import LimitRequests
 from tests.factories.datasets import jsonl
 from tests.support.asgi import NO_LIMITS, serving
 from tests.support.database import database_url
@@ -104,3 +106,14 @@ def test_the_first_process_answers_while_the_second_is_away(origin, own_paths, b
     wait_until(lambda: busy.is_ready, processes)
     assert ask(origin, "GET", "/accounts/login/", {})[0] == 200
     assert len(own_paths) == 1 and processes() != [pid]
+
+
+def test_a_client_that_leaves_is_charged_for_what_it_started(origin, monkeypatch: pytest.MonkeyPatch):
+    charged: list[float] = []
+    monkeypatch.setattr(LimitRequests, "_take_seconds", lambda self, owners, seconds: charged.append(seconds))
+
+    with socket.create_connection(("127.0.0.1", urlsplit(origin).port)) as client:
+        client.sendall(b"GET /accounts/login/ HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+
+    wait_until(lambda: bool(charged), lambda: "the request has no end")
+    assert charged[0] > 0

@@ -289,7 +289,7 @@ def test_a_caller_that_used_much_or_runs_another_view_has_it_run_elsewhere() -> 
         here, there = Views(), Busy()
         here.go_on.set()
         there.go_on.set()
-        here.seconds = 1.0  # a 60th of what a key may use in a minute
+        here.seconds = 0.4  # more than a hundredth, with the second request, of what a key may use in a minute
         limits = WebLimits(requests_per_minute=100, seconds_per_minute=60, places=8)
         application = LimitRequests(here, limits, busy=there)  # type: ignore[arg-type]
         assert [(await ask(application, "a"))[0] for _ in range(3)] == [200] * 3

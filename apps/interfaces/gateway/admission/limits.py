@@ -21,8 +21,8 @@ MAX_ENGINE_FAILURES = 30  # per minute, of one organization
 # prompts for free, because it counted no tokens. A debt lasts five minutes at most.
 MAX_ABANDONED_TOKENS, _MAX_ABANDONED_DEBT = 100_000, 5 * 100_000
 # An organization does not use a minute's worth at once. It begins a second's worth, at least this many requests, and
-# then as many a second as this multiple of its limit.
-_PROMPT_REQUESTS, _PACE = 16, 2
+# then as many a second as its limit allows.
+_PROMPT_REQUESTS = 16
 _FORGET_SECONDS = 120.0
 
 _HEADERS = (("limit", "d"), ("remaining", "d"), ("reset", "b"))
@@ -104,7 +104,7 @@ class _Buckets:
         per_minute = self._rate_of(one)
         if not per_minute:
             return 0.0
-        now, interval = time.monotonic(), 60 / (_PACE * per_minute)
+        now, interval = time.monotonic(), 60 / per_minute
         bucket = self._at(one.owner_id, per_minute, now)
         prompt = max(_PROMPT_REQUESTS, per_minute / 60)
         bucket.next_at = max(bucket.next_at, now - prompt * interval) + interval

@@ -35,7 +35,9 @@ class BusyProcess:
         self._folder = tempfile.TemporaryDirectory(prefix="anneal-web-")  # readable by this user alone
         self._socket = f"{self._folder.name}/views.sock"
         self._pass = PassThrough(
-            f"unix://{self._socket}", unavailable=Unavailable("The server is restarting. Try again in a moment.")
+            f"unix://{self._socket}",
+            unavailable=Unavailable("The server is restarting. Try again in a moment."),
+            works_on=True,
         )
         self._keeping: asyncio.Task[None] | None = None
         self.is_ready = False

@@ -52,14 +52,18 @@ class PassThrough:
 
     It receives the caller's address and scheme as `x-forwarded-for` and `x-forwarded-proto`, and must trust no other
     sender of these. `dropped` are headers that it does not receive; `unavailable` is the error if it does not answer.
+    With `works_on`, it does not stop work when the client leaves; then the request lasts until its answer begins, so
+    that limits count all of it.
     """
 
-    def __init__(self, url: str, *, unavailable: DomainError, dropped: Iterable[bytes] = ()) -> None:
+    def __init__(
+        self, url: str, *, unavailable: DomainError, dropped: Iterable[bytes] = (), works_on: bool = False
+    ) -> None:
         parts = urlsplit(url)
         self._socket_path = parts.path if parts.scheme == "unix" else None
         self._base_url = "http://process" if self._socket_path else url.rstrip("/")
         self._not_forwarded = _HOP_BY_HOP | _OURS | frozenset(dropped)
-        self._unavailable = unavailable
+        self._unavailable, self._works_on = unavailable, works_on
         self._session: aiohttp.ClientSession | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,6 +74,8 @@ class PassThrough:
         leaving = asyncio.ensure_future(client.left())
         try:
             await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if self._works_on and not client.has_answer:
+                await asyncio.wait({answering})
         finally:
             for task in (answering, leaving):
                 task.cancel()
@@ -165,6 +171,7 @@ class _Client:
         await self._has_sent_body.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        self.is_gone = True
 
     async def _message(self) -> Message:
         message = await self._receive()
@@ -174,6 +181,8 @@ class _Client:
         return message
 
     async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        if self.is_gone:
+            raise ClientGone
         self.has_answer = True
         await self.send({"type": "http.response.start", "status": status, "headers": list(headers)})
 

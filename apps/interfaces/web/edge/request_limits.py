@@ -42,7 +42,7 @@ _STATIC = "/static/"  # files of the dashboard: a page loads several, which brow
 _UPLOAD_PREFIXES = ("/v1/files", "/v1/uploads", "/datasets")
 _WAIT_SECONDS, _MAX_WAITING = 10.0, 32
 # A caller is quiet if it runs no other view and none of its owners has used more of its processor time than this.
-_QUIET_PART = 1 / 40
+_QUIET_PART = 1 / 100
 # Views share one interpreter: each further view of one organization slows down the others. An owner takes at most
 # a quarter of the places, and only one place after using more than this part of its processor time.
 _PART_OF_ONE, _MODEST_PART = 4, 1 / 10
