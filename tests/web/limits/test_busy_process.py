@@ -4,6 +4,7 @@ import http.client
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from apps.interfaces.web.edge.request_limits import LimitRequests
 from tests.factories.datasets import jsonl
 from tests.support.asgi import NO_LIMITS, serving
 from tests.support.database import database_url
-from tests.support.waiting import wait_until
+from tests.support.waiting import SECONDS, wait_until
 
 
 def processes() -> list[int]:
@@ -117,3 +118,17 @@ def test_a_client_that_leaves_is_charged_for_what_it_started(origin, monkeypatch
 
     wait_until(lambda: bool(charged), lambda: "the request has no end")
     assert charged[0] > 0
+
+
+def test_it_does_not_outlive_the_process_in_front(transactional_db, tmp_path: Path):
+    """A killed process closes the pipe that is the other's standard input."""
+    path = tmp_path / "views.sock"
+    environ = os.environ | {"DATABASE_URL": database_url("app")}
+    command = [sys.executable, "-m", "apps.config.asgi_busy", str(path)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environ)
+    assert process.stdin is not None
+    with socket.socket(socket.AF_UNIX) as client:
+        wait_until(lambda: client.connect_ex(str(path)) == 0, lambda: "the process did not start")
+        process.stdin.close()
+
+        assert process.wait(timeout=SECONDS) == 0
