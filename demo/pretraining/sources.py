@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,7 +84,7 @@ def fetch(source: Source, folder: Path) -> None:
         subprocess.run(["apt-get", "download", f"{source.name}={source.version}"], cwd=folder, check=True)
         return
     spec = f"{source.name}=={source.version}"
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--prefer-binary", "-q", "-d", str(folder), spec]
+    command = ["pip", "download", "--no-deps", "--prefer-binary", "-q", "-d", str(folder), spec]
     subprocess.run(command, check=True)
 
 

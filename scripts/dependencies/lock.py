@@ -37,7 +37,7 @@ FOR_OLDER_PYTHONS = ("async-timeout",)
 NOT_FOR_EVERY_MACHINE = {"bench.lock"}
 SOURCE_ONLY = {"localstripe"}  # plain Python, for tests: no compiler needed
 # Programs that run in separate folders, with all their dependencies.
-LOCKED_PROGRAMS = ("litellm", "localstripe", "pip-audit")
+LOCKED_PROGRAMS = ("litellm", "localstripe", "pip-audit", "uv")
 # Only PyTorch's own index has it: its hashes are not recorded.
 WITHOUT_HASHES = {"torch-cpu.lock"}
 SUPPORTED_PYTHONS = ("3.11", "3.12", "3.13", "3.14")
@@ -176,7 +176,7 @@ def lock_wheels(environment: CleanEnvironment) -> None:
 
 
 def _write_hashes(path: Path, files: dict[str, dict[str, str]]) -> None:
-    """Add to each line of a lock the hashes of the files that pip may install for it."""
+    """Add to each line of a lock the hashes of the files that may be installed for it."""
     lines = []
     for line in path.read_text().splitlines():
         version = "" if line.startswith("#") else line.split()[0]

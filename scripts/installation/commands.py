@@ -31,8 +31,9 @@ def run(command: Sequence[str], *, environment: dict[str, str] | None = None) ->
         text=True,
         check=False,
     )
-    # pip prints the second form if a constraints file names the package too.
-    if match := re.search(r"ERROR: (?:No matching distribution found for|Cannot install) (\S+)", done.stdout):
+    # The first two are pip's, the second if a constraints file names the package too; the last is uv's.
+    lacking = r"(?:ERROR: No matching distribution found for|ERROR: Cannot install|Because .*you require) ([^\s,]+)"
+    if done.returncode and (match := re.search(lacking, done.stdout)):
         raise NoWheel(f"The package indexes have no wheel of {match[1]} for this Python. See `pip config list`.")
     if done.returncode:
         last_lines = "\n".join(done.stdout.strip().splitlines()[-12:])

@@ -34,7 +34,7 @@ class Environment:
 
     @property
     def lock_groups(self) -> list[list[Path]]:
-        """Return the locks in as few groups as pip accepts: with hashes in one lock, it requires hashes in all."""
+        """Return the locks in as few groups as possible: with hashes in one lock, uv requires hashes in all."""
         apart = [path for path in self.lock_files if path.name == WITHOUT_HASHES]
         hashed = [path for path in self.lock_files if path.name != WITHOUT_HASHES]
         return [group for group in (apart, hashed) if group]
@@ -79,7 +79,7 @@ class Environment:
         if self.directory.is_symlink():
             self.directory.unlink()
         shutil.rmtree(self.directory, ignore_errors=True)
-        run([python, "-m", "venv", str(self.directory)])
+        run([python, "-m", "venv", "--without-pip", str(self.directory)])
 
     def _stamped(self) -> dict[str, Any]:
         try:

@@ -9,14 +9,14 @@ import sys
 import threading
 import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from scripts import machine, setup
-from scripts.installation import environments, indexes
+from scripts.installation import environments, indexes, installer
 from scripts.installation.commands import NoWheel, SetupFailed
 from scripts.installation.environments import Environment
 from scripts.installation.packages import WITHOUT_HASHES, install_locked
@@ -35,9 +35,10 @@ class Index(SimpleHTTPRequestHandler):
         pass
 
 
-def write_wheel(folder: Path, name: str) -> str:
-    """Write a wheel with one module; return its file name."""
+def write_wheel(folder: Path, name: str, more: dict[str, str] | None = None) -> str:
+    """Write a wheel with one module and more files; return its file name."""
     files = {
+        **(more or {}),
         f"{name}/__init__.py": "",
         f"{name}-1.0.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
         f"{name}-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
@@ -75,23 +76,8 @@ def index(tmp_path: Path) -> Iterator[ThreadingHTTPServer]:
     thread.join()
 
 
-@pytest.fixture(scope="module")
-def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a virtual environment as `python -m venv` makes it, which takes seconds."""
-    made = Environment("web", tmp_path_factory.mktemp("empty") / "venv", ())
-    made.make_anew(sys.executable)
-    return made.directory
-
-
 @pytest.fixture
-def environment(
-    tmp_path: Path, index: ThreadingHTTPServer, empty: Path, monkeypatch: pytest.MonkeyPatch
-) -> Environment:
-    def copy(command: Sequence[str]) -> None:
-        assert command[:3] == [sys.executable, "-m", "venv"]
-        shutil.copytree(empty, command[3], symlinks=True)
-
-    monkeypatch.setattr(environments, "run", copy)
+def environment(tmp_path: Path, index: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Environment]:
     requirements = tmp_path / "requirements"
     requirements.mkdir()
     alpha, beta = (locked(tmp_path / "index", name) for name in ("alpha", "beta"))
@@ -101,13 +87,17 @@ def environment(
     for name, value in {
         "PIP_CONFIG_FILE": "/dev/null",
         "PIP_INDEX_URL": f"http://127.0.0.1:{index.server_port}/simple",
-        "PIP_TRUSTED_HOST": "127.0.0.1",  # pip keeps nothing that came by plain HTTP from others
+        "PIP_TRUSTED_HOST": "127.0.0.1",
         "PIP_EXTRA_INDEX_URL": "",
         "PIP_FIND_LINKS": "",
         "PIP_CACHE_DIR": str(tmp_path / "cache"),
     }.items():
         monkeypatch.setenv(name, value)
-    return Environment("web", tmp_path / "venv", ("two.lock",))
+    for name in [name for name in os.environ if name.startswith("UV_")]:
+        monkeypatch.delenv(name)
+    installer.variables.cache_clear()
+    yield Environment("web", tmp_path / "venv", ("two.lock",))
+    installer.variables.cache_clear()
 
 
 def packages_of(environment: Environment) -> Path:
@@ -133,7 +123,7 @@ def delete_a_package(environment: Environment) -> None:
     shutil.rmtree(packages_of(environment) / "alpha")
 
 
-def interrupt_pip(environment: Environment) -> None:
+def interrupt(environment: Environment) -> None:
     environment.stamp_file.unlink()
 
 
@@ -143,7 +133,7 @@ def move_the_folder(environment: Environment) -> None:
     environment.stamp_file.write_text(environment.stamp_file.read_text().replace("/venv", "/elsewhere"))
 
 
-DAMAGES = [delete_python, point_python_nowhere, upgrade_python, delete_a_package, interrupt_pip, move_the_folder]
+DAMAGES = [delete_python, point_python_nowhere, upgrade_python, delete_a_package, interrupt, move_the_folder]
 
 
 def test_a_damaged_environment_is_noticed_and_made_anew_without_an_index(
@@ -174,7 +164,7 @@ def test_a_damaged_environment_is_noticed_and_made_anew_without_an_index(
 def test_an_index_that_refuses_is_named_with_what_to_set(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PIP_INDEX_URL", f"http://user:secret@127.0.0.1:{closed_port()}/simple")
+    point_to(monkeypatch, f"http://user:secret@127.0.0.1:{closed_port()}/simple")
     started = time.monotonic()
     with pytest.raises(SetupFailed, match=r"Connection refused.*Set PIP_INDEX_URL") as failed:
         install_locked(Path(sys.executable), environment.lock_files)
@@ -184,9 +174,9 @@ def test_an_index_that_refuses_is_named_with_what_to_set(
 
 
 def test_where_no_index_answers_and_nothing_is_kept_set_up_makes_no_environment(
-    environment: Environment, monkeypatch: pytest.MonkeyPatch
+    environment: Environment, own_installer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{closed_port()}/simple")
+    point_to(monkeypatch, f"http://127.0.0.1:{closed_port()}/simple")
     monkeypatch.setattr(setup, "check_machine", lambda: None)
     monkeypatch.setattr(setup, "environments", lambda *, dev: [environment])
 
@@ -268,7 +258,7 @@ def test_a_file_that_the_lock_has_no_hash_of_is_not_installed(
     else:
         lock.write_text(lock.read_text().rpartition(" --hash")[0] + "\n")
 
-    with pytest.raises(SetupFailed, match=r"HASH|hash"):
+    with pytest.raises(SetupFailed, match=r"(?i)hash"):
         install(environment)
     assert not environment.is_sound()
 
@@ -279,6 +269,61 @@ def test_what_has_no_hashes_is_installed_apart_from_what_has() -> None:
     assert [[path.name for path in group] for group in cpu.lock_groups] == [
         ["torch-cpu.lock"], ["engines-cpu.lock", "engines.lock"],
     ]  # fmt: skip
+
+
+def test_the_installer_comes_from_the_index_and_then_from_the_cache(
+    environment: Environment, own_installer: Path, index: ThreadingHTTPServer
+) -> None:
+    installer.prepare()
+    assert (own_installer / "uv/__init__.py").exists()
+
+    (own_installer / "bin/uv").unlink()
+    index.shutdown()
+    index.server_close()
+    installer.prepare()
+    assert (own_installer / "bin/uv").exists()
+
+
+def test_pips_settings_reach_the_installer_but_its_own_take_precedence(
+    environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "PIP_EXTRA_INDEX_URL": "https://one/simple https://two/simple",
+        "PIP_FIND_LINKS": "/here /there",
+        "PIP_CERT": "/certificates.pem",
+        "PIP_PROXY": "http://proxy:3128",
+        "UV_HTTP_TIMEOUT": "7",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+    found = installer.variables()
+    assert found["UV_INDEX"] == "https://one/simple https://two/simple"
+    assert found["UV_FIND_LINKS"] == "/here,/there"
+    assert (found["SSL_CERT_FILE"], found["ALL_PROXY"]) == ("/certificates.pem", "http://proxy:3128")
+    assert found["UV_HTTP_TIMEOUT"] == "7"
+    assert found["UV_CACHE_DIR"] == str(tmp_path / "cache/anneal/uv")
+    assert installer.indexes() == [], "no check is possible through pip's own proxy"
+
+
+@pytest.fixture
+def own_installer(environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the empty folder of an installer whose wheel has one module and a program named uv."""
+    folder = tmp_path / "installer"
+    root = tmp_path / "index"
+    (root / "simple/uv").mkdir()
+    wheel = write_wheel(root, "uv", {"uv-1.0.data/scripts/uv": "#!/bin/sh\n"})
+    (root / "simple/uv/index.html").write_text(f'<!DOCTYPE html><a href="/{wheel}">{wheel}</a>')
+    lock = environments.REQUIREMENTS / "uv.lock"
+    lock.write_text(locked(root, "uv") + "\n")
+    monkeypatch.setattr(installer, "DIRECTORY", folder)
+    monkeypatch.setattr(installer, "UV", folder / "bin/uv")
+    monkeypatch.setattr(installer, "LOCK", lock)
+    return folder
+
+
+def point_to(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", address)
+    installer.variables.cache_clear()
 
 
 def closed_port() -> int:

@@ -1,0 +1,118 @@
+"""uv, which installs all packages; pip installs uv, and its configuration applies to both."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from threading import Lock
+
+from scripts.installation.commands import DATA, REQUIREMENTS, SetupFailed, run
+from scripts.installation.indexes import check_indexes
+
+DIRECTORY = DATA / "installer"
+UV = DIRECTORY / "bin/uv"
+LOCK = REQUIREMENTS / "programs/uv.lock"
+PYPI = "https://pypi.org/simple"
+_ONE_AT_A_TIME = Lock()
+_VARIABLES = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "no-index": "UV_NO_INDEX",
+    "trusted-host": "UV_INSECURE_HOST",
+    "keyring-provider": "UV_KEYRING_PROVIDER",
+    "timeout": "UV_HTTP_TIMEOUT",
+    "default-timeout": "UV_HTTP_TIMEOUT",
+    "proxy": "ALL_PROXY",
+    "cert": "SSL_CERT_FILE",
+    "client-cert": "SSL_CLIENT_CERT",
+}
+
+
+def prepare() -> None:
+    """Install the locked uv unless it is installed: from the wheel in our cache, else from the indexes.
+
+    Raises SetupFailed, naming a silent index.
+    """
+    with _ONE_AT_A_TIME:
+        _prepare()
+
+
+def _prepare() -> None:
+    stamp = DIRECTORY / ".anneal-stamp"
+    if stamp.exists() and stamp.read_text() == LOCK.read_text() and UV.exists():
+        return
+    shutil.rmtree(DIRECTORY, ignore_errors=True)
+    wanted = ["--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes", f"--requirement={LOCK}"]
+    with tempfile.TemporaryDirectory() as temporary:
+        wheels = cache_directory() or Path(temporary)
+        install = [*_pip(), "install", "--no-index", f"--find-links={wheels}", f"--target={DIRECTORY}", *wanted]
+        try:
+            run(install)
+        except SetupFailed:
+            check_indexes(indexes())
+            run([*_pip(), "download", f"--dest={wheels}", *wanted])
+            run(install)
+    stamp.write_text(LOCK.read_text())
+
+
+@cache
+def _pip() -> tuple[str, ...]:
+    """Return the command of this Python's pip; if it has none, as in Debian, that of a new environment."""
+    python = sys.executable
+    if importlib.util.find_spec("pip") is None:
+        python = f"{DATA}/pip/bin/python"
+        run([sys.executable, "-m", "venv", "--clear", f"{DATA}/pip"])
+    return python, "-m", "pip", "--disable-pip-version-check"
+
+
+@cache
+def variables() -> dict[str, str]:
+    """Return the environment in which uv uses pip's indexes, proxy, certificates and cache.
+
+    So a mirror is configured once, for pip. Variables of uv that the user has set take precedence. Constraints are left
+    out: they cannot change a locked version, and uv refuses them beside hashes.
+    """
+    found = {"UV_DEFAULT_INDEX": PYPI, "UV_SYSTEM_CERTS": "1", "UV_PYTHON_DOWNLOADS": "never"}
+    # As in pip, all indexes count as equal: the hashes of the locks decide which file is right.
+    found["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+    if bundle := os.environ.get("REQUESTS_CA_BUNDLE"):  # pip uses it too
+        found["SSL_CERT_FILE"] = bundle
+    for name, value in _pip_settings().items():
+        if name in _VARIABLES:
+            separator = "," if name == "find-links" else " "
+            found[_VARIABLES[name]] = separator.join(value.split())
+    kept = cache_directory()
+    found |= {"UV_CACHE_DIR": str(kept / "uv")} if kept else {"UV_NO_CACHE": "1"}
+    return os.environ | found | {name: value for name, value in os.environ.items() if name.startswith("UV_")}
+
+
+def indexes() -> list[str]:
+    """Return the addresses of the package indexes that are in use."""
+    found = variables()
+    if found.get("UV_NO_INDEX", "").lower() in ("1", "true") or "ALL_PROXY" in found:
+        return []  # through a proxy, only the installer itself can tell
+    return [found["UV_DEFAULT_INDEX"], *found.get("UV_INDEX", "").split()]
+
+
+def cache_directory() -> Path | None:
+    """Return our folder in pip's cache; None if pip keeps no cache."""
+    asked = subprocess.run([*_pip(), "cache", "dir"], capture_output=True, text=True, check=False)
+    return None if asked.returncode else Path(asked.stdout.strip()) / "anneal"
+
+
+def _pip_settings() -> dict[str, str]:
+    listed = subprocess.run([*_pip(), "config", "list"], capture_output=True, text=True, check=True).stdout
+    settings: dict[str, str] = {}
+    for section in ("global", "install", ":env:"):  # each takes precedence over the one before it
+        for name, value in re.findall(rf"^{section}\.([a-z-]+)=(.*)$", listed, re.MULTILINE):
+            settings[name] = ast.literal_eval(value)
+    return settings
