@@ -38,12 +38,6 @@ class SpendingStopped(QuotaExceeded):
     """The organization is suspended until it pays its debt; waiting does not help."""
 
 
-class CaptureAboveHold(DomainError):
-    """The charge exceeds its hold: a bug in the caller, never the customer's cost."""
-
-    code = "capture_above_hold"
-
-
 @dataclass(frozen=True)
 class Reversal:
     """How much of a paid lot was reversed. The part that was already spent is owed now."""
@@ -252,7 +246,7 @@ def hold(
 def settle_hold(*, hold_id: str, capture_nano: int, by: str, reason: str = "") -> Hold:
     """Charge `capture_nano` of the hold, return the rest to the wallet and close it.
 
-    Settling a closed hold again with the same amount changes nothing. Raises CaptureAboveHold, InvalidState.
+    Settling a closed hold again with the same amount changes nothing. Raises DomainError, InvalidState.
     """
     wallet = lock_wallet_of_hold(hold_id=hold_id)
     found = Hold.objects.get(pk=hold_id)
@@ -261,7 +255,9 @@ def settle_hold(*, hold_id: str, capture_nano: int, by: str, reason: str = "") -
             raise InvalidState(f"hold {hold_id} was settled at another amount")
         return found
     if not found.captured_nano <= capture_nano <= found.amount_nano:
-        raise CaptureAboveHold(f"hold {hold_id} holds {found.amount_nano} nano, not {capture_nano}")
+        raise DomainError(
+            f"hold {hold_id} holds {found.amount_nano} nano, not {capture_nano}", code="capture_above_hold"
+        )
     charge = capture_nano - found.captured_nano
     rest = found.amount_nano - capture_nano
     held, revenue = beside(wallet, AccountKind.HOLD), beside(wallet, AccountKind.REVENUE)

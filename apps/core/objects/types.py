@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from apps.core.errors import DomainError, NotFound, PermissionDenied, Status
+from apps.core.errors import DomainError, NotFound, PermissionDenied
 
 Method = Literal["GET", "PUT"]
 Base = Literal["internal", "public"]
@@ -31,13 +31,6 @@ class ObjectMissing(NotFound):
     """No object has this key."""
 
     code = "object_missing"
-
-
-class ObjectExists(DomainError):
-    """Other content already has this key. Keys are written once."""
-
-    code = "object_exists"
-    status = Status.INVALID
 
 
 class PrefixClosed(DomainError):

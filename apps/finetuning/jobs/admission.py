@@ -40,12 +40,6 @@ class DoesNotFit(DomainError):
     code = "job_too_large"
 
 
-class NotAdmitted(DomainError):
-    """Admission failed again and again by an unforeseen error."""
-
-    code = FailureCode.INTERNAL_ERROR.value
-
-
 class CannotLaunch(DomainError):
     """The pool (or every pool) cannot take the job now; the message gives the reason."""
 
@@ -197,7 +191,14 @@ def note_fault(*, job_id: str) -> None:
     if faults.count() < _MAX_FAULTS:
         events.append(job, level="warn", message="A fault of ours delays the job: trying again", is_fault=True)
         return
-    _refuse(job, NotAdmitted("A fault of ours kept the job from starting. Nothing was charged: try it again."), now)
+    _refuse(
+        job,
+        DomainError(
+            "A fault of ours kept the job from starting. Nothing was charged: try it again.",
+            code=FailureCode.INTERNAL_ERROR.value,
+        ),
+        now,
+    )
 
 
 def _admit_if_validated(job: FineTuningJob, now: datetime.datetime) -> None:

@@ -17,7 +17,7 @@ from apps.datasets.intake import lanes, versions
 from apps.datasets.intake.lanes import ReadingTime
 from apps.datasets.intake.versions import FileTooLarge, StorageFull, clean_name, remap_version
 from apps.datasets.models import Dataset, DatasetVersion
-from apps.datasets.operations import FileInUse, delete_expired, delete_version
+from apps.datasets.operations import delete_expired, delete_version
 from apps.datasets.queries import (
     UnknownFile,
     get_version,
@@ -337,7 +337,7 @@ class TestDeletion:
         version = make_ready_version(organization)
         make_job(organization, version)
 
-        with pytest.raises(FileInUse, match="still uses this file"):
+        with pytest.raises(InvalidState, match="still uses this file"):
             delete_version(version=version, by="user_1", now=timezone.now())
 
     def test_is_refused_while_somebody_reads_the_file(self, organization: Organization) -> None:

@@ -6,6 +6,7 @@ import pytest
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.core.database.clock import db_now
+from apps.core.errors import NotFound
 from apps.core.models import AuditEntry
 from apps.estimates.calibration import PHYSICS
 from apps.finetuning.models import CalibrationPoint, FineTuningJob, GpuPool, PoolAccuracy
@@ -124,7 +125,7 @@ def test_an_operator_goes_back_to_a_version_or_to_none_and_it_stays(taught):
 
 
 def test_a_version_that_is_not_the_pools_is_refused(taught):
-    with pytest.raises(calibrations.CalibrationNotFound):
+    with pytest.raises(NotFound, match="has no calibration"):
         calibrations.use_version(pool=taught.pool, number=7, by="user_olga")
 
 
