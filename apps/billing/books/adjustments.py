@@ -58,7 +58,10 @@ def request_adjustment(
     locks.lock(f"adjustments:{by}")
     wallet = lock_wallet(organization=organization)
     if id is not None and (found := Adjustment.objects.filter(pk=id).first()):
-        return _same(found, wallet, amount_nano=amount_nano, source=refund_of, by=by)
+        asked = (wallet.owner_id, amount_nano, refund_of, by)
+        if (found.organization_id, found.amount_nano, found.source, found.requested_by) != asked:
+            raise InvalidState("This form was sent before with other values: open it again.", param="amount_usd")
+        return found
     if refund_of:
         _require_refundable(wallet, refund_of, amount_nano)
     wanted = Adjustment.objects.create(
@@ -113,13 +116,6 @@ def _needs_approval(wallet: LedgerAccount, amount_nano: int, *, by: str, now: da
         of_organization=Sum("amount_nano", filter=Q(organization_id=wallet.owner_id)),
     )
     return any(abs((posted or 0) + amount_nano) > SECOND_APPROVER_ABOVE_NANO for posted in sums.values())
-
-
-def _same(found: Adjustment, wallet: LedgerAccount, *, amount_nano: int, source: str, by: str) -> Adjustment:
-    asked = (wallet.owner_id, amount_nano, source, by)
-    if (found.organization_id, found.amount_nano, found.source, found.requested_by) != asked:
-        raise InvalidState("This form was sent before with other values: open it again.", param="amount_usd")
-    return found
 
 
 def _require_open(wanted: Adjustment) -> None:

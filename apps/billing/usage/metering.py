@@ -173,7 +173,8 @@ def record_usage(*, records: Sequence[UsageRecord]) -> Recorded:
         sha256 = hashlib.sha256(body).hexdigest()
         if (record.id, sha256) not in bodies:
             bodies[record.id, sha256] = record
-            lines.append(_line(sha256, body))
+            # COPY's text format. JSON has no raw tabs or newlines, so only backslashes are escaped.
+            lines.append(b"%s\t%s\n" % (sha256.encode(), body.replace(b"\\", b"\\\\")))
     with connection.cursor() as cursor:
         cursor.execute(_INCOMING)
         with cursor.copy("COPY incoming_usage (sha256, body) FROM STDIN") as copy:
@@ -183,18 +184,16 @@ def record_usage(*, records: Sequence[UsageRecord]) -> Recorded:
         if unpriced or unowned:
             raise IntegrityError(f"usage names {unpriced} unknown prices and {unowned} unknown organizations")
         cursor.execute("TRUNCATE incoming_usage")
-    _charge_slices(used_by_slice)
+    # Add the usage to each open slice, so that rating takes the money from where it was reserved.
+    found = open_slices().filter(pk__in=[slice_id for slice_id in used_by_slice if slice_id])
+    for open_slice in found.order_by("pk").select_for_update():
+        Hold.objects.filter(pk=open_slice.pk).update(used_nano=F("used_nano") + used_by_slice[open_slice.pk])
     conflicting = _set_conflicts_aside(bodies) if new < len(bodies) else 0
     if beyond:
         _set_beyond_aside({key: record for key, record in bodies.items() if record.id in beyond})
     return Recorded(
         new=new, known=len(bodies) - new - conflicting, conflicting=conflicting, beyond_reservation=len(beyond)
     )
-
-
-def _line(sha256: str, body: bytes) -> bytes:
-    """Return a line in COPY's text format. JSON has no raw tabs or newlines, so only backslashes are escaped."""
-    return b"%s\t%s\n" % (sha256.encode(), body.replace(b"\\", b"\\\\"))
 
 
 def record_quantity(
@@ -223,13 +222,6 @@ def record_quantity(
     UsageSeries.objects.filter(pk=series.pk).update(
         quantity=F("quantity") + quantity, request_count=F("request_count") + 1
     )
-
-
-def _charge_slices(used_nano: dict[str, int]) -> None:
-    """Add the usage to each open slice, so that rating takes the money from where it was reserved."""
-    found = open_slices().filter(pk__in=[slice_id for slice_id in used_nano if slice_id])
-    for open_slice in found.order_by("pk").select_for_update():
-        Hold.objects.filter(pk=open_slice.pk).update(used_nano=F("used_nano") + used_nano[open_slice.pk])
 
 
 def _set_conflicts_aside(known: dict[tuple[str, str], UsageRecord]) -> int:
@@ -308,7 +300,14 @@ def rate_organization(*, wallet: LedgerAccount) -> int:
 def _post_line(line: UsageSeries, wallet: LedgerAccount, slices: list[Hold]) -> int:
     price = line.price_rule
     due = rated(quantity=line.quantity, price_nano=price.price_nano, per=price.per) - line.posted_nano
-    from_slices = _capture(slices, due, key_id=line.key_id)
+    # Capture up to `due` from the slices, the key's own first, at most the used part of each.
+    from_slices = 0
+    for one in sorted(slices, key=lambda each: each.key_id != line.key_id):
+        part = min(min(one.used_nano, one.amount_nano) - one.captured_nano, due - from_slices)
+        if part > 0:
+            one.captured_nano += part
+            one.save(update_fields=["captured_nano"])
+            from_slices += part
     from_wallet = min(due - from_slices, wallet.balance_nano)
     paid = from_slices + from_wallet
     if paid:
@@ -320,18 +319,6 @@ def _post_line(line: UsageSeries, wallet: LedgerAccount, slices: list[Hold]) -> 
     else:
         logger.warning("usage series %s: %d nano could not be charged yet", line.pk, due - paid)
     return paid
-
-
-def _capture(slices: list[Hold], due: int, *, key_id: str) -> int:
-    """Capture up to `due` from the slices, the key's own first, at most the used part of each; return the amount."""
-    taken = 0
-    for one in sorted(slices, key=lambda each: each.key_id != key_id):
-        part = min(min(one.used_nano, one.amount_nano) - one.captured_nano, due - taken)
-        if part > 0:
-            one.captured_nano += part
-            one.save(update_fields=["captured_nano"])
-            taken += part
-    return taken
 
 
 def _post_charge(line: UsageSeries, wallet: LedgerAccount, *, from_slices: int, from_wallet: int) -> None:

@@ -52,7 +52,15 @@ def lease_slice(
         more = min(more, room[0])
     found = _lock_open(wallet, hold_id) if hold_id else None
     grown = _grow(found, more) if found else _open(organization, more, by, whose)
-    _post_lease(grown, wallet, more, by)
+    post(
+        organization=wallet.owner_id,
+        kind="hold",
+        legs={wallet: -more, beside(wallet, AccountKind.HOLD): more},
+        by=by,
+        source=grown.pk,
+        idempotency_key=f"slice:{grown.pk}:{grown.amount_nano}",
+        request={"slice": grown.pk, "amount_nano": grown.amount_nano},
+    )
     return Slice(hold_id=grown.pk, amount_nano=grown.amount_nano)
 
 
@@ -83,18 +91,6 @@ def _open(organization: Organization | str, amount_nano: int, by: str, whose: At
 
 def _expiry() -> datetime.datetime:
     return db_now() + datetime.timedelta(seconds=SLICE_SECONDS)
-
-
-def _post_lease(grown: Hold, wallet: LedgerAccount, more: int, by: str) -> None:
-    post(
-        organization=wallet.owner_id,
-        kind="hold",
-        legs={wallet: -more, beside(wallet, AccountKind.HOLD): more},
-        by=by,
-        source=grown.pk,
-        idempotency_key=f"slice:{grown.pk}:{grown.amount_nano}",
-        request={"slice": grown.pk, "amount_nano": grown.amount_nano},
-    )
 
 
 @transaction.atomic
