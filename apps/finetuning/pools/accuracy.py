@@ -68,7 +68,7 @@ def refresh_public_reports(*, now: datetime.datetime) -> None:
 @transaction.atomic
 def _refresh(pool: GpuPool, now: datetime.datetime) -> None:
     shown = _whole_steps(list_points(pool=pool), total=CalibrationPoint.objects.filter(pool=pool).count())
-    if not _is_above_floor(shown):
+    if not (len(shown) >= MIN_RUNS and len({point.organization_id for point in shown}) >= MIN_ORGANIZATIONS):
         PoolAccuracy.objects.filter(pool=pool).delete()
         return
     report = msgspec.to_builtins(measure(shown))
@@ -122,10 +122,6 @@ def draw_running_error(report: AccuracyReport) -> ErrorChart | None:
 def _whole_steps(points: Sequence[CalibrationPoint], *, total: int) -> Sequence[CalibrationPoint]:
     """Leave out the newest points until a step is full. `total` counts every point ever recorded."""
     return points[: len(points) - total % STEP_RUNS][-_MAX_RUNS:]
-
-
-def _is_above_floor(points: Sequence[CalibrationPoint]) -> bool:
-    return len(points) >= MIN_RUNS and len({point.organization_id for point in points}) >= MIN_ORGANIZATIONS
 
 
 # estimate, actual, P10 and P90 of the estimate

@@ -3,7 +3,7 @@
 import datetime
 import hashlib
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -78,18 +78,15 @@ def claim(
     worker.refresh_from_db()
     if worker.kind != "trainer" or worker.cordoned_at or worker.drain_requested_at or worker.revoked_at:
         return None
-    for candidate in _takeable(queue_order(pool=worker.pool, now=now), worker, base_models):
-        if response := _try_claim(candidate, worker, now):
-            return response
-    return None
-
-
-def _takeable(order: Sequence[Run], worker: Worker, base_models: Collection[str] | None) -> list[Run]:
-    """Return the runs that fit the worker. The others are not locked, however long the queue."""
+    # Runs that do not fit the worker are not locked, however long the queue.
+    order = queue_order(pool=worker.pool, now=now)
     jobs = FineTuningJob.objects.filter(pk__in=[run.job_id for run in order], gpu_count__lte=max(1, len(worker.gpus)))
     installed = None if base_models is None else frozenset(base_models)
     fitting = {pk for pk, model in jobs.values_list("pk", "base_model_id") if installed is None or model in installed}
-    return [run for run in order if run.job_id in fitting]
+    for candidate in order:
+        if candidate.job_id in fitting and (response := _try_claim(candidate, worker, now)):
+            return response
+    return None
 
 
 def _try_claim(candidate: Run, worker: Worker, now: datetime.datetime) -> ClaimResponse | None:
