@@ -67,18 +67,16 @@ class Shipper:
         count = len(self._waiting)
         try:
             for place in range(0, count, BATCH):
-                self._ship([self._waiting.popleft() for _ in range(min(BATCH, count - place))])
+                batch = [self._waiting.popleft() for _ in range(min(BATCH, count - place))]
+                try:
+                    recorded_ids = record(batch)
+                except DATABASE_ERRORS:
+                    self._waiting.extendleft(reversed(batch))
+                    raise
+                self._shipped(batch, recorded_ids)
         finally:
             if self._waiting:
                 self._has_work.set()
-
-    def _ship(self, batch: Sequence[UsageRecord]) -> None:
-        try:
-            recorded_ids = record(batch)
-        except DATABASE_ERRORS:
-            self._waiting.extendleft(reversed(batch))
-            raise
-        self._shipped(batch, recorded_ids)
 
 
 def record(batch: Sequence[UsageRecord]) -> list[str]:
