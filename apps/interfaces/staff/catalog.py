@@ -18,7 +18,7 @@ from apps.core.http.forms import add_domain_error
 from apps.core.money import usd_to_nano
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import BaseModelForm, PriceForm
-from apps.interfaces.staff.price_preview import PricePreview, preview_price
+from apps.interfaces.staff.price_preview import preview_price
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -103,7 +103,15 @@ def prices(request: HttpRequest) -> HttpResponse:
                 words = "waits for another operator" if is_waiting else "has a new price"
                 messages.success(request, f"{made.sku} {words}. What was quoted keeps the price it has.")
                 return redirect("staff:price_list")
-            preview = _preview(form)
+            data = form.cleaned_data
+            preview = preview_price(
+                sku=data["sku"],
+                price_nano=usd_to_nano(data["price_usd"]),
+                per=usual_per(unit_of(data["sku"])),
+                tiers=data["tiers"],
+                organization=data["organization"],
+                now=db_now(),
+            )
     waiting = list(price_requests.list_waiting_prices())
     context = {
         "rules": queries.list_prices(),
@@ -151,15 +159,3 @@ def decide_price(request: HttpRequest, request_id: str) -> HttpResponse:
     else:
         messages.success(request, f"The price was {'set' if is_approval else 'rejected'}.")
     return redirect("staff:price_list")
-
-
-def _preview(form: PriceForm) -> PricePreview:
-    data = form.cleaned_data
-    return preview_price(
-        sku=data["sku"],
-        price_nano=usd_to_nano(data["price_usd"]),
-        per=usual_per(unit_of(data["sku"])),
-        tiers=data["tiers"],
-        organization=data["organization"],
-        now=db_now(),
-    )

@@ -33,21 +33,14 @@ def list_missing(*, worker: Worker, about_to_measure: str = "") -> tuple[ProbeRe
     models = BaseModel.objects.filter(is_installed=True, retired_at=None).order_by("parameter_count")
     missing = [(each, method) for each in models for method in _PROBED if (each.pk, method.value) not in measured]
     if any(each.is_gated and each.pk == about_to_measure for each, _ in missing):
-        _open_measurement(worker, about_to_measure)
+        # Only if its last one was reported or is old: a worker could collect every token otherwise.
+        now = db_now()
+        is_free = Q(measuring=None) | Q(measuring=about_to_measure) | Q(measuring_since__lt=now - _LONGEST_MEASUREMENT)
+        opened = Worker.objects.filter(is_free, pk=worker.pk).update(measuring=about_to_measure, measuring_since=now)
+        if not opened:
+            message = "A worker measures one gated base model at a time: report it first, or wait half an hour."
+            raise RateLimited(message, retry_after_seconds=60)
     return tuple(_request(each, method, has_token=each.pk == about_to_measure) for each, method in missing)
-
-
-def _open_measurement(worker: Worker, base_model_id: str) -> None:
-    """Note the gated model that the worker measures next.
-
-    Raises RateLimited unless its last one was reported or is old: a worker could collect every token otherwise.
-    """
-    now = db_now()
-    is_free = Q(measuring=None) | Q(measuring=base_model_id) | Q(measuring_since__lt=now - _LONGEST_MEASUREMENT)
-    opened = Worker.objects.filter(is_free, pk=worker.pk).update(measuring=base_model_id, measuring_since=now)
-    if not opened:
-        message = "A worker measures one gated base model at a time: report it first, or wait half an hour."
-        raise RateLimited(message, retry_after_seconds=60)
 
 
 def _may_measure(worker: Worker) -> bool:

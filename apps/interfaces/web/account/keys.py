@@ -7,7 +7,6 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.accounts import operations, queries
-from apps.accounts.models import ApiKey, Membership
 from apps.accounts.roles import Permission, has_permission
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
@@ -59,7 +58,11 @@ def _page(
     manages_all = has_permission(request.membership.role, Permission.MEMBER_MANAGE)
     now = db_now()
     keys = [
-        {"key": key, "status": key.status(now=now), "may_revoke": _may_revoke(key, request.membership, manages_all)}
+        {
+            "key": key,
+            "status": key.status(now=now),
+            "may_revoke": key.revoked_at is None and (manages_all or key.created_by_id == request.membership.user_id),
+        }
         for key in queries.list_keys(organization=request.organization)
     ]
     context = {
@@ -69,10 +72,6 @@ def _page(
         "may_create": has_permission(request.membership.role, Permission.KEY_MANAGE),
     }
     return render(request, "organization/keys.html", context, status=status)
-
-
-def _may_revoke(key: ApiKey, membership: Membership, manages_all: bool) -> bool:
-    return key.revoked_at is None and (manages_all or key.created_by_id == membership.user_id)
 
 
 @require_POST

@@ -77,16 +77,6 @@ def switch(request: HttpRequest) -> HttpResponse:
     return redirect("/")
 
 
-def _require_room_to_found(user: User) -> None:
-    """Raise QuotaExceeded if a person who never paid has founded too many: each organization has its own limits."""
-    with system():
-        founded = operations.list_founded(user=user)
-        if len(founded) >= site.MAX_UNPAID_ORGANIZATIONS and not has_paid_lot(organizations=founded):
-            raise QuotaExceeded(
-                f"You have created {len(founded)} organizations. Pay into one of them to create more.", param="name"
-            )
-
-
 @require_http_methods(["GET", "HEAD", "POST"])
 @person_view
 def create(request: HttpRequest) -> HttpResponse:
@@ -95,7 +85,13 @@ def create(request: HttpRequest) -> HttpResponse:
     form = OrganizationForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         try:
-            _require_room_to_found(request.user)
+            with system():  # each organization has its own limits, so a person who never paid may found few
+                founded = operations.list_founded(user=request.user)
+                if len(founded) >= site.MAX_UNPAID_ORGANIZATIONS and not has_paid_lot(organizations=founded):
+                    raise QuotaExceeded(
+                        f"You have created {len(founded)} organizations. Pay into one of them to create more.",
+                        param="name",
+                    )
             organization = operations.create_organization(
                 name=form.cleaned_data["name"], owner=request.user, now=db_now()
             )

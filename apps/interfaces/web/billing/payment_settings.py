@@ -3,7 +3,6 @@
 No view here calls Stripe. It stores what it needs, a task carries it out, and the waiting page polls.
 """
 
-from collections.abc import Callable
 from decimal import Decimal
 
 from django.contrib import messages
@@ -148,9 +147,11 @@ def page(request: OrganizationRequest, page_id: str) -> HttpResponse:
     """Wait for one of Stripe's pages and go there; after the return, wait for the result."""
     _refuse_without_payments()
     asked = _get_page(request, page_id)
-    leave = _leaving(request, asked)
-    if leave is not None:
-        return leave(asked.url)
+    # Redirect to Stripe once, for the poll that finds the page ready: an answer to a form must not leave this origin.
+    was_waiting = request.GET.get("waiting") == "1"
+    is_fresh = asked.status == PageStatus.READY and (asked.topup is None or asked.topup.status == TopUpStatus.OPEN)
+    if request.htmx and was_waiting and is_fresh:
+        return HttpResponseClientRedirect(asked.url)
     return _show_page(request, asked)
 
 
@@ -177,16 +178,6 @@ def _get_page(request: OrganizationRequest, page_id: str) -> HostedPage:
     if asked is None:
         raise Http404
     return asked
-
-
-def _leaving(request: OrganizationRequest, asked: HostedPage) -> Callable[[str], HttpResponse] | None:
-    """Return the redirect to Stripe, once: for the poll that finds the page ready.
-
-    A redirect in answer to a form must not leave this origin.
-    """
-    was_waiting = request.GET.get("waiting") == "1"
-    is_fresh = asked.status == PageStatus.READY and (asked.topup is None or asked.topup.status == TopUpStatus.OPEN)
-    return HttpResponseClientRedirect if request.htmx and was_waiting and is_fresh else None
 
 
 def _refuse_without_payments() -> None:

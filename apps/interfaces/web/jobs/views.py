@@ -28,7 +28,7 @@ from apps.finetuning.jobs.explanations import explain
 from apps.finetuning.jobs.progress import get_progress, percent_of
 from apps.finetuning.jobs.retries import retry_job
 from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus, RunStatus
-from apps.finetuning.models import FineTuningJob, JobEvent
+from apps.finetuning.models import FineTuningJob
 from apps.finetuning.recipes.checkpoint_names import may_answer
 from apps.finetuning.runs import attempts
 from apps.finetuning.runs.queue_order import queue_position
@@ -80,7 +80,9 @@ def index(request: OrganizationRequest) -> HttpResponse:
     address = f"{reverse('web:job_list')}?status={status}"
     now = db_now()
     context = {
-        "jobs": [_summary(job, now) for job in page.object_list],
+        "jobs": [
+            {"job": job, "title": title_of(job), "progress": get_progress(job=job, now=now)} for job in page.object_list
+        ],
         "page": page,
         "tabs": [
             {"label": label, "url": f"{reverse('web:job_list')}?status={value}", "current": value == status}
@@ -214,10 +216,6 @@ def title_of(job: FineTuningJob) -> str:
     return job.suffix or f"{job.base_model.display_name} on {job.training_file.dataset.name}"
 
 
-def _summary(job: FineTuningJob, now: datetime.datetime) -> dict[str, object]:
-    return {"job": job, "title": title_of(job), "progress": get_progress(job=job, now=now)}
-
-
 def _detail(job: FineTuningJob, membership: Membership) -> dict[str, object]:
     losses = with_number(job, "train_loss").order_by("sequence")
     evaluated = with_number(job, "valid_loss")
@@ -249,7 +247,10 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, object]:
         "runs": list(job.runs.order_by("attempt").select_related("worker")),
         "peak_bytes": max((run.peak_memory_bytes or 0 for run in job.runs.all()), default=0),
         "memory": _memory_bar(job),
-        "events": [_shown(event) for event in queries.list_events(job=job).exclude(type="metrics")[:_SHOWN_EVENTS]],
+        "events": [
+            {"level": event.level, "message": event.message, "detail": "", "at": event.created_at}
+            for event in queries.list_events(job=job).exclude(type="metrics")[:_SHOWN_EVENTS]
+        ],
         "outcome": outcome_rows(outcome),
         "is_served": _is_served(job.adapter_version),
         "method": method_words(job),
@@ -313,7 +314,7 @@ def _phases(job: FineTuningJob, now: datetime.datetime) -> list[ShownPhase]:
         else:
             percent = percent_of(job) if is_train else None
             phases.append(ShownPhase(name, "now", f"{percent}%" if is_train else _span(now - begun), percent, is_train))
-    return [*_with_end(phases, job), _ready(job)]
+    return [*_with_end(phases, job), ShownPhase("Ready", "done" if job.status == JobStatus.SUCCEEDED else "")]
 
 
 def _with_end(phases: list[ShownPhase], job: FineTuningJob) -> list[ShownPhase]:
@@ -326,10 +327,6 @@ def _with_end(phases: list[ShownPhase], job: FineTuningJob) -> list[ShownPhase]:
     ended = phases[last]
     phases[last] = replace(ended, state=mark, percent=None)
     return phases
-
-
-def _ready(job: FineTuningJob) -> ShownPhase:
-    return ShownPhase("Ready", "done" if job.status == JobStatus.SUCCEEDED else "")
 
 
 def _seconds(begun: datetime.datetime | None, ended: datetime.datetime | None) -> float:
@@ -351,7 +348,3 @@ def _memory_bar(job: FineTuningJob) -> memory_charts.MemoryBar | None:
         return None
     parts = memory_parts((part["key"], part["bytes"]) for part in job.estimate["parts"])
     return memory_charts.memory_bar(parts, job.estimate["capacity_bytes"] / _GIB)
-
-
-def _shown(event: JobEvent) -> dict[str, object]:
-    return {"level": event.level, "message": event.message, "detail": "", "at": event.created_at}
