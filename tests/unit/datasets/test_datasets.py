@@ -23,7 +23,6 @@ from apps.datasets.queries import (
     get_version,
     list_versions,
     read_rows,
-    render_row,
     storage_used_bytes,
 )
 from apps.datasets.stream import LINES_PER_OFFSET
@@ -291,12 +290,6 @@ class TestReading:
 
         assert (preview.raw, preview.row) == ('{"messages": 7}', None)
         assert preview.error and preview.error.code == "invalid_messages"
-
-    def test_a_line_that_is_no_row_cannot_be_rendered(self, organization: Organization) -> None:
-        base_model, version = make_base_model(), make_ready_version(organization)
-
-        with pytest.raises(UnknownFile):
-            render_row(version=version, line=99, base_model=base_model)
 
     def test_foreign_and_unknown_ids_give_the_same_answer(
         self, organization: Organization, rival: Organization
