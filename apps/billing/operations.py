@@ -22,6 +22,7 @@ from apps.billing.models import (
     LedgerAccount,
     LedgerTransaction,
     LotKind,
+    PostingKind,
 )
 from apps.catalog.models import PriceRule
 from apps.core import audit
@@ -75,7 +76,7 @@ def grant_credit(
     promotional = account(organization=None, kind=AccountKind.PROMOTIONAL_CREDIT)
     posted = post(
         organization=organization,
-        kind="grant",
+        kind=PostingKind.GRANT,
         legs={promotional: -amount_nano, wallet: amount_nano},
         by=by,
         source=wallet.pk,
@@ -106,7 +107,7 @@ def grant_paid_credit(
     lot = open_lot(organization_id=wallet.owner_id, kind=LotKind.PAID, amount_nano=amount_nano, reference=reference)
     post(
         organization=organization,
-        kind="topup",
+        kind=PostingKind.TOPUP,
         legs={
             account(organization=None, kind=AccountKind.CASH_CLEARING): -(amount_nano + tax_nano),
             account(organization=None, kind=AccountKind.TAX_PAYABLE): tax_nano,
@@ -151,7 +152,7 @@ def reverse_paid_credit(
     taken = min(amount_nano, lot.remaining_nano - lot.held_nano, wallet.balance_nano)
     posted = post(
         organization=organization,
-        kind="payment_reversed",
+        kind=PostingKind.PAYMENT_REVERSED,
         legs={
             wallet: -taken,
             account(organization=organization, kind=AccountKind.RECEIVABLE): taken - amount_nano,
@@ -179,7 +180,7 @@ def collect_receivable(*, wallet: LedgerAccount, by: str, cause: str) -> int:
         return 0
     post(
         organization=wallet.owner_id,
-        kind="debt_paid",
+        kind=PostingKind.DEBT_PAID,
         legs={wallet: -paid, owed_account: paid},
         by=by,
         source=cause,
@@ -231,7 +232,7 @@ def hold(
     )
     post(
         organization=organization,
-        kind="hold",
+        kind=PostingKind.HOLD,
         legs={wallet: -amount_nano, beside(wallet, AccountKind.HOLD): amount_nano},
         by=by,
         source=created.pk,
@@ -267,7 +268,7 @@ def settle_hold(*, hold_id: str, capture_nano: int, by: str, reason: str = "") -
     if charge or rest:
         post(
             organization=found.organization_id,
-            kind="settle",
+            kind=PostingKind.SETTLE,
             legs={held: -(charge + rest), revenue: charge, wallet: rest},
             by=by,
             source=found.source,
@@ -296,7 +297,7 @@ def refund_source(*, organization: Organization | str, source: str, by: str, rea
         amount_nano = found.captured_nano - found.refunded_nano
         post(
             organization=organization,
-            kind="refund",
+            kind=PostingKind.REFUND,
             legs={account(organization=None, kind=AccountKind.REVENUE): -amount_nano, wallet: amount_nano},
             by=by,
             source=found.source,

@@ -21,6 +21,7 @@ from apps.billing.models import (
     LedgerAccount,
     LedgerTransaction,
     LotKind,
+    PostingKind,
 )
 from apps.core import audit
 from apps.core.database import locks
@@ -171,7 +172,7 @@ def _post_adjustment(wanted: Adjustment, wallet: LedgerAccount, by: str) -> Ledg
         raise InvalidValue(f"Only {dollars(wallet.balance_nano)} is available to take.", param="amount_usd")
     return post(
         organization=wanted.organization_id,
-        kind="adjustment",
+        kind=PostingKind.ADJUSTMENT,
         legs={account(organization=None, kind=AccountKind.ADJUSTMENT): -amount, wallet: amount},
         by=by,
         source=wanted.pk,
@@ -186,7 +187,7 @@ def _post_refund(wanted: Adjustment, wallet: LedgerAccount, by: str) -> LedgerTr
     _require_refundable(wallet, wanted.source, wanted.amount_nano)
     posted = post(
         organization=wanted.organization_id,
-        kind="refund",
+        kind=PostingKind.REFUND,
         legs={
             account(organization=None, kind=AccountKind.REVENUE): -wanted.amount_nano,
             wallet: wanted.amount_nano,

@@ -16,7 +16,6 @@ import msgspec
 from django.db import IntegrityError, connection, transaction
 from django.db.models import F
 
-from apps.accounts.models import Organization
 from apps.billing.budgets import attribution_of_key, record_spending
 from apps.billing.ledger import beside, lock_wallet, post
 from apps.billing.models import (
@@ -24,6 +23,7 @@ from apps.billing.models import (
     Budget,
     Hold,
     LedgerAccount,
+    PostingKind,
     UsageConflict,
     UsageEvent,
     UsageSeries,
@@ -112,11 +112,11 @@ _RECORD = """
           LEFT JOIN catalog_pricerule AS read ON read.id = input_price_id
           LEFT JOIN catalog_pricerule AS wrote ON wrote.id = output_price_id
     ), fresh AS (
-        INSERT INTO billing_usageevent (id, organization_id, kind, key_id, model_name, adapter_version_id, slice_id,
+        INSERT INTO billing_usageevent (id, organization_id, key_id, model_name, adapter_version_id, slice_id,
             input_price_id, output_price_id, input_tokens, cached_input_tokens, output_tokens, finish, latency_ms,
             first_token_ms, occurred_at, body_sha256, replica_id, engine_input_tokens, engine_output_tokens,
             output_bytes)
-        SELECT id, organization_id, 'inference', key_id, model_name, adapter_version_id, slice_id,
+        SELECT id, organization_id, key_id, model_name, adapter_version_id, slice_id,
             input_price_id, output_price_id, CASE WHEN is_beyond THEN 0 ELSE input_tokens END,
             CASE WHEN is_beyond THEN 0 ELSE cached_input_tokens END, CASE WHEN is_beyond THEN 0 ELSE output_tokens END,
             finish, latency_ms, first_token_ms, occurred_at, sha256, coalesce(replica_id, ''),
@@ -311,7 +311,22 @@ def _post_line(line: UsageSeries, wallet: LedgerAccount, slices: list[Hold]) -> 
     from_wallet = min(due - from_slices, wallet.balance_nano)
     paid = from_slices + from_wallet
     if paid:
-        _post_charge(line, wallet, from_slices=from_slices, from_wallet=from_wallet)
+        posted_after = line.posted_nano + paid
+        post(
+            organization=wallet.owner_id,
+            kind=PostingKind.USAGE,
+            legs={
+                beside(wallet, AccountKind.HOLD): -from_slices,
+                wallet: -from_wallet,
+                beside(wallet, AccountKind.REVENUE): paid,
+            },
+            by="system",
+            source=f"usage:{line.pk}",
+            # The sum posted so far, not the quantity: an unpaid rest is posted later at the same quantity.
+            idempotency_key=f"usage:{line.pk}:{posted_after}",
+            request={"usage": line.pk, "posted_nano": posted_after},
+            reason=f"{line.sku} {line.subject}",
+        )
         line.posted_nano += paid
         wallet.balance_nano -= from_wallet  # matches what the trigger did to the row
     if paid == due:
@@ -319,23 +334,3 @@ def _post_line(line: UsageSeries, wallet: LedgerAccount, slices: list[Hold]) -> 
     else:
         logger.warning("usage series %s: %d nano could not be charged yet", line.pk, due - paid)
     return paid
-
-
-def _post_charge(line: UsageSeries, wallet: LedgerAccount, *, from_slices: int, from_wallet: int) -> None:
-    organization: Organization | str = wallet.owner_id
-    posted_after = line.posted_nano + from_slices + from_wallet
-    post(
-        organization=organization,
-        kind="usage",
-        legs={
-            beside(wallet, AccountKind.HOLD): -from_slices,
-            wallet: -from_wallet,
-            beside(wallet, AccountKind.REVENUE): from_slices + from_wallet,
-        },
-        by="system",
-        source=f"usage:{line.pk}",
-        # The sum posted so far, not the quantity: an unpaid rest is posted later at the same quantity.
-        idempotency_key=f"usage:{line.pk}:{posted_after}",
-        request={"usage": line.pk, "posted_nano": posted_after},
-        reason=f"{line.sku} {line.subject}",
-    )

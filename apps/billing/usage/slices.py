@@ -13,7 +13,7 @@ from django.db import transaction
 from apps.accounts.models import Organization, key_of
 from apps.billing.budgets import Attribution, attribution_of_key, require_room, room_nano
 from apps.billing.ledger import beside, lock_wallet, post
-from apps.billing.models import AccountKind, Hold, HoldPurpose, LedgerAccount
+from apps.billing.models import AccountKind, Hold, HoldPurpose, LedgerAccount, PostingKind
 from apps.billing.operations import insufficient_balance, require_spending, settle_hold
 from apps.billing.queries import open_slices, stopped_organizations
 from apps.billing.tenant_batches import for_each
@@ -54,7 +54,7 @@ def lease_slice(
     grown = _grow(found, more) if found else _open(organization, more, by, whose)
     post(
         organization=wallet.owner_id,
-        kind="hold",
+        kind=PostingKind.HOLD,
         legs={wallet: -more, beside(wallet, AccountKind.HOLD): more},
         by=by,
         source=grown.pk,

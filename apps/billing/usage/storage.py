@@ -9,7 +9,7 @@ from django.db.models.functions import TruncMonth
 from apps.accounts.models import Organization, key_of
 from apps.billing.ledger import account, lock_wallet, post
 from apps.billing.lots import returns_for
-from apps.billing.models import AccountKind, StorageSample, UsageSeries, VolumeRebate
+from apps.billing.models import AccountKind, PostingKind, StorageSample, UsageSeries, VolumeRebate
 from apps.billing.tenant_batches import for_each
 from apps.billing.usage.metering import record_quantity
 from apps.catalog.models import PriceRule
@@ -80,7 +80,7 @@ def _rebate(of: tuple[str, str, datetime.date]) -> int:
     source = f"rebate:{row.pk}"
     post(
         organization=wallet.owner_id,
-        kind="rebate",
+        kind=PostingKind.REBATE,
         legs={account(organization=None, kind=AccountKind.REVENUE): -due, wallet: due},
         by="system",
         source=source,

@@ -9,7 +9,7 @@ from django.db.models import Sum
 from apps.billing.models import Hold, HoldPurpose, HoldStatus, PoolCost
 from apps.core import audit
 from apps.core.errors import InvalidValue
-from apps.finetuning.models import GpuPool, Run, Worker
+from apps.finetuning.models import GpuPool, Run, Worker, WorkerKind
 from apps.finetuning.usage.occupancy import held_gpu_seconds, seconds_between
 
 _HOUR_SECONDS = 3600
@@ -83,7 +83,7 @@ def set_pool_cost(*, pool: GpuPool, nano_per_gpu_hour: int, from_day: datetime.d
 
 def _online(begin: datetime.datetime, end: datetime.datetime) -> dict[str, float]:
     sums: dict[str, float] = defaultdict(float)
-    workers = Worker.objects.filter(kind="trainer", created_at__lt=end, last_seen_at__gte=begin)
+    workers = Worker.objects.filter(kind=WorkerKind.TRAINER, created_at__lt=end, last_seen_at__gte=begin)
     for worker in workers:
         seconds = seconds_between(worker.created_at, worker.last_seen_at, begin=begin, end=end)
         sums[worker.pool_id] += max(len(worker.gpus), 1) * seconds

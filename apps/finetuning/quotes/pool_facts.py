@@ -18,7 +18,7 @@ from apps.contracts.runs import Method
 from apps.core.database.tenancy import system
 from apps.estimates.requests import Correction
 from apps.finetuning.lifecycle import RUN_ACTIVE
-from apps.finetuning.models import GpuPool, Run, ThroughputProbe, Worker
+from apps.finetuning.models import GpuPool, Run, ThroughputProbe, Worker, WorkerKind
 from apps.finetuning.quotes.corrections import correction_of
 
 _SHOWN_SHAPES = 40
@@ -125,7 +125,9 @@ def training_sku(pool: GpuPool) -> str:
 def live_worker_filter(now: datetime.datetime) -> Q:
     """Return the condition of a trainer that may take work now."""
     seen = now - datetime.timedelta(seconds=LIVE_SECONDS)
-    return Q(kind="trainer", last_seen_at__gte=seen, cordoned_at=None, drain_requested_at=None, revoked_at=None)
+    return Q(
+        kind=WorkerKind.TRAINER, last_seen_at__gte=seen, cordoned_at=None, drain_requested_at=None, revoked_at=None
+    )
 
 
 def newest_probes(*, pool: GpuPool) -> list[ThroughputProbe]:

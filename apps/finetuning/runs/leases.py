@@ -33,7 +33,7 @@ from apps.finetuning.lifecycle import (
     JobStatus,
     RunStatus,
 )
-from apps.finetuning.models import Checkpoint, FineTuningJob, Run, Worker
+from apps.finetuning.models import Checkpoint, FineTuningJob, Run, Worker, WorkerKind
 from apps.finetuning.recipes.start_points import signed_ref, start_ref
 from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.runs import attempts, stalls
@@ -76,7 +76,7 @@ def claim(
     changed = {"software": dict(software)} if software and dict(software) != worker.software else {}
     Worker.objects.filter(pk=worker.pk).update(last_seen_at=now, **changed)
     worker.refresh_from_db()
-    if worker.kind != "trainer" or worker.cordoned_at or worker.drain_requested_at or worker.revoked_at:
+    if worker.kind != WorkerKind.TRAINER or worker.cordoned_at or worker.drain_requested_at or worker.revoked_at:
         return None
     # Runs that do not fit the worker are not locked, however long the queue.
     order = queue_order(pool=worker.pool, now=now)

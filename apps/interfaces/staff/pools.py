@@ -18,7 +18,7 @@ from apps.core.http.shown_once import keep_secret, take_secret
 from apps.core.messages.outbox import list_failing
 from apps.finetuning import queries
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE, RunStatus
-from apps.finetuning.models import GpuPool, Run, Worker
+from apps.finetuning.models import GpuPool, Run, Worker, WorkerKind
 from apps.finetuning.pools import operations
 from apps.finetuning.quotes.pool_facts import live_worker_filter, newest_probes, seconds_ahead, training_sku
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
@@ -116,7 +116,7 @@ def _admission_command(pool: GpuPool, kind: str, token: str) -> str:
     """Return the shell command for the new machine; a replica's also gives the address where the gateway reaches it."""
     where = (
         f"ANNEAL_REPLICA_LISTEN=0.0.0.0:{_REPLICA_PORT} ANNEAL_REPLICA_URL=http://$(hostname -f):{_REPLICA_PORT} "
-        if kind == "replica"
+        if kind == WorkerKind.REPLICA
         else ""
     )
     return (
@@ -138,7 +138,7 @@ def act_on_worker(request: HttpRequest, worker_id: str, action: str) -> HttpResp
 def _rows(pools: Sequence[GpuPool]) -> list[dict[str, object]]:
     """Return each pool with its price, workers and runs, in a fixed number of queries."""
     prices = {rule.sku: rule for rule in list_active_prices(prefix="training:")}
-    trainers = Worker.objects.filter(pool__in=pools, kind="trainer")
+    trainers = Worker.objects.filter(pool__in=pools, kind=WorkerKind.TRAINER)
     joined = _counts(trainers.filter(revoked_at=None))
     live = _counts(trainers.filter(live_worker_filter(db_now())))
     runs = Run.objects.filter(pool__in=pools)
@@ -185,15 +185,14 @@ def _detail(
     status: int = 200,
 ) -> HttpResponse:
     shown = take_secret(request, _SESSION_COMMAND, owner=pool.pk)
+    workers = list(queries.list_workers(pool=pool))
+    runs = {run.worker_id: run for run in Run.objects.filter(worker__in=workers, status__in=RUN_HOLDING_LEASE)}
     context = _rows([pool])[0] | {
         "seconds_ahead": seconds_ahead(pool=pool),
         "form": form,
         "token_form": token_form or WorkerTokenForm(),
         "command": shown[1] if shown else "",
-        "members": [
-            {"worker": worker, "run": worker.runs.filter(status__in=RUN_HOLDING_LEASE).first()}
-            for worker in queries.list_workers(pool=pool)
-        ],
+        "members": [{"worker": worker, "run": runs.get(worker.pk)} for worker in workers],
         "probes": newest_probes(pool=pool),
     }
     return render(request, "staff/machines/pool.html", context, status=status)

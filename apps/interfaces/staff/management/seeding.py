@@ -24,7 +24,7 @@ from apps.catalog.seeding import DEMO_MODEL
 from apps.contracts.addresses.replicas import AddressRefused
 from apps.contracts.worker_api import EnrollResponse
 from apps.core.money import NANO_PER_USD, usd_to_nano
-from apps.finetuning.models import GpuPool
+from apps.finetuning.models import GpuPool, WorkerKind
 from apps.finetuning.pools.operations import InvalidWorkerCredential, authenticate, create_pool, issue_worker_token
 from apps.finetuning.quotes.pool_facts import training_sku
 from apps.serving.models import Replica
@@ -63,9 +63,9 @@ def seed_local_workers(*, home: Path, now: datetime.datetime) -> None:
     _seed_pools(now)
     pool = GpuPool.objects.get(name=LOCAL_POOL)
     base_model = BaseModel.objects.get(name=DEMO_MODEL)
-    for kind, model in (("trainer", None), ("replica", base_model)):
+    for kind, model in ((WorkerKind.TRAINER, None), (WorkerKind.REPLICA, base_model)):
         credential, token = home / kind / "credential.json", home / kind / "enroll.token"
-        if not _is_enrolled(credential) or (kind == "replica" and not _is_reachable(credential)):
+        if not _is_enrolled(credential) or (kind == WorkerKind.REPLICA and not _is_reachable(credential)):
             credential.unlink(missing_ok=True)
             _write_private(token, issue_worker_token(pool=pool, kind=kind, base_model=model, by="system").encode())
 
