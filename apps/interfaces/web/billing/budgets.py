@@ -7,8 +7,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.accounts.queries import list_keys, list_members
 from apps.accounts.roles import Permission, has_permission
-from apps.billing.budgets import end_budget, get_state, list_budgets, list_key_labels, set_budget, set_key_labels
-from apps.billing.models import Budget, BudgetScope
+from apps.billing.budgets import end_budget, get_states, list_budgets, list_key_labels, set_budget, set_key_labels
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.http.forms import add_domain_error
@@ -80,15 +79,23 @@ def label_key(request: OrganizationRequest) -> HttpResponse:
 
 
 def _page(request: OrganizationRequest, form: BudgetForm, labels: KeyLabelsForm) -> HttpResponse:
-    now = db_now()
-    names = {key.pk: key.name for key in list_keys(organization=request.organization)}
+    names = {"": "The whole organization"}  # the target of its own budget
+    names |= {key.pk: key.name for key in list_keys(organization=request.organization)}
     names |= {each.user_id: str(each.user) for each in list_members(organization=request.organization)}
     rows = []
-    for budget in list_budgets(organization=request.organization):
-        spent, held = get_state(budget=budget, now=now)
+    budgets = list(list_budgets(organization=request.organization))
+    states = get_states(organization=request.organization, budgets=budgets, now=db_now())
+    for budget in budgets:
+        spent, held = states[budget.pk]
         share = min(100, (spent + held) * 100 // budget.limit_nano)
         rows.append(
-            {"budget": budget, "name": _name(budget, names), "spent_nano": spent, "held_nano": held, "share": share}
+            {
+                "budget": budget,
+                "name": names.get(budget.target, budget.target),
+                "spent_nano": spent,
+                "held_nano": held,
+                "share": share,
+            }
         )
     labelled = list_key_labels(organization=request.organization)
     context = {
@@ -100,9 +107,3 @@ def _page(request: OrganizationRequest, form: BudgetForm, labels: KeyLabelsForm)
     }
     status = 422 if request.method == "POST" else 200
     return render(request, "billing/budgets.html", context, status=status)
-
-
-def _name(budget: Budget, names: dict[str, str]) -> str:
-    if budget.scope == BudgetScope.ORGANIZATION:
-        return "The whole organization"
-    return names.get(budget.target, budget.target)
