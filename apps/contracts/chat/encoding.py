@@ -109,16 +109,13 @@ class Planner:
         """Return whether a text and an adjacent literal could together form a control token."""
         for before, after in zip(layout.literals, layout.literals[1:], strict=False):
             for token in self._ids:
-                parts = range(1, len(token))
-                if after and any(_overlap(token[at:], after) for at in parts):
-                    return True
-                if before and any(before.endswith(token[:at]) for at in parts):
-                    return True
+                for at in range(1, len(token)):
+                    rest = token[at:]
+                    if after and (after.startswith(rest) or rest.startswith(after)):
+                        return True
+                    if before and before.endswith(token[:at]):
+                        return True
         return False
-
-
-def _overlap(rest: str, literal: str) -> bool:
-    return literal.startswith(rest) or rest.startswith(literal)
 
 
 def ranges_by_offsets(encoding: Encoding, spans: Sequence[Span]) -> tuple[Span, ...]:

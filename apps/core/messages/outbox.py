@@ -107,7 +107,9 @@ def _in_turn(lane: str, limit: int) -> list[int]:
     turn = Window(RowNumber(), partition_by=[F("share"), F("is_urgent")], order_by="id")
     candidates = due.annotate(turn=turn).filter(turn__lte=limit)
     found = list(candidates.order_by("id").values_list("pk", "share", "is_urgent"))
-    holders = _share_holders({share for _, share, _ in found})
+    # Each organization's share holder, with other organizations that share a turn with one of them.
+    shares = {share for _, share, _ in found}
+    holders = {share: share for share in shares} | import_string(settings.OUTBOX_SHARES)(organizations=shares)
     served = OutboxMessage.objects.filter(lane=lane, share__in=holders, taken_at__isnull=False)
     last: dict[str, datetime.datetime] = {}
     for share, taken_at in served.values_list("share").annotate(Max("taken_at")).order_by():
@@ -120,11 +122,6 @@ def _in_turn(lane: str, limit: int) -> list[int]:
         turns[holder, is_urgent] += 1
         ranks.append((not is_urgent, turns[holder, is_urgent], last.get(holder, never), pk))
     return [pk for *_, pk in sorted(ranks)[:limit]]
-
-
-def _share_holders(shares: set[str]) -> dict[str, str]:
-    """Return the share holder of each organization, including other organizations that share a turn with them."""
-    return {share: share for share in shares} | import_string(settings.OUTBOX_SHARES)(organizations=shares)
 
 
 # --- short effects ----------------------------------------------------------------------------------------------------

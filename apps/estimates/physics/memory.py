@@ -171,7 +171,19 @@ class MemoryModel:
         if self.gpu.memory_bytes:
             reserved = min(reserved, max(self.gpu.memory_bytes, highest))
         peak = moments[totals.index(highest)]
-        listed = self._parts(peak)
+        amounts = {
+            "weights": self.weights,
+            "adapter": self.adapter,
+            "gradients": peak.gradients,
+            "optimizer": peak.optimizer,
+            "activations": peak.activations + peak.copies,
+            "logits": peak.logits,
+            "dequantization": peak.dequantization,
+            "communication": peak.communication,
+            "allocator": self.reserve_share * peak.varying,
+            "framework": self.framework,
+        }
+        listed = tuple(MemoryPart(key, label, round(amounts[key])) for key, label in LABELS.items())
         rounded = sum(part.bytes for part in listed)
         return MemoryEstimate(
             peak_bytes=rounded,
@@ -244,21 +256,6 @@ class MemoryModel:
     def _alive(self, moment: "_Moment") -> float:
         held = moment.gradients + moment.optimizer + moment.communication + moment.copies + moment.varying
         return self.weights + self.adapter + self.framework + held
-
-    def _parts(self, moment: "_Moment") -> tuple[MemoryPart, ...]:
-        amounts = {
-            "weights": self.weights,
-            "adapter": self.adapter,
-            "gradients": moment.gradients,
-            "optimizer": moment.optimizer,
-            "activations": moment.activations + moment.copies,
-            "logits": moment.logits,
-            "dequantization": moment.dequantization,
-            "communication": moment.communication,
-            "allocator": self.reserve_share * moment.varying,
-            "framework": self.framework,
-        }
-        return tuple(MemoryPart(key, label, round(amounts[key])) for key, label in LABELS.items())
 
 
 class _Moment(NamedTuple):

@@ -160,10 +160,9 @@ def _error(pairs: Sequence[Pair]) -> Error | None:
 
 
 def _running(points: Sequence[CalibrationPoint]) -> tuple[Moment, ...]:
-    ends = range(WINDOW_RUNS, len(points) + 1, STEP_RUNS)
-    return tuple(_moment(points[end - WINDOW_RUNS : end], end) for end in ends)
-
-
-def _moment(window: Sequence[CalibrationPoint], end: int) -> Moment:
-    time, memory = _error([_seconds(point) for point in window]), _error([_peak(point) for point in window])
-    return Moment(runs=end, time=time.median if time else None, memory=memory.median if memory else None)
+    moments = []
+    for end in range(WINDOW_RUNS, len(points) + 1, STEP_RUNS):
+        window = points[end - WINDOW_RUNS : end]
+        time, memory = _error([_seconds(point) for point in window]), _error([_peak(point) for point in window])
+        moments.append(Moment(end, time.median if time else None, memory.median if memory else None))
+    return tuple(moments)

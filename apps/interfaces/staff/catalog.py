@@ -28,7 +28,19 @@ def base_models(request: HttpRequest) -> HttpResponse:
     form = BaseModelForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         try:
-            added = _add(form, operator_id(request))
+            data = form.cleaned_data
+            added = operations.add_base_model(
+                name=data["name"],
+                display_name=data["display_name"],
+                path=Path(data["path"]) if data["path"] else None,
+                repo=data["repo"],
+                revision=data["revision"],
+                config=data["config"],
+                hub_token=data["hub_token"],
+                licence=data["licence"],
+                by=operator_id(request),
+                now=db_now(),
+            )
         except DomainError as error:
             add_domain_error(form, error)
         else:
@@ -42,22 +54,6 @@ def base_models(request: HttpRequest) -> HttpResponse:
     matches |= Q(repo__icontains=asked) | Q(licence__icontains=asked)
     context = {"base_models": on_offer.filter(matches), "total": on_offer.count(), "q": asked, "form": form}
     return render(request, "staff/machines/base_models.html", context, status=status)
-
-
-def _add(form: BaseModelForm, by: str) -> BaseModel:
-    data = form.cleaned_data
-    return operations.add_base_model(
-        name=data["name"],
-        display_name=data["display_name"],
-        path=Path(data["path"]) if data["path"] else None,
-        repo=data["repo"],
-        revision=data["revision"],
-        config=data["config"],
-        hub_token=data["hub_token"],
-        licence=data["licence"],
-        by=by,
-        now=db_now(),
-    )
 
 
 @require_POST
