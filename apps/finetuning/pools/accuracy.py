@@ -164,5 +164,6 @@ def _running(points: Sequence[CalibrationPoint]) -> tuple[Moment, ...]:
     for end in range(WINDOW_RUNS, len(points) + 1, STEP_RUNS):
         window = points[end - WINDOW_RUNS : end]
         time, memory = _error([_seconds(point) for point in window]), _error([_peak(point) for point in window])
-        moments.append(Moment(end, time.median if time else None, memory.median if memory else None))
+        medians = {"time": time.median if time else None, "memory": memory.median if memory else None}
+        moments.append(Moment(runs=end, **medians))
     return tuple(moments)

@@ -43,7 +43,7 @@ _CSV_HEADER = (
 _GROUPS = {"key": "Key", "member": "Member", "label": "Label"}
 _WITHOUT = "without"
 # Reasons of movements between the wallet and the slices held for requests: apps/billing/usage/slices.py.
-_REASONS_OF_SLICES = {
+_REASONS_OF_SLICES: dict[tuple[str, str], str] = {
     (PostingKind.HOLD, ""): "requests in progress",
     (PostingKind.SETTLE, "slice returned"): "requests, the unused part",
     (PostingKind.SETTLE, "slice expired"): "requests, the unused part",
