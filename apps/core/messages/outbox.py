@@ -13,12 +13,14 @@ may take an hour, and may call other services. They run under a claim that is re
 
 import datetime
 import logging
+import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 
 from django.conf import settings
-from django.db import transaction
+from django.db import Error, connection, transaction
 from django.db.models import F, Max, QuerySet, Window
 from django.db.models.functions import Greatest, RowNumber
 from django.utils.module_loading import import_string
@@ -26,7 +28,6 @@ from django.utils.module_loading import import_string
 from apps.core.audit import require_transaction
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import Keyed, id_of
-from apps.core.messages.heartbeat import beating
 from apps.core.messages.topics import CONTROL
 from apps.core.models import OutboxMessage
 
@@ -156,7 +157,7 @@ def _carry_out(pk: int) -> bool:
         return False
     mine = OutboxMessage.objects.filter(pk=pk, sent_at=None, attempts=message.attempts)
     try:
-        with beating(partial(_renew, mine), every_seconds=_RENEW_SECONDS):
+        with _beating(partial(_renew, mine), every_seconds=_RENEW_SECONDS):
             _handle(message)
     except Exception as error:  # noqa: BLE001 - a process edge: the message stays and is retried later
         _put_off(message, error, db_now())
@@ -180,6 +181,32 @@ def _claim(pk: int) -> OutboxMessage | None:
         message.next_attempt_at = now + max(CLAIM, _backoff(message.attempts))
         message.save(update_fields=["attempts", "taken_at", "next_attempt_at"])
         return message
+
+
+@contextmanager
+def _beating(beat: Callable[[], object], *, every_seconds: float) -> Iterator[None]:
+    """Call `beat` in a thread with its own database connection until the block ends.
+
+    A beat that fails with a database error is repeated at the next interval.
+    """
+    is_done = threading.Event()
+
+    def run() -> None:
+        while not is_done.wait(every_seconds):
+            try:
+                beat()
+            except Error as error:
+                logger.warning("a heartbeat failed: %s", type(error).__name__)
+            finally:
+                connection.close()
+
+    thread = threading.Thread(target=run, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_done.set()
+        thread.join()
 
 
 def _renew(mine: QuerySet[OutboxMessage]) -> None:

@@ -4,7 +4,9 @@ No view here calls Stripe. It stores what it needs, a task carries it out, and t
 """
 
 from decimal import Decimal
+from typing import Any
 
+from django import forms
 from django.contrib import messages
 from django.http import Http404, HttpResponse
 from django.shortcuts import redirect, render
@@ -18,7 +20,6 @@ from apps.core.errors import DomainError
 from apps.core.http.forms import add_domain_error
 from apps.core.messages import outbox
 from apps.core.money import NANO_PER_CENT
-from apps.interfaces.web.billing.payment_settings_forms import AutoRechargeForm, TopUpForm
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.payments import autorecharge
 from apps.payments.customers import get_customer
@@ -29,6 +30,30 @@ from apps.payments.stripe import gateway
 from apps.payments.topups import request_page, request_topup
 
 _PAYMENTS_SHOWN = 20
+_USD: dict[str, Any] = {"max_digits": 9, "decimal_places": 2}
+
+
+class TopUpForm(forms.Form):
+    amount_usd = forms.DecimalField(label="Amount in dollars", initial=50, **_USD)
+
+    @property
+    def amount_cents(self) -> int:
+        return int(self.cleaned_data["amount_usd"] * 100)
+
+
+class AutoRechargeForm(forms.Form):
+    is_enabled = forms.BooleanField(required=False, label="Charge the card when credit runs low")
+    threshold_usd = forms.DecimalField(label="When less is left than", min_value=Decimal(0), **_USD)
+    amount_usd = forms.DecimalField(label="Charge", **_USD)
+    monthly_cap_usd = forms.DecimalField(
+        label="At most in a month", help_text="Without tax; months are UTC.", min_value=Decimal(0), **_USD
+    )
+
+    def in_cents(self) -> dict[str, int]:
+        return {
+            f"{name}_cents": int(self.cleaned_data[f"{name}_usd"] * 100)
+            for name in ("threshold", "amount", "monthly_cap")
+        }
 
 
 @require_safe

@@ -1,5 +1,6 @@
 """The dataset pages: list, upload, one file with its rows as a model sees them, download, delete."""
 
+from django import forms
 from django.conf import settings
 from django.contrib import messages
 from django.http import HttpResponse, HttpResponseRedirect
@@ -20,11 +21,23 @@ from apps.datasets.lifecycle import UNVALIDATED
 from apps.datasets.models import DatasetVersion
 from apps.finetuning.usage.quotas import get_quota
 from apps.finetuning.usage.storage import counted_bytes
-from apps.interfaces.web.datasets.forms import UploadForm
 from apps.interfaces.web.datasets.viewer import chosen_model, model_options
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
 IN_PARTS_FROM_BYTES = 32 * 1024**2  # smaller files go in one request: it is quicker, and sending it again costs little
+
+
+class UploadForm(forms.Form):
+    """One file with an optional name. The default is the file's own name; an existing name makes its next version."""
+
+    name = forms.CharField(
+        required=False,
+        max_length=120,
+        label="Name",
+        help_text="Left empty: the file's name. The same name again adds a version.",
+        widget=forms.TextInput(attrs={"autocomplete": "off"}),
+    )
+    file = forms.FileField(label="File", allow_empty_file=True, max_length=1000)
 
 
 # --- List and upload --------------------------------------------------------------------------------------------------

@@ -12,8 +12,7 @@ from apps.estimates.calibration import PHYSICS
 from apps.finetuning.models import CalibrationPoint, FineTuningJob, GpuPool, PoolAccuracy
 from apps.finetuning.pools import accuracy, calibrations, grid_points
 from apps.finetuning.pools.operations import record_probe
-from apps.finetuning.quotes.corrections import correction_of
-from apps.finetuning.quotes.pool_facts import newest_probes
+from apps.finetuning.quotes.pool_facts import correction_of, newest_probes
 from tests.factories.accounts import make_organization
 from tests.factories.finetuning import give_credit, make_job, probe_report
 from tests.factories.outcomes import leave_queue, teach
