@@ -1,5 +1,8 @@
 """Display of anticipated failures on the form that caused them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from django.forms import BaseForm
 
 from apps.core.errors import DomainError
@@ -8,6 +11,10 @@ LARGEST_INTEGER = 2**31 - 1  # the maximum of an integer column
 LARGEST_BIG_INTEGER = 2**63 - 1
 
 
-def add_domain_error(form: BaseForm, error: DomainError) -> None:
-    """Add the message to the field that the error names, or to the top of the form if it has no such field."""
-    form.add_error(error.param if error.param in form.fields else None, error.message)
+@contextmanager
+def domain_errors_on(form: BaseForm) -> Iterator[None]:
+    """Put a DomainError of the block on the field that it names, or on top of the form if it has no such field."""
+    try:
+        yield
+    except DomainError as error:
+        form.add_error(error.param if error.param in form.fields else None, error.message)

@@ -14,7 +14,7 @@ from apps.catalog.models import BaseModel, PriceRequest, PriceRule
 from apps.catalog.pricing import unit_of, usual_per
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
-from apps.core.http.forms import add_domain_error
+from apps.core.http.forms import domain_errors_on
 from apps.core.money import usd_to_nano
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import BaseModelForm, PriceForm
@@ -27,7 +27,7 @@ def base_models(request: HttpRequest) -> HttpResponse:
     """List the base models; a POST adds one."""
     form = BaseModelForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
-        try:
+        with domain_errors_on(form):
             data = form.cleaned_data
             added = operations.add_base_model(
                 name=data["name"],
@@ -41,9 +41,6 @@ def base_models(request: HttpRequest) -> HttpResponse:
                 by=operator_id(request),
                 now=db_now(),
             )
-        except DomainError as error:
-            add_domain_error(form, error)
-        else:
             wait = "" if added.is_installed else " Its files are being read from the hub."
             messages.success(request, f"{added.display_name} was added.{wait} Set its token prices next.")
             return redirect("staff:base_model_list")
@@ -86,14 +83,11 @@ def prices(request: HttpRequest) -> HttpResponse:
     form = PriceForm(request.POST or None, initial={"sku": request.GET.get("sku", "")})
     preview = None
     if request.method == "POST" and form.is_valid():
-        try:
+        with domain_errors_on(form):
             with transaction.atomic():
                 made = _set_price(form, by=operator_id(request))
                 if not _is_confirmed(request, form):  # validated as if it were set, then rolled back
                     transaction.set_rollback(True)
-        except DomainError as error:
-            add_domain_error(form, error)
-        else:
             if _is_confirmed(request, form):
                 is_waiting = isinstance(made, PriceRequest)
                 words = "waits for another operator" if is_waiting else "has a new price"

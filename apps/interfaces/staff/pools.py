@@ -12,8 +12,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.catalog.queries import list_active_prices
 from apps.core.database.clock import db_now
-from apps.core.errors import DomainError
-from apps.core.http.forms import add_domain_error
+from apps.core.http.forms import domain_errors_on
 from apps.core.http.shown_once import keep_secret, take_secret
 from apps.core.messages.outbox import list_failing
 from apps.finetuning import queries
@@ -40,7 +39,7 @@ def index(request: HttpRequest) -> HttpResponse:
     """List the pools, and the platform's debts and faults above them; a POST creates a pool."""
     form = PoolForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
-        try:
+        with domain_errors_on(form):
             pool = operations.create_pool(
                 name=form.cleaned_data["name"],
                 gpu_type=form.cleaned_data["gpu_type"],
@@ -49,9 +48,6 @@ def index(request: HttpRequest) -> HttpResponse:
                 interruptions_per_hour=form.spot_interruptions,
                 by=operator_id(request),
             )
-        except DomainError as error:
-            add_domain_error(form, error)
-        else:
             messages.success(request, f"The pool {pool.name} is open. Set its price, then admit a worker.")
             return redirect("staff:pool_detail", pool_id=pool.pk)
     status = 422 if request.method == "POST" else 200
@@ -68,23 +64,21 @@ def detail(request: HttpRequest, pool_id: str) -> HttpResponse:
     if request.method != "POST":
         return _detail(request, pool, _edit_form(pool))
     form = PoolEditForm(request.POST)
-    if not form.is_valid():
-        return _detail(request, pool, form, status=422)
-    try:
-        operations.edit_pool(
-            pool=pool,
-            region=form.cleaned_data["region"],
-            memory_bytes=form.memory_bytes,
-            is_open=form.cleaned_data["is_open"],
-            serves_whole_models=form.cleaned_data["serves_whole_models"],
-            interruptions_per_hour=form.spot_interruptions,
-            by=operator_id(request),
-        )
-    except DomainError as error:
-        add_domain_error(form, error)
-        return _detail(request, queries.list_pools().get(pk=pool_id), form, status=422)
-    messages.success(request, f"The pool {pool.name} was saved.")
-    return redirect("staff:pool_detail", pool_id=pool.pk)
+    if form.is_valid():
+        with domain_errors_on(form):
+            operations.edit_pool(
+                pool=pool,
+                region=form.cleaned_data["region"],
+                memory_bytes=form.memory_bytes,
+                is_open=form.cleaned_data["is_open"],
+                serves_whole_models=form.cleaned_data["serves_whole_models"],
+                interruptions_per_hour=form.spot_interruptions,
+                by=operator_id(request),
+            )
+            messages.success(request, f"The pool {pool.name} was saved.")
+            return redirect("staff:pool_detail", pool_id=pool.pk)
+        pool = queries.list_pools().get(pk=pool_id)  # as it was
+    return _detail(request, pool, form, status=422)
 
 
 @never_cache
@@ -94,22 +88,19 @@ def issue_token(request: HttpRequest, pool_id: str) -> HttpResponse:
     """Create a one-time token and redirect to the pool, which shows once the command that uses it."""
     pool = get_object_or_404(queries.list_pools(), pk=pool_id)
     form = WorkerTokenForm(request.POST)
-    if not form.is_valid():
-        return _detail(request, pool, _edit_form(pool), token_form=form, status=422)
-    try:
-        token = operations.issue_worker_token(
-            pool=pool,
-            kind=form.cleaned_data["kind"],
-            base_model=form.cleaned_data["base_model"],
-            whole_model=form.cleaned_data["whole_model"],
-            by=operator_id(request),
-        )
-    except DomainError as error:
-        add_domain_error(form, error)
-        return _detail(request, pool, _edit_form(pool), token_form=form, status=422)
-    command = _admission_command(pool, form.cleaned_data["kind"], token)
-    keep_secret(request, _SESSION_COMMAND, owner=pool.pk, secret=command)
-    return redirect("staff:pool_detail", pool_id=pool.pk)
+    if form.is_valid():
+        with domain_errors_on(form):
+            token = operations.issue_worker_token(
+                pool=pool,
+                kind=form.cleaned_data["kind"],
+                base_model=form.cleaned_data["base_model"],
+                whole_model=form.cleaned_data["whole_model"],
+                by=operator_id(request),
+            )
+            command = _admission_command(pool, form.cleaned_data["kind"], token)
+            keep_secret(request, _SESSION_COMMAND, owner=pool.pk, secret=command)
+            return redirect("staff:pool_detail", pool_id=pool.pk)
+    return _detail(request, pool, _edit_form(pool), token_form=form, status=422)
 
 
 def _admission_command(pool: GpuPool, kind: str, token: str) -> str:

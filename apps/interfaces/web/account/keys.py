@@ -9,8 +9,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 from apps.accounts import operations, queries
 from apps.accounts.roles import Permission, has_permission
 from apps.core.database.clock import db_now
-from apps.core.errors import DomainError
-from apps.core.http.forms import add_domain_error
+from apps.core.http.forms import domain_errors_on
 from apps.core.http.shown_once import keep_secret, take_secret
 from apps.interfaces.web.account.forms import KeyForm
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, require
@@ -28,28 +27,21 @@ def index(request: OrganizationRequest) -> HttpResponse:
         return _page(request, KeyForm(by=request.membership), issued=issued_key)
     require(request.membership, Permission.KEY_MANAGE)
     form = KeyForm(request.POST, by=request.membership)
-    issued = _issue(form, request) if form.is_valid() else None
-    if issued is None:
-        return _page(request, form, status=422)
-    keep_secret(request, _SESSION_ISSUED, owner=issued.key.pk, secret=issued.secret)
-    return redirect("web:key_list")
-
-
-def _issue(form: KeyForm, request: OrganizationRequest) -> operations.IssuedKey | None:
-    now = db_now()
-    try:
-        return operations.issue_key(
-            organization=request.organization,
-            name=form.cleaned_data["name"],
-            scopes=frozenset(form.cleaned_data["scopes"]),
-            by=request.membership.user,
-            expires_at=form.expires_at(now),
-            limits=form.limits(),
-            now=now,
-        )
-    except DomainError as error:
-        add_domain_error(form, error)
-        return None
+    if form.is_valid():
+        now = db_now()
+        with domain_errors_on(form):
+            issued = operations.issue_key(
+                organization=request.organization,
+                name=form.cleaned_data["name"],
+                scopes=frozenset(form.cleaned_data["scopes"]),
+                by=request.membership.user,
+                expires_at=form.expires_at(now),
+                limits=form.limits(),
+                now=now,
+            )
+            keep_secret(request, _SESSION_ISSUED, owner=issued.key.pk, secret=issued.secret)
+            return redirect("web:key_list")
+    return _page(request, form, status=422)
 
 
 def _page(

@@ -10,7 +10,7 @@ from apps.accounts.roles import Permission, has_permission
 from apps.billing.budgets import end_budget, get_states, list_budgets, list_key_labels, set_budget, set_key_labels
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
-from apps.core.http.forms import add_domain_error
+from apps.core.http.forms import domain_errors_on
 from apps.core.money import usd_to_nano
 from apps.interfaces.web.billing.spending_forms import BudgetForm, KeyLabelsForm
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, require
@@ -23,32 +23,27 @@ def index(request: OrganizationRequest) -> HttpResponse:
     form = BudgetForm(request.POST or None, organization=request.organization)
     if request.method == "POST":
         require(request.membership, Permission.ORGANIZATION_MANAGE)
-        if form.is_valid() and _set(form, request):
-            messages.success(request, "The budget is in force; what the month has cost so far counts.")
-            return redirect("web:budget_list")
+        if form.is_valid():
+            data = form.cleaned_data
+            with domain_errors_on(form):
+                try:
+                    set_budget(
+                        organization=request.organization,
+                        scope=data["scope"],
+                        target=form.target,
+                        limit_nano=usd_to_nano(data["limit_usd"]),
+                        mode=data["mode"],
+                        thresholds=data["thresholds"],
+                        by=request.membership.user_id,
+                        now=db_now(),
+                    )
+                except DomainError as error:
+                    if error.param == "target":
+                        error.param = data["scope"]  # the field that holds the target
+                    raise
+                messages.success(request, "The budget is in force; what the month has cost so far counts.")
+                return redirect("web:budget_list")
     return _page(request, form, KeyLabelsForm(organization=request.organization))
-
-
-def _set(form: BudgetForm, request: OrganizationRequest) -> bool:
-    data = form.cleaned_data
-    try:
-        set_budget(
-            organization=request.organization,
-            scope=data["scope"],
-            target=form.target,
-            limit_nano=usd_to_nano(data["limit_usd"]),
-            mode=data["mode"],
-            thresholds=data["thresholds"],
-            by=request.membership.user_id,
-            now=db_now(),
-        )
-    except DomainError as error:
-        if error.param == "target" and data["scope"] in form.fields:
-            form.add_error(data["scope"], error.message)
-        else:
-            add_domain_error(form, error)
-        return False
-    return True
 
 
 @require_POST

@@ -16,8 +16,7 @@ from django_htmx.http import HttpResponseClientRedirect
 from apps.accounts.roles import Permission, has_permission
 from apps.billing.queries import get_balance
 from apps.core.database.clock import db_now
-from apps.core.errors import DomainError
-from apps.core.http.forms import add_domain_error
+from apps.core.http.forms import domain_errors_on
 from apps.core.messages import outbox
 from apps.core.money import NANO_PER_CENT
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
@@ -106,13 +105,10 @@ def top_up(request: OrganizationRequest) -> HttpResponse:
     _refuse_without_payments()
     form = TopUpForm(request.POST)
     if form.is_valid():
-        try:
+        with domain_errors_on(form):
             asked = request_topup(
                 organization=request.organization, amount_cents=form.amount_cents, by=request.membership.user_id
             )
-        except DomainError as error:
-            add_domain_error(form, error)
-        else:
             return redirect("web:billing_page", asked.pk)
     return _page(request, topup_form=form, status=422)
 
@@ -144,26 +140,18 @@ def open_portal(request: OrganizationRequest) -> HttpResponse:
 def auto_recharge(request: OrganizationRequest) -> HttpResponse:
     _refuse_without_payments()
     form = AutoRechargeForm(request.POST)
-    if form.is_valid() and _is_saved(form, request):
-        messages.success(
-            request, "Auto-recharge is on." if form.cleaned_data["is_enabled"] else "Auto-recharge is off."
-        )
-        return redirect("web:billing")
+    if form.is_valid():
+        is_enabled = form.cleaned_data["is_enabled"]
+        with domain_errors_on(form):
+            autorecharge.set_auto_recharge(
+                organization=request.organization,
+                is_enabled=is_enabled,
+                by=request.membership.user_id,
+                **form.in_cents(),
+            )
+            messages.success(request, f"Auto-recharge is {'on' if is_enabled else 'off'}.")
+            return redirect("web:billing")
     return _page(request, recharge_form=form, status=422)
-
-
-def _is_saved(form: AutoRechargeForm, request: OrganizationRequest) -> bool:
-    try:
-        autorecharge.set_auto_recharge(
-            organization=request.organization,
-            is_enabled=form.cleaned_data["is_enabled"],
-            by=request.membership.user_id,
-            **form.in_cents(),
-        )
-    except DomainError as error:
-        add_domain_error(form, error)
-        return False
-    return True
 
 
 @require_safe

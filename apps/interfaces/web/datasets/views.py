@@ -13,12 +13,11 @@ from apps.accounts.roles import Permission, has_permission
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
-from apps.core.http.forms import add_domain_error
+from apps.core.http.forms import domain_errors_on
 from apps.core.objects.store import CHUNK_BYTES
 from apps.datasets import operations, queries
 from apps.datasets.intake import versions as intake
 from apps.datasets.lifecycle import UNVALIDATED
-from apps.datasets.models import DatasetVersion
 from apps.finetuning.usage.quotas import get_quota
 from apps.finetuning.usage.storage import counted_bytes
 from apps.interfaces.web.datasets.viewer import chosen_model, model_options
@@ -84,8 +83,17 @@ def upload(request: OrganizationRequest) -> HttpResponse:
     """Accept a file from a form. It streams from disk to the store, and a task validates it."""
     form = UploadForm(request.POST, request.FILES) if request.method == "POST" else UploadForm()
     if request.method == "POST" and form.is_valid():
-        version = _create(form, request)
-        if version:
+        file = form.cleaned_data["file"]
+        with domain_errors_on(form):
+            version = intake.create_version(
+                organization=request.organization,
+                filename=file.name,
+                purpose="fine-tune",
+                chunks=file.chunks(CHUNK_BYTES),
+                dataset_name=form.cleaned_data["name"] or None,
+                by=request.membership.user_id,
+                now=db_now(),
+            )
             return redirect("web:dataset_detail", version.pk)
     context = {
         "form": form,
@@ -94,23 +102,6 @@ def upload(request: OrganizationRequest) -> HttpResponse:
         "max_upload_bytes": settings.MAX_UPLOAD_BYTES,
     }
     return render(request, "datasets/upload.html", context, status=422 if form.is_bound else 200)
-
-
-def _create(form: UploadForm, request: OrganizationRequest) -> DatasetVersion | None:
-    file = form.cleaned_data["file"]
-    try:
-        return intake.create_version(
-            organization=request.organization,
-            filename=file.name,
-            purpose="fine-tune",
-            chunks=file.chunks(CHUNK_BYTES),
-            dataset_name=form.cleaned_data["name"] or None,
-            by=request.membership.user_id,
-            now=db_now(),
-        )
-    except DomainError as error:
-        add_domain_error(form, error)
-        return None
 
 
 def _storage(organization: Organization) -> dict[str, int | None]:
