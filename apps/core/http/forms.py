@@ -1,9 +1,11 @@
-"""Display of anticipated failures on the form that caused them."""
+"""Display of anticipated failures: on the form that caused them, or above the next page."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from django.contrib import messages
 from django.forms import BaseForm
+from django.http import HttpRequest
 
 from apps.core.errors import DomainError
 
@@ -18,3 +20,12 @@ def domain_errors_on(form: BaseForm) -> Iterator[None]:
         yield
     except DomainError as error:
         form.add_error(error.param if error.param in form.fields else None, error.message)
+
+
+@contextmanager
+def domain_errors_shown(request: HttpRequest) -> Iterator[None]:
+    """Show a DomainError of the block above the next page."""
+    try:
+        yield
+    except DomainError as error:
+        messages.error(request, error.message)

@@ -15,8 +15,7 @@ from apps.billing.budgets import month_of
 from apps.billing.models import Adjustment, AdjustmentStatus, LotKind
 from apps.billing.queries import get_balance, get_balances, sum_lots
 from apps.core.database.clock import db_now
-from apps.core.errors import DomainError
-from apps.core.http.forms import domain_errors_on
+from apps.core.http.forms import domain_errors_on, domain_errors_shown
 from apps.core.money import usd_to_nano
 from apps.finetuning.pools.margins import list_margins, set_pool_cost
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
@@ -89,11 +88,8 @@ def decide(request: HttpRequest, adjustment_id: str) -> HttpResponse:
     """Approve or reject another operator's request."""
     wanted = get_object_or_404(Adjustment, pk=adjustment_id)
     act = approve_adjustment if request.POST.get("decision") == "approve" else reject_adjustment
-    try:
+    with domain_errors_shown(request):
         decided = act(adjustment_id=wanted.pk, by=operator_id(request), now=db_now())
-    except DomainError as error:
-        messages.error(request, error.message)
-    else:
         messages.success(request, f"The adjustment was {decided.status}.")
     return redirect("staff:books")
 

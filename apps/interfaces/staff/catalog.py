@@ -13,8 +13,7 @@ from apps.catalog import operations, price_requests, queries
 from apps.catalog.models import BaseModel, PriceRequest, PriceRule
 from apps.catalog.pricing import unit_of, usual_per
 from apps.core.database.clock import db_now
-from apps.core.errors import DomainError
-from apps.core.http.forms import domain_errors_on
+from apps.core.http.forms import domain_errors_on, domain_errors_shown
 from apps.core.money import usd_to_nano
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import BaseModelForm, PriceForm
@@ -58,11 +57,8 @@ def base_models(request: HttpRequest) -> HttpResponse:
 def install_base_model(request: HttpRequest, base_model_id: str) -> HttpResponse:
     """Request again the files of a model that the hub did not deliver."""
     base_model = get_object_or_404(BaseModel, pk=base_model_id, retired_at=None)
-    try:
+    with domain_errors_shown(request):
         operations.request_install(base_model=base_model, by=operator_id(request), now=db_now())
-    except DomainError as error:
-        messages.error(request, error.message)
-    else:
         messages.success(request, f"The files of {base_model.display_name} are being read from the hub.")
     return redirect("staff:base_model_list")
 
@@ -142,10 +138,7 @@ def decide_price(request: HttpRequest, request_id: str) -> HttpResponse:
     wanted = get_object_or_404(PriceRequest, pk=request_id)
     is_approval = request.POST.get("decision") == "approve"
     act = price_requests.approve_price if is_approval else price_requests.reject_price
-    try:
+    with domain_errors_shown(request):
         act(request_id=wanted.pk, by=operator_id(request), now=db_now())
-    except DomainError as error:
-        messages.error(request, error.message)
-    else:
         messages.success(request, f"The price was {'set' if is_approval else 'rejected'}.")
     return redirect("staff:price_list")

@@ -8,8 +8,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from apps.billing.models import CreditLot
 from apps.core.database.clock import db_now
-from apps.core.errors import DomainError
-from apps.core.http.forms import domain_errors_on
+from apps.core.http.forms import domain_errors_on, domain_errors_shown
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.payments import reconciliation, webhooks
 from apps.payments.lifecycle import RefundStatus
@@ -76,11 +75,8 @@ def decide(request: HttpRequest, refund_id: str) -> HttpResponse:
     """Approve or reject a refund that another operator requested."""
     wanted = get_object_or_404(CardRefund, pk=refund_id)
     is_approval = request.POST.get("decision") == "approve"
-    try:
+    with domain_errors_shown(request):
         (approve_refund if is_approval else reject_refund)(refund=wanted, by=operator_id(request))
-    except DomainError as error:
-        messages.error(request, error.message)
-    else:
         messages.success(request, "The refund is on its way." if is_approval else "The refund was rejected.")
     return redirect("staff:payment_list")
 

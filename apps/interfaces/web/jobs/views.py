@@ -18,7 +18,7 @@ from apps.accounts.models import Membership
 from apps.accounts.roles import Permission, has_permission
 from apps.adapters.models import AdapterVersion
 from apps.core.database.clock import db_now
-from apps.core.errors import DomainError
+from apps.core.http.forms import domain_errors_shown
 from apps.core.money import NANO_PER_CENT, usd_decimal
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.queries import download_url as file_url
@@ -189,22 +189,17 @@ def retry(request: OrganizationRequest, job_id: str) -> HttpResponse:
     if not form.is_valid():
         messages.error(request, "The cap is an amount in dollars, such as 2.50.")
         return redirect("web:job_detail", job_id=job_id)
-    try:
+    with domain_errors_shown(request):
         again = retry_job(job=job, by=request.membership.user_id, now=db_now(), spend_cap_nano=form.cap_nano)
-    except DomainError as refused:
-        messages.error(request, refused.message)
-        return redirect("web:job_detail", job_id=job_id)
-    messages.success(request, "Started again with the change.")
-    return redirect("web:job_detail", job_id=again.pk)
+        messages.success(request, "Started again with the change.")
+        return redirect("web:job_detail", job_id=again.pk)
+    return redirect("web:job_detail", job_id=job_id)
 
 
 def _act(request: OrganizationRequest, job_id: str, act: Callable[..., object], words: str) -> HttpResponse:
     job = queries.get_job(organization=request.organization, id=job_id)
-    try:
+    with domain_errors_shown(request):
         act(job=job, by=request.membership.user_id, now=db_now())
-    except DomainError as refused:
-        messages.error(request, refused.message)
-    else:
         messages.success(request, words)
     return redirect("web:job_detail", job_id=job_id)
 
