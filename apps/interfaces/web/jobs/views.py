@@ -309,19 +309,11 @@ def _phases(job: FineTuningJob, now: datetime.datetime) -> list[ShownPhase]:
         else:
             percent = percent_of(job) if is_train else None
             phases.append(ShownPhase(name, "now", f"{percent}%" if is_train else _span(now - begun), percent, is_train))
-    return [*_with_end(phases, job), ShownPhase("Ready", "done" if job.status == JobStatus.SUCCEEDED else "")]
-
-
-def _with_end(phases: list[ShownPhase], job: FineTuningJob) -> list[ShownPhase]:
-    """Mark the phase in which a job failed or was stopped."""
     marks: dict[str, str] = {JobStatus.FAILED: "failed", JobStatus.CANCELLED: "stopped", JobStatus.PAUSED: "stopped"}
-    mark = marks.get(job.status)
-    if mark is None:
-        return phases
-    last = max((index for index, phase in enumerate(phases) if phase.state), default=0)
-    ended = phases[last]
-    phases[last] = replace(ended, state=mark, percent=None)
-    return phases
+    if mark := marks.get(job.status):
+        last = max((index for index, phase in enumerate(phases) if phase.state), default=0)
+        phases[last] = replace(phases[last], state=mark, percent=None)
+    return [*phases, ShownPhase("Ready", "done" if job.status == JobStatus.SUCCEEDED else "")]
 
 
 def _seconds(begun: datetime.datetime | None, ended: datetime.datetime | None) -> float:
