@@ -89,7 +89,9 @@ _WORDS: dict[str, Callable[[Any], str]] = {
     "learning_rate": "{:g}".format,
     "batch_size": "{} rows a step".format,
     "max_length": "{:,} tokens".format,
-    "early_stopping_patience": lambda count: f"after {count} evaluations without a lower loss" if count else "off",
+    "early_stopping_patience": lambda count: (
+        "off" if count is None else f"after {count} evaluations without a lower loss"
+    ),
     "eval_steps": lambda steps: f"{steps:,} step{'s' if steps > 1 else ''} apart",
     "warmup_ratio": "{:.0%} of the steps".format,
     "weight_decay": "{:g}".format,
