@@ -15,13 +15,14 @@ from apps.core.database.clock import db_now
 from apps.core.http.forms import domain_errors_on
 from apps.core.http.shown_once import keep_secret, take_secret
 from apps.core.messages.outbox import list_failing
+from apps.estimates.physics.gpus import GIB
 from apps.finetuning import queries
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE, RunStatus
 from apps.finetuning.models import GpuPool, Run, Worker, WorkerKind
 from apps.finetuning.pools import operations
 from apps.finetuning.quotes.pool_facts import live_worker_filter, newest_probes, seconds_ahead, training_sku
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
-from apps.interfaces.staff.forms import GIB, PoolEditForm, PoolForm, WorkerTokenForm
+from apps.interfaces.staff.forms import PoolEditForm, PoolForm, WorkerTokenForm
 
 _SESSION_COMMAND = "admission_command"
 _REPLICA_PORT = 8003  # as in deploy/compose.yaml

@@ -22,6 +22,7 @@ from apps.core.http.forms import domain_errors_shown
 from apps.core.money import NANO_PER_CENT, usd_decimal
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.queries import download_url as file_url
+from apps.estimates.physics.gpus import GIB
 from apps.finetuning import queries
 from apps.finetuning.jobs import control
 from apps.finetuning.jobs.explanations import explain
@@ -55,7 +56,6 @@ _STATES = (
     (JobStatus.SUCCEEDED, "Succeeded"),
     (JobStatus.FAILED, "Failed"),
 )
-_GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -334,4 +334,4 @@ def _memory_bar(job: FineTuningJob) -> memory_charts.MemoryBar | None:
     if not job.estimate:
         return None
     parts = memory_parts((part["key"], part["bytes"]) for part in job.estimate["parts"])
-    return memory_charts.memory_bar(parts, job.estimate["capacity_bytes"] / _GIB)
+    return memory_charts.memory_bar(parts, job.estimate["capacity_bytes"] / GIB)

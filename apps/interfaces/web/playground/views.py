@@ -14,6 +14,7 @@ from apps.accounts.roles import Permission, has_permission
 from apps.adapters.operations import CHECKPOINT_MARK
 from apps.adapters.queries import list_versions
 from apps.catalog.models import PriceRule
+from apps.catalog.pricing import MILLION
 from apps.catalog.queries import inference_sku, list_active_prices, list_base_models
 from apps.contracts.chat import ChatRow, MessageRole
 from apps.contracts.serving import LoadState
@@ -27,7 +28,6 @@ from apps.interfaces.web.shell.code_samples import chat_samples
 from apps.serving.aliases import list_aliases
 from apps.serving.queries import serving_states
 
-_MILLION = 1_000_000
 _ADAPTERS_OFFERED = 200
 _MAX_COLUMNS = 4
 _NOTES: dict[str, str] = {
@@ -133,7 +133,7 @@ def _options(organization: Organization) -> tuple[list[ModelOption], list[ModelO
 
 
 def _million_nano(rule: PriceRule | None) -> int | None:
-    return rated(quantity=_MILLION, price_nano=rule.price_nano, per=rule.per) if rule else None
+    return rated(quantity=MILLION, price_nano=rule.price_nano, per=rule.per) if rule else None
 
 
 def _trained_system_message(organization: Organization, chosen: Iterable[str]) -> str:
