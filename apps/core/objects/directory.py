@@ -26,6 +26,7 @@ from apps.core.objects.types import (
     PrefixClosed,
     StoredObject,
     WrongContent,
+    bounded,
     checked_key,
     checked_prefix,
     tapped,
@@ -78,7 +79,8 @@ class DirectoryStore:
         """
         target = self._path(key)
         self._require_open(key)
-        draft, stored = self._write_draft(_limited(chunks, limit_bytes))
+        too_long = WrongContent(f"The URL was made for {limit_bytes} bytes; more came.")
+        draft, stored = self._write_draft(bounded(chunks, limit_bytes, too_long))
         try:
             if exact and stored.bytes != limit_bytes:
                 raise WrongContent(f"The URL was made for {limit_bytes} bytes; {stored.bytes} came.")
@@ -200,15 +202,6 @@ def check_grant(grant: Grant, signature: str) -> None:
     is_genuine = hmac.compare_digest(grant.digest().encode(), signature.encode())
     if not is_genuine or grant.expires < time.time():
         raise InvalidSignature("The link is not valid, or it has expired; ask for a new one.")
-
-
-def _limited(chunks: Iterable[bytes], limit_bytes: int) -> Iterator[bytes]:
-    size = 0
-    for chunk in chunks:
-        size += len(chunk)
-        if size > limit_bytes:
-            raise WrongContent(f"The URL was made for {limit_bytes} bytes; more came.")
-        yield chunk
 
 
 def _give_new_name(draft: Path, target: Path, stored: StoredObject) -> None:

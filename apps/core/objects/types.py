@@ -149,6 +149,16 @@ class Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
+def bounded(chunks: Iterable[bytes], limit_bytes: int | None, refusal: Exception) -> Iterator[bytes]:
+    """Yield the chunks. Raises `refusal` before the chunk that exceeds the limit; None is no limit."""
+    size = 0
+    for chunk in chunks:
+        size += len(chunk)
+        if limit_bytes is not None and size > limit_bytes:
+            raise refusal
+        yield chunk
+
+
 def read_chunks(stream: Readable) -> Iterator[bytes]:
     """Yield the rest of a stream in chunks of at most CHUNK_BYTES."""
     while chunk := stream.read(CHUNK_BYTES):

@@ -8,7 +8,7 @@ store's listing shows which parts have arrived, so a reload or restart loses not
 import datetime
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from django.conf import settings
@@ -22,7 +22,7 @@ from apps.core.database.transitions import advance, try_advance
 from apps.core.errors import InvalidState, InvalidValue, NotFound, QuotaExceeded
 from apps.core.ids import new_id
 from apps.core.messages import outbox
-from apps.core.objects.store import StoredObject, object_key, store
+from apps.core.objects.store import StoredObject, bounded, object_key, store
 from apps.datasets.intake.versions import (
     Arrival,
     FileTooLarge,
@@ -120,8 +120,9 @@ def add_part(*, upload: Upload, chunks: Iterable[bytes], now: datetime.datetime)
     require_open(upload, now)
     part = UploadPart(pk=new_id("part"), organization_id=upload.organization_id, upload=upload)
     key = _key(upload, part.pk)
+    too_large = FileTooLarge(f"A part may have up to {MAX_PART_BYTES // 1024**2} MiB.", param="data")
     try:
-        part.bytes = store().put_stream(key, _limited(chunks)).bytes
+        part.bytes = store().put_stream(key, bounded(chunks, MAX_PART_BYTES, too_large)).bytes
         locked = _locked(upload)
         lock_storage(upload.organization_id)
         require_open(locked, now)
@@ -280,15 +281,6 @@ def _key(upload: Upload, *name: str) -> str:
 
 def _locked(upload: Upload) -> Upload:
     return Upload.objects.select_for_update(of=("self",)).get(pk=upload.pk)
-
-
-def _limited(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    size = 0
-    for chunk in chunks:
-        size += len(chunk)
-        if size > MAX_PART_BYTES:
-            raise FileTooLarge(f"A part may have up to {MAX_PART_BYTES // 1024**2} MiB.", param="data")
-        yield chunk
 
 
 def _beyond(upload: Upload, bytes: int) -> int:
