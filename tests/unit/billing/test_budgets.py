@@ -130,8 +130,9 @@ def test_many_budgets_are_counted_in_two_statements(rich, django_assert_num_quer
     budgets = [budget(rich, 10), *(budget(rich, 9, scope="label", target=f"team={name}") for name in "abc")]
     place(rich, 2, labels={"team": "b"})
 
+    now = db_now()
     with django_assert_num_queries(2):
-        states = get_states(organization=rich, budgets=budgets, now=db_now())
+        states = get_states(organization=rich, budgets=budgets, now=now)
 
     assert [states[each.pk] for each in budgets] == [(0, 2 * USD), (0, 0), (0, 2 * USD), (0, 0)]
 
