@@ -4,8 +4,6 @@ from django.contrib.auth.signals import user_logged_in
 
 class AccountsConfig(AppConfig):
     name = "apps.accounts"
-    label = "accounts"
-    default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
         """Connect the sign-in and second-factor signals, in processes where people sign in."""

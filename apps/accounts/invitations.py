@@ -29,32 +29,16 @@ MAX_TO_ADDRESS = 3  # a day, from all organizations: anyone can found some
 _A_DAY = datetime.timedelta(days=1)
 
 
-class AlreadyMember(InvalidState):
-    code = "already_member"
-
-
 class InvitationClosed(InvalidState):
     """The invitation was accepted, was withdrawn or has expired, or its sender may no longer give its role."""
 
     code = "invitation_closed"
 
 
-class UnverifiedSender(PermissionDenied):
-    """The sender has no confirmed address, which mail to others requires."""
-
-    code = "address_unverified"
-
-
 class TooManyInvitations(RateLimited):
     """The organization or the address has reached its limit of invitations for now."""
 
     code = "too_many_invitations"
-
-
-class WrongAddress(PermissionDenied):
-    """The invitation is for the owner of one address, and the reader has not proven to be that person."""
-
-    code = "wrong_address"
 
 
 @transaction.atomic
@@ -72,16 +56,17 @@ def invite_member(
     An organization mails an address once a day: within that day its invitation is changed instead, and its link stays
     the same.
     With `only_for_address`, the reader's account must have that address, verified; by default this applies to roles
-    that manage members. Raises AlreadyMember, PermissionDenied, UnverifiedSender, TooManyInvitations, InvalidValue.
+    that manage members. Raises InvalidState, PermissionDenied, TooManyInvitations, InvalidValue.
     """
     acting = lock_members(organization, by)
     require_grantable(acting, known_role(role))
     email = email.strip().lower()
     if Membership.objects.for_organization(organization).filter(user__email=email).exists():
-        raise AlreadyMember(f"{email} is already a member.", param="email")
+        raise InvalidState(f"{email} is already a member.", param="email", code="already_member")
     if only_for_address is None:
         only_for_address = has_permission(role, Permission.MEMBER_MANAGE)
-    invitation = _mailed_today(organization, email, now)
+    rows = Invitation.objects.for_organization(organization).still_open()
+    invitation: Invitation | None = rows.filter(email__iexact=email, created_at__gt=now - _A_DAY).first()
     if invitation is None:
         _require_room(organization, by, email, now)
         invitation = _mail(organization, email, now, role=role, invited_by=by, only_for_address=only_for_address)
@@ -95,16 +80,10 @@ def invite_member(
     return invitation
 
 
-def _mailed_today(organization: Organization, email: str, now: datetime.datetime) -> Invitation | None:
-    rows = Invitation.objects.for_organization(organization).still_open()
-    found: Invitation | None = rows.filter(email__iexact=email, created_at__gt=now - _A_DAY).first()
-    return found
-
-
 def _require_room(organization: Organization, by: User, email: str, now: datetime.datetime) -> None:
-    """Raise UnverifiedSender, or TooManyInvitations naming the limit. The member rows are locked, so none slips by."""
+    """Raise PermissionDenied, or TooManyInvitations naming the limit. The member rows are locked, so none slips by."""
     if not has_verified_address(user=by):
-        raise UnverifiedSender("Confirm your own email address before you invite others.")
+        raise PermissionDenied("Confirm your own email address before you invite others.", code="address_unverified")
     rows = Invitation.objects.for_organization(organization)
     today = rows.filter(created_at__gt=now - _A_DAY)
     if today.filter(email__iexact=email).exists():
@@ -160,18 +139,22 @@ def find_invitation(*, token: str) -> Invitation:
 def accept_invitation(*, token: str, user: User, now: datetime.datetime) -> Membership:
     """Make `user` a member. Run it under `system()`.
 
-    Raises NotFound, InvitationClosed, WrongAddress, AlreadyMember. Unless the invitation is only for its address, any
-    account may use the link, once.
+    Raises NotFound, InvitationClosed, PermissionDenied, InvalidState. Unless the invitation is only for its address,
+    any account may use the link, once.
     """
     invitation = find_invitation(token=token)
     if invitation.organization.suspended_at:
         raise InvitationClosed(f"{invitation.organization.name} is suspended. Ask for a new invitation later.")
-    members = _lock_for_acceptance(invitation)
+    # The locks of a removal, in its order: with them held, the sender is a member or not for the whole transaction.
+    rows = Membership.objects.for_organization(invitation.organization_id)
+    members = list(rows.select_for_update(of=("self",)).select_related("user").order_by("id"))
     if any(member.user_id == user.pk for member in members):
-        raise AlreadyMember(f"You are already a member of {invitation.organization.name}.")
+        raise InvalidState(f"You are already a member of {invitation.organization.name}.", code="already_member")
     _require_sender_may_still_grant(invitation, members)
     if invitation.only_for_address and not has_verified_address(user=user, email=invitation.email):
-        raise WrongAddress(f"This invitation is for {invitation.email}. Sign in with that address to accept it.")
+        raise PermissionDenied(
+            f"This invitation is for {invitation.email}. Sign in with that address to accept it.", code="wrong_address"
+        )
     open_now = Invitation.objects.filter(pk=invitation.pk, expires_at__gt=now).still_open()
     if not open_now.update(accepted_at=now, accepted_by=user):
         raise InvitationClosed("This invitation was used, withdrawn or has expired. Ask for a new one.")
@@ -183,15 +166,6 @@ def accept_invitation(*, token: str, user: User, now: datetime.datetime) -> Memb
         invitation=invitation.pk, role=invitation.role,
     )  # fmt: skip
     return membership
-
-
-def _lock_for_acceptance(invitation: Invitation) -> list[Membership]:
-    """Take the locks of a removal, in its order, and return the members.
-
-    With them held, the sender is either still a member or not, for the whole transaction.
-    """
-    rows = Membership.objects.for_organization(invitation.organization_id)
-    return list(rows.select_for_update(of=("self",)).select_related("user").order_by("id"))
 
 
 def _require_sender_may_still_grant(invitation: Invitation, members: list[Membership]) -> None:

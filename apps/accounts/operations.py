@@ -22,12 +22,6 @@ _SLUG_LENGTH = 40
 _SLUG_ATTEMPTS = 8
 
 
-class LastOwner(InvalidState):
-    """An organization must keep at least one owner, because only an owner can hand over its management."""
-
-    code = "last_owner"
-
-
 @dataclass(frozen=True)
 class IssuedKey:
     """A new key with its secret, which is stored nowhere else."""
@@ -62,7 +56,10 @@ def list_founded(*, user: User) -> list[str]:
 def _insert_organization(*, name: str, owner: User, now: datetime.datetime) -> Organization:
     """Insert under the first free slug. Other organizations are invisible here, so the unique index decides."""
     for attempt in range(_SLUG_ATTEMPTS):
-        organization = Organization(name=name, slug=_slug(name, attempt), founded_by=owner, created_at=now)
+        base = slugify(name) or "organization"
+        suffix = "" if attempt == 0 else f"-{secrets.token_hex(2)}"
+        slug = base[: _SLUG_LENGTH - len(suffix)].rstrip("-") + suffix
+        organization = Organization(name=name, slug=slug, founded_by=owner, created_at=now)
         set_organization(organization)
         try:
             with transaction.atomic():
@@ -71,12 +68,6 @@ def _insert_organization(*, name: str, owner: User, now: datetime.datetime) -> O
             continue
         return organization
     raise InvalidState("No free address was found for this name. Choose another.", param="name")
-
-
-def _slug(name: str, attempt: int) -> str:
-    base = slugify(name) or "organization"
-    suffix = "" if attempt == 0 else f"-{secrets.token_hex(2)}"
-    return base[: _SLUG_LENGTH - len(suffix)].rstrip("-") + suffix
 
 
 @transaction.atomic
@@ -126,7 +117,7 @@ def change_role(
 ) -> Membership:
     """Give a member another role, and close the invitations the member may no longer send.
 
-    Raises PermissionDenied, LastOwner, NotFound, InvalidValue.
+    Raises PermissionDenied, InvalidState, NotFound, InvalidValue.
     """
     acting = lock_members(organization, by)
     membership = get_membership(organization=organization, id=membership_id)
@@ -210,7 +201,9 @@ def require_grantable(acting: Membership, *roles: str) -> None:
 def _require_another_owner(membership: Membership) -> None:
     owners = Membership.objects.for_organization(membership.organization_id).filter(role=Owner.name)
     if not owners.exclude(pk=membership.pk).exists():
-        raise LastOwner("An organization needs an owner: give another member that role first.", param="role")
+        raise InvalidState(
+            "An organization needs an owner: give another member that role first.", param="role", code="last_owner"
+        )
 
 
 def known_role(role: str) -> str:

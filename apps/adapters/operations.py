@@ -64,7 +64,11 @@ def publish_version(new: NewVersion) -> AdapterVersion:
     The engine's name is random: the job does not reveal it.
     """
     _check_files(new)
-    adapter = _find_or_create_adapter(new)
+    adapters = Adapter.objects.for_organization(new.organization).select_for_update()
+    found = adapters.filter(name=new.adapter_name, base_model=new.base_model, deleted_at=None).first()
+    adapter = found or Adapter.objects.create(
+        organization=new.organization, name=new.adapter_name, base_model=new.base_model
+    )
     model_name, number = new.model_name, None
     if model_name is None:
         model_name = model_name_of(
@@ -118,14 +122,6 @@ def _check_files(new: NewVersion) -> None:
             object_prefix=export["object_prefix"], manifest=export["manifest"], base_model=new.base_model
         ):
             raise AdapterRejected(f"The export {export['kind']} is not one: " + "; ".join(problems[:3]))
-
-
-def _find_or_create_adapter(new: NewVersion) -> Adapter:
-    adapters = Adapter.objects.for_organization(new.organization).select_for_update()
-    found = adapters.filter(name=new.adapter_name, base_model=new.base_model, deleted_at=None).first()
-    return found or Adapter.objects.create(
-        organization=new.organization, name=new.adapter_name, base_model=new.base_model
-    )
 
 
 @transaction.atomic

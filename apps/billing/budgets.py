@@ -4,7 +4,7 @@ Every function that decides or counts runs under the wallet's lock, so two holds
 """
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from django.db import transaction
@@ -85,8 +85,9 @@ def attribution_of_actor(*, organization: Organization | str, by: str, labels: M
 def room_nano(*, organization: Organization | str, attribution: Attribution) -> tuple[int, Budget] | None:
     """Return how much more may be held and the budget that limits it; None without a limiting budget."""
     require_transaction()
-    budgets = _active(organization).filter(attribution.targets()).exclude(mode=BudgetMode.ALERT)
-    rooms = [(budget.limit_nano - sum(get_state(budget=budget, now=db_now())), budget) for budget in budgets]
+    budgets = list(_active(organization).filter(attribution.targets()).exclude(mode=BudgetMode.ALERT))
+    states = get_states(organization=organization, budgets=budgets, now=db_now())
+    rooms = [(budget.limit_nano - sum(states[budget.pk]), budget) for budget in budgets]
     return min(rooms, key=lambda room: room[0], default=None)
 
 
@@ -102,14 +103,21 @@ def require_room(*, organization: Organization | str, attribution: Attribution, 
         )
 
 
-def get_state(*, budget: Budget, now: datetime.datetime) -> tuple[int, int]:
-    """Return the spending under the budget this month, and the amount held under it now."""
-    periods = BudgetPeriod.objects.filter(budget=budget, month=month_of(now))
-    spent = periods.values_list("spent_nano", flat=True).first()
-    if spent is None:
-        spent = _spent_so_far(budget, month_of(now))
-    aside = _holds_of(budget).filter(status=HoldStatus.OPEN).aggregate(nano=Sum(F("amount_nano") - F("captured_nano")))
-    return spent, aside["nano"] or 0
+def get_states(
+    *, organization: Organization | str, budgets: Sequence[Budget], now: datetime.datetime
+) -> dict[str, tuple[int, int]]:
+    """Return by id the spending under each budget this month, and the amount held under it now."""
+    month = month_of(now)
+    periods = BudgetPeriod.objects.filter(budget__in=budgets, month=month)
+    spent = dict(periods.values_list("budget_id", "spent_nano"))
+    open_nano = F("amount_nano") - F("captured_nano")
+    aside = Hold.objects.filter(organization_id=key_of(organization), status=HoldStatus.OPEN).aggregate(
+        **{budget.pk: Sum(open_nano, filter=_covers(budget), default=0) for budget in budgets}
+    )
+    return {
+        budget.pk: (spent[budget.pk] if budget.pk in spent else _spent_so_far(budget, month), aside[budget.pk])
+        for budget in budgets
+    }
 
 
 def list_budgets(*, organization: Organization | str) -> QuerySet[Budget]:
@@ -145,33 +153,33 @@ def month_of(now: datetime.datetime) -> datetime.date:
 
 def holds_of_budget(*, budget_id: str) -> QuerySet[Hold]:
     """Return every hold, open or closed, of jobs and slices that fall under the budget."""
-    return _holds_of(Budget.objects.get(pk=budget_id))
+    return Hold.objects.filter(_covers(Budget.objects.get(pk=budget_id)))
 
 
 def _active(organization: Organization | str) -> QuerySet[Budget]:
     return Budget.objects.for_organization(organization).filter(ended_at=None).order_by("pk")
 
 
-def _holds_of(budget: Budget) -> QuerySet[Hold]:
-    holds = Hold.objects.filter(
-        organization_id=budget.organization_id, purpose__in=(HoldPurpose.JOB, HoldPurpose.INFERENCE)
-    )
+def _covers(budget: Budget) -> Q:
+    """Return the condition that selects the holds of jobs and slices under the budget."""
+    holds = Q(organization_id=budget.organization_id, purpose__in=(HoldPurpose.JOB, HoldPurpose.INFERENCE))
     match budget.scope:
         case BudgetScope.ORGANIZATION:
             return holds
         case BudgetScope.KEY:
-            return holds.filter(key_id=budget.target)
+            return holds & Q(key_id=budget.target)
         case BudgetScope.MEMBER:
-            return holds.filter(member_id=budget.target)
+            return holds & Q(member_id=budget.target)
         case _:
             name, _, value = budget.target.partition("=")
-            return holds.filter(labels__contains={name: value})
+            return holds & Q(labels__contains={name: value})
 
 
 def _spent_so_far(budget: Budget, month: datetime.date) -> int:
     """Return the month's cost before the budget's own count began: finished jobs and metered requests."""
     begin = datetime.datetime.combine(month, datetime.time(), datetime.UTC)
-    jobs = _holds_of(budget).filter(purpose=HoldPurpose.JOB, status=HoldStatus.CLOSED, closed_at__gte=begin)
+    closed = Hold.objects.filter(_covers(budget), status=HoldStatus.CLOSED, closed_at__gte=begin)
+    jobs = closed.filter(purpose=HoldPurpose.JOB)
     trained = jobs.aggregate(nano=Sum(F("captured_nano") - F("refunded_nano")))["nano"] or 0
     series = UsageSeries.objects.filter(organization_id=budget.organization_id, day__gte=month)
     keys = ApiKey.objects.filter(organization_id=budget.organization_id)

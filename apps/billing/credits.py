@@ -15,6 +15,7 @@ from apps.billing.models import (
     LedgerAccount,
     LedgerTransaction,
     LotKind,
+    PostingKind,
 )
 from apps.billing.tenant_batches import for_each
 from apps.core import audit
@@ -22,7 +23,7 @@ from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue
 
 # Only these may be reversed: no hold or usage series records them. Charges are refunded instead.
-_REVERSIBLE = frozenset({"grant", "adjustment", "expiry"})
+_REVERSIBLE = frozenset({PostingKind.GRANT, PostingKind.ADJUSTMENT, PostingKind.EXPIRY})
 
 
 @transaction.atomic
@@ -58,7 +59,7 @@ def set_credit_aside(
     CreditLot.objects.filter(pk=lot.pk).update(held_nano=F("held_nano") + held_nano)
     post(
         organization=organization,
-        kind="hold",
+        kind=PostingKind.HOLD,
         legs={wallet: -held_nano, account(organization=organization, kind=AccountKind.HOLD): held_nano},
         by=by,
         source=created.pk,
@@ -92,7 +93,7 @@ def end_set_aside(*, hold_id: str, is_paid_out: bool, by: str, reason: str, tax_
         legs[wallet] = found.amount_nano
     post(
         organization=found.organization_id,
-        kind="payment_refunded" if is_paid_out else "release",
+        kind=PostingKind.PAYMENT_REFUNDED if is_paid_out else PostingKind.RELEASE,
         legs=legs,
         by=by,
         source=lot.pk,
@@ -144,7 +145,7 @@ def _post_expiry(wallet: LedgerAccount, lot: CreditLot, amount_nano: int) -> Non
     remaining = lot.remaining_nano - amount_nano
     post(
         organization=wallet.owner_id,
-        kind="expiry",
+        kind=PostingKind.EXPIRY,
         legs={wallet: -amount_nano, account(organization=None, kind=kind): amount_nano},
         by="system",
         source=lot.pk,
@@ -184,7 +185,7 @@ def reverse_transaction(*, transaction_id: str, by: str, reason: str) -> LedgerT
         raise InvalidState("This credit has been spent or set aside since; post an adjustment instead.")
     posted = post(
         organization=original.organization_id,
-        kind="reversal",
+        kind=PostingKind.REVERSAL,
         legs=legs,
         by=by,
         source=original.source,

@@ -16,7 +16,7 @@ from django.db import connection
 
 from apps.accounts.models import Organization, key_of
 from apps.billing.lots import LotsExhausted
-from apps.billing.models import AccountKind, Hold, LedgerAccount, LedgerTransaction
+from apps.billing.models import AccountKind, Hold, LedgerAccount, LedgerTransaction, PostingKind
 from apps.core.audit import require_transaction
 from apps.core.errors import DomainError
 
@@ -122,7 +122,7 @@ def posted_before(
 def post(
     *,
     organization: Organization | str | None,
-    kind: str,
+    kind: PostingKind,
     legs: Mapping[LedgerAccount, int],
     by: str,
     source: str,

@@ -22,6 +22,7 @@ from apps.billing.models import (
     LedgerAccount,
     LedgerTransaction,
     LotKind,
+    PostingKind,
 )
 from apps.catalog.models import PriceRule
 from apps.core import audit
@@ -36,12 +37,6 @@ class InsufficientBalance(QuotaExceeded):
 
 class SpendingStopped(QuotaExceeded):
     """The organization is suspended until it pays its debt; waiting does not help."""
-
-
-class CaptureAboveHold(DomainError):
-    """The charge exceeds its hold: a bug in the caller, never the customer's cost."""
-
-    code = "capture_above_hold"
 
 
 @dataclass(frozen=True)
@@ -81,7 +76,7 @@ def grant_credit(
     promotional = account(organization=None, kind=AccountKind.PROMOTIONAL_CREDIT)
     posted = post(
         organization=organization,
-        kind="grant",
+        kind=PostingKind.GRANT,
         legs={promotional: -amount_nano, wallet: amount_nano},
         by=by,
         source=wallet.pk,
@@ -112,7 +107,7 @@ def grant_paid_credit(
     lot = open_lot(organization_id=wallet.owner_id, kind=LotKind.PAID, amount_nano=amount_nano, reference=reference)
     post(
         organization=organization,
-        kind="topup",
+        kind=PostingKind.TOPUP,
         legs={
             account(organization=None, kind=AccountKind.CASH_CLEARING): -(amount_nano + tax_nano),
             account(organization=None, kind=AccountKind.TAX_PAYABLE): tax_nano,
@@ -157,7 +152,7 @@ def reverse_paid_credit(
     taken = min(amount_nano, lot.remaining_nano - lot.held_nano, wallet.balance_nano)
     posted = post(
         organization=organization,
-        kind="payment_reversed",
+        kind=PostingKind.PAYMENT_REVERSED,
         legs={
             wallet: -taken,
             account(organization=organization, kind=AccountKind.RECEIVABLE): taken - amount_nano,
@@ -185,7 +180,7 @@ def collect_receivable(*, wallet: LedgerAccount, by: str, cause: str) -> int:
         return 0
     post(
         organization=wallet.owner_id,
-        kind="debt_paid",
+        kind=PostingKind.DEBT_PAID,
         legs={wallet: -paid, owed_account: paid},
         by=by,
         source=cause,
@@ -237,7 +232,7 @@ def hold(
     )
     post(
         organization=organization,
-        kind="hold",
+        kind=PostingKind.HOLD,
         legs={wallet: -amount_nano, beside(wallet, AccountKind.HOLD): amount_nano},
         by=by,
         source=created.pk,
@@ -252,7 +247,7 @@ def hold(
 def settle_hold(*, hold_id: str, capture_nano: int, by: str, reason: str = "") -> Hold:
     """Charge `capture_nano` of the hold, return the rest to the wallet and close it.
 
-    Settling a closed hold again with the same amount changes nothing. Raises CaptureAboveHold, InvalidState.
+    Settling a closed hold again with the same amount changes nothing. Raises DomainError, InvalidState.
     """
     wallet = lock_wallet_of_hold(hold_id=hold_id)
     found = Hold.objects.get(pk=hold_id)
@@ -261,7 +256,9 @@ def settle_hold(*, hold_id: str, capture_nano: int, by: str, reason: str = "") -
             raise InvalidState(f"hold {hold_id} was settled at another amount")
         return found
     if not found.captured_nano <= capture_nano <= found.amount_nano:
-        raise CaptureAboveHold(f"hold {hold_id} holds {found.amount_nano} nano, not {capture_nano}")
+        raise DomainError(
+            f"hold {hold_id} holds {found.amount_nano} nano, not {capture_nano}", code="capture_above_hold"
+        )
     charge = capture_nano - found.captured_nano
     rest = found.amount_nano - capture_nano
     held, revenue = beside(wallet, AccountKind.HOLD), beside(wallet, AccountKind.REVENUE)
@@ -271,7 +268,7 @@ def settle_hold(*, hold_id: str, capture_nano: int, by: str, reason: str = "") -
     if charge or rest:
         post(
             organization=found.organization_id,
-            kind="settle",
+            kind=PostingKind.SETTLE,
             legs={held: -(charge + rest), revenue: charge, wallet: rest},
             by=by,
             source=found.source,
@@ -300,7 +297,7 @@ def refund_source(*, organization: Organization | str, source: str, by: str, rea
         amount_nano = found.captured_nano - found.refunded_nano
         post(
             organization=organization,
-            kind="refund",
+            kind=PostingKind.REFUND,
             legs={account(organization=None, kind=AccountKind.REVENUE): -amount_nano, wallet: amount_nano},
             by=by,
             source=found.source,

@@ -126,14 +126,6 @@ def _begin(day: datetime.date) -> datetime.datetime:
 
 # --- Sums -------------------------------------------------------------------------------------------------------------
 
-GROUPS: dict[str, Callable[[Spend], str]] = {
-    "job": lambda line: line.subject if line.kind == LineKind.TRAINING else "",
-    "adapter": lambda line: line.subject if line.kind == LineKind.INFERENCE else "",
-    "key": lambda line: line.key_id,
-    "member": lambda line: line.member_id,
-    "kind": lambda line: line.kind,
-}
-
 
 def sum_by(lines: Iterable[Spend], key: Callable[[Spend], str]) -> dict[str, int]:
     """Return the nano spent under each key, largest first."""

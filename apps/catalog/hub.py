@@ -12,25 +12,16 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNot
 from huggingface_hub.hf_api import ModelInfo
 
 from apps.catalog.model_files import TEXT_FILES, ModelRefused
-from apps.core.errors import DomainError, Status
+from apps.core.errors import Unavailable
 
 _ANSWER_SECONDS = 20.0
 _TEXT_LIMIT_BYTES = 64 * 1024**2  # the largest tokenizer.json seen is 33 MB (Gemma 3)
 
 
-class HubUnavailable(DomainError):
-    """The hub does not answer. A later attempt may succeed."""
-
-    code = "hub_unavailable"
-    status = Status.UNAVAILABLE
-    type = "server_error"
-    is_retryable = True
-
-
 def download_text_files(*, repo: str, revision: str, token: str | None, into: Path) -> dict[str, str]:
     """Download configuration, tokenizer and template into `into`; return the SHA-256 of each weights file.
 
-    Raises ModelRefused if the token does not open the repository or it is not safetensors, HubUnavailable.
+    Raises ModelRefused if the token does not open the repository or it is not safetensors, Unavailable.
     """
     try:
         info = HfApi(endpoint=settings.HUB_URL, token=token or False).model_info(
@@ -56,7 +47,9 @@ def download_text_files(*, repo: str, revision: str, token: str | None, into: Pa
         message = f"The hub has no {repo}, or shows it only to a token that may read it."
         raise ModelRefused(message, param="repo") from error
     except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
-        raise HubUnavailable(f"The hub did not hand over {repo} ({type(error).__name__}): try again.") from error
+        raise Unavailable(
+            f"The hub did not hand over {repo} ({type(error).__name__}): try again.", code="hub_unavailable"
+        ) from error
     return weights
 
 

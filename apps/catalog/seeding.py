@@ -65,7 +65,20 @@ def _gpu_type(row: gpus.GpuRow) -> GpuType:
 def _seed_base_models() -> int:
     rows = json.loads((DATA / "models.json").read_bytes())["models"]
     known = set(BaseModel.objects.values_list("name", flat=True))
-    new = [_base_model(row) for row in rows if row["name"].lower() not in known]
+    new = [
+        BaseModel(
+            name=row["name"].lower(),
+            display_name=row["name"],
+            repo=row["hf_repo"],
+            licence=row["license"],
+            config=row,
+            parameter_count=row["params_computed"],
+            context_length=row["max_position_embeddings"] or UNKNOWN_CONTEXT_TOKENS,
+            source_url=row["source_url"],
+        )
+        for row in rows
+        if row["name"].lower() not in known
+    ]
     _rename_licences({row["name"].lower(): row["license"] for row in rows})
     return len(BaseModel.objects.bulk_create(new))
 
@@ -89,19 +102,6 @@ class _ModelRow(TypedDict):
     params_computed: int
     max_position_embeddings: int | None
     source_url: str
-
-
-def _base_model(row: _ModelRow) -> BaseModel:
-    return BaseModel(
-        name=row["name"].lower(),
-        display_name=row["name"],
-        repo=row["hf_repo"],
-        licence=row["license"],
-        config=row,
-        parameter_count=row["params_computed"],
-        context_length=row["max_position_embeddings"] or UNKNOWN_CONTEXT_TOKENS,
-        source_url=row["source_url"],
-    )
 
 
 def _install_demo_model(*, by: str, now: datetime.datetime) -> str:

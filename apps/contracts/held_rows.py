@@ -34,7 +34,11 @@ class ValidationIndex:
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self._near = NearCopies()
-        self._identities = array("Q", sorted(self._take(rows)))
+        identities = array("Q")
+        for place, row in enumerate(rows):
+            identities.append(row_identity(row))
+            self._near.find(own_words(row), place)
+        self._identities = array("Q", sorted(identities))
 
     def repeated_by(self, row: Row) -> Repeats:
         """Return how the row repeats the validation file."""
@@ -43,13 +47,6 @@ class ValidationIndex:
         if at < len(self._identities) and self._identities[at] == identity:
             return Repeats.A_ROW
         return Repeats.NEARLY_A_ROW if self._near.knows(own_words(row)) else Repeats.NOTHING
-
-    def _take(self, rows: Iterable[Row]) -> "array[int]":
-        identities = array("Q")
-        for place, row in enumerate(rows):
-            identities.append(row_identity(row))
-            self._near.find(own_words(row), place)
-        return identities
 
 
 def repeats_of(rows: Iterable[Row], held: ValidationIndex) -> Iterator[Repeats]:

@@ -48,7 +48,8 @@ class NearCopies:
         self._sketches.extend(made)
         self._above.append(index)
         for candidate in alike:
-            self._join(candidate, index)
+            first, last = sorted((self._root(candidate), self._root(index)))
+            self._above[last] = first
         for key, bucket in zip(keys, self._buckets, strict=True):
             bucket.setdefault(key, index)
         return self._rows[alike[0]] if alike else None
@@ -64,10 +65,6 @@ class NearCopies:
             root = self._root(index)
             if root != index:
                 yield row, self._rows[root]
-
-    def _join(self, one: int, other: int) -> None:
-        first, last = sorted((self._root(one), self._root(other)))
-        self._above[last] = first
 
     def _root(self, index: int) -> int:
         while (above := self._above[index]) != index:

@@ -6,8 +6,6 @@ from apps.core.database.policies import write_policies_after_migrate
 
 class CoreConfig(AppConfig):
     name = "apps.core"
-    label = "core"
-    default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
         """Write row-level security and grants once every table exists. `core` is last in INSTALLED_APPS."""

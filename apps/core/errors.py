@@ -23,17 +23,21 @@ class Status(IntEnum):
 
 
 class DomainError(Exception):
-    """Base of every anticipated failure. Subclasses live in the module that raises them; shared ones live here."""
+    """Base of every anticipated failure. Subclasses live in the module that raises them; shared ones live here.
 
-    code: ClassVar[str] = "invalid_request"
+    A failure that one place raises and none catches is a shared class with a `code` of its own.
+    """
+
+    code: str = "invalid_request"
     status: ClassVar[Status] = Status.INVALID
     type: ClassVar[str] = "invalid_request_error"
     is_retryable: ClassVar[bool] = False
 
-    def __init__(self, message: str, *, param: str | None = None, **data: Any) -> None:
+    def __init__(self, message: str, *, param: str | None = None, code: str = "", **data: Any) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+        self.code = code or self.code
         self.data = data
 
     def as_openai(self) -> dict[str, dict[str, object]]:

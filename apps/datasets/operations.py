@@ -30,12 +30,6 @@ COUNT_NOW_BYTES = 4_000_000
 _DELETED_AT_ONCE = 500
 
 
-class FileInUse(InvalidState):
-    """A job that has not finished still reads the file."""
-
-    code = "file_in_use"
-
-
 class NotReady(InvalidState):
     """The file is not validated yet, has errors, or is deleted."""
 
@@ -150,7 +144,7 @@ def dismiss_errors(*, version: DatasetVersion, by: str, now: datetime.datetime) 
 
 @transaction.atomic
 def delete_version(*, version: DatasetVersion, by: str, now: datetime.datetime) -> DatasetVersion:
-    """Delete the file: hidden at once, its bytes deleted next. Raises FileInUse, InvalidState.
+    """Delete the file: hidden at once, its bytes deleted next. Raises InvalidState.
 
     The row keeps name and hash, so jobs and adapters still show what they were trained on.
     """
@@ -158,7 +152,15 @@ def delete_version(*, version: DatasetVersion, by: str, now: datetime.datetime) 
     release_expired_leases(version, now)
     if version.status == DatasetVersionStatus.VALIDATING:
         raise InvalidState("The file is being validated; delete it in a moment.", param="file_id")
-    _require_unused(version)
+    # Jobs are in a higher layer, so they are reached by relation.
+    for jobs in (version.jobs, version.validating_jobs):
+        job = jobs.filter(finished_at=None).first()
+        if job:
+            raise InvalidState(
+                f"The job {job.pk} still uses this file: cancel it or wait for its end.",
+                param="file_id",
+                code="file_in_use",
+            )
     advance(
         version,
         to=DatasetVersionStatus.DELETED,
@@ -180,14 +182,6 @@ def delete_version(*, version: DatasetVersion, by: str, now: datetime.datetime) 
         organization=version.organization_id, by=by, action="dataset.deleted", target=version.pk, sha256=version.sha256
     )
     return version
-
-
-def _require_unused(version: DatasetVersion) -> None:
-    """Raise FileInUse while a job reads the file. Jobs are in a higher layer, so they are reached by relation."""
-    for jobs in (version.jobs, version.validating_jobs):
-        job = jobs.filter(finished_at=None).first()
-        if job:
-            raise FileInUse(f"The job {job.pk} still uses this file: cancel it or wait for its end.", param="file_id")
 
 
 def delete_expired(*, now: datetime.datetime) -> int:

@@ -9,8 +9,7 @@ from django.db.models.functions import Coalesce, Greatest, Now
 
 from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel
-from apps.catalog.queries import chat_renderer
-from apps.contracts.chat import ChatRow, Line, RenderedRow, Row, RowError, RowKind, parse_line_as, split_lines
+from apps.contracts.chat import Line, Row, RowError, RowKind, parse_line_as, split_lines
 from apps.core.errors import NotFound
 from apps.core.objects.store import read_chunks, store
 from apps.datasets.lifecycle import DatasetVersionStatus, UploadStatus
@@ -165,11 +164,3 @@ def _preview(line: Line, kind: RowKind) -> RowPreview:
         return RowPreview(line=line.number, raw=raw, row=parse_line_as(line, kind))
     except RowError as error:
         return RowPreview(line=line.number, raw=raw, error=from_row_error(error))
-
-
-def render_row(*, version: DatasetVersion, line: int, base_model: BaseModel) -> RenderedRow:
-    """Return one row as the model sees it. Raises UnknownFile, ModelNotInstalled, or the row's RowError."""
-    found = read_rows(version=version, first_line=line, limit=1)
-    if not found or found[0].line != line or not isinstance(found[0].row, ChatRow):
-        raise UnknownFile(f"Line {line} of {version.pk} is no row.", param="line")
-    return chat_renderer(base_model=base_model).render(found[0].row)

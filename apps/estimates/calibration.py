@@ -121,8 +121,11 @@ def correct(calibration: Calibration, *, family: str, method: str) -> Correction
     is_ranged = calibration.runs >= _MIN_RUNS_FOR_SPREAD
     time = _factors(calibration.time, family, method, _TIME_SPREAD if is_ranged else None)
     memory = _factors(calibration.memory, family, method, _MEMORY_SPREAD if is_ranged else None)
+    counts = ((calibration.runs, "finished run"), (calibration.points, "measured point"))
+    words = [f"{count:,} {noun}{'s' if count > 1 else ''}" for count, noun in counts if count]
+    origin = f"{' and '.join(words)} of this pool"
     return Correction(
-        origin=_origin(calibration),
+        origin=origin,
         runs=calibration.runs,
         version=calibration.number,
         time_factor=time[0],
@@ -132,12 +135,6 @@ def correct(calibration: Calibration, *, family: str, method: str) -> Correction
         memory_p10=memory[1],
         memory_p90=memory[2],
     )
-
-
-def _origin(calibration: Calibration) -> str:
-    counts = ((calibration.runs, "finished run"), (calibration.points, "measured point"))
-    words = [f"{count:,} {noun}{'s' if count > 1 else ''}" for count, noun in counts if count]
-    return f"{' and '.join(words)} of this pool"
 
 
 def _factors(
@@ -160,7 +157,9 @@ def cross_validate(observations: Sequence[Observation], *, quantity: str, folds:
     known = [o for o in observations[-MAX_RUNS:] if getattr(o, quantity)]
     before, after = [], []
     for fold in range(folds):
-        learned = _learn([_row(o, quantity) for index, o in enumerate(known) if index % folds != fold])
+        learned = _learn(
+            [(o.family, o.method, getattr(o, quantity)) for index, o in enumerate(known) if index % folds != fold]
+        )
         for observation in known[fold::folds]:
             ratio = getattr(observation, quantity)
             factor = math.exp(_offset(learned, observation.family, observation.method))
@@ -174,10 +173,6 @@ def cross_validate(observations: Sequence[Observation], *, quantity: str, folds:
 # --- fitting ------------------------------------------------------------------------------------------------------
 
 Row = tuple[str, str, float | None]
-
-
-def _row(observation: Observation, quantity: str) -> Row:
-    return observation.family, observation.method, getattr(observation, quantity)
 
 
 def _learn(rows: Sequence[Row]) -> Learned:

@@ -10,7 +10,7 @@ import msgspec
 
 from apps.estimates.durations import Duration
 from apps.estimates.physics.throughput import ProbeRow
-from apps.estimates.requests import Correction, PoolFacts
+from apps.estimates.requests import PoolFacts
 
 
 class PredictionInterval(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,17 +76,13 @@ def time_interval(pool: PoolFacts, times: Duration) -> PredictionInterval:
     """Return the interval learned from finished runs; else the probe's spread; else that of the formulas alone."""
     base = _probed(pool.probe, times, is_cpu=pool.gpu.is_cpu) if pool.probe is not None else TIME
     if pool.correction is not None:
-        return _corrected(pool.correction, base)
+        return PredictionInterval(
+            p10=pool.correction.time_factor * (pool.correction.time_p10 or base.p10),
+            p50=pool.correction.time_factor,
+            p90=pool.correction.time_factor * (pool.correction.time_p90 or base.p90),
+            origin=pool.correction.origin,
+        )
     return base
-
-
-def _corrected(learned: Correction, base: PredictionInterval) -> PredictionInterval:
-    return PredictionInterval(
-        p10=learned.time_factor * (learned.time_p10 or base.p10),
-        p50=learned.time_factor,
-        p90=learned.time_factor * (learned.time_p90 or base.p90),
-        origin=learned.origin,
-    )
 
 
 def _probed(probe: ProbeRow, times: Duration, *, is_cpu: bool) -> PredictionInterval:

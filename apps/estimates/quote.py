@@ -226,6 +226,10 @@ def _with_times(estimate: Estimate, request: QuoteRequest, pool: PoolFacts, time
     beside, queue = _beside_seconds(pool, times), estimate.queue_seconds
     run = [beside + seconds for seconds in bill.whole]  # from claim to end
     finish = [None if queue is None else queue + seconds for seconds in run]
+    cost_nano, per_million, per_a100_hour = bill.costs[1], None, None
+    if cost_nano is not None:
+        per_million = round(cost_nano * 1e6 / (request.trained_tokens * request.epochs))
+        per_a100_hour = round(cost_nano * 3600 / times.a100_seconds) if times.a100_seconds else None
     return msgspec.structs.replace(
         estimate,
         tokens_per_second=times.tokens_per_second / interval.p50,
@@ -251,8 +255,8 @@ def _with_times(estimate: Estimate, request: QuoteRequest, pool: PoolFacts, time
         finish_seconds_p10=finish[0],
         finish_seconds_p50=finish[1],
         finish_seconds_p90=finish[2],
-        cost_nano_per_million_trained_tokens=_per_million(request, bill),
-        cost_nano_per_a100_hour=_per_a100_hour(times, bill),
+        cost_nano_per_million_trained_tokens=per_million,
+        cost_nano_per_a100_hour=per_a100_hour,
         interruptions=bill.interruptions,
         redone_seconds=bill.redone,
     )
@@ -346,18 +350,6 @@ def _download_seconds(pool: PoolFacts) -> float:
 
 def _steps(request: QuoteRequest) -> int:
     return step_count(rows=request.rows, batch_size=request.batch_size, epochs=request.epochs)
-
-
-def _per_million(request: QuoteRequest, bill: _Billing) -> int | None:
-    if bill.costs[1] is None:
-        return None
-    return round(bill.costs[1] * 1e6 / (request.trained_tokens * request.epochs))
-
-
-def _per_a100_hour(times: Duration, bill: _Billing) -> int | None:
-    if bill.costs[1] is None or not times.a100_seconds:
-        return None
-    return round(bill.costs[1] * 3600 / times.a100_seconds)
 
 
 def _time_parts(times: Duration, plan: TrainingPlan) -> tuple[TimePart, ...]:

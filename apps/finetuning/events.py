@@ -1,11 +1,22 @@
-"""Job events, in order. A sequence is taken under the job's row lock, so readers never miss one."""
+"""Job events, in order. A sequence is taken under the job's row lock, so readers never miss one.
 
+Watchers get a Redis message after each commit. Losing one is harmless: the row is the truth, and they also read it
+periodically.
+"""
+
+import logging
+from functools import cache, partial
+
+import redis
+from django.conf import settings
+from django.db import transaction
 from django.db.models import F
 
 from apps.core.audit import require_transaction
 from apps.core.ids import ulid_of
-from apps.core.messages import live
 from apps.finetuning.models import FineTuningJob, JobEvent
+
+logger = logging.getLogger(__name__)
 
 
 def append(job: FineTuningJob, *, message: str, type: str = "message", level: str = "info", **data: object) -> JobEvent:
@@ -23,5 +34,17 @@ def append(job: FineTuningJob, *, message: str, type: str = "message", level: st
         message=message[:1000],
         data=data,
     )
-    live.announce_after_commit(channel=f"job:{job.pk}", payload=str(event.sequence))
+    transaction.on_commit(partial(_notify, job.pk, event.sequence))
     return event
+
+
+def _notify(job_id: str, sequence: int) -> None:
+    try:
+        _client().publish(f"anneal:live:job:{job_id}", str(sequence))
+    except redis.RedisError as error:
+        logger.warning("live update of job %s not sent: %s", job_id, error)
+
+
+@cache
+def _client() -> redis.Redis:
+    return redis.Redis.from_url(settings.REDIS_URL, socket_timeout=1, socket_connect_timeout=1)

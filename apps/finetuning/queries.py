@@ -17,12 +17,10 @@ def get_job(*, organization: Organization | str, id: str) -> FineTuningJob:
     """Return the organization's job. Raises NotFound, the same for unknown and foreign ids."""
     job = FineTuningJob.objects.for_organization(organization).select_related(*_WITH).filter(pk=id).first()
     if job is None:
-        raise JobNotFound(f"No fine-tuning job has the id {id[:64]!r}.", param="fine_tuning_job_id")
+        raise NotFound(
+            f"No fine-tuning job has the id {id[:64]!r}.", param="fine_tuning_job_id", code="fine_tuning_job_not_found"
+        )
     return job
-
-
-class JobNotFound(NotFound):
-    code = "fine_tuning_job_not_found"
 
 
 def list_jobs(*, organization: Organization | str) -> QuerySet[FineTuningJob]:

@@ -64,7 +64,14 @@ def set_auto_recharge(
     by: str,
 ) -> AutoRecharge:
     """Set, change or end the order. Raises InvalidValue, and InvalidState without a card to charge."""
-    _refuse_amounts(threshold_cents, amount_cents, monthly_cap_cents)
+    if not SMALLEST_CENTS <= amount_cents <= LARGEST_CENTS:
+        raise InvalidValue(
+            f"Choose between ${SMALLEST_CENTS // 100} and ${LARGEST_CENTS // 100:,}.", param="amount_usd"
+        )
+    if not 0 <= threshold_cents <= LARGEST_CENTS:
+        raise InvalidValue(f"Choose between $0 and ${LARGEST_CENTS // 100:,}.", param="threshold_usd")
+    if monthly_cap_cents < amount_cents:
+        raise InvalidValue("The most in a month covers at least one charge.", param="monthly_cap_usd")
     customer = get_customer(organization=organization)
     if is_enabled and (customer is None or not customer.has_card):
         raise InvalidState("Add a card first: it is what is charged.", param="is_enabled")
@@ -82,17 +89,6 @@ def set_auto_recharge(
         monthly_cap_cents=monthly_cap_cents,
     )  # fmt: skip
     return order
-
-
-def _refuse_amounts(threshold_cents: int, amount_cents: int, monthly_cap_cents: int) -> None:
-    if not SMALLEST_CENTS <= amount_cents <= LARGEST_CENTS:
-        raise InvalidValue(
-            f"Choose between ${SMALLEST_CENTS // 100} and ${LARGEST_CENTS // 100:,}.", param="amount_usd"
-        )
-    if not 0 <= threshold_cents <= LARGEST_CENTS:
-        raise InvalidValue(f"Choose between $0 and ${LARGEST_CENTS // 100:,}.", param="threshold_usd")
-    if monthly_cap_cents < amount_cents:
-        raise InvalidValue("The most in a month covers at least one charge.", param="monthly_cap_usd")
 
 
 def charged_this_month_cents(*, organization: Organization | str, now: datetime.datetime) -> int:

@@ -47,7 +47,10 @@ def review(*, organization_id: str, now: datetime.datetime) -> Standing | None:
     owed = owed_nano(organization=organization_id)
     row = Standing.objects.filter(organization_id=organization_id).first()
     if not owed:
-        return _restore(row, now)
+        if row is not None and row.status != StandingStatus.ACTIVE:
+            set_spending(organization=row.organization_id, stopped_because="")
+            _move(row, StandingStatus.ACTIVE, now, 0)
+        return row
     if row is None:
         row = Standing.objects.create(organization_id=organization_id, since_at=now)
     if row.status == StandingStatus.ACTIVE:
@@ -72,13 +75,6 @@ def _owing(organization_id: str | None = None) -> dict[str, int]:
         entries = entries.filter(organization_id=organization_id)
     sums = entries.values("organization_id").annotate(nano=Sum("amount_nano")).filter(nano__lt=0)
     return {str(row["organization_id"]): -row["nano"] for row in sums}
-
-
-def _restore(row: Standing | None, now: datetime.datetime) -> Standing | None:
-    if row is not None and row.status != StandingStatus.ACTIVE:
-        set_spending(organization=row.organization_id, stopped_because="")
-        _move(row, StandingStatus.ACTIVE, now, 0)
-    return row
 
 
 def _suspend(row: Standing, now: datetime.datetime, owed_nano: int) -> None:

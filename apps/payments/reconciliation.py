@@ -14,7 +14,7 @@ from django.db import transaction
 from django.db.models import Sum
 
 from apps.billing.ledger import account, post, posted_before
-from apps.billing.models import AccountKind, LedgerEntry
+from apps.billing.models import AccountKind, LedgerEntry, PostingKind
 from apps.core import audit
 from apps.core.database.locks import lock
 from apps.core.errors import NotFound
@@ -132,7 +132,7 @@ def _post_fees(movements: Iterable[CashMovement]) -> None:
         fee_nano = movement.fee_cents * NANO_PER_CENT
         post(
             organization=None,
-            kind="stripe_fee",
+            kind=PostingKind.STRIPE_FEE,
             legs={
                 account(organization=None, kind=AccountKind.STRIPE_FEES): -fee_nano,
                 account(organization=None, kind=AccountKind.CASH_CLEARING): fee_nano,

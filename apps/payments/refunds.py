@@ -47,7 +47,13 @@ def request_refund(*, topup: TopUp, credit_cents: int, by: str, reason: str) -> 
     topup.refresh_from_db()
     if topup.status != TopUpStatus.PAID:
         raise InvalidState("Only a payment that arrived can go back.")
-    is_large = _needs_approval(topup, credit_cents, by=by)
+    recent = CardRefund.objects.filter(needs_approval=False, created_at__gt=db_now() - _DAY)
+    sums = recent.exclude(status=RefundStatus.FAILED).aggregate(
+        of_operator=Sum("credit_cents", filter=Q(requested_by=by)),
+        of_organization=Sum("credit_cents", filter=Q(organization_id=topup.organization_id)),
+    )
+    limit_cents = SECOND_APPROVER_ABOVE_NANO // NANO_PER_CENT
+    is_large = any((cents or 0) + credit_cents > limit_cents for cents in sums.values())
     refund = CardRefund(
         organization_id=topup.organization_id, topup=topup, credit_cents=credit_cents,
         tax_cents=tax_share(topup, credit_cents), reason=reason, requested_by=by, needs_approval=is_large,
@@ -70,16 +76,6 @@ def request_refund(*, topup: TopUp, credit_cents: int, by: str, reason: str) -> 
     if not is_large:
         _publish(refund)
     return refund
-
-
-def _needs_approval(topup: TopUp, credit_cents: int, *, by: str) -> bool:
-    recent = CardRefund.objects.filter(needs_approval=False, created_at__gt=db_now() - _DAY)
-    sums = recent.exclude(status=RefundStatus.FAILED).aggregate(
-        of_operator=Sum("credit_cents", filter=Q(requested_by=by)),
-        of_organization=Sum("credit_cents", filter=Q(organization_id=topup.organization_id)),
-    )
-    limit_cents = SECOND_APPROVER_ABOVE_NANO // NANO_PER_CENT
-    return any((cents or 0) + credit_cents > limit_cents for cents in sums.values())
 
 
 def _publish(refund: CardRefund) -> None:

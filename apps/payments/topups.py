@@ -160,7 +160,11 @@ def _keep_card_left(found: Checkout) -> bool:
 def _apply_checkout(topup: TopUp, found: Checkout) -> None:
     if found.is_paid:
         _credit(topup, found.payment_intent_id, found.subtotal_cents, found.tax_cents, found.currency, found.id)
-        _keep_card_paid_with(topup)
+        # Make the card paid with the one charged in future, unless the customer left a card for that.
+        customer = ensure_customer(organization_id=topup.organization_id)
+        if topup.payment_intent_id and not (customer.has_card and customer.is_newest_chosen):
+            card = gateway.get_card_paid_with(payment_intent_id=topup.payment_intent_id)
+            keep_card(customer=customer, card=card, cause=topup.pk, is_chosen=False)
         return
     if found.status == CheckoutStatus.EXPIRED:
         _end(topup, TopUpStatus.EXPIRED, "")
@@ -175,14 +179,6 @@ def _apply_invoice(topup: TopUp, found: StripeInvoice) -> None:
         _credit(topup, found.payment_intent_ids[0], found.subtotal_cents, found.tax_cents, found.currency, None)
     elif found.status in (InvoiceStatus.VOID, InvoiceStatus.UNCOLLECTIBLE):
         _end(topup, TopUpStatus.FAILED, topup.failure or found.status)
-
-
-def _keep_card_paid_with(topup: TopUp) -> None:
-    """Make the card paid with the one charged in future, unless the customer left a card for that."""
-    customer = ensure_customer(organization_id=topup.organization_id)
-    if topup.payment_intent_id and not (customer.has_card and customer.is_newest_chosen):
-        card = gateway.get_card_paid_with(payment_intent_id=topup.payment_intent_id)
-        keep_card(customer=customer, card=card, cause=topup.pk, is_chosen=False)
 
 
 @transaction.atomic

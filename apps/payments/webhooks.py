@@ -115,10 +115,6 @@ def ingest_missed(*, since: datetime.datetime, until: datetime.datetime) -> int:
 # --- One function for each kind of object: calls Stripe, returns whether it is ours -----------------------------------
 
 
-def _sync_payment(payment_intent_id: str) -> bool:
-    return _topup_of(payment_intent_id) is not None
-
-
 def _sync_invoice(invoice_id: str) -> bool:
     found = gateway.get_invoice(invoice_id=invoice_id)
     topup_id = found.metadata.get("topup_id", "")
@@ -140,15 +136,8 @@ def _sync_dispute(dispute_id: str) -> bool:
     return True
 
 
-def _sync_customer(customer_id: str) -> bool:
-    customer = StripeCustomer.objects.filter(stripe_id=customer_id).first()
-    if customer is not None:
-        sync_card(customer=customer)
-    return customer is not None
-
-
-def _sync_payment_method(payment_method_id: str) -> bool:
-    customer = StripeCustomer.objects.filter(payment_method_id=payment_method_id).first()
+def _sync_card_of(**customers: str) -> bool:
+    customer = StripeCustomer.objects.filter(**customers).first()
     if customer is not None:
         sync_card(customer=customer)
     return customer is not None
@@ -181,11 +170,11 @@ def _paid_topup_of(payment_intent_id: str) -> TopUp:
 
 _SYNCS: dict[str, Callable[[str], bool]] = {
     "checkout.session": lambda checkout_id: sync_checkout(checkout_id=checkout_id),
-    "payment_intent": _sync_payment,
+    "payment_intent": lambda payment_intent_id: _topup_of(payment_intent_id) is not None,
     "invoice": _sync_invoice,
     "refund": _sync_refund,
     "dispute": _sync_dispute,
-    "customer": _sync_customer,
-    "payment_method": _sync_payment_method,
+    "customer": lambda customer_id: _sync_card_of(stripe_id=customer_id),
+    "payment_method": lambda payment_method_id: _sync_card_of(payment_method_id=payment_method_id),
     "radar.early_fraud_warning": _log_fraud_warning,
 }

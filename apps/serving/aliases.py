@@ -46,7 +46,12 @@ def point_alias(
     """
     if not 0 <= canary_percent <= 99:
         raise InvalidValue("A canary gets 1 to 99 percent; leave it out to move everything.", param="canary_percent")
-    _require_loaded(version)
+    is_loaded = answering().filter(adapter_version=version).exists()
+    if not is_loaded or not _is_deployed(version):
+        raise InvalidState(
+            "No replica has loaded this version yet, so requests would fail. Move the alias once it is warm.",
+            param="version",
+        )
     alias = Alias.objects.select_for_update().filter(adapter=version.adapter_id, name=name).first()
     if alias is None:
         alias = _create(version, name, canary_percent)
@@ -126,15 +131,6 @@ def _save(alias: Alias, *, by: str, now: datetime.datetime, action: str) -> Alia
         version=alias.version_id, canary=alias.canary_version_id, canary_percent=alias.canary_percent,
     )  # fmt: skip
     return alias
-
-
-def _require_loaded(version: AdapterVersion) -> None:
-    is_loaded = answering().filter(adapter_version=version).exists()
-    if not is_loaded or not _is_deployed(version):
-        raise InvalidState(
-            "No replica has loaded this version yet, so requests would fail. Move the alias once it is warm.",
-            param="version",
-        )
 
 
 def _is_deployed(version: AdapterVersion) -> bool:

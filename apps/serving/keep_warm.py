@@ -24,12 +24,6 @@ logger = logging.getLogger(__name__)
 MAX_KEPT_SHARE = 0.5  # of a base model's places
 
 
-class NoPlaceLeft(QuotaExceeded):
-    """No more adapters of the base model can be kept warm."""
-
-    code = "no_place_left"
-
-
 def warm_price(*, base_model: BaseModel) -> PriceRule | None:
     """Return the price of keeping an adapter of this base model warm; None where it is not offered."""
     return active_price(sku=warm_sku(base_model))
@@ -37,7 +31,7 @@ def warm_price(*, base_model: BaseModel) -> PriceRule | None:
 
 @transaction.atomic
 def keep_warm(*, version: AdapterVersion, by: str, now: datetime.datetime) -> Deployment:
-    """Keep a served version placed permanently, for a price. Raises InvalidState, NoPlaceLeft, QuotaExceeded."""
+    """Keep a served version placed permanently, for a price. Raises InvalidState, QuotaExceeded."""
     base_model = version.adapter.base_model
     price = warm_price(base_model=base_model)
     deployment = Deployment.objects.select_for_update().filter(adapter_version=version, removed_at=None).first()
@@ -51,7 +45,14 @@ def keep_warm(*, version: AdapterVersion, by: str, now: datetime.datetime) -> De
         return deployment
     if price.price_nano and get_balance(organization=version.organization_id).available_nano <= 0:
         raise QuotaExceeded("There is no credit to keep it warm with. Add credit first.")
-    _require_place(base_model)
+    with system():  # all tenants share the places; only the sum leaves this block
+        places = sum(ready_replicas().filter(base_model=base_model).values_list("capacity", flat=True))
+        kept = _kept().filter(adapter_version__adapter__base_model=base_model).count()
+    if kept + 1 > MAX_KEPT_SHARE * places:
+        raise QuotaExceeded(
+            "As many adapters of this base model are kept warm as its replicas can afford. Try later.",
+            code="no_place_left",
+        )
     deployment.pinned_at = deployment.warm_billed_until = now
     deployment.save(update_fields=["pinned_at", "warm_billed_until"])
     audit.record(organization=version.organization_id, by=by, action="adapter.kept_warm", target=version.pk)
@@ -108,11 +109,3 @@ def _charge(deployment: Deployment, now: datetime.datetime) -> None:
             day=now.astimezone(datetime.UTC).date(),
             quantity=milliseconds,
         )
-
-
-def _require_place(base_model: BaseModel) -> None:
-    with system():  # all tenants share the places; only the sum leaves this block
-        places = sum(ready_replicas().filter(base_model=base_model).values_list("capacity", flat=True))
-        kept = _kept().filter(adapter_version__adapter__base_model=base_model).count()
-    if kept + 1 > MAX_KEPT_SHARE * places:
-        raise NoPlaceLeft("As many adapters of this base model are kept warm as its replicas can afford. Try later.")

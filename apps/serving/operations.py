@@ -16,7 +16,7 @@ from apps.adapters.queries import get_version_by_name
 from apps.catalog.models import BaseModel
 from apps.contracts.addresses.replicas import AddressRefused
 from apps.contracts.runs import SignedFile
-from apps.contracts.serving import DesiredAdapter, DesiredState, LoadState, ObservedAdapter, ObservedState
+from apps.contracts.serving import DesiredAdapter, DesiredState, LoadState, ObservedState
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import system
@@ -292,12 +292,8 @@ def _record_adapters(replica: Replica, observed: ObservedState, now: datetime.da
                 "observed_at": now,
             },
         )
-        _record_verdict(version, seen, now)
-
-
-def _record_verdict(version: AdapterVersion, seen: ObservedAdapter, now: datetime.datetime) -> None:
-    """Record the verdict on a version that the engine loaded or rejected. Other states carry no verdict."""
-    is_settled = seen.state in (LoadState.LOADED, LoadState.REJECTED)
-    if is_settled and version.status not in (AdapterVersionStatus.READY, AdapterVersionStatus.FILES_ONLY):
-        is_accepted = seen.state is LoadState.LOADED
-        record_verdict(version=version, is_accepted=is_accepted, reason=seen.reason, parity=seen.parity, now=now)
+        # States other than loaded and rejected carry no verdict.
+        is_settled = seen.state in (LoadState.LOADED, LoadState.REJECTED)
+        if is_settled and version.status not in (AdapterVersionStatus.READY, AdapterVersionStatus.FILES_ONLY):
+            is_accepted = seen.state is LoadState.LOADED
+            record_verdict(version=version, is_accepted=is_accepted, reason=seen.reason, parity=seen.parity, now=now)

@@ -94,15 +94,17 @@ def _base_routes(ready: dict[str, _Ready]) -> list[Route]:
             base_model_name=base.name,
             adapter_version_id="",
             context_length=base.context_length,
-            upstreams=_upstreams([one for one in ready.values() if _serves_base(one.replica, base)]),
+            upstreams=_upstreams(
+                [
+                    one
+                    for one in ready.values()
+                    if one.replica.base_model_id == base.pk and one.replica.whole_model_id is None
+                ]
+            ),
             media=base.media,
         )
         for base in served
     ]
-
-
-def _serves_base(replica: Replica, base: BaseModel) -> bool:
-    return replica.base_model_id == base.pk and replica.whole_model_id is None
 
 
 def _adapter_routes(ready: dict[str, _Ready], replicas: list[Replica]) -> list[Route]:

@@ -52,7 +52,7 @@ STATEMENTS: dict[str, int] = {
     "staff:price_list": 17,
     "staff:quota_edit": 12,
     "staff:quota_list": 21,
-    "staff:replica_detail": 14,
+    "staff:replica_detail": 13,
     "staff:replica_list": 11,
     "staff:search": 9,
     "web:accuracy": 10,

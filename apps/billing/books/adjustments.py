@@ -21,6 +21,7 @@ from apps.billing.models import (
     LedgerAccount,
     LedgerTransaction,
     LotKind,
+    PostingKind,
 )
 from apps.core import audit
 from apps.core.database import locks
@@ -58,7 +59,10 @@ def request_adjustment(
     locks.lock(f"adjustments:{by}")
     wallet = lock_wallet(organization=organization)
     if id is not None and (found := Adjustment.objects.filter(pk=id).first()):
-        return _same(found, wallet, amount_nano=amount_nano, source=refund_of, by=by)
+        asked = (wallet.owner_id, amount_nano, refund_of, by)
+        if (found.organization_id, found.amount_nano, found.source, found.requested_by) != asked:
+            raise InvalidState("This form was sent before with other values: open it again.", param="amount_usd")
+        return found
     if refund_of:
         _require_refundable(wallet, refund_of, amount_nano)
     wanted = Adjustment.objects.create(
@@ -115,13 +119,6 @@ def _needs_approval(wallet: LedgerAccount, amount_nano: int, *, by: str, now: da
     return any(abs((posted or 0) + amount_nano) > SECOND_APPROVER_ABOVE_NANO for posted in sums.values())
 
 
-def _same(found: Adjustment, wallet: LedgerAccount, *, amount_nano: int, source: str, by: str) -> Adjustment:
-    asked = (wallet.owner_id, amount_nano, source, by)
-    if (found.organization_id, found.amount_nano, found.source, found.requested_by) != asked:
-        raise InvalidState("This form was sent before with other values: open it again.", param="amount_usd")
-    return found
-
-
 def _require_open(wanted: Adjustment) -> None:
     if wanted.status != AdjustmentStatus.REQUESTED:
         raise InvalidState(f"It was {wanted.status} already.", param="status")
@@ -175,7 +172,7 @@ def _post_adjustment(wanted: Adjustment, wallet: LedgerAccount, by: str) -> Ledg
         raise InvalidValue(f"Only {dollars(wallet.balance_nano)} is available to take.", param="amount_usd")
     return post(
         organization=wanted.organization_id,
-        kind="adjustment",
+        kind=PostingKind.ADJUSTMENT,
         legs={account(organization=None, kind=AccountKind.ADJUSTMENT): -amount, wallet: amount},
         by=by,
         source=wanted.pk,
@@ -190,7 +187,7 @@ def _post_refund(wanted: Adjustment, wallet: LedgerAccount, by: str) -> LedgerTr
     _require_refundable(wallet, wanted.source, wanted.amount_nano)
     posted = post(
         organization=wanted.organization_id,
-        kind="refund",
+        kind=PostingKind.REFUND,
         legs={
             account(organization=None, kind=AccountKind.REVENUE): -wanted.amount_nano,
             wallet: wanted.amount_nano,

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from apps.billing.invoices.statements import sum_by_label
-from apps.billing.models import Invoice, InvoiceLine, LineKind
+from apps.billing.models import Invoice, LineKind
 from apps.core.money import nano_to_usd
 
 if TYPE_CHECKING:
@@ -60,7 +60,12 @@ def pdf_of(invoice: Invoice) -> bytes:
         if pdf.will_page_break(_ROW_MM):
             pdf.add_page()
             _table_head(pdf)
-        _row(pdf, line)
+        days = (
+            f"{line.first_day:%d %b} - {line.last_day:%d %b}" if line.last_day > line.first_day else f"{line.first_day}"
+        )
+        direction = line.sku.split(":")[1] + " " if line.kind == LineKind.INFERENCE and line.sku.count(":") > 1 else ""
+        _cells(pdf, (line.kind, direction + line.subject, line.label, days, quantity_in_words(line.unit, line.quantity),
+                     usd_of_cents(line.cents)))  # fmt: skip
     _foot(pdf, invoice)
     return bytes(pdf.output())
 
@@ -76,13 +81,6 @@ def _head(pdf: FPDF, invoice: Invoice) -> None:
 
 def _table_head(pdf: FPDF) -> None:
     _cells(pdf, ("Kind", "For", "Label", "Days (UTC)", "Quantity", "USD"), style="B")
-
-
-def _row(pdf: FPDF, line: InvoiceLine) -> None:
-    days = f"{line.first_day:%d %b} - {line.last_day:%d %b}" if line.last_day > line.first_day else f"{line.first_day}"
-    direction = line.sku.split(":")[1] + " " if line.kind == LineKind.INFERENCE and line.sku.count(":") > 1 else ""
-    _cells(pdf, (line.kind, direction + line.subject, line.label, days, quantity_in_words(line.unit, line.quantity),
-                 usd_of_cents(line.cents)))  # fmt: skip
 
 
 def quantity_in_words(unit: str, quantity: int) -> str:

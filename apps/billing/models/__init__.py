@@ -28,6 +28,7 @@ from apps.billing.models.ledger import (
     LedgerAccount,
     LedgerEntry,
     LedgerTransaction,
+    PostingKind,
 )
 from apps.billing.models.lots import CreditLot, LedgerSeal, LotKind, LotMovement
 from apps.billing.models.usage import StorageSample, UsageConflict, UsageEvent, UsageSeries, VolumeRebate
@@ -60,6 +61,7 @@ __all__ = [
     "LotKind",
     "LotMovement",
     "PoolCost",
+    "PostingKind",
     "StorageSample",
     "UsageConflict",
     "UsageEvent",

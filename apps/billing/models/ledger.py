@@ -63,6 +63,26 @@ class AccountKind(models.TextChoices):
     WRITEOFF = "writeoff"
 
 
+class PostingKind(models.TextChoices):
+    """What a ledger transaction is for, with the words that its organization reads."""
+
+    GRANT = "grant", "Credit granted"
+    HOLD = "hold", "Held"
+    SETTLE = "settle", "Charge settled, hold released"
+    REFUND = "refund", "Given back"
+    USAGE = "usage", "Usage charged"
+    TOPUP = "topup", "Paid in"
+    EXPIRY = "expiry", "Credit expired"
+    ADJUSTMENT = "adjustment", "Adjusted by the operator"
+    REBATE = "rebate", "Given back for volume"
+    REVERSAL = "reversal", "Reversed"
+    DEBT_PAID = "debt_paid", "Debt paid"
+    PAYMENT_REVERSED = "payment_reversed", "Payment taken back"
+    PAYMENT_REFUNDED = "payment_refunded", "Paid back"
+    RELEASE = "release", "Hold released"
+    STRIPE_FEE = "stripe_fee", "Stripe's fee"
+
+
 class HoldPurpose(models.TextChoices):
     """What money is set aside for. Holds for a refund or dispute are of one lot."""
 
@@ -128,7 +148,7 @@ class LedgerTransaction(models.Model):
 
     id = IdField(prefix="txn")
     organization = models.ForeignKey("accounts.Organization", on_delete=models.PROTECT, null=True, related_name="+")
-    kind = models.CharField(max_length=32)
+    kind = models.CharField(max_length=32, choices=PostingKind)
     idempotency_key = models.CharField(max_length=200, unique=True)
     request_sha256 = models.CharField(max_length=64)
     reverses = models.OneToOneField("self", on_delete=models.PROTECT, null=True, related_name="reversed_by")

@@ -20,7 +20,6 @@ class UsageEvent(OrganizationModel):
         "accounts.Organization", on_delete=models.PROTECT, related_name="+", db_index=False, db_constraint=False
     )
     id = models.CharField(max_length=40, primary_key=True)
-    kind = models.CharField(max_length=16, default="inference")
     key_id = models.CharField(max_length=40)
     model_name = models.CharField(max_length=200)
     adapter_version_id = models.CharField(max_length=40, blank=True)

@@ -16,7 +16,6 @@ import msgspec
 from django.db import IntegrityError, connection, transaction
 from django.db.models import F
 
-from apps.accounts.models import Organization
 from apps.billing.budgets import attribution_of_key, record_spending
 from apps.billing.ledger import beside, lock_wallet, post
 from apps.billing.models import (
@@ -24,6 +23,7 @@ from apps.billing.models import (
     Budget,
     Hold,
     LedgerAccount,
+    PostingKind,
     UsageConflict,
     UsageEvent,
     UsageSeries,
@@ -112,11 +112,11 @@ _RECORD = """
           LEFT JOIN catalog_pricerule AS read ON read.id = input_price_id
           LEFT JOIN catalog_pricerule AS wrote ON wrote.id = output_price_id
     ), fresh AS (
-        INSERT INTO billing_usageevent (id, organization_id, kind, key_id, model_name, adapter_version_id, slice_id,
+        INSERT INTO billing_usageevent (id, organization_id, key_id, model_name, adapter_version_id, slice_id,
             input_price_id, output_price_id, input_tokens, cached_input_tokens, output_tokens, finish, latency_ms,
             first_token_ms, occurred_at, body_sha256, replica_id, engine_input_tokens, engine_output_tokens,
             output_bytes)
-        SELECT id, organization_id, 'inference', key_id, model_name, adapter_version_id, slice_id,
+        SELECT id, organization_id, key_id, model_name, adapter_version_id, slice_id,
             input_price_id, output_price_id, CASE WHEN is_beyond THEN 0 ELSE input_tokens END,
             CASE WHEN is_beyond THEN 0 ELSE cached_input_tokens END, CASE WHEN is_beyond THEN 0 ELSE output_tokens END,
             finish, latency_ms, first_token_ms, occurred_at, sha256, coalesce(replica_id, ''),
@@ -173,7 +173,8 @@ def record_usage(*, records: Sequence[UsageRecord]) -> Recorded:
         sha256 = hashlib.sha256(body).hexdigest()
         if (record.id, sha256) not in bodies:
             bodies[record.id, sha256] = record
-            lines.append(_line(sha256, body))
+            # COPY's text format. JSON has no raw tabs or newlines, so only backslashes are escaped.
+            lines.append(b"%s\t%s\n" % (sha256.encode(), body.replace(b"\\", b"\\\\")))
     with connection.cursor() as cursor:
         cursor.execute(_INCOMING)
         with cursor.copy("COPY incoming_usage (sha256, body) FROM STDIN") as copy:
@@ -183,18 +184,16 @@ def record_usage(*, records: Sequence[UsageRecord]) -> Recorded:
         if unpriced or unowned:
             raise IntegrityError(f"usage names {unpriced} unknown prices and {unowned} unknown organizations")
         cursor.execute("TRUNCATE incoming_usage")
-    _charge_slices(used_by_slice)
+    # Add the usage to each open slice, so that rating takes the money from where it was reserved.
+    found = open_slices().filter(pk__in=[slice_id for slice_id in used_by_slice if slice_id])
+    for open_slice in found.order_by("pk").select_for_update():
+        Hold.objects.filter(pk=open_slice.pk).update(used_nano=F("used_nano") + used_by_slice[open_slice.pk])
     conflicting = _set_conflicts_aside(bodies) if new < len(bodies) else 0
     if beyond:
         _set_beyond_aside({key: record for key, record in bodies.items() if record.id in beyond})
     return Recorded(
         new=new, known=len(bodies) - new - conflicting, conflicting=conflicting, beyond_reservation=len(beyond)
     )
-
-
-def _line(sha256: str, body: bytes) -> bytes:
-    """Return a line in COPY's text format. JSON has no raw tabs or newlines, so only backslashes are escaped."""
-    return b"%s\t%s\n" % (sha256.encode(), body.replace(b"\\", b"\\\\"))
 
 
 def record_quantity(
@@ -223,13 +222,6 @@ def record_quantity(
     UsageSeries.objects.filter(pk=series.pk).update(
         quantity=F("quantity") + quantity, request_count=F("request_count") + 1
     )
-
-
-def _charge_slices(used_nano: dict[str, int]) -> None:
-    """Add the usage to each open slice, so that rating takes the money from where it was reserved."""
-    found = open_slices().filter(pk__in=[slice_id for slice_id in used_nano if slice_id])
-    for open_slice in found.order_by("pk").select_for_update():
-        Hold.objects.filter(pk=open_slice.pk).update(used_nano=F("used_nano") + used_nano[open_slice.pk])
 
 
 def _set_conflicts_aside(known: dict[tuple[str, str], UsageRecord]) -> int:
@@ -308,11 +300,33 @@ def rate_organization(*, wallet: LedgerAccount) -> int:
 def _post_line(line: UsageSeries, wallet: LedgerAccount, slices: list[Hold]) -> int:
     price = line.price_rule
     due = rated(quantity=line.quantity, price_nano=price.price_nano, per=price.per) - line.posted_nano
-    from_slices = _capture(slices, due, key_id=line.key_id)
+    # Capture up to `due` from the slices, the key's own first, at most the used part of each.
+    from_slices = 0
+    for one in sorted(slices, key=lambda each: each.key_id != line.key_id):
+        part = min(min(one.used_nano, one.amount_nano) - one.captured_nano, due - from_slices)
+        if part > 0:
+            one.captured_nano += part
+            one.save(update_fields=["captured_nano"])
+            from_slices += part
     from_wallet = min(due - from_slices, wallet.balance_nano)
     paid = from_slices + from_wallet
     if paid:
-        _post_charge(line, wallet, from_slices=from_slices, from_wallet=from_wallet)
+        posted_after = line.posted_nano + paid
+        post(
+            organization=wallet.owner_id,
+            kind=PostingKind.USAGE,
+            legs={
+                beside(wallet, AccountKind.HOLD): -from_slices,
+                wallet: -from_wallet,
+                beside(wallet, AccountKind.REVENUE): paid,
+            },
+            by="system",
+            source=f"usage:{line.pk}",
+            # The sum posted so far, not the quantity: an unpaid rest is posted later at the same quantity.
+            idempotency_key=f"usage:{line.pk}:{posted_after}",
+            request={"usage": line.pk, "posted_nano": posted_after},
+            reason=f"{line.sku} {line.subject}",
+        )
         line.posted_nano += paid
         wallet.balance_nano -= from_wallet  # matches what the trigger did to the row
     if paid == due:
@@ -320,35 +334,3 @@ def _post_line(line: UsageSeries, wallet: LedgerAccount, slices: list[Hold]) -> 
     else:
         logger.warning("usage series %s: %d nano could not be charged yet", line.pk, due - paid)
     return paid
-
-
-def _capture(slices: list[Hold], due: int, *, key_id: str) -> int:
-    """Capture up to `due` from the slices, the key's own first, at most the used part of each; return the amount."""
-    taken = 0
-    for one in sorted(slices, key=lambda each: each.key_id != key_id):
-        part = min(min(one.used_nano, one.amount_nano) - one.captured_nano, due - taken)
-        if part > 0:
-            one.captured_nano += part
-            one.save(update_fields=["captured_nano"])
-            taken += part
-    return taken
-
-
-def _post_charge(line: UsageSeries, wallet: LedgerAccount, *, from_slices: int, from_wallet: int) -> None:
-    organization: Organization | str = wallet.owner_id
-    posted_after = line.posted_nano + from_slices + from_wallet
-    post(
-        organization=organization,
-        kind="usage",
-        legs={
-            beside(wallet, AccountKind.HOLD): -from_slices,
-            wallet: -from_wallet,
-            beside(wallet, AccountKind.REVENUE): from_slices + from_wallet,
-        },
-        by="system",
-        source=f"usage:{line.pk}",
-        # The sum posted so far, not the quantity: an unpaid rest is posted later at the same quantity.
-        idempotency_key=f"usage:{line.pk}:{posted_after}",
-        request={"usage": line.pk, "posted_nano": posted_after},
-        reason=f"{line.sku} {line.subject}",
-    )

@@ -13,7 +13,7 @@ from django.db import transaction
 from apps.accounts.models import Organization, key_of
 from apps.billing.budgets import Attribution, attribution_of_key, require_room, room_nano
 from apps.billing.ledger import beside, lock_wallet, post
-from apps.billing.models import AccountKind, Hold, HoldPurpose, LedgerAccount
+from apps.billing.models import AccountKind, Hold, HoldPurpose, LedgerAccount, PostingKind
 from apps.billing.operations import insufficient_balance, require_spending, settle_hold
 from apps.billing.queries import open_slices, stopped_organizations
 from apps.billing.tenant_batches import for_each
@@ -52,7 +52,15 @@ def lease_slice(
         more = min(more, room[0])
     found = _lock_open(wallet, hold_id) if hold_id else None
     grown = _grow(found, more) if found else _open(organization, more, by, whose)
-    _post_lease(grown, wallet, more, by)
+    post(
+        organization=wallet.owner_id,
+        kind=PostingKind.HOLD,
+        legs={wallet: -more, beside(wallet, AccountKind.HOLD): more},
+        by=by,
+        source=grown.pk,
+        idempotency_key=f"slice:{grown.pk}:{grown.amount_nano}",
+        request={"slice": grown.pk, "amount_nano": grown.amount_nano},
+    )
     return Slice(hold_id=grown.pk, amount_nano=grown.amount_nano)
 
 
@@ -83,18 +91,6 @@ def _open(organization: Organization | str, amount_nano: int, by: str, whose: At
 
 def _expiry() -> datetime.datetime:
     return db_now() + datetime.timedelta(seconds=SLICE_SECONDS)
-
-
-def _post_lease(grown: Hold, wallet: LedgerAccount, more: int, by: str) -> None:
-    post(
-        organization=wallet.owner_id,
-        kind="hold",
-        legs={wallet: -more, beside(wallet, AccountKind.HOLD): more},
-        by=by,
-        source=grown.pk,
-        idempotency_key=f"slice:{grown.pk}:{grown.amount_nano}",
-        request={"slice": grown.pk, "amount_nano": grown.amount_nano},
-    )
 
 
 @transaction.atomic

@@ -9,7 +9,7 @@ from django.db.models.functions import TruncMonth
 from apps.accounts.models import Organization, key_of
 from apps.billing.ledger import account, lock_wallet, post
 from apps.billing.lots import returns_for
-from apps.billing.models import AccountKind, LedgerAccount, StorageSample, UsageSeries, VolumeRebate
+from apps.billing.models import AccountKind, PostingKind, StorageSample, UsageSeries, VolumeRebate
 from apps.billing.tenant_batches import for_each
 from apps.billing.usage.metering import record_quantity
 from apps.catalog.models import PriceRule
@@ -76,17 +76,11 @@ def _rebate(of: tuple[str, str, datetime.date]) -> int:
     due = full - less - row.posted_nano
     if due <= 0:
         return 0
-    _post_rebate(wallet, row, due, charged=[f"usage:{pk}" for pk in series.values_list("pk", flat=True)])
-    row.quantity, row.posted_nano = quantity, row.posted_nano + due
-    row.save(update_fields=["quantity", "posted_nano"])
-    return due
-
-
-def _post_rebate(wallet: LedgerAccount, row: VolumeRebate, due: int, *, charged: list[str]) -> None:
+    charged = [f"usage:{pk}" for pk in series.values_list("pk", flat=True)]
     source = f"rebate:{row.pk}"
     post(
         organization=wallet.owner_id,
-        kind="rebate",
+        kind=PostingKind.REBATE,
         legs={account(organization=None, kind=AccountKind.REVENUE): -due, wallet: due},
         by="system",
         source=source,
@@ -95,3 +89,6 @@ def _post_rebate(wallet: LedgerAccount, row: VolumeRebate, due: int, *, charged:
         reason=f"Volume in {row.month:%B %Y}: {row.price_rule.sku}",
         lots=returns_for(organization_id=wallet.owner_id, sources=[*charged, source], amount_nano=due, now=db_now()),
     )
+    row.quantity, row.posted_nano = quantity, row.posted_nano + due
+    row.save(update_fields=["quantity", "posted_nano"])
+    return due

@@ -59,7 +59,17 @@ class AddressRules:
         if len(url) > MAX_URL:
             raise AddressRefused(f"The address has more than {MAX_URL} characters.")
         if url.startswith("unix:"):
-            self.check_socket(_socket_path(url))
+            path = url.removeprefix("unix://")
+            if (
+                not url.startswith("unix:///")
+                or _PATH.fullmatch(path) is None
+                or ".." in path.split("/")
+                or path[-1] == "/"
+            ):
+                raise AddressRefused(
+                    "A socket's address is unix:// and its absolute path: letters, digits and _ . / @ : + -"
+                )
+            self.check_socket(path)
             return True
         host = _host_of(url)
         if (ip := _ip_of(host)) is None:
@@ -100,13 +110,6 @@ def is_ip(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _socket_path(url: str) -> str:
-    path = url.removeprefix("unix://")
-    if not url.startswith("unix:///") or _PATH.fullmatch(path) is None or ".." in path.split("/") or path[-1] == "/":
-        raise AddressRefused("A socket's address is unix:// and its absolute path: letters, digits and _ . / @ : + -")
-    return path
 
 
 def _host_of(url: str) -> str:

@@ -4,19 +4,15 @@ Preview, token counts and training all use this code, so a page shows exactly wh
 """
 
 from apps.contracts.chat.errors import RowError, RowErrorCode, TemplateNotPrefixStable, TemplateRejectedRow
-from apps.contracts.chat.lines import MAX_DEPTH, MAX_LINE_BYTES, Line, split_lines
-from apps.contracts.chat.messages import MAX_MESSAGES
+from apps.contracts.chat.lines import MAX_LINE_BYTES, Line, split_lines
 from apps.contracts.chat.parsing import parse_line, parse_line_as, parse_row, parse_row_as
-from apps.contracts.chat.rendered import RenderedPair, RenderedRow, Segment, TrainOn
-from apps.contracts.chat.renderer import RENDERING_VERSION, ChatRenderer
-from apps.contracts.chat.rows import ChatMessage, ChatRow, MessageRole, PreferenceRow, Row, RowKind, TextRow, ToolCall
-from apps.contracts.chat.tokenizer_files import InvalidChatTemplate, chat_template_sha256, read_chat_template
+from apps.contracts.chat.rendered import RenderedPair, RenderedRow, TrainOn
+from apps.contracts.chat.renderer import ChatRenderer
+from apps.contracts.chat.rows import ChatMessage, ChatRow, MessageRole, PreferenceRow, Row, RowKind, TextRow
+from apps.contracts.chat.tokenizer_files import InvalidChatTemplate, chat_template_sha256
 
 __all__ = [
-    "MAX_DEPTH",
     "MAX_LINE_BYTES",
-    "MAX_MESSAGES",
-    "RENDERING_VERSION",
     "ChatMessage",
     "ChatRenderer",
     "ChatRow",
@@ -30,17 +26,14 @@ __all__ = [
     "RowError",
     "RowErrorCode",
     "RowKind",
-    "Segment",
     "TemplateNotPrefixStable",
     "TemplateRejectedRow",
     "TextRow",
-    "ToolCall",
     "TrainOn",
     "chat_template_sha256",
     "parse_line",
     "parse_line_as",
     "parse_row",
     "parse_row_as",
-    "read_chat_template",
     "split_lines",
 ]  # fmt: skip

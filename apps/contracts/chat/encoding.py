@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 import msgspec
-from tokenizers import AddedToken, Encoding, Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from apps.contracts.chat.rendered import Span
 from apps.contracts.templating.layout import Layout
@@ -66,7 +66,11 @@ class Planner:
         self._tokenizer, self._control = tokenizer, control
         added = tokenizer.get_added_tokens_decoder()
         self._ids = {token.content: number for number, token in added.items() if token.special}
-        self._swallowing = {token.content for token in added.values() if token.special and _swallows(token)}
+        self._swallowing = {
+            token.content
+            for token in added.values()
+            if token.special and (token.lstrip or token.rstrip or token.single_word)
+        }
 
     def plan(self, layout: Layout) -> EdgePlan | None:
         """Return how to find the layout's spans among ids, None if only the exact way works."""
@@ -105,20 +109,13 @@ class Planner:
         """Return whether a text and an adjacent literal could together form a control token."""
         for before, after in zip(layout.literals, layout.literals[1:], strict=False):
             for token in self._ids:
-                parts = range(1, len(token))
-                if after and any(_overlap(token[at:], after) for at in parts):
-                    return True
-                if before and any(before.endswith(token[:at]) for at in parts):
-                    return True
+                for at in range(1, len(token)):
+                    rest = token[at:]
+                    if after and (after.startswith(rest) or rest.startswith(after)):
+                        return True
+                    if before and before.endswith(token[:at]):
+                        return True
         return False
-
-
-def _overlap(rest: str, literal: str) -> bool:
-    return literal.startswith(rest) or rest.startswith(literal)
-
-
-def _swallows(token: AddedToken) -> bool:
-    return token.lstrip or token.rstrip or token.single_word
 
 
 def ranges_by_offsets(encoding: Encoding, spans: Sequence[Span]) -> tuple[Span, ...]:

@@ -148,7 +148,20 @@ def _check_values(value: object, number: int) -> None:
         deeper: list[Any] = []
         for item in level:
             if isinstance(item, str):
-                _check_text(item, number)
+                if "\x00" in item:
+                    raise RowError(
+                        number,
+                        RowErrorCode.NUL_CHARACTER,
+                        "A string holds the NUL character (\\u0000).",
+                        fix="Remove \\u0000 from the text.",
+                    )
+                if _SURROGATE.search(item):
+                    raise RowError(
+                        number,
+                        RowErrorCode.LONE_SURROGATE,
+                        "A string holds half of a surrogate pair (\\ud800–\\udfff), which is not a character.",
+                        fix="Write the character itself in UTF-8, or both halves of the pair.",
+                    )
             elif isinstance(item, dict):
                 deeper += item.keys()
                 deeper += item.values()
@@ -161,23 +174,6 @@ def _check_values(value: object, number: int) -> None:
 
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-def _check_text(text: str, number: int) -> None:
-    if "\x00" in text:
-        raise RowError(
-            number,
-            RowErrorCode.NUL_CHARACTER,
-            "A string holds the NUL character (\\u0000).",
-            fix="Remove \\u0000 from the text.",
-        )
-    if _SURROGATE.search(text):
-        raise RowError(
-            number,
-            RowErrorCode.LONE_SURROGATE,
-            "A string holds half of a surrogate pair (\\ud800–\\udfff), which is not a character.",
-            fix="Write the character itself in UTF-8, or both halves of the pair.",
-        )
 
 
 def _raise_too_deep(number: int) -> NoReturn:

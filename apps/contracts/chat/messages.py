@@ -132,7 +132,17 @@ def _parse_content(
     if content is None and may_be_empty:
         return ""
     if isinstance(content, list) and content:
-        content = _join_parts(content, field, number)
+        for index, part in enumerate(content):
+            is_text = isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+            if not is_text or part.keys() != {"type", "text"}:
+                raise RowError(
+                    number,
+                    RowErrorCode.INVALID_CONTENT,
+                    f"`{field}[{index}]` is no text part.",
+                    param=f"{field}[{index}]",
+                    fix="Only text can be trained: give the message as one string; images and audio are not supported.",
+                )
+        content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
         what = "is missing" if "content" not in message else f"is a JSON {json_type(content)}, not a string"
         fix = "Give the text of the message as one string."
@@ -146,20 +156,6 @@ def _parse_content(
             fix="Write the answer the model should give, or remove the row.",
         )
     return content
-
-
-def _join_parts(parts: list[Any], field: str, number: int) -> str:
-    for index, part in enumerate(parts):
-        is_text = isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
-        if not is_text or part.keys() != {"type", "text"}:
-            raise RowError(
-                number,
-                RowErrorCode.INVALID_CONTENT,
-                f"`{field}[{index}]` is no text part.",
-                param=f"{field}[{index}]",
-                fix="Only text can be trained: give the message as one string; images and audio are not supported.",
-            )
-    return "".join(part["text"] for part in parts)
 
 
 def _parse_weight(message: dict[str, object], role: MessageRole, param: str, number: int) -> int:

@@ -76,10 +76,6 @@ class ChatRenderer:
     def tokenizer(self) -> Tokenizer:
         return self._tokenizer
 
-    @property
-    def vocabulary_size(self) -> int:
-        return self._tokenizer.get_vocab_size(with_added_tokens=True)
-
     def render(self, row: ChatRow | TextRow, *, train_on: TrainOn = TrainOn.ASSISTANT) -> RenderedRow:
         """Render one row the exact way. Raises TemplateRejectedRow, TemplateNotPrefixStable or RowError."""
         [text] = self._texts.make([row], train_on, by_layout=False)

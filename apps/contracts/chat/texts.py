@@ -54,9 +54,6 @@ class TextMaker:
         self._process, self._key = process, key
         self._source = (chat_template, marked_twin(chat_template), tokens, control)
         self._layouts: dict[Key, _Known | None] = {}
-        self._compile()
-
-    def _compile(self) -> None:
         try:
             self._ask("load")
         except TemplateInvalid as error:

@@ -16,7 +16,7 @@ import jinja2.nodes
 import jinja2.sandbox
 import msgspec
 
-from apps.contracts.templating.environment import TEMPLATE_FAULTS, ChatTemplate, Span, make_environment
+from apps.contracts.templating.environment import TEMPLATE_FAULTS, ChatTemplate, make_environment
 from apps.contracts.templating.spans import NotPrefixStable, SpanFinder
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
@@ -249,24 +249,6 @@ def find_layout(
         text, spans = finder.render(messages, None, trained)
     except (_Untraceable, NotPrefixStable, *TEMPLATE_FAULTS):
         return None
-    return _layout(text, spans, trace)
-
-
-def _traced_finder(
-    template: ChatTemplate, twin: ChatTemplate | None, control_tokens: Sequence[str]
-) -> SpanFinder | None:
-    compiled = [_compile_for_tracing(each.source) for each in (template, twin) if each is not None]
-    if any(each is None for each in compiled):
-        return None
-    traced = [
-        _TracedTemplate(each.source, each.tokens, done)
-        for each, done in zip((template, twin), compiled, strict=False)
-        if each is not None and done is not None
-    ]
-    return SpanFinder(traced[0], traced[1] if len(traced) > 1 else None, control_tokens)
-
-
-def _layout(text: str, spans: Sequence[Span], trace: _Trace) -> Layout | None:
     literals: list[str] = []
     texts: list[MessageText] = []
     starts: list[int] = []  # where each literal starts in the text
@@ -283,6 +265,20 @@ def _layout(text: str, spans: Sequence[Span], trace: _Trace) -> Layout | None:
     if len(known) < len(edges):
         return None
     return Layout(tuple(literals), tuple(texts), tuple(trace.guards), known)
+
+
+def _traced_finder(
+    template: ChatTemplate, twin: ChatTemplate | None, control_tokens: Sequence[str]
+) -> SpanFinder | None:
+    compiled = [_compile_for_tracing(each.source) for each in (template, twin) if each is not None]
+    if any(each is None for each in compiled):
+        return None
+    traced = [
+        _TracedTemplate(each.source, each.tokens, done)
+        for each, done in zip((template, twin), compiled, strict=False)
+        if each is not None and done is not None
+    ]
+    return SpanFinder(traced[0], traced[1] if len(traced) > 1 else None, control_tokens)
 
 
 def _edge(position: int, starts: Sequence[int], literals: Sequence[str]) -> tuple[int, int] | None:

@@ -1,6 +1,11 @@
-"""Display of anticipated failures on the form that caused them."""
+"""Display of anticipated failures: on the form that caused them, or above the next page."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from django.contrib import messages
 from django.forms import BaseForm
+from django.http import HttpRequest
 
 from apps.core.errors import DomainError
 
@@ -8,6 +13,19 @@ LARGEST_INTEGER = 2**31 - 1  # the maximum of an integer column
 LARGEST_BIG_INTEGER = 2**63 - 1
 
 
-def add_domain_error(form: BaseForm, error: DomainError) -> None:
-    """Add the message to the field that the error names, or to the top of the form if it has no such field."""
-    form.add_error(error.param if error.param in form.fields else None, error.message)
+@contextmanager
+def domain_errors_on(form: BaseForm) -> Iterator[None]:
+    """Put a DomainError of the block on the field that it names, or on top of the form if it has no such field."""
+    try:
+        yield
+    except DomainError as error:
+        form.add_error(error.param if error.param in form.fields else None, error.message)
+
+
+@contextmanager
+def domain_errors_shown(request: HttpRequest) -> Iterator[None]:
+    """Show a DomainError of the block above the next page."""
+    try:
+        yield
+    except DomainError as error:
+        messages.error(request, error.message)

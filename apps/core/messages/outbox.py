@@ -13,12 +13,14 @@ may take an hour, and may call other services. They run under a claim that is re
 
 import datetime
 import logging
+import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 
 from django.conf import settings
-from django.db import transaction
+from django.db import Error, connection, transaction
 from django.db.models import F, Max, QuerySet, Window
 from django.db.models.functions import Greatest, RowNumber
 from django.utils.module_loading import import_string
@@ -26,7 +28,6 @@ from django.utils.module_loading import import_string
 from apps.core.audit import require_transaction
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import Keyed, id_of
-from apps.core.messages.heartbeat import beating
 from apps.core.messages.topics import CONTROL
 from apps.core.models import OutboxMessage
 
@@ -107,7 +108,9 @@ def _in_turn(lane: str, limit: int) -> list[int]:
     turn = Window(RowNumber(), partition_by=[F("share"), F("is_urgent")], order_by="id")
     candidates = due.annotate(turn=turn).filter(turn__lte=limit)
     found = list(candidates.order_by("id").values_list("pk", "share", "is_urgent"))
-    holders = _share_holders({share for _, share, _ in found})
+    # Each organization's share holder, with other organizations that share a turn with one of them.
+    shares = {share for _, share, _ in found}
+    holders = {share: share for share in shares} | import_string(settings.OUTBOX_SHARES)(organizations=shares)
     served = OutboxMessage.objects.filter(lane=lane, share__in=holders, taken_at__isnull=False)
     last: dict[str, datetime.datetime] = {}
     for share, taken_at in served.values_list("share").annotate(Max("taken_at")).order_by():
@@ -120,11 +123,6 @@ def _in_turn(lane: str, limit: int) -> list[int]:
         turns[holder, is_urgent] += 1
         ranks.append((not is_urgent, turns[holder, is_urgent], last.get(holder, never), pk))
     return [pk for *_, pk in sorted(ranks)[:limit]]
-
-
-def _share_holders(shares: set[str]) -> dict[str, str]:
-    """Return the share holder of each organization, including other organizations that share a turn with them."""
-    return {share: share for share in shares} | import_string(settings.OUTBOX_SHARES)(organizations=shares)
 
 
 # --- short effects ----------------------------------------------------------------------------------------------------
@@ -159,7 +157,7 @@ def _carry_out(pk: int) -> bool:
         return False
     mine = OutboxMessage.objects.filter(pk=pk, sent_at=None, attempts=message.attempts)
     try:
-        with beating(partial(_renew, mine), every_seconds=_RENEW_SECONDS):
+        with _beating(partial(_renew, mine), every_seconds=_RENEW_SECONDS):
             _handle(message)
     except Exception as error:  # noqa: BLE001 - a process edge: the message stays and is retried later
         _put_off(message, error, db_now())
@@ -183,6 +181,32 @@ def _claim(pk: int) -> OutboxMessage | None:
         message.next_attempt_at = now + max(CLAIM, _backoff(message.attempts))
         message.save(update_fields=["attempts", "taken_at", "next_attempt_at"])
         return message
+
+
+@contextmanager
+def _beating(beat: Callable[[], object], *, every_seconds: float) -> Iterator[None]:
+    """Call `beat` in a thread with its own database connection until the block ends.
+
+    A beat that fails with a database error is repeated at the next interval.
+    """
+    is_done = threading.Event()
+
+    def run() -> None:
+        while not is_done.wait(every_seconds):
+            try:
+                beat()
+            except Error as error:
+                logger.warning("a heartbeat failed: %s", type(error).__name__)
+            finally:
+                connection.close()
+
+    thread = threading.Thread(target=run, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_done.set()
+        thread.join()
 
 
 def _renew(mine: QuerySet[OutboxMessage]) -> None:

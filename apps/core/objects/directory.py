@@ -18,14 +18,15 @@ from django.conf import settings
 from apps.core.objects.types import (
     STALE_DRAFT_SECONDS,
     Base,
+    DomainError,
     InvalidSignature,
     Method,
-    ObjectExists,
     ObjectInfo,
     ObjectMissing,
     PrefixClosed,
     StoredObject,
     WrongContent,
+    bounded,
     checked_key,
     checked_prefix,
     tapped,
@@ -64,7 +65,9 @@ class DirectoryStore:
     def put_stream(self, key: str, chunks: Iterable[bytes]) -> StoredObject:
         target = self._path(key)
         draft, stored = self._write_draft(chunks)
-        _give_name(draft, target)
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft.replace(target)
+        _sync_folder(target.parent)
         return stored
 
     def put_once(
@@ -72,11 +75,12 @@ class DirectoryStore:
     ) -> StoredObject:
         """Write an object that must not exist yet. Writing the same content again is allowed.
 
-        Raises WrongContent, ObjectExists, and PrefixClosed below a closed prefix; it then keeps nothing.
+        Raises WrongContent, DomainError, and PrefixClosed below a closed prefix; it then keeps nothing.
         """
         target = self._path(key)
         self._require_open(key)
-        draft, stored = self._write_draft(_limited(chunks, limit_bytes))
+        too_long = WrongContent(f"The URL was made for {limit_bytes} bytes; more came.")
+        draft, stored = self._write_draft(bounded(chunks, limit_bytes, too_long))
         try:
             if exact and stored.bytes != limit_bytes:
                 raise WrongContent(f"The URL was made for {limit_bytes} bytes; {stored.bytes} came.")
@@ -200,21 +204,6 @@ def check_grant(grant: Grant, signature: str) -> None:
         raise InvalidSignature("The link is not valid, or it has expired; ask for a new one.")
 
 
-def _limited(chunks: Iterable[bytes], limit_bytes: int) -> Iterator[bytes]:
-    size = 0
-    for chunk in chunks:
-        size += len(chunk)
-        if size > limit_bytes:
-            raise WrongContent(f"The URL was made for {limit_bytes} bytes; more came.")
-        yield chunk
-
-
-def _give_name(draft: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    draft.replace(target)
-    _sync_folder(target.parent)
-
-
 def _give_new_name(draft: Path, target: Path, stored: StoredObject) -> None:
     """Name the draft unless the name is taken. `link` checks and names in one step."""
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -224,7 +213,7 @@ def _give_new_name(draft: Path, target: Path, stored: StoredObject) -> None:
         with target.open("rb") as file:
             existing = hashlib.file_digest(file, "sha256").hexdigest()
         if existing != stored.sha256:
-            raise ObjectExists("Something else was already stored under this URL.") from None
+            raise DomainError("Something else was already stored under this URL.", code="object_exists") from None
     _sync_folder(target.parent)
 
 

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from apps.core.errors import DomainError, NotFound, PermissionDenied, Status
+from apps.core.errors import DomainError, NotFound, PermissionDenied
 
 Method = Literal["GET", "PUT"]
 Base = Literal["internal", "public"]
@@ -31,13 +31,6 @@ class ObjectMissing(NotFound):
     """No object has this key."""
 
     code = "object_missing"
-
-
-class ObjectExists(DomainError):
-    """Other content already has this key. Keys are written once."""
-
-    code = "object_exists"
-    status = Status.INVALID
 
 
 class PrefixClosed(DomainError):
@@ -154,6 +147,16 @@ class Readable(Protocol):
     """A source of bytes: a file, an upload, the body of a request."""
 
     def read(self, size: int, /) -> bytes: ...
+
+
+def bounded(chunks: Iterable[bytes], limit_bytes: int | None, refusal: Exception) -> Iterator[bytes]:
+    """Yield the chunks. Raises `refusal` before the chunk that exceeds the limit; None is no limit."""
+    size = 0
+    for chunk in chunks:
+        size += len(chunk)
+        if limit_bytes is not None and size > limit_bytes:
+            raise refusal
+        yield chunk
 
 
 def read_chunks(stream: Readable) -> Iterator[bytes]:

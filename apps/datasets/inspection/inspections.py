@@ -73,16 +73,11 @@ def request_inspection(*, version: DatasetVersion) -> None:
     )
 
 
-def _keys_of(inspection: VersionInspection) -> "array[int]":
-    """Return the keys that decide each row's side of a split, in file order; empty if the object is gone."""
-    keys = array("Q")
+def held_out_rows(*, inspection: VersionInspection, split: Split) -> list[bool]:
+    """Return which rows a run with this share and seed would hold out, in file order."""
+    keys = array("Q")  # decide each row's side of the split; empty if the object is gone
     try:
         keys.frombytes(read_object(inspection.identities_key, limit_bytes=_KEYS_LIMIT_BYTES))
     except ObjectMissing:
         pass
-    return keys
-
-
-def held_out_rows(*, inspection: VersionInspection, split: Split) -> list[bool]:
-    """Return which rows a run with this share and seed would hold out, in file order."""
-    return split.held_out(_keys_of(inspection))
+    return split.held_out(keys)

@@ -8,7 +8,7 @@ store's listing shows which parts have arrived, so a reload or restart loses not
 import datetime
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from django.conf import settings
@@ -22,7 +22,7 @@ from apps.core.database.transitions import advance, try_advance
 from apps.core.errors import InvalidState, InvalidValue, NotFound, QuotaExceeded
 from apps.core.ids import new_id
 from apps.core.messages import outbox
-from apps.core.objects.store import StoredObject, object_key, store
+from apps.core.objects.store import StoredObject, bounded, object_key, store
 from apps.datasets.intake.versions import (
     Arrival,
     FileTooLarge,
@@ -53,22 +53,10 @@ _CLOSED_AT_ONCE = 500  # the rest minutes later: the task also serves other tena
 _MIME_LIMIT, _DATASET_NAME_LIMIT = 120, 120
 
 
-class UnknownUpload(NotFound):
-    """No upload of the organization has this id."""
-
-    code = "upload_not_found"
-
-
 class UploadClosed(InvalidState):
     """The upload was completed or cancelled, or it has expired."""
 
     code = "upload_closed"
-
-
-class WrongChecksum(InvalidValue):
-    """The bytes that arrived are not the announced ones."""
-
-    code = "invalid_checksum"
 
 
 @transaction.atomic
@@ -91,7 +79,13 @@ def create_upload(
     check_expiry(expires_after_seconds)
     if bytes < 1:
         raise InvalidValue("'bytes' must be at least 1.", param="bytes")
-    _require_allowed(bytes)
+    limit = settings.MAX_UPLOAD_BYTES
+    if bytes > limit:
+        message = (
+            f"The file has {bytes:,} bytes; one file may have up to {limit:,} here, a limit the operator sets. "
+            "Send it as gzip, or split it into several files."
+        )
+        raise FileTooLarge(message, param="bytes")
     lock_storage(organization)
     require_storage(organization=organization, wanted_bytes=bytes)
     if Upload.objects.for_organization(organization).filter(status=UploadStatus.PENDING).count() >= MAX_OPEN:
@@ -111,22 +105,12 @@ def create_upload(
     )
 
 
-def _require_allowed(bytes: int) -> None:
-    limit = settings.MAX_UPLOAD_BYTES
-    if bytes > limit:
-        message = (
-            f"The file has {bytes:,} bytes; one file may have up to {limit:,} here, a limit the operator sets. "
-            "Send it as gzip, or split it into several files."
-        )
-        raise FileTooLarge(message, param="bytes")
-
-
 def get_upload(*, organization: Organization | str, id: str) -> Upload:
-    """Return one upload. Raises UnknownUpload, the same for unknown and foreign ids."""
+    """Return one upload. Raises NotFound, the same for unknown and foreign ids."""
     uploads = Upload.objects.for_organization(organization).select_related("version")
     found = uploads.filter(pk=id).first() if "\x00" not in id else None
     if found is None:
-        raise UnknownUpload(f"No such upload: {id[:80]}.", param="upload_id")
+        raise NotFound(f"No such upload: {id[:80]}.", param="upload_id", code="upload_not_found")
     return found
 
 
@@ -136,12 +120,20 @@ def add_part(*, upload: Upload, chunks: Iterable[bytes], now: datetime.datetime)
     require_open(upload, now)
     part = UploadPart(pk=new_id("part"), organization_id=upload.organization_id, upload=upload)
     key = _key(upload, part.pk)
+    too_large = FileTooLarge(f"A part may have up to {MAX_PART_BYTES // 1024**2} MiB.", param="data")
     try:
-        part.bytes = store().put_stream(key, _limited(chunks)).bytes
+        part.bytes = store().put_stream(key, bounded(chunks, MAX_PART_BYTES, too_large)).bytes
         locked = _locked(upload)
         lock_storage(upload.organization_id)
         require_open(locked, now)
-        _require_room(locked, part.bytes)
+        # Refuse parts that could never be assembled. A part sent twice by a retry is no error.
+        found = locked.parts.aggregate(total=Sum("bytes"), count=Count("pk"))
+        sent = found["total"] or 0
+        if found["count"] >= MAX_PARTS:
+            raise InvalidValue(f"An upload has at most {MAX_PARTS:,} parts: send larger ones.", param="data")
+        if part.bytes > locked.bytes or sent + part.bytes > 2 * locked.bytes + MAX_PART_BYTES:
+            message = f"The parts are longer than the {locked.bytes:,} bytes announced."
+            raise InvalidValue(message, param="data")
         require_storage(organization=upload.organization_id, wanted_bytes=_beyond(locked, part.bytes))
         part.save(force_insert=True)
     except BaseException:
@@ -162,7 +154,7 @@ def complete_upload(
 ) -> Upload:
     """Assemble the parts, in the given or planned order, into a new file; repeating the call changes nothing.
 
-    Raises UploadClosed, InvalidValue, WrongChecksum, StorageFull; the upload then stays unchanged.
+    Raises UploadClosed, InvalidValue, StorageFull; the upload then stays unchanged.
     """
     locked = _locked(upload)
     if locked.status == UploadStatus.COMPLETED and locked.part_ids == list(part_ids):
@@ -291,26 +283,6 @@ def _locked(upload: Upload) -> Upload:
     return Upload.objects.select_for_update(of=("self",)).get(pk=upload.pk)
 
 
-def _limited(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    size = 0
-    for chunk in chunks:
-        size += len(chunk)
-        if size > MAX_PART_BYTES:
-            raise FileTooLarge(f"A part may have up to {MAX_PART_BYTES // 1024**2} MiB.", param="data")
-        yield chunk
-
-
-def _require_room(upload: Upload, bytes: int) -> None:
-    """Raise InvalidValue for parts that could never be assembled. A part sent twice by a retry is no error."""
-    found = upload.parts.aggregate(total=Sum("bytes"), count=Count("pk"))
-    sent = found["total"] or 0
-    if found["count"] >= MAX_PARTS:
-        raise InvalidValue(f"An upload has at most {MAX_PARTS:,} parts: send larger ones.", param="data")
-    if bytes > upload.bytes or sent + bytes > 2 * upload.bytes + MAX_PART_BYTES:
-        message = f"The parts are longer than the {upload.bytes:,} bytes announced."
-        raise InvalidValue(message, param="data")
-
-
 def _beyond(upload: Upload, bytes: int) -> int:
     """Return how many bytes of a new part exceed what the upload already counts for."""
     sent = upload.parts.aggregate(total=Sum("bytes"))["total"] or 0
@@ -360,7 +332,7 @@ def _compose(key: str, part_keys: Sequence[str], md5: str | None) -> StoredObjec
     if md5 and digest.hexdigest() != md5.lower():
         store().delete(key)
         message = f"The file has the MD5 {digest.hexdigest()}, not the one announced: send its parts again."
-        raise WrongChecksum(message, param="md5")
+        raise InvalidValue(message, param="md5", code="invalid_checksum")
     return stored
 
 

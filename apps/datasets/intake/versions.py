@@ -23,7 +23,7 @@ from apps.core.database.transitions import advance
 from apps.core.errors import DomainError, InvalidState, InvalidValue, QuotaExceeded, Status
 from apps.core.ids import new_id
 from apps.core.messages import outbox
-from apps.core.objects.store import StoredObject, object_key, store
+from apps.core.objects.store import StoredObject, bounded, object_key, store
 from apps.datasets.intake.lanes import lane_of
 from apps.datasets.lifecycle import VERSION_TRANSITIONS, DatasetVersionStatus
 from apps.datasets.models import Dataset, DatasetVersion
@@ -94,8 +94,10 @@ def create_version(
         mapping=mapping,
     )
     version = new_version(organization=organization, arrival=arrival)
-    left = storage_left_bytes(organization=organization)
-    stored = store().put_stream(version.object_key, _limited(chunks, left))
+    limit = f"{MAX_FILE_BYTES // 1024**2} MiB"
+    too_large = FileTooLarge(f"A file sent at once may have up to {limit}; send it in parts.", param="file")
+    sent = bounded(chunks, MAX_FILE_BYTES, too_large)
+    stored = store().put_stream(version.object_key, limited(sent, organization=organization))
     return register(version=version, stored=stored, arrival=arrival)
 
 
@@ -169,26 +171,10 @@ def _expiry(now: datetime.datetime, seconds: int | None) -> datetime.datetime | 
     return None if seconds is None else now + datetime.timedelta(seconds=seconds)
 
 
-def _limited(chunks: Iterable[bytes], left_bytes: int | None) -> Iterator[bytes]:
-    size = 0
-    for chunk in chunks:
-        size += len(chunk)
-        if size > MAX_FILE_BYTES:
-            limit = f"{MAX_FILE_BYTES // 1024**2} MiB"
-            raise FileTooLarge(f"A file sent at once may have up to {limit}; send it in parts.", param="file")
-        if left_bytes is not None and size > left_bytes:
-            raise _storage_full(left_bytes)
-        yield chunk
-
-
 def limited(pieces: Iterable[bytes], *, organization: Organization | str) -> Iterator[bytes]:
-    """Yield pieces written beside a file while the organization may store them. Raises StorageFull."""
-    left, size = storage_left_bytes(organization=organization), 0
-    for piece in pieces:
-        size += len(piece)
-        if left is not None and size > left:
-            raise _storage_full(left)
-        yield piece
+    """Return the pieces of a file; they raise StorageFull once the organization may not store them."""
+    left = storage_left_bytes(organization=organization)
+    return bounded(pieces, left, _storage_full(left or 0))
 
 
 def _storage_full(left_bytes: int) -> StorageFull:

@@ -99,7 +99,15 @@ def recognize(head: bytes, filename: str) -> Container:
         if head[: len(signature)].lower() == signature.lower():
             raise Rejected(FileErrorCode.NOT_TRAINING_DATA, f"The file is {kind}, not training data.", _ACCEPTED)
     _require_text(head)
-    return _text_container(head.removeprefix(UTF8_MARK).lstrip()[:1], re.sub(r"\.gz$", "", filename.lower()))
+    first = head.removeprefix(UTF8_MARK).lstrip()[:1]
+    name = re.sub(r"\.gz$", "", filename.lower())
+    if name.endswith((".csv", ".tsv")):
+        return Container.CSV
+    if first == b"[":
+        return Container.JSON
+    if first != b"{" and name.endswith((".txt", ".md", ".text")):
+        return Container.TEXT
+    return Container.JSONL
 
 
 def _require_text(head: bytes) -> None:
@@ -115,16 +123,6 @@ def _require_text(head: bytes) -> None:
     if b"\n" not in head and head.count(b"\r") > 1:
         message = "The lines end in carriage returns alone, as on an old Mac."
         raise Rejected(FileErrorCode.NOT_TRAINING_DATA, message, "Save the file with Unix or Windows line ends.")
-
-
-def _text_container(first: bytes, name: str) -> Container:
-    if name.endswith((".csv", ".tsv")):
-        return Container.CSV
-    if first == b"[":
-        return Container.JSON
-    if first != b"{" and name.endswith((".txt", ".md", ".text")):
-        return Container.TEXT
-    return Container.JSONL
 
 
 def gunzip(chunks: Iterable[bytes]) -> Iterator[bytes]:

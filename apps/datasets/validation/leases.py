@@ -23,7 +23,6 @@ from apps.datasets.models import DatasetVersion
 from apps.datasets.problems import FileErrorCode, LineError, Rejected, as_json
 from apps.datasets.rows import kind_of
 from apps.datasets.validation.formats import read_mapping
-from apps.datasets.validation.layout import FileLayout
 from apps.datasets.validation.repair import FIT, REPAIRS, RepairMode
 from apps.datasets.validation.template_fit import RenderableRows
 from apps.datasets.validation.validator import FileValidator, ValidationReport
@@ -240,7 +239,15 @@ def _record_report(
         errors=errors,
         line_offsets=list(report.line_offsets),
         kind=report.kind,
-        layout=_layout_of(version, report),
+        layout=msgspec.structs.replace(
+            version.layout,
+            container=report.container,
+            is_gzip=report.is_gzip,
+            is_rejected=report.is_rejected,
+            mapping=report.mapping,
+            columns=report.columns,
+            sample=report.sample,
+        ),
         rows_key=_rows_key(version) if rows else "",
         rows_bytes=rows.bytes if rows else 0,
         rows_sha256=rows.sha256 if rows else "",
@@ -262,15 +269,3 @@ def announce(*, version: DatasetVersion) -> None:
     key = f"validated:{version.pk}:{version.validated_at and version.validated_at.timestamp()}"
     payload = {"version_id": version.pk}
     outbox.publish(topic="dataset.validated", key=key, payload=payload, organization=version.organization_id)
-
-
-def _layout_of(version: DatasetVersion, report: ValidationReport) -> FileLayout:
-    return msgspec.structs.replace(
-        version.layout,
-        container=report.container,
-        is_gzip=report.is_gzip,
-        is_rejected=report.is_rejected,
-        mapping=report.mapping,
-        columns=report.columns,
-        sample=report.sample,
-    )

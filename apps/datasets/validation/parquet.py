@@ -28,7 +28,15 @@ def parquet_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
             file.write(chunk)
         source_bytes = file.tell()
         file.seek(0)
-        child = _start(file, complaints)
+        file.flush()
+        child = subprocess.Popen(
+            [sys.executable, "-B", "-m", "apps.datasets.validation.parquet_child", str(MAX_ROWS)],
+            cwd=_ROOT,
+            env={"ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1"},
+            stdin=file,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+        )
         try:
             yield from _output(child, source_bytes)
             status = child.wait()
@@ -39,18 +47,6 @@ def parquet_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
         if status:
             complaints.seek(0)
             raise _explained(status, complaints.read(_MESSAGE_BYTES).decode("utf-8", "replace"))
-
-
-def _start(file: IO[bytes], complaints: IO[bytes]) -> subprocess.Popen[bytes]:
-    file.flush()
-    return subprocess.Popen(
-        [sys.executable, "-B", "-m", "apps.datasets.validation.parquet_child", str(MAX_ROWS)],
-        cwd=_ROOT,
-        env={"ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1"},
-        stdin=file,
-        stdout=subprocess.PIPE,
-        stderr=complaints,
-    )
 
 
 def _output(child: subprocess.Popen[bytes], source_bytes: int) -> Iterator[bytes]:

@@ -60,16 +60,13 @@ def count_if_plain(block: bytes, kind: RowKind) -> int | None:
             case RowKind.CHAT:
                 return lines if _are_plain_chats(block, lines) else None
             case RowKind.TEXT:
-                return lines if _are_plain_texts(block, lines) else None
+                rows = _decode_texts(block)
+                are_plain_texts = len(rows) == lines == block.count(b'"text"') and all(row.text.strip() for row in rows)
+                return lines if are_plain_texts else None
             case _:
                 return None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-
-
-def _are_plain_texts(block: bytes, lines: int) -> bool:
-    rows = _decode_texts(block)
-    return len(rows) == lines == block.count(b'"text"') and all(row.text.strip() for row in rows)
 
 
 def _are_plain_chats(block: bytes, lines: int) -> bool:

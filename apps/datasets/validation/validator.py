@@ -102,7 +102,12 @@ class FileValidator:
             if self._rejection is None:
                 pieces = self._check_blocks() if self._takes_blocks else self._check_rows()
                 yield from (self._offsets.note(piece) for piece in pieces)
-                self._finish()
+                found = self._findings
+                found.finish(is_ended=self._source.last_byte == b"\n" or not self._takes_blocks)
+                if found.rows < MIN_ROWS:
+                    found.add(
+                        too_few_rows(found.rows, max(1, found.last_line), is_text=self.container is Container.TEXT)
+                    )
         except Rejected as rejected:
             self._rejection = rejected.error
         if self._rejection is not None:
@@ -275,12 +280,6 @@ class FileValidator:
             self._findings.repaired += 1
             self._findings.row(line.number, None)
         return data
-
-    def _finish(self) -> None:
-        found = self._findings
-        found.finish(is_ended=self._source.last_byte == b"\n" or not self._takes_blocks)
-        if found.rows < MIN_ROWS:
-            found.add(too_few_rows(found.rows, max(1, found.last_line), is_text=self.container is Container.TEXT))
 
 
 def validate_file(chunks: Iterable[bytes], *, filename: str = "", mapping: Mapping | None = None) -> ValidationReport:

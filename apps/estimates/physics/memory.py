@@ -149,7 +149,11 @@ class MemoryModel:
         self.framework = CPU_PROCESS_BYTES if gpu.is_cpu else CONTEXT_BYTES + _CUBLAS_BYTES
         self.framework += NCCL_BYTES if plan.gpu_count > 1 else 0
         self.load = max(shape.head, shape.largest_linear) * self.width
-        self.workspace = _workspace(shape, plan, self.width)
+        # Of one weight matrix: quantised bases are converted back to the compute type one matrix at a time; DoRA adds
+        # B x A to each.
+        quantized = shape.largest_linear * self.width if plan.method == Method.QLORA else 0
+        dora = 2 * shape.largest_linear * self.width if plan.use_dora else 0
+        self.workspace = quantized + dora
         self.per_token = _TokenBytes(shape, plan, gpu, stack, self.width)
         self.reserve_share = _CPU_ALLOCATOR_SHARE if gpu.is_cpu else _RESERVE_SHARE
         self.keeps_gradients = plan.gradient_accumulation_steps > 1 or plan.parallelism == Parallelism.DDP
@@ -167,7 +171,19 @@ class MemoryModel:
         if self.gpu.memory_bytes:
             reserved = min(reserved, max(self.gpu.memory_bytes, highest))
         peak = moments[totals.index(highest)]
-        listed = self._parts(peak)
+        amounts = {
+            "weights": self.weights,
+            "adapter": self.adapter,
+            "gradients": peak.gradients,
+            "optimizer": peak.optimizer,
+            "activations": peak.activations + peak.copies,
+            "logits": peak.logits,
+            "dequantization": peak.dequantization,
+            "communication": peak.communication,
+            "allocator": self.reserve_share * peak.varying,
+            "framework": self.framework,
+        }
+        listed = tuple(MemoryPart(key, label, round(amounts[key])) for key, label in LABELS.items())
         rounded = sum(part.bytes for part in listed)
         return MemoryEstimate(
             peak_bytes=rounded,
@@ -240,21 +256,6 @@ class MemoryModel:
     def _alive(self, moment: "_Moment") -> float:
         held = moment.gradients + moment.optimizer + moment.communication + moment.copies + moment.varying
         return self.weights + self.adapter + self.framework + held
-
-    def _parts(self, moment: "_Moment") -> tuple[MemoryPart, ...]:
-        amounts = {
-            "weights": self.weights,
-            "adapter": self.adapter,
-            "gradients": moment.gradients,
-            "optimizer": moment.optimizer,
-            "activations": moment.activations + moment.copies,
-            "logits": moment.logits,
-            "dequantization": moment.dequantization,
-            "communication": moment.communication,
-            "allocator": self.reserve_share * moment.varying,
-            "framework": self.framework,
-        }
-        return tuple(MemoryPart(key, label, round(amounts[key])) for key, label in LABELS.items())
 
 
 class _Moment(NamedTuple):
@@ -363,13 +364,3 @@ def _autocast_copies(shape: Shape, plan: TrainingPlan, stack: StackProfile) -> f
     if not is_cast or plan.parallelism == Parallelism.ZERO3:
         return 0.0
     return float((shape.linear + shape.head) * DTYPE_BYTES[plan.compute_dtype])
-
-
-def _workspace(shape: Shape, plan: TrainingPlan, width: int) -> float:
-    """Return the workspace of one weight matrix.
-
-    Quantised bases are converted back to the compute type one matrix at a time; DoRA adds B x A to each.
-    """
-    quantized = shape.largest_linear * width if plan.method == Method.QLORA else 0
-    dora = 2 * shape.largest_linear * width if plan.use_dora else 0
-    return quantized + dora

@@ -30,7 +30,6 @@ class StackProfile(msgspec.Struct, frozen=True, kw_only=True):
     adapter_bytes: int = 4  # of each LoRA weight, if the base is 16-bit
     quantized_adapter_bytes: int = 4  # the same, if the base is 4-bit
     is_autocast: bool = True  # fp32 adapters are cast to 16 bits at each use, and the copies are kept for the step
-    adapter_input_bytes: int = 2  # of each value that an adapter keeps for its backward pass
     upcasts_unquantized: bool = False  # prepare_model_for_kbit_training: embeddings, norms and head to fp32
     # Of each weight of a mixture's experts over a 4-bit base. transformers 5 keeps a layer's experts in one tensor,
     # which bitsandbytes does not quantise. None: one matrix per expert (transformers 4), quantised like all others.

@@ -40,12 +40,6 @@ class DoesNotFit(DomainError):
     code = "job_too_large"
 
 
-class NotAdmitted(DomainError):
-    """Admission failed again and again by an unforeseen error."""
-
-    code = FailureCode.INTERNAL_ERROR.value
-
-
 class CannotLaunch(DomainError):
     """The pool (or every pool) cannot take the job now; the message gives the reason."""
 
@@ -135,10 +129,12 @@ def _choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
         raise CannotLaunch("No GPU pool is open on this platform.", param="compute.pool")
     quotes = _with_gpus(quotes, gpu_count)
     if not any(quoted.estimate.fits for quoted in quotes):
+        first, fixes = quotes[0], quotes[0].estimate.fixes
+        ways = " ".join(fix.text for fix in fixes) or "Choose a smaller base model."
         raise DoesNotFit(
-            _suggest_fit(quotes[0]),
+            f"The job fits no open pool. {first.pool.name}: {first.estimate.reason} {ways}",
             param="compute.pool",
-            fixes=[msgspec.to_builtins(fix) for fix in quotes[0].estimate.fixes],
+            fixes=[msgspec.to_builtins(fix) for fix in fixes],
         )
     if not quotes[0].is_launchable:
         raise CannotLaunch(f"{quotes[0].pool.name}: {quotes[0].block_reason}", param="compute.pool")
@@ -156,11 +152,6 @@ def _with_gpus(quotes: list[PoolQuote], gpu_count: int | None) -> list[PoolQuote
             param="compute.gpu_count",
         )
     return found
-
-
-def _suggest_fit(quoted: PoolQuote) -> str:
-    fixes = " ".join(fix.text for fix in quoted.estimate.fixes) or "Choose a smaller base model."
-    return f"The job fits no open pool. {quoted.pool.name}: {quoted.estimate.reason} {fixes}"
 
 
 @transaction.atomic
@@ -197,7 +188,14 @@ def note_fault(*, job_id: str) -> None:
     if faults.count() < _MAX_FAULTS:
         events.append(job, level="warn", message="A fault of ours delays the job: trying again", is_fault=True)
         return
-    _refuse(job, NotAdmitted("A fault of ours kept the job from starting. Nothing was charged: try it again."), now)
+    _refuse(
+        job,
+        DomainError(
+            "A fault of ours kept the job from starting. Nothing was charged: try it again.",
+            code=FailureCode.INTERNAL_ERROR.value,
+        ),
+        now,
+    )
 
 
 def _admit_if_validated(job: FineTuningJob, now: datetime.datetime) -> None:

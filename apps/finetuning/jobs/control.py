@@ -33,7 +33,9 @@ def request_cancellation(*, job: FineTuningJob, by: str, now: datetime.datetime)
         job.save(update_fields=["cancel_requested_at", "cancel_requested_by"])
         events.append(job, message="Cancellation requested")
         audit.record(organization=job.organization_id, by=by, action="job.cancel_requested", target=job.pk)
-    if _release_queued_run(job, now):
+    for run in Run.objects.filter(job=job, status=RunStatus.QUEUED):
+        try_advance(run, to=RunStatus.CANCELLED, transitions=RUN_TRANSITIONS, finished_at=now)
+    if not Run.objects.filter(job=job, status__in=RUN_ACTIVE).exists():
         attempts.cancel_job(job=job, now=now)
     return job
 
@@ -116,10 +118,3 @@ def pause_jobs_of(*, organization_id: str, now: datetime.datetime) -> int:
 def _locked(job: FineTuningJob) -> FineTuningJob:
     locked = FineTuningJob.objects.select_for_update(of=("self",)).select_related("price_rule", "pool", "base_model")
     return locked.get(pk=job.pk)
-
-
-def _release_queued_run(job: FineTuningJob, now: datetime.datetime) -> bool:
-    """Cancel the attempt if no worker has claimed it; return whether the job has no active attempt now."""
-    for run in Run.objects.filter(job=job, status=RunStatus.QUEUED):
-        try_advance(run, to=RunStatus.CANCELLED, transitions=RUN_TRANSITIONS, finished_at=now)
-    return not Run.objects.filter(job=job, status__in=RUN_ACTIVE).exists()

@@ -8,10 +8,11 @@ import msgspec
 from django.db import transaction
 
 from apps.accounts.models import Organization, key_of
+from apps.billing.ledger import IdempotencyMismatch
 from apps.catalog.licences import require_licence
 from apps.core import audit
 from apps.core.database import locks
-from apps.core.errors import DomainError, InvalidValue
+from apps.core.errors import InvalidValue
 from apps.core.messages import outbox
 from apps.finetuning import events
 from apps.finetuning.jobs.admission import admit, is_ready_to_admit
@@ -30,12 +31,6 @@ from apps.finetuning.usage.quotas import require_place_for_job
 SUFFIX = re.compile(r"^[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?$")
 _MAX_METADATA = 16
 _RETRY_WINDOW = datetime.timedelta(minutes=10)
-
-
-class IdempotencyKeyReused(DomainError):
-    """The same key came with two different requests; neither is a repetition of the other."""
-
-    code = "idempotency_key_reused"
 
 
 @transaction.atomic
@@ -75,7 +70,7 @@ def _created_before(
     if request.idempotency_key is not None:
         found = jobs.filter(idempotency_key=request.idempotency_key).first()
         if found is not None and stored_request(found).fingerprint != request.fingerprint:
-            raise IdempotencyKeyReused("This Idempotency-Key was sent with another body: use a new key for a new job.")
+            raise IdempotencyMismatch("This Idempotency-Key was sent with another body: use a new key for a new job.")
         return found
     if request.is_retry:
         recent = jobs.filter(created_by=by, created_at__gte=now - _RETRY_WINDOW)

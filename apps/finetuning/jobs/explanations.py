@@ -5,11 +5,10 @@ import datetime
 import msgspec
 
 from apps.contracts.failures import CAUSES, Blame, FailureCode
+from apps.estimates.physics.gpus import GIB
 from apps.finetuning.jobs.suggestions import Suggestion, suggest
 from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob
-
-_GIB = 2**30
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -62,7 +61,7 @@ def _evidence(job: FineTuningJob) -> list[Evidence]:
     peak = max((run.peak_memory_bytes or 0 for run in runs), default=0)
     if peak and job.estimate.get("capacity_bytes"):
         capacity = job.estimate["capacity_bytes"]
-        found.append(Evidence("Peak memory", f"{peak / _GIB:.1f} of {capacity / _GIB:.1f} GiB"))
+        found.append(Evidence("Peak memory", f"{peak / GIB:.1f} of {capacity / GIB:.1f} GiB"))
     if len(runs) > 1:
         codes = ", ".join(run.failure_code or run.status for run in runs)
         found.append(Evidence("Attempts", f"{len(runs)}: {codes}"))

@@ -46,7 +46,11 @@ def retry_job(
     before = FineTuningJob.objects.for_organization(job.organization_id).filter(idempotency_key=key).first()
     if before is not None:
         return before
-    _count(job)
+    # Count and compare the job's files where that is missing. A file that cannot be counted may be repaired.
+    counting, version, validation = counting_model(job.base_model), job.training_file, job.validation_file
+    count = find_token_count(version=version, base_model=counting)
+    with suppress(DomainError, ObjectMissing):
+        count_files(version=version, count=count, validation=validation, counting=counting)
     suggestion = suggest(job=job, now=now)
     if suggestion.hold_nano is None:
         raise CannotLaunch(f"{suggestion.text} {suggestion.obstacle}", param="job_id")
@@ -55,14 +59,6 @@ def retry_job(
     again = create_job(organization=job.organization_id, request=request, by=by, now=now)
     events.append(again, message=f"Starts {job.pk} again. {suggestion.text}")
     return again
-
-
-def _count(job: FineTuningJob) -> None:
-    """Count and compare the job's files where that is missing. A file that cannot be counted may be repaired."""
-    counting, version, validation = counting_model(job.base_model), job.training_file, job.validation_file
-    count = find_token_count(version=version, base_model=counting)
-    with suppress(DomainError, ObjectMissing):
-        count_files(version=version, count=count, validation=validation, counting=counting)
 
 
 def _files(

@@ -77,7 +77,7 @@ class Suggestion(msgspec.Struct, frozen=True, kw_only=True):
 def suggest(*, job: FineTuningJob, now: datetime.datetime) -> Suggestion:
     """Return the change to suggest for a failed job: the first that can start now, else the first of all."""
     first: Suggestion | None = None
-    for change in _remedy(job.error_code)(job):
+    for change in _changes(job):
         found = _priced(change, job, now)
         if found.hold_nano is not None:
             return found
@@ -89,12 +89,14 @@ def suggest(*, job: FineTuningJob, now: datetime.datetime) -> Suggestion:
 # --- the changes, by cause --------------------------------------------------------------------------------------------
 
 
-def _start_again(job: FineTuningJob) -> Iterator[Change]:
-    yield Change(text="Nothing of yours needs to change: start the job again. What failed is not billed.")
-
-
-def _start_repaired(job: FineTuningJob) -> Iterator[Change]:
-    yield Change(text="Fix what the message names, then start the job again.")
+def _changes(job: FineTuningJob) -> Iterator[Change]:
+    """Yield the changes for the job's error. If we or a provider must fix the cause, there is nothing to change."""
+    if remedy := _REMEDIES.get(job.error_code):
+        yield from remedy(job)
+    elif job.error_code in list(FailureCode):
+        yield Change(text="Nothing of yours needs to change: start the job again. What failed is not billed.")
+    else:
+        yield Change(text=_ADVICE.get(job.error_code, "Fix what the message names, then start the job again."))
 
 
 def _lower_rate(job: FineTuningJob) -> Iterator[Change]:
@@ -182,10 +184,16 @@ def _repair_file(job: FineTuningJob) -> Iterator[Change]:
         yield Change(text=text, without_validation=True)
     elif recipe_of(job).objective not in objectives_of(job.training_file):
         yield from _other_objective(job)
-    elif _A_ROW.match(job.error_message):
-        yield from _leave_out_refused(job)
+    elif _A_ROW.match(job.error_message):  # the row may be in either file
+        name = job.base_model.display_name
+        text = f"Leave out the rows that {name} cannot take in, and start on the version without them."
+        files = ("training_file", "validation_file") if job.validation_file else ("training_file",)
+        yield Change(text=text, repairs=files)
     else:
-        yield from _train_all_rows(job)
+        if recipe_of(job).validation_share and job.validation_file is None:
+            text = "Hold no rows out: the file has too few different ones to leave some for training."
+            yield Change(text=text, recipe={"validation_share": 0.0})
+        yield from _reach_the_answers(job)
 
 
 def _repair(version: DatasetVersion, param: str) -> Iterator[Change]:
@@ -198,15 +206,6 @@ def _repair(version: DatasetVersion, param: str) -> Iterator[Change]:
         yield Change(text=text, no_price=_NEW_FILE)
 
 
-def _leave_out_refused(job: FineTuningJob) -> Iterator[Change]:
-    text = (
-        f"Leave out the rows that {job.base_model.display_name} cannot take in, and start on the version without them."
-    )
-    # the row may be in either
-    files = ("training_file", "validation_file") if job.validation_file else ("training_file",)
-    yield Change(text=text, repairs=files)
-
-
 def _other_objective(job: FineTuningJob) -> Iterator[Change]:
     version, other = job.training_file, job.validation_file
     objective = objectives_of(version)[0]
@@ -215,40 +214,22 @@ def _other_objective(job: FineTuningJob) -> Iterator[Change]:
     yield Change(text=text, recipe={"objective": objective}, without_validation=not is_alike)
 
 
-def _train_all_rows(job: FineTuningJob) -> Iterator[Change]:
-    if recipe_of(job).validation_share and job.validation_file is None:
-        text = "Hold no rows out: the file has too few different ones to leave some for training."
-        yield Change(text=text, recipe={"validation_share": 0.0})
-    yield from _reach_the_answers(job)
-
-
-def _with_money(job: FineTuningJob) -> Iterator[Change]:
-    yield Change(text="Add credit or raise the limit that the message names, then start the job again.")
-
-
-def _when_taken(job: FineTuningJob) -> Iterator[Change]:
-    yield Change(text="Start the job again on the option that takes it now.")
-
-
-_Remedy = Callable[[FineTuningJob], Iterator[Change]]
-_REMEDIES: Mapping[str, _Remedy] = {
+_REMEDIES: Mapping[str, Callable[[FineTuningJob], Iterator[Change]]] = {
     FailureCode.LOSS_NOT_FINITE: _lower_rate,
     FailureCode.LOSS_IS_ZERO: _more_to_learn,
     FailureCode.NO_TRAINABLE_TOKENS: _reach_the_answers,
     FailureCode.INVALID_TRAINING_FILE: _repair_file,
     FailureCode.OUT_OF_MEMORY: _smaller,
     FailureCode.ADAPTER_REJECTED: _servable,
-    # Refused at admission: nothing ran, so these are not failure codes of a run.
     "job_too_large": _smaller,
-    "insufficient_quota": _with_money,
-    "cannot_launch": _when_taken,
-    "invalid_value": _when_taken,
 }
-
-
-def _remedy(code: str) -> _Remedy:
-    """Return the remedy for a code. If we or a provider must fix the cause, the customer needs to change nothing."""
-    return _REMEDIES.get(code) or (_start_again if code in list(FailureCode) else _start_repaired)
+# Refused at admission: nothing ran, so these are not failure codes of a run.
+_TAKEN_NOW = "Start the job again on the option that takes it now."
+_ADVICE = {
+    "insufficient_quota": "Add credit or raise the limit that the message names, then start the job again.",
+    "cannot_launch": _TAKEN_NOW,
+    "invalid_value": _TAKEN_NOW,
+}
 
 
 def recipe_of(job: FineTuningJob) -> Hyperparameters:

@@ -45,12 +45,17 @@ class GpuPool(models.Model):
         return self.name
 
 
+class WorkerKind(models.TextChoices):
+    TRAINER = "trainer", "Trainer: takes fine-tuning runs"
+    REPLICA = "replica", "Replica: serves one model"
+
+
 class WorkerToken(models.Model):
     """A one-time token that admits a worker to a pool (or a replica to a base model, or to one whole model)."""
 
     id = IdField(prefix="wtok")
     pool = models.ForeignKey(GpuPool, on_delete=models.CASCADE, related_name="+")
-    kind = models.CharField(max_length=8, choices=[("trainer", "trainer"), ("replica", "replica")])
+    kind = models.CharField(max_length=8, choices=WorkerKind)
     base_model = models.ForeignKey("catalog.BaseModel", on_delete=models.PROTECT, null=True, related_name="+")
     whole_model = models.ForeignKey("adapters.AdapterVersion", on_delete=models.PROTECT, null=True, related_name="+")
     token_sha256 = models.CharField(max_length=64, unique=True)
@@ -71,7 +76,7 @@ class Worker(models.Model):
 
     id = IdField(prefix="worker")
     pool = models.ForeignKey(GpuPool, on_delete=models.PROTECT, related_name="workers")
-    kind = models.CharField(max_length=8, default="trainer")
+    kind = models.CharField(max_length=8, choices=WorkerKind, default=WorkerKind.TRAINER)
     hostname = models.CharField(max_length=120)
     credential_sha256 = models.CharField(max_length=64, unique=True)
     gpus = models.JSONField(default=list)

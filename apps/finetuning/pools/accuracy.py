@@ -68,7 +68,7 @@ def refresh_public_reports(*, now: datetime.datetime) -> None:
 @transaction.atomic
 def _refresh(pool: GpuPool, now: datetime.datetime) -> None:
     shown = _whole_steps(list_points(pool=pool), total=CalibrationPoint.objects.filter(pool=pool).count())
-    if not _is_above_floor(shown):
+    if not (len(shown) >= MIN_RUNS and len({point.organization_id for point in shown}) >= MIN_ORGANIZATIONS):
         PoolAccuracy.objects.filter(pool=pool).delete()
         return
     report = msgspec.to_builtins(measure(shown))
@@ -124,10 +124,6 @@ def _whole_steps(points: Sequence[CalibrationPoint], *, total: int) -> Sequence[
     return points[: len(points) - total % STEP_RUNS][-_MAX_RUNS:]
 
 
-def _is_above_floor(points: Sequence[CalibrationPoint]) -> bool:
-    return len(points) >= MIN_RUNS and len({point.organization_id for point in points}) >= MIN_ORGANIZATIONS
-
-
 # estimate, actual, P10 and P90 of the estimate
 Pair = tuple[float | None, float | None, float | None, float | None]
 
@@ -164,10 +160,10 @@ def _error(pairs: Sequence[Pair]) -> Error | None:
 
 
 def _running(points: Sequence[CalibrationPoint]) -> tuple[Moment, ...]:
-    ends = range(WINDOW_RUNS, len(points) + 1, STEP_RUNS)
-    return tuple(_moment(points[end - WINDOW_RUNS : end], end) for end in ends)
-
-
-def _moment(window: Sequence[CalibrationPoint], end: int) -> Moment:
-    time, memory = _error([_seconds(point) for point in window]), _error([_peak(point) for point in window])
-    return Moment(runs=end, time=time.median if time else None, memory=memory.median if memory else None)
+    moments = []
+    for end in range(WINDOW_RUNS, len(points) + 1, STEP_RUNS):
+        window = points[end - WINDOW_RUNS : end]
+        time, memory = _error([_seconds(point) for point in window]), _error([_peak(point) for point in window])
+        medians = {"time": time.median if time else None, "memory": memory.median if memory else None}
+        moments.append(Moment(runs=end, **medians))
+    return tuple(moments)

@@ -19,12 +19,6 @@ from apps.finetuning.pools.grid_points import observe_grid
 _GROWTH = 0.05
 
 
-class CalibrationNotFound(NotFound):
-    """The pool has no calibration of this number."""
-
-    code = "calibration_not_found"
-
-
 class FittedOn(msgspec.Struct, frozen=True, kw_only=True):
     """The inputs of a version, and its accuracy on runs it did not see."""
 
@@ -79,10 +73,10 @@ def refit_pool(*, pool_id: str, now: datetime.datetime) -> CalibrationVersion | 
 
 @transaction.atomic
 def use_version(*, pool: GpuPool, number: int | None, by: str) -> None:
-    """Pin this version for quotes; None pins no calibration. Raises CalibrationNotFound."""
+    """Pin this version for quotes; None pins no calibration. Raises NotFound."""
     version = None if number is None else pool.calibrations.filter(number=number).first()
     if number is not None and version is None:
-        raise CalibrationNotFound(f"{pool.name} has no calibration {number}.", param="number")
+        raise NotFound(f"{pool.name} has no calibration {number}.", param="number", code="calibration_not_found")
     _choose(pool, version, pinned_at=db_now(), by=by, action="calibration.pinned")
 
 

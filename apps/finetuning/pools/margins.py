@@ -9,7 +9,7 @@ from django.db.models import Sum
 from apps.billing.models import Hold, HoldPurpose, HoldStatus, PoolCost
 from apps.core import audit
 from apps.core.errors import InvalidValue
-from apps.finetuning.models import GpuPool, Run, Worker
+from apps.finetuning.models import GpuPool, Run, Worker, WorkerKind
 from apps.finetuning.usage.occupancy import held_gpu_seconds, seconds_between
 
 _HOUR_SECONDS = 3600
@@ -51,23 +51,18 @@ class Margin:
 def list_margins(*, month: datetime.date, now: datetime.datetime) -> list[Margin]:
     """Return every pool's month so far. A worker is online from its admission until it was last seen."""
     begin = datetime.datetime.combine(month, datetime.time(), datetime.UTC)
-    end = min(
-        datetime.datetime.combine((month + datetime.timedelta(32)).replace(day=1), datetime.time(), datetime.UTC), now
-    )
+    after = (month + datetime.timedelta(32)).replace(day=1)
+    end = min(datetime.datetime.combine(after, datetime.time(), datetime.UTC), now)
+    # Of each pool the newest cost that starts before the month's end.
+    costs = PoolCost.objects.filter(from_day__lt=after).order_by("from_day")
+    cost_of_hour = dict(costs.values_list("pool_name", "nano_per_gpu_hour"))
     online, billed = _online(begin, end), _billed(begin, end)
     busy = held_gpu_seconds(Run.objects.all(), by="pool_id", begin=begin, end=end)
     revenue = _revenue(begin, end)
     return [
-        Margin(pool, revenue[pool.pk], online[pool.pk], busy[pool.pk], billed[pool.pk], cost_of_hour(pool.name, month))
+        Margin(pool, revenue[pool.pk], online[pool.pk], busy[pool.pk], billed[pool.pk], cost_of_hour.get(pool.name))
         for pool in GpuPool.objects.order_by("name")
     ]
-
-
-def cost_of_hour(pool_name: str, month: datetime.date) -> int | None:
-    """Return the cost of one GPU hour in the month: the newest cost that starts before the month's end."""
-    after = (month + datetime.timedelta(32)).replace(day=1)
-    costs = PoolCost.objects.filter(pool_name=pool_name, from_day__lt=after).order_by("-from_day")
-    return costs.values_list("nano_per_gpu_hour", flat=True).first()
 
 
 def set_pool_cost(*, pool: GpuPool, nano_per_gpu_hour: int, from_day: datetime.date, by: str) -> PoolCost:
@@ -83,7 +78,7 @@ def set_pool_cost(*, pool: GpuPool, nano_per_gpu_hour: int, from_day: datetime.d
 
 def _online(begin: datetime.datetime, end: datetime.datetime) -> dict[str, float]:
     sums: dict[str, float] = defaultdict(float)
-    workers = Worker.objects.filter(kind="trainer", created_at__lt=end, last_seen_at__gte=begin)
+    workers = Worker.objects.filter(kind=WorkerKind.TRAINER, created_at__lt=end, last_seen_at__gte=begin)
     for worker in workers:
         seconds = seconds_between(worker.created_at, worker.last_seen_at, begin=begin, end=end)
         sums[worker.pool_id] += max(len(worker.gpus), 1) * seconds

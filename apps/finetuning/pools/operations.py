@@ -13,7 +13,7 @@ from apps.contracts.worker_api import EnrollRequest, EnrollResponse
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, InvalidValue, NotFound, Status
-from apps.finetuning.models import GpuPool, ThroughputProbe, Worker, WorkerToken
+from apps.finetuning.models import GpuPool, ThroughputProbe, Worker, WorkerKind, WorkerToken
 from apps.finetuning.runs.leases import sha256_hex
 
 _TOKEN_LIFE = datetime.timedelta(hours=24)
@@ -101,7 +101,7 @@ def issue_worker_token(
     """
     if whole_model is not None:
         base_model = _base_of(whole_model, pool=pool, base_model=base_model)
-    if (kind == "replica") != (base_model is not None):
+    if (kind == WorkerKind.REPLICA) != (base_model is not None):
         raise InvalidValue("A replica serves one base model; a trainer serves none.", param="base_model")
     token = f"annt_{secrets.token_urlsafe(32)}"
     issued = WorkerToken.objects.create(

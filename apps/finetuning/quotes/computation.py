@@ -49,12 +49,6 @@ class CannotEstimate(InvalidValue):
     code = "unsupported_architecture"
 
 
-class NothingToTrain(InvalidValue):
-    """No token of the training file counts toward the loss."""
-
-    code = "invalid_training_file"
-
-
 def quote_pools(
     *,
     base_model: BaseModel,
@@ -66,7 +60,7 @@ def quote_pools(
     """Return a quote for each open pool and sensible number of GPUs, launchable ones first, then by cost.
 
     `with_ways` adds to each quote that does not fit the changes that make it fit. Raises CannotEstimate,
-    NothingToTrain, InvalidValue; each names the invalid field.
+    InvalidValue, InvalidValue; each names the invalid field.
     """
     request = _request(base_model, data, hyperparameters)
     task = _task(request)
@@ -105,10 +99,11 @@ def snapshot(estimate: Estimate) -> dict[str, object]:
 
 def _request(base_model: BaseModel, data: TrainingData, recipe: Hyperparameters) -> QuoteRequest:
     if not data.tokens or not data.trained_tokens or not data.rows:
-        raise NothingToTrain(
+        raise InvalidValue(
             f"The file has no trained tokens: every row needs an assistant's answer, and within {recipe.max_length:,} "
             "tokens it must be reached.",
             param="training_file",
+            code="invalid_training_file",
         )
     try:
         return QuoteRequest(
@@ -234,7 +229,18 @@ def _quote_pool(state: PoolState, task: Task, base_model: BaseModel, with_fixes:
         )
     except EstimateError as error:
         raise as_invalid(error) from error
-    return [_pool_quote(state, estimate, base_model) for estimate in _sensible(estimates)]
+    return [
+        PoolQuote(
+            pool=state.pool,
+            estimate=estimate,
+            price=state.price,
+            live_workers=state.live_workers,
+            cap_nano=_cap_nano(estimate, state.price),
+            block_reason=_block_reason(state, estimate, base_model),
+            correction=state.correction,
+        )
+        for estimate in _sensible(estimates)
+    ]
 
 
 def _sensible(estimates: tuple[Estimate, ...]) -> list[Estimate]:
@@ -246,18 +252,6 @@ def _sensible(estimates: tuple[Estimate, ...]) -> list[Estimate]:
         if is_more and estimate.fits and (estimate.train_seconds_p50 or 0.0) < before:
             kept.append(estimate)
     return kept
-
-
-def _pool_quote(state: PoolState, estimate: Estimate, base_model: BaseModel) -> PoolQuote:
-    return PoolQuote(
-        pool=state.pool,
-        estimate=estimate,
-        price=state.price,
-        live_workers=state.live_workers,
-        cap_nano=_cap_nano(estimate, state.price),
-        block_reason=_block_reason(state, estimate, base_model),
-        correction=state.correction,
-    )
 
 
 def _cap_nano(estimate: Estimate, price: PriceRule | None) -> int | None:

@@ -12,7 +12,7 @@ from apps.contracts.runs import Hyperparameters, Method
 from apps.core.errors import InvalidValue
 from apps.core.money import rated
 from apps.estimates.models.architectures import lora_parameter_count, parameter_count
-from apps.finetuning.models import GpuPool, Worker
+from apps.finetuning.models import GpuPool, Worker, WorkerKind
 from apps.finetuning.quotes.computation import CannotEstimate, architecture_of
 from apps.finetuning.recipes.limits import kind_of
 
@@ -98,7 +98,7 @@ def whole_model_prices(
 
 def why_no_gguf() -> str:
     """Return why no worker can write GGUF, "" if one can. The converter decides which models it takes."""
-    trainers = Worker.objects.filter(kind="trainer", revoked_at=None, software__has_key=_CONVERTER)
+    trainers = Worker.objects.filter(kind=WorkerKind.TRAINER, revoked_at=None, software__has_key=_CONVERTER)
     return "" if trainers.exists() else "GGUF is not offered: no worker here has llama.cpp's converter installed."
 
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 from django.db.models import Case, Q, Value, When
 
 from apps.accounts.models import Organization
@@ -16,10 +17,10 @@ from apps.catalog.models import BaseModel, PriceRule
 from apps.catalog.queries import list_active_prices
 from apps.contracts.runs import Method
 from apps.core.database.tenancy import system
+from apps.estimates.calibration import Calibration, correct
 from apps.estimates.requests import Correction
 from apps.finetuning.lifecycle import RUN_ACTIVE
-from apps.finetuning.models import GpuPool, Run, ThroughputProbe, Worker
-from apps.finetuning.quotes.corrections import correction_of
+from apps.finetuning.models import GpuPool, Run, ThroughputProbe, Worker, WorkerKind
 
 _SHOWN_SHAPES = 40
 LIVE_SECONDS = 60  # a worker silent for this long counts as offline
@@ -125,7 +126,9 @@ def training_sku(pool: GpuPool) -> str:
 def live_worker_filter(now: datetime.datetime) -> Q:
     """Return the condition of a trainer that may take work now."""
     seen = now - datetime.timedelta(seconds=LIVE_SECONDS)
-    return Q(kind="trainer", last_seen_at__gte=seen, cordoned_at=None, drain_requested_at=None, revoked_at=None)
+    return Q(
+        kind=WorkerKind.TRAINER, last_seen_at__gte=seen, cordoned_at=None, drain_requested_at=None, revoked_at=None
+    )
 
 
 def newest_probes(*, pool: GpuPool) -> list[ThroughputProbe]:
@@ -201,3 +204,10 @@ def _seconds_ahead(of_pools: Q) -> dict[str, dict[int, float]]:
             beside = (whole or 0.0) - (training or 0.0) if whole and not step else 0.0  # download and start-up
             ahead[pool_id][gpu_count] += (training or 0.0) * (1.0 - done) + beside
     return ahead
+
+
+def correction_of(*, pool: GpuPool, family: str, method: str) -> Correction | None:
+    """Return the correction from the pool's version in use; None without one."""
+    if pool.calibration is None:
+        return None
+    return correct(msgspec.convert(pool.calibration.calibration, Calibration), family=family, method=method)

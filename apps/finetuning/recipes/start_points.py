@@ -25,10 +25,6 @@ _KEPT = ("lora_rank", "lora_alpha", "target_modules", "use_dora", "use_rslora")
 _ADAPTER_PREFIX, _CHECKPOINT_PREFIX = "ft:", "ftckpt_"
 
 
-class CheckpointNotFound(NotFound):
-    code = "checkpoint_not_found"
-
-
 class StartPoint(msgspec.Struct, frozen=True, kw_only=True):
     """A start point. `start_from` is stored with the job; `shape` is fixed by the adapter."""
 
@@ -50,7 +46,7 @@ class StartPoint(msgspec.Struct, frozen=True, kw_only=True):
 def find_start_point(*, organization: Organization | str, model: str) -> StartPoint:
     """Return the start point that `model` names: a base model, an `ft:…` version, or a checkpoint by id or name.
 
-    Versions and checkpoints must belong to the organization. Raises ModelNotFound or CheckpointNotFound.
+    Versions and checkpoints must belong to the organization. Raises ModelNotFound or NotFound.
     """
     if named := find_named(organization, model):
         return _from_checkpoint(named)
@@ -111,12 +107,14 @@ def signed_ref(
 
 
 def find_checkpoint(organization: Organization | str, checkpoint_id: str, *, is_locked: bool = False) -> Checkpoint:
-    """Return one of the organization's existing checkpoints. Raises CheckpointNotFound."""
+    """Return one of the organization's existing checkpoints. Raises NotFound."""
     rows = Checkpoint.objects.for_organization(organization).filter(deleted_at=None, quarantined_at=None)
     rows = rows.select_related("job__base_model", "job__organization", "upload").filter(pk=checkpoint_id)
     found = (rows.select_for_update(of=("self",)) if is_locked else rows).first()
     if found is None:
-        raise CheckpointNotFound(f"The checkpoint {checkpoint_id!r} does not exist any more.", param="model")
+        raise NotFound(
+            f"The checkpoint {checkpoint_id!r} does not exist any more.", param="model", code="checkpoint_not_found"
+        )
     return found
 
 

@@ -50,7 +50,7 @@ def version_named(*, organization: Organization | str, model_name: str) -> Adapt
 def serve_checkpoint(*, organization: Organization | str, checkpoint_id: str) -> AdapterVersion:
     """Serve the checkpoint's adapter as a version of the job's adapter; a second call returns the same version.
 
-    Raises CheckpointNotFound, InvalidState, AdapterRejected.
+    Raises NotFound, InvalidState, AdapterRejected.
     """
     checkpoint = find_checkpoint(organization, checkpoint_id, is_locked=True)
     job = checkpoint.job

@@ -23,7 +23,10 @@ def forget_checkpoints(*, job: FineTuningJob) -> None:
     kept = {checkpoint.pk for checkpoint in _kept(job, there)}
     for checkpoint in there:
         if checkpoint.pk not in kept:
-            _forget(checkpoint)
+            checkpoint.deleted_at = db_now()
+            checkpoint.save(update_fields=["deleted_at"])
+            prefix = checkpoint.upload.object_prefix
+            outbox.publish(topic="objects.delete", key=f"delete:{checkpoint.pk}", payload={"prefix": prefix})
 
 
 def _kept(job: FineTuningJob, newest_first: Sequence[Checkpoint]) -> list[Checkpoint]:
@@ -34,19 +37,8 @@ def _kept(job: FineTuningJob, newest_first: Sequence[Checkpoint]) -> list[Checkp
     best = min(scored, key=lambda checkpoint: checkpoint.metrics["valid_loss"], default=None)
     of_epochs: dict[int, Checkpoint] = {}
     for checkpoint in newest_first:
-        of_epochs.setdefault(_epoch(job, checkpoint), checkpoint)
+        steps_per_epoch = (job.total_steps or 0) / job.hyperparameters["epochs"]
+        epoch = math.ceil(checkpoint.step / steps_per_epoch) if steps_per_epoch else 0  # from 1; 0 if unknown
+        of_epochs.setdefault(epoch, checkpoint)
     wanted = [*newest_first[: 1 if is_over else _TO_RESUME_FROM], *([best] if best else []), *of_epochs.values()]
     return list({checkpoint.pk: checkpoint for checkpoint in wanted}.values())[:_MAX_KEPT]
-
-
-def _epoch(job: FineTuningJob, checkpoint: Checkpoint) -> int:
-    """Return the epoch, from 1, in which the checkpoint was saved; 0 if unknown."""
-    steps_per_epoch = (job.total_steps or 0) / job.hyperparameters["epochs"]
-    return math.ceil(checkpoint.step / steps_per_epoch) if steps_per_epoch else 0
-
-
-def _forget(checkpoint: Checkpoint) -> None:
-    checkpoint.deleted_at = db_now()
-    checkpoint.save(update_fields=["deleted_at"])
-    prefix = checkpoint.upload.object_prefix
-    outbox.publish(topic="objects.delete", key=f"delete:{checkpoint.pk}", payload={"prefix": prefix})

@@ -105,8 +105,14 @@ def _loading_lines(job: FineTuningJob, export: str) -> list[str]:
 def _training_facts(job: FineTuningJob, version: AdapterVersion) -> list[tuple[str, str]]:
     recipe = msgspec.convert(job.hyperparameters, Hyperparameters)
     used = energy(job=job)
+    left_out = ""
+    if job.validation_file_id:
+        left_out = ", without those that stand in the validation file too"
+    elif job.hyperparameters.get("validation_share"):
+        left_out = f", {job.hyperparameters['validation_share']:.0%} of them held out"
+    data = f"a file of {job.training_file.rows:,} rows{left_out}, SHA-256 `{job.training_file.sha256[:16]}…`"
     return [
-        ("Data", _data(job)),
+        ("Data", data),
         ("Objective", recipe.objective),
         *_method_facts(recipe, version),
         ("Epochs, steps", f"{recipe.epochs}, {version.metrics.get('step')}"),
@@ -116,15 +122,6 @@ def _training_facts(job: FineTuningJob, version: AdapterVersion) -> list[tuple[s
         ("Cost", f"{dollars(job.cost_nano)} for {job.billed_gpu_ms / 1000:g} GPU-seconds"),
         ("Energy", used.method if used.kwh is None else f"at most {used.kwh} kWh ({used.method})"),
     ]
-
-
-def _data(job: FineTuningJob) -> str:
-    left_out = ""
-    if job.validation_file_id:
-        left_out = ", without those that stand in the validation file too"
-    elif job.hyperparameters.get("validation_share"):
-        left_out = f", {job.hyperparameters['validation_share']:.0%} of them held out"
-    return f"a file of {job.training_file.rows:,} rows{left_out}, SHA-256 `{job.training_file.sha256[:16]}…`"
 
 
 def _method_facts(recipe: Hyperparameters, version: AdapterVersion) -> list[tuple[str, str]]:

@@ -65,7 +65,9 @@ def reproducibility(*, job: FineTuningJob, version: AdapterVersion) -> dict[str,
         "recipe": job.hyperparameters,
         "seed": job.seed,
         "software": version.manifest.get("metadata", {}),
-        "hardware": _hardware(job),
+        "hardware": {"gpu_type": job.pool.gpu_type.name, "gpu_count": job.gpu_count, "pool": job.pool.name}
+        if job.pool
+        else {},
         "attempts": list(job.runs.order_by("attempt").values("attempt", "status", "durable_step", "billed_gpu_ms")),
         "result": {
             "manifest_sha256": version.manifest_sha256,
@@ -91,10 +93,6 @@ def energy(*, job: FineTuningJob) -> Energy:
         watts=watts,
         method="power limit of the GPU x billed GPU time; host and cooling are not counted",
     )
-
-
-def _hardware(job: FineTuningJob) -> dict[str, object]:
-    return {"gpu_type": job.pool.gpu_type.name, "gpu_count": job.gpu_count, "pool": job.pool.name} if job.pool else {}
 
 
 def _file(version: DatasetVersion) -> dict[str, object]:

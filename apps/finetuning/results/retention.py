@@ -23,6 +23,8 @@ def sweep_checkpoints(*, now: datetime.datetime) -> int:
 
     A checkpoint that an unfinished job started from stays until that job ends.
     """
+    unfinished = FineTuningJob.objects.exclude(status__in=JOB_TERMINAL)
+    begun = unfinished.filter(requested__start_from__has_key="checkpoint")
     stale = (
         Checkpoint.objects.select_for_update(of=("self",), skip_locked=True)
         .select_related("upload")
@@ -31,7 +33,7 @@ def sweep_checkpoints(*, now: datetime.datetime) -> int:
             job__status__in=sorted(JOB_TERMINAL),
             job__finished_at__lt=now - CHECKPOINT_RETENTION,
         )
-        .exclude(pk__in=_begun_with())
+        .exclude(pk__in=list(begun.values_list("requested__start_from__checkpoint", flat=True)))
         .order_by("created_at")[:_BATCH]
     )
     swept = list(stale)
@@ -63,9 +65,3 @@ def sweep_uploads(*, now: datetime.datetime) -> int:
         )
         upload.delete()
     return len(stale)
-
-
-def _begun_with() -> list[str]:
-    unfinished = FineTuningJob.objects.exclude(status__in=JOB_TERMINAL)
-    begun = unfinished.filter(requested__start_from__has_key="checkpoint")
-    return list(begun.values_list("requested__start_from__checkpoint", flat=True))

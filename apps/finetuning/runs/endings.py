@@ -17,7 +17,7 @@ from apps.core.ids import ulid_of
 from apps.core.messages import outbox
 from apps.finetuning import events
 from apps.finetuning.lifecycle import NO_LEASE, RUN_TRANSITIONS, RunStatus
-from apps.finetuning.models import Checkpoint, FineTuningJob, Run, RunUpload
+from apps.finetuning.models import FineTuningJob, Run, RunUpload
 from apps.finetuning.quotes.delivery import MERGED_16BIT
 from apps.finetuning.recipes.limits import kind_of
 from apps.finetuning.recipes.stored_requests import stored_request
@@ -182,7 +182,13 @@ def _finish_failed(run: Run, job: FineTuningJob, outcome: wire.Failed, now: date
         log_tail=outcome.log_tail[-20_000:],
     )
     if outcome.code is FailureCode.CHECKPOINT_INVALID and run.resume_from:
-        _set_aside(run.resume_from, now)
+        # Quarantine the checkpoint, and remove from the bill the steps that only it held: they are trained again.
+        run.resume_from.quarantined_at = now
+        run.resume_from.save(update_fields=["quarantined_at"])
+        author = run.resume_from.run
+        whole = author.checkpoints.filter(quarantined_at=None, deleted_at=None).order_by("-step").first()
+        author.durable_step, author.billed_gpu_ms = (whole.step, whole.billed_gpu_ms) if whole else (0, 0)
+        author.save(update_fields=["durable_step", "billed_gpu_ms"])
     if outcome.code.is_retryable:
         events.append(job, level="warn", message=f"Attempt {run.attempt} failed: {outcome.message}")
         attempts.continue_or_give_up(job=job, run=run, code=outcome.code, now=now)
@@ -191,16 +197,6 @@ def _finish_failed(run: Run, job: FineTuningJob, outcome: wire.Failed, now: date
         attempts.fail_job(job=job, code=outcome.code, message=outcome.message, now=now, param=param)
     if outcome.code is FailureCode.OUT_OF_MEMORY:
         outcomes.record_out_of_memory(run=run, job=job)
-
-
-def _set_aside(checkpoint: Checkpoint, now: datetime.datetime) -> None:
-    """Quarantine the checkpoint, and remove from the bill the steps that only it held: they are trained again."""
-    checkpoint.quarantined_at = now
-    checkpoint.save(update_fields=["quarantined_at"])
-    author = checkpoint.run
-    whole = author.checkpoints.filter(quarantined_at=None, deleted_at=None).order_by("-step").first()
-    author.durable_step, author.billed_gpu_ms = (whole.step, whole.billed_gpu_ms) if whole else (0, 0)
-    author.save(update_fields=["durable_step", "billed_gpu_ms"])
 
 
 def _finish_stopped(run: Run, job: FineTuningJob, outcome: wire.Stopped, now: datetime.datetime) -> None:

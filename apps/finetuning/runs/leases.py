@@ -3,8 +3,9 @@
 import datetime
 import hashlib
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from django.conf import settings
@@ -33,11 +34,10 @@ from apps.finetuning.lifecycle import (
     JobStatus,
     RunStatus,
 )
-from apps.finetuning.models import Checkpoint, FineTuningJob, Run, Worker
+from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, Run, Worker, WorkerKind
 from apps.finetuning.recipes.start_points import signed_ref, start_ref
 from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.runs import attempts, stalls
-from apps.finetuning.runs.failure_rates import seconds_between_failures
 from apps.finetuning.runs.queue_order import queue_order
 from apps.finetuning.runs.trackers import open_trackers
 from apps.finetuning.usage import charges
@@ -45,6 +45,8 @@ from apps.finetuning.usage.quotas import reason_to_wait, try_lock_quota
 
 _URL_SECONDS = 3600
 _MIN_CHECKPOINT_SECONDS = 15.0
+_FAILURE_WINDOW = datetime.timedelta(days=30)
+_MIN_FAILURES = 3  # fewer are no evidence; until then the interval is the cautious one
 # Parallelism that keeps the whole model on every GPU; any other is sharded.
 _WHOLE_ON_EACH = {"single": "single", "ddp": "ddp"}
 
@@ -76,20 +78,17 @@ def claim(
     changed = {"software": dict(software)} if software and dict(software) != worker.software else {}
     Worker.objects.filter(pk=worker.pk).update(last_seen_at=now, **changed)
     worker.refresh_from_db()
-    if worker.kind != "trainer" or worker.cordoned_at or worker.drain_requested_at or worker.revoked_at:
+    if worker.kind != WorkerKind.TRAINER or worker.cordoned_at or worker.drain_requested_at or worker.revoked_at:
         return None
-    for candidate in _takeable(queue_order(pool=worker.pool, now=now), worker, base_models):
-        if response := _try_claim(candidate, worker, now):
-            return response
-    return None
-
-
-def _takeable(order: Sequence[Run], worker: Worker, base_models: Collection[str] | None) -> list[Run]:
-    """Return the runs that fit the worker. The others are not locked, however long the queue."""
+    # Runs that do not fit the worker are not locked, however long the queue.
+    order = queue_order(pool=worker.pool, now=now)
     jobs = FineTuningJob.objects.filter(pk__in=[run.job_id for run in order], gpu_count__lte=max(1, len(worker.gpus)))
     installed = None if base_models is None else frozenset(base_models)
     fitting = {pk for pk, model in jobs.values_list("pk", "base_model_id") if installed is None or model in installed}
-    return [run for run in order if run.job_id in fitting]
+    for candidate in order:
+        if candidate.job_id in fitting and (response := _try_claim(candidate, worker, now)):
+            return response
+    return None
 
 
 def _try_claim(candidate: Run, worker: Worker, now: datetime.datetime) -> ClaimResponse | None:
@@ -164,7 +163,7 @@ def build_spec(*, run: Run, job: FineTuningJob, checkpoint: Checkpoint | None) -
         gpu_count=job.gpu_count,
         parallelism=_WHOLE_ON_EACH.get(job.estimate.get("parallelism") or "single", "fsdp"),
         start_from=start_ref(job=job, expires_seconds=_URL_SECONDS),
-        seconds_between_failures=seconds_between_failures(pool=run.pool, now=db_now()),
+        seconds_between_failures=_seconds_between_failures(pool=run.pool, now=db_now()),
         expected_training_seconds=job.estimate.get("train_seconds_p50"),
         checkpoint_interval_seconds=checkpoint_interval(job.estimate.get("train_seconds_p50")),
         estimated_peak_bytes=job.estimate.get("peak_bytes"),
@@ -193,6 +192,20 @@ def _dataset_ref(version: DatasetVersion) -> DatasetRef:
         url=url,
         kind=version.kind or "chat",
     )
+
+
+def _seconds_between_failures(*, pool: GpuPool, now: datetime.datetime) -> float | None:
+    """Return the mean training time between two lost attempts of the pool.
+
+    If too few were lost, return the operator's expectation for a spot pool, and None for others. The login for claims
+    sees every tenant: the machines are shared, and only the mean is returned.
+    """
+    runs = Run.objects.filter(pool=pool, training_started_at__isnull=False, finished_at__gte=now - _FAILURE_WINDOW)
+    ended: list[Any] = list(runs.values_list("status", "training_started_at", "finished_at"))
+    lost = sum(status == RunStatus.LOST for status, _, _ in ended)
+    if lost < _MIN_FAILURES:
+        return 3600 / pool.interruptions_per_hour if pool.is_spot else None
+    return sum((finished - started).total_seconds() for _, started, finished in ended) / lost
 
 
 def _checkpoint_ref(checkpoint: Checkpoint) -> CheckpointRef:

@@ -27,7 +27,11 @@ _OF_A_CHECKPOINT = ("train_mean_token_accuracy", "valid_loss", "valid_mean_token
 def record_events(*, lease: Lease, reported: tuple[wire.RunEvent, ...]) -> EventsResponse:
     """Record the new events in order; ignore repeats. Raises StaleLease."""
     run, job = lock_run(lease=lease)
-    _require_pace(run, max((event.sequence for event in reported), default=0))
+    # The sequence counts a run's events, because it has no gaps.
+    sequence = max((event.sequence for event in reported), default=0)
+    age_seconds = (db_now() - run.leased_at).total_seconds() if run.leased_at else 0.0
+    if sequence > _EVENTS_AT_ONCE + _EVENTS_A_SECOND * age_seconds:
+        raise RateLimited("A run reports at most a few events a second.", retry_after_seconds=10)
     fresh = [event for event in sorted(reported, key=lambda e: e.sequence) if event.sequence > run.last_sequence]
     for event in fresh:
         if stalls.is_step(event, job):
@@ -37,13 +41,6 @@ def record_events(*, lease: Lease, reported: tuple[wire.RunEvent, ...]) -> Event
         run.last_sequence = fresh[-1].sequence
         run.save(update_fields=["last_sequence", "idle_ms", "stepless_ms"])
     return EventsResponse(accepted=len(fresh), last_sequence=run.last_sequence)
-
-
-def _require_pace(run: Run, sequence: int) -> None:
-    """Raise RateLimited for more events than a run can have; the sequence counts them, because it has no gaps."""
-    age_seconds = (db_now() - run.leased_at).total_seconds() if run.leased_at else 0.0
-    if sequence > _EVENTS_AT_ONCE + _EVENTS_A_SECOND * age_seconds:
-        raise RateLimited("A run reports at most a few events a second.", retry_after_seconds=10)
 
 
 def _record(run: Run, job: FineTuningJob, event: wire.RunEvent) -> None:

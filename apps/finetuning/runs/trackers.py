@@ -37,7 +37,11 @@ def store_tracker_key(
     if not _SHORTEST_KEY <= len(secret) <= _MAX_KEY or not _PRINTABLE.fullmatch(secret):
         raise InvalidValue("A key must have 8 to 400 characters and no spaces.", param="key")
     if kind == "mlflow":
-        _require_server(url)
+        # Reject an address that cannot be public. The worker checks a name's addresses at each call.
+        try:
+            check_server(url)
+        except ValueError as error:
+            raise InvalidValue(str(error), param="url") from error
     elif url:
         raise InvalidValue("Only MLflow has a server of your own: leave url out.", param="url")
     found = TrackerKey.objects.for_organization(organization).select_for_update().filter(kind=kind).first()
@@ -134,14 +138,6 @@ def _require_kind(kind: object, *, param: str = "kind") -> str:
 
 def _offered() -> str:
     return ", ".join(f"'{name}'" for name in NAMES)
-
-
-def _require_server(url: str) -> None:
-    """Reject an address that cannot be public. The worker checks a name's addresses at each call."""
-    try:
-        check_server(url)
-    except ValueError as error:
-        raise InvalidValue(str(error), param="url") from error
 
 
 def _place(row: TrackerKey) -> bytes:

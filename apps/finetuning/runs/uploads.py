@@ -6,7 +6,7 @@ import msgspec
 from django.db import transaction
 
 from apps.contracts.result_files import problem_of
-from apps.contracts.runs import Manifest, ManifestFile
+from apps.contracts.runs import Manifest
 from apps.contracts.worker_api import UploadResponse
 from apps.core.database.clock import db_now
 from apps.core.database.locks import lock
@@ -101,21 +101,15 @@ def require_complete(*, upload: RunUpload, manifest_sha256: str) -> None:
         raise UploadIncomplete("The manifest is not the one this upload was opened for.")
     try:
         for file in msgspec.convert(upload.manifest, Manifest).files:
+            # The run that resumes from a checkpoint hashes its files again; files for customers are hashed here.
             is_hashed = upload.kind != "checkpoint" and upload.verified_at is None
-            _require_file(f"{upload.object_prefix}/{file.name}", file, is_hashed=is_hashed)
+            key = f"{upload.object_prefix}/{file.name}"
+            if store().stat(key).bytes != file.bytes:
+                raise UploadIncomplete(f"{file.name} has another size than the manifest says.")
+            if is_hashed and hash_object(key).sha256 != file.sha256:
+                raise UploadIncomplete(f"{file.name} has another content than the manifest says.")
         body = read_object(f"{upload.object_prefix}/{MANIFEST_NAME}")
     except ObjectMissing as missing:
         raise UploadIncomplete("A file of the manifest was not uploaded.") from missing
     if hashlib.sha256(body).hexdigest() != manifest_sha256:
         raise UploadIncomplete("The stored manifest differs from the one promised.")
-
-
-def _require_file(key: str, promised: ManifestFile, *, is_hashed: bool) -> None:
-    """Check one file's size, and its hash if `is_hashed`.
-
-    Checkpoints are large, and the run that resumes from one hashes it again. Files for customers are hashed here.
-    """
-    if store().stat(key).bytes != promised.bytes:
-        raise UploadIncomplete(f"{promised.name} has another size than the manifest says.")
-    if is_hashed and hash_object(key).sha256 != promised.sha256:
-        raise UploadIncomplete(f"{promised.name} has another content than the manifest says.")

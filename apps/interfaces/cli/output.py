@@ -26,7 +26,8 @@ def as_text(
     """Return the table, the best option's memory by part, and changes that would make a job fit if it does not."""
     ordered = sorted(answers, key=_order)
     lines = [_title(model, request), "", *_table([_HEAD, *(_row(answer, ranking) for answer in ordered)])]
-    best = _best(ordered, ranking)
+    wanted = ranking.recommended or ranking.fastest
+    best = next((answer for answer in ordered if answer.key == wanted), ordered[0])
     lines += ["", *_memory(best)]
     if within_hours is not None and ranking.recommended is None:
         lines += ["", f"Nothing is done within {within_hours:g} h in nine cases of ten."]
@@ -149,11 +150,6 @@ def _notes(answers: Sequence[Answer], best: Answer) -> list[str]:
     elif not prices:
         lines.append("No price: say one with --price.")
     return lines
-
-
-def _best(answers: Sequence[Answer], ranking: Ranking) -> Answer:
-    wanted = ranking.recommended or ranking.fastest
-    return next((answer for answer in answers if answer.key == wanted), answers[0])
 
 
 def _order(answer: Answer) -> tuple[bool, float, str]:

@@ -15,8 +15,7 @@ from apps.billing.budgets import month_of
 from apps.billing.models import Adjustment, AdjustmentStatus, LotKind
 from apps.billing.queries import get_balance, get_balances, sum_lots
 from apps.core.database.clock import db_now
-from apps.core.errors import DomainError
-from apps.core.http.forms import add_domain_error
+from apps.core.http.forms import domain_errors_on, domain_errors_shown
 from apps.core.money import usd_to_nano
 from apps.finetuning.pools.margins import list_margins, set_pool_cost
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
@@ -64,27 +63,21 @@ def adjust(request: HttpRequest, organization_id: str) -> HttpResponse:
     form = AdjustmentForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         try:
-            made = request_adjustment(
-                organization=organization,
-                amount_nano=usd_to_nano(form.cleaned_data["amount_usd"]),
-                reason=form.cleaned_data["reason"],
-                refund_of=form.cleaned_data["refund_of"].strip(),
-                by=operator_id(request),
-                now=db_now(),
-                id=form.cleaned_data["once"],  # a double click makes only one adjustment
-            )
-        except DomainError as error:
-            add_domain_error(form, error)
+            with domain_errors_on(form):
+                made = request_adjustment(
+                    organization=organization,
+                    amount_nano=usd_to_nano(form.cleaned_data["amount_usd"]),
+                    reason=form.cleaned_data["reason"],
+                    refund_of=form.cleaned_data["refund_of"].strip(),
+                    by=operator_id(request),
+                    now=db_now(),
+                    id=form.cleaned_data["once"],  # a double click makes only one adjustment
+                )
+                is_waiting = made.status == AdjustmentStatus.REQUESTED
+                messages.success(request, "It waits for another operator." if is_waiting else "It is in the ledger.")
+                return redirect("staff:books")
         except ValueError as error:
             form.add_error("amount_usd", str(error))
-        else:
-            words = (
-                "It waits for another operator."
-                if made.status == AdjustmentStatus.REQUESTED
-                else "It is in the ledger."
-            )
-            messages.success(request, words)
-            return redirect("staff:books")
     context = {"tenant": organization, "balance": get_balance(organization=organization), "form": form}
     return render(request, "staff/money/adjust.html", context, status=422 if request.method == "POST" else 200)
 
@@ -95,11 +88,8 @@ def decide(request: HttpRequest, adjustment_id: str) -> HttpResponse:
     """Approve or reject another operator's request."""
     wanted = get_object_or_404(Adjustment, pk=adjustment_id)
     act = approve_adjustment if request.POST.get("decision") == "approve" else reject_adjustment
-    try:
+    with domain_errors_shown(request):
         decided = act(adjustment_id=wanted.pk, by=operator_id(request), now=db_now())
-    except DomainError as error:
-        messages.error(request, error.message)
-    else:
         messages.success(request, f"The adjustment was {decided.status}.")
     return redirect("staff:books")
 

@@ -45,7 +45,10 @@ def index(request: HttpRequest, pool_id: str) -> HttpResponse:
 def use(request: HttpRequest, pool_id: str) -> HttpResponse:
     """Quote with the version `number`, or with none if it is empty."""
     pool = get_object_or_404(queries.list_pools(), pk=pool_id)
-    number = _number(request.POST.get("number", ""))
+    text = request.POST.get("number", "")
+    if text and not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise InvalidValue("A version is a whole number.", param="number")
+    number = int(text) if text else None
     calibrations.use_version(pool=pool, number=number, by=operator_id(request))
     what = "no calibration" if number is None else f"calibration {number}"
     messages.success(request, f"Quotes of {pool.name} use {what} until you choose otherwise.")
@@ -60,12 +63,6 @@ def follow(request: HttpRequest, pool_id: str) -> HttpResponse:
     calibrations.follow_newest(pool=pool, by=operator_id(request))
     messages.success(request, f"Quotes of {pool.name} use its newest calibration.")
     return redirect("staff:pool_calibrations", pool_id=pool.pk)
-
-
-def _number(text: str) -> int | None:
-    if text and not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise InvalidValue("A version is a whole number.", param="number")
-    return int(text) if text else None
 
 
 def _version(pool: GpuPool, version: CalibrationVersion) -> dict[str, object]:

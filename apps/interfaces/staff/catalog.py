@@ -13,12 +13,11 @@ from apps.catalog import operations, price_requests, queries
 from apps.catalog.models import BaseModel, PriceRequest, PriceRule
 from apps.catalog.pricing import unit_of, usual_per
 from apps.core.database.clock import db_now
-from apps.core.errors import DomainError
-from apps.core.http.forms import add_domain_error
+from apps.core.http.forms import domain_errors_on, domain_errors_shown
 from apps.core.money import usd_to_nano
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import BaseModelForm, PriceForm
-from apps.interfaces.staff.price_preview import PricePreview, preview_price
+from apps.interfaces.staff.price_preview import preview_price
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -27,11 +26,20 @@ def base_models(request: HttpRequest) -> HttpResponse:
     """List the base models; a POST adds one."""
     form = BaseModelForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
-        try:
-            added = _add(form, operator_id(request))
-        except DomainError as error:
-            add_domain_error(form, error)
-        else:
+        with domain_errors_on(form):
+            data = form.cleaned_data
+            added = operations.add_base_model(
+                name=data["name"],
+                display_name=data["display_name"],
+                path=Path(data["path"]) if data["path"] else None,
+                repo=data["repo"],
+                revision=data["revision"],
+                config=data["config"],
+                hub_token=data["hub_token"],
+                licence=data["licence"],
+                by=operator_id(request),
+                now=db_now(),
+            )
             wait = "" if added.is_installed else " Its files are being read from the hub."
             messages.success(request, f"{added.display_name} was added.{wait} Set its token prices next.")
             return redirect("staff:base_model_list")
@@ -44,32 +52,13 @@ def base_models(request: HttpRequest) -> HttpResponse:
     return render(request, "staff/machines/base_models.html", context, status=status)
 
 
-def _add(form: BaseModelForm, by: str) -> BaseModel:
-    data = form.cleaned_data
-    return operations.add_base_model(
-        name=data["name"],
-        display_name=data["display_name"],
-        path=Path(data["path"]) if data["path"] else None,
-        repo=data["repo"],
-        revision=data["revision"],
-        config=data["config"],
-        hub_token=data["hub_token"],
-        licence=data["licence"],
-        by=by,
-        now=db_now(),
-    )
-
-
 @require_POST
 @operator_view
 def install_base_model(request: HttpRequest, base_model_id: str) -> HttpResponse:
     """Request again the files of a model that the hub did not deliver."""
     base_model = get_object_or_404(BaseModel, pk=base_model_id, retired_at=None)
-    try:
+    with domain_errors_shown(request):
         operations.request_install(base_model=base_model, by=operator_id(request), now=db_now())
-    except DomainError as error:
-        messages.error(request, error.message)
-    else:
         messages.success(request, f"The files of {base_model.display_name} are being read from the hub.")
     return redirect("staff:base_model_list")
 
@@ -90,20 +79,25 @@ def prices(request: HttpRequest) -> HttpResponse:
     form = PriceForm(request.POST or None, initial={"sku": request.GET.get("sku", "")})
     preview = None
     if request.method == "POST" and form.is_valid():
-        try:
+        with domain_errors_on(form):
             with transaction.atomic():
                 made = _set_price(form, by=operator_id(request))
                 if not _is_confirmed(request, form):  # validated as if it were set, then rolled back
                     transaction.set_rollback(True)
-        except DomainError as error:
-            add_domain_error(form, error)
-        else:
             if _is_confirmed(request, form):
                 is_waiting = isinstance(made, PriceRequest)
                 words = "waits for another operator" if is_waiting else "has a new price"
                 messages.success(request, f"{made.sku} {words}. What was quoted keeps the price it has.")
                 return redirect("staff:price_list")
-            preview = _preview(form)
+            data = form.cleaned_data
+            preview = preview_price(
+                sku=data["sku"],
+                price_nano=usd_to_nano(data["price_usd"]),
+                per=usual_per(unit_of(data["sku"])),
+                tiers=data["tiers"],
+                organization=data["organization"],
+                now=db_now(),
+            )
     waiting = list(price_requests.list_waiting_prices())
     context = {
         "rules": queries.list_prices(),
@@ -144,22 +138,7 @@ def decide_price(request: HttpRequest, request_id: str) -> HttpResponse:
     wanted = get_object_or_404(PriceRequest, pk=request_id)
     is_approval = request.POST.get("decision") == "approve"
     act = price_requests.approve_price if is_approval else price_requests.reject_price
-    try:
+    with domain_errors_shown(request):
         act(request_id=wanted.pk, by=operator_id(request), now=db_now())
-    except DomainError as error:
-        messages.error(request, error.message)
-    else:
         messages.success(request, f"The price was {'set' if is_approval else 'rejected'}.")
     return redirect("staff:price_list")
-
-
-def _preview(form: PriceForm) -> PricePreview:
-    data = form.cleaned_data
-    return preview_price(
-        sku=data["sku"],
-        price_nano=usd_to_nano(data["price_usd"]),
-        per=usual_per(unit_of(data["sku"])),
-        tiers=data["tiers"],
-        organization=data["organization"],
-        now=db_now(),
-    )

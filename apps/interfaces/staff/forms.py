@@ -14,11 +14,11 @@ from apps.catalog.queries import inference_sku, list_base_models, list_gpu_types
 from apps.core.http.forms import LARGEST_BIG_INTEGER, LARGEST_INTEGER
 from apps.core.ids import new_id
 from apps.core.money import usd_to_nano
-from apps.finetuning.models import GpuPool
+from apps.estimates.physics.gpus import GIB
+from apps.finetuning.models import GpuPool, WorkerKind
 from apps.finetuning.quotes.pool_facts import training_sku
 from apps.finetuning.usage.quotas import LIMITS
 
-GIB = 2**30
 _MONEY = {"max_digits": 15, "decimal_places": 9, "min_value": Decimal(0)}
 
 
@@ -77,10 +77,10 @@ class PoolEditForm(PoolForm):
 
 class WorkerTokenForm(forms.Form):
     kind = forms.ChoiceField(
-        choices=[("trainer", "Trainer: takes fine-tuning runs"), ("replica", "Replica: serves one model")],
+        choices=WorkerKind.choices,
         label="What joins",
         widget=forms.RadioSelect,
-        initial="trainer",
+        initial=WorkerKind.TRAINER,
     )
     base_model = forms.ModelChoiceField(
         queryset=BaseModel.objects.none(),

@@ -8,8 +8,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from apps.billing.models import CreditLot
 from apps.core.database.clock import db_now
-from apps.core.errors import DomainError
-from apps.core.http.forms import add_domain_error
+from apps.core.http.forms import domain_errors_on, domain_errors_shown
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.payments import reconciliation, webhooks
 from apps.payments.lifecycle import RefundStatus
@@ -53,27 +52,21 @@ def refund(request: HttpRequest, topup_id: str) -> HttpResponse:
     """Refund unspent credit of one payment to its card."""
     topup = get_object_or_404(TopUp.objects.select_related("organization"), pk=topup_id)
     form = RefundForm(request.POST or None)
-    if request.method == "POST" and form.is_valid() and (made := _request_refund(form, topup, operator_id(request))):
-        is_waiting = made.status == RefundStatus.WAITING
-        messages.success(request, "It waits for another operator." if is_waiting else "The refund is on its way.")
-        return redirect("staff:payment_list")
+    if request.method == "POST" and form.is_valid():
+        with domain_errors_on(form):
+            made = request_refund(
+                topup=topup,
+                credit_cents=int(form.cleaned_data["amount_usd"] * 100),
+                by=operator_id(request),
+                reason=form.cleaned_data["reason"],
+            )
+            is_waiting = made.status == RefundStatus.WAITING
+            messages.success(request, "It waits for another operator." if is_waiting else "The refund is on its way.")
+            return redirect("staff:payment_list")
     lot = CreditLot.objects.filter(reference=topup.reference).first()
     unspent = lot.remaining_nano - lot.held_nano if lot else 0
     context = {"topup": topup, "form": form, "unspent_nano": unspent}
     return render(request, "staff/money/refund.html", context, status=422 if request.method == "POST" else 200)
-
-
-def _request_refund(form: RefundForm, topup: TopUp, by: str) -> CardRefund | None:
-    try:
-        return request_refund(
-            topup=topup,
-            credit_cents=int(form.cleaned_data["amount_usd"] * 100),
-            by=by,
-            reason=form.cleaned_data["reason"],
-        )
-    except DomainError as error:
-        add_domain_error(form, error)
-        return None
 
 
 @require_POST
@@ -82,11 +75,8 @@ def decide(request: HttpRequest, refund_id: str) -> HttpResponse:
     """Approve or reject a refund that another operator requested."""
     wanted = get_object_or_404(CardRefund, pk=refund_id)
     is_approval = request.POST.get("decision") == "approve"
-    try:
+    with domain_errors_shown(request):
         (approve_refund if is_approval else reject_refund)(refund=wanted, by=operator_id(request))
-    except DomainError as error:
-        messages.error(request, error.message)
-    else:
         messages.success(request, "The refund is on its way." if is_approval else "The refund was rejected.")
     return redirect("staff:payment_list")
 

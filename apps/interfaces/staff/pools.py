@@ -12,17 +12,17 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.catalog.queries import list_active_prices
 from apps.core.database.clock import db_now
-from apps.core.errors import DomainError
-from apps.core.http.forms import add_domain_error
+from apps.core.http.forms import domain_errors_on
 from apps.core.http.shown_once import keep_secret, take_secret
 from apps.core.messages.outbox import list_failing
+from apps.estimates.physics.gpus import GIB
 from apps.finetuning import queries
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE, RunStatus
-from apps.finetuning.models import GpuPool, Run, Worker
+from apps.finetuning.models import GpuPool, Run, Worker, WorkerKind
 from apps.finetuning.pools import operations
 from apps.finetuning.quotes.pool_facts import live_worker_filter, newest_probes, seconds_ahead, training_sku
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
-from apps.interfaces.staff.forms import GIB, PoolEditForm, PoolForm, WorkerTokenForm
+from apps.interfaces.staff.forms import PoolEditForm, PoolForm, WorkerTokenForm
 
 _SESSION_COMMAND = "admission_command"
 _REPLICA_PORT = 8003  # as in deploy/compose.yaml
@@ -40,7 +40,7 @@ def index(request: HttpRequest) -> HttpResponse:
     """List the pools, and the platform's debts and faults above them; a POST creates a pool."""
     form = PoolForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
-        try:
+        with domain_errors_on(form):
             pool = operations.create_pool(
                 name=form.cleaned_data["name"],
                 gpu_type=form.cleaned_data["gpu_type"],
@@ -49,9 +49,6 @@ def index(request: HttpRequest) -> HttpResponse:
                 interruptions_per_hour=form.spot_interruptions,
                 by=operator_id(request),
             )
-        except DomainError as error:
-            add_domain_error(form, error)
-        else:
             messages.success(request, f"The pool {pool.name} is open. Set its price, then admit a worker.")
             return redirect("staff:pool_detail", pool_id=pool.pk)
     status = 422 if request.method == "POST" else 200
@@ -68,23 +65,21 @@ def detail(request: HttpRequest, pool_id: str) -> HttpResponse:
     if request.method != "POST":
         return _detail(request, pool, _edit_form(pool))
     form = PoolEditForm(request.POST)
-    if not form.is_valid():
-        return _detail(request, pool, form, status=422)
-    try:
-        operations.edit_pool(
-            pool=pool,
-            region=form.cleaned_data["region"],
-            memory_bytes=form.memory_bytes,
-            is_open=form.cleaned_data["is_open"],
-            serves_whole_models=form.cleaned_data["serves_whole_models"],
-            interruptions_per_hour=form.spot_interruptions,
-            by=operator_id(request),
-        )
-    except DomainError as error:
-        add_domain_error(form, error)
-        return _detail(request, queries.list_pools().get(pk=pool_id), form, status=422)
-    messages.success(request, f"The pool {pool.name} was saved.")
-    return redirect("staff:pool_detail", pool_id=pool.pk)
+    if form.is_valid():
+        with domain_errors_on(form):
+            operations.edit_pool(
+                pool=pool,
+                region=form.cleaned_data["region"],
+                memory_bytes=form.memory_bytes,
+                is_open=form.cleaned_data["is_open"],
+                serves_whole_models=form.cleaned_data["serves_whole_models"],
+                interruptions_per_hour=form.spot_interruptions,
+                by=operator_id(request),
+            )
+            messages.success(request, f"The pool {pool.name} was saved.")
+            return redirect("staff:pool_detail", pool_id=pool.pk)
+        pool = queries.list_pools().get(pk=pool_id)  # as it was
+    return _detail(request, pool, form, status=422)
 
 
 @never_cache
@@ -94,29 +89,26 @@ def issue_token(request: HttpRequest, pool_id: str) -> HttpResponse:
     """Create a one-time token and redirect to the pool, which shows once the command that uses it."""
     pool = get_object_or_404(queries.list_pools(), pk=pool_id)
     form = WorkerTokenForm(request.POST)
-    if not form.is_valid():
-        return _detail(request, pool, _edit_form(pool), token_form=form, status=422)
-    try:
-        token = operations.issue_worker_token(
-            pool=pool,
-            kind=form.cleaned_data["kind"],
-            base_model=form.cleaned_data["base_model"],
-            whole_model=form.cleaned_data["whole_model"],
-            by=operator_id(request),
-        )
-    except DomainError as error:
-        add_domain_error(form, error)
-        return _detail(request, pool, _edit_form(pool), token_form=form, status=422)
-    command = _admission_command(pool, form.cleaned_data["kind"], token)
-    keep_secret(request, _SESSION_COMMAND, owner=pool.pk, secret=command)
-    return redirect("staff:pool_detail", pool_id=pool.pk)
+    if form.is_valid():
+        with domain_errors_on(form):
+            token = operations.issue_worker_token(
+                pool=pool,
+                kind=form.cleaned_data["kind"],
+                base_model=form.cleaned_data["base_model"],
+                whole_model=form.cleaned_data["whole_model"],
+                by=operator_id(request),
+            )
+            command = _admission_command(pool, form.cleaned_data["kind"], token)
+            keep_secret(request, _SESSION_COMMAND, owner=pool.pk, secret=command)
+            return redirect("staff:pool_detail", pool_id=pool.pk)
+    return _detail(request, pool, _edit_form(pool), token_form=form, status=422)
 
 
 def _admission_command(pool: GpuPool, kind: str, token: str) -> str:
     """Return the shell command for the new machine; a replica's also gives the address where the gateway reaches it."""
     where = (
         f"ANNEAL_REPLICA_LISTEN=0.0.0.0:{_REPLICA_PORT} ANNEAL_REPLICA_URL=http://$(hostname -f):{_REPLICA_PORT} "
-        if kind == "replica"
+        if kind == WorkerKind.REPLICA
         else ""
     )
     return (
@@ -138,7 +130,7 @@ def act_on_worker(request: HttpRequest, worker_id: str, action: str) -> HttpResp
 def _rows(pools: Sequence[GpuPool]) -> list[dict[str, object]]:
     """Return each pool with its price, workers and runs, in a fixed number of queries."""
     prices = {rule.sku: rule for rule in list_active_prices(prefix="training:")}
-    trainers = Worker.objects.filter(pool__in=pools, kind="trainer")
+    trainers = Worker.objects.filter(pool__in=pools, kind=WorkerKind.TRAINER)
     joined = _counts(trainers.filter(revoked_at=None))
     live = _counts(trainers.filter(live_worker_filter(db_now())))
     runs = Run.objects.filter(pool__in=pools)
@@ -185,15 +177,14 @@ def _detail(
     status: int = 200,
 ) -> HttpResponse:
     shown = take_secret(request, _SESSION_COMMAND, owner=pool.pk)
+    workers = list(queries.list_workers(pool=pool))
+    runs = {run.worker_id: run for run in Run.objects.filter(worker__in=workers, status__in=RUN_HOLDING_LEASE)}
     context = _rows([pool])[0] | {
         "seconds_ahead": seconds_ahead(pool=pool),
         "form": form,
         "token_form": token_form or WorkerTokenForm(),
         "command": shown[1] if shown else "",
-        "members": [
-            {"worker": worker, "run": worker.runs.filter(status__in=RUN_HOLDING_LEASE).first()}
-            for worker in queries.list_workers(pool=pool)
-        ],
+        "members": [{"worker": worker, "run": runs.get(worker.pk)} for worker in workers],
         "probes": newest_probes(pool=pool),
     }
     return render(request, "staff/machines/pool.html", context, status=status)

@@ -2,7 +2,7 @@
 
 from django.conf import settings
 from django.contrib import messages
-from django.db.models import QuerySet
+from django.db.models import Count, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.cache import never_cache
@@ -15,7 +15,7 @@ from apps.interfaces.staff.forms import ReplicaRoomForm
 from apps.serving import operations
 from apps.serving.isolation import clear_replica
 from apps.serving.metrics import metrics_token
-from apps.serving.models import LoadedAdapter, Replica
+from apps.serving.models import Replica
 from apps.serving.ready_replicas import answering
 from apps.serving.reconciliation import list_checks
 
@@ -25,8 +25,7 @@ from apps.serving.reconciliation import list_checks
 def index(request: HttpRequest) -> HttpResponse:
     """List every replica."""
     replicas = _replicas().order_by("base_model__name", "pk")
-    rows = [{"replica": replica, "loaded": _loaded(replica).count(), "left": _left(replica)} for replica in replicas]
-    return render(request, "staff/machines/replicas.html", {"rows": rows, "checks": list_checks()})
+    return render(request, "staff/machines/replicas.html", {"replicas": replicas, "checks": list_checks()})
 
 
 @never_cache
@@ -43,7 +42,6 @@ def detail(request: HttpRequest, replica_id: str) -> HttpResponse:
         audit.record(organization=None, by=operator_id(request), action="metrics_token.shown", target=replica.pk)
     context = {
         "replica": replica,
-        "loaded": _loaded(replica).count(),
         "left": _left(replica),
         "spoken": spoken[:200],
         "scrape": scrape,
@@ -100,15 +98,13 @@ def clear(request: HttpRequest, replica_id: str) -> HttpResponse:
 
 
 def _replicas() -> QuerySet[Replica]:
-    return Replica.objects.select_related("base_model", "worker", "whole_model__adapter", "whole_model__organization")
-
-
-def _loaded(replica: Replica) -> QuerySet[LoadedAdapter]:
-    return replica.loaded.filter(state=LoadState.LOADED)
+    """Return the replicas, each with the number of adapters that it has loaded."""
+    rows = Replica.objects.select_related("base_model", "worker", "whole_model__adapter", "whole_model__organization")
+    return rows.annotate(loaded_count=Count("loaded", filter=Q(loaded__state=LoadState.LOADED)))
 
 
 def _left(replica: Replica) -> int:
     """Return how many of its adapters no other replica has loaded. At zero, it may be stopped."""
-    mine = _loaded(replica).values("adapter_version")
-    elsewhere = answering().filter(adapter_version__in=mine, replica__draining_at=None).exclude(replica=replica)
-    return _loaded(replica).exclude(adapter_version__in=elsewhere.values("adapter_version")).count()
+    mine = replica.loaded.filter(state=LoadState.LOADED)
+    others = answering().filter(replica__draining_at=None).exclude(replica=replica)
+    return mine.exclude(adapter_version__in=others.values("adapter_version")).count()

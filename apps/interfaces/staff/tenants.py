@@ -16,7 +16,7 @@ from apps.accounts.models import Organization
 from apps.accounts.suspension import reinstate_organization, suspend_organization
 from apps.billing.queries import get_balances
 from apps.core.database.clock import db_now
-from apps.core.errors import DomainError
+from apps.core.http.forms import domain_errors_shown
 from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.usage.quotas import LIMITS, get_quota, get_quotas, set_quota, used_gpu_seconds
@@ -118,11 +118,8 @@ def reinstate(request: HttpRequest, organization_id: str) -> HttpResponse:
 
 
 def _moved(request: HttpRequest, move: Callable[..., None], done: str) -> HttpResponse:
-    try:
+    with domain_errors_shown(request):
         move(by=operator_id(request), reason=request.POST.get("reason", ""))
-    except DomainError as refused:
-        messages.error(request, refused.message)
-    else:
         messages.success(request, done)
     return redirect("staff:organization_list")
 

@@ -11,7 +11,7 @@ from apps.contracts.runs import BaseModelRef, Hyperparameters, Method
 from apps.contracts.worker_api import ProbeReport, ProbeRequest
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue, NotFound, PermissionDenied, RateLimited
-from apps.finetuning.models import ThroughputProbe, Worker
+from apps.finetuning.models import ThroughputProbe, Worker, WorkerKind
 from apps.finetuning.pools import operations
 
 _MAX_PROBE_TOKENS = 512
@@ -27,32 +27,21 @@ def list_missing(*, worker: Worker, about_to_measure: str = "") -> tuple[ProbeRe
     The hub's token of a gated model comes only with the base model that the worker is about to measure. A machine that
     accepts no work measures nothing. Raises RateLimited for a token while another measurement is open.
     """
-    if not _may_measure(worker):
+    may_work = worker.cordoned_at is None and worker.drain_requested_at is None and worker.pool.is_open
+    if worker.kind != WorkerKind.TRAINER or not may_work:
         return ()
     measured = set(ThroughputProbe.objects.filter(pool=worker.pool).values_list("base_model_id", "method"))
     models = BaseModel.objects.filter(is_installed=True, retired_at=None).order_by("parameter_count")
     missing = [(each, method) for each in models for method in _PROBED if (each.pk, method.value) not in measured]
     if any(each.is_gated and each.pk == about_to_measure for each, _ in missing):
-        _open_measurement(worker, about_to_measure)
+        # Only if its last one was reported or is old: a worker could collect every token otherwise.
+        now = db_now()
+        is_free = Q(measuring=None) | Q(measuring=about_to_measure) | Q(measuring_since__lt=now - _LONGEST_MEASUREMENT)
+        opened = Worker.objects.filter(is_free, pk=worker.pk).update(measuring=about_to_measure, measuring_since=now)
+        if not opened:
+            message = "A worker measures one gated base model at a time: report it first, or wait half an hour."
+            raise RateLimited(message, retry_after_seconds=60)
     return tuple(_request(each, method, has_token=each.pk == about_to_measure) for each, method in missing)
-
-
-def _open_measurement(worker: Worker, base_model_id: str) -> None:
-    """Note the gated model that the worker measures next.
-
-    Raises RateLimited unless its last one was reported or is old: a worker could collect every token otherwise.
-    """
-    now = db_now()
-    is_free = Q(measuring=None) | Q(measuring=base_model_id) | Q(measuring_since__lt=now - _LONGEST_MEASUREMENT)
-    opened = Worker.objects.filter(is_free, pk=worker.pk).update(measuring=base_model_id, measuring_since=now)
-    if not opened:
-        message = "A worker measures one gated base model at a time: report it first, or wait half an hour."
-        raise RateLimited(message, retry_after_seconds=60)
-
-
-def _may_measure(worker: Worker) -> bool:
-    is_free = worker.cordoned_at is None and worker.drain_requested_at is None
-    return worker.kind == "trainer" and is_free and worker.pool.is_open
 
 
 def _request(base_model: BaseModel, method: Method, *, has_token: bool) -> ProbeRequest:
@@ -81,7 +70,7 @@ def record(*, worker: Worker, report: ProbeReport) -> None:
     Raises NotFound for a base model that is not in the catalogue, InvalidValue without a base model or a valid shape,
     PermissionDenied for another kind of worker, RateLimited for a worker that reports more than a machine can measure.
     """
-    if worker.kind != "trainer":
+    if worker.kind != WorkerKind.TRAINER:
         raise PermissionDenied("A trainer measures; a replica does not.")
     a_day_ago = db_now() - datetime.timedelta(days=1)
     if ThroughputProbe.objects.filter(worker=worker, measured_at__gte=a_day_ago).count() >= _MAX_A_DAY:

@@ -47,7 +47,7 @@ def test_a_listed_model_is_installed_from_the_hub_without_its_weights(hub):
     assert model.parameter_count == 6_393_088
     assert len(model.files_sha256["model.safetensors"]) == 64
     assert "model.safetensors" not in hub.fetched and "README.md" not in hub.fetched
-    assert chat_renderer(base_model=model).vocabulary_size == 6144
+    assert chat_renderer(base_model=model).tokenizer.get_vocab_size() == 6144
     with pytest.raises(InvalidState, match="already"):
         request_install(base_model=model, by="user_operator", now=db_now())
 

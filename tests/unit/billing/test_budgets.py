@@ -15,7 +15,7 @@ from apps.billing.budgets import (
     BudgetExceeded,
     attribution_of_key,
     end_budget,
-    get_state,
+    get_states,
     set_budget,
     set_key_labels,
 )
@@ -98,6 +98,10 @@ def test_a_key_leases_no_more_than_its_budget_leaves_and_other_keys_go_on(rich, 
     assert lease_slice(organization=rich, required_nano=1, by="gateway:1", key_id="key_other").amount_nano > 3 * USD
 
 
+def state(of: Budget) -> tuple[int, int]:
+    return get_states(organization=of.organization_id, budgets=[of], now=db_now())[of.pk]
+
+
 def test_each_threshold_alerts_once_and_a_refund_does_not_arm_it_again(rich):
     found = budget(rich, 10, mode="alert")
 
@@ -108,7 +112,7 @@ def test_each_threshold_alerts_once_and_a_refund_does_not_arm_it_again(rich):
 
     assert sorted(BudgetAlert.objects.values_list("threshold", flat=True)) == [50, 80, 100]
     assert OutboxMessage.objects.filter(topic="billing.alert").count() == 3
-    assert get_state(budget=found, now=db_now()) == (25 * USD, 0)
+    assert state(found) == (25 * USD, 0)
 
 
 def test_a_new_budget_counts_what_the_month_cost_before_it(rich):
@@ -116,10 +120,21 @@ def test_a_new_budget_counts_what_the_month_cost_before_it(rich):
 
     found = budget(rich, 10)
 
-    assert get_state(budget=found, now=db_now())[0] == 6 * USD
+    assert state(found)[0] == 6 * USD
     assert [alert.threshold for alert in BudgetAlert.objects.all()] == [50]
     spend(rich, 1, source="ftjob-2")
-    assert get_state(budget=found, now=db_now())[0] == 7 * USD
+    assert state(found)[0] == 7 * USD
+
+
+def test_many_budgets_are_counted_in_two_statements(rich, django_assert_num_queries):
+    budgets = [budget(rich, 10), *(budget(rich, 9, scope="label", target=f"team={name}") for name in "abc")]
+    place(rich, 2, labels={"team": "b"})
+
+    now = db_now()
+    with django_assert_num_queries(2):
+        states = get_states(organization=rich, budgets=budgets, now=now)
+
+    assert [states[each.pk] for each in budgets] == [(0, 2 * USD), (0, 0), (0, 2 * USD), (0, 0)]
 
 
 def test_an_exhausted_budget_that_pauses_asks_for_it_once(rich):

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from apps.accounts.models import Organization
 from apps.billing.ledger import IdempotencyMismatch, account, lock_wallet, post
 from apps.billing.models import AccountKind, LedgerEntry
-from apps.billing.operations import CaptureAboveHold, InsufficientBalance, grant_credit, hold, settle_hold
+from apps.billing.operations import InsufficientBalance, grant_credit, hold, settle_hold
 from apps.billing.queries import get_balance, get_ledger_sum_nano
+from apps.core.errors import DomainError
 
 USD = 1_000_000_000
 
@@ -94,7 +95,7 @@ def test_no_more_than_the_hold_is_ever_captured(organization):
     grant(organization)
     held = place_hold(organization, 4 * USD)
 
-    with pytest.raises(CaptureAboveHold):
+    with pytest.raises(DomainError, match=r"holds .* nano, not"):
         settle_hold(hold_id=held.pk, capture_nano=4 * USD + 1, by="system")
 
 

@@ -108,7 +108,7 @@ class TestLocalModel:
         assert "README.md" not in model.files_sha256
         assert len(model.chat_template_sha256) == 64
         assert store().stat(model.tokenizer_key)
-        assert chat_renderer(base_model=model).vocabulary_size == 6144
+        assert chat_renderer(base_model=model).tokenizer.get_vocab_size() == 6144
         assert AuditEntry.objects.get(action="base_model.added").target == model.pk
 
     def test_must_lie_under_an_allowed_root(self, tmp_path: Path) -> None:

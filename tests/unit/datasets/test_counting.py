@@ -8,13 +8,14 @@ from collections import Counter
 import pytest
 
 from apps.accounts.models import Organization
+from apps.catalog.queries import chat_renderer
 from apps.core.errors import DomainError
 from apps.core.models import OutboxMessage
 from apps.datasets import operations
 from apps.datasets.intake.lanes import ReadingTime
 from apps.datasets.models import TokenCount
 from apps.datasets.operations import NotReady, RowRefused, count_tokens
-from apps.datasets.queries import find_token_count, read_rows, render_row
+from apps.datasets.queries import find_token_count, read_rows
 from apps.datasets.tasks import count, validate
 from apps.datasets.token_counts import histogram_of
 from tests.factories.catalog import make_base_model, make_listed_model
@@ -77,10 +78,8 @@ class TestCounting:
 
         count = count_tokens(version=version, base_model=base_model)
 
-        rendered = [
-            render_row(version=version, line=preview.line, base_model=base_model)
-            for preview in read_rows(version=version, limit=50)
-        ]
+        renderer = chat_renderer(base_model=base_model)
+        rendered = [renderer.render(preview.row) for preview in read_rows(version=version, limit=50)]
         assert count.tokens == sum(row.n_tokens for row in rendered)
         assert count.trained_tokens == sum(row.n_trained for row in rendered) > 0
         assert count.longest_row_tokens == max(row.n_tokens for row in rendered)

@@ -17,13 +17,12 @@ from apps.datasets.intake import lanes, versions
 from apps.datasets.intake.lanes import ReadingTime
 from apps.datasets.intake.versions import FileTooLarge, StorageFull, clean_name, remap_version
 from apps.datasets.models import Dataset, DatasetVersion
-from apps.datasets.operations import FileInUse, delete_expired, delete_version
+from apps.datasets.operations import delete_expired, delete_version
 from apps.datasets.queries import (
     UnknownFile,
     get_version,
     list_versions,
     read_rows,
-    render_row,
     storage_used_bytes,
 )
 from apps.datasets.stream import LINES_PER_OFFSET
@@ -292,12 +291,6 @@ class TestReading:
         assert (preview.raw, preview.row) == ('{"messages": 7}', None)
         assert preview.error and preview.error.code == "invalid_messages"
 
-    def test_a_line_that_is_no_row_cannot_be_rendered(self, organization: Organization) -> None:
-        base_model, version = make_base_model(), make_ready_version(organization)
-
-        with pytest.raises(UnknownFile):
-            render_row(version=version, line=99, base_model=base_model)
-
     def test_foreign_and_unknown_ids_give_the_same_answer(
         self, organization: Organization, rival: Organization
     ) -> None:
@@ -337,7 +330,7 @@ class TestDeletion:
         version = make_ready_version(organization)
         make_job(organization, version)
 
-        with pytest.raises(FileInUse, match="still uses this file"):
+        with pytest.raises(InvalidState, match="still uses this file"):
             delete_version(version=version, by="user_1", now=timezone.now())
 
     def test_is_refused_while_somebody_reads_the_file(self, organization: Organization) -> None:

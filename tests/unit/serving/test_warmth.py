@@ -10,8 +10,8 @@ from apps.billing.queries import get_balance
 from apps.billing.usage.metering import rate_usage
 from apps.catalog.operations import set_price
 from apps.core.database.clock import db_now
-from apps.core.errors import InvalidState
-from apps.serving.keep_warm import NoPlaceLeft, charge_warm, keep_warm, let_cool
+from apps.core.errors import InvalidState, QuotaExceeded
+from apps.serving.keep_warm import charge_warm, keep_warm, let_cool
 from apps.serving.models import Deployment, LoadedAdapter
 from apps.serving.placements import replan
 from tests.factories.serving import USD, give_credit, make_adapter, make_served_model
@@ -77,5 +77,5 @@ def test_without_a_price_or_a_place_it_is_refused(version) -> None:
         keep_warm(version=version, by="user_1", now=db_now())
     price(version)
     version.adapter.base_model.replicas.update(capacity=1)
-    with pytest.raises(NoPlaceLeft):
+    with pytest.raises(QuotaExceeded, match="kept warm"):
         keep_warm(version=version, by="user_1", now=db_now())

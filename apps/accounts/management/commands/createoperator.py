@@ -37,7 +37,13 @@ class Command(BaseCommand):
             user = User.objects.create_user(email, _password(password_stdin))
             mark_verified(user=user)
         elif new_password:
-            _take_over(user, _password(password_stdin))
+            # Lock out everyone who could use the account so far; the new password ends all its sessions.
+            password = _password(password_stdin)
+            user.is_active = True
+            user.set_password(password)
+            user.save(update_fields=["is_active", "password"])
+            revoke_keys_of(user=user, now=db_now())
+            mark_verified(user=user)
         else:
             _require_known_owner(user)
         user.is_operator = True
@@ -55,15 +61,6 @@ def _require_known_owner(user: User) -> None:
             f"An account with the address {user.email} exists, and the address was never verified: anyone could have "
             "created it. Verify the address first, or take the account over with --new-password."
         )
-
-
-def _take_over(user: User, password: str) -> None:
-    """Lock out everyone who could use the account so far; the new password ends all its sessions."""
-    user.is_active = True
-    user.set_password(password)
-    user.save(update_fields=["is_active", "password"])
-    revoke_keys_of(user=user, now=db_now())
-    mark_verified(user=user)
 
 
 def _password(from_stdin: bool) -> str:

@@ -60,17 +60,14 @@ class _Buckets:
         """Return the owner's bucket, refilled up to now."""
         bucket = self._buckets.get(owner_id)
         if bucket is None:
-            self._sweep(now)
+            if now - self._swept_at > _FORGET_SECONDS:
+                self._swept_at = now
+                self._buckets = {k: v for k, v in self._buckets.items() if now - v.since < _FORGET_SECONDS}
             bucket = self._buckets[owner_id] = _TokenBucket(per_minute, now)
         left = bucket.left + (now - bucket.since) * per_minute / 60
         bucket.left = left if left < per_minute else per_minute
         bucket.since = now
         return bucket
-
-    def _sweep(self, now: float) -> None:
-        if now - self._swept_at > _FORGET_SECONDS:
-            self._swept_at = now
-            self._buckets = {k: v for k, v in self._buckets.items() if now - v.since < _FORGET_SECONDS}
 
     def take(self, limits: Sequence[OwnerLimits], amount: int = 1) -> None:
         """Take the amount from every bucket, or from none if one has too little.
@@ -86,18 +83,15 @@ class _Buckets:
             # A request for more than a minute's worth passes when the bucket is full; otherwise it could never pass.
             wanted = amount if amount < per_minute else per_minute
             if wanted > bucket.left or not per_minute:
-                raise self._refusal(one, per_minute, wanted - bucket.left)
+                wait = max(1, math.ceil((wanted - bucket.left) * 60 / per_minute)) if per_minute else 60
+                raise RateLimited(
+                    f"{one.owner}'s limit is {per_minute} {self._what} per minute. Try again in {wait} s.",
+                    retry_after_seconds=wait,
+                    limit=f"{per_minute} {self._what} per minute",
+                )
             found.append((bucket, wanted))
         for bucket, wanted in found:
             bucket.left -= wanted
-
-    def _refusal(self, one: OwnerLimits, per_minute: int, missing: float) -> RateLimited:
-        wait = max(1, math.ceil(missing * 60 / per_minute)) if per_minute else 60
-        return RateLimited(
-            f"{one.owner}'s limit is {per_minute} {self._what} per minute. Try again in {wait} s.",
-            retry_after_seconds=wait,
-            limit=f"{per_minute} {self._what} per minute",
-        )
 
     def turn_seconds(self, one: OwnerLimits) -> float:
         """Take the owner's next turn; return how long to wait for it."""

@@ -86,7 +86,16 @@ class Upstreams:
         The answer holds a place on the replica until `end`. Raises Unavailable, RateLimited, ContextLengthExceeded,
         InvalidValue, RequestFailed.
         """
-        body = msgspec.json.encode(_engine_body(route, call.request, call.cache_salt))
+        # The checked fields and the engine's model name, always as a metered stream.
+        body = msgspec.json.encode(
+            call.request.fields
+            | {
+                "model": route.engine_name,
+                "cache_salt": call.cache_salt,
+                "stream": True,
+                "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            }
+        )
         untried = {upstream.replica_id: upstream for upstream in route.upstreams}
         attempts = 0
         while attempts < MAX_ATTEMPTS and (allowed := self._breaker.allowed(untried)):
@@ -151,16 +160,6 @@ class Upstreams:
     def close(self) -> None:
         for replica in self._replicas.values():
             replica.close()
-
-
-def _engine_body(route: Route, request: EngineRequest, cache_salt: str) -> dict[str, object]:
-    """Return the engine's request body: the checked fields and the engine's model name, always as a metered stream."""
-    return request.fields | {
-        "model": route.engine_name,
-        "cache_salt": cache_salt,
-        "stream": True,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-    }
 
 
 # --- One answer -------------------------------------------------------------------------------------------------------
@@ -355,19 +354,15 @@ def _bad_request(found: EngineFault, request: EngineRequest) -> DomainError:
             param="response_format.json_schema.schema",
         )
     if "vocab" in found.message:
-        return _unknown_tokens(found, request)
+        param = found.param if found.param in request.fields else request.prompt_param
+        size = _VOCABULARY.search(found.message)
+        known = f": its ids end at {int(size[1]) - 1}" if size else ""
+        return InvalidValue(f"`{param}` holds token ids that this model does not know{known}.", param=param)
     if found.param in request.fields:
         return InvalidValue(f"The model refuses the value of `{found.param}`.", param=found.param)
     return InvalidValue(
         "The model refuses this request: its messages or parameters do not fit its chat template or limits."
     )
-
-
-def _unknown_tokens(found: EngineFault, request: EngineRequest) -> DomainError:
-    param = found.param if found.param in request.fields else request.prompt_param
-    size = _VOCABULARY.search(found.message)
-    known = f": its ids end at {int(size[1]) - 1}" if size else ""
-    return InvalidValue(f"`{param}` holds token ids that this model does not know{known}.", param=param)
 
 
 def _too_long(message: str, limit: str, request: EngineRequest) -> DomainError:

@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 from apps.core.errors import DomainError
 from apps.core.http.asgi import DEFAULT_BODY_BYTES, REQUEST_ID_HEADER, ClientGone, Scope, TooLarge, usable_request_id
+from apps.core.http.connections import is_proxy
+from apps.core.http.origin import network_of
 from apps.core.ids import new_ulid
 from apps.interfaces.gateway.errors import body_of, event_of, headers_of
-from apps.interfaces.gateway.http.addresses import address_of
 from apps.interfaces.gateway.http.bodies import BODY_SECONDS, BodyTooSlow
 from apps.interfaces.gateway.http.connections import EXCHANGE, Exchange
 
@@ -151,3 +152,20 @@ class _Watched:
         if self._has_cancelled and kind is asyncio.CancelledError:
             self._task.uncancel()
             raise ClientGone from None
+
+
+def address_of(peer: tuple[str, int] | None, forwarded: bytes) -> str:
+    """Return the network that limits count as one: an IPv4 address, or the /64 of one IPv6 customer.
+
+    The front door reaches the gateway over a Unix socket, and nginx from an address in FORWARDED_ALLOW_IPS. Either
+    replaces `X-Forwarded-For` by the address of its own client. The header of any other peer is ignored.
+
+    `forwarded` is the header of a request. The result is empty if the front did not name its client.
+    """
+    host = peer[0] if peer else ""
+    if not host or is_proxy(host):
+        host = forwarded.rpartition(b",")[2].strip().decode("latin-1")
+    try:
+        return network_of(host)
+    except ValueError:
+        return ""

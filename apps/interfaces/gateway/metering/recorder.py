@@ -163,7 +163,9 @@ class Recorder(asyncio.Protocol):
             if kind is FrameKind.WRITTEN:
                 self._handle_written(is_written=content == b"\1")
             elif kind is FrameKind.SHIPPED:
-                self._handle_shipped(msgspec.json.decode(content, type=dict[str, int]))
+                for slice_id, count in msgspec.json.decode(content, type=dict[str, int]).items():
+                    self.waiting -= count
+                    self._settled(slice_id, count)
             elif kind is FrameKind.WELL:
                 self._is_well = True
         self._news.set()
@@ -186,11 +188,6 @@ class Recorder(asyncio.Protocol):
             if not waiter.done():
                 waiter.set_result(is_written)
         self._hand_over_soon()
-
-    def _handle_shipped(self, counts: dict[str, int]) -> None:
-        for slice_id, count in counts.items():
-            self.waiting -= count
-            self._settled(slice_id, count)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the gateway if its recorder died. The supervisor starts a new one, which ships what is left."""

@@ -61,7 +61,13 @@ class RecorderProcess:
         while (data := self._receive()) != b"":
             for kind, content in frames.feed(data or b""):
                 self._handle(kind, content)
-            self._tend()
+            with self._segments_lock:
+                with suppress(OSError):  # the next write meets the error too and reports it
+                    self._segments.prepare()
+                self._segments.rotate()
+                if self._has_failed and self._is_well():
+                    self._has_failed = False
+                    self._send(FrameKind.WELL)
         if self._is_stopping:
             with self._segments_lock:
                 self._segments.close()
@@ -107,15 +113,6 @@ class RecorderProcess:
             self._segments.keep(entry.id for entry in entries)
         if ends := [entry.record for entry in entries if isinstance(entry, End)]:
             self._shipper.add(ends)
-
-    def _tend(self) -> None:
-        with self._segments_lock:
-            with suppress(OSError):  # the next write meets the error too and reports it
-                self._segments.prepare()
-            self._segments.rotate()
-            if self._has_failed and self._is_well():
-                self._has_failed = False
-                self._send(FrameKind.WELL)
 
     def _is_well(self) -> bool:
         """Return whether the disk can be written again.

@@ -67,18 +67,16 @@ class Shipper:
         count = len(self._waiting)
         try:
             for place in range(0, count, BATCH):
-                self._ship([self._waiting.popleft() for _ in range(min(BATCH, count - place))])
+                batch = [self._waiting.popleft() for _ in range(min(BATCH, count - place))]
+                try:
+                    recorded_ids = record(batch)
+                except DATABASE_ERRORS:
+                    self._waiting.extendleft(reversed(batch))
+                    raise
+                self._shipped(batch, recorded_ids)
         finally:
             if self._waiting:
                 self._has_work.set()
-
-    def _ship(self, batch: Sequence[UsageRecord]) -> None:
-        try:
-            recorded_ids = record(batch)
-        except DATABASE_ERRORS:
-            self._waiting.extendleft(reversed(batch))
-            raise
-        self._shipped(batch, recorded_ids)
 
 
 def record(batch: Sequence[UsageRecord]) -> list[str]:
@@ -145,29 +143,30 @@ async def _ship_orphan(database: Database, orphan: Orphan) -> bool:
 
 
 def _lost_records(starts: Sequence[Start]) -> list[UsageRecord]:
+    """Return records of requests whose gateway died before they were metered. The platform pays for them."""
     known = list_recorded_ids(ids=[start.id for start in starts])
-    return [_lost(start) for start in starts if start.id not in known]
-
-
-def _lost(start: Start) -> UsageRecord:
-    """Return the record of a request whose gateway died before it was metered. The platform pays for it."""
-    return UsageRecord(
-        id=start.id,
-        organization_id=start.organization_id,
-        key_id=start.key_id,
-        model_name=start.model_name,
-        adapter_version_id="",
-        slice_id=start.slice_id,
-        input_price_id=None,
-        output_price_id=None,
-        input_tokens=0,
-        cached_input_tokens=0,
-        output_tokens=0,
-        finish="lost",
-        latency_ms=0,
-        first_token_ms=None,
-        occurred_at=datetime.datetime.fromtimestamp(start.at, datetime.UTC),
-    )
+    # @ The record of a request whose gateway died before it was metered. The platform pays for it.
+    return [
+        UsageRecord(
+            id=start.id,
+            organization_id=start.organization_id,
+            key_id=start.key_id,
+            model_name=start.model_name,
+            adapter_version_id="",
+            slice_id=start.slice_id,
+            input_price_id=None,
+            output_price_id=None,
+            input_tokens=0,
+            cached_input_tokens=0,
+            output_tokens=0,
+            finish="lost",
+            latency_ms=0,
+            first_token_ms=None,
+            occurred_at=datetime.datetime.fromtimestamp(start.at, datetime.UTC),
+        )
+        for start in starts
+        if start.id not in known
+    ]
 
 
 def _close_slice(slice_id: str) -> None:

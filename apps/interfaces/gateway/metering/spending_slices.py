@@ -113,9 +113,6 @@ class SpendingSlices:
             async with key_slices.lock:
                 if not _can_give(key_slices, amount_nano):
                     await self._lease(owner, key_slices, amount_nano)
-        return self._take(owner, key_slices, amount_nano)
-
-    def _take(self, owner: _Owner, key_slices: _KeySlices, amount_nano: int) -> SliceShare:
         current = key_slices.current
         assert current is not None  # it can give, and nothing was awaited since
         current.reserved_nano += amount_nano
@@ -188,14 +185,11 @@ class SpendingSlices:
             if hold_id in kept:
                 self._slices[hold_id].renewed_at = started_at
             else:
-                self._drop(hold_id)
-
-    def _drop(self, hold_id: str) -> None:
-        logger.warning("slice %s was taken back", hold_id)
-        dropped = self._slices.pop(hold_id)
-        key_slices = self._spending_slices.get(dropped.owner)
-        if key_slices is not None and key_slices.current is dropped:
-            key_slices.current = None
+                logger.warning("slice %s was taken back", hold_id)
+                dropped = self._slices.pop(hold_id)
+                key_slices = self._spending_slices.get(dropped.owner)
+                if key_slices is not None and key_slices.current is dropped:
+                    key_slices.current = None
 
     async def return_idle(self, *, at_once: bool = False) -> None:
         """Close idle slices, or with `at_once` all slices with nothing left to ship.

@@ -269,12 +269,8 @@ def adopt_orphans(root: Path) -> Iterator[Orphan]:
         except FileNotFoundError:
             continue  # another gateway took it first
         if lock is not None:
-            yield _read_orphan(folder, lock)
-
-
-def _read_orphan(folder: Path, lock: int) -> Orphan:
-    entries = [entry for path in sorted(folder.glob("*.[os]*")) for entry in read_entries(path)]
-    ends = [entry.record for entry in entries if isinstance(entry, End)]
-    ended = {record.id for record in ends}
-    starts = [entry for entry in entries if isinstance(entry, Start) and entry.id not in ended]
-    return Orphan(folder, lock, tuple(ends), tuple(starts))
+            entries = [entry for path in sorted(folder.glob("*.[os]*")) for entry in read_entries(path)]
+            ends = [entry.record for entry in entries if isinstance(entry, End)]
+            ended = {record.id for record in ends}
+            starts = [entry for entry in entries if isinstance(entry, Start) and entry.id not in ended]
+            yield Orphan(folder, lock, tuple(ends), tuple(starts))

@@ -102,17 +102,14 @@ class Grammars:
                 return SchemaTooCostly(_TOO_COSTLY)
             raise Unavailable(_AWAY) from error
         finally:
-            self._pause(tenant, seconds)
+            now = time.monotonic()
+            self._pauses_until = {one: until for one, until in self._pauses_until.items() if until > now}
+            self._pauses_until[tenant] = max(now, self._pauses_until.get(tenant, 0.0)) + PAUSE_FACTOR * seconds
             self._turns.give_back(tenant, place)
         if not reason:
             return None
         at = f" at `{where}`" if where else ""
         return InvalidValue(f"The schema cannot be compiled{at}: {reason}.")
-
-    def _pause(self, tenant: str, used_seconds: float) -> None:
-        now = time.monotonic()
-        self._pauses_until = {one: until for one, until in self._pauses_until.items() if until > now}
-        self._pauses_until[tenant] = max(now, self._pauses_until.get(tenant, 0.0)) + PAUSE_FACTOR * used_seconds
 
     async def _exchange(self, raw: bytes) -> tuple[str, str, float]:
         """Return the reason, the place and the processor seconds of the child's verdict."""

@@ -24,7 +24,7 @@ from apps.catalog.seeding import DEMO_MODEL
 from apps.contracts.addresses.replicas import AddressRefused
 from apps.contracts.worker_api import EnrollResponse
 from apps.core.money import NANO_PER_USD, usd_to_nano
-from apps.finetuning.models import GpuPool
+from apps.finetuning.models import GpuPool, WorkerKind
 from apps.finetuning.pools.operations import InvalidWorkerCredential, authenticate, create_pool, issue_worker_token
 from apps.finetuning.quotes.pool_facts import training_sku
 from apps.serving.models import Replica
@@ -61,7 +61,13 @@ class SeededInstallation:
 def seed_local_workers(*, home: Path, now: datetime.datetime) -> None:
     """Create missing pools and put a token where each local worker looks for it. Safe to run again."""
     _seed_pools(now)
-    _seed_worker_tokens(home)
+    pool = GpuPool.objects.get(name=LOCAL_POOL)
+    base_model = BaseModel.objects.get(name=DEMO_MODEL)
+    for kind, model in ((WorkerKind.TRAINER, None), (WorkerKind.REPLICA, base_model)):
+        credential, token = home / kind / "credential.json", home / kind / "enroll.token"
+        if not _is_enrolled(credential) or (kind == WorkerKind.REPLICA and not _is_reachable(credential)):
+            credential.unlink(missing_ok=True)
+            _write_private(token, issue_worker_token(pool=pool, kind=kind, base_model=model, by="system").encode())
 
 
 def seed_account(*, home: Path, now: datetime.datetime) -> SeededInstallation:
@@ -146,17 +152,6 @@ def _seed_pool(name: str, gpu_key: str, memory_bytes: int, price_nano: int, now:
     sku = training_sku(pool)
     if active_price(sku=sku) is None:
         set_price(sku=sku, unit="gpu_ms", price_nano=price_nano, per=_HOUR_MS, by="system", now=now)
-
-
-def _seed_worker_tokens(home: Path) -> None:
-    """Put a fresh one-time token where each local worker looks for it, unless it is already enrolled."""
-    pool = GpuPool.objects.get(name=LOCAL_POOL)
-    base_model = BaseModel.objects.get(name=DEMO_MODEL)
-    for kind, model in (("trainer", None), ("replica", base_model)):
-        credential, token = home / kind / "credential.json", home / kind / "enroll.token"
-        if not _is_enrolled(credential) or (kind == "replica" and not _is_reachable(credential)):
-            credential.unlink(missing_ok=True)
-            _write_private(token, issue_worker_token(pool=pool, kind=kind, base_model=model, by="system").encode())
 
 
 def _is_enrolled(credential: Path) -> bool:

@@ -7,11 +7,9 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.accounts import operations, queries
-from apps.accounts.models import ApiKey, Membership
 from apps.accounts.roles import Permission, has_permission
 from apps.core.database.clock import db_now
-from apps.core.errors import DomainError
-from apps.core.http.forms import add_domain_error
+from apps.core.http.forms import domain_errors_on
 from apps.core.http.shown_once import keep_secret, take_secret
 from apps.interfaces.web.account.forms import KeyForm
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, require
@@ -29,28 +27,21 @@ def index(request: OrganizationRequest) -> HttpResponse:
         return _page(request, KeyForm(by=request.membership), issued=issued_key)
     require(request.membership, Permission.KEY_MANAGE)
     form = KeyForm(request.POST, by=request.membership)
-    issued = _issue(form, request) if form.is_valid() else None
-    if issued is None:
-        return _page(request, form, status=422)
-    keep_secret(request, _SESSION_ISSUED, owner=issued.key.pk, secret=issued.secret)
-    return redirect("web:key_list")
-
-
-def _issue(form: KeyForm, request: OrganizationRequest) -> operations.IssuedKey | None:
-    now = db_now()
-    try:
-        return operations.issue_key(
-            organization=request.organization,
-            name=form.cleaned_data["name"],
-            scopes=frozenset(form.cleaned_data["scopes"]),
-            by=request.membership.user,
-            expires_at=form.expires_at(now),
-            limits=form.limits(),
-            now=now,
-        )
-    except DomainError as error:
-        add_domain_error(form, error)
-        return None
+    if form.is_valid():
+        now = db_now()
+        with domain_errors_on(form):
+            issued = operations.issue_key(
+                organization=request.organization,
+                name=form.cleaned_data["name"],
+                scopes=frozenset(form.cleaned_data["scopes"]),
+                by=request.membership.user,
+                expires_at=form.expires_at(now),
+                limits=form.limits(),
+                now=now,
+            )
+            keep_secret(request, _SESSION_ISSUED, owner=issued.key.pk, secret=issued.secret)
+            return redirect("web:key_list")
+    return _page(request, form, status=422)
 
 
 def _page(
@@ -59,7 +50,11 @@ def _page(
     manages_all = has_permission(request.membership.role, Permission.MEMBER_MANAGE)
     now = db_now()
     keys = [
-        {"key": key, "status": key.status(now=now), "may_revoke": _may_revoke(key, request.membership, manages_all)}
+        {
+            "key": key,
+            "status": key.status(now=now),
+            "may_revoke": key.revoked_at is None and (manages_all or key.created_by_id == request.membership.user_id),
+        }
         for key in queries.list_keys(organization=request.organization)
     ]
     context = {
@@ -69,10 +64,6 @@ def _page(
         "may_create": has_permission(request.membership.role, Permission.KEY_MANAGE),
     }
     return render(request, "organization/keys.html", context, status=status)
-
-
-def _may_revoke(key: ApiKey, membership: Membership, manages_all: bool) -> bool:
-    return key.revoked_at is None and (manages_all or key.created_by_id == membership.user_id)
 
 
 @require_POST

@@ -14,7 +14,7 @@ from apps.accounts.roles import Permission, has_permission
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import system
 from apps.core.errors import DomainError, InvalidState, InvalidValue, NotFound
-from apps.core.http.forms import add_domain_error
+from apps.core.http.forms import domain_errors_on
 from apps.interfaces.web.account.forms import ROLE_WORDS, InviteForm, grantable_roles
 from apps.interfaces.web.shell.access import SESSION_ORGANIZATION, OrganizationRequest, organization_view, public_view
 
@@ -45,7 +45,7 @@ def _page(request: OrganizationRequest, form: InviteForm, status: int = 200) -> 
 def invite(request: OrganizationRequest) -> HttpResponse:
     form = InviteForm(request.POST, by=request.membership)
     if form.is_valid():
-        try:
+        with domain_errors_on(form):
             invitations.invite_member(
                 organization=request.organization,
                 email=form.cleaned_data["email"],
@@ -54,9 +54,6 @@ def invite(request: OrganizationRequest) -> HttpResponse:
                 by=request.membership.user,
                 now=db_now(),
             )
-        except DomainError as error:
-            add_domain_error(form, error)
-        else:
             messages.success(request, f"Invitation sent to {form.cleaned_data['email']}.")
             return redirect("web:member_list")
     return _page(request, form, status=422)

@@ -13,8 +13,8 @@ from apps.accounts.roles import Permission, has_permission
 from apps.billing.lots import has_paid_lot
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import system
-from apps.core.errors import DomainError, NotFound, QuotaExceeded
-from apps.core.http.forms import add_domain_error
+from apps.core.errors import NotFound, QuotaExceeded
+from apps.core.http.forms import domain_errors_on
 from apps.interfaces.web.account.forms import OrganizationForm
 from apps.interfaces.web.shell.access import (
     SESSION_ORGANIZATION,
@@ -77,16 +77,6 @@ def switch(request: HttpRequest) -> HttpResponse:
     return redirect("/")
 
 
-def _require_room_to_found(user: User) -> None:
-    """Raise QuotaExceeded if a person who never paid has founded too many: each organization has its own limits."""
-    with system():
-        founded = operations.list_founded(user=user)
-        if len(founded) >= site.MAX_UNPAID_ORGANIZATIONS and not has_paid_lot(organizations=founded):
-            raise QuotaExceeded(
-                f"You have created {len(founded)} organizations. Pay into one of them to create more.", param="name"
-            )
-
-
 @require_http_methods(["GET", "HEAD", "POST"])
 @person_view
 def create(request: HttpRequest) -> HttpResponse:
@@ -94,14 +84,17 @@ def create(request: HttpRequest) -> HttpResponse:
     assert isinstance(request.user, User)
     form = OrganizationForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
-        try:
-            _require_room_to_found(request.user)
+        with domain_errors_on(form):
+            with system():  # each organization has its own limits, so a person who never paid may found few
+                founded = operations.list_founded(user=request.user)
+                if len(founded) >= site.MAX_UNPAID_ORGANIZATIONS and not has_paid_lot(organizations=founded):
+                    raise QuotaExceeded(
+                        f"You have created {len(founded)} organizations. Pay into one of them to create more.",
+                        param="name",
+                    )
             organization = operations.create_organization(
                 name=form.cleaned_data["name"], owner=request.user, now=db_now()
             )
-        except DomainError as error:
-            add_domain_error(form, error)
-        else:
             request.session[SESSION_ORGANIZATION] = organization.pk
             return redirect("/")
     return render(request, "organization/create.html", {"form": form}, status=422 if form.errors else 200)

@@ -7,8 +7,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.accounts.roles import Permission, has_permission
 from apps.core.database.clock import db_now
-from apps.core.errors import DomainError
-from apps.core.http.forms import add_domain_error
+from apps.core.http.forms import domain_errors_on
 from apps.finetuning.runs.trackers import NAMES, list_tracker_keys, remove_tracker_key, store_tracker_key
 from apps.interfaces.web.account.tracker_forms import TrackerForm
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, require
@@ -21,9 +20,19 @@ def index(request: OrganizationRequest) -> HttpResponse:
     form = TrackerForm(request.POST or None)
     if request.method == "POST":
         require(request.membership, Permission.JOB_WRITE)
-        if form.is_valid() and _store(form, request):
-            messages.success(request, f"The key of {NAMES[form.cleaned_data['kind']]} is stored.")
-            return redirect("web:tracker_list")
+        if form.is_valid():
+            given = form.cleaned_data
+            with domain_errors_on(form):
+                store_tracker_key(
+                    organization=request.organization,
+                    kind=given["kind"],
+                    secret=given["key"],
+                    url=given["url"],
+                    by=request.membership.user_id,
+                    now=db_now(),
+                )
+                messages.success(request, f"The key of {NAMES[given['kind']]} is stored.")
+                return redirect("web:tracker_list")
     context = {
         "form": form,
         "trackers": [
@@ -32,23 +41,6 @@ def index(request: OrganizationRequest) -> HttpResponse:
         "may_change": has_permission(request.membership.role, Permission.JOB_WRITE),
     }
     return render(request, "organization/trackers.html", context, status=422 if form.errors else 200)
-
-
-def _store(form: TrackerForm, request: OrganizationRequest) -> bool:
-    given = form.cleaned_data
-    try:
-        store_tracker_key(
-            organization=request.organization,
-            kind=given["kind"],
-            secret=given["key"],
-            url=given["url"],
-            by=request.membership.user_id,
-            now=db_now(),
-        )
-    except DomainError as error:
-        add_domain_error(form, error)
-        return False
-    return True
 
 
 @require_POST

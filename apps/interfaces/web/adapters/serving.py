@@ -13,6 +13,7 @@ from apps.accounts.roles import Permission
 from apps.adapters.queries import get_version
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, NotFound
+from apps.core.http.forms import domain_errors_shown
 from apps.finetuning.results.checkpoint_models import serve_checkpoint
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.serving import aliases
@@ -93,8 +94,6 @@ def try_checkpoint(request: OrganizationRequest, checkpoint_id: str) -> HttpResp
 
 
 def _act(request: HttpRequest, version_id: str, act: Callable[[], str]) -> HttpResponse:
-    try:
+    with domain_errors_shown(request):
         messages.success(request, act())
-    except DomainError as refused:
-        messages.error(request, refused.message)
     return redirect("web:adapter_detail", version_id=version_id)

@@ -17,6 +17,7 @@ from apps.adapters.models import AdapterVersion
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
+from apps.core.http.forms import domain_errors_shown
 from apps.core.objects.store import attachment
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.queries import find_jobs_of_adapters
@@ -180,11 +181,8 @@ def _text_file(name: str, text: str) -> HttpResponse:
 @organization_view(Permission.ADAPTER_WRITE)
 def deploy(request: OrganizationRequest, version_id: str) -> HttpResponse:
     version = queries.get_version(organization=request.organization, id=version_id)
-    try:
+    with domain_errors_shown(request):
         operations.deploy(version=version, by=request.membership.user_id)
-    except DomainError as refused:
-        messages.error(request, refused.message)
-    else:
         messages.success(request, "It is being loaded and answers in a moment.")
     return redirect("web:adapter_detail", version_id=version.pk)
 
@@ -193,11 +191,8 @@ def deploy(request: OrganizationRequest, version_id: str) -> HttpResponse:
 @organization_view(Permission.ADAPTER_WRITE)
 def undeploy(request: OrganizationRequest, version_id: str) -> HttpResponse:
     version = queries.get_version(organization=request.organization, id=version_id)
-    try:
+    with domain_errors_shown(request):
         operations.undeploy(version=version, by=request.membership.user_id, now=db_now())
-    except DomainError as refused:
-        messages.error(request, refused.message)
-    else:
         messages.success(request, "It answers no more requests. Its files stay.")
     return redirect("web:adapter_detail", version_id=version.pk)
 

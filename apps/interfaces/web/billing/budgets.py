@@ -7,11 +7,10 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.accounts.queries import list_keys, list_members
 from apps.accounts.roles import Permission, has_permission
-from apps.billing.budgets import end_budget, get_state, list_budgets, list_key_labels, set_budget, set_key_labels
-from apps.billing.models import Budget, BudgetScope
+from apps.billing.budgets import end_budget, get_states, list_budgets, list_key_labels, set_budget, set_key_labels
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
-from apps.core.http.forms import add_domain_error
+from apps.core.http.forms import domain_errors_on
 from apps.core.money import usd_to_nano
 from apps.interfaces.web.billing.spending_forms import BudgetForm, KeyLabelsForm
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, require
@@ -24,32 +23,27 @@ def index(request: OrganizationRequest) -> HttpResponse:
     form = BudgetForm(request.POST or None, organization=request.organization)
     if request.method == "POST":
         require(request.membership, Permission.ORGANIZATION_MANAGE)
-        if form.is_valid() and _set(form, request):
-            messages.success(request, "The budget is in force; what the month has cost so far counts.")
-            return redirect("web:budget_list")
+        if form.is_valid():
+            data = form.cleaned_data
+            with domain_errors_on(form):
+                try:
+                    set_budget(
+                        organization=request.organization,
+                        scope=data["scope"],
+                        target=form.target,
+                        limit_nano=usd_to_nano(data["limit_usd"]),
+                        mode=data["mode"],
+                        thresholds=data["thresholds"],
+                        by=request.membership.user_id,
+                        now=db_now(),
+                    )
+                except DomainError as error:
+                    if error.param == "target":
+                        error.param = data["scope"]  # the field that holds the target
+                    raise
+                messages.success(request, "The budget is in force; what the month has cost so far counts.")
+                return redirect("web:budget_list")
     return _page(request, form, KeyLabelsForm(organization=request.organization))
-
-
-def _set(form: BudgetForm, request: OrganizationRequest) -> bool:
-    data = form.cleaned_data
-    try:
-        set_budget(
-            organization=request.organization,
-            scope=data["scope"],
-            target=form.target,
-            limit_nano=usd_to_nano(data["limit_usd"]),
-            mode=data["mode"],
-            thresholds=data["thresholds"],
-            by=request.membership.user_id,
-            now=db_now(),
-        )
-    except DomainError as error:
-        if error.param == "target" and data["scope"] in form.fields:
-            form.add_error(data["scope"], error.message)
-        else:
-            add_domain_error(form, error)
-        return False
-    return True
 
 
 @require_POST
@@ -80,15 +74,23 @@ def label_key(request: OrganizationRequest) -> HttpResponse:
 
 
 def _page(request: OrganizationRequest, form: BudgetForm, labels: KeyLabelsForm) -> HttpResponse:
-    now = db_now()
-    names = {key.pk: key.name for key in list_keys(organization=request.organization)}
+    names = {"": "The whole organization"}  # the target of its own budget
+    names |= {key.pk: key.name for key in list_keys(organization=request.organization)}
     names |= {each.user_id: str(each.user) for each in list_members(organization=request.organization)}
     rows = []
-    for budget in list_budgets(organization=request.organization):
-        spent, held = get_state(budget=budget, now=now)
+    budgets = list(list_budgets(organization=request.organization))
+    states = get_states(organization=request.organization, budgets=budgets, now=db_now())
+    for budget in budgets:
+        spent, held = states[budget.pk]
         share = min(100, (spent + held) * 100 // budget.limit_nano)
         rows.append(
-            {"budget": budget, "name": _name(budget, names), "spent_nano": spent, "held_nano": held, "share": share}
+            {
+                "budget": budget,
+                "name": names.get(budget.target, budget.target),
+                "spent_nano": spent,
+                "held_nano": held,
+                "share": share,
+            }
         )
     labelled = list_key_labels(organization=request.organization)
     context = {
@@ -100,9 +102,3 @@ def _page(request: OrganizationRequest, form: BudgetForm, labels: KeyLabelsForm)
     }
     status = 422 if request.method == "POST" else 200
     return render(request, "billing/budgets.html", context, status=status)
-
-
-def _name(budget: Budget, names: dict[str, str]) -> str:
-    if budget.scope == BudgetScope.ORGANIZATION:
-        return "The whole organization"
-    return names.get(budget.target, budget.target)

@@ -12,7 +12,6 @@ from apps.billing.usage.charge_details import Charge, find_charge, list_hours, l
 from apps.core.money import rated
 from apps.finetuning.models import FineTuningJob, Run
 from apps.finetuning.usage.charges import MINIMUM_SECONDS
-from apps.interfaces.web.billing.usage import MOVEMENTS
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
 _HOURS_SHOWN = 800  # a little more than a month
@@ -59,7 +58,6 @@ def _job(organization: Organization, charge: Charge) -> dict[str, object]:
         "is_minimum": job is not None and job.billed_gpu_ms > sum(run.billed_gpu_ms for run in runs),
         "minimum_seconds": MINIMUM_SECONDS,
         "postings": [
-            (MOVEMENTS.get(posted.kind, posted.kind), posted)
-            for posted in list_postings(organization=organization, hold=charge.hold)
+            (posted.get_kind_display(), posted) for posted in list_postings(organization=organization, hold=charge.hold)
         ],
     }

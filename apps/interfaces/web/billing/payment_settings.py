@@ -3,9 +3,10 @@
 No view here calls Stripe. It stores what it needs, a task carries it out, and the waiting page polls.
 """
 
-from collections.abc import Callable
 from decimal import Decimal
+from typing import Any
 
+from django import forms
 from django.contrib import messages
 from django.http import Http404, HttpResponse
 from django.shortcuts import redirect, render
@@ -15,11 +16,9 @@ from django_htmx.http import HttpResponseClientRedirect
 from apps.accounts.roles import Permission, has_permission
 from apps.billing.queries import get_balance
 from apps.core.database.clock import db_now
-from apps.core.errors import DomainError
-from apps.core.http.forms import add_domain_error
+from apps.core.http.forms import domain_errors_on
 from apps.core.messages import outbox
 from apps.core.money import NANO_PER_CENT
-from apps.interfaces.web.billing.payment_settings_forms import AutoRechargeForm, TopUpForm
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.payments import autorecharge
 from apps.payments.customers import get_customer
@@ -30,6 +29,30 @@ from apps.payments.stripe import gateway
 from apps.payments.topups import request_page, request_topup
 
 _PAYMENTS_SHOWN = 20
+_USD: dict[str, Any] = {"max_digits": 9, "decimal_places": 2}
+
+
+class TopUpForm(forms.Form):
+    amount_usd = forms.DecimalField(label="Amount in dollars", initial=50, **_USD)
+
+    @property
+    def amount_cents(self) -> int:
+        return int(self.cleaned_data["amount_usd"] * 100)
+
+
+class AutoRechargeForm(forms.Form):
+    is_enabled = forms.BooleanField(required=False, label="Charge the card when credit runs low")
+    threshold_usd = forms.DecimalField(label="When less is left than", min_value=Decimal(0), **_USD)
+    amount_usd = forms.DecimalField(label="Charge", **_USD)
+    monthly_cap_usd = forms.DecimalField(
+        label="At most in a month", help_text="Without tax; months are UTC.", min_value=Decimal(0), **_USD
+    )
+
+    def in_cents(self) -> dict[str, int]:
+        return {
+            f"{name}_cents": int(self.cleaned_data[f"{name}_usd"] * 100)
+            for name in ("threshold", "amount", "monthly_cap")
+        }
 
 
 @require_safe
@@ -82,13 +105,10 @@ def top_up(request: OrganizationRequest) -> HttpResponse:
     _refuse_without_payments()
     form = TopUpForm(request.POST)
     if form.is_valid():
-        try:
+        with domain_errors_on(form):
             asked = request_topup(
                 organization=request.organization, amount_cents=form.amount_cents, by=request.membership.user_id
             )
-        except DomainError as error:
-            add_domain_error(form, error)
-        else:
             return redirect("web:billing_page", asked.pk)
     return _page(request, topup_form=form, status=422)
 
@@ -120,26 +140,18 @@ def open_portal(request: OrganizationRequest) -> HttpResponse:
 def auto_recharge(request: OrganizationRequest) -> HttpResponse:
     _refuse_without_payments()
     form = AutoRechargeForm(request.POST)
-    if form.is_valid() and _is_saved(form, request):
-        messages.success(
-            request, "Auto-recharge is on." if form.cleaned_data["is_enabled"] else "Auto-recharge is off."
-        )
-        return redirect("web:billing")
+    if form.is_valid():
+        is_enabled = form.cleaned_data["is_enabled"]
+        with domain_errors_on(form):
+            autorecharge.set_auto_recharge(
+                organization=request.organization,
+                is_enabled=is_enabled,
+                by=request.membership.user_id,
+                **form.in_cents(),
+            )
+            messages.success(request, f"Auto-recharge is {'on' if is_enabled else 'off'}.")
+            return redirect("web:billing")
     return _page(request, recharge_form=form, status=422)
-
-
-def _is_saved(form: AutoRechargeForm, request: OrganizationRequest) -> bool:
-    try:
-        autorecharge.set_auto_recharge(
-            organization=request.organization,
-            is_enabled=form.cleaned_data["is_enabled"],
-            by=request.membership.user_id,
-            **form.in_cents(),
-        )
-    except DomainError as error:
-        add_domain_error(form, error)
-        return False
-    return True
 
 
 @require_safe
@@ -148,9 +160,11 @@ def page(request: OrganizationRequest, page_id: str) -> HttpResponse:
     """Wait for one of Stripe's pages and go there; after the return, wait for the result."""
     _refuse_without_payments()
     asked = _get_page(request, page_id)
-    leave = _leaving(request, asked)
-    if leave is not None:
-        return leave(asked.url)
+    # Redirect to Stripe once, for the poll that finds the page ready: an answer to a form must not leave this origin.
+    was_waiting = request.GET.get("waiting") == "1"
+    is_fresh = asked.status == PageStatus.READY and (asked.topup is None or asked.topup.status == TopUpStatus.OPEN)
+    if request.htmx and was_waiting and is_fresh:
+        return HttpResponseClientRedirect(asked.url)
     return _show_page(request, asked)
 
 
@@ -177,16 +191,6 @@ def _get_page(request: OrganizationRequest, page_id: str) -> HostedPage:
     if asked is None:
         raise Http404
     return asked
-
-
-def _leaving(request: OrganizationRequest, asked: HostedPage) -> Callable[[str], HttpResponse] | None:
-    """Return the redirect to Stripe, once: for the poll that finds the page ready.
-
-    A redirect in answer to a form must not leave this origin.
-    """
-    was_waiting = request.GET.get("waiting") == "1"
-    is_fresh = asked.status == PageStatus.READY and (asked.topup is None or asked.topup.status == TopUpStatus.OPEN)
-    return HttpResponseClientRedirect if request.htmx and was_waiting and is_fresh else None
 
 
 def _refuse_without_payments() -> None:

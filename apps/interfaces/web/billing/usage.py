@@ -16,7 +16,7 @@ from apps.accounts.queries import list_keys, list_members
 from apps.accounts.roles import Permission
 from apps.billing.invoices.files import csv_usd
 from apps.billing.invoices.profiles import get_profile
-from apps.billing.models import AccountKind, LedgerTransaction, LineKind, UsageSeries
+from apps.billing.models import AccountKind, LedgerTransaction, LineKind, PostingKind, UsageSeries
 from apps.billing.queries import get_balance, list_transactions, list_usage, sources_of_holds
 from apps.billing.spending import Spend, list_spending, sum_by
 from apps.billing.usage.storage import STORED
@@ -42,27 +42,11 @@ _CSV_HEADER = (
 )  # fmt: skip
 _GROUPS = {"key": "Key", "member": "Member", "label": "Label"}
 _WITHOUT = "without"
-MOVEMENTS = {
-    "grant": "Credit granted",
-    "hold": "Held",
-    "settle": "Charge settled, hold released",
-    "refund": "Given back",
-    "usage": "Usage charged",
-    "topup": "Paid in",
-    "expiry": "Credit expired",
-    "adjustment": "Adjusted by the operator",
-    "rebate": "Given back for volume",
-    "reversal": "Reversed",
-    "debt_paid": "Debt paid",
-    "payment_reversed": "Payment taken back",
-    "payment_refunded": "Paid back",
-    "release": "Hold released",
-}
 # Reasons of movements between the wallet and the slices held for requests: apps/billing/usage/slices.py.
-_REASONS_OF_SLICES = {
-    ("hold", ""): "requests in progress",
-    ("settle", "slice returned"): "requests, the unused part",
-    ("settle", "slice expired"): "requests, the unused part",
+_REASONS_OF_SLICES: dict[tuple[str, str], str] = {
+    (PostingKind.HOLD, ""): "requests in progress",
+    (PostingKind.SETTLE, "slice returned"): "requests, the unused part",
+    (PostingKind.SETTLE, "slice expired"): "requests, the unused part",
 }
 
 
@@ -257,13 +241,13 @@ def _movement(posted: LedgerTransaction, source: str) -> Movement:
             moved[entry.account.kind] += entry.amount_nano
     is_job = source.startswith("ftjob-")
     url = reverse("web:job_detail", args=[source]) if is_job else ""
-    if is_job and posted.kind == "settle":
+    if is_job and posted.kind == PostingKind.SETTLE:
         url = reverse("web:charge_why", args=[posted.idempotency_key.removeprefix("settle:")])
-    if posted.kind == "usage":
+    if posted.kind == PostingKind.USAGE:
         url = reverse("web:charge_why", args=[f"series-{source.removeprefix('usage:')}"])
     return Movement(
         at=posted.created_at,
-        words=MOVEMENTS.get(posted.kind, posted.kind.capitalize()),
+        words=posted.get_kind_display(),
         reason=source if is_job else _reason(posted),
         url=url,
         wallet_nano=moved[AccountKind.WALLET],
@@ -276,7 +260,7 @@ def _reason(posted: LedgerTransaction) -> str:
     if words := _REASONS_OF_SLICES.get((posted.kind, posted.reason)):
         return words
     sku, _, subject = posted.reason.partition(" ")
-    if posted.kind != "usage" or not subject:
+    if posted.kind != PostingKind.USAGE or not subject:
         return posted.reason
     if subject == STORED:
         return STORED

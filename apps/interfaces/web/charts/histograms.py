@@ -40,7 +40,8 @@ def histogram(bounds: Sequence[tuple[int, int]], *, limit: int | None = None, un
         tall = max(1.2, (base_y - top) * count / peak) if count else 0
         over = limit is not None and low >= limit
         title = f"{low:,} to {high:,} {unit}: {count:,}"
-        bars.append(_bar(index * step, base_y, max(1.0, step - 2), tall, title, over=over))
+        x, y, tall = round(index * step, 1), round(base_y - tall, 1), round(tall, 1)
+        bars.append(Bar(x=x, y=y, width=round(max(1.0, step - 2), 1), height=tall, title=title, over=over))
         low = high
     limit_x = _limit_position(bounds, limit, step)
     label_x, anchor = _inside(limit_x or 0, half=44, width=width)
@@ -48,11 +49,6 @@ def histogram(bounds: Sequence[tuple[int, int]], *, limit: int | None = None, un
         width=width, height=height, base_y=base_y, bars=tuple(bars),
         limit_x=limit_x, limit_label_x=label_x, limit_anchor=anchor,
     )  # fmt: skip
-
-
-def _bar(x: float, base_y: float, width: float, height: float, title: str, *, over: bool) -> Bar:
-    y = round(base_y - height, 1)
-    return Bar(x=round(x, 1), y=y, width=round(width, 1), height=round(height, 1), title=title, over=over)
 
 
 def _inside(x: float, *, half: float, width: float) -> tuple[float, str]:

@@ -1,6 +1,5 @@
 """The pages that assign a file's columns, with a preview of its first rows, and that repair bad rows."""
 
-from django.contrib import messages
 from django.http import HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
@@ -8,6 +7,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 from apps.accounts.roles import Permission
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
+from apps.core.http.forms import domain_errors_shown
 from apps.datasets import operations, queries
 from apps.datasets.intake import versions
 from apps.datasets.models import DatasetVersion
@@ -46,17 +46,15 @@ def repair(request: OrganizationRequest, file_id: str) -> HttpResponse:
     """Create a new version without the bad rows, or with them fixed."""
     version = queries.get_version(organization=request.organization, id=file_id)
     mode = RepairMode.DROP if request.POST.get("mode") == RepairMode.DROP else RepairMode.REPAIR
-    try:
+    with domain_errors_shown(request):
         repaired = versions.repair_version(
             version=version,
             mode=mode,
             by=request.membership.user_id,
             now=db_now(),
         )
-    except DomainError as error:
-        messages.error(request, error.message)
-        return redirect("web:dataset_detail", version.pk)
-    return redirect("web:dataset_detail", repaired.pk)
+        return redirect("web:dataset_detail", repaired.pk)
+    return redirect("web:dataset_detail", version.pk)
 
 
 @require_POST

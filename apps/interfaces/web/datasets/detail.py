@@ -91,7 +91,11 @@ def detail(request: OrganizationRequest, file_id: str) -> HttpResponse:
     context = viewer_context(address, looked, is_pending=version.status in UNVALIDATED)
     if part.endswith("#viewer"):
         return _part(request, "viewer", context)
-    context |= _summary(address, looked) | _people(version, request)
+    context |= _summary(address, looked) | {
+        "uploader": name_of_actor(organization=request.organization, actor=version.created_by),
+        "may_write": has_permission(request.membership.role, Permission.DATASET_WRITE),
+        "may_train": has_permission(request.membership.role, Permission.JOB_WRITE),
+    }
     return _part(request, "dataset" if part else "", context)
 
 
@@ -158,14 +162,6 @@ def _others(version: DatasetVersion) -> list[tuple[str, str]]:
         (other.pk, f"Validation: {other.dataset.name}, {other.filename}")
         for other in versions.filter(status=DatasetVersionStatus.READY).exclude(pk=version.pk)[:100]
     ]
-
-
-def _people(version: DatasetVersion, request: OrganizationRequest) -> dict[str, object]:
-    return {
-        "uploader": name_of_actor(organization=request.organization, actor=version.created_by),
-        "may_write": has_permission(request.membership.role, Permission.DATASET_WRITE),
-        "may_train": has_permission(request.membership.role, Permission.JOB_WRITE),
-    }
 
 
 def _checks(address: Address, looked: RowContext, refusal: LineError | None) -> list[FileCheck]:

@@ -127,17 +127,14 @@ def _turn_spans(row: ChatRow | TextRow, text: str, controls: Sequence[Span]) -> 
         found = text.find(content, position)
         if found < 0:  # the template rewrites the text: show the row in one piece
             return [("conversation", (0, len(text)))]
-        position = _end_of_turn(text, found + len(content), controls)
+        # The turn ends with the next control token and the line break that some templates add.
+        written = found + len(content)
+        index = bisect_left(controls, (written, 0))
+        end = controls[index][1] if index < len(controls) else written
+        position = end + len(text[end:]) - len(text[end:].lstrip("\r\n"))
         cuts.append(position)
     edges = [0, *cuts, len(text)]
     return [(m.role.value, span) for m, span in zip(row.messages, pairwise(edges), strict=True)]
-
-
-def _end_of_turn(text: str, written: int, controls: Sequence[Span]) -> int:
-    """Return the end of the control token after `written`, including the line break that some templates add."""
-    index = bisect_left(controls, (written, 0))
-    end = controls[index][1] if index < len(controls) else written
-    return end + len(text[end:]) - len(text[end:].lstrip("\r\n"))
 
 
 def _turn(

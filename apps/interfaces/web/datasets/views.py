@@ -1,5 +1,6 @@
 """The dataset pages: list, upload, one file with its rows as a model sees them, download, delete."""
 
+from django import forms
 from django.conf import settings
 from django.contrib import messages
 from django.http import HttpResponse, HttpResponseRedirect
@@ -12,19 +13,30 @@ from apps.accounts.roles import Permission, has_permission
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
-from apps.core.http.forms import add_domain_error
+from apps.core.http.forms import domain_errors_on
 from apps.core.objects.store import CHUNK_BYTES
 from apps.datasets import operations, queries
 from apps.datasets.intake import versions as intake
 from apps.datasets.lifecycle import UNVALIDATED
-from apps.datasets.models import DatasetVersion
 from apps.finetuning.usage.quotas import get_quota
 from apps.finetuning.usage.storage import counted_bytes
-from apps.interfaces.web.datasets.forms import UploadForm
 from apps.interfaces.web.datasets.viewer import chosen_model, model_options
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
 IN_PARTS_FROM_BYTES = 32 * 1024**2  # smaller files go in one request: it is quicker, and sending it again costs little
+
+
+class UploadForm(forms.Form):
+    """One file with an optional name. The default is the file's own name; an existing name makes its next version."""
+
+    name = forms.CharField(
+        required=False,
+        max_length=120,
+        label="Name",
+        help_text="Left empty: the file's name. The same name again adds a version.",
+        widget=forms.TextInput(attrs={"autocomplete": "off"}),
+    )
+    file = forms.FileField(label="File", allow_empty_file=True, max_length=1000)
 
 
 # --- List and upload --------------------------------------------------------------------------------------------------
@@ -71,8 +83,17 @@ def upload(request: OrganizationRequest) -> HttpResponse:
     """Accept a file from a form. It streams from disk to the store, and a task validates it."""
     form = UploadForm(request.POST, request.FILES) if request.method == "POST" else UploadForm()
     if request.method == "POST" and form.is_valid():
-        version = _create(form, request)
-        if version:
+        file = form.cleaned_data["file"]
+        with domain_errors_on(form):
+            version = intake.create_version(
+                organization=request.organization,
+                filename=file.name,
+                purpose="fine-tune",
+                chunks=file.chunks(CHUNK_BYTES),
+                dataset_name=form.cleaned_data["name"] or None,
+                by=request.membership.user_id,
+                now=db_now(),
+            )
             return redirect("web:dataset_detail", version.pk)
     context = {
         "form": form,
@@ -81,23 +102,6 @@ def upload(request: OrganizationRequest) -> HttpResponse:
         "max_upload_bytes": settings.MAX_UPLOAD_BYTES,
     }
     return render(request, "datasets/upload.html", context, status=422 if form.is_bound else 200)
-
-
-def _create(form: UploadForm, request: OrganizationRequest) -> DatasetVersion | None:
-    file = form.cleaned_data["file"]
-    try:
-        return intake.create_version(
-            organization=request.organization,
-            filename=file.name,
-            purpose="fine-tune",
-            chunks=file.chunks(CHUNK_BYTES),
-            dataset_name=form.cleaned_data["name"] or None,
-            by=request.membership.user_id,
-            now=db_now(),
-        )
-    except DomainError as error:
-        add_domain_error(form, error)
-        return None
 
 
 def _storage(organization: Organization) -> dict[str, int | None]:

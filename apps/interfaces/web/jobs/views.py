@@ -18,17 +18,18 @@ from apps.accounts.models import Membership
 from apps.accounts.roles import Permission, has_permission
 from apps.adapters.models import AdapterVersion
 from apps.core.database.clock import db_now
-from apps.core.errors import DomainError
+from apps.core.http.forms import domain_errors_shown
 from apps.core.money import NANO_PER_CENT, usd_decimal
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.queries import download_url as file_url
+from apps.estimates.physics.gpus import GIB
 from apps.finetuning import queries
 from apps.finetuning.jobs import control
 from apps.finetuning.jobs.explanations import explain
 from apps.finetuning.jobs.progress import get_progress, percent_of
 from apps.finetuning.jobs.retries import retry_job
 from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus, RunStatus
-from apps.finetuning.models import FineTuningJob, JobEvent
+from apps.finetuning.models import FineTuningJob
 from apps.finetuning.recipes.checkpoint_names import may_answer
 from apps.finetuning.runs import attempts
 from apps.finetuning.runs.queue_order import queue_position
@@ -55,7 +56,6 @@ _STATES = (
     (JobStatus.SUCCEEDED, "Succeeded"),
     (JobStatus.FAILED, "Failed"),
 )
-_GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,9 @@ def index(request: OrganizationRequest) -> HttpResponse:
     address = f"{reverse('web:job_list')}?status={status}"
     now = db_now()
     context = {
-        "jobs": [_summary(job, now) for job in page.object_list],
+        "jobs": [
+            {"job": job, "title": title_of(job), "progress": get_progress(job=job, now=now)} for job in page.object_list
+        ],
         "page": page,
         "tabs": [
             {"label": label, "url": f"{reverse('web:job_list')}?status={value}", "current": value == status}
@@ -187,22 +189,17 @@ def retry(request: OrganizationRequest, job_id: str) -> HttpResponse:
     if not form.is_valid():
         messages.error(request, "The cap is an amount in dollars, such as 2.50.")
         return redirect("web:job_detail", job_id=job_id)
-    try:
+    with domain_errors_shown(request):
         again = retry_job(job=job, by=request.membership.user_id, now=db_now(), spend_cap_nano=form.cap_nano)
-    except DomainError as refused:
-        messages.error(request, refused.message)
-        return redirect("web:job_detail", job_id=job_id)
-    messages.success(request, "Started again with the change.")
-    return redirect("web:job_detail", job_id=again.pk)
+        messages.success(request, "Started again with the change.")
+        return redirect("web:job_detail", job_id=again.pk)
+    return redirect("web:job_detail", job_id=job_id)
 
 
 def _act(request: OrganizationRequest, job_id: str, act: Callable[..., object], words: str) -> HttpResponse:
     job = queries.get_job(organization=request.organization, id=job_id)
-    try:
+    with domain_errors_shown(request):
         act(job=job, by=request.membership.user_id, now=db_now())
-    except DomainError as refused:
-        messages.error(request, refused.message)
-    else:
         messages.success(request, words)
     return redirect("web:job_detail", job_id=job_id)
 
@@ -212,10 +209,6 @@ def _act(request: OrganizationRequest, job_id: str, act: Callable[..., object], 
 
 def title_of(job: FineTuningJob) -> str:
     return job.suffix or f"{job.base_model.display_name} on {job.training_file.dataset.name}"
-
-
-def _summary(job: FineTuningJob, now: datetime.datetime) -> dict[str, object]:
-    return {"job": job, "title": title_of(job), "progress": get_progress(job=job, now=now)}
 
 
 def _detail(job: FineTuningJob, membership: Membership) -> dict[str, object]:
@@ -249,7 +242,10 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, object]:
         "runs": list(job.runs.order_by("attempt").select_related("worker")),
         "peak_bytes": max((run.peak_memory_bytes or 0 for run in job.runs.all()), default=0),
         "memory": _memory_bar(job),
-        "events": [_shown(event) for event in queries.list_events(job=job).exclude(type="metrics")[:_SHOWN_EVENTS]],
+        "events": [
+            {"level": event.level, "message": event.message, "detail": "", "at": event.created_at}
+            for event in queries.list_events(job=job).exclude(type="metrics")[:_SHOWN_EVENTS]
+        ],
         "outcome": outcome_rows(outcome),
         "is_served": _is_served(job.adapter_version),
         "method": method_words(job),
@@ -313,23 +309,11 @@ def _phases(job: FineTuningJob, now: datetime.datetime) -> list[ShownPhase]:
         else:
             percent = percent_of(job) if is_train else None
             phases.append(ShownPhase(name, "now", f"{percent}%" if is_train else _span(now - begun), percent, is_train))
-    return [*_with_end(phases, job), _ready(job)]
-
-
-def _with_end(phases: list[ShownPhase], job: FineTuningJob) -> list[ShownPhase]:
-    """Mark the phase in which a job failed or was stopped."""
     marks: dict[str, str] = {JobStatus.FAILED: "failed", JobStatus.CANCELLED: "stopped", JobStatus.PAUSED: "stopped"}
-    mark = marks.get(job.status)
-    if mark is None:
-        return phases
-    last = max((index for index, phase in enumerate(phases) if phase.state), default=0)
-    ended = phases[last]
-    phases[last] = replace(ended, state=mark, percent=None)
-    return phases
-
-
-def _ready(job: FineTuningJob) -> ShownPhase:
-    return ShownPhase("Ready", "done" if job.status == JobStatus.SUCCEEDED else "")
+    if mark := marks.get(job.status):
+        last = max((index for index, phase in enumerate(phases) if phase.state), default=0)
+        phases[last] = replace(phases[last], state=mark, percent=None)
+    return [*phases, ShownPhase("Ready", "done" if job.status == JobStatus.SUCCEEDED else "")]
 
 
 def _seconds(begun: datetime.datetime | None, ended: datetime.datetime | None) -> float:
@@ -350,8 +334,4 @@ def _memory_bar(job: FineTuningJob) -> memory_charts.MemoryBar | None:
     if not job.estimate:
         return None
     parts = memory_parts((part["key"], part["bytes"]) for part in job.estimate["parts"])
-    return memory_charts.memory_bar(parts, job.estimate["capacity_bytes"] / _GIB)
-
-
-def _shown(event: JobEvent) -> dict[str, object]:
-    return {"level": event.level, "message": event.message, "detail": "", "at": event.created_at}
+    return memory_charts.memory_bar(parts, job.estimate["capacity_bytes"] / GIB)

@@ -1,6 +1,6 @@
 """The playground: up to four models side by side, streamed from the gateway with a member's short-lived token."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from django.http import HttpResponse, JsonResponse
@@ -11,10 +11,10 @@ from django.views.decorators.http import require_POST, require_safe
 from apps.accounts.models import Organization
 from apps.accounts.operations import issue_member_token
 from apps.accounts.roles import Permission, has_permission
-from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import CHECKPOINT_MARK
 from apps.adapters.queries import list_versions
-from apps.catalog.models import BaseModel, PriceRule
+from apps.catalog.models import PriceRule
+from apps.catalog.pricing import MILLION
 from apps.catalog.queries import inference_sku, list_active_prices, list_base_models
 from apps.contracts.chat import ChatRow, MessageRole
 from apps.contracts.serving import LoadState
@@ -28,7 +28,6 @@ from apps.interfaces.web.shell.code_samples import chat_samples
 from apps.serving.aliases import list_aliases
 from apps.serving.queries import serving_states
 
-_MILLION = 1_000_000
 _ADAPTERS_OFFERED = 200
 _MAX_COLUMNS = 4
 _NOTES: dict[str, str] = {
@@ -95,7 +94,13 @@ def token(request: OrganizationRequest) -> JsonResponse:
 def _options(organization: Organization) -> tuple[list[ModelOption], list[ModelOption]]:
     models = list(list_base_models(only_installed=True))
     rules = {rule.sku: rule for rule in list_active_prices(prefix="inference:", organization=organization)}
-    prices = {model.pk: _prices(model, rules) for model in models}
+    prices = {
+        model.pk: TokenPrices(
+            input_nano=_million_nano(rules.get(inference_sku(model, direction="input"))),
+            output_nano=_million_nano(rules.get(inference_sku(model, direction="output"))),
+        )
+        for model in models
+    }
     bases = [
         ModelOption(name=model.name, label=model.display_name, base_name=model.name, prices=prices[model.pk])
         for model in models
@@ -105,7 +110,7 @@ def _options(organization: Organization) -> tuple[list[ModelOption], list[ModelO
     adapters = [
         ModelOption(
             name=version.model_name,
-            label=_label(version),
+            label=version.adapter.name if version.number == 1 else f"{version.adapter.name}, {version.label}",
             note=_NOTES.get(states[version.pk].state, "loading"),
             base_name=version.adapter.base_model.name,
             prices=prices[version.adapter.base_model_id],
@@ -127,19 +132,8 @@ def _options(organization: Organization) -> tuple[list[ModelOption], list[ModelO
     return bases, [*adapters, *named]
 
 
-def _label(version: AdapterVersion) -> str:
-    return version.adapter.name if version.number == 1 else f"{version.adapter.name}, {version.label}"
-
-
-def _prices(model: BaseModel, rules: Mapping[str, PriceRule]) -> TokenPrices:
-    return TokenPrices(
-        input_nano=_million_nano(rules.get(inference_sku(model, direction="input"))),
-        output_nano=_million_nano(rules.get(inference_sku(model, direction="output"))),
-    )
-
-
 def _million_nano(rule: PriceRule | None) -> int | None:
-    return rated(quantity=_MILLION, price_nano=rule.price_nano, per=rule.per) if rule else None
+    return rated(quantity=MILLION, price_nano=rule.price_nano, per=rule.per) if rule else None
 
 
 def _trained_system_message(organization: Organization, chosen: Iterable[str]) -> str:

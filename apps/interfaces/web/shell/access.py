@@ -21,7 +21,6 @@ from apps.core.http.access import Access, View, answer, public_view, redirect_to
 __all__ = [
     "SESSION_ORGANIZATION",
     "OrganizationRequest",
-    "PersonRequest",
     "organization_view",
     "person_view",
     "public_view",

@@ -53,9 +53,10 @@ def method_context(request: OrganizationRequest, plan: Plan) -> StepContext:
         quoted = {key: best_quote(quotes) for key, quotes in plan.quotes_of_kinds(kinds).items()}
     except DomainError as error:
         return StepContext(values | {"needs": "No quote for these choices"}, problem=error)
+    costs = {key: quote.estimate.cost_nano_p50 for key, quote in quoted.items() if quote}
     values |= {
         "methods": partial(_choices, kinds, quoted, plan),  # called by the page only, not by the live panel
-        "method_prices": [(kind.key, _cost_nano(quoted.get(kind.key))) for kind in kinds],
+        "method_prices": [(kind.key, costs.get(kind.key)) for kind in kinds],
         "method_needs": [(key, quote.estimate.peak_bytes if quote else None) for key, quote in quoted.items()],
         "needs": "Fix the highlighted fields" if form.errors else "",
     }
@@ -80,10 +81,6 @@ def _first_row(plan: Plan) -> RowView | None:
         return view_row(previews[0].row, renderer, limit=recipe.max_length, train_on=TrainOn(recipe.train_on))
     except RowError:
         return None
-
-
-def _cost_nano(quoted: PoolQuote | None) -> int | None:
-    return quoted.estimate.cost_nano_p50 if quoted else None
 
 
 def _kept(plan: Plan) -> dict[str, int | None]:

@@ -81,38 +81,24 @@ def _without_effect(recipe: Hyperparameters) -> set[str]:
     return hidden | (_OF_ADAPTER if recipe.method is Method.FULL else set())
 
 
-def _patience(value: int | None) -> str:
-    return "off" if value is None else f"after {value} evaluations without a lower loss"
-
-
-def _apart(steps: int) -> str:
-    return f"{steps:,} step{'s' if steps > 1 else ''} apart"
-
-
-def _packing(value: bool | None) -> str:
-    return "where the machine can" if value is None else "on" if value else "off"
-
-
 def _switch(value: bool) -> str:
     return "on" if value else "off"
-
-
-def _layers(value: Iterable[str]) -> str:
-    return ", ".join(name.removesuffix("_proj") for name in value)
 
 
 _WORDS: dict[str, Callable[[Any], str]] = {
     "learning_rate": "{:g}".format,
     "batch_size": "{} rows a step".format,
     "max_length": "{:,} tokens".format,
-    "early_stopping_patience": _patience,
-    "eval_steps": _apart,
+    "early_stopping_patience": lambda count: (
+        "off" if count is None else f"after {count} evaluations without a lower loss"
+    ),
+    "eval_steps": lambda steps: f"{steps:,} step{'s' if steps > 1 else ''} apart",
     "warmup_ratio": "{:.0%} of the steps".format,
     "weight_decay": "{:g}".format,
     "max_grad_norm": "{:g}".format,
     "lora_dropout": "{:g}".format,
-    "target_modules": _layers,
-    "packing": _packing,
+    "target_modules": lambda names: ", ".join(name.removesuffix("_proj") for name in names),
+    "packing": lambda value: "where the machine can" if value is None else _switch(value),
     "use_dora": _switch,
     "use_rslora": _switch,
     "cpu_offload": _switch,

@@ -5,11 +5,10 @@ import secrets
 from apps.billing.queries import get_balance
 from apps.catalog.licences import is_licence_missing
 from apps.contracts.runs import Hyperparameters, Objective
-from apps.finetuning.quotes.options import PoolQuote
 from apps.finetuning.usage.charges import MINIMUM_SECONDS
 from apps.interfaces.web.shell.access import OrganizationRequest
 from apps.interfaces.web.wizard.compute import quotes_of, samples
-from apps.interfaces.web.wizard.compute_table import ComputeRow, TableView, compute_rows
+from apps.interfaces.web.wizard.compute_table import TableView, compute_rows
 from apps.interfaces.web.wizard.forms import TRAINED
 from apps.interfaces.web.wizard.plan import Plan, StepContext
 from apps.interfaces.web.wizard.recipe_words import value_in_words
@@ -36,8 +35,9 @@ def review_context(request: OrganizationRequest, plan: Plan) -> StepContext:
     )
     is_low = cap_nano is not None and named is not None and cap_nano < (named.least_cap_nano or 0)
     can_pay = left_nano is not None and left_nano >= 0
+    view = TableView(chosen=named, now=plan.now, needed_by=cap_form.deadline)
     values: dict[str, object] = {
-        "row": _row(named, plan) if named else None,
+        "row": compute_rows([named], view=view)[0] if named else None,
         "cap_nano": cap_nano,
         "balance": balance,
         "left_nano": left_nano,
@@ -60,11 +60,6 @@ def review_context(request: OrganizationRequest, plan: Plan) -> StepContext:
         "needs": "" if named else "Choose compute again",
     }
     return StepContext(values, named, problem)
-
-
-def _row(quoted: PoolQuote, plan: Plan) -> ComputeRow:
-    view = TableView(chosen=quoted, now=plan.now, needed_by=plan.compute_form.deadline)
-    return compute_rows([quoted], view=view)[0]
 
 
 def _full_recipe(plan: Plan) -> list[tuple[str, str, bool]]:

@@ -6,13 +6,13 @@ import pytest
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.core.database.clock import db_now
+from apps.core.errors import NotFound
 from apps.core.models import AuditEntry
 from apps.estimates.calibration import PHYSICS
 from apps.finetuning.models import CalibrationPoint, FineTuningJob, GpuPool, PoolAccuracy
 from apps.finetuning.pools import accuracy, calibrations, grid_points
 from apps.finetuning.pools.operations import record_probe
-from apps.finetuning.quotes.corrections import correction_of
-from apps.finetuning.quotes.pool_facts import newest_probes
+from apps.finetuning.quotes.pool_facts import correction_of, newest_probes
 from tests.factories.accounts import make_organization
 from tests.factories.finetuning import give_credit, make_job, probe_report
 from tests.factories.outcomes import leave_queue, teach
@@ -124,7 +124,7 @@ def test_an_operator_goes_back_to_a_version_or_to_none_and_it_stays(taught):
 
 
 def test_a_version_that_is_not_the_pools_is_refused(taught):
-    with pytest.raises(calibrations.CalibrationNotFound):
+    with pytest.raises(NotFound, match="has no calibration"):
         calibrations.use_version(pool=taught.pool, number=7, by="user_olga")
 
 

@@ -8,13 +8,13 @@ import pytest
 
 from apps.billing.queries import get_balance
 from apps.core.database.clock import db_now
-from apps.core.errors import InvalidValue, QuotaExceeded
+from apps.core.errors import InvalidState, InvalidValue, QuotaExceeded
 from apps.core.messages import outbox
 from apps.core.models import OutboxMessage
 from apps.datasets import operations as datasets
 from apps.datasets.inspection import comparisons
 from apps.datasets.models import DatasetVersion
-from apps.datasets.operations import FileInUse, count_tokens, delete_version
+from apps.datasets.operations import count_tokens, delete_version
 from apps.datasets.tasks import compare, count
 from apps.datasets.tasks import validate as validate_task
 from apps.datasets.validation.leases import validate_version
@@ -170,7 +170,7 @@ def test_a_bad_validation_file_fails_the_job_by_its_own_field(floor, organizatio
 def test_a_file_waited_for_cannot_be_deleted(create):
     job = create(GOOD)
 
-    with pytest.raises(FileInUse, match=job.pk):
+    with pytest.raises(InvalidState, match=job.pk):
         delete_version(version=job.training_file, by="key_test", now=db_now())
 
 

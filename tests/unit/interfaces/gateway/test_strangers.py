@@ -12,7 +12,7 @@ from apps.accounts.queries import KeyIdentity
 from apps.core.errors import DomainError, PermissionDenied, RateLimited, Unavailable
 from apps.interfaces.gateway.admission.keys import Keys
 from apps.interfaces.gateway.admission.strangers import MAX_WAITING_OF_ONE, WRONG_PER_MINUTE
-from apps.interfaces.gateway.http.addresses import address_of
+from apps.interfaces.gateway.http.client import address_of
 
 RIGHT = [new_secret(LIVE_PREFIX) for _ in range(3)]
 

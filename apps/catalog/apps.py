@@ -1,7 +1,0 @@
-from django.apps import AppConfig
-
-
-class CatalogConfig(AppConfig):
-    name = "apps.catalog"
-    label = "catalog"
-    default_auto_field = "django.db.models.BigAutoField"

@@ -1,7 +1,0 @@
-from django.apps import AppConfig
-
-
-class StaffConfig(AppConfig):
-    name = "apps.interfaces.staff"
-    label = "staff"
-    default_auto_field = "django.db.models.BigAutoField"
