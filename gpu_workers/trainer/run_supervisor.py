@@ -45,7 +45,7 @@ from gpu_workers.trainer.executor import Child, SubprocessExecutor
 from gpu_workers.trainer.lease_keeper import LeaseKeeper
 from gpu_workers.trainer.preparation import CheckpointBroken, prepare
 from gpu_workers.trainer.progress_watch import ChildActivity, ProgressWatch
-from gpu_workers.trainer.publication import EVALUATION, Published, Publisher, PublishSecrets, alone, deliver
+from gpu_workers.trainer.publication import EVALUATION, Publisher, PublishSecrets, alone, deliver
 from gpu_workers.trainer.reporter import CheckpointUploader, Reporter, Uploader
 from gpu_workers.trainer.run_checks import Refused, check_run
 from gpu_workers.trainer.tracking.child import TrackingChild
@@ -182,8 +182,12 @@ class RunSupervisor:
         asked_at: float | None = None
         while child.poll() is None:
             self._pump()
-            if self._keeper.is_lost:
-                self._fence(child)
+            if self._keeper.is_lost:  # end the child before the lease can be given to another worker
+                if not self._keeper.is_refused:
+                    child.terminate()
+                    child.wait(_KILL_AFTER_FENCE_SECONDS)
+                child.kill()
+                raise Forgotten
             if asked_at is None and self._watch.check():
                 return self._end_stalled(child)
             if asked_at is None and self._stop_reason() is not None:
@@ -195,14 +199,6 @@ class RunSupervisor:
             child.wait(_POLL_SECONDS)
         self._pump()
         return self._conclude(child)
-
-    def _fence(self, child: Child) -> None:
-        """End the child before the lease can be given to another worker."""
-        if not self._keeper.is_refused:
-            child.terminate()
-            child.wait(_KILL_AFTER_FENCE_SECONDS)
-        child.kill()
-        raise Forgotten
 
     def _end_stalled(self, child: Child) -> RunOutcome:
         """End a child without progress, with its stacks in the log; its stored checkpoints stay durable."""
@@ -237,27 +233,15 @@ class RunSupervisor:
             case Failed():
                 return self._failed(outcome.code, outcome.message, peak_memory_bytes=outcome.peak_memory_bytes)
             case None if self._stop_reason() is None:
-                return self._died(child)
+                if child.was_killed_for_memory():
+                    return self._failed(
+                        FailureCode.OUT_OF_MEMORY, "The job did not fit into the memory of the machine."
+                    )
+                return self._failed(
+                    FailureCode.INTERNAL_ERROR, f"The training process ended unexpectedly ({child.poll()})."
+                )
             case _:
                 return self._stopped()
-
-    def _publish(self, ready: AdapterReady) -> Published:
-        """Make all other promised parts; a failed part is named, and the adapter is stored in any case."""
-        if self._publisher is None:
-            return alone(ready)
-        self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.EVALUATING))
-        published = self._publisher.publish(
-            self._spec,
-            ready,
-            self._work_dir,
-            secrets=self._publish_secrets,
-            should_stop=self._must_leave,
-            begun=self._watch_over,
-            watch=self._watch,
-        )
-        if self._keeper.is_lost:
-            raise Forgotten
-        return published
 
     def _watch_over(self, child: Child) -> None:
         self._child = child
@@ -281,7 +265,22 @@ class RunSupervisor:
         return self._keeper.is_lost or self._stop_reason() in (StopReason.CANCELLED, StopReason.PREEMPTED)
 
     def _store_adapter(self, ready: AdapterReady) -> RunOutcome:
-        published = self._publish(ready)
+        """Make all other promised parts and upload everything; a failed part is named and stops nothing."""
+        if self._publisher is None:
+            published = alone(ready)
+        else:
+            self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.EVALUATING))
+            published = self._publisher.publish(
+                self._spec,
+                ready,
+                self._work_dir,
+                secrets=self._publish_secrets,
+                should_stop=self._must_leave,
+                begun=self._watch_over,
+                watch=self._watch,
+            )
+            if self._keeper.is_lost:
+                raise Forgotten
         lacks_exports = any(part.kind in self._spec.exports for part in published.missing)
         if self._stop_reason() is StopReason.CANCELLED or (
             self._stop_reason() is StopReason.PREEMPTED and lacks_exports
@@ -368,23 +367,15 @@ class RunSupervisor:
 
     def _failed(self, code: FailureCode, message: str, *, peak_memory_bytes: int | None = None) -> Failed:
         durable = self._reporter.durable
+        keys = [tracker.secret for tracker in self._spec.trackers]
         return Failed(
             code=code,
             message=message,
-            log_tail=tail_of_log(self._work_dir, known=self._secrets()),
+            log_tail=tail_of_log(self._work_dir, known=[self._spec.base_model.hub_token, self._lease.token, *keys]),
             training_seconds=durable.training_seconds,
             trained_tokens=durable.trained_tokens,
             peak_memory_bytes=peak_memory_bytes,
         )
-
-    def _secrets(self) -> list[str | None]:
-        keys = [tracker.secret for tracker in self._spec.trackers]
-        return [self._spec.base_model.hub_token, self._lease.token, *keys]
-
-    def _died(self, child: Child) -> Failed:
-        if child.was_killed_for_memory():
-            return self._failed(FailureCode.OUT_OF_MEMORY, "The job did not fit into the memory of the machine.")
-        return self._failed(FailureCode.INTERNAL_ERROR, f"The training process ended unexpectedly ({child.poll()}).")
 
 
 def _status_of(outcome: RunOutcome) -> FinalStatus:

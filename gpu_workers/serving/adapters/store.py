@@ -33,7 +33,8 @@ from apps.contracts.adapter_files import (
 from apps.contracts.parity import MAX_PARITY_BYTES, PARITY_FILE
 from apps.contracts.runs import SignedFile
 from apps.contracts.serving import DesiredAdapter
-from gpu_workers.common.downloads import OpenObject, Unfetchable, fetch, hash_file, remove_tree, sync_folder
+from gpu_workers.common.downloads import OpenObject, Unfetchable, fetch
+from gpu_workers.common.files import flush, hash_file, remove_tree, replace_file
 
 MAX_WEIGHTS_BYTES = 4 * 2**30
 MAX_ABSOLUTE_WEIGHT = 1e3  # trained weights stay below 10
@@ -138,7 +139,7 @@ class AdapterStore:
             for file in files.values():
                 fetch(file, staged / file.name, self._open_object)
             config = check_files(staged, base, rank=adapter.rank)
-            _write(staged / CONFIG_FILE, json.dumps(config, indent=1).encode())
+            replace_file(staged / CONFIG_FILE, json.dumps(config, indent=1).encode())
             _publish(staged, path)
         except Unfetchable as trouble:
             raise AdapterUnavailable(str(trouble)) from trouble
@@ -249,15 +250,8 @@ def _publish(staged: Path, path: Path) -> None:
     else:
         staged.rename(path)
     path.chmod(0o555)
-    sync_folder(path)
-    sync_folder(path.parent)
-
-
-def _write(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    flush(path)
+    flush(path.parent)
 
 
 def _size_of(folder: Path) -> int:
