@@ -140,7 +140,9 @@ class RunSupervisor:
         """Return how the attempt ended; raises Forgotten."""
         try:
             self._prepare()
-            return self._execute()
+            child = self._start_child()
+            has_ended = self._accompany(child)
+            return self._conclude(child) if has_ended else self._end_stalled(child)
         except StopAsked:
             return self._stopped()
         except Refused as refused:
@@ -168,8 +170,7 @@ class RunSupervisor:
             self._report(LogLine(sequence=UNNUMBERED, level="warn", message=warning))
         prepare(self._spec, self._work_dir, self._config, self._transfers, before_each=self._check)
 
-    def _execute(self) -> RunOutcome:
-        """Run the child to its end and pass on its events; raises Forgotten."""
+    def _start_child(self) -> Child:
         self._check()
         self._tracking = TrackingChild(self._spec, self._work_dir)
         child = self._child = self._executor.start(
@@ -179,6 +180,10 @@ class RunSupervisor:
             has_network=self._spec.base_model.path is None,  # the child fetches a base model of a repository
         )
         self._watch.follow(ChildActivity(child.leader, self._work_dir))
+        return child
+
+    def _accompany(self, child: Child) -> bool:
+        """Pass on the child's events until it ends; return False if it makes no progress. Raises Forgotten."""
         asked_at: float | None = None
         while child.poll() is None:
             self._pump()
@@ -189,7 +194,7 @@ class RunSupervisor:
                 child.kill()
                 raise Forgotten
             if asked_at is None and self._watch.check():
-                return self._end_stalled(child)
+                return False
             if asked_at is None and self._stop_reason() is not None:
                 log.info("Stopping the child: %s", self._stop_reason())
                 asked_at = time.monotonic()
@@ -198,27 +203,7 @@ class RunSupervisor:
                 child.kill()
             child.wait(_POLL_SECONDS)
         self._pump()
-        return self._conclude(child)
-
-    def _end_stalled(self, child: Child) -> RunOutcome:
-        """End a child without progress, with its stacks in the log; its stored checkpoints stay durable."""
-        message = self._still()
-        with (self._work_dir / LOG_FILE).open("a") as file:
-            file.write(f"{message}\n{ChildActivity(child.leader, self._work_dir).describe()}\n")
-        child.end_with_stacks()
-        self._pump()
-        self._checkpoints.finish(timeout_seconds=_AFTER_CHILD_SECONDS)
-        self._reporter.flush(timeout_seconds=20)
-        return self._stalled(message)
-
-    def _stalled(self, message: str) -> RunOutcome:
-        if self._keeper.is_lost:
-            raise Forgotten
-        return self._stopped() if self._stop_reason() else self._failed(FailureCode.STALLED, message)
-
-    def _still(self) -> str:
-        phase = self._status.phase or "preparing"
-        return f"No progress for {self._watch.still_seconds:.0f} s while {phase}, after step {self._status.step}."
+        return True
 
     def _conclude(self, child: Child) -> RunOutcome:
         self._watch.follow(None)
@@ -233,36 +218,13 @@ class RunSupervisor:
             case Failed():
                 return self._failed(outcome.code, outcome.message, peak_memory_bytes=outcome.peak_memory_bytes)
             case None if self._stop_reason() is None:
+                message = f"The training process ended unexpectedly ({child.poll()})."
                 if child.was_killed_for_memory():
-                    return self._failed(
-                        FailureCode.OUT_OF_MEMORY, "The job did not fit into the memory of the machine."
-                    )
-                return self._failed(
-                    FailureCode.INTERNAL_ERROR, f"The training process ended unexpectedly ({child.poll()})."
-                )
+                    message = "The job did not fit into the memory of the machine."
+                    return self._failed(FailureCode.OUT_OF_MEMORY, message)
+                return self._failed(FailureCode.INTERNAL_ERROR, message)
             case _:
                 return self._stopped()
-
-    def _watch_over(self, child: Child) -> None:
-        self._child = child
-
-    def _publish_secrets(self, part: str) -> PublishSecrets:
-        """Return the secrets for a part's child, with the reason if its judge has no key. Raises StaleLease."""
-        plan, hub_token = self._spec.evaluation, self._spec.base_model.hub_token
-        if part != EVALUATION or plan is None or plan.grader.kind is not GraderKind.JUDGE:
-            return PublishSecrets(part=part, hub_token=hub_token)
-        try:
-            return PublishSecrets(part=part, hub_token=hub_token, judge=self._api.open_judge(self._lease))
-        except StaleLease:
-            raise
-        except (ApiError, Unavailable) as error:
-            log.warning("No key for the judge of %s: %s", self._spec.run_id, error)
-            words = error.message if isinstance(error, ApiError) else "the platform could not be reached"
-            return PublishSecrets(part=part, hub_token=hub_token, judge_refusal=words)
-
-    def _must_leave(self) -> bool:
-        """Return whether to abandon the parts after training; a pause comes too late to stop anything."""
-        return self._keeper.is_lost or self._stop_reason() in (StopReason.CANCELLED, StopReason.PREEMPTED)
 
     def _store_adapter(self, ready: AdapterReady) -> RunOutcome:
         """Make all other promised parts and upload everything; a failed part is named and stops nothing."""
@@ -289,6 +251,47 @@ class RunSupervisor:
         self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.UPLOADING))
         self._is_delivering = True
         return deliver(ready, published, self._work_dir, self._uploader)
+
+    def _watch_over(self, child: Child) -> None:
+        self._child = child
+
+    def _publish_secrets(self, part: str) -> PublishSecrets:
+        """Return the secrets for a part's child, with the reason if its judge has no key. Raises StaleLease."""
+        plan, hub_token = self._spec.evaluation, self._spec.base_model.hub_token
+        if part != EVALUATION or plan is None or plan.grader.kind is not GraderKind.JUDGE:
+            return PublishSecrets(part=part, hub_token=hub_token)
+        try:
+            return PublishSecrets(part=part, hub_token=hub_token, judge=self._api.open_judge(self._lease))
+        except StaleLease:
+            raise
+        except (ApiError, Unavailable) as error:
+            log.warning("No key for the judge of %s: %s", self._spec.run_id, error)
+            words = error.message if isinstance(error, ApiError) else "the platform could not be reached"
+            return PublishSecrets(part=part, hub_token=hub_token, judge_refusal=words)
+
+    def _must_leave(self) -> bool:
+        """Return whether to abandon the parts after training; a pause comes too late to stop anything."""
+        return self._keeper.is_lost or self._stop_reason() in (StopReason.CANCELLED, StopReason.PREEMPTED)
+
+    def _end_stalled(self, child: Child) -> RunOutcome:
+        """End a child without progress, with its stacks in the log; its stored checkpoints stay durable."""
+        message = self._still()
+        with (self._work_dir / LOG_FILE).open("a") as file:
+            file.write(f"{message}\n{ChildActivity(child.leader, self._work_dir).describe()}\n")
+        child.end_with_stacks()
+        self._pump()
+        self._checkpoints.finish(timeout_seconds=_AFTER_CHILD_SECONDS)
+        self._reporter.flush(timeout_seconds=20)
+        return self._stalled(message)
+
+    def _stalled(self, message: str) -> RunOutcome:
+        if self._keeper.is_lost:
+            raise Forgotten
+        return self._stopped() if self._stop_reason() else self._failed(FailureCode.STALLED, message)
+
+    def _still(self) -> str:
+        phase = self._status.phase or "preparing"
+        return f"No progress for {self._watch.still_seconds:.0f} s while {phase}, after step {self._status.step}."
 
     def _must_end_transfers(self) -> bool:
         """Return whether to end transfers: an unwanted result is not delivered, but earlier checkpoints are."""
