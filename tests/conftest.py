@@ -3,6 +3,8 @@
 alice owns Acme, ann is an admin, bob a member, vera a viewer; charlie owns Rival; olga operates the installation.
 """
 
+import asyncio
+import inspect
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -31,6 +33,16 @@ def pytest_configure() -> None:
     settings.STATIC_ROOT.mkdir(parents=True, exist_ok=True)  # WhiteNoise warns without it; warnings are errors
     # After each test that commits: `transaction=True`, `transactional_db` and all that uses it.
     TransactionTestCase._fixture_teardown = lambda self: empty_database()  # type: ignore[method-assign]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an asynchronous test in an event loop of its own, which ends within a minute."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), 60))
+    return True
 
 
 @pytest.fixture(scope="session")

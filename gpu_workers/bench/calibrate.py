@@ -26,7 +26,8 @@ from apps.contracts.runs import BaseModelRef
 from apps.contracts.worker_api import ProbeReport, ProbeRequest
 from gpu_workers.common.api_client import ApiClient, ApiError, Unavailable, load_credential
 from gpu_workers.common.config import read_config
-from gpu_workers.common.events import LOG_FILE, SPEC_FILE, replace_file
+from gpu_workers.common.events import LOG_FILE, SPEC_FILE
+from gpu_workers.common.files import replace_file
 from gpu_workers.common.preflight import Machine, inspect_machine, list_gpu_memory
 from gpu_workers.trainer.executor import SubprocessExecutor
 from gpu_workers.trainer.probes import PROBE_FILE
@@ -168,7 +169,17 @@ def measure_point(
     work_dir = folder / "point"
     shutil.rmtree(work_dir, ignore_errors=True)
     work_dir.mkdir(parents=True)
-    replace_file(work_dir / SPEC_FILE, msgspec.json.encode(_request(point)))
+    request = ProbeRequest(
+        base_model=BaseModelRef(id="", name=point.shape),
+        method=point.method,
+        micro_batch_size=point.micro,
+        sequence_length=point.length,
+        lora_rank=point.rank,
+        gradient_checkpointing=point.checkpointing,
+        shape=point.shape,
+        config=SHAPES[point.shape],
+    )
+    replace_file(work_dir / SPEC_FILE, msgspec.json.encode(request))
     child = executor.start(work_dir, gpu_count=1)  # with several visible the trainer would use them all
     if child.wait(timeout_seconds) is None:
         child.kill()
@@ -183,25 +194,22 @@ def measure_point(
         return None, "failed"
 
 
-def _request(point: GridPoint) -> ProbeRequest:
-    return ProbeRequest(
-        base_model=BaseModelRef(id="", name=point.shape),
-        method=point.method,
-        micro_batch_size=point.micro,
-        sequence_length=point.length,
-        lora_rank=point.rank,
-        gradient_checkpointing=point.checkpointing,
-        shape=point.shape,
-        config=SHAPES[point.shape],
-    )
-
-
 def _keep(
     measured: tuple[GridPoint, ProbeReport | None, str], machine: Machine, into: Path | None, api: ApiClient | None
 ) -> bool:
     """Print, write and report one point; return whether it was measured."""
     point, report, reason = measured
-    conditions = _conditions(machine)
+    load = os.getloadavg()[0]
+    conditions = Conditions(
+        measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        is_busy=load > machine.cores + 1 or _is_gpu_busy(),
+        gpu_key=machine.gpu_key,
+        driver=machine.gpus[0].driver,
+        cores=machine.cores,
+        memory_bytes=machine.memory_bytes,
+        load_1m=round(load, 2),
+        platform=platform.platform(),
+    )
     row = msgspec.to_builtins(point) | msgspec.to_builtins(conditions)
     row |= {"reason": reason} if report is None else {"report": msgspec.to_builtins(report)}
     line = msgspec.json.encode(row) + b"\n"
@@ -237,20 +245,6 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     load_1m: float
     platform: str
-
-
-def _conditions(machine: Machine) -> Conditions:
-    load = os.getloadavg()[0]
-    return Conditions(
-        measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        is_busy=load > machine.cores + 1 or _is_gpu_busy(),
-        gpu_key=machine.gpu_key,
-        driver=machine.gpus[0].driver,
-        cores=machine.cores,
-        memory_bytes=machine.memory_bytes,
-        load_1m=round(load, 2),
-        platform=platform.platform(),
-    )
 
 
 def _is_gpu_busy() -> bool:

@@ -23,7 +23,8 @@ from apps.contracts.chat import RenderedRow
 from apps.contracts.runs import BaseModelRef, DatasetRef, Hyperparameters, Method, RunSpec
 from apps.contracts.worker_api import ProbeReport, ProbeRequest
 from gpu_workers.bench import made_up
-from gpu_workers.common.events import EVENTS_FILE, EventWriter, replace_file
+from gpu_workers.common.events import EVENTS_FILE, EventWriter
+from gpu_workers.common.files import replace_file
 from gpu_workers.common.preflight import inspect_machine
 from gpu_workers.common.pulse import open_pulse
 from gpu_workers.train.data.encoding import Encoded

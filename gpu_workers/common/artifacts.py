@@ -4,7 +4,6 @@ A folder is whole if it contains `manifest.json` and every file has the size and
 """
 
 import hashlib
-import os
 import random
 import shutil
 import time
@@ -15,7 +14,7 @@ import httpx
 import msgspec
 
 from apps.contracts.runs import Manifest, ManifestFile, SignedFile
-from gpu_workers.common.events import replace_file
+from gpu_workers.common.files import flush, hash_file, replace_file
 
 MANIFEST_FILE = "manifest.json"
 _CHUNK_BYTES = 256 * 1024
@@ -39,16 +38,20 @@ class Interrupted(Exception):
 
 def seal_folder(temporary: Path, final: Path, manifest_of: Callable[[tuple[ManifestFile, ...]], Manifest]) -> str:
     """Hash every file, write the manifest, flush all to disk and rename into place; return the manifest's SHA-256."""
-    files = tuple(_describe(path) for path in sorted(temporary.iterdir()) if path.name != MANIFEST_FILE)
+    files = tuple(
+        ManifestFile(name=path.name, sha256=hash_file(path), bytes=path.stat().st_size)
+        for path in sorted(temporary.iterdir())
+        if path.name != MANIFEST_FILE
+    )
     content = msgspec.json.encode(manifest_of(files))
     for path in temporary.iterdir():
-        _flush(path)
+        flush(path)
     replace_file(temporary / MANIFEST_FILE, content)
-    _flush(temporary)
+    flush(temporary)
     if final.exists():
         shutil.rmtree(final)
     temporary.rename(final)
-    _flush(final.parent)
+    flush(final.parent)
     return hashlib.sha256(content).hexdigest()
 
 
@@ -74,30 +77,13 @@ def folder_bytes(manifest: Manifest) -> int:
     return sum(file.bytes for file in manifest.files)
 
 
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _describe(path: Path) -> ManifestFile:
-    return ManifestFile(name=path.name, sha256=file_sha256(path), bytes=path.stat().st_size)
-
-
 def _verify_file(path: Path, *, sha256: str, size: int) -> None:
     if not path.is_file():
         raise BrokenArtifact(f"{path.name} is missing.")
     if path.stat().st_size != size:
         raise BrokenArtifact(f"{path.name} has {path.stat().st_size} bytes, not {size}.")
-    if file_sha256(path) != sha256:
+    if hash_file(path) != sha256:
         raise BrokenArtifact(f"{path.name} has another SHA-256 than the one registered.")
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # --- transfers ---------------------------------------------------------------------------------------------------
@@ -126,11 +112,7 @@ class Transfers:
 
     def download(self, file: SignedFile, destination: Path) -> None:
         """Download and verify one object; keep a file that is already there and whole."""
-        if (
-            destination.is_file()
-            and destination.stat().st_size == file.bytes
-            and file_sha256(destination) == file.sha256
-        ):
+        if destination.is_file() and destination.stat().st_size == file.bytes and hash_file(destination) == file.sha256:
             return
         partial = destination.with_name(destination.name + ".part")
         self._retry(lambda: self._download_once(file, partial))

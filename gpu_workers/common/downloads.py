@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -35,23 +34,3 @@ def fetch(file: SignedFile, target: Path, open_object: OpenObject) -> None:
         raise Unfetchable(f"{file.name} could not be downloaded ({type(error).__name__}).") from error
     if size != file.bytes or digest.hexdigest() != file.sha256:
         raise Unfetchable(f"{file.name} arrived damaged: its size or SHA-256 differs.")
-
-
-def hash_file(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def remove_tree(path: Path) -> None:
-    """Remove a folder, read-only or not; a missing folder is no error."""
-    if path.is_dir():
-        path.chmod(0o700)
-        shutil.rmtree(path)

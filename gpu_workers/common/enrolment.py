@@ -16,8 +16,8 @@ import msgspec
 from apps.contracts.worker_api import EnrollRequest, EnrollResponse
 from gpu_workers.common.api_client import ApiClient, ApiError, Unavailable, load_credential
 from gpu_workers.common.config import ConfigError, WorkerConfig, read_config, read_serving_config
+from gpu_workers.common.files import PRIVATE, replace_file
 from gpu_workers.common.preflight import inspect_machine
-from gpu_workers.common.private_files import write_private
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def enroll(
         listen_url=listen_url,
     )
     answer = _redeem(api or ApiClient(config.internal_url), request, sleep)
-    write_private(config.credential_file, msgspec.json.encode(answer))
+    replace_file(config.credential_file, msgspec.json.encode(answer), mode=PRIVATE)
     log.info("Enrolled as %s in pool %s", answer.worker_id, answer.pool)
     return answer
 
@@ -95,10 +95,6 @@ def _redeem(api: ApiClient, request: EnrollRequest, sleep: Callable[[float], Non
         sleep(1.0)
 
 
-def _listen_url(kind: str) -> str:
-    return read_serving_config().reached_at if kind == "replica" else ""
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m gpu_workers.common.enrolment", description=__doc__)
     parser.add_argument("--kind", choices=("trainer", "replica"), required=True)
@@ -109,22 +105,24 @@ def main() -> int:
     token = arguments.token or arguments.token_file.read_text().strip()
     try:
         config = read_config()
-        answer = enroll(config, kind=arguments.kind, token=token, listen_url=_listen_url(arguments.kind))
+        answer = enroll(
+            config,
+            kind=arguments.kind,
+            token=token,
+            listen_url=read_serving_config().reached_at if arguments.kind == "replica" else "",
+        )
     except (ConfigError, NotEnrolled) as error:
         sys.stderr.write(f"{error}\n")
         return 1
+    also = ""
+    if arguments.kind == "trainer" and not config.broker_url:
+        also = " and CELERY_BROKER_URL, the broker as this pool's user anneal_trainer or anneal_trainer_<pool>"
     sys.stdout.write(
         f"Enrolled as {answer.worker_id} in pool {answer.pool}; the credential is {config.credential_file}.\n"
-        f"Start it with the same variables{_also(arguments.kind, config)}:\n"
+        f"Start it with the same variables{also}:\n"
         f"    {_START[arguments.kind].format(pool=answer.pool)}\n"
     )
     return 0
-
-
-def _also(kind: str, config: WorkerConfig) -> str:
-    if kind == "trainer" and not config.broker_url:
-        return " and CELERY_BROKER_URL, the broker as this pool's user anneal_trainer or anneal_trainer_<pool>"
-    return ""
 
 
 if __name__ == "__main__":

@@ -3,12 +3,12 @@
 A file is used, not a pipe: it survives a killed agent, cannot block the training loop, and is readable by a person.
 """
 
-import os
 from pathlib import Path
 
 import msgspec
 
 from apps.contracts.runs import Event, Failed, RunEvent, Stopped, Struct
+from gpu_workers.common.files import replace_file
 
 EVENTS_FILE = "events.jsonl"
 OUTCOME_FILE = "outcome.json"
@@ -102,14 +102,3 @@ def read_outcome(folder: Path) -> ChildOutcome | None:
         return msgspec.json.decode((folder / OUTCOME_FILE).read_bytes(), type=ChildOutcome)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
-
-
-def replace_file(path: Path, content: bytes, *, mode: int = 0o644) -> None:
-    """Write a file atomically: a crash leaves the old content or the new, never a part."""
-    temporary = path.with_name(path.name + ".tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

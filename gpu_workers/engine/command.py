@@ -29,7 +29,7 @@ def build_command(config: EngineConfig, base: ReplicaBase, *, model_path: str, p
         "--shutdown-timeout": str(config.drain_seconds),
         "--fingerprint-mode": "none",
     }
-    if not _has_option(config.extra_arguments, *_GRAMMAR_OPTIONS):
+    if not any(word.partition("=")[0] in _GRAMMAR_OPTIONS for word in config.extra_arguments):
         options["--structured-outputs-config"] = _GRAMMARS
     if config.max_model_length:
         options["--max-model-len"] = str(config.max_model_length)
@@ -37,6 +37,11 @@ def build_command(config: EngineConfig, base: ReplicaBase, *, model_path: str, p
         options["--kv-cache-memory-bytes"] = str(kv_cache_bytes)
     if config.gpu_memory_share:
         options["--gpu-memory-utilization"] = str(config.gpu_memory_share)
+    if base.has_adapters:
+        options["--max-loras"] = str(config.max_loras)
+        options["--max-cpu-loras"] = str(config.max_cpu_loras)
+        options["--max-lora-rank"] = str(config.max_lora_rank)
+    adapters = ["--enable-lora", "--lora-target-modules", *TARGET_MODULES] if base.has_adapters else []
     switches = [
         "--enable-force-include-usage",
         "--enable-prompt-tokens-details",
@@ -48,23 +53,8 @@ def build_command(config: EngineConfig, base: ReplicaBase, *, model_path: str, p
     forking = ["gpu_workers.engine.forking_server", str(paths.parts)]
     server = forking if _is_cpu_build() else ["vllm.entrypoints.openai.api_server"]
     pairs = [word for pair in options.items() for word in pair]
-    adapters = _adapter_options(config) if base.has_adapters else []
     media = ["--allowed-media-domains", *(config.media_hosts or (_NO_HOST,))]
     return [sys.executable, "-m", *server, *pairs, *media, *adapters, *switches, *config.extra_arguments]
-
-
-def _has_option(arguments: tuple[str, ...], *names: str) -> bool:
-    return any(word == name or word.startswith(f"{name}=") for word in arguments for name in names)
-
-
-def _adapter_options(config: EngineConfig) -> list[str]:
-    limits = {
-        "--max-loras": config.max_loras,
-        "--max-cpu-loras": config.max_cpu_loras,
-        "--max-lora-rank": config.max_lora_rank,
-    }
-    pairs = [word for name, value in limits.items() for word in (name, str(value))]
-    return ["--enable-lora", *pairs, "--lora-target-modules", *TARGET_MODULES]
 
 
 def build_environment(config: EngineConfig) -> dict[str, str]:

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from gpu_workers.common.config import EngineConfig, read_engine_config
-from gpu_workers.common.private_files import write_private
+from gpu_workers.common.files import PRIVATE, replace_file
 from gpu_workers.common.process_tree import (
     Process,
     become_subreaper,
@@ -130,7 +130,7 @@ def _run_keeper(config: EngineConfig, paths: EnginePaths, base: ReplicaBase) -> 
         max_lora_rank=config.max_lora_rank if base.has_adapters else 0,
         max_cpu_loras=config.max_cpu_loras if base.has_adapters else 0,
     )
-    write_private(paths.state, msgspec.json.encode(state))
+    replace_file(paths.state, msgspec.json.encode(state), mode=PRIVATE)
     log.info("engine %s of %s starting", generation, base.served_name)
     is_wanted_down = _make_restart_check(paths, generation)
     return _supervise(keeper.pid, get_drain_seconds=lambda: config.drain_seconds + 15, is_wanted_down=is_wanted_down)

@@ -22,7 +22,7 @@ from gpu_workers.common.api_client import ApiClient, ApiError, Unavailable
 from gpu_workers.common.config import CANARY_FOLDER, ServingConfig, read_serving_config
 from gpu_workers.common.downloads import OpenObject
 from gpu_workers.common.enrolment import NotEnrolled, ensure_enrolled
-from gpu_workers.common.private_files import write_private
+from gpu_workers.common.files import PRIVATE, replace_file
 from gpu_workers.engine.state import EnginePaths, ReplicaBase
 from gpu_workers.serving.adapters.store import AdapterStore
 from gpu_workers.serving.reconciler import Reconciler
@@ -151,7 +151,7 @@ def enroll(config: ServingConfig) -> EnrollResponse:
         time.sleep(0.5)
     enrollment = ensure_enrolled(worker, kind="replica", listen_url=config.reached_at)
     base = _find_base(config, enrollment)
-    write_private(EnginePaths(worker.work_dir).replica, msgspec.json.encode(base))
+    replace_file(EnginePaths(worker.work_dir).replica, msgspec.json.encode(base), mode=PRIVATE)
     return enrollment
 
 

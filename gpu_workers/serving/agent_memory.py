@@ -1,13 +1,12 @@
 """The serving agent's files that outlive it, and the hash that identifies the base model."""
 
-import hashlib
 from functools import lru_cache
 from pathlib import Path
 
 import msgspec
 
 from apps.contracts.serving import DesiredState
-from gpu_workers.common.private_files import write_private
+from gpu_workers.common.files import PRIVATE, hash_file, replace_file
 
 
 class Memory(msgspec.Struct):
@@ -25,18 +24,14 @@ class MemoryFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.content = _read(path)
+        try:
+            self.content = msgspec.json.decode(path.read_bytes(), type=Memory)
+        except FileNotFoundError:
+            self.content = Memory()
 
     def change(self, **changes: object) -> None:
         self.content = msgspec.structs.replace(self.content, **changes)
-        write_private(self._path, msgspec.json.encode(self.content))
-
-
-def _read(path: Path) -> Memory:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Memory)
-    except FileNotFoundError:
-        return Memory()
+        replace_file(self._path, msgspec.json.encode(self.content), mode=PRIVATE)
 
 
 def hash_weights(model: Path) -> str:
@@ -51,5 +46,4 @@ def hash_weights(model: Path) -> str:
 
 @lru_cache(maxsize=4)
 def _hash_file(path: Path, *_version: int) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return hash_file(path)

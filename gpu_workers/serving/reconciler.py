@@ -17,7 +17,7 @@ from apps.contracts.serving import DesiredState, EngineLoad, LoadState, Observed
 from apps.contracts.worker_api import EnrollResponse
 from gpu_workers.common.api_client import ApiClient, ApiError, Unavailable
 from gpu_workers.common.config import ServingConfig
-from gpu_workers.engine.client import Canary, EngineClient, EngineDown, EngineRefused
+from gpu_workers.engine.client import EngineClient, EngineDown, EngineRefused
 from gpu_workers.engine.load import LoadMeter
 from gpu_workers.engine.state import EnginePaths, EngineState, read_engine_state
 from gpu_workers.serving.adapters.loader import AdapterLoader, EngineSession
@@ -89,7 +89,10 @@ class Reconciler:
         await self._fetch_desired()
         desired = self._memory.content.desired
         if desired is not None:
-            self._follow(desired)
+            wanted = {adapter.lora_name for adapter in desired.adapters}
+            self._trials.follow(wanted)
+            if self._canary is not None:
+                self._canary.keep_only(wanted)
         try:
             await self._reconcile()
         except EngineDown as error:
@@ -176,12 +179,6 @@ class Reconciler:
         if fresh != current:
             self._memory.change(desired=fresh)
 
-    def _follow(self, desired: DesiredState) -> None:
-        wanted = {adapter.lora_name for adapter in desired.adapters}
-        self._trials.follow(wanted)
-        if self._canary is not None:
-            self._canary.keep_only(wanted)
-
     # --- engine ----------------------------------------------------------------------------------------------------
 
     async def _reconcile(self) -> None:
@@ -213,31 +210,25 @@ class Reconciler:
         """Begin a session with an engine that has just started, or that this agent has just found."""
         log.info("engine %s answers", state.generation)
         self._lose_engine("loading adapters")
-        await self._require_known_vllm()
-        self._tokens.forget()
-        await self._numbers.begin()
-        met = self._met = EngineSession(state, await self._ask_base(state))
-        self.door.set_slots(state.max_loras)
-        if self._memory.content.cleaned_generation != state.generation:
-            keep = [self._store.get_path(adapter, met.base) for adapter in desired.adapters]
-            await asyncio.to_thread(self._store.collect_garbage, keep)
-            self._memory.change(cleaned_generation=state.generation)
-        return met
-
-    async def _require_known_vllm(self) -> None:
         version = await self.engine.get_version()
         found = re.match(r"(\d+)\.(\d+)", version)
         if found is None or (int(found[1]), int(found[2])) < OLDEST_VLLM:
             raise EngineDown(f"its vLLM is {version[:40]}, older than {'.'.join(map(str, OLDEST_VLLM))}")
-
-    async def _ask_base(self, state: EngineState) -> Canary:
+        self._tokens.forget()
+        await self._numbers.begin()
         try:
             canary = await self.engine.ask_canary(state.served_name)
         except EngineRefused as refusal:
             raise EngineDown(f"the base model refuses: {refusal}") from refusal
         if not canary.is_finite():
             raise EngineDown("the base model gives invalid numbers")
-        return canary
+        met = self._met = EngineSession(state, canary)
+        self.door.set_slots(state.max_loras)
+        if self._memory.content.cleaned_generation != state.generation:
+            keep = [self._store.get_path(adapter, met.base) for adapter in desired.adapters]
+            await asyncio.to_thread(self._store.collect_garbage, keep)
+            self._memory.change(cleaned_generation=state.generation)
+        return met
 
     def _lose_engine(self, reason: str) -> None:
         """Serve no requests until a new session with the engine begins."""
@@ -276,10 +267,7 @@ class Reconciler:
         for name in met.loaded - set(models):
             met.loaded.discard(name)
             self._trials.settle(name, LoadState.LOADING, "")
-        self._give_back(models, met)
-
-    def _give_back(self, models: dict[str, str], met: EngineSession) -> None:
-        """Release the files of unloaded adapters once no answer under their names can read them again."""
+        # Release the files of unloaded adapters once no answer under their names can read them again.
         ended = [key for key in met.leaving if not self.door.is_used(key.split(" ", 1)[0])]
         paths = {met.leaving.pop(key) for key in ended}
         self._store.give_back(paths - {Path(root) for root in models.values()})

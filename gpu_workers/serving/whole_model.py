@@ -16,7 +16,8 @@ from apps.contracts.runs import SignedFile
 from apps.contracts.serving import ObservedState
 from apps.contracts.worker_api import EnrollResponse
 from gpu_workers.common.api_client import ApiClient, ApiError, Unavailable
-from gpu_workers.common.downloads import OpenObject, Unfetchable, fetch, hash_file, remove_tree, sync_folder
+from gpu_workers.common.downloads import OpenObject, Unfetchable, fetch
+from gpu_workers.common.files import flush, hash_file, remove_tree
 from gpu_workers.engine.state import EnginePaths, ReplicaBase, read_engine_state
 
 log = logging.getLogger("anneal.serving")
@@ -95,8 +96,8 @@ def _fetch_into(staged: Path, path: Path, files: Sequence[SignedFile], open_obje
         (staged / file.name).chmod(0o444)
     staged.rename(path)
     path.chmod(0o555)
-    sync_folder(path)
-    sync_folder(path.parent)
+    flush(path)
+    flush(path.parent)
     return path
 
 

@@ -44,7 +44,7 @@ from gpu_workers.train.loop.process_group import first_rank_first
 from gpu_workers.train.loop.sft import build_trainer, count_steps, micro_batch_size
 from gpu_workers.train.model.attention import attention_of
 from gpu_workers.train.model.base_model import fetch_base_model
-from gpu_workers.train.model.hardware import Engine, choose_engine, detect
+from gpu_workers.train.model.hardware import choose_engine, detect
 from gpu_workers.train.model.loading import load_model
 from gpu_workers.train.model.memory import peak_memory_bytes
 from gpu_workers.train.model.sharding import gather_trained, is_sharded
@@ -93,7 +93,9 @@ class Attempt:
                 if smaller is None:
                     raise
             del trainer
-            _free_memory()
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
             resume = self._shrink(smaller, resume)
 
     def close(self) -> None:
@@ -103,13 +105,16 @@ class Attempt:
         recipe = self._spec.hyperparameters
         steps = count_steps(len(training), recipe)
         engine = choose_engine(detect(), recipe, steps=steps, attention=attention_of(folder))
-        self._tell(engine)
+        if not self._is_engine_told:
+            for reason in engine.reasons:
+                self._say("info", reason)
+        self._is_engine_told = True
         set_seed(recipe.seed)
         trainer = build_trainer(
             model=load_model(
                 folder,
                 recipe,
-                start=self._start(),
+                start=self._work_dir / START_FOLDER if self._spec.start_from is not None else None,
                 engine=engine,
                 is_sharded=self._spec.parallelism == "fsdp",
             ),
@@ -127,15 +132,6 @@ class Attempt:
         trainer.progress.watch.go_on_from(self._spent_seconds)
         return trainer
 
-    def _tell(self, engine: Engine) -> None:
-        if not self._is_engine_told:
-            for reason in engine.reasons:
-                self._say("info", reason)
-        self._is_engine_told = True
-
-    def _start(self) -> Path | None:
-        return self._work_dir / START_FOLDER if self._spec.start_from is not None else None
-
     def _train(self, trainer: RunTrainer, resume: Path | None, resumed: Progress | None) -> ChildOutcome:
         if resumed is not None:
             trainer.progress.restore(resumed)
@@ -145,7 +141,14 @@ class Attempt:
         step, total_steps = trainer.state.global_step, trainer.state.max_steps
         trainer.progress.watch.pause()
         if step < total_steps and self._stop.is_set:
-            return self._stopped(trainer, step)
+            return Stopped(
+                reason="stopped",
+                step=step,
+                training_seconds=trainer.progress.watch.seconds,
+                trained_tokens=trainer.progress.trained_tokens,
+                tokens=trainer.progress.tokens,
+                peak_memory_bytes=peak_memory_bytes(),
+            )
         if step != total_steps and not trainer.progress.is_stopped_early:
             message = f"Training ended at step {step} of {total_steps}."
             raise TrainingFailed(FailureCode.INCOMPLETE_TRAINING, message)
@@ -164,16 +167,6 @@ class Attempt:
             f"checkpointing on and the same {smaller.batch_size} rows a step: slower, the same result.",
         )
         return newest
-
-    def _stopped(self, trainer: RunTrainer, step: int) -> Stopped:
-        return Stopped(
-            reason="stopped",
-            step=step,
-            training_seconds=trainer.progress.watch.seconds,
-            trained_tokens=trainer.progress.trained_tokens,
-            tokens=trainer.progress.tokens,
-            peak_memory_bytes=peak_memory_bytes(),
-        )
 
     def _export(self, trainer: RunTrainer, step: int) -> AdapterReady:
         best_step = trainer.progress.best.put_back(trainer)
@@ -272,9 +265,3 @@ def _smaller(recipe: Hyperparameters, *, gpu_count: int) -> Hyperparameters | No
 
 def _step_of(folder: Path) -> int:
     return int(folder.name.rpartition("-")[2]) if "-" in folder.name else 0
-
-
-def _free_memory() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

@@ -17,7 +17,7 @@ def classify(error: BaseException) -> TrainingFailed:
         return TrainingFailed(FailureCode.OUT_OF_MEMORY, "The job did not fit into the memory of the machine.")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return TrainingFailed(FailureCode.DISK_FULL, "The disk of the machine is full.")
-    if _is_gpu_fault(error):
+    if isinstance(error, RuntimeError) and bool(re.search(r"CUDA error|cuDNN error|NCCL error|CUBLAS", str(error))):
         return TrainingFailed(FailureCode.GPU_FAULT, "The GPU reported a fault.")
     return TrainingFailed(FailureCode.INTERNAL_ERROR, f"Training stopped unexpectedly ({type(error).__name__}).")
 
@@ -28,7 +28,3 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error)
     return isinstance(error, RuntimeError) and bool(re.search(r"out of memory|can't allocate memory", text))
-
-
-def _is_gpu_fault(error: BaseException) -> bool:
-    return isinstance(error, RuntimeError) and bool(re.search(r"CUDA error|cuDNN error|NCCL error|CUBLAS", str(error)))

@@ -76,17 +76,15 @@ class Agent:
             if claim is not None:
                 self._work_on(claim)
                 done += 1
-            elif not self._measure():
-                return done
+            else:
+                self._looked_at = time.monotonic()
+                if self._prober is None or not self._prober.run_one(should_stop=self._is_wanted_elsewhere):
+                    return done
         return done
 
     def _claim(self) -> ClaimResponse | None:
         require_ready(self._config.work_dir)
         return self._api.claim(ClaimRequest(base_models=self._config.base_models, software=installed_software()))
-
-    def _measure(self) -> bool:
-        self._looked_at = time.monotonic()
-        return self._prober is not None and self._prober.run_one(should_stop=self._is_wanted_elsewhere)
 
     def _is_wanted_elsewhere(self) -> bool:
         """Return whether to end a measurement: this process stops, or a run has arrived, which goes first."""

@@ -13,7 +13,8 @@ from typing import BinaryIO
 import msgspec
 
 from gpu_workers.common.config import child_environment
-from gpu_workers.common.events import LOG_FILE, SPEC_FILE, replace_file
+from gpu_workers.common.events import LOG_FILE, SPEC_FILE
+from gpu_workers.common.files import replace_file
 from gpu_workers.common.process_tree import Process, die_with_parent, identify, is_alive, kill_all, list_session
 from gpu_workers.trainer.cpu_threads import choose_threads
 from gpu_workers.trainer.network import leave_network

@@ -17,8 +17,8 @@ from gpu_workers.common.events import (
     START_FOLDER,
     TRAINING_FILE,
     VALIDATION_FILE,
-    replace_file,
 )
+from gpu_workers.common.files import PRIVATE, replace_file
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def prepare(
         start_from=fetch.checkpoint(spec.start_from, START_FOLDER),
         trackers=(),
     )
-    replace_file(work_dir / SPEC_FILE, msgspec.json.encode(child_spec), mode=0o600)
+    replace_file(work_dir / SPEC_FILE, msgspec.json.encode(child_spec), mode=PRIVATE)
 
 
 class _Fetch:

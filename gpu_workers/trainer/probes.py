@@ -12,7 +12,9 @@ from apps.contracts.worker_api import ProbeReport, ProbeRequest
 from gpu_workers.common.api_client import ApiClient, ApiError, Unavailable
 from gpu_workers.common.base_models import NotInstalled, locate_base_model
 from gpu_workers.common.config import WorkerConfig
-from gpu_workers.common.events import LOG_FILE, SPEC_FILE, replace_file
+from gpu_workers.common.events import SPEC_FILE
+from gpu_workers.common.files import replace_file
+from gpu_workers.common.log_tail import tail_of_log
 from gpu_workers.trainer.executor import SubprocessExecutor
 from gpu_workers.trainer.progress_watch import ChildActivity, ProgressWatch
 
@@ -78,7 +80,7 @@ class Prober:
             report = msgspec.json.decode((work_dir / PROBE_FILE).read_bytes(), type=ProbeReport)
         except (NotInstalled, OSError, msgspec.DecodeError) as error:
             log.warning("%s by %s was not measured: %s", request.base_model.name, request.method, error)
-            log.debug("%s", _read(work_dir / LOG_FILE))
+            log.debug("%s", tail_of_log(work_dir, known=[request.base_model.hub_token]))
             return None
         finally:
             shutil.rmtree(work_dir, ignore_errors=True)
@@ -102,7 +104,3 @@ class Prober:
 
 def _key(request: ProbeRequest) -> tuple[str, str]:
     return request.base_model.id, request.method
-
-
-def _read(path: Path) -> str:
-    return path.read_text(errors="replace")[-2000:] if path.exists() else ""

@@ -47,8 +47,9 @@ class ChildActivity:
     def describe(self) -> str:
         """Return a line for each process: its name, its state and where in the kernel it waits."""
         return "\n".join(
-            f"process {process.pid} ({read_title(process)}): state {_state(process)}, waits in "
-            f"{_read(process, 'wchan') or 'nothing'}"
+            f"process {process.pid} ({read_title(process)}): "
+            f"state {_read(process, 'stat').rpartition(')')[2].strip()[:1] or 'gone'}, "
+            f"waits in {_read(process, 'wchan') or 'nothing'}"
             for process in list_session(self._leader)
         )
 
@@ -135,10 +136,6 @@ def _waited_seconds(process: Process) -> float:
     """Return how long the main thread was ready to run without a core (proc_pid_schedstat(5))."""
     fields = _read(process, "schedstat").split()
     return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
-
-
-def _state(process: Process) -> str:
-    return _read(process, "stat").rpartition(")")[2].strip()[:1] or "gone"
 
 
 def _read(process: Process, name: str) -> str:

@@ -104,7 +104,8 @@ class Publisher:
                     made[part] = Made(problem="the worker had to stop before it was made")
                     break
                 known = secrets(part)
-                child = self._start(work_dir, known)
+                _file_of(work_dir, known.part).unlink(missing_ok=True)
+                child = self._executor.start(work_dir, hub_token=known.hub_token, more=msgspec.to_builtins(known))
                 begun(child)
                 made[part] = self._wait(child, work_dir, part, limit_seconds(ready), should_stop, watch)
                 if not made[part].problem or made[part].is_lasting:
@@ -112,11 +113,13 @@ class Publisher:
                 judge_key = known.judge.key if known.judge else None
                 log_tail = tail_of_log(work_dir, known=[known.hub_token, judge_key])
                 log.warning("%s of %s: %s\n%s", part, spec.run_id, made[part].problem, log_tail)
-        return _collect(ready, made)
-
-    def _start(self, work_dir: Path, secrets: PublishSecrets) -> Child:
-        _file_of(work_dir, secrets.part).unlink(missing_ok=True)
-        return self._executor.start(work_dir, hub_token=secrets.hub_token, more=msgspec.to_builtins(secrets))
+        evaluated = made[EVALUATION]
+        return Published(
+            adapter=evaluated.sealed or alone(ready).adapter,
+            exports={kind: each.sealed for kind, each in made.items() if kind != EVALUATION and each.sealed},
+            report=evaluated.report,
+            missing=tuple(MissingPart(kind=kind, cause=each.problem) for kind, each in made.items() if each.problem),
+        )
 
     def _wait(
         self,
@@ -196,16 +199,6 @@ def _read(work_dir: Path, part: str, child: Child) -> Made:
         if child.was_killed_for_memory():
             return Made(problem="it did not fit into the memory of the machine")
         return Made(problem=f"its process ended unexpectedly ({child.poll()})")
-
-
-def _collect(ready: AdapterReady, made: dict[str, Made]) -> Published:
-    evaluated = made[EVALUATION]
-    return Published(
-        adapter=evaluated.sealed or alone(ready).adapter,
-        exports={kind: each.sealed for kind, each in made.items() if kind != EVALUATION and each.sealed},
-        report=evaluated.report,
-        missing=tuple(MissingPart(kind=kind, cause=each.problem) for kind, each in made.items() if each.problem),
-    )
 
 
 def _store(kind: str, sealed: SealedFolder, work_dir: Path, uploader: "Uploader") -> Export:

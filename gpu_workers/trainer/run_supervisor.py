@@ -45,7 +45,7 @@ from gpu_workers.trainer.executor import Child, SubprocessExecutor
 from gpu_workers.trainer.lease_keeper import LeaseKeeper
 from gpu_workers.trainer.preparation import CheckpointBroken, prepare
 from gpu_workers.trainer.progress_watch import ChildActivity, ProgressWatch
-from gpu_workers.trainer.publication import EVALUATION, Published, Publisher, PublishSecrets, alone, deliver
+from gpu_workers.trainer.publication import EVALUATION, Publisher, PublishSecrets, alone, deliver
 from gpu_workers.trainer.reporter import CheckpointUploader, Reporter, Uploader
 from gpu_workers.trainer.run_checks import Refused, check_run
 from gpu_workers.trainer.tracking.child import TrackingChild
@@ -140,7 +140,9 @@ class RunSupervisor:
         """Return how the attempt ended; raises Forgotten."""
         try:
             self._prepare()
-            return self._execute()
+            child = self._start_child()
+            has_ended = self._accompany(child)
+            return self._conclude(child) if has_ended else self._end_stalled(child)
         except StopAsked:
             return self._stopped()
         except Refused as refused:
@@ -168,8 +170,7 @@ class RunSupervisor:
             self._report(LogLine(sequence=UNNUMBERED, level="warn", message=warning))
         prepare(self._spec, self._work_dir, self._config, self._transfers, before_each=self._check)
 
-    def _execute(self) -> RunOutcome:
-        """Run the child to its end and pass on its events; raises Forgotten."""
+    def _start_child(self) -> Child:
         self._check()
         self._tracking = TrackingChild(self._spec, self._work_dir)
         child = self._child = self._executor.start(
@@ -179,13 +180,21 @@ class RunSupervisor:
             has_network=self._spec.base_model.path is None,  # the child fetches a base model of a repository
         )
         self._watch.follow(ChildActivity(child.leader, self._work_dir))
+        return child
+
+    def _accompany(self, child: Child) -> bool:
+        """Pass on the child's events until it ends; return False if it makes no progress. Raises Forgotten."""
         asked_at: float | None = None
         while child.poll() is None:
             self._pump()
-            if self._keeper.is_lost:
-                self._fence(child)
+            if self._keeper.is_lost:  # end the child before the lease can be given to another worker
+                if not self._keeper.is_refused:
+                    child.terminate()
+                    child.wait(_KILL_AFTER_FENCE_SECONDS)
+                child.kill()
+                raise Forgotten
             if asked_at is None and self._watch.check():
-                return self._end_stalled(child)
+                return False
             if asked_at is None and self._stop_reason() is not None:
                 log.info("Stopping the child: %s", self._stop_reason())
                 asked_at = time.monotonic()
@@ -194,35 +203,7 @@ class RunSupervisor:
                 child.kill()
             child.wait(_POLL_SECONDS)
         self._pump()
-        return self._conclude(child)
-
-    def _fence(self, child: Child) -> None:
-        """End the child before the lease can be given to another worker."""
-        if not self._keeper.is_refused:
-            child.terminate()
-            child.wait(_KILL_AFTER_FENCE_SECONDS)
-        child.kill()
-        raise Forgotten
-
-    def _end_stalled(self, child: Child) -> RunOutcome:
-        """End a child without progress, with its stacks in the log; its stored checkpoints stay durable."""
-        message = self._still()
-        with (self._work_dir / LOG_FILE).open("a") as file:
-            file.write(f"{message}\n{ChildActivity(child.leader, self._work_dir).describe()}\n")
-        child.end_with_stacks()
-        self._pump()
-        self._checkpoints.finish(timeout_seconds=_AFTER_CHILD_SECONDS)
-        self._reporter.flush(timeout_seconds=20)
-        return self._stalled(message)
-
-    def _stalled(self, message: str) -> RunOutcome:
-        if self._keeper.is_lost:
-            raise Forgotten
-        return self._stopped() if self._stop_reason() else self._failed(FailureCode.STALLED, message)
-
-    def _still(self) -> str:
-        phase = self._status.phase or "preparing"
-        return f"No progress for {self._watch.still_seconds:.0f} s while {phase}, after step {self._status.step}."
+        return True
 
     def _conclude(self, child: Child) -> RunOutcome:
         self._watch.follow(None)
@@ -237,27 +218,39 @@ class RunSupervisor:
             case Failed():
                 return self._failed(outcome.code, outcome.message, peak_memory_bytes=outcome.peak_memory_bytes)
             case None if self._stop_reason() is None:
-                return self._died(child)
+                message = f"The training process ended unexpectedly ({child.poll()})."
+                if child.was_killed_for_memory():
+                    message = "The job did not fit into the memory of the machine."
+                    return self._failed(FailureCode.OUT_OF_MEMORY, message)
+                return self._failed(FailureCode.INTERNAL_ERROR, message)
             case _:
                 return self._stopped()
 
-    def _publish(self, ready: AdapterReady) -> Published:
-        """Make all other promised parts; a failed part is named, and the adapter is stored in any case."""
+    def _store_adapter(self, ready: AdapterReady) -> RunOutcome:
+        """Make all other promised parts and upload everything; a failed part is named and stops nothing."""
         if self._publisher is None:
-            return alone(ready)
-        self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.EVALUATING))
-        published = self._publisher.publish(
-            self._spec,
-            ready,
-            self._work_dir,
-            secrets=self._publish_secrets,
-            should_stop=self._must_leave,
-            begun=self._watch_over,
-            watch=self._watch,
-        )
-        if self._keeper.is_lost:
-            raise Forgotten
-        return published
+            published = alone(ready)
+        else:
+            self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.EVALUATING))
+            published = self._publisher.publish(
+                self._spec,
+                ready,
+                self._work_dir,
+                secrets=self._publish_secrets,
+                should_stop=self._must_leave,
+                begun=self._watch_over,
+                watch=self._watch,
+            )
+            if self._keeper.is_lost:
+                raise Forgotten
+        lacks_exports = any(part.kind in self._spec.exports for part in published.missing)
+        if self._stop_reason() is StopReason.CANCELLED or (
+            self._stop_reason() is StopReason.PREEMPTED and lacks_exports
+        ):
+            return self._stopped()  # the next attempt begins at the last step and makes them
+        self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.UPLOADING))
+        self._is_delivering = True
+        return deliver(ready, published, self._work_dir, self._uploader)
 
     def _watch_over(self, child: Child) -> None:
         self._child = child
@@ -280,16 +273,25 @@ class RunSupervisor:
         """Return whether to abandon the parts after training; a pause comes too late to stop anything."""
         return self._keeper.is_lost or self._stop_reason() in (StopReason.CANCELLED, StopReason.PREEMPTED)
 
-    def _store_adapter(self, ready: AdapterReady) -> RunOutcome:
-        published = self._publish(ready)
-        lacks_exports = any(part.kind in self._spec.exports for part in published.missing)
-        if self._stop_reason() is StopReason.CANCELLED or (
-            self._stop_reason() is StopReason.PREEMPTED and lacks_exports
-        ):
-            return self._stopped()  # the next attempt begins at the last step and makes them
-        self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.UPLOADING))
-        self._is_delivering = True
-        return deliver(ready, published, self._work_dir, self._uploader)
+    def _end_stalled(self, child: Child) -> RunOutcome:
+        """End a child without progress, with its stacks in the log; its stored checkpoints stay durable."""
+        message = self._still()
+        with (self._work_dir / LOG_FILE).open("a") as file:
+            file.write(f"{message}\n{ChildActivity(child.leader, self._work_dir).describe()}\n")
+        child.end_with_stacks()
+        self._pump()
+        self._checkpoints.finish(timeout_seconds=_AFTER_CHILD_SECONDS)
+        self._reporter.flush(timeout_seconds=20)
+        return self._stalled(message)
+
+    def _stalled(self, message: str) -> RunOutcome:
+        if self._keeper.is_lost:
+            raise Forgotten
+        return self._stopped() if self._stop_reason() else self._failed(FailureCode.STALLED, message)
+
+    def _still(self) -> str:
+        phase = self._status.phase or "preparing"
+        return f"No progress for {self._watch.still_seconds:.0f} s while {phase}, after step {self._status.step}."
 
     def _must_end_transfers(self) -> bool:
         """Return whether to end transfers: an unwanted result is not delivered, but earlier checkpoints are."""
@@ -368,23 +370,15 @@ class RunSupervisor:
 
     def _failed(self, code: FailureCode, message: str, *, peak_memory_bytes: int | None = None) -> Failed:
         durable = self._reporter.durable
+        keys = [tracker.secret for tracker in self._spec.trackers]
         return Failed(
             code=code,
             message=message,
-            log_tail=tail_of_log(self._work_dir, known=self._secrets()),
+            log_tail=tail_of_log(self._work_dir, known=[self._spec.base_model.hub_token, self._lease.token, *keys]),
             training_seconds=durable.training_seconds,
             trained_tokens=durable.trained_tokens,
             peak_memory_bytes=peak_memory_bytes,
         )
-
-    def _secrets(self) -> list[str | None]:
-        keys = [tracker.secret for tracker in self._spec.trackers]
-        return [self._spec.base_model.hub_token, self._lease.token, *keys]
-
-    def _died(self, child: Child) -> Failed:
-        if child.was_killed_for_memory():
-            return self._failed(FailureCode.OUT_OF_MEMORY, "The job did not fit into the memory of the machine.")
-        return self._failed(FailureCode.INTERNAL_ERROR, f"The training process ended unexpectedly ({child.poll()}).")
 
 
 def _status_of(outcome: RunOutcome) -> FinalStatus:

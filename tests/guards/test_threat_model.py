@@ -14,7 +14,8 @@ PARTIES = ("Tenant", "Member", "Trainer", "Replica", "Gateway", "Web", "Operator
 
 
 def functions_of(path: Path) -> set[str]:
-    return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 @pytest.mark.parametrize(("file", "function"), NAMED)

@@ -33,7 +33,8 @@ from apps.contracts.adapter_files import (
 from apps.contracts.parity import MAX_PARITY_BYTES, PARITY_FILE
 from apps.contracts.runs import SignedFile
 from apps.contracts.serving import DesiredAdapter
-from gpu_workers.common.downloads import OpenObject, Unfetchable, fetch, hash_file, remove_tree, sync_folder
+from gpu_workers.common.downloads import OpenObject, Unfetchable, fetch
+from gpu_workers.common.files import flush, hash_file, remove_tree, replace_file
 
 MAX_WEIGHTS_BYTES = 4 * 2**30
 MAX_ABSOLUTE_WEIGHT = 1e3  # trained weights stay below 10
@@ -91,7 +92,14 @@ class AdapterStore:
         """Return the folder with the adapter's checked files; raises AdapterRejected or AdapterUnavailable."""
         path = self.get_path(adapter, base)
         if path not in self._verified or not path.exists():
-            files = _get_files(adapter, base)
+            if adapter.rank > base.max_lora_rank:
+                raise AdapterUnavailable(f"Rank {adapter.rank} is above this replica's {base.max_lora_rank}.")
+            files = {file.name: file for file in adapter.files if file.name in _WANTED}
+            for name, limit in _LIMITS.items():
+                if name not in files and name != PARITY_FILE:  # adapters from before certificates have none
+                    raise AdapterRejected(f"The adapter has no {name}.")
+                if name in files and files[name].bytes > limit:
+                    raise AdapterRejected(f"{name} has {files[name].bytes} bytes; at most {limit} are allowed.")
             if not _holds(path, files):
                 self._make_room(sum(file.bytes for file in files.values()))
                 self._build(path, adapter, files, base)
@@ -138,7 +146,7 @@ class AdapterStore:
             for file in files.values():
                 fetch(file, staged / file.name, self._open_object)
             config = check_files(staged, base, rank=adapter.rank)
-            _write(staged / CONFIG_FILE, json.dumps(config, indent=1).encode())
+            replace_file(staged / CONFIG_FILE, json.dumps(config, indent=1).encode())
             _publish(staged, path)
         except Unfetchable as trouble:
             raise AdapterUnavailable(str(trouble)) from trouble
@@ -217,18 +225,6 @@ _WANTED = (CONFIG_FILE, WEIGHTS_FILE, PARITY_FILE)
 _LIMITS = {CONFIG_FILE: MAX_CONFIG_BYTES, WEIGHTS_FILE: MAX_WEIGHTS_BYTES, PARITY_FILE: MAX_PARITY_BYTES}
 
 
-def _get_files(adapter: DesiredAdapter, base: BaseIdentity) -> dict[str, SignedFile]:
-    if adapter.rank > base.max_lora_rank:
-        raise AdapterUnavailable(f"Rank {adapter.rank} is above this replica's {base.max_lora_rank}.")
-    files = {file.name: file for file in adapter.files if file.name in _WANTED}
-    for name, limit in _LIMITS.items():
-        if name not in files and name != PARITY_FILE:  # adapters from before certificates have none
-            raise AdapterRejected(f"The adapter has no {name}.")
-        if name in files and files[name].bytes > limit:
-            raise AdapterRejected(f"{name} has {files[name].bytes} bytes; at most {limit} are allowed.")
-    return files
-
-
 def _holds(path: Path, files: dict[str, SignedFile]) -> bool:
     """Return whether the folder has the announced files; the agent writes the configuration itself."""
     try:
@@ -249,15 +245,8 @@ def _publish(staged: Path, path: Path) -> None:
     else:
         staged.rename(path)
     path.chmod(0o555)
-    sync_folder(path)
-    sync_folder(path.parent)
-
-
-def _write(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    flush(path)
+    flush(path.parent)
 
 
 def _size_of(folder: Path) -> int:

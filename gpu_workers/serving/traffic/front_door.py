@@ -108,7 +108,8 @@ class FrontDoor:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if request.raw_path not in ROUTES or request.method != "POST":
             return _refuse(404, "not_found", "Not found.")
-        if not self._is_authorized(request.headers.get("Authorization", "")):
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme != "Bearer" or not hmac.compare_digest(token.encode(), self._token):
             return _refuse(401, "invalid_token", "The replica token is missing or wrong.")
         try:
             model, body = _read_body(await request.read())
@@ -117,11 +118,15 @@ class FrontDoor:
         except ValueError as error:
             return _refuse(400, "invalid_request", str(error))
         refusal = self._check_model(model)
-        return refusal if refusal is not None else await self._serve(request, model, body)
-
-    def _is_authorized(self, header: str) -> bool:
-        scheme, _, token = header.partition(" ")
-        return scheme == "Bearer" and hmac.compare_digest(token.encode(), self._token)
+        if refusal is not None:
+            return refusal
+        if model == self._base_served_name:
+            return await self._forward(request, model, body)
+        try:
+            async with self._lease.hold(model):
+                return await self._forward(request, model, body)
+        except SlotsBusy as busy:
+            return _refuse(503, "replica_busy", f"The replica is busy: {busy}.")
 
     def _check_model(self, model: str) -> web.Response | None:
         """Return why this model is not served here, or None. An unknown model never falls back to the base."""
@@ -134,15 +139,6 @@ class FrontDoor:
         if is_adapter and model in self._expected:
             return _refuse(503, "model_loading", "The adapter is being loaded.")
         return _refuse(404, "model_not_found", "The model is not served by this replica.")
-
-    async def _serve(self, request: web.Request, model: str, body: Mapping[str, object]) -> web.StreamResponse:
-        if model == self._base_served_name:
-            return await self._forward(request, model, body)
-        try:
-            async with self._lease.hold(model):
-                return await self._forward(request, model, body)
-        except SlotsBusy as busy:
-            return _refuse(503, "replica_busy", f"The replica is busy: {busy}.")
 
     async def _forward(self, request: web.Request, model: str, body: Mapping[str, object]) -> web.StreamResponse:
         fields = {name: value for name, value in body.items() if name in _FIELDS[request.path]}

@@ -5,12 +5,11 @@ questions separately, and keeps that count on disk because the engine outlives t
 """
 
 import time
-from pathlib import Path
 
 import msgspec
 
 from apps.contracts.serving import EngineCount
-from gpu_workers.common.private_files import write_private
+from gpu_workers.common.files import PRIVATE, replace_file
 from gpu_workers.engine.client import EngineClient, TokensAsked
 from gpu_workers.engine.load import sum_samples
 from gpu_workers.engine.state import EnginePaths, EngineState, read_engine_state
@@ -31,7 +30,10 @@ class TokenCounter:
     def __init__(self, paths: EnginePaths) -> None:
         self._paths = paths
         self._path = paths.work_dir / "asked.json"
-        self._kept = _read(self._path)
+        try:
+            self._kept = msgspec.json.decode(self._path.read_bytes(), type=_Kept)
+        except FileNotFoundError:
+            self._kept = _Kept()
         self._seen: EngineCount | None = None
         self._seen_at = 0.0
 
@@ -40,7 +42,7 @@ class TokenCounter:
         state = read_engine_state(self._paths)
         if state is not None:
             self._kept = _Kept(state.generation, self._asked_of(state) + asked)
-            write_private(self._path, msgspec.json.encode(self._kept))
+            replace_file(self._path, msgspec.json.encode(self._kept), mode=PRIVATE)
 
     async def read(self, engine: EngineClient, state: EngineState) -> str:
         """Return the engine's /metrics text, and record its counts. Raises EngineDown, EngineRefused.
@@ -50,15 +52,13 @@ class TokenCounter:
         before, asked_at = engine.questions, time.monotonic()
         metrics = await engine.read_metrics()
         if before.is_settled and engine.questions == before:
-            self._seen, self._seen_at = self._count(metrics, state), asked_at
+            sums, own = sum_samples(metrics), self._asked_of(state)
+            self._seen = EngineCount(
+                input_tokens=max(0, int(sums.get(INPUT, 0.0)) - own.input_tokens),
+                output_tokens=max(0, int(sums.get(OUTPUT, 0.0)) - own.output_tokens),
+            )
+            self._seen_at = asked_at
         return metrics
-
-    def _count(self, metrics: str, state: EngineState) -> EngineCount:
-        sums, own = sum_samples(metrics), self._asked_of(state)
-        return EngineCount(
-            input_tokens=max(0, int(sums.get(INPUT, 0.0)) - own.input_tokens),
-            output_tokens=max(0, int(sums.get(OUTPUT, 0.0)) - own.output_tokens),
-        )
 
     def forget(self) -> None:
         """Report nothing until the counters of another engine were read."""
@@ -72,10 +72,3 @@ class TokenCounter:
 
     def _asked_of(self, state: EngineState) -> TokensAsked:
         return self._kept.asked if self._kept.generation == state.generation else TokensAsked()
-
-
-def _read(path: Path) -> _Kept:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Kept)
-    except FileNotFoundError:
-        return _Kept()

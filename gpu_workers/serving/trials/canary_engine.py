@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpu_workers.common.private_files import write_private
+from gpu_workers.common.files import PRIVATE, replace_file
 from gpu_workers.engine.client import Canary, EngineClient, EngineDown, EngineRefused
 from gpu_workers.engine.state import EnginePaths, EngineState, ReplicaBase, read_engine_state
 from gpu_workers.serving.trials.adapter_trial import INVALID_NUMBERS, NOT_LOADABLE, Verdict, try_adapter
@@ -75,11 +75,15 @@ class CanaryEngine:
         """Test the version that has waited longest, or end the engine if none has come for a while."""
         wish = next(iter(self._queue.values()), None)
         if wish is None:
-            return self._end_when_idle()
+            # An engine without a request file was requested by an earlier agent that was killed.
+            if not self._paths.replica.exists() or self._clock() - self._used_at >= IDLE_SECONDS:
+                self.end()
+            return
         try:
             state = await self._meet(wish.base)
         except (EngineDown, EngineRefused) as error:
-            return self._give_up_when_overdue(error)
+            self._give_up_when_overdue(error)
+            return
         try:
             self._settle(wish, await self._judge(wish, state))
         except EngineDown as error:
@@ -87,7 +91,6 @@ class CanaryEngine:
         except (CannotSay, EngineRefused) as trouble:
             self._drop(wish, f"The canary engine could not try the adapter: {trouble}"[:200])
         self._used_at = self._clock()
-        return None
 
     def end(self) -> None:
         """End the engine if there is one; its launcher waits for the next model."""
@@ -108,7 +111,15 @@ class CanaryEngine:
 
     async def _meet(self, base: ReplicaBase) -> EngineState:
         """Return the engine that serves this base model; request its start if needed. Raises EngineDown."""
-        self._want(base)
+        wish = msgspec.json.encode(base)
+        try:
+            is_wanted = self._paths.replica.read_bytes() == wish
+        except FileNotFoundError:
+            is_wanted = False
+        if not is_wanted:
+            self.end()
+            replace_file(self._paths.replica, wish, mode=PRIVATE)
+            self._wanted_at = self._clock()
         state = read_engine_state(self._paths)
         if state is None or state.generation == self._ended_generation:
             raise EngineDown("starting")
@@ -123,23 +134,6 @@ class CanaryEngine:
             self._state = state
             log.info("canary engine %s answers", state.generation)
         return state
-
-    def _want(self, base: ReplicaBase) -> None:
-        wish = msgspec.json.encode(base)
-        try:
-            is_wanted = self._paths.replica.read_bytes() == wish
-        except FileNotFoundError:
-            is_wanted = False
-        if not is_wanted:
-            self.end()
-            write_private(self._paths.replica, wish)
-            self._wanted_at = self._clock()
-
-    def _end_when_idle(self) -> None:
-        """End the engine after a while, or at once if it was requested by an earlier agent that was killed."""
-        is_wanted = self._paths.replica.exists()
-        if not is_wanted or self._clock() - self._used_at >= IDLE_SECONDS:
-            self.end()
 
     def _give_up_when_overdue(self, error: Exception) -> None:
         if self._clock() - self._wanted_at < START_SECONDS:

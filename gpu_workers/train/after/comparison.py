@@ -65,7 +65,10 @@ class Examiner:
         grader = self._plan.grader
         count = min(len(base.answers), len(tuned.answers))
         verdicts = self._ask(judge, base, tuned, count) if judge and count else None
-        graded = _halves(verdicts.scores) if verdicts else self._grade(base, tuned, count)
+        if verdicts:
+            graded: Grades = list(verdicts.scores[::2]), list(verdicts.scores[1::2])
+        else:
+            graded = self._grade(base, tuned, count)
         worse = self._worse(base, tuned, graded)
         return EvaluationReport(
             rows=len(self.examples),
@@ -121,7 +124,9 @@ class Examiner:
             if has_lower_score or losses[1] > losses[0] + _WORSE_LOSS:
                 answers = [found.answers[place] if scores[0] is not None else "" for found in (base, tuned)]
                 found.append(self._worse_row(number, example, losses, scores, answers))
-        return sorted(found, key=lambda row: ((row.tuned_score or 0) - (row.base_score or 0), _gain(row)))
+        return sorted(
+            found, key=lambda row: ((row.tuned_score or 0) - (row.base_score or 0), row.base_loss - row.tuned_loss)
+        )
 
     def _worse_row(
         self,
@@ -156,10 +161,6 @@ class Examiner:
         return self._tokenizer.decode(list(ids), skip_special_tokens=True).strip()
 
 
-def _halves(scores: Sequence[float | None]) -> Grades:
-    return list(scores[::2]), list(scores[1::2])
-
-
 def _notes_on_judge(verdicts: Verdicts | None, graded: Grades) -> list[str]:
     if verdicts is None:
         return []
@@ -182,10 +183,6 @@ def _compare(base: list[RowScore], tuned: list[RowScore], graded: Grades, grader
         before, after = np.array(scored, dtype=float).T
         found.append(compare_scores(grader.kind.value, before, after))
     return found
-
-
-def _gain(row: WorseRow) -> float:
-    return row.base_loss - row.tuned_loss
 
 
 def _cut(text: str, *, from_end: bool = False) -> str:

@@ -58,14 +58,20 @@ def examine_result(
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
     config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
     rows = held_out or (_examples(work_dir / TRAINING_FILE, spec, renderer, chosen.training) if has_probe else [])
-    fixed = choose_rows(rows[:_PARITY_ROWS], context_length=_context_length(config)) if has_probe else []
+    context_length = int(getattr(config.get_text_config(), "max_position_embeddings", 2_048))
+    fixed = choose_rows(rows[:_PARITY_ROWS], context_length=context_length) if has_probe else []
     plan = spec.evaluation or EvaluationPlan()
     subject = _subject_of(base, trained, spec)
     examiner = Examiner(subject.cut(held_out), plan, tokenizer, pad_id=_pad_id(config)) if held_out else None
     seen = subject.examine(examiner, fixed)
-    report = examiner.report(*seen.findings, judge=_judge(plan, secrets)) if examiner and seen.findings else None
-    if report is not None and subject.note:
-        report = msgspec.structs.replace(report, notes=(subject.note, *report.notes))
+    report = None
+    if examiner and seen.findings:
+        judge = None
+        if plan.grader.kind is GraderKind.JUDGE:
+            judge = Judge(plan.grader, secrets.judge, seconds=plan.judge_seconds, refusal=secrets.judge_refusal)
+        report = examiner.report(*seen.findings, judge=judge)
+        if subject.note:
+            report = msgspec.structs.replace(report, notes=(subject.note, *report.notes))
     if not fixed:
         return report, None
     is_chat = spec.hyperparameters.objective is Objective.SUPERVISED
@@ -216,12 +222,6 @@ def _load(folder: Path, **options: object) -> PreTrainedModel:
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def _judge(plan: EvaluationPlan, secrets: PublishSecrets) -> Judge | None:
-    if plan.grader.kind is not GraderKind.JUDGE:
-        return None
-    return Judge(plan.grader, secrets.judge, seconds=plan.judge_seconds, refusal=secrets.judge_refusal)
-
-
 def _examples(path: Path, spec: RunSpec, renderer: ChatRenderer, keep: Sequence[bool] | None) -> list[Example]:
     recipe = spec.hyperparameters
     rows = encode(path, renderer, recipe, keep=keep)
@@ -235,10 +235,6 @@ def _preferred(pair: PairRow) -> Example:
     """Return the preferred answer of a preference row: the one that should become likelier."""
     prompt, chosen = pair["prompt_ids"], pair["chosen_ids"]
     return as_example(prompt + chosen, [IGNORED] * len(prompt) + chosen, can_be_asked=True)
-
-
-def _context_length(config: PreTrainedConfig) -> int:
-    return int(getattr(config.get_text_config(), "max_position_embeddings", 2_048))
 
 
 def _pad_id(config: PreTrainedConfig) -> int:

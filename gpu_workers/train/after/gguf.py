@@ -37,7 +37,12 @@ def convert_model(model: Path, target: Path, *, threads: int = 1, converter: Pat
     command = [sys.executable, "-m", "gpu_workers.train.after.gguf_child", str(model), str(target / GGUF_FILE)]
     try:
         done = subprocess.run(
-            command, cwd=REPOSITORY, env=environment, capture_output=True, timeout=_limit_seconds(model), check=False
+            command,
+            cwd=REPOSITORY,
+            env=environment,
+            capture_output=True,
+            timeout=_LIMIT_SECONDS + sum(file.stat().st_size for file in model.glob("*.safetensors")) / _BYTES_A_SECOND,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise NotConverted("the conversion took too long") from error
@@ -50,7 +55,3 @@ def convert_model(model: Path, target: Path, *, threads: int = 1, converter: Pat
     if answer.problem:
         raise NotConverted(answer.problem)
     return answer
-
-
-def _limit_seconds(model: Path) -> float:
-    return _LIMIT_SECONDS + sum(file.stat().st_size for file in model.glob("*.safetensors")) / _BYTES_A_SECOND

@@ -139,7 +139,7 @@ class ProgressCallback(TrainerCallback):
         is_last = state.global_step >= state.max_steps
         now = time.monotonic()
         is_stopping, is_save_due, is_report_due = as_rank_zero(
-            self._stop.is_set, self.is_save_due(now, state), self._is_report_due(now)
+            self._stop.is_set, self.is_save_due(now, state), now - self._reported_at >= REPORT_INTERVAL_SECONDS
         )
         should_save = self.saves_last_step if is_last else is_save_due
         if is_stopping and not is_last:
@@ -154,9 +154,6 @@ class ProgressCallback(TrainerCallback):
 
     def is_evaluation_due(self, state: TrainerState) -> bool:
         return False
-
-    def _is_report_due(self, now: float) -> bool:
-        return now - self._reported_at >= REPORT_INTERVAL_SECONDS
 
     def restore(self, progress: Progress) -> None:
         """Continue the counts of a checkpoint."""

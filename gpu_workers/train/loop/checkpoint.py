@@ -88,7 +88,9 @@ def save_checkpoint(root: Path, spec: RunSpec, state: TrainingState) -> tuple[Pa
             metadata=geometry(spec),
         ),
     )
-    _forget_old(root)
+    whole = [path for path in root.glob("checkpoint-*") if (path / MANIFEST_FILE).exists()]
+    for path in sorted(whole, key=lambda path: int(path.name.rpartition("-")[2]))[:-KEPT]:
+        shutil.rmtree(path)
     return final, digest
 
 
@@ -151,9 +153,3 @@ def _rng_state() -> dict[str, object]:
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.random.get_rng_state()
     return state
-
-
-def _forget_old(root: Path) -> None:
-    whole = [path for path in root.glob("checkpoint-*") if (path / MANIFEST_FILE).exists()]
-    for path in sorted(whole, key=lambda path: int(path.name.rpartition("-")[2]))[:-KEPT]:
-        shutil.rmtree(path)

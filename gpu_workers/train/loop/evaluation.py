@@ -32,23 +32,15 @@ def evaluate(
     totals = np.zeros(3)
     try:
         with torch.no_grad():
-            for indices in _batches(rows, batch_size):
+            order = np.argsort(rows.lengths, kind="stable")
+            for indices in np.array_split(order, max(1, -(-len(order) // batch_size))):
                 if should_stop():
                     return None
-                batch = _to_device(collate(rows.items(indices)), model)
+                device = next(model.parameters()).device
+                batch = {name: tensor.to(device) for name, tensor in collate(rows.items(indices)).items()}
                 beat()
                 totals += [float(part) for part in loss_parts(model, batch)]
     finally:
         model.train(was_training)
     loss, n_correct, n_trained = totals.tolist()
     return Evaluation(valid_loss=loss / n_trained, valid_mean_token_accuracy=n_correct / n_trained)
-
-
-def _batches(rows: Rows | SomeRows, batch_size: int) -> list[np.ndarray]:
-    order = np.argsort(rows.lengths, kind="stable")
-    return np.array_split(order, max(1, -(-len(order) // batch_size)))
-
-
-def _to_device(batch: dict[str, torch.Tensor], model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    device = next(model.parameters()).device
-    return {name: tensor.to(device) for name, tensor in batch.items()}

@@ -23,12 +23,9 @@ class PairTrainer(RunTrainer):
         )
         super().__init__(*args, data_collator=self.eval_collator, **kwargs)
 
-    @property
-    def _size(self) -> int:
-        return int(self.args.per_device_train_batch_size)
-
     def longest_rows(self) -> list[PairRow]:
-        return self._rows.items(np.argsort(self._rows.lengths, kind="stable")[-self._size :])
+        size = int(self.args.per_device_train_batch_size)
+        return self._rows.items(np.argsort(self._rows.lengths, kind="stable")[-size:])
 
     def compute_loss(
         self,

@@ -33,9 +33,23 @@ def rehearse(trainer: ResumableTrainer, validation: Rows | SomeRows | None) -> R
     started = time.monotonic()
     numbers = _random_state()
     try:
-        _train_longest(trainer)
+        # Run forward and backward with the optimizer's state in memory, as in every step but the first.
+        state = [(torch.zeros_like(p), torch.zeros_like(p)) for p in trainer.model.parameters() if p.requires_grad]
+        batch = trainer.data_collator(trainer.longest_rows())
+        trainer.current_gradient_accumulation_steps = 1  # set by the loop, which has not started yet
+        trainer.training_step(trainer.model_wrapped, batch)
+        del state, batch
         if validation is not None:
-            _evaluate_longest(trainer, validation)
+            size = trainer.args.per_device_train_batch_size
+            longest = np.argsort(validation.lengths, kind="stable")[-size:]
+            evaluate(
+                trainer.model,
+                SomeRows(validation, longest),
+                collate=trainer.eval_collator,
+                batch_size=size,
+                loss_parts=trainer.loss_parts,
+                should_stop=lambda: False,
+            )
         save_seconds = _save(trainer)
     finally:
         trainer.model.zero_grad(set_to_none=True)
@@ -56,28 +70,6 @@ def checkpoint_interval_seconds(spec: RunSpec, *, save_seconds: float) -> float:
     best = math.sqrt(2 * save_seconds * spec.seconds_between_failures) - save_seconds
     least = max(_MIN_INTERVAL_SECONDS, save_seconds / _MAX_SHARE)
     return min(max(best, least), max(asked, least))
-
-
-def _train_longest(trainer: ResumableTrainer) -> None:
-    """Run forward and backward with the optimizer's state in memory, as in every step but the first."""
-    state = [(torch.zeros_like(p), torch.zeros_like(p)) for p in trainer.model.parameters() if p.requires_grad]
-    batch = trainer.data_collator(trainer.longest_rows())
-    trainer.current_gradient_accumulation_steps = 1  # set by the loop, which has not started yet
-    trainer.training_step(trainer.model_wrapped, batch)
-    del state
-
-
-def _evaluate_longest(trainer: ResumableTrainer, validation: Rows | SomeRows) -> None:
-    size = trainer.args.per_device_train_batch_size
-    longest = np.argsort(validation.lengths, kind="stable")[-size:]
-    evaluate(
-        trainer.model,
-        SomeRows(validation, longest),
-        collate=trainer.eval_collator,
-        batch_size=size,
-        loss_parts=trainer.loss_parts,
-        should_stop=lambda: False,
-    )
 
 
 def _save(trainer: ResumableTrainer) -> float:

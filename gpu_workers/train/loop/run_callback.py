@@ -116,35 +116,29 @@ class RunCallback(ProgressCallback):
     ) -> None:
         """Rehearse, then announce the start: the first billed second follows."""
         if self.is_rehearsing:
-            self._rehearse()
-            self._announce(state)
+            measured = rehearse(self.trainer, self.validation)
+            self._save_seconds = measured.save_seconds
+            self.interval_seconds = checkpoint_interval_seconds(self._spec, save_seconds=measured.save_seconds)
+            self.say(
+                f"Rehearsed the longest batch, an evaluation and a checkpoint in {measured.seconds:.1f} s; "
+                f"a checkpoint takes {measured.save_seconds:.2f} s and is written every {self.interval_seconds:.0f} s."
+            )
+            # Announce the start, once per attempt, even if training begins again with smaller batches.
+            if not self.is_announced:
+                self._events.write(
+                    TrainingStarted(
+                        sequence=UNNUMBERED,
+                        total_steps=state.max_steps,
+                        start_step=state.global_step,
+                        rows=len(self._training),
+                        trained_tokens_per_epoch=self._training.n_trained,
+                    )
+                )
+            self.is_announced = True
+            self._events.write(PhaseChanged(sequence=UNNUMBERED, phase=Phase.TRAINING))
         super().on_train_begin(args, state, control, **kwargs)
         if self._evaluated_step < state.global_step and self.is_evaluation_due(state):
             self._evaluate(state, control)  # the attempt before ended between a step and its evaluation
-
-    def _rehearse(self) -> None:
-        measured = rehearse(self.trainer, self.validation)
-        self._save_seconds = measured.save_seconds
-        self.interval_seconds = checkpoint_interval_seconds(self._spec, save_seconds=measured.save_seconds)
-        self.say(
-            f"Rehearsed the longest batch, an evaluation and a checkpoint in {measured.seconds:.1f} s; "
-            f"a checkpoint takes {measured.save_seconds:.2f} s and is written every {self.interval_seconds:.0f} s."
-        )
-
-    def _announce(self, state: TrainerState) -> None:
-        """Announce the start, once per attempt, even if training begins again with smaller batches."""
-        if not self.is_announced:
-            self._events.write(
-                TrainingStarted(
-                    sequence=UNNUMBERED,
-                    total_steps=state.max_steps,
-                    start_step=state.global_step,
-                    rows=len(self._training),
-                    trained_tokens_per_epoch=self._training.n_trained,
-                )
-            )
-        self.is_announced = True
-        self._events.write(PhaseChanged(sequence=UNNUMBERED, phase=Phase.TRAINING))
 
     def say(self, message: str, *, level: str = "info") -> None:
         self._events.write(LogLine(sequence=UNNUMBERED, level=level, message=message))

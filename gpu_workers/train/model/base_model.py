@@ -1,6 +1,5 @@
 """The files of a base model: local, or downloaded at their commit; verified in both cases."""
 
-import hashlib
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -8,6 +7,7 @@ from huggingface_hub.errors import GatedRepoError
 
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import BaseModelRef
+from gpu_workers.common.files import hash_file
 from gpu_workers.train.failures import TrainingFailed
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
@@ -49,11 +49,6 @@ def _verify_base_model(folder: Path, base_model: BaseModelRef) -> None:
         raise TrainingFailed(FailureCode.BASE_MODEL_UNAVAILABLE, message)
     for name, sha256 in base_model.files_sha256.items():
         path = folder / name
-        if not path.is_file() or _sha256(path) != sha256:
+        if not path.is_file() or hash_file(path) != sha256:
             message = f"{name} of the base model {base_model.name} is not the file this job was created with."
             raise TrainingFailed(FailureCode.BASE_MODEL_UNAVAILABLE, message)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -63,8 +63,13 @@ def adapt(
 ) -> torch.nn.Module:
     """Add the kernels and the new adapter to a loaded base model; a fully trained model gets no adapter."""
     if engine.uses_liger:
-        _apply_liger(base)
-    _keep_trainable(base)
+        # Apply only Liger's layer kernels: the loss has its own fused path in the head.
+        _apply_liger_kernel_to_instance(model=base, fused_linear_cross_entropy=False, cross_entropy=False)
+    # Stop bitsandbytes from rearranging 4-bit weights in the first evaluation, as it does on CPUs with bfloat16
+    # products. No gradient passes through the rearranged product, so all further training would silently be wrong.
+    for module in base.modules():
+        if isinstance(module, Linear4bit):
+            module.support_avx512bf16_for_cpu = False
     if hyperparameters.method is Method.FULL:
         return base
     if is_sharded:  # one layer's shards must have one dtype: NF4 is stored as the compute dtype, nothing is cast up
@@ -72,17 +77,6 @@ def adapt(
     elif hyperparameters.method is Method.QLORA:
         base = _prepare_quantized(base, hyperparameters, engine)
     return peft.get_peft_model(base, lora_config(hyperparameters))
-
-
-def _keep_trainable(base: PreTrainedModel) -> None:
-    """Stop bitsandbytes from rearranging 4-bit weights in the first evaluation, as it does on CPUs with bfloat16
-    products.
-
-    No gradient passes through the rearranged product, so all further training would silently be wrong.
-    """
-    for module in base.modules():
-        if isinstance(module, Linear4bit):
-            module.support_avx512bf16_for_cpu = False
 
 
 def _prepare_quantized(base: PreTrainedModel, hyperparameters: Hyperparameters, engine: Engine) -> PreTrainedModel:
@@ -147,11 +141,6 @@ def _begin_with_adapter(model: peft.PeftModel, start: Path) -> None:
         message = "The adapter to continue from has another rank or other layers than this recipe."
         raise TrainingFailed(FailureCode.CHECKPOINT_INVALID, message)
     peft.set_peft_model_state_dict(model, tensors)
-
-
-def _apply_liger(base: PreTrainedModel) -> None:
-    """Apply only Liger's layer kernels: the loss has its own fused path in the head."""
-    _apply_liger_kernel_to_instance(model=base, fused_linear_cross_entropy=False, cross_entropy=False)
 
 
 def _load_base(folder: Path, hyperparameters: Hyperparameters, engine: Engine, *, is_sharded: bool) -> PreTrainedModel:

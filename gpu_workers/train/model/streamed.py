@@ -33,7 +33,9 @@ class StreamedModel:
     def __init__(self, folder: Path, *, dtype: torch.dtype, device: torch.device) -> None:
         """Read the model's structure. Raises NotStreamable, and UnknownNumbers for an unknown number format."""
         self._dtype, self._device = dtype, device
-        self._places = {entry.name: (file, entry) for file in _shards(folder) for entry in list_tensors(file)}
+        self._places = {
+            entry.name: (file, entry) for file in sorted(folder.glob("*.safetensors")) for entry in list_tensors(file)
+        }
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         with init_empty_weights(include_buffers=False):
             self._model: PreTrainedModel = AutoModelForCausalLM.from_config(
@@ -109,10 +111,6 @@ def _add_product(
 ) -> torch.Tensor:
     linear = torch.nn.functional.linear
     return output_BTO + linear(linear(inputs[0], down_RI), up_OR) * scale
-
-
-def _shards(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.safetensors"))
 
 
 def _batches(rows: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:

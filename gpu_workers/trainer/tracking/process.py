@@ -98,12 +98,10 @@ class Tracking:
         except _FAULTS as error:
             self._sinks.pop(kind, None)
             log.warning("%s failed: %s", kind, type(error).__name__)
-            self._warnings.write(LogLine(sequence=UNNUMBERED, level="warn", message=self._told(kind, error)))
-
-    def _told(self, kind: str, error: Exception) -> str:
-        secrets = [tracker.secret for tracker in self._assignment.trackers]
-        cause = " ".join(redact(str(error), known=secrets).split())[:200] or type(error).__name__
-        return f"{NAMES.get(kind, kind)} gets no more of this run, which goes on without it: {cause}"
+            secrets = [tracker.secret for tracker in self._assignment.trackers]
+            cause = " ".join(redact(str(error), known=secrets).split())[:200] or type(error).__name__
+            message = f"{NAMES.get(kind, kind)} gets no more of this run, which goes on without it: {cause}"
+            self._warnings.write(LogLine(sequence=UNNUMBERED, level="warn", message=message))
 
 
 def main(work_dir: Path) -> int:

@@ -1,7 +1,6 @@
 """A replica that falls silent is given up on in time, also on a connection that was kept."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -38,111 +37,82 @@ async def replica_that_answers(*answers: bytes):
         server.close()
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(20):
-            await scenario()
-
-    asyncio.run(bounded())
-
-
 async def post(replica: ReplicaClient) -> EngineResponse:
     return await replica.post("/v1/completions", token="t", request_id="r", body=b"{}")
 
 
-def test_no_answer(monkeypatch):
+async def test_no_answer(monkeypatch):
     monkeypatch.setattr(engine_http, "FIRST_BYTE_SECONDS", 0.05)
 
-    async def scenario() -> None:
-        async with replica_that_answers() as replica:
-            with pytest.raises(Broken, match="silent"):
-                await post(replica)
-
-    run(scenario)
+    async with replica_that_answers() as replica:
+        with pytest.raises(Broken, match="silent"):
+            await post(replica)
 
 
-def test_an_answer_that_stops(monkeypatch):
+async def test_an_answer_that_stops(monkeypatch):
     monkeypatch.setattr(engine_http, "IDLE_SECONDS", 0.05)
 
-    async def scenario() -> None:
-        async with replica_that_answers(HEAD + b"he") as replica:
-            answer = await post(replica)
-            assert await answer.read() == b"he"
-            with pytest.raises(Broken, match="silent"):
-                await answer.read()
-            answer.close()
-
-    run(scenario)
+    async with replica_that_answers(HEAD + b"he") as replica:
+        answer = await post(replica)
+        assert await answer.read() == b"he"
+        with pytest.raises(Broken, match="silent"):
+            await answer.read()
+        answer.close()
 
 
-def test_a_shorter_limit_holds_on_a_connection_that_waited_under_a_longer_one(monkeypatch):
-    async def scenario() -> None:
-        async with replica_that_answers(HEAD + b"hello") as replica:
-            answer = await post(replica)
-            assert await answer.read_all(100) == b"hello"
-            answer.close()
-            monkeypatch.setattr(engine_http, "FIRST_BYTE_SECONDS", 0.05)
-            with pytest.raises(Broken, match="silent"):
-                await post(replica)
-
-    run(scenario)
+async def test_a_shorter_limit_holds_on_a_connection_that_waited_under_a_longer_one(monkeypatch):
+    async with replica_that_answers(HEAD + b"hello") as replica:
+        answer = await post(replica)
+        assert await answer.read_all(100) == b"hello"
+        answer.close()
+        monkeypatch.setattr(engine_http, "FIRST_BYTE_SECONDS", 0.05)
+        with pytest.raises(Broken, match="silent"):
+            await post(replica)
 
 
-def test_a_slow_answer_is_waited_for_however_often_it_is_looked_at(monkeypatch):
+async def test_a_slow_answer_is_waited_for_however_often_it_is_looked_at(monkeypatch):
     monkeypatch.setattr(engine_http, "_CHECK_SECONDS", 0.01)
 
-    async def scenario() -> None:
-        async with replica_that_answers(HEAD) as replica:
-            answer = await post(replica)
-            reading = asyncio.ensure_future(answer.read())
-            await asyncio.sleep(0.1)
-            assert not reading.done()
-            reading.cancel()
-            answer.close()
-
-    run(scenario)
+    async with replica_that_answers(HEAD) as replica:
+        answer = await post(replica)
+        reading = asyncio.ensure_future(answer.read())
+        await asyncio.sleep(0.1)
+        assert not reading.done()
+        reading.cancel()
+        answer.close()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_no_connection_is_made_to_a_local_address_that_was_not_named(host):
-    async def scenario() -> None:
-        async with replica_that_answers(HEAD + b"Hello") as replica:
-            port = replica._port
-            refused = ReplicaClient(f"http://{host}:{port}", AddressRules.read([]))
-            with pytest.raises(Unreachable, match="local, reserved"):
-                await refused.post("/v1", token="t", request_id="r", body=b"")
-            named = ReplicaClient(f"http://{host}:{port}", AddressRules.read(["127.0.0.1", "::1"]))
-            answer = await named.post("/v1", token="t", request_id="r", body=b"")
-            assert await answer.read_all(5) == b"Hello"
-            answer.close()
-            named.close()
-
-    run(scenario)
+async def test_no_connection_is_made_to_a_local_address_that_was_not_named(host):
+    async with replica_that_answers(HEAD + b"Hello") as replica:
+        port = replica._port
+        refused = ReplicaClient(f"http://{host}:{port}", AddressRules.read([]))
+        with pytest.raises(Unreachable, match="local, reserved"):
+            await refused.post("/v1", token="t", request_id="r", body=b"")
+        named = ReplicaClient(f"http://{host}:{port}", AddressRules.read(["127.0.0.1", "::1"]))
+        answer = await named.post("/v1", token="t", request_id="r", body=b"")
+        assert await answer.read_all(5) == b"Hello"
+        answer.close()
+        named.close()
 
 
-def test_a_name_is_looked_up_and_checked_at_each_connection(monkeypatch):
+async def test_a_name_is_looked_up_and_checked_at_each_connection(monkeypatch):
     """It may have stood for another machine when it was accepted."""
 
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
+    loop = asyncio.get_running_loop()
 
-        async def rebound(*args: object, **kwargs: object) -> list:
-            return [(2, 1, 6, "", ("169.254.169.254", 80))]
+    async def rebound(*args: object, **kwargs: object) -> list:
+        return [(2, 1, 6, "", ("169.254.169.254", 80))]
 
-        monkeypatch.setattr(loop, "getaddrinfo", rebound)
-        with pytest.raises(Unreachable, match="metadata"):
-            await ReplicaClient("http://gpu-1", AddressRules.read(["gpu-1"])).post(
-                "/v1", token="t", request_id="r", body=b""
-            )
-
-    run(scenario)
+    monkeypatch.setattr(loop, "getaddrinfo", rebound)
+    with pytest.raises(Unreachable, match="metadata"):
+        await ReplicaClient("http://gpu-1", AddressRules.read(["gpu-1"])).post(
+            "/v1", token="t", request_id="r", body=b""
+        )
 
 
-def test_a_socket_that_was_not_named_is_not_opened(tmp_path):
-    async def scenario() -> None:
-        with pytest.raises(Unreachable, match="names neither"):
-            await ReplicaClient(f"unix://{tmp_path}/redis.sock", AddressRules.read([])).post(
-                "/v1", token="t", request_id="r", body=b""
-            )
-
-    run(scenario)
+async def test_a_socket_that_was_not_named_is_not_opened(tmp_path):
+    with pytest.raises(Unreachable, match="names neither"):
+        await ReplicaClient(f"unix://{tmp_path}/redis.sock", AddressRules.read([])).post(
+            "/v1", token="t", request_id="r", body=b""
+        )

@@ -80,63 +80,54 @@ async def until(is_so) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_what_is_written_is_shipped_and_the_folder_goes(tmp_path, weather):
+async def test_what_is_written_is_shipped_and_the_folder_goes(tmp_path, weather):
     settled = Settled()
 
-    async def scenario() -> None:
-        recorder = Recorder(tmp_path, name="one", settled=settled.note)
-        await recorder.open()
-        records = [make_record(slice_id=f"hold_{number % 2}") for number in range(10)]
-        for record in records:
-            recorder.start(make_start(record))
-        assert await asyncio.gather(*(recorder.end(record) for record in records)) == [True] * 10
-        await recorder.flush()
-        assert recorder.waiting == 0
-        await recorder.close()
-
-    asyncio.run(scenario())
+    recorder = Recorder(tmp_path, name="one", settled=settled.note)
+    await recorder.open()
+    records = [make_record(slice_id=f"hold_{number % 2}") for number in range(10)]
+    for record in records:
+        recorder.start(make_start(record))
+    assert await asyncio.gather(*(recorder.end(record) for record in records)) == [True] * 10
+    await recorder.flush()
+    assert recorder.waiting == 0
+    await recorder.close()
 
     assert settled == {"hold_0": 5, "hold_1": 5}
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_that_cannot_be_written_stops_admission_until_it_can(tmp_path, weather):
+async def test_a_disk_that_cannot_be_written_stops_admission_until_it_can(tmp_path, weather):
     settled = Settled()
 
-    async def scenario() -> None:
-        recorder = Recorder(tmp_path, name="one", settled=settled.note)
-        await recorder.open()
-        assert recorder.has_room()
-        weather.write_text("full")
-        assert await recorder.end(make_record()) is False
-        assert not recorder.has_room()
-        assert settled == {"hold_1": 1}  # never to be charged: nothing waits for it
-        weather.unlink()
-        await until(recorder.has_room)
-        assert await recorder.end(make_record()) is True
-        await recorder.flush()
-        await recorder.close()
-
-    asyncio.run(scenario())
+    recorder = Recorder(tmp_path, name="one", settled=settled.note)
+    await recorder.open()
+    assert recorder.has_room()
+    weather.write_text("full")
+    assert await recorder.end(make_record()) is False
+    assert not recorder.has_room()
+    assert settled == {"hold_1": 1}  # never to be charged: nothing waits for it
+    weather.unlink()
+    await until(recorder.has_room)
+    assert await recorder.end(make_record()) is True
+    await recorder.flush()
+    await recorder.close()
 
 
-def test_usage_is_shipped_when_the_customer_leaves_while_it_is_written(tmp_path, weather):
+async def test_usage_is_shipped_when_the_customer_leaves_while_it_is_written(tmp_path, weather):
     settled = Settled()
 
-    async def scenario() -> None:
-        recorder = Recorder(tmp_path, name="one", settled=settled.note)
-        await recorder.open()
-        weather.write_text("slow")
-        waiting = asyncio.ensure_future(_written(_ticket(recorder)))
-        await asyncio.sleep(0.01)
-        waiting.cancel()
-        with suppress(asyncio.CancelledError):
-            await waiting
-        weather.unlink()
-        await until(lambda: settled)
-        await recorder.close()
-
-    asyncio.run(scenario())
+    recorder = Recorder(tmp_path, name="one", settled=settled.note)
+    await recorder.open()
+    weather.write_text("slow")
+    waiting = asyncio.ensure_future(_written(_ticket(recorder)))
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    with suppress(asyncio.CancelledError):
+        await waiting
+    weather.unlink()
+    await until(lambda: settled)
+    await recorder.close()
 
     assert settled == {"hold_1": 1}
 

@@ -7,7 +7,7 @@ from aiohttp import web
 from msgspec import json, structs
 
 from apps.contracts.serving import EngineCount
-from gpu_workers.common.private_files import write_private
+from gpu_workers.common.files import PRIVATE, replace_file
 from gpu_workers.common.process_tree import Process
 from gpu_workers.engine.client import EngineClient
 from gpu_workers.engine.state import EnginePaths, EngineState
@@ -48,7 +48,7 @@ def run(folder: Path, work) -> None:
     """Give `work` an engine that listens and a way to make an agent's client and counter for it."""
     paths = EnginePaths(folder)
     paths.folder.mkdir()
-    write_private(paths.state, json.encode(STATE))
+    replace_file(paths.state, json.encode(STATE), mode=PRIVATE)
 
     async def talk() -> None:
         engine, app = Engine(), web.Application()

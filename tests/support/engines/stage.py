@@ -10,7 +10,7 @@ from aiohttp import web
 from apps.contracts.serving import DesiredAdapter, DesiredState, LoadState, ObservedAdapter
 from apps.contracts.worker_api import EnrollResponse
 from gpu_workers.common.config import ServingConfig, WorkerConfig
-from gpu_workers.common.private_files import write_private
+from gpu_workers.common.files import PRIVATE, replace_file
 from gpu_workers.common.process_tree import Process
 from gpu_workers.engine.state import EnginePaths, EngineState
 from gpu_workers.serving.reconciler import Reconciler
@@ -67,7 +67,7 @@ class Engine:
             generation=self.generation, served_name=SERVED_NAME, model_path=self.model, launcher=Process(1, 1),
             keeper=Process(1, 1), max_loras=2, max_lora_rank=16, max_cpu_loras=8,
         )  # fmt: skip
-        write_private(self.paths.state, msgspec.json.encode(state))
+        replace_file(self.paths.state, msgspec.json.encode(state), mode=PRIVATE)
 
     async def restart(self) -> None:
         await self.stop()

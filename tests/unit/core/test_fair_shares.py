@@ -52,26 +52,23 @@ def test_owners_that_were_silent_are_forgotten(wait) -> None:
     assert len(buckets._buckets) == 1
 
 
-def test_a_burst_is_spread_out_and_one_without_end_is_refused(wait, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        waits: list[float] = []
+async def test_a_burst_is_spread_out_and_one_without_end_is_refused(wait, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
 
-        async def sleep(seconds: float) -> None:
-            waits.append(round(seconds, 6))
+    async def sleep(seconds: float) -> None:
+        waits.append(round(seconds, 6))
 
-        monkeypatch.setattr(fair_shares.asyncio, "sleep", sleep)
-        pace = Pace(prompt=3, per_second=2, wait_seconds=1)
-        for _ in range(5):
-            await pace.wait_turn("loud")
-        with pytest.raises(TooManyWaiting):
-            await pace.wait_turn("loud")
-        await pace.wait_turn("quiet")
-        assert waits == [0.5, 1.0]
-        wait(10)
+    monkeypatch.setattr(fair_shares.asyncio, "sleep", sleep)
+    pace = Pace(prompt=3, per_second=2, wait_seconds=1)
+    for _ in range(5):
         await pace.wait_turn("loud")
-        assert waits == [0.5, 1.0] and list(pace._next_at) == ["loud"]
-
-    asyncio.run(scenario())
+    with pytest.raises(TooManyWaiting):
+        await pace.wait_turn("loud")
+    await pace.wait_turn("quiet")
+    assert waits == [0.5, 1.0]
+    wait(10)
+    await pace.wait_turn("loud")
+    assert waits == [0.5, 1.0] and list(pace._next_at) == ["loud"]
 
 
 def served(asked: list[str], *, total: int, most: int) -> list[str]:
@@ -100,49 +97,40 @@ def test_places_go_round_the_owners() -> None:
     assert order[-5:] == ["a"] * 5
 
 
-def test_an_owner_holds_no_more_places_than_it_may() -> None:
-    async def scenario() -> None:
-        places = Places(4, most_waiting=100, wait_seconds=60)
-        await places.take("a", most=2)
-        await places.take("a", most=2)
-        third = asyncio.ensure_future(places.take("a", most=2))
-        await asyncio.sleep(0)
-        await places.take("b", most=2)  # a place is free, and it is not for "a"
-        assert not third.done()
-        places.give_back("a")
-        await third
-
-    asyncio.run(scenario())
+async def test_an_owner_holds_no_more_places_than_it_may() -> None:
+    places = Places(4, most_waiting=100, wait_seconds=60)
+    await places.take("a", most=2)
+    await places.take("a", most=2)
+    third = asyncio.ensure_future(places.take("a", most=2))
+    await asyncio.sleep(0)
+    await places.take("b", most=2)  # a place is free, and it is not for "a"
+    assert not third.done()
+    places.give_back("a")
+    await third
 
 
-def test_who_waits_in_vain_leaves_nothing_behind() -> None:
-    async def scenario() -> None:
-        places = Places(1, most_waiting=1, wait_seconds=0.001)
-        await places.take("a", most=1)
-        with pytest.raises(TooManyWaiting):
-            await places.take("b", most=1)  # nothing came free in time
-        gone = asyncio.ensure_future(places.take("b", most=1))
-        await asyncio.sleep(0)
-        with pytest.raises(TooManyWaiting):
-            await places.take("b", most=1)  # one waits already
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
-        places.give_back("a")
-        await places.take("c", most=1)
-        assert not places._queues
-
-    asyncio.run(scenario())
+async def test_who_waits_in_vain_leaves_nothing_behind() -> None:
+    places = Places(1, most_waiting=1, wait_seconds=0.001)
+    await places.take("a", most=1)
+    with pytest.raises(TooManyWaiting):
+        await places.take("b", most=1)  # nothing came free in time
+    gone = asyncio.ensure_future(places.take("b", most=1))
+    await asyncio.sleep(0)
+    with pytest.raises(TooManyWaiting):
+        await places.take("b", most=1)  # one waits already
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    places.give_back("a")
+    await places.take("c", most=1)
+    assert not places._queues
 
 
-def test_a_place_that_comes_as_its_owner_leaves_is_not_lost() -> None:
-    async def scenario() -> None:
-        places = Places(1, most_waiting=5, wait_seconds=60)
-        await places.take("a", most=1)
-        leaving = asyncio.ensure_future(places.take("b", most=1))
-        await asyncio.sleep(0)
-        places.give_back("a")
-        leaving.cancel()
-        await asyncio.gather(leaving, return_exceptions=True)
-        await asyncio.wait_for(places.take("c", most=1), 1)
-
-    asyncio.run(scenario())
+async def test_a_place_that_comes_as_its_owner_leaves_is_not_lost() -> None:
+    places = Places(1, most_waiting=5, wait_seconds=60)
+    await places.take("a", most=1)
+    leaving = asyncio.ensure_future(places.take("b", most=1))
+    await asyncio.sleep(0)
+    places.give_back("a")
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    await asyncio.wait_for(places.take("c", most=1), 1)

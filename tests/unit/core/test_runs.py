@@ -18,56 +18,53 @@ async def nothing_to_read() -> dict[str, Any]:
     return {"type": "http.request", "body": b"", "more_body": False}
 
 
-def test_a_machine_that_calls_at_full_rate_leaves_places_to_the_others() -> None:
+async def test_a_machine_that_calls_at_full_rate_leaves_places_to_the_others() -> None:
     """Nor does one that makes its credentials up."""
 
-    async def scenario() -> None:
-        running: list[str] = []
-        go_on = asyncio.Event()
+    running: list[str] = []
+    go_on = asyncio.Event()
 
-        async def application(scope: Any, receive: Any, send: Any) -> None:
-            if (await receive())["type"] == "http.disconnect":
-                return
-            running.append(dict(scope["headers"])[b"authorization"].decode())
-            await go_on.wait()
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            await send({"type": "http.response.body", "body": b""})
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        if (await receive())["type"] == "http.disconnect":
+            return
+        running.append(dict(scope["headers"])[b"authorization"].decode())
+        await go_on.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
 
-        turns = TakeTurns(application, places=4, most_of_one=2, most_waiting=3, wait_seconds=5.0, pace=ANY)
-        statuses: list[int] = []
+    turns = TakeTurns(application, places=4, most_of_one=2, most_waiting=3, wait_seconds=5.0, pace=ANY)
+    statuses: list[int] = []
 
-        async def call(credential: str) -> None:
-            async def send(message: Any) -> None:
-                statuses.extend([message["status"]] if "status" in message else [])
+    async def call(credential: str) -> None:
+        async def send(message: Any) -> None:
+            statuses.extend([message["status"]] if "status" in message else [])
 
-            await turns(scope_of(credential), nothing_to_read, send)
+        await turns(scope_of(credential), nothing_to_read, send)
 
-        go_on.set()
-        await call("loud")
-        await call("quiet")
-        go_on.clear()
-        running.clear()
-        statuses.clear()
-        loud = [asyncio.ensure_future(call("loud")) for _ in range(8)]
+    go_on.set()
+    await call("loud")
+    await call("quiet")
+    go_on.clear()
+    running.clear()
+    statuses.clear()
+    loud = [asyncio.ensure_future(call("loud")) for _ in range(8)]
+    await asyncio.sleep(0)
+    quiet = asyncio.ensure_future(call("quiet"))
+    for _ in range(5):
         await asyncio.sleep(0)
-        quiet = asyncio.ensure_future(call("quiet"))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        strangers = [asyncio.ensure_future(call(f"made up {n}")) for n in range(3)]
-        await asyncio.sleep(0)
-        assert running == ["loud", "loud", "quiet", "made up 0"]
+    strangers = [asyncio.ensure_future(call(f"made up {n}")) for n in range(3)]
+    await asyncio.sleep(0)
+    assert running == ["loud", "loud", "quiet", "made up 0"]
 
-        strangers[0].cancel()  # one that leaves while it runs gives its place back
-        strangers[1].cancel()
-        go_on.set()
-        await asyncio.gather(*loud, quiet, *strangers, return_exceptions=True)
-        assert sorted(statuses) == [200] * 7 + [429] * 3
-        assert turns._places._free == 4
-
-    asyncio.run(scenario())
+    strangers[0].cancel()  # one that leaves while it runs gives its place back
+    strangers[1].cancel()
+    go_on.set()
+    await asyncio.gather(*loud, quiet, *strangers, return_exceptions=True)
+    assert sorted(statuses) == [200] * 7 + [429] * 3
+    assert turns._places._free == 4
 
 
-def test_a_machine_that_calls_without_end_is_refused_and_another_is_not() -> None:
+async def test_a_machine_that_calls_without_end_is_refused_and_another_is_not() -> None:
     """Nor may an address make up credentials without end."""
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -76,22 +73,19 @@ def test_a_machine_that_calls_without_end_is_refused_and_another_is_not() -> Non
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    async def scenario() -> None:
-        turns = TakeTurns(application, places=4, most_of_one=1, most_waiting=3, wait_seconds=5.0, pace=TEN)
+    turns = TakeTurns(application, places=4, most_of_one=1, most_waiting=3, wait_seconds=5.0, pace=TEN)
 
-        async def call(credential: str, address: str = "10.0.0.1") -> int:
-            statuses: list[int] = []
+    async def call(credential: str, address: str = "10.0.0.1") -> int:
+        statuses: list[int] = []
 
-            async def send(message: Any) -> None:
-                statuses.extend([message["status"]] if "status" in message else [])
+        async def send(message: Any) -> None:
+            statuses.extend([message["status"]] if "status" in message else [])
 
-            await turns(scope_of(credential) | {"client": (address, 1)}, nothing_to_read, send)
-            return statuses[0]
+        await turns(scope_of(credential) | {"client": (address, 1)}, nothing_to_read, send)
+        return statuses[0]
 
-        assert [await call("loud") for _ in range(13)] == [200] * 11 + [429] * 2  # the first one as a stranger
-        assert [await call(f"made up {n}") for n in range(11)] == [401] * 9 + [429] * 2
-        assert [await call("quiet", "10.0.0.2"), await call("made up", "10.0.0.3")] == [200, 401]
-        assert [await call("", "10.0.0.4") for _ in range(11)] == [200] * 10 + [429]  # a signed object needs none
-        assert await call("", "10.0.0.5") == 200
-
-    asyncio.run(scenario())
+    assert [await call("loud") for _ in range(13)] == [200] * 11 + [429] * 2  # the first one as a stranger
+    assert [await call(f"made up {n}") for n in range(11)] == [401] * 9 + [429] * 2
+    assert [await call("quiet", "10.0.0.2"), await call("made up", "10.0.0.3")] == [200, 401]
+    assert [await call("", "10.0.0.4") for _ in range(11)] == [200] * 10 + [429]  # a signed object needs none
+    assert await call("", "10.0.0.5") == 200

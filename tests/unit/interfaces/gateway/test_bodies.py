@@ -97,7 +97,7 @@ def test_all_bodies_together_are_bounded_and_there_is_always_room_for_another_or
     bodies.reading("another").count(128 * 1024)
 
 
-def test_large_bodies_are_parsed_one_at_a_time_and_tenants_take_turns():
+async def test_large_bodies_are_parsed_one_at_a_time_and_tenants_take_turns():
     order: list[bytes] = []
     running = threading.Semaphore()
 
@@ -106,18 +106,15 @@ def test_large_bodies_are_parsed_one_at_a_time_and_tenants_take_turns():
         order.append(raw)
         running.release()
 
-    async def scenario() -> None:
-        bodies = Bodies()
-        hostile = [asyncio.create_task(bodies.parse_aside("hostile", parse, b"theirs")) for _ in range(20)]
-        await asyncio.sleep(0)
-        await bodies.parse_aside("other", parse, b"other")
-        await asyncio.gather(*hostile)
-        left = asyncio.create_task(bodies.parse_aside("other", parse, b"left"))
-        await asyncio.sleep(0)
-        left.cancel()
-        await bodies.parse_aside("other", parse, b"next")
-
-    asyncio.run(scenario())
+    bodies = Bodies()
+    hostile = [asyncio.create_task(bodies.parse_aside("hostile", parse, b"theirs")) for _ in range(20)]
+    await asyncio.sleep(0)
+    await bodies.parse_aside("other", parse, b"other")
+    await asyncio.gather(*hostile)
+    left = asyncio.create_task(bodies.parse_aside("other", parse, b"left"))
+    await asyncio.sleep(0)
+    left.cancel()
+    await bodies.parse_aside("other", parse, b"next")
     assert b"other" in order[:4]
     assert order[-2:] == [b"left", b"next"]
 

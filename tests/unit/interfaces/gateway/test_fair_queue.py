@@ -12,127 +12,102 @@ from apps.interfaces.gateway import fair_queue as turning
 from apps.interfaces.gateway.fair_queue import Breaker, FairQueue
 
 
-def run(scenario) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 20))
-
-
 async def settle() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
 
 
-def test_the_least_busy_replica_is_chosen():
-    async def scenario() -> None:
-        turns = FairQueue(places=8)
-        assert [await turns.take("a", ("r1", "r2")) for _ in range(4)] == ["r1", "r2", "r1", "r2"]
-
-    run(scenario())
+async def test_the_least_busy_replica_is_chosen():
+    turns = FairQueue(places=8)
+    assert [await turns.take("a", ("r1", "r2")) for _ in range(4)] == ["r1", "r2", "r1", "r2"]
 
 
-def test_a_place_that_comes_free_goes_to_the_tenant_with_the_fewest():
-    async def scenario() -> None:
-        turns = FairQueue(places=4)  # three for all, one kept
-        for _ in range(3):
-            await turns.take("busy", ("r",))
-        await turns.take("quiet", ("r",))
-        order: list[str] = []
+async def test_a_place_that_comes_free_goes_to_the_tenant_with_the_fewest():
+    turns = FairQueue(places=4)  # three for all, one kept
+    for _ in range(3):
+        await turns.take("busy", ("r",))
+    await turns.take("quiet", ("r",))
+    order: list[str] = []
 
-        async def ask(tenant: str) -> None:
-            await turns.take(tenant, ("r",))
-            order.append(tenant)
+    async def ask(tenant: str) -> None:
+        await turns.take(tenant, ("r",))
+        order.append(tenant)
 
-        tasks = [asyncio.create_task(ask(tenant)) for tenant in ("busy", "busy", "new", "quiet")]
+    tasks = [asyncio.create_task(ask(tenant)) for tenant in ("busy", "busy", "new", "quiet")]
+    await settle()
+    assert order == []
+    for tenant in ("busy", "busy", "quiet"):
+        turns.give_back(tenant, "r")
         await settle()
-        assert order == []
-        for tenant in ("busy", "busy", "quiet"):
-            turns.give_back(tenant, "r")
-            await settle()
-        assert order == ["new", "quiet"]  # the last place stays free for somebody with none
-        for task in tasks:
-            task.cancel()
-
-    run(scenario())
+    assert order == ["new", "quiet"]  # the last place stays free for somebody with none
+    for task in tasks:
+        task.cancel()
 
 
-def test_the_last_place_is_kept_for_a_tenant_with_none():
-    async def scenario() -> None:
-        turns = FairQueue(places=4)
-        for _ in range(3):
-            await turns.take("burst", ("r",))
-        waiting = asyncio.create_task(turns.take("burst", ("r",)))
-        await settle()
-        assert not waiting.done()
+async def test_the_last_place_is_kept_for_a_tenant_with_none():
+    turns = FairQueue(places=4)
+    for _ in range(3):
+        await turns.take("burst", ("r",))
+    waiting = asyncio.create_task(turns.take("burst", ("r",)))
+    await settle()
+    assert not waiting.done()
 
-        assert await asyncio.wait_for(turns.take("quiet", ("r",)), 1) == "r"
-        waiting.cancel()
-
-    run(scenario())
+    assert await asyncio.wait_for(turns.take("quiet", ("r",)), 1) == "r"
+    waiting.cancel()
 
 
-def test_whoever_stops_waiting_leaves_no_place_taken(monkeypatch):
+async def test_whoever_stops_waiting_leaves_no_place_taken(monkeypatch):
     monkeypatch.setattr(turning, "MAX_WAIT_SECONDS", 0.02)
 
-    async def scenario() -> None:
-        turns = FairQueue(places=1)
-        await turns.take("a", ("r",))
-        with pytest.raises(Unavailable):
-            await turns.take("b", ("r",))
-        cancelled = asyncio.create_task(turns.take("c", ("r",)))
-        await settle()
-        turns.give_back("a", "r")  # given to c in the instant in which it leaves
-        cancelled.cancel()
-        await asyncio.gather(cancelled, return_exceptions=True)
+    turns = FairQueue(places=1)
+    await turns.take("a", ("r",))
+    with pytest.raises(Unavailable):
+        await turns.take("b", ("r",))
+    cancelled = asyncio.create_task(turns.take("c", ("r",)))
+    await settle()
+    turns.give_back("a", "r")  # given to c in the instant in which it leaves
+    cancelled.cancel()
+    await asyncio.gather(cancelled, return_exceptions=True)
 
-        assert (turns.count_open("r"), turns.count_waiting()) == (0, 0)
-        assert await turns.take("d", ("r",)) == "r"
-
-    run(scenario())
+    assert (turns.count_open("r"), turns.count_waiting()) == (0, 0)
+    assert await turns.take("d", ("r",)) == "r"
 
 
-def test_a_tenant_may_have_only_so_many_waiting(monkeypatch):
+async def test_a_tenant_may_have_only_so_many_waiting(monkeypatch):
     monkeypatch.setattr(turning, "MAX_WAITING", 2)
 
-    async def scenario() -> None:
-        turns = FairQueue(places=1)
+    turns = FairQueue(places=1)
+    await turns.take("a", ("r",))
+    waiting = [asyncio.create_task(turns.take("a", ("r",))) for _ in range(2)]
+    await settle()
+    with pytest.raises(RateLimited) as refused:
         await turns.take("a", ("r",))
-        waiting = [asyncio.create_task(turns.take("a", ("r",))) for _ in range(2)]
-        await settle()
-        with pytest.raises(RateLimited) as refused:
-            await turns.take("a", ("r",))
-        assert refused.value.data["retry_after_seconds"] >= 1
-        for one in waiting:
-            one.cancel()
-
-    run(scenario())
+    assert refused.value.data["retry_after_seconds"] >= 1
+    for one in waiting:
+        one.cancel()
 
 
-def test_waiting_for_one_replica_takes_no_place_on_another():
-    async def scenario() -> None:
-        turns = FairQueue(places=1)
-        await turns.take("a", ("r1",))
-        await turns.take("a", ("r2",))
-        waiting = asyncio.create_task(turns.take("b", ("r2",)))
-        await settle()
-        turns.give_back("a", "r1")
-        await settle()
-        assert not waiting.done()
-        turns.give_back("a", "r2")
-        assert await waiting == "r2"
-
-    run(scenario())
+async def test_waiting_for_one_replica_takes_no_place_on_another():
+    turns = FairQueue(places=1)
+    await turns.take("a", ("r1",))
+    await turns.take("a", ("r2",))
+    waiting = asyncio.create_task(turns.take("b", ("r2",)))
+    await settle()
+    turns.give_back("a", "r1")
+    await settle()
+    assert not waiting.done()
+    turns.give_back("a", "r2")
+    assert await waiting == "r2"
 
 
-def test_a_tenant_that_waits_for_one_model_is_served_another():
-    async def scenario() -> None:
-        turns = FairQueue(places=1)
-        await turns.take("a", ("r1",))
-        waiting = asyncio.create_task(turns.take("a", ("r1",)))
-        await settle()
+async def test_a_tenant_that_waits_for_one_model_is_served_another():
+    turns = FairQueue(places=1)
+    await turns.take("a", ("r1",))
+    waiting = asyncio.create_task(turns.take("a", ("r1",)))
+    await settle()
 
-        assert await asyncio.wait_for(turns.take("a", ("r2",)), 1) == "r2"
-        waiting.cancel()
-
-    run(scenario())
+    assert await asyncio.wait_for(turns.take("a", ("r2",)), 1) == "r2"
+    waiting.cancel()
 
 
 class _JumpingSelector(selectors.SelectSelector):

@@ -1,7 +1,5 @@
 """Requests, tokens and places are limited for each organization and each key on its own."""
 
-import asyncio
-
 import pytest
 
 from apps.core.errors import RateLimited
@@ -43,7 +41,7 @@ def test_a_minutes_requests_pass_and_the_next_waits_for_its_turn(clock):
     assert refused.value.data["retry_after_seconds"] == 10
 
 
-def test_a_burst_begins_a_seconds_worth_and_then_as_many_a_second_as_the_limit(clock, monkeypatch):
+async def test_a_burst_begins_a_seconds_worth_and_then_as_many_a_second_as_the_limit(clock, monkeypatch):
     waited: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -59,11 +57,11 @@ def test_a_burst_begins_a_seconds_worth_and_then_as_many_a_second_as_the_limit(c
             await rates.wait_turn([owner])
         return len(waited)
 
-    assert asyncio.run(begin(one, 300)) == 200 and waited[-1] == pytest.approx(2.0)
-    assert asyncio.run(begin(other, 300)) == 0
+    assert await begin(one, 300) == 200 and waited[-1] == pytest.approx(2.0)
+    assert await begin(other, 300) == 0
     clock.now += 10
-    assert asyncio.run(begin(one, 100)) == 0
-    assert asyncio.run(begin(limits_of("org_3", requests_per_minute=6), 16)) == 0
+    assert await begin(one, 100) == 0
+    assert await begin(limits_of("org_3", requests_per_minute=6), 16) == 0
 
 
 @pytest.mark.parametrize("per_minute", [7, 43, 1000])

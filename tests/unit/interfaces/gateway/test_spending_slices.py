@@ -47,7 +47,7 @@ class Ledger:
         self.amounts.pop(hold_id)
 
 
-def test_any_mix_of_reservations_stays_within_the_wallet():
+async def test_any_mix_of_reservations_stays_within_the_wallet():
     ledger = Ledger(wallet_nano=10_000)
     chance = random.Random(5)
 
@@ -61,60 +61,47 @@ def test_any_mix_of_reservations_stays_within_the_wallet():
         reservation.settle(spent := chance.randint(0, worst))
         return spent
 
-    async def scenario() -> int:
-        spending_slices = SpendingSlices(ledger, name="gateway_1")
-        return sum(await asyncio.gather(*(spend(spending_slices) for _ in range(300))))
-
-    spent = asyncio.run(scenario())
+    spending_slices = SpendingSlices(ledger, name="gateway_1")
+    spent = sum(await asyncio.gather(*(spend(spending_slices) for _ in range(300))))
 
     assert 5_000 < spent <= 10_000
     assert sum(ledger.amounts.values()) + ledger.wallet_nano == 10_000
 
 
-def test_what_another_took_while_more_was_leased_is_leased_again():
-    ledger = Ledger(wallet_nano=1_000)
+async def test_what_another_took_while_more_was_leased_is_leased_again():
+    spending_slices = SpendingSlices(Ledger(wallet_nano=1_000), name="gateway_1")
+    first = await spending_slices.reserve("org_1", "key_1", 400)
+    await asyncio.sleep(0.01)  # the refill it caused is over
+    first.settle(0)
+    large = asyncio.ensure_future(spending_slices.reserve("org_1", "key_1", first.slice.free_nano + 100))
+    await asyncio.sleep(0)  # it waits for the ledger
+    await spending_slices.reserve("org_1", "key_1", first.slice.free_nano)
+    await large
 
-    async def scenario() -> int:
-        spending_slices = SpendingSlices(ledger, name="gateway_1")
-        first = await spending_slices.reserve("org_1", "key_1", 400)
-        await asyncio.sleep(0.01)  # the refill it caused is over
-        first.settle(0)
-        large = asyncio.ensure_future(spending_slices.reserve("org_1", "key_1", first.slice.free_nano + 100))
-        await asyncio.sleep(0)  # it waits for the ledger
-        await spending_slices.reserve("org_1", "key_1", first.slice.free_nano)
-        await large
-        return first.slice.free_nano
-
-    assert asyncio.run(scenario()) >= 0
+    assert first.slice.free_nano >= 0
 
 
-def test_requests_within_the_slice_ask_the_ledger_nothing():
+async def test_requests_within_the_slice_ask_the_ledger_nothing():
     ledger = Ledger(wallet_nano=1_000_000)
 
-    async def scenario() -> None:
-        spending_slices = SpendingSlices(ledger, name="gateway_1")
-        for _ in range(50):
-            (await spending_slices.reserve("org_1", "key_1", 100)).settle(10)
-
-    asyncio.run(scenario())
+    spending_slices = SpendingSlices(ledger, name="gateway_1")
+    for _ in range(50):
+        (await spending_slices.reserve("org_1", "key_1", 100)).settle(10)
 
     assert ledger.leases == 1
 
 
-def test_a_refusal_is_remembered_for_a_moment_only(monkeypatch):
+async def test_a_refusal_is_remembered_for_a_moment_only(monkeypatch):
     monkeypatch.setattr(slices_module, "_REFUSAL_SECONDS", math.inf)
     ledger = Ledger(wallet_nano=0)
 
-    async def scenario() -> None:
-        spending_slices = SpendingSlices(ledger, name="gateway_1")
-        for _ in range(20):
-            with pytest.raises(InsufficientBalance):
-                await spending_slices.reserve("org_1", "key_1", 100)
-        ledger.wallet_nano = 1_000
-        monkeypatch.setattr(slices_module, "_REFUSAL_SECONDS", 0)
-        await spending_slices.reserve("org_1", "key_1", 100)
-
-    asyncio.run(scenario())
+    spending_slices = SpendingSlices(ledger, name="gateway_1")
+    for _ in range(20):
+        with pytest.raises(InsufficientBalance):
+            await spending_slices.reserve("org_1", "key_1", 100)
+    ledger.wallet_nano = 1_000
+    monkeypatch.setattr(slices_module, "_REFUSAL_SECONDS", 0)
+    await spending_slices.reserve("org_1", "key_1", 100)
 
     assert ledger.leases == 2
 
@@ -140,61 +127,49 @@ def test_a_refusal_names_amounts_that_are_not_rounded_to_nothing():
     )
 
 
-def test_without_the_ledger_a_slice_serves_until_its_fence_and_no_longer(monkeypatch):
+async def test_without_the_ledger_a_slice_serves_until_its_fence_and_no_longer(monkeypatch):
     ledger = Ledger(wallet_nano=1_000_000)
 
-    async def scenario() -> None:
-        spending_slices = SpendingSlices(ledger, name="gateway_1")
+    spending_slices = SpendingSlices(ledger, name="gateway_1")
+    await spending_slices.reserve("org_1", "key_1", 100)
+    ledger.is_away = True
+    await spending_slices.reserve("org_1", "key_1", 100)
+    monkeypatch.setattr(slices_module, "FENCE_SECONDS", 0)
+    with pytest.raises(Unavailable):
         await spending_slices.reserve("org_1", "key_1", 100)
-        ledger.is_away = True
-        await spending_slices.reserve("org_1", "key_1", 100)
-        monkeypatch.setattr(slices_module, "FENCE_SECONDS", 0)
-        with pytest.raises(Unavailable):
-            await spending_slices.reserve("org_1", "key_1", 100)
-
-    asyncio.run(scenario())
 
 
-def test_a_slice_goes_back_when_its_last_request_is_recorded(monkeypatch):
+async def test_a_slice_goes_back_when_its_last_request_is_recorded(monkeypatch):
     ledger = Ledger(wallet_nano=1_000)
 
-    async def scenario() -> None:
-        spending_slices = SpendingSlices(ledger, name="gateway_1")
-        reservation = await spending_slices.reserve("org_1", "key_1", 100)
-        reservation.settle(10)
-        await spending_slices.return_idle(at_once=True)
-        assert ledger.amounts
+    spending_slices = SpendingSlices(ledger, name="gateway_1")
+    reservation = await spending_slices.reserve("org_1", "key_1", 100)
+    reservation.settle(10)
+    await spending_slices.return_idle(at_once=True)
+    assert ledger.amounts
+    spending_slices.record_settled(reservation.slice_id, 1)
+    await spending_slices.return_idle(at_once=True)
+    assert not ledger.amounts
+
+
+async def test_a_slice_that_cannot_be_closed_keeps_no_other_from_going_back(caplog):
+    ledger = Ledger(wallet_nano=1_000)
+
+    spending_slices = SpendingSlices(ledger, name="gateway_1")
+    for organization in ("org_1", "org_2"):
+        reservation = await spending_slices.reserve(organization, "key_1", 10)
+        reservation.settle(1)
         spending_slices.record_settled(reservation.slice_id, 1)
-        await spending_slices.return_idle(at_once=True)
-        assert not ledger.amounts
-
-    asyncio.run(scenario())
-
-
-def test_a_slice_that_cannot_be_closed_keeps_no_other_from_going_back(caplog):
-    ledger = Ledger(wallet_nano=1_000)
-
-    async def scenario() -> None:
-        spending_slices = SpendingSlices(ledger, name="gateway_1")
-        for organization in ("org_1", "org_2"):
-            reservation = await spending_slices.reserve(organization, "key_1", 10)
-            reservation.settle(1)
-            spending_slices.record_settled(reservation.slice_id, 1)
-        del ledger.amounts["hold_0"]  # to close it raises KeyError
-        await spending_slices.return_idle(at_once=True)
-        await spending_slices.return_idle(at_once=True)
-
-    asyncio.run(scenario())
+    del ledger.amounts["hold_0"]  # to close it raises KeyError
+    await spending_slices.return_idle(at_once=True)
+    await spending_slices.return_idle(at_once=True)
 
     assert not ledger.amounts
     assert [record.getMessage() for record in caplog.records] == ["slice hold_0 cannot be closed"]
 
 
-def test_a_model_that_costs_nothing_needs_no_money():
+async def test_a_model_that_costs_nothing_needs_no_money():
     ledger = Ledger(wallet_nano=0)
 
-    async def scenario() -> str:
-        return (await SpendingSlices(ledger, name="gateway_1").reserve("org_1", "key_1", 0)).slice_id
-
-    assert asyncio.run(scenario()) == ""
+    assert (await SpendingSlices(ledger, name="gateway_1").reserve("org_1", "key_1", 0)).slice_id == ""
     assert ledger.leases == 0

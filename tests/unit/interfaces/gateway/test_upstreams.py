@@ -1,6 +1,5 @@
 """What of an answer is metered when it ends badly: all that arrived, as the engine's own counters have it."""
 
-import asyncio
 from collections import deque
 
 import pytest
@@ -45,19 +44,16 @@ class Arrived(Response):
         return rest
 
 
-def test_what_comes_with_a_broken_chunk_is_metered():
+async def test_what_comes_with_a_broken_chunk_is_metered():
     meter = Meter(1)
 
-    async def scenario() -> None:
-        answer = EngineAnswer(
-            Response(token(1), token(2) + token(3) + b"data: {broken\n\n"), REQUEST, meter, replica_id="r"
-        )
-        await answer.read_to_first_token()
-        with pytest.raises(EngineError):
-            async for _ in answer:
-                pass
-
-    asyncio.run(scenario())
+    answer = EngineAnswer(
+        Response(token(1), token(2) + token(3) + b"data: {broken\n\n"), REQUEST, meter, replica_id="r"
+    )
+    await answer.read_to_first_token()
+    with pytest.raises(EngineError):
+        async for _ in answer:
+            pass
 
     assert (meter.input_tokens, meter.output_tokens) == (7, 3)
 
