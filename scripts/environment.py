@@ -87,13 +87,13 @@ def prepare(home: Path, *, is_debug: bool, is_launch: bool) -> Prepared:
         values = {"ANNEAL_HOME": str(home), **known, **by_role, "DATABASE_URL": database_urls["sys"]}
         lines = [f"{name}={shlex.quote(value)}\n" for name, value in sorted(values.items())]
         _write_private(home / "env", "".join(lines))
-        ports = {
+        chosen = {
             "web": int(known["WEB_PORT"]),
             "internal": int(known["INTERNAL_PORT"]),
             "public_url": known["ANNEAL_PUBLIC_URL"],
             "internal_url": known["ANNEAL_INTERNAL_URL"],
         }
-        _write_private(home / "ports.json", json.dumps(ports, indent=1) + "\n")
+        _write_private(home / "ports.json", json.dumps(chosen, indent=1) + "\n")
     return Prepared(
         home=home,
         runtime_dir=runtime_dir,
