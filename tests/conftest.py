@@ -18,6 +18,7 @@ from rest_framework.test import APIClient
 
 from apps.accounts.models import Organization, User
 from apps.accounts.operations import IssuedKey
+from apps.core.http.garbage import spare_lasting_objects
 from tests.factories.accounts import make_key, make_member, make_organization, make_user
 from tests.services.database import own_database
 from tests.support.database import empty_database
@@ -43,6 +44,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
     asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), 60))
     return True
+
+
+def pytest_collection_finish() -> None:
+    """Looking for garbage among what lives as long as the run took a sixth of the time of all tests."""
+    spare_lasting_objects()
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ django.setup(set_prefix=False)
 import apps.config.urls  # noqa: E402, F401 - else the first request imports every page
 from apps.config.startup import guard_roles, share_interpreter  # noqa: E402 - needs the app registry
 from apps.core.http.asgi import Application, DjangoApplication, ReportProcessorSeconds  # noqa: E402
+from apps.core.http.garbage import spare_lasting_objects  # noqa: E402
 
 _views = ReportProcessorSeconds(cast(Application, DjangoApplication()))
 # Only the web process reaches the socket, so its x-forwarded-for is believed.
@@ -32,6 +33,7 @@ def main(socket: str) -> None:
     """Serve until the standard input ends, so that this process never outlives the one in front."""
     guard_roles()
     share_interpreter()
+    spare_lasting_objects()
     server = uvicorn.Server(
         uvicorn.Config(
             application, uds=socket, lifespan="off", ws="none", access_log=False, server_header=False,

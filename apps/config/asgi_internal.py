@@ -12,11 +12,13 @@ from apps.config.startup import guard_roles, share_interpreter  # noqa: E402 - n
 from apps.core.http.asgi import Application, DjangoApplication  # noqa: E402
 from apps.core.http.body_limits import LimitBodies  # noqa: E402
 from apps.core.http.fair_shares import Pace  # noqa: E402
+from apps.core.http.garbage import spare_lasting_objects  # noqa: E402
 from apps.core.http.turns import TakeTurns  # noqa: E402
 from apps.core.objects.views import OBJECT_LIMIT  # noqa: E402
 
 guard_roles()
 share_interpreter()
+spare_lasting_objects()
 # Requests share one interpreter and twelve database connections.
 application = TakeTurns(
     LimitBodies(cast(Application, DjangoApplication()), [OBJECT_LIMIT]),

@@ -7,7 +7,6 @@ Django is set up for its ORM only. Threads read keys, routes and slices through 
 """
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -32,6 +31,7 @@ from apps.core.database.policies import refuse_unsafe_role  # noqa: E402
 from apps.core.errors import MethodNotAllowed  # noqa: E402
 from apps.core.http.asgi import REQUEST_ID_HEADER, Application, Receive, Scope, Send, UnknownUrl  # noqa: E402
 from apps.core.http.fair_shares import LateRefusals  # noqa: E402
+from apps.core.http.garbage import spare_lasting_objects  # noqa: E402
 from apps.core.ids import new_id  # noqa: E402
 from apps.interfaces.gateway.admission.key_invalidation import keep_listening  # noqa: E402
 from apps.interfaces.gateway.admission.keys import Keys  # noqa: E402
@@ -53,7 +53,6 @@ from apps.interfaces.gateway.surfaces.inference import SURFACES, Inference, Serv
 logger = logging.getLogger(__name__)
 
 _FLUSH_SECONDS = 10
-_GARBAGE_THRESHOLDS = 20_000, 20, 20
 
 
 def create_app() -> Application:
@@ -116,7 +115,7 @@ class Gateway:
         await self._database.call(refuse_unsafe_role)
         await self._routes.refresh()
         await self._recorder.open()
-        _tune()
+        spare_lasting_objects()
         tasks = [
             asyncio.create_task(work)
             for work in (
@@ -160,13 +159,6 @@ class Gateway:
             "longest_stall_of_last_minute_ms": round(self._stalls.longest_of_last_minute() * 1000, 1),
         }
         return JSONResponse(body, status_code=200 if is_well else 503)
-
-
-def _tune() -> None:
-    """Turn off defaults that suit programs with much garbage and few threads but slow down the hot path."""
-    gc.collect()
-    gc.freeze()  # Django and its models live as long as the process, so skip them in every collection
-    gc.set_threshold(*_GARBAGE_THRESHOLDS)
 
 
 def _stop_when_broken(task: "asyncio.Task[None]") -> None:
