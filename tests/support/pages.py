@@ -10,7 +10,6 @@ from django.test import Client
 # Their content is kept: browsers show it as it is.
 _KEPT = re.compile(r"(<(pre|textarea|script|style)\b.*?</\2>)", re.DOTALL)
 _SENT_ON_LOAD = re.compile(r'<[^<>]*\bhx-post="([^"]*)"[^<>]*\bhx-trigger="load\b')
-_AROUND_TAGS = re.compile(r"\s+(?=[<>])|(?<=>)\s+")
 
 
 class PageClient(Client):
@@ -41,11 +40,13 @@ def squeeze(markup: str) -> str:
     """Return markup without whitespace around its tags, except in elements that show it."""
     pieces = _KEPT.split(markup)
     # A piece, then a kept element and the name of its tag.
-    return "".join(
-        piece if place % 3 else _AROUND_TAGS.sub("", re.sub(r"\s+", " ", piece))
-        for place, piece in enumerate(pieces)
-        if place % 3 != 2
-    )
+    return "".join(piece if place % 3 else _squeeze(piece) for place, piece in enumerate(pieces) if place % 3 != 2)
+
+
+def _squeeze(piece: str) -> str:
+    # Without regular expressions, which took a twentieth of the time of all tests of pages. The marks keep its ends.
+    single = " ".join(f"|{piece}|".split())
+    return single.replace(" <", "<").replace(" >", ">").replace("> ", ">")[1:-1]
 
 
 def _is_page(response: object) -> bool:
