@@ -1,6 +1,7 @@
 """A trainer that was taken over can spoil the result of the run it holds and nothing beyond."""
 
 import hashlib
+import itertools
 import json
 
 import msgspec
@@ -37,23 +38,22 @@ def succeeded(upload: RunUpload, **fields) -> wire.Succeeded:
     return wire.Succeeded(upload_id=upload.pk, manifest_sha256=upload.manifest_sha256, step=10, **fields)
 
 
-@pytest.mark.parametrize("kind", ["adapter", "model", "checkpoint"])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "pytorch_model.bin", "model.pkl", "modeling_evil.py", "../config.json", "/etc/passwd", "sub/config.json", "",
-        "config.json\n", ".hidden.safetensors", "run.sh", "manifest.json", "adapter_model.bin",
-        "a" * 300 + ".safetensors",
-    ],
+NO_NAMES = (
+    "pytorch_model.bin", "model.pkl", "modeling_evil.py", "../config.json", "/etc/passwd", "sub/config.json", "",
+    "config.json\n", ".hidden.safetensors", "run.sh", "manifest.json", "adapter_model.bin", "a" * 300 + ".safetensors",
 )  # fmt: skip
-def test_a_file_of_another_name_gets_no_place(attempt, kind, name):
+
+
+def test_a_file_of_another_name_gets_no_place(attempt):
     spec = attempt.claimed.spec
 
-    with pytest.raises(InvalidValue) as refused:
-        announce(attempt, manifest_of(kind, spec.run_id, spec.attempt, 1, {name: b"x"}))
+    for kind, name in itertools.product(("adapter", "model", "checkpoint"), NO_NAMES):
+        with pytest.raises(InvalidValue) as refused:
+            announce(attempt, manifest_of(kind, spec.run_id, spec.attempt, 1, {name: b"x"}))
+            pytest.fail(f"a {kind} with {name!r} got a place")
 
-    assert refused.value.param == "manifest.files"
-    assert not RunUpload.objects.exists()
+        assert refused.value.param == "manifest.files", (kind, name)
+        assert not RunUpload.objects.exists(), (kind, name)
 
 
 @pytest.mark.parametrize("kind", ["adapter", "model"])
@@ -65,18 +65,17 @@ def test_what_torch_pickles_is_in_checkpoints_alone(attempt, kind):
     announce(attempt, manifest_of("checkpoint", spec.run_id, spec.attempt, 1, {"optimizer.pt": b"x"}))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"run_id": "run_another"}, {"attempt": 7}, {"files": ()}, {"kind": "dataset"}, {"bytes": 2**60}, {"bytes": -1}],
-)
-def test_a_manifest_is_of_this_attempt_and_of_a_size_its_base_model_can_have(attempt, changes):
+def test_a_manifest_is_of_this_attempt_and_of_a_size_its_base_model_can_have(attempt):
     spec = attempt.claimed.spec
     manifest = manifest_of("adapter", spec.run_id, spec.attempt, 1, {"adapter_config.json": b"{}"})
-    if "bytes" in changes:
-        changes = {"files": (msgspec.structs.replace(manifest.files[0], **changes),)}
+    sizes = [(msgspec.structs.replace(manifest.files[0], bytes=size),) for size in (2**60, -1)]
 
-    with pytest.raises(InvalidValue):
-        announce(attempt, msgspec.structs.replace(manifest, **changes))
+    for changes in (
+        {"run_id": "run_another"}, {"attempt": 7}, {"kind": "dataset"}, *({"files": each} for each in [(), *sizes]),
+    ):  # fmt: skip
+        with pytest.raises(InvalidValue):
+            announce(attempt, msgspec.structs.replace(manifest, **changes))
+            pytest.fail(f"{changes} was taken")
 
 
 @pytest.mark.parametrize("name", sorted(WHOLE))
