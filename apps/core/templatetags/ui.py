@@ -4,7 +4,7 @@ import datetime
 import re
 from collections.abc import Iterable
 from decimal import ROUND_HALF_UP, Decimal
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from django import template
@@ -269,8 +269,9 @@ def moment(value: datetime.datetime | None, style: str = "ago") -> SafeString | 
 
 
 @register.simple_tag
+@lru_cache(maxsize=1024, typed=True)  # typed: safe text and other text that reads the same differ
 def icon(name: str, size: str = "", label: str = "", tone: str = "") -> SafeString:
-    """Draw an icon of the sprite. Without a label, screen readers skip it."""
+    """Draw an icon of the sprite. Without a label, screen readers skip it. A page draws the same dozens each time."""
     classes = join_class("i", size and f"i-{size}", tone)
     named = format_html('role="img" aria-label="{}"', label) if label else _UNNAMED
     return format_html(_ICON, classes, named, _sprite(), name)

@@ -4,6 +4,7 @@ import datetime
 
 import pytest
 from django import forms
+from django.utils.safestring import SafeString
 
 from apps.core.templatetags import ui
 
@@ -122,3 +123,8 @@ def test_controls_get_the_class_of_their_kind_and_name_their_help_and_error() ->
     assert 'rows="4"' in ui.control(form["note"])
     assert 'class="switch"' in ui.control(form["agreed"], **{"class": "switch"})
     assert ui.control_kind(form["agreed"]) == "check"
+
+
+def test_an_icons_label_is_escaped_although_the_same_text_was_safe_before() -> None:
+    assert "<b>" in ui.icon("menu", label=SafeString("<b>"))
+    assert "&lt;b&gt;" in ui.icon("menu", label="<b>")

@@ -1,7 +1,9 @@
 """The list of all places in the product. The sidebar, the command palette and the `g` keys are built from it."""
 
 from dataclasses import dataclass
+from functools import cache
 
+from django.conf import settings
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 
@@ -141,7 +143,12 @@ def _links(places: tuple[Place, ...], view: str) -> tuple[NavigationLink, ...]:
 
 def _url(name: str) -> str:
     """Return the address of a named page; return "" if this process does not serve it (internal has no dashboard)."""
+    return _url_in(settings.ROOT_URLCONF, name)
+
+
+@cache  # each page asks for dozens
+def _url_in(urlconf: str, name: str) -> str:
     try:
-        return reverse(name)
+        return reverse(name, urlconf)
     except NoReverseMatch:
         return ""
