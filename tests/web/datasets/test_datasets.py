@@ -196,26 +196,13 @@ def test_a_page_works_before_any_model_is_installed(organization, alice, client_
     assert "Where is card 0?" in response.content.decode()
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "line=0",
-        "line=99999999999",
-        "line=x",
-        "first=-1",
-        "view=<b>",
-        "model=nope",
-        "line=500",
-        "limit=7",
-        "share=99",
-        "share=5&seed=x",
-        "find=<b>",
-        "find=over&first=9",
-        "find=held_out",
-    ],
-)
-def test_no_query_breaks_the_page(version, alice, client_for, query: str) -> None:
-    assert client_for(alice).get(f"{page_of(version)}{query}").status_code == 200
+def test_no_query_breaks_the_page(version, alice, client_for) -> None:
+    client = client_for(alice)
+    for query in (
+        "line=0", "line=99999999999", "line=x", "first=-1", "view=<b>", "model=nope", "line=500", "limit=7", "share=99",
+        "share=5&seed=x", "find=<b>", "find=over&first=9", "find=held_out",
+    ):  # fmt: skip
+        assert client.get(f"{page_of(version)}{query}").status_code == 200, query
 
 
 def test_a_download_is_a_signed_link_and_recorded(version, alice, client_for) -> None:

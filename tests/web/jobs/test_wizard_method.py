@@ -321,30 +321,30 @@ def test_without_held_out_rows_the_review_says_that_nothing_is_compared(floor, c
     assert "no, there are no held-out rows" in page(chosen | {"pool": floor.pool.name})
 
 
-@pytest.mark.parametrize(
-    ("asked", "sentence"),
-    [
-        ({"grader": "regex", "pattern": "("}, "Pattern is not a regular expression"),
-        ({"grader": "regex"}, "Pattern must have 1 to 512 characters."),
-        ({"grader": "json_schema", "schema": "{"}, "This is not JSON"),
-        ({"grader": "json_schema", "schema": "[" * 2_990}, "The schema is nested too deeply"),
-        ({"grader": "json_schema", "schema": '{"a": NaN}'}, "NaN is not a number of JSON"),
-        ({"grader": "json_schema", "schema": '{"a": "\\u0000"}'}, "The schema holds a NUL character"),
-        ({"grader": "json_schema", "schema": '{"a": "\\ud800"}'}, "half of a surrogate pair"),
-        ({"grader": "json_schema", "schema": "[]"}, "A schema is a JSON object"),
-        ({"grader": "json_schema", "schema": json.dumps({"pattern": "x"})}, "Schema must be without pattern."),
-        (
-            {"grader": "json_schema", "schema": '{"a":' + "[" * 480 + "]" * 480 + "}"},
-            "Schema must have at most 64 levels.",
-        ),
-        ({"grader": "json_schema", "schema": "x" * 3_001}, "at most 3000 characters"),
-        ({"grader": "nonsense"}, "Select a valid choice"),
-        ({"grader": "judge"}, "Model must name the judge"),
-        ({"grader": "judge", "judge": "gpt-4"}, "Select a valid choice"),
-    ],
+WRONG_GRADERS = (
+    ({"grader": "regex", "pattern": "("}, "Pattern is not a regular expression"),
+    ({"grader": "regex"}, "Pattern must have 1 to 512 characters."),
+    ({"grader": "json_schema", "schema": "{"}, "This is not JSON"),
+    ({"grader": "json_schema", "schema": "[" * 2_990}, "The schema is nested too deeply"),
+    ({"grader": "json_schema", "schema": '{"a": NaN}'}, "NaN is not a number of JSON"),
+    ({"grader": "json_schema", "schema": '{"a": "\\u0000"}'}, "The schema holds a NUL character"),
+    ({"grader": "json_schema", "schema": '{"a": "\\ud800"}'}, "half of a surrogate pair"),
+    ({"grader": "json_schema", "schema": "[]"}, "A schema is a JSON object"),
+    ({"grader": "json_schema", "schema": json.dumps({"pattern": "x"})}, "Schema must be without pattern."),
+    (
+        {"grader": "json_schema", "schema": '{"a":' + "[" * 480 + "]" * 480 + "}"},
+        "Schema must have at most 64 levels.",
+    ),
+    ({"grader": "json_schema", "schema": "x" * 3_001}, "at most 3000 characters"),
+    ({"grader": "nonsense"}, "Select a valid choice"),
+    ({"grader": "judge"}, "Model must name the judge"),
+    ({"grader": "judge", "judge": "gpt-4"}, "Select a valid choice"),
 )
-def test_a_wrong_grader_is_said_at_its_field(asked, sentence, floor, chosen, page) -> None:
-    body = page(chosen | asked | {"pool": floor.pool.name}, status=422)
 
-    assert "<h1>Choose a method</h1>" in body
-    assert sentence in body
+
+def test_a_wrong_grader_is_said_at_its_field(floor, chosen, page) -> None:
+    for asked, sentence in WRONG_GRADERS:
+        body = page(chosen | asked | {"pool": floor.pool.name}, status=422)
+
+        assert "<h1>Choose a method</h1>" in body, asked
+        assert sentence in body, asked
