@@ -24,7 +24,7 @@ OLDEST_GLIBC = (2, 28)  # the wheels of torch, pyarrow and Valkey are built for 
 CPU_FEATURES = {"x86-64": ("avx2", "fma", "f16c"), "arm64": ("asimd",)}  # the minimum for vLLM's CPU build
 # System libraries that the wheels need, and their Debian packages; a minimal Debian lacks the first.
 LIBRARIES = {"libnuma.so.1": "libnuma1", "libstdc++.so.6": "libstdc++6", "libz.so.1": "zlib1g"}
-# All processes use 4.7 GB at most: while a job trains, the engine loads and compiles (the compiler uses 0.5 GB of it).
+# All processes use about 4.2 GB at most: while a job trains and the engine loads.
 MEMORY_BYTES = 5 * GB
 # The environments take 2.8 GB (2.1 GB of it for torch, vLLM and their dependencies), the tests' programs 0.5 GB, data
 # 0.5 GB. Packages are linked to the cache; if that is on another disk, it needs room for them too.

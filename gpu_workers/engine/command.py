@@ -13,6 +13,9 @@ _NO_HOST = "nowhere.invalid"  # without a list vLLM fetches images from any host
 # of vLLM 0.32 write for xgrammar only, so with a tool parser vLLM chooses the backend.
 _GRAMMARS = '{"backend": "guidance", "disable_any_whitespace": true}'
 _GRAMMAR_OPTIONS = ("--structured-outputs-config", "--tool-call-parser")
+# On a CPU nothing is compiled: the sampler alone takes ten seconds, at the first request for log-probabilities, and
+# needs a C++ compiler. vLLM 0.32 compiles no model with adapters there; without --enforce-eager it still prepares for
+# that, and computes norms and activations with torch instead of its own kernels.
 _CPU_KV_CACHE_BYTES = 256 * 2**20  # room for 80 full sequences of the demo model (6 KiB a token, 512 tokens)
 
 
@@ -50,8 +53,10 @@ def build_command(config: EngineConfig, base: ReplicaBase, *, model_path: str, p
         "--disable-fastapi-docs",
         "--disable-uvicorn-access-log",
     ]
-    forking = ["gpu_workers.engine.forking_server", str(paths.parts)]
-    server = forking if _is_cpu_build() else ["vllm.entrypoints.openai.api_server"]
+    server = ["vllm.entrypoints.openai.api_server"]
+    if _is_cpu_build():
+        server = ["gpu_workers.engine.forking_server", str(paths.parts)]
+        switches.append("--enforce-eager")
     pairs = [word for pair in options.items() for word in pair]
     media = ["--allowed-media-domains", *(config.media_hosts or (_NO_HOST,))]
     return [sys.executable, "-m", *server, *pairs, *media, *adapters, *switches, *config.extra_arguments]
@@ -76,6 +81,8 @@ def build_environment(config: EngineConfig) -> dict[str, str]:
         "KMP_BLOCKTIME": "0",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    if _is_cpu_build():
+        extra["TORCH_COMPILE_DISABLE"] = "1"
     return child_environment(threads=config.threads, extra=extra, has_network=bool(config.media_hosts))
 
 

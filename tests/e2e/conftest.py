@@ -22,6 +22,6 @@ def platform() -> Iterator[Platform]:
 
 @pytest.fixture(scope="session")
 def file_id(platform: Platform) -> str:
-    uploaded = platform.upload(rows=600)
+    uploaded = platform.upload(rows=400)
     platform.wait_until_quotable(uploaded)
     return uploaded

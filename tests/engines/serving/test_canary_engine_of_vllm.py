@@ -18,7 +18,7 @@ from gpu_workers.serving.trials.canary_engine import IDLE_SECONDS
 from gpu_workers.trainer.executor import REPOSITORY
 from tests.support.engines.adapters import make_arrays, make_files
 from tests.support.engines.models import BASE_MODEL
-from tests.support.engines.replica import START_SECONDS, UNCOMPILED
+from tests.support.engines.replica import START_SECONDS
 from tests.support.engines.stage import GOOD, NOOP, Stage, adapter, make_stage
 
 pytestmark = pytest.mark.nightly  # a start of vLLM; test_canary_engine.py follows the same turns with a script
@@ -51,7 +51,6 @@ def test_it_tries_both_is_ended_when_idle_and_leaves_no_process(tmp_path: Path) 
         "ANNEAL_ENGINE_MAX_LORAS": "2",
         "ANNEAL_ENGINE_MAX_LORA_RANK": "16",
         "ANNEAL_CANARY_KV_CACHE_BYTES": str(64 * 2**20),
-        "ANNEAL_ENGINE_EXTRA_ARGUMENTS": UNCOMPILED,
     }
 
     async def script(stage: Stage) -> None:

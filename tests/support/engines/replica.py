@@ -20,15 +20,11 @@ from tests.support.engines.control_plane import ENROLL_TOKEN, ControlPlane, wait
 START_SECONDS = 600  # 25 s on two idle cores; the machine may be busy
 ANSWER_SECONDS = 300  # the machine may stand still meanwhile
 DRAIN_SECONDS = 180  # longer than a test keeps an engine from answering
-UNCOMPILED = "--enforce-eager"
 CACHED_ADAPTERS = 8  # in the engine's own cache
 
 
 class Replica:
-    """Started whole; `stop` ends every process of it.
-
-    Compiling the model, half a minute of a start, is left out but where the engine's numbers matter: `is_compiled`.
-    """
+    """Started whole; `stop` ends every process of it."""
 
     def __init__(
         self,
@@ -37,7 +33,6 @@ class Replica:
         *,
         python: str = sys.executable,
         settings: dict[str, str] | None = None,
-        is_compiled: bool = False,
     ) -> None:
         self.plane = plane
         self._python = python
@@ -56,8 +51,6 @@ class Replica:
             "ANNEAL_REPLICA_CACHE_BYTES": "1",
             "ANNEAL_ENGINE_DRAIN_SECONDS": str(DRAIN_SECONDS),
             "ANNEAL_ENGINE_KV_CACHE_BYTES": str(64 * 2**20),
-            "ANNEAL_ENGINE_EXTRA_ARGUMENTS": "" if is_compiled else UNCOMPILED,
-            **({} if is_compiled else {"TORCH_COMPILE_DISABLE": "1"}),  # the sampler, at the first request
             "PYTHONPATH": str(REPOSITORY),
             **(settings or {}),
         }

@@ -75,6 +75,17 @@ def test_only_the_cpu_build_forks_its_processes(
     assert command[1 : command.index("--model")] == ["-m", *server]
 
 
+@pytest.mark.parametrize("is_cpu", [True, False])
+def test_the_cpu_build_compiles_nothing(config: EngineConfig, monkeypatch: pytest.MonkeyPatch, is_cpu: bool) -> None:
+    """A start would take twice as long and need a C++ compiler."""
+    monkeypatch.setattr("gpu_workers.engine.command._is_cpu_build", lambda: is_cpu)
+
+    command = build_command(config, BASE, model_path="/models/demo", paths=PATHS)
+
+    assert ("--enforce-eager" in command) is is_cpu
+    assert ("TORCH_COMPILE_DISABLE" in build_environment(config)) is is_cpu
+
+
 @pytest.mark.parametrize(
     "switch",
     [

@@ -1,7 +1,6 @@
 """One replica of real processes for all files of this folder: their tests run in order, the last ones kill it.
 
-The engine starts four times, and is killed in two of these starts. It is compiled, because the certificates compare its
-numbers with the trainer's.
+The engine starts four times, and is killed in two of these starts.
 """
 
 import shutil
@@ -28,7 +27,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 @pytest.fixture(scope="package")
 def started(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
     """The replica, with whatever the tests before left on it."""
-    replica = Replica(tmp_path_factory.mktemp("replica"), plane, is_compiled=True)
+    replica = Replica(tmp_path_factory.mktemp("replica"), plane)
     try:
         replica.wait_until_ready()
         yield replica
