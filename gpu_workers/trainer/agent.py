@@ -23,6 +23,8 @@ from gpu_workers.trainer.run_supervisor import RunSupervisor
 log = logging.getLogger(__name__)
 
 _SECONDS_BETWEEN_LOOKS = 2.0  # between checks for a run, during a measurement
+# After a run, before a measurement: another run may follow, and a shared machine answers with the new adapter first.
+_QUIET_SECONDS = 30.0
 
 
 class Agent:
@@ -48,6 +50,7 @@ class Agent:
         self._stop = threading.Event()
         self._waiting: ClaimResponse | None = None  # claimed during a measurement, not begun yet
         self._looked_at = 0.0
+        self._measures_from = 0.0
         self._runs_dir = config.work_dir / "runs"
 
     def request_stop(self) -> None:
@@ -78,7 +81,9 @@ class Agent:
                 done += 1
             else:
                 self._looked_at = time.monotonic()
-                if self._prober is None or not self._prober.run_one(should_stop=self._is_wanted_elsewhere):
+                if self._prober is None or not self._prober.run_one(
+                    should_stop=self._is_wanted_elsewhere, not_before=self._measures_from
+                ):
                     return done
         return done
 
@@ -116,3 +121,4 @@ class Agent:
             attempt.run()
         finally:
             shutil.rmtree(work_dir, ignore_errors=True)
+            self._measures_from = time.monotonic() + _QUIET_SECONDS

@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -40,15 +41,20 @@ class Prober:
         self._failures: Counter[tuple[str, str]] = Counter()
         self._was_interrupted = False
 
-    def run_one(self, *, should_stop: Callable[[], bool]) -> bool:
+    def run_one(self, *, should_stop: Callable[[], bool], not_before: float = 0.0) -> bool:
         """Take and report one missing measurement; return whether there was one.
 
-        `should_stop` is called five times a second; if it returns true, the measurement ends without a report.
+        It begins at `not_before` (in time.monotonic()) at the earliest. `should_stop` is called five times a second; if
+        it returns true, the measurement ends without a report.
         """
         try:
             request = self._next()
             if request is None:
                 return False
+            while time.monotonic() < not_before:
+                if should_stop():
+                    return True
+                time.sleep(0.2)
             report = self._measure(request, should_stop)
             if report is not None:
                 self._api.report_probe(report)

@@ -13,6 +13,7 @@ from apps.contracts.failures import FailureCode
 from apps.contracts.runs import BaseModelRef, CheckpointSaved, Failed, LogLine, StepCompleted, Stopped, Succeeded
 from apps.contracts.worker_api import ProbeRequest
 from gpu_workers.common.process_tree import identify, is_alive
+from gpu_workers.trainer import agent as agent_module
 from gpu_workers.trainer import run_supervisor
 from gpu_workers.trainer.lease_keeper import LeaseKeeper
 from tests.support.agent import ROWS, Draining, add_run, make_agent
@@ -52,7 +53,8 @@ def test_a_run_that_cannot_fit_here_is_refused_before_anything_is_downloaded(pla
     assert not (tmp_path / "work" / "secrets").exists()  # no child was started
 
 
-def test_a_run_ends_a_measurement_which_is_taken_again_later(plane, models, tmp_path):
+def test_a_run_ends_a_measurement_which_is_taken_again_after_a_quiet_time(plane, models, tmp_path, monkeypatch):
+    monkeypatch.setattr(agent_module, "_QUIET_SECONDS", 3.0)
     started = tmp_path / "started"
     plane.probes = [
         ProbeRequest(
@@ -62,16 +64,20 @@ def test_a_run_ends_a_measurement_which_is_taken_again_later(plane, models, tmp_
             sequence_length=8,
         )
     ]
-    command = ("sh", "-c", f"echo started >> {started}; [ $(wc -l < {started}) -gt 1 ] || exec sleep 120")
+    command = ("sh", "-c", f"date +%s >> {started}; [ $(wc -l < {started}) -gt 1 ] || exec sleep 120")
     agent = make_agent(plane, tmp_path, "succeed", probe_command=command)
     draining = Draining(agent)
     plane.wait_for(started.exists)
 
     add_run(plane, models)
+    plane.wait_for(lambda: plane.outcomes)
+    run_ended_at = time.time()
     draining.join()
 
     assert isinstance(plane.outcomes[0], Succeeded)
-    assert started.read_text().count("started") == 1 + 3  # those after it wrote no report, and three are enough
+    began_at = [int(line) for line in started.read_text().splitlines()]
+    assert len(began_at) == 1 + 3  # those after it wrote no report, and three are enough
+    assert began_at[1] > run_ended_at + 1
 
 
 def test_the_manifest_is_stored_last(plane, models, tmp_path):
