@@ -82,8 +82,18 @@ def prepare(home: Path, *, is_debug: bool, is_launch: bool) -> Prepared:
     known = _known_variables(home, runtime_dir, embedded, given, ports=ports, is_debug=is_debug)
     database_urls: dict[str, str] = {role: known.pop(f"DATABASE_{role.upper()}_URL") for role in ROLES}
     if is_launch:
-        _write_private(home / "env", _env_file(home, known, database_urls))
-        _write_private(home / "ports.json", _ports_file(known))
+        # For shells: `set -a; . .anneal/env; set +a` makes manage.py work as the role of management commands.
+        by_role = {f"DATABASE_{role.upper()}_URL": url for role, url in database_urls.items()}
+        values = {"ANNEAL_HOME": str(home), **known, **by_role, "DATABASE_URL": database_urls["sys"]}
+        lines = [f"{name}={shlex.quote(value)}\n" for name, value in sorted(values.items())]
+        _write_private(home / "env", "".join(lines))
+        addresses = {
+            "web": int(known["WEB_PORT"]),
+            "internal": int(known["INTERNAL_PORT"]),
+            "public_url": known["ANNEAL_PUBLIC_URL"],
+            "internal_url": known["ANNEAL_INTERNAL_URL"],
+        }
+        _write_private(home / "ports.json", json.dumps(addresses, indent=1) + "\n")
     return Prepared(
         home=home,
         runtime_dir=runtime_dir,
@@ -253,23 +263,6 @@ def _read_object(path: Path) -> dict[str, object]:
     except (FileNotFoundError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _env_file(home: Path, known: Mapping[str, str], database_urls: Mapping[str, str]) -> str:
-    # For shells: `set -a; . .anneal/env; set +a` makes manage.py work as the role of management commands.
-    by_role = {f"DATABASE_{role.upper()}_URL": url for role, url in database_urls.items()}
-    values = {"ANNEAL_HOME": str(home), **known, **by_role, "DATABASE_URL": database_urls["sys"]}
-    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in sorted(values.items()))
-
-
-def _ports_file(known: Mapping[str, str]) -> str:
-    ports = {
-        "web": int(known["WEB_PORT"]),
-        "internal": int(known["INTERNAL_PORT"]),
-        "public_url": known["ANNEAL_PUBLIC_URL"],
-        "internal_url": known["ANNEAL_INTERNAL_URL"],
-    }
-    return json.dumps(ports, indent=1) + "\n"
 
 
 def _write_private(path: Path, text: str) -> None:

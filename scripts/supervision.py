@@ -25,6 +25,7 @@ from gpu_workers.common.process_tree import (
     kill_descendants,
     list_descendants,
     reap_children,
+    signal_all,
 )
 from scripts.environment import Prepared, plain_environment
 from scripts.processes import REPOSITORY, Place, Program, Tier
@@ -271,8 +272,7 @@ def _belongs(entry: Path, mark: bytes, home: Path) -> bool:
 def end(processes: Iterable[Process]) -> None:
     """Request the end of processes, and kill those that do not end."""
     asked = list(processes)
-    for process in asked:
-        _signal(process, signal.SIGTERM)
+    signal_all(asked, signal.SIGTERM)
     give_up_at = time.monotonic() + POLITE_SECONDS
     while asked and time.monotonic() < give_up_at:
         time.sleep(0.05)
@@ -280,14 +280,6 @@ def end(processes: Iterable[Process]) -> None:
         asked = [process for process in asked if is_alive(process)]
     kill_all(asked)
     reap_children()
-
-
-def _signal(process: Process, number: signal.Signals) -> None:
-    if is_alive(process):
-        try:
-            os.kill(process.pid, number)
-        except ProcessLookupError:
-            pass
 
 
 def _tree_memory_bytes(pid: int) -> int:

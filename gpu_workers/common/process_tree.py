@@ -85,11 +85,15 @@ def list_session(leader: Process) -> list[Process]:
 
 
 def kill_all(processes: Iterable[Process]) -> None:
-    """Send SIGKILL to each process that still is the same one."""
+    signal_all(processes, signal.SIGKILL)
+
+
+def signal_all(processes: Iterable[Process], number: signal.Signals) -> None:
+    """Send the signal to each process that still is the same one."""
     for process in processes:
         if is_alive(process):
             try:
-                os.kill(process.pid, signal.SIGKILL)
+                os.kill(process.pid, number)
             except ProcessLookupError:
                 continue
 
