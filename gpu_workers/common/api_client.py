@@ -83,7 +83,9 @@ class ApiClient:
         sleep: Callable[[float], None] = time.sleep,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        base_url, uds = _split_url(internal_url)
+        base_url, uds = internal_url.rstrip("/"), None
+        if internal_url.startswith("unix:"):
+            base_url, uds = "http://internal", "/" + internal_url.removeprefix("unix:").lstrip("/")
         self._credential = credential
         self._sleep = sleep
         self._http = httpx.Client(
@@ -221,12 +223,6 @@ class _ErrorEnvelope(msgspec.Struct):
 def load_credential(path: Path) -> EnrollResponse:
     """Read the credential that enrolment stored; raises FileNotFoundError before enrolment."""
     return msgspec.json.decode(path.read_bytes(), type=EnrollResponse)
-
-
-def _split_url(internal_url: str) -> tuple[str, str | None]:
-    if internal_url.startswith("unix:"):
-        return "http://internal", "/" + internal_url.removeprefix("unix:").lstrip("/")
-    return internal_url.rstrip("/"), None
 
 
 def _decode(response: httpx.Response, answer: type[Answer]) -> Answer:

@@ -114,18 +114,15 @@ def main() -> int:
     except (ConfigError, NotEnrolled) as error:
         sys.stderr.write(f"{error}\n")
         return 1
+    also = ""
+    if arguments.kind == "trainer" and not config.broker_url:
+        also = " and CELERY_BROKER_URL, the broker as this pool's user anneal_trainer or anneal_trainer_<pool>"
     sys.stdout.write(
         f"Enrolled as {answer.worker_id} in pool {answer.pool}; the credential is {config.credential_file}.\n"
-        f"Start it with the same variables{_also(arguments.kind, config)}:\n"
+        f"Start it with the same variables{also}:\n"
         f"    {_START[arguments.kind].format(pool=answer.pool)}\n"
     )
     return 0
-
-
-def _also(kind: str, config: WorkerConfig) -> str:
-    if kind == "trainer" and not config.broker_url:
-        return " and CELERY_BROKER_URL, the broker as this pool's user anneal_trainer or anneal_trainer_<pool>"
-    return ""
 
 
 if __name__ == "__main__":

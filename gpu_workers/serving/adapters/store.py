@@ -92,7 +92,14 @@ class AdapterStore:
         """Return the folder with the adapter's checked files; raises AdapterRejected or AdapterUnavailable."""
         path = self.get_path(adapter, base)
         if path not in self._verified or not path.exists():
-            files = _get_files(adapter, base)
+            if adapter.rank > base.max_lora_rank:
+                raise AdapterUnavailable(f"Rank {adapter.rank} is above this replica's {base.max_lora_rank}.")
+            files = {file.name: file for file in adapter.files if file.name in _WANTED}
+            for name, limit in _LIMITS.items():
+                if name not in files and name != PARITY_FILE:  # adapters from before certificates have none
+                    raise AdapterRejected(f"The adapter has no {name}.")
+                if name in files and files[name].bytes > limit:
+                    raise AdapterRejected(f"{name} has {files[name].bytes} bytes; at most {limit} are allowed.")
             if not _holds(path, files):
                 self._make_room(sum(file.bytes for file in files.values()))
                 self._build(path, adapter, files, base)
@@ -216,18 +223,6 @@ def _find_largest(file: BinaryIO, dtype: str, items: int) -> float:
 
 _WANTED = (CONFIG_FILE, WEIGHTS_FILE, PARITY_FILE)
 _LIMITS = {CONFIG_FILE: MAX_CONFIG_BYTES, WEIGHTS_FILE: MAX_WEIGHTS_BYTES, PARITY_FILE: MAX_PARITY_BYTES}
-
-
-def _get_files(adapter: DesiredAdapter, base: BaseIdentity) -> dict[str, SignedFile]:
-    if adapter.rank > base.max_lora_rank:
-        raise AdapterUnavailable(f"Rank {adapter.rank} is above this replica's {base.max_lora_rank}.")
-    files = {file.name: file for file in adapter.files if file.name in _WANTED}
-    for name, limit in _LIMITS.items():
-        if name not in files and name != PARITY_FILE:  # adapters from before certificates have none
-            raise AdapterRejected(f"The adapter has no {name}.")
-        if name in files and files[name].bytes > limit:
-            raise AdapterRejected(f"{name} has {files[name].bytes} bytes; at most {limit} are allowed.")
-    return files
 
 
 def _holds(path: Path, files: dict[str, SignedFile]) -> bool:

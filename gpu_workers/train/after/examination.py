@@ -64,9 +64,14 @@ def examine_result(
     subject = _subject_of(base, trained, spec)
     examiner = Examiner(subject.cut(held_out), plan, tokenizer, pad_id=_pad_id(config)) if held_out else None
     seen = subject.examine(examiner, fixed)
-    report = examiner.report(*seen.findings, judge=_judge(plan, secrets)) if examiner and seen.findings else None
-    if report is not None and subject.note:
-        report = msgspec.structs.replace(report, notes=(subject.note, *report.notes))
+    report = None
+    if examiner and seen.findings:
+        judge = None
+        if plan.grader.kind is GraderKind.JUDGE:
+            judge = Judge(plan.grader, secrets.judge, seconds=plan.judge_seconds, refusal=secrets.judge_refusal)
+        report = examiner.report(*seen.findings, judge=judge)
+        if subject.note:
+            report = msgspec.structs.replace(report, notes=(subject.note, *report.notes))
     if not fixed:
         return report, None
     is_chat = spec.hyperparameters.objective is Objective.SUPERVISED
@@ -215,12 +220,6 @@ def _load(folder: Path, **options: object) -> PreTrainedModel:
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
-
-
-def _judge(plan: EvaluationPlan, secrets: PublishSecrets) -> Judge | None:
-    if plan.grader.kind is not GraderKind.JUDGE:
-        return None
-    return Judge(plan.grader, secrets.judge, seconds=plan.judge_seconds, refusal=secrets.judge_refusal)
 
 
 def _examples(path: Path, spec: RunSpec, renderer: ChatRenderer, keep: Sequence[bool] | None) -> list[Example]:

@@ -34,10 +34,6 @@ def convert(model: Path, target: Path) -> Converted:
     except SystemExit as end:
         if end.code:
             return Converted(problem="the converter does not know this architecture")
-    return _read_back(model, target)
-
-
-def _read_back(model: Path, target: Path) -> Converted:
     reader = gguf.GGUFReader(target)
     architecture = reader.get_field("general.architecture")
     if architecture is None:

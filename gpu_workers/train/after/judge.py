@@ -77,18 +77,19 @@ class Judge:
 
     def judge(self, questions: Sequence[Question]) -> Verdicts:
         """Return the judge's scores. Never raises for errors of the judge or of the connection to it."""
-        if self._access is None:
+        access = self._access
+        if access is None:
             return Verdicts([None] * len(questions), trouble=self._trouble or "there is no way to ask it")
         self._ends = time.monotonic() + self._seconds
-        headers = {"Authorization": f"Bearer {self._access.key}"}
+        headers = {"Authorization": f"Bearer {access.key}"}
         with (
             httpx.Client(headers=headers, timeout=_CALL_SECONDS, trust_env=False, transport=self._transport) as client,
             ThreadPoolExecutor(_LANES) as lanes,
         ):
-            scores = list(lanes.map(lambda question: self._score(client, question), questions))
+            scores = list(lanes.map(lambda question: self._score(client, access, question), questions))
         return Verdicts(scores, self._calls, self._input_tokens, self._output_tokens, self._trouble)
 
-    def _score(self, client: httpx.Client, question: Question) -> float | None:
+    def _score(self, client: httpx.Client, access: JudgeAccess, question: Question) -> float | None:
         trouble, tries = "", 0
         while tries < _TRIES:
             if self._trouble:
@@ -98,7 +99,7 @@ class Judge:
                 return None
             beat()
             try:
-                response = client.post(f"{self._url}/chat/completions", json=self._body(question))
+                response = client.post(f"{access.url}/chat/completions", json=self._body(access.model, question))
             except httpx.TransportError as error:
                 trouble = f"it could not be reached ({type(error).__name__})"
                 tries += 1
@@ -115,13 +116,7 @@ class Judge:
         self._give_up(trouble)
         return None
 
-    @property
-    def _url(self) -> str:
-        assert self._access is not None
-        return self._access.url
-
-    def _body(self, question: Question) -> dict[str, object]:
-        assert self._access is not None
+    def _body(self, model: str, question: Question) -> dict[str, object]:
         criterion = self._grader.instructions.strip() or DEFAULT_INSTRUCTIONS
         material = {
             "question": question.question[-_QUESTION_CHARACTERS:],
@@ -129,7 +124,7 @@ class Judge:
             "answer": question.answer[:_ANSWER_CHARACTERS],
         }
         return {
-            "model": self._access.model,
+            "model": model,
             "messages": [
                 {"role": "system", "content": _SYSTEM.format(criterion=criterion)},
                 {"role": "user", "content": json.dumps(material, ensure_ascii=False)},

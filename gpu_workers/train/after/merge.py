@@ -41,7 +41,10 @@ def merge_adapter(base: Path, adapter: Path, target: Path) -> None:
     """Write the base model merged with the adapter to `target`, in the base's file layout; raises NotMergeable."""
     target.mkdir(parents=True, exist_ok=True)
     layers = _Layers(adapter)
-    for name in _weight_files(base):
+    names = [_ONE_FILE]
+    if (base / INDEX_FILE).is_file():
+        names = sorted(set(json.loads((base / INDEX_FILE).read_text())["weight_map"].values()))
+    for name in names:
         source = list_tensors(base / name)
         entries = [Entry(entry.name, _dtype_of(entry), entry.shape) for entry in source]
         write_tensors(target / name, entries, (_merged(base / name, entry, layers) for entry in source))
@@ -50,12 +53,6 @@ def merge_adapter(base: Path, adapter: Path, target: Path) -> None:
     for name in _BESIDE:
         if (base / name).is_file():
             shutil.copy(base / name, target / name)
-
-
-def _weight_files(base: Path) -> list[str]:
-    if not (base / INDEX_FILE).is_file():
-        return [_ONE_FILE]
-    return sorted(set(json.loads((base / INDEX_FILE).read_text())["weight_map"].values()))
 
 
 def _dtype_of(entry: Entry) -> torch.dtype:

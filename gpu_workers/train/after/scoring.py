@@ -1,6 +1,7 @@
 """Scores that a causal model gives to tokens, and answers that it writes. Greedy, and without random numbers."""
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 import msgspec
 import numpy as np
@@ -127,15 +128,10 @@ def _write_batch(
         pad_token_id=pad_id,
         stopping_criteria=[_beat_per_token],
     )
-    return [_until(row, set(stop_ids)) for row in written_BT[:, width:].tolist()]
+    return [list(takewhile(lambda token: token not in stop_ids, row)) for row in written_BT[:, width:].tolist()]
 
 
 def _beat_per_token(ids_BT: torch.Tensor, scores: object, **kwargs: object) -> torch.Tensor:
     """Stop no answer; count each token of a batch as work."""
     beat()
     return torch.zeros(len(ids_BT), dtype=torch.bool, device=ids_BT.device)
-
-
-def _until(ids: list[int], stop_ids: set[int]) -> list[int]:
-    end = next((index for index, token in enumerate(ids) if token in stop_ids), len(ids))
-    return ids[:end]

@@ -102,7 +102,10 @@ def encode_text(path: Path, renderer: ChatRenderer, *, max_length: int, keep: Se
     try:
         for row in renderer.render_many(read_rows(path, RowKind.TEXT, keep=keep)):
             ids = row.token_ids
-            pieces += [_all_trained(ids[at : at + max_length]) for at in range(0, len(ids), max_length)]
+            for at in range(0, len(ids), max_length):
+                piece = ids[at : at + max_length]
+                # No token precedes the first, to predict it from.
+                pieces.append(RenderedRow(text="", spans=(), token_ids=piece, trained=((1, len(piece)),)))
     except RowError as error:
         raise bad_row(error) from error
     kept = [piece for piece in pieces if piece.n_trained]
@@ -143,8 +146,3 @@ def _answer(row: RenderedRow) -> tuple[list[int], int]:
     """Return the tokens up to the answer's end, and the index at which the answer begins."""
     begin, end = row.trained[0][0], row.trained[-1][1]
     return row.token_ids[:end], begin
-
-
-def _all_trained(ids: list[int]) -> RenderedRow:
-    """Return a row with every token trained, except the first: no token precedes it to predict it from."""
-    return RenderedRow(text="", spans=(), token_ids=ids, trained=((1, len(ids)),))

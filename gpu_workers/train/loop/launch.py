@@ -38,13 +38,21 @@ def read_rank() -> Rank | None:
 
 def run_ranks(argv: list[str], *, count: int, secret_line: bytes) -> int:
     """Run this module `count` times and return the first one's exit code; if one dies, end all."""
-    port = _free_port()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = int(listener.getsockname()[1])
     command = [sys.executable, "-m", "gpu_workers.trainer.child", "gpu_workers.train", *argv[1:]]
     children = [
         subprocess.Popen(command, env=rank_environment(index=index, count=count, port=port), stdin=subprocess.PIPE)
         for index in range(count)
     ]
-    signal.signal(signal.SIGTERM, _pass_on(children))
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        for child in children:
+            if child.poll() is None:
+                child.send_signal(number)
+
+    signal.signal(signal.SIGTERM, pass_on)
     for child in children:
         with contextlib.suppress(BrokenPipeError), child.stdin as stdin:  # type: ignore[union-attr]
             stdin.write(secret_line)
@@ -62,18 +70,3 @@ def _wait(children: list[subprocess.Popen[bytes]]) -> int:
         time.sleep(_POLL_SECONDS)
     codes = [child.returncode for child in children]
     return codes[0] or next((code for code in codes if code), 0)
-
-
-def _pass_on(children: list[subprocess.Popen[bytes]]):  # type: ignore[no-untyped-def]
-    def handle(number: int, frame: FrameType | None) -> None:
-        for child in children:
-            if child.poll() is None:
-                child.send_signal(number)
-
-    return handle
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

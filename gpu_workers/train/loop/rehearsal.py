@@ -38,7 +38,7 @@ def rehearse(trainer: ResumableTrainer, validation: Rows | SomeRows | None) -> R
         batch = trainer.data_collator(trainer.longest_rows())
         trainer.current_gradient_accumulation_steps = 1  # set by the loop, which has not started yet
         trainer.training_step(trainer.model_wrapped, batch)
-        del state
+        del state, batch
         if validation is not None:
             size = trainer.args.per_device_train_batch_size
             longest = np.argsort(validation.lengths, kind="stable")[-size:]

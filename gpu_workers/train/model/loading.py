@@ -47,12 +47,7 @@ def load_model(
     model = adapt(base, hyperparameters, engine, is_sharded=is_sharded)
     is_adapter = hyperparameters.method is not Method.FULL
     if is_adapter and start is not None and (start / ADAPTER_FILE).is_file():
-        tensors = {name: tensor.float() for name, tensor in load_file(start / ADAPTER_FILE).items()}
-        expected = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
-        if {name: tensor.shape for name, tensor in expected.items()} != {n: t.shape for n, t in tensors.items()}:
-            message = "The adapter to continue from has another rank or other layers than this recipe."
-            raise TrainingFailed(FailureCode.CHECKPOINT_INVALID, message)
-        peft.set_peft_model_state_dict(model, tensors)
+        _begin_with_adapter(model, start)
     if not is_sharded:
         return model
     return shard_model(
@@ -137,6 +132,15 @@ def _begin_with(base: PreTrainedModel, start: Path, hyperparameters: Hyperparame
             message = f"The model to continue from has other weights than the base model ({unknown[0]})."
             raise TrainingFailed(FailureCode.CHECKPOINT_INVALID, message)
     return base
+
+
+def _begin_with_adapter(model: peft.PeftModel, start: Path) -> None:
+    tensors = {name: tensor.float() for name, tensor in load_file(start / ADAPTER_FILE).items()}
+    expected = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
+    if {name: tensor.shape for name, tensor in expected.items()} != {n: t.shape for n, t in tensors.items()}:
+        message = "The adapter to continue from has another rank or other layers than this recipe."
+        raise TrainingFailed(FailureCode.CHECKPOINT_INVALID, message)
+    peft.set_peft_model_state_dict(model, tensors)
 
 
 def _load_base(folder: Path, hyperparameters: Hyperparameters, engine: Engine, *, is_sharded: bool) -> PreTrainedModel:
