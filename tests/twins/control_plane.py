@@ -8,8 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -44,6 +43,7 @@ from apps.contracts.worker_api import (
     UploadRequest,
     UploadResponse,
 )
+from tests.twins.http_server import Answer, Request, serve_http
 
 CREDENTIAL = "annw_test"
 MANIFEST = "manifest.json"
@@ -179,7 +179,11 @@ class ControlPlane:
 
     def _api(self, path: str, token: str, body: bytes) -> tuple[int, bytes]:
         if path == "/enroll":
-            return self._enroll(body)
+            request = msgspec.json.decode(body, type=EnrollRequest)
+            if request.token != self.one_time_token or self.enrollments:
+                return _error(403, "invalid_token")
+            self.enrollments.append(request)
+            return _ok(EnrollResponse(worker_id="worker_1", credential=CREDENTIAL, pool="cpu"))
         if path.startswith("/leases/"):
             lease_id, _, verb = path.removeprefix("/leases/").partition("/")
             if self.is_lease_stale or (lease_id, token) != self._lease:
@@ -199,13 +203,6 @@ class ControlPlane:
             ]
             return 204, b""
         return _error(404, "not_found")
-
-    def _enroll(self, body: bytes) -> tuple[int, bytes]:
-        request = msgspec.json.decode(body, type=EnrollRequest)
-        if request.token != self.one_time_token or self.enrollments:
-            return _error(403, "invalid_token")
-        self.enrollments.append(request)
-        return _ok(EnrollResponse(worker_id="worker_1", credential=CREDENTIAL, pool="cpu"))
 
     def _claim(self, body: bytes) -> tuple[int, bytes]:
         msgspec.json.decode(body, type=ClaimRequest)
@@ -276,39 +273,10 @@ def serve_control_plane() -> Iterator[ControlPlane]:
     """Run it on a free loopback port."""
     plane = ControlPlane()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(request: Request) -> Answer:
+        status, content = plane.answer(request.method, request.path, request.bearer, request.body)
+        is_trickling = request.method == "GET" and request.path.startswith("/objects/")
+        return Answer(status, content, seconds_a_byte=plane.trickle_seconds if is_trickling else 0.0)
 
-        def _handle(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-            status, answer = plane.answer(self.command, self.path, token, body)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            if plane.trickle_seconds and self.path.startswith("/objects/") and self.command == "GET":
-                self._trickle(answer)
-            else:
-                self.wfile.write(answer)
-
-        def _trickle(self, answer: bytes) -> None:
-            with suppress(BrokenPipeError, ConnectionResetError):
-                for byte in answer:
-                    self.wfile.write(bytes([byte]))
-                    time.sleep(plane.trickle_seconds)
-
-        do_GET = do_POST = do_PUT = _handle  # noqa: N815
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    plane.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with serve_http(answer) as plane.url:
         yield plane
-    finally:
-        server.shutdown()
-        server.server_close()

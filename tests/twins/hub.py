@@ -5,13 +5,13 @@
 
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from tests.twins.http_server import Answer, Request, serve_http
 
 COMMIT = "4c8d3b2a" * 5
 
@@ -26,35 +26,32 @@ class Hub:
         self.fetched: list[str] = []
         self.url = ""
 
-    def answer(self, method: str, target: str, token: str) -> tuple[int, dict[str, str], bytes]:
-        """Return status, headers and body."""
+    def answer(self, request: Request) -> Answer:
         if self.is_down:
-            return 503, {}, b""
-        path = unquote(urlsplit(target).path)
+            return Answer(503)
+        path = unquote(urlsplit(request.path).path)
         if not path.removeprefix("/api/models").startswith("/acme/tiny/"):
-            return 401, {"X-Error-Code": "RepoNotFound"}, b"{}"
+            return Answer(401, b"{}", {"X-Error-Code": "RepoNotFound"})
         if COMMIT not in path:
-            return 404, {"X-Error-Code": "RevisionNotFound"}, b"{}"
-        if self.token and token != self.token:
-            return 403, {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access is restricted."}, b"{}"
+            return Answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+        if self.token and request.bearer != self.token:
+            return Answer(403, b"{}", {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access is restricted."})
         if path.startswith("/api/"):
-            return 200, {"Content-Type": "application/json"}, self._listing(path)
-        return self._file(method, path.rsplit("/", 1)[1])
+            return Answer(200, self._listing(path), {"Content-Type": "application/json"})
+        name = path.rsplit("/", 1)[1]
+        if name not in self.files:
+            return Answer(404, b"", {"X-Error-Code": "EntryNotFound"})
+        if request.method == "GET":
+            self.fetched.append(name)
+        content = self.files[name]
+        headers = {"ETag": f'"{_sha256(content)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "none"}
+        return Answer(200, content, headers)
 
     def _listing(self, path: str) -> bytes:
         if "/tree/" in path:
             return json.dumps([_tree_entry(name, content) for name, content in self.files.items()]).encode()
         siblings = [_sibling(name, content) for name, content in self.files.items()]
         return json.dumps({"id": "acme/tiny", "modelId": "acme/tiny", "sha": COMMIT, "siblings": siblings}).encode()
-
-    def _file(self, method: str, name: str) -> tuple[int, dict[str, str], bytes]:
-        if name not in self.files:
-            return 404, {"X-Error-Code": "EntryNotFound"}, b""
-        if method == "GET":
-            self.fetched.append(name)
-        content = self.files[name]
-        headers = {"ETag": f'"{_sha256(content)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "none"}
-        return 200, headers, content
 
 
 def _sibling(name: str, content: bytes) -> dict[str, Any]:
@@ -83,31 +80,5 @@ def _blob_id(content: bytes) -> str:
 def serve_hub(folder: Path) -> Iterator[Hub]:
     """Run a hub that holds the files of `folder`, on a free loopback port."""
     hub = Hub(folder)
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def _handle(self) -> None:
-            token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-            status, headers, body = hub.answer(self.command, self.path, token)
-            self.send_response(status)
-            for name, value in (headers | {"Content-Length": str(len(body))}).items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
-
-        do_GET = do_HEAD = _handle  # noqa: N815
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    try:
+    with serve_http(hub.answer) as hub.url:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -81,7 +81,8 @@ class ScriptedEngine:
         body = await request.json()
         self.bodies.append(body)
         self.headers.append(dict(request.headers))
-        text = _text_of(body)
+        prompt = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
+        text = prompt if isinstance(prompt, str) else str(prompt[0])
         script = self.scripts.get(text, Script())
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return web.json_response({"error": {"message": "no", "type": "x", "code": "invalid_token"}}, status=401)
@@ -91,11 +92,6 @@ class ScriptedEngine:
         await response.prepare(request)
         await _Stream(self, request, response, body, script, text).write()
         return response
-
-
-def _text_of(body: dict[str, Any]) -> str:
-    prompt = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
-    return prompt if isinstance(prompt, str) else str(prompt[0])
 
 
 @dataclass

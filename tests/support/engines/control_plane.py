@@ -8,8 +8,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import msgspec
 from apps.contracts.runs import SignedFile
 from apps.contracts.serving import DesiredAdapter, DesiredState, ObservedAdapter, ObservedState
 from apps.contracts.worker_api import EnrollRequest, EnrollResponse
+from tests.twins.http_server import Answer, Request, serve_http
 
 REPLICA_ID = "rep_test"
 REPLICA_TOKEN = "replica-token-of-this-test"
@@ -49,13 +49,11 @@ class ControlPlane:
             generation=1,
             adapters=(),
         )
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._make_handler())
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()  # `close` waits as long
+        self._serving = ExitStack()
+        self.url = self._serving.enter_context(serve_http(self._answer))
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._serving.close()
 
     def describe(self, lora_name: str, files: dict[str, bytes], *, rank: int = 8) -> DesiredAdapter:
         """Publish files and return the wish for an adapter made of them."""
@@ -111,49 +109,32 @@ class ControlPlane:
         self._files[path] = data
         return SignedFile(name=name, url=self.url + path, sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
 
-    def _answer(self, method: str, path: str, query: str, credential: str, body: bytes) -> tuple[int, Any]:
+    def _answer(self, request: Request) -> Answer:
+        path, _, query = request.path.partition("?")
         if path in self._files:
-            return 200, self._files[path]
-        if (method, path) == ("POST", "/internal/v1/enroll"):
-            is_valid = msgspec.json.decode(body, type=EnrollRequest).token == ENROLL_TOKEN
-            return (200, self.enrollment) if is_valid else (403, {"error": {"code": "bad_token", "message": ""}})
-        if credential != f"Bearer {CREDENTIAL}":
-            return 401, {"error": {"code": "unauthorized", "message": ""}}
+            return Answer(200, self._files[path])
+        if (request.method, path) == ("POST", "/internal/v1/enroll"):
+            if msgspec.json.decode(request.body, type=EnrollRequest).token != ENROLL_TOKEN:
+                return _refuse(403, "bad_token")
+            return Answer(200, msgspec.json.encode(self.enrollment))
+        if request.bearer != CREDENTIAL:
+            return _refuse(401, "unauthorized")
         if path == f"/internal/v1/replicas/{REPLICA_ID}/desired":
             self.desired_reads += 1
-            is_known = query == f"known_generation={self._desired.generation}"
-            return (304, None) if is_known else (200, self._desired)
+            if query == f"known_generation={self._desired.generation}":
+                return Answer(304)
+            return Answer(200, msgspec.json.encode(self._desired))
         if path == f"/internal/v1/replicas/{REPLICA_ID}/observed":
-            state = msgspec.json.decode(body, type=ObservedState)
+            state = msgspec.json.decode(request.body, type=ObservedState)
             self.observed.append(state)
             if not state.is_ready:
                 self._takes_not_ready.wait(600)
-            return 204, None
-        return 404, {"error": {"code": "not_found", "message": path}}
+            return Answer(204)
+        return _refuse(404, "not_found")
 
-    def _make_handler(self) -> type[BaseHTTPRequestHandler]:
-        plane = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                path, _, query = self.path.partition("?")
-                length = int(self.headers.get("Content-Length") or 0)
-                credential = self.headers.get("Authorization", "")
-                status, value = plane._answer(self.command, path, query, credential, self.rfile.read(length))
-                data = value if isinstance(value, bytes) else b"" if value is None else msgspec.json.encode(value)
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            do_POST = do_GET  # noqa: N815 (the server looks for this name)
-
-            def log_message(self, *_: object) -> None:
-                return
-
-        return Handler
+def _refuse(status: int, code: str) -> Answer:
+    return Answer(status, msgspec.json.encode({"error": {"code": code, "message": ""}}))
 
 
 def wait_until(condition: Any, *, seconds: float, what: str) -> Any:

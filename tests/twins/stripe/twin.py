@@ -155,17 +155,14 @@ class Twin:
                     raise Refusal(501, message=f"the twin does not do {operation.name}")
                 ids = re.findall(r"/v1/(?:checkout/|billing_portal/|billing/)?\w+/([^/]+)", parts.path)
                 result = handler(self, *ids[: operation.name.count("{")], **params)
-                shown = self._expanded(copy.deepcopy(result), params.get("expand", []))
+                shown = copy.deepcopy(result)
+                for path in params.get("expand", []):
+                    rows = shown["data"] if path.startswith("data.") else [shown]
+                    for row in rows:
+                        self._expand(row, path.removeprefix("data.").split("."))
             except Refusal as refusal:
                 return _error(refusal)
         return 200, {"Request-Id": self._id("req")}, json.dumps(shown).encode()
-
-    def _expanded(self, shown: Object, paths: list[str]) -> Object:
-        for path in paths:
-            rows = shown["data"] if path.startswith("data.") else [shown]
-            for row in rows:
-                self._expand(row, path.removeprefix("data.").split("."))
-        return shown
 
     def _expand(self, row: Object, path: list[str]) -> None:
         *outer, last = path
