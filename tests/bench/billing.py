@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -32,37 +32,19 @@ SEGMENT_EVENTS, BATCH, SHIPPERS = 50_000, 5_000, 2
 LANES, CONNECTIONS = 64, 8
 
 
-def _environ(home: Path, services: Any) -> dict[str, str]:
-    return {
-        "ANNEAL_HOME": str(home),
-        "ANNEAL_SECRET_KEY": "bench-secret-key-that-is-long-enough-for-django",
-        "ANNEAL_KEY_PEPPER": "bench-pepper",
-        "ANNEAL_SIGNING_KEY": "bench-signing-key",
-        "DATABASE_URL": services.database_url("owner"),
-        "REDIS_URL": services.redis_url,
-        "DJANGO_SETTINGS_MODULE": "apps.config.settings.dev",
-    }
-
-
 class World:
     """One organization with credit enough, and the prices of one model."""
 
     def __init__(self) -> None:
         from django.core.management import call_command
 
-        from apps.billing.operations import grant_credit
         from apps.catalog.operations import set_price
         from tests.factories.accounts import make_organization, make_user
+        from tests.factories.money import give_credit
 
         call_command("migrate", verbosity=0)
         self.organization = make_organization("Bench", owner=make_user("bench"))
-        grant_credit(
-            organization=self.organization,
-            amount_nano=1_000_000 * USD,
-            by="system",
-            reason="bench",
-            idempotency_key="bench",
-        )
+        give_credit(self.organization, 1_000_000 * USD)
         long_ago = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
         self.prices = [
             set_price(
@@ -74,7 +56,11 @@ class World:
     def assert_books_hold(self) -> None:
         from apps.billing.books.reconciliation import reconcile
 
-        differences = [(row.name, row.differences[:3]) for row in reconcile(now=_now()) if row.differences]
+        differences = [
+            (row.name, row.differences[:3])
+            for row in reconcile(now=datetime.datetime.now(datetime.UTC))
+            if row.differences
+        ]
         if differences:
             raise AssertionError(differences)
 
@@ -82,10 +68,6 @@ class World:
 def _batched(rows: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
     for place in range(0, len(rows), size):
         yield rows[place : place + size]
-
-
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC)
 
 
 # --- Holds ------------------------------------------------------------------------------------------------------------
@@ -114,19 +96,15 @@ def bench_holds(world: World, *, seconds: float) -> dict[str, Any]:
             counts[number] += 1
         connection.close()
 
-    took = _in_threads(work)
-    world.assert_books_hold()
-    return {"hold_capture_per_s": round(sum(counts) / took, 1), "holds": sum(counts)}
-
-
-def _in_threads(work: Callable[[int], None]) -> float:
     threads = [threading.Thread(target=work, args=(number,)) for number in range(CONNECTIONS)]
     began = time.perf_counter()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return time.perf_counter() - began
+    took = time.perf_counter() - began
+    world.assert_books_hold()
+    return {"hold_capture_per_s": round(sum(counts) / took, 1), "holds": sum(counts)}
 
 
 # --- Requests ---------------------------------------------------------------------------------------------------------
@@ -282,7 +260,17 @@ def main() -> None:
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench")))
         services = stack.enter_context(ensure_running(home, durable=True))
-        os.environ.update(_environ(home, services))
+        os.environ.update(
+            {
+                "ANNEAL_HOME": str(home),
+                "ANNEAL_SECRET_KEY": "bench-secret-key-that-is-long-enough-for-django",
+                "ANNEAL_KEY_PEPPER": "bench-pepper",
+                "ANNEAL_SIGNING_KEY": "bench-signing-key",
+                "DATABASE_URL": services.database_url("owner"),
+                "REDIS_URL": services.redis_url,
+                "DJANGO_SETTINGS_MODULE": "apps.config.settings.dev",
+            }
+        )
         import django
 
         django.setup()

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from apps.accounts.models import Organization
-from apps.billing.operations import grant_credit
 from apps.catalog.models import BaseModel, GpuType
 from apps.catalog.operations import set_price
 from apps.contracts import worker_api as wire
@@ -24,6 +23,7 @@ from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, Run, RunU
 from apps.finetuning.pools.operations import record_probe
 from apps.finetuning.runs.leases import sha256_hex
 from tests.factories.catalog import make_base_model
+from tests.factories.money import give_credit
 
 GIB = 2**30
 PRICE_NANO_PER_HOUR = 3_600_000_000  # $3.60 an hour: one milli-dollar a second
@@ -101,16 +101,6 @@ def make_training_file(organization: Organization, base_model: BaseModel, *, row
     )
     version.refresh_from_db()
     return version
-
-
-def give_credit(organization: Organization, amount_nano: int = 100_000_000_000) -> None:
-    grant_credit(
-        organization=organization,
-        amount_nano=amount_nano,
-        by="system",
-        reason="test",
-        idempotency_key=f"credit:{organization.pk}",
-    )
 
 
 def make_job(organization: Organization, base_model: BaseModel, **request: Any) -> FineTuningJob:

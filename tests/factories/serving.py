@@ -7,18 +7,16 @@ from django.db import transaction
 from apps.accounts.models import Organization, User
 from apps.accounts.operations import IssuedKey
 from apps.adapters.models import Adapter, AdapterVersion
-from apps.billing.operations import grant_credit
 from apps.catalog.models import BaseModel
 from apps.catalog.operations import set_price
 from apps.core.database.clock import db_now
-from apps.core.ids import new_id, new_ulid
+from apps.core.ids import new_ulid
 from apps.serving.models import Deployment, LoadedAdapter, Placement, Replica
 from apps.serving.operations import give_token
 from apps.serving.whole_models import give_place
 from tests.factories.accounts import make_key, make_organization, make_user
+from tests.factories.money import USD, give_credit
 from tests.twins.scripted_engine import TOKEN
-
-USD = 1_000_000_000
 
 INPUT_NANO, OUTPUT_NANO, PER = 50_000_000, 200_000_000, 1_000_000
 
@@ -76,12 +74,6 @@ def make_tenant(name: str, base_model: BaseModel, *, credit_nano: int = 10 * USD
         give_credit(organization, credit_nano)
     version = make_adapter(organization, base_model)
     return Tenant(owner, organization, make_key(organization, owner), version.model_name, version.lora_name)
-
-
-def give_credit(organization: Organization, amount_nano: int) -> None:
-    grant_credit(
-        organization=organization, amount_nano=amount_nano, by="system", reason="test", idempotency_key=new_id("grant")
-    )
 
 
 def make_adapter(organization: Organization, base_model: BaseModel) -> AdapterVersion:

@@ -5,6 +5,9 @@ of all tables again. Here the rows are deleted, and what `post_migrate` wrote st
 """
 
 import os
+import threading
+from collections.abc import Callable
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
@@ -32,3 +35,25 @@ def database_url(role: str) -> str:
     parts = urlsplit(os.environ["DATABASE_URL"])
     host = parts.netloc.replace("anneal_owner", f"anneal_{role}")
     return urlunsplit(parts._replace(netloc=host, path=f"/{connection.settings_dict['NAME']}"))
+
+
+def at_once(work: Callable[[int], Any], count: int = 64) -> list[Any]:
+    """Run `work` in so many threads that begin together; return what each returned or raised."""
+    results: list[Any] = [None] * count
+    begin = threading.Barrier(count)
+
+    def one(number: int) -> None:
+        try:
+            begin.wait(timeout=60)
+            results[number] = work(number)
+        except Exception as error:  # noqa: BLE001 - it is the result
+            results[number] = error
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results

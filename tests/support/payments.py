@@ -6,10 +6,10 @@ from django.db.models import Sum
 
 from apps.accounts.models import Organization
 from apps.billing.models import AccountKind, LedgerEntry
-from apps.billing.operations import hold, settle_hold
 from apps.core.money import NANO_PER_CENT
 from apps.payments import topups, webhooks
 from apps.payments.models import TopUp
+from tests.factories import money as credit
 from tests.twins.stripe import money
 from tests.twins.stripe.twin import Twin, signed
 
@@ -41,8 +41,4 @@ def total(kind: AccountKind) -> int:
 
 
 def spend(organization: Organization, cents: int) -> None:
-    held = hold(
-        organization=organization, purpose="job", source=f"ftjob-{cents}", amount_nano=cents * NANO_PER_CENT,
-        by="system", idempotency_key=f"spend:{cents}",
-    )  # fmt: skip
-    settle_hold(hold_id=held.pk, capture_nano=cents * NANO_PER_CENT, by="system")
+    credit.spend(organization, cents * NANO_PER_CENT, f"ftjob-{cents}")

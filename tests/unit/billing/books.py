@@ -1,19 +1,13 @@
 """What must hold of the books after every step, whoever did what; the numbers are those of the ledger's invariants."""
 
-import datetime
-import threading
-from collections.abc import Callable
-from typing import Any
-
 from django.db import connection
 
 from apps.accounts.models import Organization
 from apps.billing.books.reconciliation import CHECKS
 from apps.billing.models import BudgetPeriod, CreditLot, Hold, LedgerAccount, LedgerEntry, LotMovement
-from apps.billing.operations import grant_credit, hold
 from apps.billing.usage.metering import UsageRecord
-
-CONNECTIONS = 64
+from tests.factories.money import give_credit
+from tests.factories.usage import make_record
 
 _FOREIGN = """
     SELECT entry.id FROM billing_ledgerentry entry
@@ -74,45 +68,14 @@ def assert_budgets_hold(organization: Organization) -> None:
 # --- doing things ---
 
 
-def place_hold(organization: Organization, nano: int, source: str) -> Hold:
-    return hold(
-        organization=organization, purpose="job", source=source, amount_nano=nano, by="system",
-        idempotency_key=f"hold:{source}",
-    )  # fmt: skip
-
-
 def usage_record(organization: Organization, price_id: str, tokens: int, slice_id: str, identifier: str) -> UsageRecord:
-    return UsageRecord(
-        id=identifier, organization_id=organization.pk, key_id="key_1", model_name="m", adapter_version_id="",
-        slice_id=slice_id, input_price_id=price_id, output_price_id=None, input_tokens=tokens, cached_input_tokens=0,
-        output_tokens=0, finish="stop", latency_ms=1, first_token_ms=None,
-        occurred_at=datetime.datetime(2026, 11, 3, tzinfo=datetime.UTC),
+    return make_record(
+        id=identifier, organization_id=organization.pk, slice_id=slice_id, input_price_id=price_id,
+        output_price_id=None, input_tokens=tokens, output_tokens=0,
     )  # fmt: skip
-
-
-def at_once(work: Callable[[int], Any], count: int = CONNECTIONS) -> list[Any]:
-    """Run `work` in so many threads that begin together; return what each returned or raised."""
-    results: list[Any] = [None] * count
-    begin = threading.Barrier(count)
-
-    def one(number: int) -> None:
-        try:
-            begin.wait(timeout=60)
-            results[number] = work(number)
-        except Exception as error:  # noqa: BLE001 - it is the result
-            results[number] = error
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
 
 
 def funded(nano: int, slug: str = "crowd") -> Organization:
     organization = Organization.objects.create(name=slug, slug=slug)
-    grant_credit(organization=organization, amount_nano=nano, by="system", reason="", idempotency_key=f"grant:{slug}")
+    give_credit(organization, nano)
     return organization

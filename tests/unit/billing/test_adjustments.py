@@ -14,11 +14,12 @@ from apps.billing.books.adjustments import (
 )
 from apps.billing.books.reconciliation import list_newest_checks, list_receivables, reconcile
 from apps.billing.models import Adjustment, CreditLot, Hold, LedgerCheck
-from apps.billing.operations import grant_paid_credit, hold, reverse_paid_credit, settle_hold
+from apps.billing.operations import grant_paid_credit, reverse_paid_credit
 from apps.billing.queries import get_balance, get_ledger_sum_nano
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue, PermissionDenied
 from apps.core.ids import new_id
+from tests.factories.money import spend
 
 USD = 1_000_000_000
 
@@ -120,10 +121,7 @@ def test_no_more_is_taken_than_is_there_and_nothing_without_a_reason(rich):
 
 
 def test_refunds_of_a_job_never_pass_what_it_was_charged_and_return_to_its_lots(rich):
-    held = hold(
-        organization=rich, purpose="job", source="ftjob-1", amount_nano=20 * USD, by="system", idempotency_key="h"
-    )
-    settle_hold(hold_id=held.pk, capture_nano=12 * USD, by="system")
+    spend(rich, 12 * USD, held_nano=20 * USD)
 
     ask(rich, 5, refund_of="ftjob-1")
     ask(rich, 7, refund_of="ftjob-1")

@@ -30,14 +30,14 @@ from apps.billing.usage.slices import close_slice, lease_slice
 from apps.catalog.operations import set_price
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
+from tests.factories.money import give_credit, place_hold
+from tests.support.database import at_once
 from tests.unit.billing.books import (
     assert_books_hold,
     assert_budgets_hold,
-    at_once,
     balances,
     funded,
     history,
-    place_hold,
     usage_record,
 )
 
@@ -57,9 +57,7 @@ class Books(RuleBasedStateMachine):
         self.number = 0
         self.payments: list[str] = []
         self.before: list[Any] = []
-        grant_credit(
-            organization=self.other, amount_nano=7 * CENT, by="system", reason="", idempotency_key="grant:other"
-        )
+        give_credit(self.other, 7 * CENT)
         self.price = set_price(
             sku="inference:input:m", unit="tokens", price_nano=333_333, per=1000, by="system", now=db_now()
         )

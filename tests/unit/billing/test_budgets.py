@@ -1,12 +1,11 @@
 """A budget limits what is started, counts what was charged, and alerts at each threshold exactly once."""
 
 import datetime
-import threading
+from collections import Counter
 from typing import Any
 
 import pytest
 from django.core import mail
-from django.db import connection
 
 from apps.accounts.models import Organization, User
 from apps.accounts.operations import IssuedKey
@@ -20,29 +19,23 @@ from apps.billing.budgets import (
     set_key_labels,
 )
 from apps.billing.invoices.mail import publish_reports, send_alert, send_report
-from apps.billing.models import BillingProfile, Budget, BudgetAlert, KeyLabel
-from apps.billing.operations import grant_credit, hold, refund_source, settle_hold
+from apps.billing.models import BillingProfile, Budget, BudgetAlert, Hold, KeyLabel
+from apps.billing.operations import refund_source
 from apps.billing.spending import forecast_month, list_spending, sum_by
 from apps.billing.usage.slices import lease_slice
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.models import OutboxMessage
+from tests.factories import money
 from tests.factories.accounts import make_organization, make_user
-from tests.unit.billing.books import at_once
-
-USD = 1_000_000_000
+from tests.factories.money import USD, give_credit
+from tests.support.database import at_once
 
 
 @pytest.fixture
 def rich(organization: Organization) -> Organization:
-    grant(organization)
+    give_credit(organization)
     return organization
-
-
-def grant(organization: Organization) -> None:
-    grant_credit(
-        organization=organization, amount_nano=100 * USD, by="system", reason="", idempotency_key=organization.pk
-    )
 
 
 def budget(organization: Organization, usd: int, *, scope: str = "organization", target: str = "", mode: str = "block"):
@@ -57,15 +50,12 @@ def budget(organization: Organization, usd: int, *, scope: str = "organization",
     )
 
 
-def place(organization: Organization, usd: int, source: str = "ftjob-1", **whose: Any):
-    return hold(
-        organization=organization, purpose="job", source=source, amount_nano=usd * USD, by="system",
-        idempotency_key=f"hold:{source}", attribution=Attribution(**whose),
-    )  # fmt: skip
+def place(organization: Organization, usd: int, source: str = "ftjob-1", **whose: Any) -> Hold:
+    return money.place_hold(organization, usd * USD, source, attribution=Attribution(**whose))
 
 
 def spend(organization: Organization, usd: int, source: str = "ftjob-1", **whose: Any) -> None:
-    settle_hold(hold_id=place(organization, usd, source, **whose).pk, capture_nano=usd * USD, by="system")
+    money.spend(organization, usd * USD, source, attribution=Attribution(**whose))
 
 
 @pytest.mark.parametrize(
@@ -172,32 +162,18 @@ def test_a_keys_labels_and_maker_are_whom_its_requests_are_charged_to(rich, key:
 @pytest.mark.django_db(transaction=True)
 def test_of_many_at_once_exactly_those_the_budget_allows_start():
     organization = make_organization("Crowd", owner=make_user("crowd"))
-    grant(organization)
+    give_credit(organization)
     budget(organization, 10)
-    started: list[int] = []
 
-    def start(number: int) -> None:
-        try:
-            place(organization, 3, source=f"ftjob-{number}")
-            started.append(number)
-        except BudgetExceeded:
-            pass
-        finally:
-            connection.close()
+    results = at_once(lambda number: place(organization, 3, source=f"ftjob-{number}"), 10)
 
-    threads = [threading.Thread(target=start, args=(number,)) for number in range(10)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert len(started) == 3
+    assert Counter(map(type, results)) == {Hold: 3, BudgetExceeded: 7}
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_threshold_passed_by_many_at_once_alerts_once():
     organization = make_organization("Crowd", owner=make_user("crowd"))
-    grant(organization)
+    give_credit(organization)
     budget(organization, 10, mode="alert")
 
     results = at_once(lambda number: spend(organization, 1, source=f"ftjob-{number}"), 12)

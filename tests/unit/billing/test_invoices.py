@@ -16,18 +16,19 @@ from apps.billing.budgets import Attribution, set_key_labels
 from apps.billing.invoices.files import CSV_HEADER, csv_rows, pdf_of
 from apps.billing.invoices.statements import cents_of, close_month, close_months, sum_by_label
 from apps.billing.models import Hold, Invoice, InvoiceLine, StorageSample, UsageSeries
-from apps.billing.operations import grant_credit, hold, refund_source, settle_hold
+from apps.billing.operations import grant_credit, refund_source
 from apps.billing.queries import get_balance, get_ledger_sum_nano
 from apps.billing.usage.charge_details import find_charge, list_hours, list_postings
-from apps.billing.usage.metering import UsageRecord, rate_usage, record_usage
+from apps.billing.usage.metering import rate_usage, record_usage
 from apps.billing.usage.storage import post_rebates, record_storage
 from apps.catalog.models import PriceRule
 from apps.catalog.operations import set_price
 from apps.catalog.pricing import GB_MONTH_BYTE_HOURS, STORAGE_SKU, Tier
 from apps.core.database.clock import db_now
 from apps.core.money import NANO_PER_CENT, rated
+from tests.factories.money import USD, give_credit, spend
+from tests.factories.usage import make_record
 
-USD = 1_000_000_000
 OCTOBER, NOVEMBER = datetime.date(2026, 10, 1), datetime.date(2026, 11, 1)
 IN_OCTOBER = datetime.datetime(2026, 10, 7, 12, 30, tzinfo=datetime.UTC)
 LONG_AGO = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -35,9 +36,7 @@ LONG_AGO = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 @pytest.fixture
 def rich(organization: Organization) -> Organization:
-    grant_credit(
-        organization=organization, amount_nano=1000 * USD, by="system", reason="", idempotency_key=organization.pk
-    )
+    give_credit(organization, 1000 * USD)
     return organization
 
 
@@ -47,21 +46,16 @@ def price(sku: str, nano: int, *, unit: str = "tokens", per: int = 1_000_000, **
 
 def use(organization: Organization, rule: PriceRule, tokens: int, *, number: int = 1, **fields: Any) -> None:
     values = {
-        "id": f"use_{number:026}", "organization_id": organization.pk, "key_id": "", "model_name": "m",
-        "adapter_version_id": "", "slice_id": "", "input_price_id": rule.pk, "output_price_id": None,
-        "input_tokens": tokens, "cached_input_tokens": 0, "output_tokens": 0, "finish": "stop", "latency_ms": 1,
-        "first_token_ms": None, "occurred_at": IN_OCTOBER,
+        "id": f"use_{number:026}", "organization_id": organization.pk, "key_id": "", "model_name": "m", "slice_id": "",
+        "input_price_id": rule.pk, "output_price_id": None, "input_tokens": tokens, "output_tokens": 0,
+        "occurred_at": IN_OCTOBER,
     }  # fmt: skip
-    record_usage(records=[UsageRecord(**(values | fields))])
+    record_usage(records=[make_record(**values | fields)])
     rate_usage()
 
 
 def train(organization: Organization, nano: int, source: str = "ftjob-1", **whose: Any) -> Hold:
-    held = hold(
-        organization=organization, purpose="job", source=source, amount_nano=2 * nano, by="system",
-        idempotency_key=f"hold:{source}", attribution=Attribution(**whose),
-    )  # fmt: skip
-    settle_hold(hold_id=held.pk, capture_nano=nano, by="system")
+    held = spend(organization, nano, source, held_nano=2 * nano, attribution=Attribution(**whose))
     Hold.objects.filter(pk=held.pk).update(closed_at=IN_OCTOBER)
     return held
 

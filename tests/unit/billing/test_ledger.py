@@ -1,6 +1,6 @@
 """The ledger balances, never overdraws, never posts twice, and cannot be edited."""
 
-import threading
+from collections import Counter
 
 import pytest
 from django.db import DatabaseError, IntegrityError, connection, transaction
@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from apps.accounts.models import Organization
 from apps.billing.ledger import IdempotencyMismatch, account, lock_wallet, post
-from apps.billing.models import AccountKind, LedgerEntry
-from apps.billing.operations import CaptureAboveHold, InsufficientBalance, grant_credit, hold, settle_hold
+from apps.billing.models import AccountKind, Hold, LedgerEntry
+from apps.billing.operations import CaptureAboveHold, InsufficientBalance, settle_hold
 from apps.billing.queries import get_balance, get_ledger_sum_nano
-
-USD = 1_000_000_000
+from tests.factories.money import USD, give_credit, place_hold
+from tests.support.database import at_once
 
 
 @pytest.fixture
@@ -22,18 +22,7 @@ def organization(db) -> Organization:
 
 
 def grant(organization: Organization, amount_nano: int = 10 * USD, key: str = "grant:1") -> None:
-    grant_credit(organization=organization, amount_nano=amount_nano, by="system", reason="test", idempotency_key=key)
-
-
-def place_hold(organization: Organization, amount_nano: int, source: str = "ftjob-1"):
-    return hold(
-        organization=organization,
-        purpose="job",
-        source=source,
-        amount_nano=amount_nano,
-        by="system",
-        idempotency_key=f"hold:{source}",
-    )
+    give_credit(organization, amount_nano, key=key)
 
 
 def test_a_hold_moves_money_aside_and_settling_returns_the_rest(organization):
@@ -162,21 +151,8 @@ def test_any_sequence_of_holds_and_captures_keeps_the_books(django_db_setup, dja
 def test_of_many_at_once_exactly_those_that_fit_get_a_hold():
     organization = Organization.objects.create(name="Crowd", slug="crowd")
     grant(organization)
-    granted: list[str] = []
 
-    def try_hold(number: int) -> None:
-        try:
-            granted.append(place_hold(organization, 3 * USD, source=f"ftjob-{number}").pk)
-        except InsufficientBalance:
-            pass
-        finally:
-            connection.close()
+    results = at_once(lambda number: place_hold(organization, 3 * USD, f"ftjob-{number}"), 12)
 
-    threads = [threading.Thread(target=try_hold, args=(number,)) for number in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert len(granted) == 3
+    assert Counter(map(type, results)) == {Hold: 3, InsufficientBalance: 9}
     assert get_balance(organization=organization).available_nano == 1 * USD

@@ -14,9 +14,7 @@ from apps.billing.credits import end_set_aside, expire_lots, reverse_transaction
 from apps.billing.ledger import IdempotencyMismatch, account, post
 from apps.billing.models import AccountKind, CreditLot, LedgerAccount, LedgerEntry, LedgerTransaction, LotMovement
 from apps.billing.operations import (
-    grant_credit,
     grant_paid_credit,
-    hold,
     refund_source,
     reverse_paid_credit,
     settle_hold,
@@ -24,8 +22,8 @@ from apps.billing.operations import (
 from apps.billing.queries import get_balance, get_ledger_sum_nano
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue
-
-USD = 1_000_000_000
+from tests.factories import money
+from tests.factories.money import USD, give_credit, place_hold
 
 
 @pytest.fixture
@@ -35,9 +33,7 @@ def organization(db: None) -> Organization:
 
 def grant(organization: Organization, usd: int, **fields: Any) -> CreditLot:
     key = f"grant:{organization.pk}:{CreditLot.objects.count()}"
-    posted = grant_credit(
-        organization=organization, amount_nano=usd * USD, by="system", reason="", idempotency_key=key, **fields
-    )
+    posted = give_credit(organization, usd * USD, key=key, **fields)
     return posted.lot_movements.get().lot
 
 
@@ -46,15 +42,7 @@ def pay(organization: Organization, usd: int, reference: str = "stripe:pi:1") ->
 
 
 def spend(organization: Organization, usd: int, source: str = "ftjob-1") -> None:
-    held = hold(
-        organization=organization,
-        purpose="job",
-        source=source,
-        amount_nano=usd * USD,
-        by="system",
-        idempotency_key=f"hold:{source}",
-    )
-    settle_hold(hold_id=held.pk, capture_nano=usd * USD, by="system")
+    money.spend(organization, usd * USD, source)
 
 
 def left(lot: CreditLot) -> float:
@@ -169,9 +157,7 @@ def test_credit_set_aside_for_a_card_refund_is_spent_by_nobody_else(organization
 def test_what_is_left_of_an_expired_lot_goes_and_what_was_held_in_time_stays(organization):
     lot = grant(organization, 10, expires_at=in_days(-1))
     pay(organization, 5)
-    held = hold(
-        organization=organization, purpose="job", source="j", amount_nano=4 * USD, by="system", idempotency_key="h"
-    )
+    held = place_hold(organization, 4 * USD)
 
     assert (expire_lots(), expire_lots()) == (6 * USD, 0)
     settle_hold(hold_id=held.pk, capture_nano=1 * USD, by="system")

@@ -21,7 +21,9 @@ from apps.billing.usage.metering import rate_usage, record_usage
 from apps.catalog.operations import set_price
 from apps.core.database.clock import db_now
 from apps.core.money import rated
-from tests.unit.billing.books import at_once, funded, place_hold, usage_record
+from tests.factories.money import place_hold
+from tests.support.database import at_once
+from tests.unit.billing.books import funded, usage_record
 
 THREADS = 8
 

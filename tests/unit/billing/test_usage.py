@@ -3,12 +3,11 @@
 import dataclasses
 import datetime
 import random
-import threading
 from itertools import count
 
 import msgspec
 import pytest
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, transaction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +15,7 @@ from apps.accounts.models import Organization
 from apps.billing.books.reconciliation import list_newest_checks
 from apps.billing.ledger import account
 from apps.billing.models import AccountKind, Hold, LedgerAccount, LedgerCheck, LedgerEntry, UsageConflict, UsageEvent
-from apps.billing.operations import InsufficientBalance, grant_credit
+from apps.billing.operations import InsufficientBalance
 from apps.billing.queries import get_balance, get_ledger_sum_nano, get_spending
 from apps.billing.usage import metering
 from apps.billing.usage.metering import UsageRecord, price_ceiling, rate_usage, record_usage
@@ -25,8 +24,10 @@ from apps.catalog.models import PriceRule
 from apps.catalog.operations import set_price
 from apps.core.database.clock import db_now
 from apps.core.money import rated
+from tests.factories.money import USD, give_credit
+from tests.factories.usage import make_record
+from tests.support.database import at_once
 
-USD = 1_000_000_000
 MODEL = "ft:anneal-demo:northline:bot:01"
 INPUT_NANO, OUTPUT_NANO, PER = 70_000_003, 210_000_011, 1_000_000
 _numbers = count(1)
@@ -40,23 +41,11 @@ class Customer:
 
     def record(self, **fields) -> UsageRecord:
         values = {
-            "id": f"use_{next(_numbers):026}",
-            "organization_id": self.organization.pk,
-            "key_id": "key_1",
-            "model_name": MODEL,
-            "adapter_version_id": "adpv_1",
-            "slice_id": "",
-            "input_price_id": self.input_price.pk,
-            "output_price_id": self.output_price.pk,
-            "input_tokens": 11,
-            "cached_input_tokens": 0,
-            "output_tokens": 7,
-            "finish": "stop",
-            "latency_ms": 12,
-            "first_token_ms": 4,
-            "occurred_at": datetime.datetime(2026, 11, 3, 12, tzinfo=datetime.UTC),
-        }
-        return UsageRecord(**(values | fields))
+            "id": f"use_{next(_numbers):026}", "organization_id": self.organization.pk, "model_name": MODEL,
+            "adapter_version_id": "adpv_1", "slice_id": "", "input_price_id": self.input_price.pk,
+            "output_price_id": self.output_price.pk, "input_tokens": 11, "output_tokens": 7,
+        }  # fmt: skip
+        return make_record(**values | fields)
 
     def lease(self, required_nano: int, hold_id: str | None = None):
         return lease_slice(
@@ -68,13 +57,7 @@ def make_customer(credit_nano: int = 10 * USD) -> Customer:
     number = next(_numbers)
     organization = Organization.objects.create(name="Northline", slug=f"northline-{number}")
     if credit_nano:
-        grant_credit(
-            organization=organization,
-            amount_nano=credit_nano,
-            by="system",
-            reason="test",
-            idempotency_key=f"grant:{organization.pk}",
-        )
+        give_credit(organization, credit_nano)
     prices = [
         set_price(sku=f"{sku}-{number}", unit="tokens", price_nano=nano, per=PER, by="system", now=db_now())
         for sku, nano in (("inference:input:demo", INPUT_NANO), ("inference:output:demo", OUTPUT_NANO))
@@ -253,10 +236,7 @@ def test_usage_that_cannot_be_paid_waits_for_credit(db):
     assert rate_usage() == 0
     assert get_spending(organization=poor.organization).unrated_requests == 1
     for number in (1, 2):
-        grant_credit(
-            organization=poor.organization, amount_nano=INPUT_NANO // 2 + 1, by="system", reason="late",
-            idempotency_key=f"late:{number}",
-        )  # fmt: skip
+        give_credit(poor.organization, INPUT_NANO // 2 + 1, key=f"late:{number}")
         rate_usage()
 
     assert earned(poor.organization) == INPUT_NANO
@@ -276,9 +256,7 @@ def test_usage_beyond_what_was_reserved_for_it_is_charged_for_nothing_and_pages(
     outcome = record_usage(records=[honest, forged])
     again = record_usage(records=[forged])
     rate_usage()
-    grant_credit(
-        organization=customer.organization, amount_nano=USD, by="system", reason="later", idempotency_key="later"
-    )
+    give_credit(customer.organization, USD, key="later")
     rate_usage()
 
     assert (outcome.new, outcome.beyond_reservation, again.known) == (2, 1, 1)
@@ -305,22 +283,10 @@ def test_a_record_cannot_say_that_more_was_reserved_than_its_slice_holds(custome
 @pytest.mark.django_db(transaction=True)
 def test_many_gateways_at_once_never_lease_more_than_the_wallet_holds():
     customer = make_customer(credit_nano=1_000)
-    leased: list[int] = []
 
-    def lease() -> None:
-        try:
-            leased.append(customer.lease(70).amount_nano)
-        except InsufficientBalance:
-            pass
-        finally:
-            connection.close()
+    results = at_once(lambda _: customer.lease(70).amount_nano, 24)
 
-    threads = [threading.Thread(target=lease) for _ in range(24)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
+    leased = [result for result in results if not isinstance(result, InsufficientBalance)]
     assert len(leased) == 1_000 // 70
     balance = get_balance(organization=customer.organization)
     assert balance.available_nano + sum(leased) == 1_000
@@ -331,34 +297,22 @@ def test_many_gateways_at_once_never_lease_more_than_the_wallet_holds():
 def test_recording_rating_leasing_and_closing_at_once_lose_and_invent_nothing():
     customer = make_customer(credit_nano=USD)
     records: list[UsageRecord] = []
-    failures: list[BaseException] = []
 
     def serve(seed: int) -> None:
         chance = random.Random(seed)
-        try:
-            leased = customer.lease(100_000)
-            for _ in range(6):
-                record = customer.record(slice_id=leased.hold_id, input_tokens=chance.randint(0, 200))
-                records.append(record)
-                record_usage(records=[record])
-                rate_usage()
-                leased = customer.lease(50_000, hold_id=leased.hold_id)
-                renew_slices(hold_ids=[leased.hold_id])
-            close_slice(hold_id=leased.hold_id, by="gateway:test")
-        except BaseException as error:
-            failures.append(error)
-            raise
-        finally:
-            connection.close()
+        leased = customer.lease(100_000)
+        for _ in range(6):
+            record = customer.record(slice_id=leased.hold_id, input_tokens=chance.randint(0, 200))
+            records.append(record)
+            record_usage(records=[record])
+            rate_usage()
+            leased = customer.lease(50_000, hold_id=leased.hold_id)
+            renew_slices(hold_ids=[leased.hold_id])
+        close_slice(hold_id=leased.hold_id, by="gateway:test")
 
-    threads = [threading.Thread(target=serve, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    assert at_once(serve, 4) == [None] * 4
     rate_usage()
 
-    assert not failures
     balance = get_balance(organization=customer.organization)
     assert earned(customer.organization) == price_of(records)
     assert (balance.available_nano, balance.held_nano) == (USD - price_of(records), 0)

@@ -152,7 +152,7 @@ def test_a_thousand_messages_of_one_organization_delay_anothers_by_one(topic: st
     assert delivered_keys() == expected
 
 
-def test_fair_queue_are_remembered_from_one_delivery_to_the_next() -> None:
+def test_turns_are_remembered_from_one_delivery_to_the_next() -> None:
     publish("a1", organization="org_a")
     outbox.deliver_due()
     publish("a2", organization="org_a")

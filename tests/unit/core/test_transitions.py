@@ -1,9 +1,7 @@
 """Moves between states: legal ones happen once, others not at all, whoever tries."""
 
-import threading
-
 import pytest
-from django.db import ProgrammingError, connection, transaction
+from django.db import ProgrammingError, transaction
 
 from apps.accounts.models import Organization, User
 from apps.core.database.transitions import (
@@ -19,6 +17,7 @@ from apps.datasets.lifecycle import VERSION_TRANSITIONS
 from apps.datasets.models import DatasetVersion
 from tests.factories.accounts import make_organization, make_user
 from tests.factories.datasets import make_version
+from tests.support.database import at_once
 
 MOVES: Transitions = {"draft": frozenset({"sent", "dropped"}), "sent": frozenset({"read"})}
 
@@ -75,19 +74,8 @@ def test_the_database_refuses_an_illegal_move_by_any_other_way(organization: Org
 def test_of_many_who_move_at_once_one_wins() -> None:
     owner: User = make_user("owner")
     version = make_version(make_organization("Racing", owner=owner))
-    start = threading.Barrier(6)
-    outcomes: list[bool] = []
+    rows = [DatasetVersion.objects.get(pk=version.pk) for _ in range(6)]
 
-    def move() -> None:
-        row = DatasetVersion.objects.get(pk=version.pk)
-        start.wait()
-        outcomes.append(try_advance(row, to="validating", transitions=VERSION_TRANSITIONS))
-        connection.close()
-
-    threads = [threading.Thread(target=move) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    outcomes = at_once(lambda number: try_advance(rows[number], to="validating", transitions=VERSION_TRANSITIONS), 6)
 
     assert sorted(outcomes) == [False] * 5 + [True]

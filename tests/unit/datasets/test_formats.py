@@ -108,7 +108,7 @@ def test_a_format_is_recognised_and_kept_as_our_rows(row: dict, format: str, kin
     assert rows == [kept] * 12
 
 
-def test_fair_queue_are_passed_on_as_the_text_they_stand_in() -> None:
+def test_turns_are_passed_on_as_the_text_they_stand_in() -> None:
     turns = b'[{"role": "user", "content": "Hi", "name": "\\u00e9"}]'
     reading = FileValidator([b'{"prompt": %s, "completion": "Hello!"}\n' % turns * 12])
     reading.start()

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from apps.accounts.models import Organization
-from apps.billing.operations import grant_credit
 from apps.billing.queries import get_balance
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue
@@ -16,6 +15,7 @@ from apps.payments import autorecharge
 from apps.payments.customers import ensure_customer, keep_card
 from apps.payments.models import AutoRecharge, TopUp
 from apps.payments.stripe.errors import StripeUnavailable
+from tests.factories.money import give_credit
 from tests.twins.stripe import invoices, money
 from tests.twins.stripe.twin import _HANDLERS, Fault, Twin
 
@@ -53,9 +53,7 @@ def test_low_credit_is_recharged_once(near_twin: Twin, organization: Organizatio
 
 def test_enough_credit_is_left_alone(near_twin: Twin, organization: Organization) -> None:
     order(near_twin, organization)
-    grant_credit(
-        organization=organization, amount_nano=1000 * NANO_PER_CENT, by="system", reason="test", idempotency_key="g"
-    )
+    give_credit(organization, 1000 * NANO_PER_CENT)
 
     run()
 

@@ -11,14 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from apps.billing.ledger import IdempotencyMismatch
-from apps.billing.models import AccountKind, HoldPurpose, LedgerEntry
+from apps.billing.models import AccountKind, LedgerEntry
 from apps.billing.operations import (
     SpendingStopped,
-    grant_credit,
     grant_paid_credit,
-    hold,
     reverse_paid_credit,
-    settle_hold,
 )
 from apps.billing.queries import get_balance
 from apps.billing.usage.slices import lease_slice
@@ -28,7 +25,9 @@ from apps.core.money import NANO_PER_CENT
 from apps.payments import dunning
 from apps.payments.lifecycle import StandingStatus
 from apps.payments.models import Standing
+from tests.factories import money
 from tests.factories.accounts import make_organization, make_user
+from tests.factories.money import give_credit, place_hold
 
 CENTS = st.integers(500, 9_000)
 STEPS = settings(
@@ -81,24 +80,13 @@ class Owing(RuleBasedStateMachine):
 
     @rule(cents=CENTS)
     def be_granted(self, cents: int) -> None:
-        grant_credit(
-            organization=self.ours,
-            amount_nano=cents * NANO_PER_CENT,
-            by="system",
-            reason="",
-            idempotency_key=self.key(),
-        )
+        give_credit(self.ours, cents * NANO_PER_CENT, key=self.key())
 
     @rule(percent=st.integers(1, 100))
     def spend(self, percent: int) -> None:
         nano = get_balance(organization=self.ours).available_nano * percent // 100
         if nano and self.status() != StandingStatus.SUSPENDED:
-            source = self.key()
-            made = hold(
-                organization=self.ours, purpose=HoldPurpose.JOB, source=source, amount_nano=nano, by="system",
-                idempotency_key=source,
-            )  # fmt: skip
-            settle_hold(hold_id=made.pk, capture_nano=nano, by="system")
+            money.spend(self.ours, nano, self.key())
 
     @rule(pick=st.integers(0, 10**6), cents=CENTS)
     def take_back(self, pick: int, cents: int) -> None:
@@ -132,14 +120,7 @@ class Owing(RuleBasedStateMachine):
         assert is_stopped == [self.status() == StandingStatus.SUSPENDED] * 2
 
     def start_job(self) -> None:
-        hold(
-            organization=self.ours,
-            purpose=HoldPurpose.JOB,
-            source="probe",
-            amount_nano=1,
-            by="system",
-            idempotency_key="probe",
-        )
+        place_hold(self.ours, 1, "probe")
 
     def lease(self) -> None:
         lease_slice(organization=self.ours, required_nano=1, by="gateway")

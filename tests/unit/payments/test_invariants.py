@@ -12,11 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from apps.accounts.models import Organization
-from apps.billing.models import HoldPurpose, LedgerTransaction
-from apps.billing.operations import (
-    hold,
-    settle_hold,
-)
+from apps.billing.models import LedgerTransaction
 from apps.billing.queries import get_balance, get_ledger_sum_nano
 from apps.core.database.clock import db_now
 from apps.core.money import NANO_PER_CENT
@@ -27,10 +23,12 @@ from apps.payments.models import AutoRecharge, StripeEvent, TopUp
 from apps.payments.stripe import gateway
 from apps.payments.stripe.errors import StripeUnavailable
 from tests.factories.accounts import make_organization, make_user
+from tests.factories.money import spend
+from tests.support.database import at_once
 from tests.twins.stripe import invoices, money
 from tests.twins.stripe.server import KeyMissing
 from tests.twins.stripe.twin import Fault, Twin, signed
-from tests.unit.billing.books import assert_books_hold, at_once
+from tests.unit.billing.books import assert_books_hold
 
 PICKS = st.integers(0, 10**6)
 CENTS = st.integers(500, 9_000)
@@ -130,11 +128,7 @@ class Payments(RuleBasedStateMachine):
         nano = get_balance(organization=self.ours).available_nano * percent // 100
         if nano:
             self.spent += 1
-            made = hold(
-                organization=self.ours, purpose=HoldPurpose.JOB, source=f"ftjob-{self.spent}", amount_nano=nano,
-                by="system", idempotency_key=f"spend:{self.spent}",
-            )  # fmt: skip
-            settle_hold(hold_id=made.pk, capture_nano=nano, by="system")
+            spend(self.ours, nano, f"ftjob-{self.spent}")
 
     # --- webhooks and tasks ---
 

@@ -5,13 +5,14 @@ import datetime
 import pytest
 
 from apps.accounts.models import Organization
-from apps.billing.operations import SpendingStopped, hold, set_spending
+from apps.billing.operations import SpendingStopped, set_spending
 from apps.billing.usage.slices import lease_slice, renew_slices
 from apps.core.database.clock import db_now
 from apps.core.models import OutboxMessage
 from apps.core.money import NANO_PER_CENT
 from apps.payments import dunning
 from apps.payments.models import Standing
+from tests.factories.money import place_hold
 from tests.support.payments import deliver, paid_topup, spend
 from tests.twins.stripe import money
 from tests.twins.stripe.twin import Twin
@@ -48,9 +49,7 @@ def test_suspended_nothing_is_held_and_the_refusal_says_why(near_twin: Twin, owi
     status_after(owing, days=8)
 
     with pytest.raises(SpendingStopped, match=r"\$20\.00 is owed"):
-        hold(
-            organization=owing, purpose="job", source="ftjob-9", amount_nano=1, by="system", idempotency_key="h"
-        )  # fmt: skip
+        place_hold(owing, 1)
     with pytest.raises(SpendingStopped):
         lease_slice(organization=owing, required_nano=1, by="gateway")
 
@@ -73,10 +72,7 @@ def test_paying_leads_back_to_active_at_once(near_twin: Twin, owing: Organizatio
     dunning.review(organization_id=owing.pk, now=db_now())
 
     assert Standing.objects.get().status == "active"
-    hold(
-        organization=owing, purpose="job", source="ftjob-9", amount_nano=10 * NANO_PER_CENT, by="system",
-        idempotency_key="h",
-    )  # fmt: skip
+    place_hold(owing, 10 * NANO_PER_CENT)
 
 
 def test_a_won_dispute_leads_back_too(near_twin: Twin, owing: Organization) -> None:

@@ -6,12 +6,13 @@ from itertools import count
 
 import pytest
 
-from apps.billing.usage.metering import UsageRecord, record_usage
+from apps.billing.usage.metering import record_usage
 from apps.contracts.serving import EngineCount, ObservedState
 from apps.serving.models import EngineTokens, MeteringCheck, Replica
 from apps.serving.operations import record_observed
 from apps.serving.reconciliation import list_checks, reconcile, record_count
 from tests.factories.serving import make_served_model
+from tests.factories.usage import make_record
 
 DAY = datetime.date(2026, 11, 3)
 MIDNIGHT = datetime.datetime(2026, 11, 3, tzinfo=datetime.UTC)
@@ -33,13 +34,11 @@ def count_at(replica: Replica, at: datetime.datetime, read: int, written: int, *
 def meter(organization, replica: Replica, at: datetime.datetime, read: int, written: int, **fields) -> None:
     """Record a request that ended at `at`, after a second."""
     values = {
-        "id": f"use_{next(_numbers)}", "organization_id": organization.pk, "key_id": "key_1", "model_name": "m",
-        "adapter_version_id": "", "slice_id": "", "input_price_id": None, "output_price_id": None,
-        "input_tokens": read, "cached_input_tokens": 0, "output_tokens": written, "finish": "stop", "latency_ms": 1000,
-        "first_token_ms": 5, "occurred_at": at, "replica_id": replica.pk, "engine_input_tokens": read,
-        "engine_output_tokens": written,
+        "organization_id": organization.pk, "slice_id": "", "input_price_id": None, "output_price_id": None,
+        "input_tokens": read, "output_tokens": written, "latency_ms": 1000, "occurred_at": at,
+        "replica_id": replica.pk, "engine_input_tokens": read, "engine_output_tokens": written,
     }  # fmt: skip
-    record_usage(records=[UsageRecord(**(values | fields))])
+    record_usage(records=[make_record(**values | fields)])
 
 
 def check_of(replica: Replica) -> MeteringCheck:
