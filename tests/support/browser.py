@@ -1,6 +1,5 @@
 """What browser tests share: how a page is judged and how a test waits for it."""
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from scripts.installation.clients import find_browser
+from tests.support.waiting import wait_until
 
 WIDTHS = (1440, 390, 320)
 AXE = (Path(__file__).parents[1] / "browser" / "vendor" / "axe-4.14.1.min.js").read_text()
@@ -76,15 +76,6 @@ def find_overflow(page: Page) -> int:
     """Return by how many pixels the page is wider than the window (WCAG 1.4.10: none, down to 320)."""
     page.evaluate(DRAWN)  # what follows a resize by script has followed
     return page.evaluate("() => document.documentElement.scrollWidth - document.documentElement.clientWidth")
-
-
-def wait_until(condition: Callable[[], Any], *, seconds: float = 60) -> None:
-    """Wait for the server; for what a page does, `wait_on`."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail("The web server or its database did not get there.")
-        time.sleep(0.02)
 
 
 def wait_on(page: Page, is_true: Callable[[], bool]) -> None:

@@ -7,18 +7,10 @@ from typing import Any
 from django.http import HttpResponse
 from django.test import Client
 
-from tests.factories.accounts import PASSWORD
-
 # Their content is kept: browsers show it as it is.
 _KEPT = re.compile(r"(<(pre|textarea|script|style)\b.*?</\2>)", re.DOTALL)
 _SENT_ON_LOAD = re.compile(r'<[^<>]*\bhx-post="([^"]*)"[^<>]*\bhx-trigger="load\b')
 _AROUND_TAGS = re.compile(r"\s+(?=[<>])|(?<=>)\s+")
-
-
-def sign_up(client: Client, **fields: str) -> object:
-    """Return the answer to the sign-up form of Dana, with other values in `fields`."""
-    form = {"email": "dana@example.com", "password1": PASSWORD, "name": "Dana", "organization": "Dana Labs"}
-    return client.post("/accounts/signup/", form | fields)
 
 
 class PageClient(Client):

@@ -100,7 +100,12 @@ class ScriptedPlatform:
             return self._job(method, job_path[1], job_path[2], body)
         model_path = re.fullmatch(r"/(?:api/)?v1/models/([^/]+)(/serving)?", path)
         if model_path:
-            return self._model(method, model_path[1], body)
+            model = self.models.get(model_path[1])
+            if model is None:
+                return 404, {"message": "No such model."}
+            if method == "POST":
+                model["state"] = "warm"
+            return 200, {**model, "reason": None}
         match method, path:
             case "POST", "/v1/fine_tuning/jobs":
                 cap = body["budget"]["max_cost_usd"]
@@ -114,7 +119,13 @@ class ScriptedPlatform:
             case "GET", "/api/v1/billing":
                 spent = {"inference_usd": "0", "tokens_billed": 0, "unrated_requests": 0, "ledger_sum_nano": 0}
                 return 200, {"available_usd": self.balance, "held_usd": "0"} | spent
-        return self._file(method, path)
+        file = self.files.get(path.removeprefix("/v1/files/"))
+        if file is None:
+            return 404, {"message": "No such file."}
+        shown = dict(file)
+        if file["status"] == "uploaded":
+            file["status"] = "processed"  # by the time of the next look
+        return 200, shown
 
     def _job(self, method: str, job_id: str, action: str | None, body: Any) -> Answer:
         job = self.jobs.get(job_id)
@@ -129,14 +140,6 @@ class ScriptedPlatform:
             case "GET", None:
                 next(self._steps[job_id], nothing)(self, job)
         return 200, {name: value for name, value in job.items() if name != "events"}
-
-    def _model(self, method: str, name: str, body: Any) -> Answer:
-        model = self.models.get(name)
-        if model is None:
-            return 404, {"message": "No such model."}
-        if method == "POST":
-            model["state"] = "warm"
-        return 200, {**model, "reason": None}
 
     def _ask(self, body: Any) -> Answer:
         model = self.models.get(body["model"])
@@ -158,15 +161,6 @@ class ScriptedPlatform:
             "estimate": {"peak_bytes": 2**30, "capacity_bytes": 2**33, "train_seconds_p50": 230.0},
         }
         return {"model": body["model"], "recipe": {"method": "lora", "epochs": 2}, "pools": [pool]}
-
-    def _file(self, method: str, path: str) -> Answer:
-        file = self.files.get(path.removeprefix("/v1/files/"))
-        if file is None:
-            return 404, {"message": "No such file."}
-        shown = dict(file)
-        if file["status"] == "uploaded":
-            file["status"] = "processed"  # by the time of the next look
-        return 200, shown
 
 
 # --- what may happen to a job -------------------------------------------------------------------------------------

@@ -1,10 +1,12 @@
-"""Waiting for what a server does after its answer, such as giving its database connection back."""
+"""Waiting for what another thread or process does, such as a server that gives its database connection back."""
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from django.db import connection
 
+T = TypeVar("T")
 SECONDS = 20.0
 
 
@@ -18,9 +20,16 @@ def connections_in_use() -> list[str]:
         return [query for (query,) in cursor.fetchall()]
 
 
-def wait_until(is_so: Callable[[], bool], shown: Callable[[], object]) -> None:
-    """Return once it is so. Fails after 20 s, and then shows what is in its place."""
-    until = time.monotonic() + SECONDS
-    while not is_so():
-        assert time.monotonic() < until, shown()
-        time.sleep(0.05)
+def wait_until(
+    find: Callable[[], T], complaint: str | Callable[[], object] = "it never came to be", *, seconds: float = 60
+) -> T:
+    """Return the first true value of `find()`; look ever less often, as each look may cost a query or a request.
+
+    Fails after `seconds` with the complaint, or with what the complaint returns.
+    """
+    deadline, pause = time.monotonic() + seconds, 0.01
+    while not (found := find()):
+        assert time.monotonic() < deadline, complaint if isinstance(complaint, str) else complaint()
+        time.sleep(pause)
+        pause = min(1.5 * pause, 0.25)
+    return found

@@ -6,8 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -17,6 +16,7 @@ import redis
 from scripts import embedded
 from scripts.embedded import EmbeddedServiceError, EmbeddedServices, ensure_running, servers
 from tests.services.ports import free_port
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +31,6 @@ def restored_signals() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-def wait_until(is_true: Callable[[], bool], *, seconds: float = 60) -> None:
-    give_up_at = time.monotonic() + seconds
-    while not is_true():
-        assert time.monotonic() < give_up_at, "waited in vain"
-        time.sleep(0.02)
 
 
 def postmaster_pid(data_dir: Path) -> int:

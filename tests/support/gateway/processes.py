@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ from tests.factories.serving import (
     Tenant,
 )
 from tests.support.database import database_url, empty_database
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 MEDIA_HOST = "images.example.com"
@@ -168,16 +168,6 @@ def is_alive(pid: int) -> bool:
         with suppress(FileNotFoundError, ProcessLookupError):
             states.append(thread.read_text().rpartition(")")[2].split()[0])
     return bool(set(states) - {"Z", "X"})
-
-
-def wait_until(is_so, complaint: str, *, seconds: float = 60):
-    """Return the first true value of `is_so()`; look ever less often, as each look may cost a query or a request."""
-    deadline, pause = time.monotonic() + seconds, 0.01
-    while not (found := is_so()):
-        assert time.monotonic() < deadline, complaint
-        time.sleep(pause)
-        pause = min(1.5 * pause, 0.25)
-    return found
 
 
 def error_of(response: httpx.Response) -> dict:
