@@ -13,13 +13,11 @@ from email.message import Message
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-import boto3
 import pytest
 import uvicorn
 from django.core.asgi import get_asgi_application
 from django.test import override_settings
 from django.urls import include, path
-from moto.server import ThreadedMotoServer
 
 from apps.core.objects import store as object_store
 from apps.core.objects.store import (
@@ -35,6 +33,7 @@ from apps.core.objects.store import (
     open_store,
     read_chunks,
 )
+from tests.twins.s3 import serve_s3
 
 urlpatterns = [
     path("objects/", include("apps.core.objects.urls"))
@@ -59,15 +58,8 @@ def web_url() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def moto_url() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    credentials = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "eu-central-1"}
-    boto3.client("s3", endpoint_url=f"http://{host}:{port}", **credentials).create_bucket(
-        Bucket="anneal-test", CreateBucketConfiguration={"LocationConstraint": "eu-central-1"}
-    )
-    yield f"s3://anneal-test/some/prefix?endpoint=http://{host}:{port}&region=eu-central-1"
-    server.stop()
+    with serve_s3("anneal-test", "/some/prefix") as url:
+        yield url
 
 
 # A real bucket is tried where ANNEAL_TEST_S3 names one: s3://bucket?endpoint=…
