@@ -2,11 +2,13 @@
 
 import datetime
 import hashlib
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import pytest
+from django.test import Client
 
 from apps.accounts.models import Organization
 from apps.billing.queries import get_balance, get_ledger_sum_nano
@@ -43,12 +45,13 @@ class Attempt:
         self.sequence += 1
         reports.record_events(lease=self.lease, reported=(kind(sequence=self.sequence, **fields),))
 
-    def start(self, total_steps: int = 10, start_step: int = 0) -> None:
+    def start(self, total_steps: int = 10, start_step: int = 0) -> "Attempt":
         self.report(
             wire.TrainingStarted, total_steps=total_steps, start_step=start_step, rows=100, trained_tokens_per_epoch=500
         )
         # Half an hour ago, so that the time a worker counts is never more than the time that passed.
         Run.objects.filter(pk=self.claimed.spec.run_id).update(training_started_at=_long_ago())
+        return self
 
     def upload(self, kind: str, step: int, files: dict[str, bytes]) -> RunUpload:
         spec = self.claimed.spec
@@ -183,3 +186,18 @@ def paused_at(attempt: Attempt, job: FineTuningJob, *, step: int, seconds: float
     assert attempt.beat().is_pause_requested
     attempt.checkpoint(step=step, seconds=seconds)
     attempt.finish(wire.Stopped(reason="paused", step=step, training_seconds=seconds))
+
+
+@pytest.fixture
+def attempt(floor: TrainingSetup, claim) -> Attempt:
+    """One that has begun."""
+    floor.job()
+    return claim().start()
+
+
+def post(path: str, body: bytes, secret: str) -> tuple[int, dict[str, Any]]:
+    """Call /internal/v1 as a worker, without a server; return status and answer."""
+    answer = Client().post(
+        f"/internal/v1/{path}", body, content_type="application/json", headers={"Authorization": f"Bearer {secret}"}
+    )
+    return answer.status_code, json.loads(answer.content or b"{}")

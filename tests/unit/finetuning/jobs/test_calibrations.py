@@ -19,8 +19,7 @@ from tests.factories.outcomes import leave_queue, teach
 
 
 def finish(job: FineTuningJob, claim, base_model, **fields) -> CalibrationPoint:
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     attempt.succeed(base_model, **fields)
     return CalibrationPoint.objects.get(run__job=job)
 
@@ -53,8 +52,7 @@ def test_a_finished_run_leaves_what_was_said_and_what_it_took(floor, claim, relo
 
 def test_a_run_that_did_not_fit_is_kept_without_figures_it_never_had(floor, claim):
     job = floor.job()
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
 
     attempt.finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="CUDA out of memory"))
 

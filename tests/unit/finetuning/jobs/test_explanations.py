@@ -14,8 +14,7 @@ def fail(floor, claim, reload):
 
     def with_code(code: FailureCode, **recipe):
         job = floor.job(hyperparameters=recipe)
-        attempt = claim()
-        attempt.start()
+        attempt = claim().start()
         attempt.report(
             wire.StepCompleted,
             step=3,

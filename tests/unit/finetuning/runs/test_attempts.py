@@ -29,8 +29,7 @@ def test_a_job_is_queued_with_its_cost_held(floor, organization):
 
 def test_an_adapter_without_a_name_has_its_datasets_and_the_end_of_the_jobs_id(floor, claim, reload):
     job = floor.job()
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     attempt.succeed(floor.base_model)
 
     assert reload(job).adapter_version.adapter.name == f"{job.training_file.dataset.name} {job.pk[-4:]}"
@@ -38,8 +37,7 @@ def test_an_adapter_without_a_name_has_its_datasets_and_the_end_of_the_jobs_id(f
 
 def test_the_model_of_a_job_is_known_to_gateways_and_the_playground_when_the_job_ends(floor, claim, reload):
     job = floor.job()
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     attempt.succeed(floor.base_model)
 
     version = reload(job).adapter_version
@@ -56,8 +54,7 @@ def test_workers_of_a_spot_pool_save_for_the_losses_its_operator_expects(floor, 
 
 def test_a_worker_that_lost_its_lease_can_change_nothing(floor, claim, reload):
     job = floor.job()
-    first = claim()
-    first.start()
+    first = claim().start()
     first.fall_silent()
     leases.reclaim_expired_leases()
     second = claim()
@@ -78,8 +75,7 @@ def test_three_attempts_without_progress_end_the_job_unbilled(floor, organizatio
     job = floor.job()
 
     for _ in range(3):
-        attempt = claim()
-        attempt.start()
+        attempt = claim().start()
         attempt.fall_silent()
         leases.reclaim_expired_leases()
 
@@ -90,8 +86,7 @@ def test_three_attempts_without_progress_end_the_job_unbilled(floor, organizatio
 
 def test_a_broken_checkpoint_is_set_aside_and_the_one_before_is_used(floor, claim):
     floor.job()
-    first = claim()
-    first.start()
+    first = claim().start()
     first.checkpoint(step=2, seconds=4.0)
     first.checkpoint(step=4, seconds=8.0)
     first.fall_silent()
@@ -106,16 +101,14 @@ def test_a_broken_checkpoint_is_set_aside_and_the_one_before_is_used(floor, clai
 
 def test_steps_a_broken_checkpoint_alone_held_are_paid_when_they_are_trained_again(floor, organization, claim, reload):
     job = floor.job()
-    first = claim()
-    first.start()
+    first = claim().start()
     first.checkpoint(step=4, seconds=10.0)
     first.checkpoint(step=8, seconds=20.0)
     first.fall_silent()
     leases.reclaim_expired_leases()
     claim().finish(wire.Failed(code=FailureCode.CHECKPOINT_INVALID, message="optimizer.pt differs from its manifest."))
 
-    third = claim()
-    third.start(start_step=4)
+    third = claim().start(start_step=4)
     third.succeed(floor.base_model, seconds=15.0)
 
     assert reload(job).status == "succeeded"
@@ -124,8 +117,7 @@ def test_steps_a_broken_checkpoint_alone_held_are_paid_when_they_are_trained_aga
 
 def test_a_revoked_worker_loses_its_run_to_another(floor, claim, reload):
     job = floor.job()
-    revoked = claim()
-    revoked.start()
+    revoked = claim().start()
     operations.revoke(worker=floor.worker, by="user_operator")
 
     with pytest.raises(StaleLease):
@@ -134,8 +126,7 @@ def test_a_revoked_worker_loses_its_run_to_another(floor, claim, reload):
         revoked.succeed(floor.base_model)
     revoked.fall_silent()
     leases.reclaim_expired_leases()
-    other = claim(make_worker(floor.pool, credential="annw_other"))
-    other.start()
+    other = claim(make_worker(floor.pool, credential="annw_other")).start()
     other.succeed(floor.base_model)
 
     assert reload(job).status == "succeeded"
@@ -144,11 +135,9 @@ def test_a_revoked_worker_loses_its_run_to_another(floor, claim, reload):
 def test_attempts_that_were_stopped_in_order_are_no_crashes(floor, claim, reload):
     job = floor.job()
     for _ in range(2):
-        attempt = claim()
-        attempt.start()
+        attempt = claim().start()
         attempt.finish(wire.Stopped(reason="preempted", step=0, training_seconds=0.0))
-    lost = claim()
-    lost.start()
+    lost = claim().start()
     lost.fall_silent()
 
     leases.reclaim_expired_leases()
@@ -158,8 +147,7 @@ def test_attempts_that_were_stopped_in_order_are_no_crashes(floor, claim, reload
 
 def test_a_users_mistake_is_not_tried_again_and_pays_for_durable_steps(floor, organization, claim, reload):
     job = floor.job()
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     attempt.checkpoint(step=4, seconds=8.0)
 
     attempt.finish(wire.Failed(code=FailureCode.LOSS_NOT_FINITE, message="The loss became infinite at step 5."))
@@ -171,8 +159,7 @@ def test_a_users_mistake_is_not_tried_again_and_pays_for_durable_steps(floor, or
 
 def test_events_sent_twice_are_recorded_once(floor, claim):
     job = floor.job()
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     before = job.events.count()
 
     attempt.report(wire.LogLine, level="info", message="once")
@@ -184,8 +171,7 @@ def test_events_sent_twice_are_recorded_once(floor, claim):
 
 def test_a_missing_file_keeps_a_run_from_finishing(floor, claim):
     floor.job()
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     files = adapter_files(floor.base_model)
     upload = attempt.upload("adapter", 10, files)
     store().delete(f"{upload.object_prefix}/adapter_model.safetensors")
@@ -196,8 +182,7 @@ def test_a_missing_file_keeps_a_run_from_finishing(floor, claim):
 
 def test_an_adapter_that_could_not_be_served_fails_the_job_unbilled(floor, organization, claim, reload):
     job = floor.job()
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     files = adapter_files(floor.base_model) | {"adapter_model.safetensors": b"\x08\0\0\0\0\0\0\0{}      "}
 
     attempt.succeed(floor.base_model, files=files)
@@ -219,8 +204,7 @@ def test_a_job_without_an_export_that_it_promised_says_so(floor, claim, reload, 
     job = floor.job()
     job.requested |= {"exports": ["gguf"]}
     job.save(update_fields=["requested"])
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
 
     attempt.succeed(floor.base_model, missing=told)
 
@@ -234,8 +218,7 @@ def test_a_job_without_an_export_that_it_promised_says_so(floor, claim, reload, 
 
 def test_an_evaluation_that_the_worker_left_out_is_missing_where_rows_are_held_out(floor, claim, reload):
     job = floor.job()
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
 
     attempt.succeed(floor.base_model, valid_loss=1.5)
 
@@ -245,8 +228,7 @@ def test_an_evaluation_that_the_worker_left_out_is_missing_where_rows_are_held_o
 
 def test_a_job_that_promised_no_export_misses_none(floor, claim, reload):
     job = floor.job()
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
 
     attempt.succeed(floor.base_model)
 

@@ -31,8 +31,7 @@ def slow_report(base_model) -> dict:
 def test_a_finished_job_has_an_adapter_and_pays_for_its_training_seconds(floor, organization, claim, reload):
     job = floor.job(suffix="triage")
 
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     attempt.succeed(floor.base_model, seconds=20.0)
 
     job = reload(job)
@@ -45,8 +44,7 @@ def test_a_finished_job_has_an_adapter_and_pays_for_its_training_seconds(floor, 
 
 def test_steps_that_early_stopping_left_out_are_not_billed(floor, organization, claim, reload):
     job = floor.job()
-    attempt = claim()
-    attempt.start(total_steps=100)
+    attempt = claim().start(total_steps=100)
 
     attempt.succeed(floor.base_model, seconds=12.0, is_stopped_early=True, best_step=6)
 
@@ -58,8 +56,7 @@ def test_steps_that_early_stopping_left_out_are_not_billed(floor, organization, 
 def test_the_bill_never_passes_the_cap(floor, organization, claim, reload):
     job = floor.job(spend_cap_nano=60 * MILLI_DOLLAR)
 
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     attempt.succeed(floor.base_model, seconds=80.0)
 
     assert reload(job).cost_nano == charged(organization) == 60 * MILLI_DOLLAR
@@ -70,8 +67,7 @@ def test_a_start_is_billed_for_a_minute_of_the_gpu_or_for_as_long_as_it_held_it(
     floor, organization, claim, reload, held_seconds, billed_seconds
 ):
     job = floor.job()
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     held_since(attempt, held_seconds)
 
     attempt.succeed(floor.base_model, seconds=20.0)
@@ -83,8 +79,7 @@ def test_a_start_is_billed_for_a_minute_of_the_gpu_or_for_as_long_as_it_held_it(
 def test_each_time_a_paused_job_goes_on_is_a_start_of_its_own(floor, organization, claim, reload):
     job = floor.job(spend_cap_nano=200 * MILLI_DOLLAR)
     for step in (1, 2):
-        attempt = claim()
-        attempt.start(start_step=step - 1)
+        attempt = claim().start(start_step=step - 1)
         held_since(attempt, 300)
         paused_at(attempt, reload(job), step=step, seconds=1.0)
         if step == 1:
@@ -124,8 +119,7 @@ def test_a_start_that_we_end_before_training_costs_nothing(floor, organization, 
 
 def test_an_attempt_that_we_lost_costs_no_minimum(floor, organization, claim, reload):
     job = floor.job()
-    lost = claim()
-    lost.start()
+    lost = claim().start()
     held_since(lost, 300)
     lost.fall_silent()
     leases.reclaim_expired_leases()
@@ -158,8 +152,7 @@ def test_a_cap_has_to_pay_for_one_step_where_that_takes_longer_than_the_minimum(
 
 def test_a_job_never_goes_on_with_a_cap_raised_by_less_than_a_start(floor, claim, reload):
     job = floor.job(spend_cap_nano=60 * MILLI_DOLLAR)
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     paused_at(attempt, job, step=5, seconds=40.0)
 
     for cap_nano in (None, 60 * MILLI_DOLLAR + 1, 100 * MILLI_DOLLAR - 1, 0):
@@ -172,8 +165,7 @@ def test_a_job_never_goes_on_with_a_cap_raised_by_less_than_a_start(floor, claim
 
 def test_a_run_that_ends_before_it_is_stopped_at_its_cap_was_never_paused(floor, claim, reload):
     job = floor.job(spend_cap_nano=60 * MILLI_DOLLAR)
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     assert attempt.beat(training_seconds=50.0).is_pause_requested
 
     attempt.succeed(floor.base_model, seconds=52.0)
@@ -184,8 +176,7 @@ def test_a_run_that_ends_before_it_is_stopped_at_its_cap_was_never_paused(floor,
 
 def test_a_run_stopped_at_its_cap_says_so_when_it_has_paused(floor, claim, reload):
     job = floor.job(spend_cap_nano=60 * MILLI_DOLLAR)
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     attempt.beat(training_seconds=50.0)
     attempt.checkpoint(step=5, seconds=52.0)
     attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=52.0))
@@ -196,15 +187,13 @@ def test_a_run_stopped_at_its_cap_says_so_when_it_has_paused(floor, claim, reloa
 
 def test_time_after_the_last_checkpoint_of_a_lost_attempt_is_not_billed(floor, organization, claim, reload):
     job = floor.job()
-    first = claim()
-    first.start()
+    first = claim().start()
     first.checkpoint(step=4, seconds=8.0)
     first.beat(step=7, training_seconds=14.0)
 
     first.fall_silent()
     leases.reclaim_expired_leases()
-    second = claim()
-    second.start(start_step=4)
+    second = claim().start(start_step=4)
     second.succeed(floor.base_model, seconds=11.0)
 
     assert second.claimed.spec.resume_from.step == 4

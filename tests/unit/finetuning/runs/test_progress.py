@@ -39,8 +39,7 @@ def test_before_the_first_step_the_estimate_says_what_is_left(floor, claim):
 
 def test_then_the_runs_own_pace_does(floor, claim):
     job = floor.job()
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     attempt.report(wire.StepCompleted, **step(4, 1.0), eta_seconds=600.0)
 
     found = progress_of(job, after_seconds=60.0)
@@ -52,8 +51,7 @@ def test_then_the_runs_own_pace_does(floor, claim):
 
 def test_after_the_last_step_and_while_it_pauses_the_rest_is_unknown(floor, claim):
     job = floor.job()
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     attempt.report(wire.StepCompleted, **step(10, 1.0), eta_seconds=0.0)
 
     assert (progress_of(job).percent, progress_of(job).seconds_left) == (99, None)
@@ -61,8 +59,7 @@ def test_after_the_last_step_and_while_it_pauses_the_rest_is_unknown(floor, clai
 
 def test_what_another_attempt_reported_counts_no_more(floor, claim):
     job = floor.job()
-    first = claim()
-    first.start()
+    first = claim().start()
     first.report(wire.StepCompleted, **step(4, 1.0), eta_seconds=600.0)
     first.finish(wire.Stopped(reason="preempted", step=0, training_seconds=0.0))
 

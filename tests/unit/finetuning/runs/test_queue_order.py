@@ -73,8 +73,7 @@ def test_a_cordoned_worker_gets_no_work(floor, claim):
 
 def test_a_drained_worker_gives_its_run_back_unbilled_for_the_move(floor, claim, reload):
     job = floor.job()
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     attempt.checkpoint(step=2, seconds=4.0)
     operations.drain(worker=floor.worker, by="user_operator")
     assert attempt.beat().is_drain_requested

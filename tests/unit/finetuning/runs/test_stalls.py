@@ -33,14 +33,12 @@ def beat_for(attempt, seconds, **fields):
 
 def test_a_stalled_run_resumes_once_from_its_checkpoint_and_fails_the_second_time(floor, claim, reload):
     job = floor.job()
-    first = claim()
-    first.start()
+    first = claim().start()
     first.checkpoint(step=4, seconds=8.0)
 
     first.finish(STALLED)
     assert reload(job).status == "queued"
-    second = claim()
-    second.start(start_step=4)
+    second = claim().start(start_step=4)
     second.checkpoint(step=6, seconds=4.0)
     second.finish(STALLED)
 
@@ -55,13 +53,11 @@ def test_a_stalled_run_resumes_once_from_its_checkpoint_and_fails_the_second_tim
 
 def test_a_stall_that_another_attempt_got_past_is_not_billed(floor, claim, reload):
     job = floor.job()
-    first = claim()
-    first.start()
+    first = claim().start()
     first.checkpoint(step=4, seconds=8.0)
     first.finish(STALLED)
 
-    second = claim()
-    second.start(start_step=4)
+    second = claim().start(start_step=4)
     second.succeed(floor.base_model, seconds=11.0)
 
     assert (reload(job).status, reload(job).billed_gpu_ms) == ("succeeded", 19_000)
@@ -69,8 +65,7 @@ def test_a_stall_that_another_attempt_got_past_is_not_billed(floor, claim, reloa
 
 def test_a_worker_that_beats_and_does_nothing_loses_its_run(floor, claim, reload):
     job = floor.job()
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     attempt.beat(step=3, work=17)
 
     beat_for(attempt, 150, step=3, work=17)
@@ -87,8 +82,7 @@ def test_a_worker_that_beats_and_does_nothing_loses_its_run(floor, claim, reload
 
 def test_words_and_steps_that_were_reached_before_are_no_progress(floor, claim):
     floor.job()
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     attempt.report(wire.StepCompleted, **step(5, 1.0))
 
     beat_for(attempt, 300)
@@ -102,8 +96,7 @@ def test_words_and_steps_that_were_reached_before_are_no_progress(floor, claim):
 @pytest.mark.parametrize("sign", ["work", "step"])
 def test_a_run_that_gets_on_is_left_alone(floor, claim, sign):
     floor.job()
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
 
     for number in range(1, 6):
         beat_for(attempt, 150, work=number if sign == "work" else 0)
@@ -115,8 +108,7 @@ def test_a_run_that_gets_on_is_left_alone(floor, claim, sign):
 
 def test_a_step_that_takes_long_by_the_quote_has_its_time(floor, claim, reload):
     job = floor.job()
-    attempt = claim()
-    attempt.start(total_steps=10)
+    attempt = claim().start(total_steps=10)
     job = reload(job)
     job.estimate |= {"train_seconds_p50": 10 * 60.0}
     job.save(update_fields=["estimate"])

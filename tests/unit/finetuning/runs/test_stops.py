@@ -26,8 +26,7 @@ def test_a_queued_job_is_cancelled_at_once_for_nothing(floor, organization, clai
 
 def test_a_running_job_keeps_its_checkpoint_when_cancelled_and_pays_up_to_it(floor, organization, claim, reload):
     job = floor.job()
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
 
     control.request_cancellation(job=job, by="key_test", now=db_now())
     assert attempt.beat(step=3).is_cancel_requested
@@ -40,8 +39,7 @@ def test_a_running_job_keeps_its_checkpoint_when_cancelled_and_pays_up_to_it(flo
 
 def test_a_result_that_arrives_after_the_cancellation_is_discarded(floor, organization, claim, reload):
     job = floor.job()
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     attempt.checkpoint(step=3, seconds=6.0)
     control.request_cancellation(job=job, by="key_test", now=db_now())
 
@@ -69,8 +67,7 @@ def test_cancelling_a_job_whose_worker_died_still_ends_it(floor, claim, reload):
 
 def test_a_finished_job_cannot_be_cancelled(floor, claim):
     job = floor.job()
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     attempt.succeed(floor.base_model)
 
     with pytest.raises(InvalidState):
@@ -79,8 +76,7 @@ def test_a_finished_job_cannot_be_cancelled(floor, claim):
 
 def test_a_pause_pays_for_durable_seconds_and_resuming_holds_the_rest_again(floor, organization, claim, reload):
     job = floor.job(spend_cap_nano=90 * MILLI_DOLLAR)
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     paused_at(attempt, job, step=5, seconds=9.0)
     assert reload(job).status == "paused"
     assert (charged(organization), get_balance(organization=organization).held_nano) == (9 * MILLI_DOLLAR, 0)
@@ -95,13 +91,11 @@ def test_a_pause_pays_for_durable_seconds_and_resuming_holds_the_rest_again(floo
 def test_every_second_is_billed_once_over_two_pauses(floor, organization, claim, reload):
     job = floor.job(spend_cap_nano=90 * MILLI_DOLLAR)
     for step, seconds in ((3, 5.0), (6, 7.0)):
-        attempt = claim()
-        attempt.start()
+        attempt = claim().start()
         paused_at(attempt, reload(job), step=step, seconds=seconds)
         control.resume(job=reload(job), by="key_test", now=db_now())
 
-    last = claim()
-    last.start(start_step=6)
+    last = claim().start(start_step=6)
     last.succeed(floor.base_model, seconds=8.0)
 
     assert (reload(job).cost_nano, charged(organization)) == (20 * MILLI_DOLLAR, 20 * MILLI_DOLLAR)
@@ -111,8 +105,7 @@ def test_every_second_is_billed_once_over_two_pauses(floor, organization, claim,
 
 def test_seconds_after_the_checkpoint_of_a_pause_are_not_billed(floor, organization, claim):
     job = floor.job(spend_cap_nano=60 * MILLI_DOLLAR)
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     attempt.checkpoint(step=3, seconds=5.0)
     control.request_pause(job=job, by="key_test", now=db_now())
     attempt.beat(step=5, training_seconds=9.0)
@@ -124,8 +117,7 @@ def test_seconds_after_the_checkpoint_of_a_pause_are_not_billed(floor, organizat
 
 def test_what_a_pause_charged_is_given_back_when_the_platform_fails_the_job(floor, organization, claim, reload):
     job = floor.job(spend_cap_nano=90 * MILLI_DOLLAR)
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     paused_at(attempt, job, step=5, seconds=9.0)
     control.resume(job=reload(job), by="key_test", now=db_now())
 
@@ -137,8 +129,7 @@ def test_what_a_pause_charged_is_given_back_when_the_platform_fails_the_job(floo
 
 def test_a_paused_job_can_be_cancelled_and_pays_no_more(floor, organization, claim, reload):
     job = floor.job(spend_cap_nano=60 * MILLI_DOLLAR)
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     paused_at(attempt, job, step=5, seconds=9.0)
 
     control.request_cancellation(job=reload(job), by="key_test", now=db_now())
@@ -148,8 +139,7 @@ def test_a_paused_job_can_be_cancelled_and_pays_no_more(floor, organization, cla
 
 def test_a_job_cancelled_while_it_pauses_ends(floor, claim, reload):
     job = floor.job()
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     control.request_pause(job=job, by="key_test", now=db_now())
     attempt.beat()
     control.request_cancellation(job=reload(job), by="key_test", now=db_now())
@@ -161,8 +151,7 @@ def test_a_job_cancelled_while_it_pauses_ends(floor, claim, reload):
 
 def test_a_job_paused_at_its_cap_goes_on_only_with_a_higher_one(floor, organization, claim, reload):
     job = floor.job(spend_cap_nano=60 * MILLI_DOLLAR)
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     assert attempt.beat(training_seconds=46.0).is_pause_requested
     attempt.checkpoint(step=5, seconds=47.0)
     attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=47.0))
@@ -177,8 +166,7 @@ def test_a_job_paused_at_its_cap_goes_on_only_with_a_higher_one(floor, organizat
 
 def test_resuming_without_the_money_leaves_the_job_paused(floor, organization, claim, reload):
     job = floor.job(spend_cap_nano=60 * MILLI_DOLLAR)
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     paused_at(attempt, job, step=5, seconds=9.0)
 
     with pytest.raises(QuotaExceeded):
@@ -189,8 +177,7 @@ def test_resuming_without_the_money_leaves_the_job_paused(floor, organization, c
 
 def test_a_run_about_to_pass_its_cap_is_asked_to_pause(floor, claim):
     floor.job(spend_cap_nano=60 * MILLI_DOLLAR)
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
 
     assert not attempt.beat(training_seconds=35.0).is_pause_requested
     assert attempt.beat(training_seconds=46.0).is_pause_requested

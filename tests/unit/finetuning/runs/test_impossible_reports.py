@@ -1,0 +1,119 @@
+"""No trainer is believed what no machine does: time, numbers, floods of events and of measurements."""
+
+import datetime
+import json
+
+import msgspec
+import pytest
+from django.db.models import F
+
+from apps.contracts import runs as wire
+from apps.core.database.clock import db_now
+from apps.core.errors import DomainError, RateLimited
+from apps.finetuning.models import FineTuningJob, JobEvent, Run, ThroughputProbe, Worker
+from apps.finetuning.runs import reports
+from tests.factories.finetuning import CREDENTIAL, probe_report
+from tests.support.attempts import post, step
+
+pytestmark = pytest.mark.urls("apps.config.urls_internal")
+
+
+def test_no_more_time_is_billed_than_passed(attempt, floor, reload):
+    Run.objects.update(training_started_at=db_now() - datetime.timedelta(seconds=20))
+
+    attempt.succeed(floor.base_model, seconds=1e8)
+
+    assert 20_000 <= FineTuningJob.objects.get().billed_gpu_ms < 60_000
+
+
+def test_a_heartbeat_that_claims_years_pauses_nothing(attempt):
+    Run.objects.update(training_started_at=db_now())
+
+    assert not attempt.beat(training_seconds=9e8).is_pause_requested
+
+
+def test_events_beyond_any_pace_are_refused_and_not_kept(attempt):
+    before = JobEvent.objects.count()
+
+    for sequence in (10**6, 2**53):
+        with pytest.raises(RateLimited):
+            line = wire.LogLine(sequence=sequence, level="info", message="x")
+            reports.record_events(lease=attempt.lease, reported=(line,))
+    assert JobEvent.objects.count() == before
+
+    Run.objects.update(leased_at=F("leased_at") - datetime.timedelta(days=1))
+    reports.record_events(lease=attempt.lease, reported=(wire.LogLine(sequence=10**6, level="info", message="x"),))
+    assert JobEvent.objects.count() == before + 1
+
+
+def test_a_line_of_any_length_is_cut(attempt):
+    attempt.report(wire.LogLine, level="shout", message="x" * 10**6)
+
+    event = JobEvent.objects.order_by("-sequence").first()
+    assert (len(event.message), event.level) == (1000, "info")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("step", -1), ("step", 2**40), ("trained_tokens", 2**70), ("trained_tokens", -5), ("training_seconds", -1),
+        ("training_seconds", 1e30), ("tokens_per_second", -3), ("memory_bytes", -1), ("total_steps", 2**31),
+        ("train_loss", "NaN"), ("sequence", -1),
+    ],
+)  # fmt: skip
+def test_numbers_that_no_machine_has_are_refused(attempt, field, value):
+    event = {"type": "step_completed", "sequence": attempt.sequence + 1} | step(1, 2.0) | {field: value}
+
+    status, answer = post(
+        f"leases/{attempt.lease.id}/events", json.dumps({"events": [event]}).encode(), attempt.lease.token
+    )
+
+    assert (status, field in answer["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [(b"[" * 200_000, 400), (b'{"events": []}' + b" " * 3 * 2**20, 413), (b"\xff", 400), (b"", 400)],
+)
+def test_bodies_that_are_too_deep_or_too_large_are_refused(attempt, body, status):
+    assert post(f"leases/{attempt.lease.id}/events", body, attempt.lease.token)[0] == status
+
+
+def test_a_line_with_nul_is_kept_without_it(attempt):
+    line = r'{"type":"log_line","sequence":%d,"level":"info","message":"a\u0000\u0000 b \\u0000 \\\u0000"}'
+    body = b'{"events": [%b]}' % (line % (attempt.sequence + 1)).encode()
+
+    assert post(f"leases/{attempt.lease.id}/events", body, attempt.lease.token)[0] == 200
+    assert JobEvent.objects.order_by("-sequence").first().message == "a\ufffd\ufffd b \\u0000 \\\ufffd"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokens_per_second": 1e30}, {"tokens_per_second": 0}, {"tokens_per_second": -1}, {"peak_memory_bytes": 2**60},
+        {"seconds_per_micro_step": -1}, {"startup_seconds": 1e12}, {"software": {"torch": "x" * 1000}},
+    ],
+)  # fmt: skip
+def test_measurements_that_no_machine_makes_are_refused(floor, changes):
+    report = msgspec.to_builtins(probe_report(floor.base_model)) | changes
+
+    assert post("probes", json.dumps(report).encode(), CREDENTIAL)[0] == 400
+
+
+def test_a_worker_that_measures_without_end_is_stopped_and_a_replica_measures_nothing(floor, monkeypatch):
+    monkeypatch.setattr("apps.interfaces.worker_api.probes._MAX_A_DAY", ThroughputProbe.objects.count() + 1)
+    body = msgspec.json.encode(probe_report(floor.base_model))
+
+    answers = [post("probes", body, CREDENTIAL)[0] for _ in range(2)]
+    Worker.objects.update(kind="replica")
+
+    assert (answers, post("probes", body, CREDENTIAL)[0]) == ([204, 429], 403)
+
+
+def test_nothing_refused_leaves_the_run_unable_to_go_on(attempt, floor):
+    with pytest.raises(DomainError):
+        reports.record_events(lease=attempt.lease, reported=(wire.LogLine(sequence=10**9, level="info", message="x"),))
+
+    attempt.succeed(floor.base_model)
+
+    assert FineTuningJob.objects.get().status == "succeeded"
