@@ -7,7 +7,8 @@ import pytest
 from django.test import Client
 
 from tests.factories.accounts import make_key
-from tests.support.bad_requests import API, Case, filled, problems
+from tests.support.bad_requests import Case, filled, problems
+from tests.support.bad_requests.api import API
 
 
 @pytest.fixture
