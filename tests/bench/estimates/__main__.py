@@ -15,15 +15,13 @@ import msgspec
 
 from apps.estimates.accuracy import Accuracy, Prediction, accuracy
 from apps.estimates.intervals import PredictionInterval
-from apps.estimates.physics import gpus
 from apps.estimates.physics.timing import CONSTANTS
-from apps.estimates.published import sources
-from apps.estimates.published.predictions import Prepared, known_bytes, prepare
-from apps.estimates.published.rows import MEMORY, TIME, Job, read_row
+from apps.estimates.published.predictions import Prepared, known_bytes
+from apps.estimates.published.rows import MEMORY, TIME
 from apps.estimates.score import cards, point_of, write_table
 from tests.bench.estimates import rivals
 from tests.bench.estimates.fit_timing import leave_one_out
-from tests.bench.estimates.scored_rows import DATA
+from tests.bench.estimates.scored_rows import prepared_rows
 
 
 def main() -> None:
@@ -48,15 +46,6 @@ def main() -> None:
     for note in notes:
         sys.stdout.write(f"{note}\n")
     sys.stdout.write(msgspec.json.encode(result | {"notes": notes}).decode() + "\n")
-
-
-def prepared_rows() -> list[Prepared]:
-    """Every row of the committed list; of times, those whose GPU has a data sheet."""
-    rows, architectures = sources.load_rows(DATA), sources.load_architectures(DATA)
-    types = gpus.load(DATA / "gpus.json")
-    jobs = [job for row in rows if isinstance(job := read_row(row, architectures), Job)]
-    found = [prepare(job, types) for job in jobs]
-    return [each for each in found if each.job.kind == MEMORY or each.gpu.reachable_flops]
 
 
 def held_out_points(prepared: Sequence[Prepared]) -> dict[str, list[Prediction]]:

@@ -12,12 +12,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from apps.estimates.physics import gpus
 from apps.estimates.physics.timing import Constants
-from apps.estimates.published import sources as published
-from apps.estimates.published.predictions import Prepared, prepare, seconds_per_token
-from apps.estimates.published.rows import TIME, Job, read_row
-from tests.bench.estimates.scored_rows import DATA
+from apps.estimates.published.predictions import Prepared, seconds_per_token
+from apps.estimates.published.rows import TIME
+from tests.bench.estimates.scored_rows import prepared_rows
 
 # Where every fit starts: round figures from the literature, not from rows.
 START = Constants(
@@ -39,14 +37,6 @@ _BOUNDS = {
 _LARGEST_LOG_ERROR = 0.8  # a row of unknown cause pulls no further than this
 _ROUNDS = 4
 _PRIOR = 0.01  # pull of each constant towards its start, on the squared logarithm: few sources say much of each
-
-
-def time_jobs() -> list[Prepared]:
-    rows, architectures = published.load_rows(DATA), published.load_architectures(DATA)
-    types = gpus.load(DATA / "gpus.json")
-    jobs = [job for row in rows if isinstance(job := read_row(row, architectures), Job) and job.kind == TIME]
-    prepared = [prepare(job, types) for job in jobs]
-    return [each for each in prepared if each.gpu.reachable_flops]
 
 
 def fit(jobs: Sequence[Prepared], start: Constants = START) -> Constants:
@@ -83,6 +73,6 @@ def leave_one_out(jobs: Sequence[Prepared]) -> dict[str, Constants]:
 
 
 if __name__ == "__main__":
-    found = time_jobs()
+    found = [each for each in prepared_rows() if each.job.kind == TIME]
     fitted = fit(found)
     sys.stdout.write(f"n={len(found)} loss={loss(found, fitted):.4f}\n{fitted}\n")

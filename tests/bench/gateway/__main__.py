@@ -39,7 +39,11 @@ def bench(given: argparse.Namespace) -> dict[str, Any]:
         targets = {"gateway": gateway} | rivals
         engine = Target("engine", engines.whole_port, 0)
         closed = _closed_loop(targets, given)
-        result: dict[str, Any] = _ratios(closed) | {"versions": installing.versions(), "closed_loop": closed}
+        ours = closed["gateway"]["requests_per_second"]
+        result: dict[str, Any] = {
+            f"ratio_{rival}": round(ours / closed[rival]["requests_per_second"], 3) for rival in rivals
+        }
+        result |= {"versions": installing.versions(), "closed_loop": closed}
         result |= {"rss_mib": {name: target.rss_mib() for name, target in targets.items()}}
         stage.settle()
         result |= {"open_loop": asyncio.run(_open_loop(targets, engine, given))}
@@ -68,15 +72,6 @@ def _summary(name: str, rounds: list[dict[str, Any]]) -> dict[str, Any]:
     speed, p50, p99 = found.values()
     _say(f"{name:14} {speed:8.0f} req/s   p50 {p50:7.2f} ms   p99 {p99:7.2f} ms")
     return found | {"requests": [one["requests"] for one in rounds]}
-
-
-def _ratios(closed: dict[str, Any]) -> dict[str, float]:
-    ours = closed["gateway"]["requests_per_second"]
-    return {
-        f"ratio_{name}": round(ours / one["requests_per_second"], 3)
-        for name, one in closed.items()
-        if name != "gateway"
-    }
 
 
 async def _open_loop(targets: dict[str, Target], engine: Target, given: argparse.Namespace) -> dict[str, Any]:

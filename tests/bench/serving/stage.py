@@ -103,6 +103,7 @@ def _make_world(prepared: Prepared, home: Path, *, warm: int, cold: int) -> tupl
     from apps.catalog.models import BaseModel
     from apps.core.database.clock import db_now
     from apps.finetuning.usage.quotas import set_quota
+    from apps.serving.models import Deployment
 
     call_command("prepare", demo=True, verbosity=0)
     account = json.loads((home / "demo.json").read_text())
@@ -116,7 +117,8 @@ def _make_world(prepared: Prepared, home: Path, *, warm: int, cold: int) -> tupl
     command = [str(python), "-m", "tests.bench.serving.adapters", str(folder), str(warm + cold)]
     subprocess.run(command, cwd=REPOSITORY, check=True)
     versions = [_publish(organization, base, folder / str(number)) for number in range(warm + cold)]
-    _make_cold(versions[warm:])
+    # Nobody asked for these in a day, so that they have no place.
+    Deployment.objects.filter(adapter_version__in=versions[warm:]).update(created_at="2000-01-01T00:00Z")
     return account["api_key"], base, versions
 
 
@@ -133,13 +135,6 @@ def _publish(organization: Any, base: Any, folder: Path) -> Any:
     version = make_version(organization, base, object_prefix=prefix, manifest={"files": files})
     Deployment.objects.create(organization=organization, adapter_version=version)
     return version
-
-
-def _make_cold(versions: list[Any]) -> None:
-    """Nobody asked for them in a day, so that they have no place."""
-    from apps.serving.models import Deployment
-
-    Deployment.objects.filter(adapter_version__in=versions).update(created_at="2000-01-01T00:00Z")
 
 
 def _wait_until_warm(made: Stage, versions: list[Any], started: dict[str, subprocess.Popen[bytes]], home: Path) -> None:

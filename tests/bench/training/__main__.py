@@ -52,7 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         results = {kind: _measure(kind, Path(folder), options, machine) for kind in (SHORT, LONG)}
     for kind, found in results.items():
-        _print_table(kind, found)
+        sys.stdout.write(f"\n{kind} rows: the best time and the mean loss of each\n")
+        for each in found.values():
+            sys.stdout.write(f"  {_line(each)}\n")
     for reason in machine["missing"]:
         sys.stdout.write(f"not measured: {reason}\n")
     summary = _summary(results, machine, options)
@@ -212,12 +214,6 @@ def _relative(found: Found, name: str, one: str, other: str, *, signed: bool = F
         return None
     difference = found[one][name] / found[other][name] - 1
     return round(difference if signed else abs(difference), 4)
-
-
-def _print_table(kind: str, found: Found) -> None:
-    sys.stdout.write(f"\n{kind} rows: the best time and the mean loss of each\n")
-    for each in found.values():
-        sys.stdout.write(f"  {_line(each)}\n")
 
 
 def _line(found: dict[str, Any]) -> str:
