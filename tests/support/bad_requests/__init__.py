@@ -52,12 +52,9 @@ def problems(case: Case, status: int, body: Any) -> list[str]:
     if not isinstance(error, dict) or not {"message", "type", "param", "code"} <= set(error):
         return [f"{status}, not an error object: {str(body)[:200]}"]
     message, found = error["message"], []
-    if status != case.status:
-        found.append(f"status {status}, not {case.status}")
-    if error["code"] != case.code:
-        found.append(f"code {error['code']}, not {case.code}")
-    if error["param"] != case.param:
-        found.append(f"param {error['param']!r}, not {case.param!r}")
+    seen = {"status": status, "code": error["code"], "param": error["param"]}
+    wanted = {"status": case.status, "code": case.code, "param": case.param}
+    found += [f"{name} {seen[name]!r}, not {wanted[name]!r}" for name in seen if seen[name] != wanted[name]]
     if case.param and error["code"] != MISSING and not _is_sent(case, case.param):
         found.append(f"param {case.param!r} is not in the request")
     if internal := _INTERNAL.search(message):
