@@ -7,7 +7,7 @@ import pytest
 from django.test import Client
 
 from tests.factories.accounts import make_key
-from tests.support.bad_requests import API, Case, filled, problems
+from tests.support.api.bad_requests import API, Case, filled, problems
 
 
 @pytest.fixture

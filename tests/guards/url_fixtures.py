@@ -241,7 +241,7 @@ URLS: dict[str, Url] = {
         POST=P.DATASET_WRITE,
         data={"bytes": 10, "filename": "a.jsonl", "mime_type": "text/plain", "purpose": "fine-tune"},
     ),
-    "api_upload_parts": api(POST=P.DATASET_WRITE, ids=UPLOAD),
+    "api_upload_parts": api(POST=P.DATASET_WRITE, ids=UPLOAD, data={"data": b"a file part"}),
     "api_upload_complete": api(POST=P.DATASET_WRITE, ids=UPLOAD, data={"part_ids": []}),
     "api_upload_cancel": api(POST=P.DATASET_WRITE, ids=UPLOAD),
     "api_model_list": api(GET=P.VIEW),

@@ -3,7 +3,17 @@
 from django.urls import path
 
 from apps.interfaces.api import schema
-from apps.interfaces.api.native import audit, billing, datasets, estimates, integrations, licences, limits, me, serving
+from apps.interfaces.api.native import (
+    audit,
+    billing,
+    datasets,
+    estimates,
+    integrations,
+    licences,
+    limits,
+    me,
+    serving,
+)
 from apps.interfaces.api.openai import files, fine_tuning, models, uploads
 from apps.interfaces.api.requests.unknown_urls import WITHOUT_V1, unknown_url
 
@@ -21,9 +31,9 @@ urlpatterns = [
     path("v1/models/<path:model>", models.ModelDetail.as_view(), name="api_model_detail"),
     path("v1/fine_tuning/jobs", fine_tuning.JobList.as_view(), name="api_job_list"),
     path(_JOB, fine_tuning.JobDetail.as_view(), name="api_job_detail"),
-    path(f"{_JOB}/cancel", fine_tuning.JobAction.as_view(action="cancel"), name="api_job_cancel"),
-    path(f"{_JOB}/pause", fine_tuning.JobAction.as_view(action="pause"), name="api_job_pause"),
-    path(f"{_JOB}/resume", fine_tuning.JobAction.as_view(action="resume"), name="api_job_resume"),
+    path(f"{_JOB}/cancel", fine_tuning.JobCancel.as_view(), name="api_job_cancel"),
+    path(f"{_JOB}/pause", fine_tuning.JobPause.as_view(), name="api_job_pause"),
+    path(f"{_JOB}/resume", fine_tuning.JobResume.as_view(), name="api_job_resume"),
     path(f"{_JOB}/events", fine_tuning.JobEvents.as_view(), name="api_job_events"),
     path(f"{_JOB}/checkpoints", fine_tuning.JobCheckpoints.as_view(), name="api_job_checkpoints"),
     path(f"api/{_JOB}/retry", fine_tuning.JobRetry.as_view(), name="api_job_retry"),

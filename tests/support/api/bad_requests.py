@@ -13,6 +13,8 @@ JOBS, ESTIMATES, FILES, UPLOADS = "/v1/fine_tuning/jobs", "/api/v1/estimates", "
 FILE, JOB, MODEL = "FILE", "JOB", "MODEL"
 MISSING, UNKNOWN, INVALID_JSON = "missing_required_parameter", "unknown_parameter", "invalid_json"
 NO_JOB, NO_FILE, NO_MODEL = "fine_tuning_job_not_found", "file_not_found", "model_not_found"
+_FORM = "multipart/form-data; boundary=x"
+_PART = b'--x\r\nContent-Disposition: form-data; name="data"; filename="a"\r\n\r\nabc\r\n--x--\r\n'
 UPLOAD = {"bytes": 9, "filename": "a.jsonl", "purpose": "fine-tune"}
 
 
@@ -174,8 +176,9 @@ API = [
     Case(FILES, {"purpose": "fine-tune"}, status=415, code="unsupported_media_type"),
     Case(FILES, b"--x--", code="invalid_multipart", content_type="multipart/form-data"),
     Case(FILES, b"x", code="invalid_multipart", content_type="multipart/form-data; boundary="),
-    Case(FILES, b"--x--\r\n", "purpose", code=MISSING, content_type="multipart/form-data; boundary=x"),
-    Case(f"{UPLOADS}/upload_x/parts", {"data": "x"}, "upload_id", 404, "upload_not_found"),
+    Case(FILES, b"--x--\r\n", "purpose", code=MISSING, content_type=_FORM),
+    Case(f"{UPLOADS}/upload_x/parts", _PART, "upload_id", 404, "upload_not_found", content_type=_FORM),
+    Case(f"{UPLOADS}/upload_x/parts", b"--x--\r\n", "data", code=MISSING, content_type=_FORM),
     # Jobs: what is required, what is unknown, of which type.
     Case(JOBS, {}, "model", code=MISSING),
     Case(JOBS, {"model": "anneal-demo"}, "training_file", code=MISSING),
