@@ -213,6 +213,8 @@ URLS: dict[str, Url] = {
         ids={"model": "listed_model_name"},
         data={"licence": "Llama 3.1 Community License"},
     ),
+    "api_model_file_list": api(GET=P.VIEW, ids={"model": "model_name"}),
+    "api_model_file": api(GET=P.VIEW, ids={"model": "model_name", "name": "model_file"}),
     "api_model_limits": api(GET=P.VIEW, ids={"model": "model_name"}),
     "api_schema": public("documents the API; holds no data"),
     "api_unknown": public("says that there is nothing"),
