@@ -169,7 +169,7 @@ class PriceRule(models.Model):
     effective_from = models.DateTimeField(db_default=Now())
     effective_to = models.DateTimeField(null=True)
     created_by = models.CharField(max_length=64)
-    approved_by = models.CharField(max_length=64, null=True, help_text="The second operator, for one customer's price.")
+    approved_by = models.CharField(max_length=64, null=True, help_text="The second operator of a gift.")
 
     tenant_condition = f"organization_id IS NULL OR {OWN_ORGANIZATION}"
     app_access = "read"
@@ -193,6 +193,16 @@ class PriceRule(models.Model):
         ]
         triggers = [
             pgtrigger.Protect(name="price_no_delete", operation=pgtrigger.Delete),
+            # New rules only: one that was set before may still be closed.
+            pgtrigger.Protect(
+                name="price_free_by_two",
+                operation=pgtrigger.Insert,
+                condition=pgtrigger.Q(new__price_nano=0, new__organization__isnull=True)
+                & (
+                    pgtrigger.Q(new__approved_by__isnull=True)
+                    | pgtrigger.Q(new__approved_by=pgtrigger.F("new__created_by"))
+                ),
+            ),
             pgtrigger.ReadOnly(
                 name="price_frozen",
                 fields=[
@@ -220,10 +230,13 @@ class PriceRule(models.Model):
         return title_of(self.sku)
 
 
-class PriceRequest(OrganizationModel):
-    """A price for one customer that an operator asked for, until another operator decides."""
+class PriceRequest(models.Model):
+    """A price that an operator asked for, until another operator decides: for one customer, or of 0 for everybody."""
 
     id = IdField(prefix="priceask")
+    organization = models.ForeignKey(
+        "accounts.Organization", on_delete=models.PROTECT, null=True, related_name="+", help_text="Null: everybody."
+    )
     sku = models.CharField(max_length=120)
     price_nano = models.BigIntegerField()
     per = models.BigIntegerField()
@@ -234,6 +247,8 @@ class PriceRequest(OrganizationModel):
     decided_by = models.CharField(max_length=64, null=True)
     decided_at = models.DateTimeField(null=True)
     rule = models.OneToOneField(PriceRule, on_delete=models.PROTECT, null=True, help_text="Null: open, or rejected.")
+
+    tenant_condition = OWN_ORGANIZATION
 
     class Meta:
         triggers = [

@@ -222,8 +222,8 @@ def set_price(
 ) -> PriceRule:
     """Set the price of `per` units of a SKU, from now or `effective_from`, for all customers or one organization.
 
-    A price for one organization needs a second operator (price_requests.py), and the database checks that. The
-    previous rule is closed and kept. A rule that begins later is kept too, and ends this one. Raises InvalidValue.
+    A price for one organization, or of 0, needs a second operator (price_requests.py), and the database checks that.
+    The previous rule is closed and kept. A rule that begins later is kept too, and ends this one. Raises InvalidValue.
     """
     check_price(sku=sku, unit=unit, price_nano=price_nano, per=per, tiers=tiers)
     begin = effective_from or now

@@ -1,4 +1,7 @@
-"""Prices for one customer: one operator asks, another decides. A low price is a gift like any other credit."""
+"""Prices that give something away: one operator asks, another decides.
+
+A price for one customer, or of 0 for everybody, is a gift like any other credit.
+"""
 
 import datetime
 from collections.abc import Sequence
@@ -14,10 +17,15 @@ from apps.core import audit
 from apps.core.errors import InvalidState, InvalidValue, PermissionDenied
 
 
+def is_gift(*, organization: Organization | None, price_nano: int, tiers: Sequence[Tier]) -> bool:
+    """Return whether the price needs a second operator."""
+    return organization is not None or 0 in (price_nano, *(tier.price_nano for tier in tiers))
+
+
 @transaction.atomic
 def request_price(
     *,
-    organization: Organization,
+    organization: Organization | None,
     sku: str,
     price_nano: int,
     per: int,
@@ -26,7 +34,7 @@ def request_price(
     by: str,
     now: datetime.datetime,
 ) -> PriceRequest:
-    """Ask for a price of one organization; it counts once another operator approves. Raises InvalidValue."""
+    """Ask for a price of one organization or of all; it counts once another operator approves. Raises InvalidValue."""
     check_price(sku=sku, unit=unit_of(sku), price_nano=price_nano, per=per, tiers=tiers)
     if effective_from and effective_from < now:
         raise InvalidValue("A price begins now or later: what was used keeps its price.", param="effective_from")
@@ -40,7 +48,7 @@ def request_price(
         requested_by=by,
     )
     audit.record(
-        organization=organization.pk, by=by, action="price.requested", target=wanted.pk, sku=sku,
+        organization=wanted.organization_id, by=by, action="price.requested", target=wanted.pk, sku=sku,
         price_nano=price_nano, per=per,
     )  # fmt: skip
     return wanted

@@ -4,6 +4,7 @@ import datetime
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
 
 from django.db.models import QuerySet
 from django.utils.dateparse import parse_date, parse_datetime
@@ -80,7 +81,21 @@ def list_entries(*, organization: Keyed | str | None, chosen: AuditFilter) -> Qu
     return rows.filter(id__lt=chosen.before) if chosen.before is not None else rows
 
 
-def as_object(entry: AuditEntry) -> dict[str, object]:
+class AuditObject(TypedDict):
+    """An entry as the API shows it."""
+
+    id: str
+    object: Literal["audit.entry"]
+    created_at: int
+    actor: str
+    action: str
+    target: str
+    ip: str | None
+    user_agent: str | None
+    details: dict[str, Any]
+
+
+def as_object(entry: AuditEntry) -> AuditObject:
     """Return an entry as the API shows it."""
     return {
         "id": str(entry.pk),

@@ -4,7 +4,7 @@ The public API renders one as an OpenAI-shaped error, a form as a field error, a
 """
 
 from enum import IntEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict, cast
 
 
 class Status(IntEnum):
@@ -20,6 +20,21 @@ class Status(IntEnum):
     UNPROCESSABLE = 422
     TOO_MANY = 429
     UNAVAILABLE = 503
+
+
+class ErrorDetails(TypedDict):
+    """`param` names the field at fault. Some errors have members beside these, such as `required_scope`."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(TypedDict):
+    """The body of every answer that refuses a call."""
+
+    error: ErrorDetails
 
 
 class DomainError(Exception):
@@ -40,10 +55,10 @@ class DomainError(Exception):
         self.code = code or self.code
         self.data = data
 
-    def as_openai(self) -> dict[str, dict[str, object]]:
+    def as_openai(self) -> ErrorBody:
         """Return the body of OpenAI's error object, with extra data beside its four members."""
         body = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return {"error": body | self.data}
+        return {"error": cast(ErrorDetails, body | self.data)}
 
 
 class InvalidApiKey(DomainError):

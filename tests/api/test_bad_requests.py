@@ -7,8 +7,8 @@ import pytest
 from django.test import Client
 
 from tests.factories.accounts import make_key
-from tests.support.bad_requests import Case, filled, problems
-from tests.support.bad_requests.api import API
+from tests.support.api.bad_requests import Case, filled, problems
+from tests.support.api.bad_requests.cases import API
 
 
 @pytest.fixture

@@ -4,13 +4,12 @@ import datetime
 
 import pytest
 from django.db.models import QuerySet
-from rest_framework.request import Request
-from rest_framework.test import APIRequestFactory
 
 from apps.accounts.models import Invitation, Organization, User
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
-from apps.interfaces.api.requests.pagination import page
+from apps.interfaces.api.requests.handlers import read_query
+from apps.interfaces.api.requests.pagination import PageQuery, page
 
 
 @pytest.fixture
@@ -26,8 +25,7 @@ def rows(organization: Organization, alice: User) -> QuerySet[Invitation]:
 
 
 def read(rows: QuerySet[Invitation], **query: str) -> dict:
-    request = Request(APIRequestFactory().get("/", query))
-    return page(request, rows, lambda row: {"id": row.pk, "created_at": row.created_at})
+    return page(read_query(query, PageQuery), rows, lambda row: {"id": row.pk, "created_at": row.created_at})
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 20])

@@ -2,9 +2,10 @@
 
     python -m tests.fuzz [api gateway workers pages readers files templates] [--seconds 3600] [--seed 1]
 
-Takes turns between the public API and the worker API (schemathesis, by their own types), the gateway, the dashboard's
-queries and forms, and the readers of requests, files and chat templates. A finding is a server error, an answer that
-takes longer than 10 s, an exception that is no refusal, or more processor time than an input may take. Each is printed
+Takes turns between the public API with the inference routes and the worker API (schemathesis, with bodies of the types
+that read them), the gateway, the dashboard's queries and forms, and the readers of requests, files and chat templates.
+A finding is a server error, a status that the OpenAPI document lacks, an answer that takes longer than 10 s, an
+exception that is no refusal, or more processor time than an input may take. Each is printed
 and kept with the platform's logs under .anneal/fuzz. Meanwhile another tenant asks for something cheap. The last line
 is one JSON object. The exit code is 1 if there is a finding, a stall of the gateway above 200 ms, or a wrong answer to
 the other tenant.

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+KINDS = ("server_errors", "undocumented_statuses", "hangs", "faults")
 _MAX_KEPT = 100
 _SHOWN = 2_000
 
@@ -28,7 +29,7 @@ class Findings:
         self._surface, self.seed = surface, seed
 
     def note(self, kind: str, what: str, given: object) -> None:
-        """Count a finding: `kind` is `server_errors`, `hangs` or `faults`, `what` tells equal ones apart."""
+        """Count a finding: `kind` is one of KINDS, `what` tells equal ones apart."""
         self._found[kind] += 1
         if (kind, what) in self._known or len(self.kept) >= _MAX_KEPT:
             return
@@ -66,5 +67,11 @@ class Findings:
 
     def summary(self) -> dict[str, Any]:
         answers = {surface: dict(found) for surface, found in self._answers.items()}
-        counts = {kind: self._found[kind] for kind in ("server_errors", "hangs", "faults")}
-        return {"inputs": dict(self._tried), "answers": answers, "not_sent": self.not_sent} | counts
+        counts = {kind: self._found[kind] for kind in KINDS}
+        requests = sum(sum(found.values()) for found in self._answers.values())
+        return {
+            "requests": requests,
+            "inputs": dict(self._tried),
+            "answers": answers,
+            "not_sent": self.not_sent,
+        } | counts

@@ -34,6 +34,7 @@ from tests.support.gateway.hostile_requests import chats, completions, read, res
 from tests.support.page_inputs import FORMS, PAGES, VALUES
 
 Turn = Callable[[float], None]
+ByOperation = Callable[[str], dict[str, str]]  # by the operation's label, such as "GET /v1/files"
 _HANG_SECONDS = 10.0
 _EXAMPLES_AT_ONCE = 25
 _KEPT_AS_IT_IS = ("/organization/new", "/organization/switch", "/datasets/{file}/delete")
@@ -77,8 +78,13 @@ def _api(platform: Platform, findings: Findings) -> Turn:
     document = schemathesis.openapi.from_url(f"{platform.url}/api/v1/schema")
     headers = {"Authorization": f"Bearer {tenant.keys[0]}"}
     mine = {"file_id": tenant.file_id, "training_file": tenant.file_id, "job_id": tenant.job_id}
-    mine |= {"fine_tuning_job_id": tenant.job_id, "model": platform.training_model}
-    return _calling(document, findings, platform.url, mine, lambda operation: headers)
+    mine |= {"purpose": "fine-tune", "kind": "wandb"}
+
+    def known(operation: str) -> dict[str, str]:
+        is_trained = "/fine_tuning/" in operation or operation.startswith(("POST /api/", "GET /api/"))
+        return mine | {"model": platform.training_model if is_trained else platform.model}
+
+    return _calling(document, findings, platform.url, known, lambda operation: headers)
 
 
 _WORKER_BODIES = {
@@ -98,7 +104,7 @@ def _workers(platform: Platform, findings: Findings) -> Turn:
         secret = lease.token if "/leases/" in operation else platform.bad_worker
         return {"Authorization": f"Bearer {secret}"}
 
-    return _calling(document, findings, platform.internal_url, {"lease_id": lease.id}, headers)
+    return _calling(document, findings, platform.internal_url, lambda operation: {"lease_id": lease.id}, headers)
 
 
 def _worker_document() -> dict[str, Any]:
@@ -114,17 +120,18 @@ def _worker_document() -> dict[str, Any]:
                 {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
             ],
             "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
-            "responses": {"200": {"description": "Done"}},
+            "responses": {"default": {"description": "Done, or the error"}},
         }
         paths[f"/internal/v1/{path}"] = {"post": post}
     about = {"title": "Worker API", "version": "1"}
     return {"openapi": "3.1.0", "info": about, "paths": paths, "components": {"schemas": schemas}}
 
 
-def _calling(
-    document: Any, findings: Findings, url: str, mine: dict[str, str], headers: Callable[[str], dict[str, str]]
-) -> Turn:
-    """Call every operation of an OpenAPI document; half of the calls name what exists, as in `mine`."""
+def _calling(document: Any, findings: Findings, url: str, mine: ByOperation, headers: ByOperation) -> Turn:
+    """Call every operation of an OpenAPI document with bodies of its schemas.
+
+    Half of the calls name what exists, as in `mine`. A status that the document lacks is a finding.
+    """
     operations = itertools.cycle([result.ok() for result in document.get_all_operations()])
 
     def turn(seconds: float) -> None:
@@ -134,12 +141,16 @@ def _calling(
             numbers = itertools.count()
 
             def call(case: Any, operation: Any = operation, numbers: Iterator[int] = numbers) -> None:
+                label = operation.label
                 if next(numbers) % 2:  # half of them name what exists
-                    case.path_parameters = {**(case.path_parameters or {}), **_known(case.path_parameters, mine)}
+                    known = mine(label)
+                    case.path_parameters = {**(case.path_parameters or {}), **_known(case.path_parameters, known)}
                     if isinstance(case.body, dict):
-                        case.body = case.body | _known(case.body, mine)
-                sent = {"base_url": url, "headers": headers(operation.label), "timeout": _HANG_SECONDS}
-                _ask(findings, operation.label, lambda: case.call(**sent), case)
+                        case.body = case.body | _known(case.body, known)
+                sent = {"base_url": url, "headers": headers(label), "timeout": _HANG_SECONDS}
+                status = _ask(findings, label, lambda: case.call(**sent), case)
+                if status and not {str(status), "default"} & set(operation.definition.raw["responses"]):
+                    findings.note("undocumented_statuses", f"{label}: {status}", case)
 
             try:
                 _run(findings, min(left, 2.0), call, operation.as_strategy())
@@ -222,10 +233,11 @@ def _pages(platform: Platform, findings: Findings) -> Turn:
     return turn
 
 
-def _ask(findings: Findings, where: str, ask: Callable[[], Any], given: object) -> None:
+def _ask(findings: Findings, where: str, ask: Callable[[], Any], given: object) -> int | None:
+    """Return the status of the answer; None if there is none, which is noted."""
     findings.count()
     try:
-        status = ask().status_code
+        status: int = ask().status_code
     except (httpx.TimeoutException, requests.Timeout):
         findings.note("hangs", where, given)
     except (httpx.HTTPError, requests.ConnectionError) as error:
@@ -236,6 +248,8 @@ def _ask(findings: Findings, where: str, ask: Callable[[], Any], given: object) 
         findings.count_answer(status)
         if status >= 500:
             findings.note("server_errors", f"{where}: {status}", given)
+        return status
+    return None
 
 
 # --- in this process --------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.conf import settings
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
@@ -196,6 +197,11 @@ def assert_strict_policy(headers: Mapping[str, str]) -> None:
 def _send(client: Client, method: str, path: str, data: dict[str, Any], headers: dict[str, str]) -> Any:
     if method == "GET":
         return client.get(path, data, headers=headers)
+    form = {name: SimpleUploadedFile(name, value) for name, value in data.items() if isinstance(value, bytes)}
+    if form and method == "POST":
+        return client.post(path, form, headers=headers)
+    if form:
+        return client.generic(method, path, headers=headers)
     if path.startswith(("/v1", "/api")):
         return client.generic(method, path, json.dumps(data), content_type="application/json", headers=headers)
     return (

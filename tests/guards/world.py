@@ -26,6 +26,7 @@ from apps.core.database.clock import db_now
 from apps.core.ids import new_id, ulid_of
 from apps.datasets.models import Upload, UploadPart
 from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, Run, RunUpload, Worker
+from apps.finetuning.results.model_cards import CARD_FILE
 from apps.finetuning.runs.trackers import store_tracker_key
 from apps.payments.models import CardRefund, HostedPage, ReconciliationDifference, StripeCustomer, TopUp
 from apps.serving.models import Alias
@@ -113,6 +114,12 @@ def _adapter_version(tenant: Tenant) -> AdapterVersion:
         method="lora",
         chat_template_sha256="0" * 64,
     )
+
+
+def _model_file(tenant: Tenant) -> str:
+    """The card of the version, which the job made."""
+    FineTuningJob.objects.filter(pk=tenant.ids["job"]).update(adapter_version_id=tenant.ids["adapter_version"])
+    return CARD_FILE
 
 
 def _upload_part(tenant: Tenant) -> str:
@@ -250,6 +257,7 @@ MAKERS: dict[str, Maker] = {
     "adapter_version": lambda tenant: _adapter_version(tenant).pk,
     "adapter": lambda tenant: AdapterVersion.objects.get(pk=tenant.ids["adapter_version"]).adapter_id,
     "model_name": lambda tenant: AdapterVersion.objects.get(pk=tenant.ids["adapter_version"]).model_name,
+    "model_file": _model_file,
     "deployment": _deployment,
     "alias": _alias,
     "licence_acceptance": _licence_acceptance,

@@ -1,4 +1,7 @@
-"""The official SDK, speaking to the application in this process, inside the test's own transaction."""
+"""The official SDK, speaking to the application in this process, inside the test's own transaction.
+
+Each answer must be one that the OpenAPI document has.
+"""
 
 import httpx
 import openai
@@ -6,6 +9,7 @@ from django.test import Client
 from openai.types.fine_tuning import FineTuningJob
 
 from apps.accounts.operations import IssuedKey
+from tests.support.api.document import check_answer
 
 
 class InProcess(httpx.BaseTransport):
@@ -21,6 +25,7 @@ class InProcess(httpx.BaseTransport):
             headers=headers,
         )
         body = b"".join(response) if response.streaming else response.content
+        check_answer(request.method, request.url.path, response.status_code, response.headers["Content-Type"], body)
         return httpx.Response(response.status_code, headers=dict(response.items()), content=body)
 
 

@@ -67,7 +67,6 @@ INSTALLED_APPS = [
     "pgtrigger",
     "django_linear_migrations",
     "rest_framework",
-    "drf_spectacular",
     "allauth",
     "allauth.account",
     "allauth.mfa",
@@ -336,17 +335,11 @@ REST_FRAMEWORK = {
     "DEFAULT_PERMISSION_CLASSES": ["apps.interfaces.api.requests.permissions.HasScope"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["apps.interfaces.api.requests.parsers.EmptyTolerantJSONParser"],
-    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "EXCEPTION_HANDLER": "apps.interfaces.api.errors.exception_handler",
     "UNAUTHENTICATED_USER": None,
 }
-SPECTACULAR_SETTINGS = {
-    "TITLE": "Anneal API",
-    "VERSION": "1",
-    "SERVE_INCLUDE_SCHEMA": False,
-    "SERVE_AUTHENTICATION": [],
-    "SERVE_PERMISSIONS": [],
-}
+# The functions that return the operations of the OpenAPI document; each surface lists its own.
+API_OPERATIONS = ["apps.interfaces.api.schema.operations", "apps.interfaces.gateway.surfaces.operations.operations"]
 
 # Limits of an organization that never had credit, paid or granted by an operator. The others have the defaults of
 # apps.finetuning.models.Quota. Anyone can create such an organization, so its limits allow trying things out only.

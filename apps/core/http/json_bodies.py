@@ -12,6 +12,7 @@ from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
+from django.core.files.uploadedfile import UploadedFile
 from msgspec import inspect
 
 from apps.core.errors import DomainError, InvalidJson, InvalidValue, MissingParameter, UnknownParameter
@@ -180,6 +181,8 @@ def _words(kind: inspect.Type) -> Iterator[str]:
         case inspect.DictType(min_length=least, max_length=most, key_type=key):
             keys = f" whose keys are {'/'.join(_words(key))}" if getattr(key, "max_length", None) else ""
             yield f"an object{_sized(least, most, 'entries')}{keys}"
+        case inspect.CustomType():
+            yield "a file part with a filename"
         case _:
             yield "an object"
 
@@ -220,6 +223,8 @@ def _shown(value: object) -> str:
             return "a list" if value else "[]"
         case float() if not math.isfinite(value):
             return "a number that is too large"
+        case UploadedFile():
+            return "a file"
         case str():
             return _cut(json.dumps(value[: _MAX_SHOWN + 1], ensure_ascii=False))
     return _cut(json.dumps(value))

@@ -5,14 +5,14 @@ It uses no session, API key or database; the signature defines the permission. B
 
 import asyncio
 import base64
+import hashlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import IO
 
 from asgiref.sync import sync_to_async
 from django.core.handlers.asgi import ASGIRequest
 from django.http import (
-    FileResponse,
     HttpRequest,
     HttpResponse,
     HttpResponseBase,
@@ -60,7 +60,7 @@ async def signed_object(request: HttpRequest, key: str) -> HttpResponseBase:
         directory = _directory()
         if request.method == "PUT":
             return await _receive(request, directory, grant)
-        return await _send(request, directory, grant)
+        return await _send(request, grant)
     except DomainError as error:
         return JsonResponse(error.as_openai(), status=int(error.status), headers={"Cache-Control": "no-store"})
 
@@ -99,59 +99,86 @@ def _read_grant(method: str | None, key: str, query: QueryDict) -> Grant:
 # --- sending ----------------------------------------------------------------------------------------------------------
 
 
-class _FileChunks:
-    """A part of an open file as an asynchronous stream. The response closes it, even if the client disconnects."""
+class _FilePart:
+    """A part of an open file. The response closes it, even if the client disconnects."""
 
     def __init__(self, file: IO[bytes], length: int) -> None:
         self._file, self._left = file, length
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        while self._left:
-            chunk = await asyncio.to_thread(self._file.read, min(CHUNK_BYTES, self._left))
-            if not chunk:
-                return
-            self._left -= len(chunk)
-            yield chunk
+    def read(self) -> bytes:
+        chunk = self._file.read(min(CHUNK_BYTES, self._left))
+        self._left -= len(chunk)
+        return chunk
 
     def close(self) -> None:
         self._file.close()
 
 
-async def _send(request: HttpRequest, directory: DirectoryStore, grant: Grant) -> HttpResponseBase:
-    info = await asyncio.to_thread(directory.stat, grant.key)
-    headers = _download_headers(grant.filename or grant.key.rsplit("/", 1)[-1]) | {"Accept-Ranges": "bytes"}
+class _Chunks(_FilePart):
+    def __iter__(self) -> Iterator[bytes]:
+        while chunk := self.read():
+            yield chunk
+
+
+class _AsyncChunks(_FilePart):
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while chunk := await asyncio.to_thread(self.read):
+            yield chunk
+
+
+async def _send(request: HttpRequest, grant: Grant) -> HttpResponseBase:
+    filename = grant.filename or grant.key.rsplit("/", 1)[-1]
+    return await asyncio.to_thread(object_response, request, grant.key, filename=filename)
+
+
+def object_response(
+    request: HttpRequest, key: str, *, filename: str, content_type: str = "application/octet-stream"
+) -> HttpResponseBase:
+    """Return a response that streams one object as a download, for a caller whose access was already checked.
+
+    It answers Range, If-Range, If-None-Match and HEAD, so that a client can go on where it stopped. Raises
+    ObjectMissing before anything is sent. An ASGI request gets an asynchronous stream, because Django would read a
+    synchronous one into memory as a whole.
+    """
+    size = store().stat(key).bytes
+    etag = _etag(key, size)
+    headers = _download_headers(filename, content_type) | {"Accept-Ranges": "bytes", "ETag": etag}
+    if _names(request.headers.get("If-None-Match", ""), etag):
+        return HttpResponse(status=304, headers=headers)
     try:
-        first, last = _range_of(request.headers.get("Range", ""), info.bytes)
+        first, last = _range_of(_valid_range(request, etag), size)
     except RangeNotSatisfiable:
-        return HttpResponse(status=416, headers=headers | {"Content-Range": f"bytes */{info.bytes}"})
+        return HttpResponse(status=416, headers=headers | {"Content-Range": f"bytes */{size}"})
     headers["Content-Length"] = str(last - first + 1)
-    is_part = last - first + 1 != info.bytes
+    is_part = last - first + 1 != size
     if is_part:
-        headers["Content-Range"] = f"bytes {first}-{last}/{info.bytes}"
+        headers["Content-Range"] = f"bytes {first}-{last}/{size}"
     status = 206 if is_part else 200
     if request.method == "HEAD":
         return HttpResponse(status=status, headers=headers)
-    file = await asyncio.to_thread(directory.open_stream, grant.key, offset=first)
-    return StreamingHttpResponse(_FileChunks(file, last - first + 1), status=status, headers=headers)
+    chunks = _AsyncChunks if isinstance(request, ASGIRequest) else _Chunks
+    body = chunks(store().open_stream(key, offset=first), last - first + 1)
+    return StreamingHttpResponse(body, status=status, headers=headers)
 
 
-def object_response(request: HttpRequest, key: str, *, filename: str) -> StreamingHttpResponse:
-    """Return a response that streams one object as a download, for a caller whose access was already checked.
-
-    Raises ObjectMissing before anything is sent. An ASGI request gets an asynchronous stream, because Django would read
-    a synchronous one into memory as a whole.
-    """
-    info = store().stat(key)
-    file = store().open_stream(key)
-    headers = _download_headers(filename) | {"Content-Length": str(info.bytes)}
-    if isinstance(request, ASGIRequest):
-        return StreamingHttpResponse(_FileChunks(file, info.bytes), headers=headers)
-    return FileResponse(file, headers=headers)
+def _etag(key: str, size: int) -> str:
+    """Return a strong validator. An object is written once, so its key and size stand for its bytes."""
+    return f'"{hashlib.sha256(f"{key}:{size}".encode()).hexdigest()[:32]}"'
 
 
-def _download_headers(filename: str) -> dict[str, str]:
+def _names(header: str, etag: str) -> bool:
+    """Return whether an If-None-Match names the object, also as a weak validator."""
+    return header.strip() == "*" or etag in (one.strip().removeprefix("W/") for one in header.split(","))
+
+
+def _valid_range(request: HttpRequest, etag: str) -> str:
+    """Return the Range header; none if the client's part belongs to another object."""
+    return request.headers.get("Range", "") if request.headers.get("If-Range", etag).strip() == etag else ""
+
+
+def _download_headers(filename: str, content_type: str) -> dict[str, str]:
     return {
-        "Content-Type": "application/octet-stream",
+        "Content-Type": content_type,
         "Content-Disposition": attachment(filename),
         "Cache-Control": "private, no-store",
         "X-Content-Type-Options": "nosniff",

@@ -65,7 +65,7 @@ def get_limits(*, base_model: BaseModel) -> RecipeLimits:
         objectives=tuple(Objective),
         kinds=_kinds(base_model),
         hyperparameters=(
-            *_FIXED,
+            *LIMITS_OF_EVERY_MODEL,
             Limit(
                 name="max_length",
                 text="Tokens of a row; what is longer is cut, running text into pieces that are all trained.",
@@ -148,7 +148,7 @@ def _whole(name: str, low: float, high: float, text: str, *, is_nullable: bool =
     return Limit(name=name, text=text, minimum=low, maximum=high, is_whole=True, is_nullable=is_nullable)
 
 
-_FIXED = (
+LIMITS_OF_EVERY_MODEL = (
     _whole("epochs", 1, 100, "How often each row is seen."),
     _whole("batch_size", 1, 1024, "Rows per optimizer step."),
     _number("learning_rate", MIN_LEARNING_RATE, 1.0, "At its highest."),

@@ -3,7 +3,18 @@
 from django.urls import path
 
 from apps.interfaces.api import schema
-from apps.interfaces.api.native import audit, billing, datasets, estimates, integrations, licences, limits, me, serving
+from apps.interfaces.api.native import (
+    audit,
+    billing,
+    datasets,
+    estimates,
+    integrations,
+    licences,
+    limits,
+    me,
+    model_files,
+    serving,
+)
 from apps.interfaces.api.openai import files, fine_tuning, models, uploads
 from apps.interfaces.api.requests.unknown_urls import WITHOUT_V1, unknown_url
 
@@ -21,9 +32,9 @@ urlpatterns = [
     path("v1/models/<path:model>", models.ModelDetail.as_view(), name="api_model_detail"),
     path("v1/fine_tuning/jobs", fine_tuning.JobList.as_view(), name="api_job_list"),
     path(_JOB, fine_tuning.JobDetail.as_view(), name="api_job_detail"),
-    path(f"{_JOB}/cancel", fine_tuning.JobAction.as_view(action="cancel"), name="api_job_cancel"),
-    path(f"{_JOB}/pause", fine_tuning.JobAction.as_view(action="pause"), name="api_job_pause"),
-    path(f"{_JOB}/resume", fine_tuning.JobAction.as_view(action="resume"), name="api_job_resume"),
+    path(f"{_JOB}/cancel", fine_tuning.JobCancel.as_view(), name="api_job_cancel"),
+    path(f"{_JOB}/pause", fine_tuning.JobPause.as_view(), name="api_job_pause"),
+    path(f"{_JOB}/resume", fine_tuning.JobResume.as_view(), name="api_job_resume"),
     path(f"{_JOB}/events", fine_tuning.JobEvents.as_view(), name="api_job_events"),
     path(f"{_JOB}/checkpoints", fine_tuning.JobCheckpoints.as_view(), name="api_job_checkpoints"),
     path(f"api/{_JOB}/retry", fine_tuning.JobRetry.as_view(), name="api_job_retry"),
@@ -41,6 +52,8 @@ urlpatterns = [
         name="api_checkpoint_serve",
     ),
     path("api/v1/aliases/<str:alias_id>/rollback", serving.AliasRollback.as_view(), name="api_alias_rollback"),
+    path("api/v1/models/<path:model>/files", model_files.ModelFileList.as_view(), name="api_model_file_list"),
+    path("api/v1/models/<path:model>/files/<str:name>", model_files.ModelFileContent.as_view(), name="api_model_file"),
     path("api/v1/models/<path:model>/licence", licences.ModelLicence.as_view(), name="api_model_licence"),
     path("api/v1/files/<str:file_id>/columns", datasets.FileColumns.as_view(), name="api_file_columns"),
     path("api/v1/files/<str:file_id>/repair", datasets.FileRepair.as_view(), name="api_file_repair"),

@@ -15,16 +15,21 @@ from apps.accounts.operations import note_key_use
 from apps.accounts.queries import KeyIdentity, get_organization
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import tenant
+from apps.interfaces.api.requests.handlers import read_arguments
 
 
 class ApiView(APIView):
     """A view for bearer keys. `required_scope` names the scope of each method that the view answers.
 
-    Permission check and handler run in one transaction that sees only the key's organization. An exception of the
-    handler rolls it back. The handler finds the key as `self.identity` and its organization as `self.organization`.
+    A handler's parameters `query`, `body` and `form` are read as the types that it gives them, and what it returns
+    becomes JSON. The OpenAPI document is made from the same types. Permission check and handler run in one transaction
+    that sees only the key's organization. An exception of the handler rolls it back. The handler finds the key as
+    `self.identity` and its organization as `self.organization`.
     """
 
     required_scope: ClassVar[dict[str, str]] = {}
+    examples: ClassVar[dict[str, object]] = {}  # of the body of each method, for the OpenAPI document
+    headers_read: ClassVar[dict[str, dict[str, str]]] = {}  # by method: name and meaning
     identity: KeyIdentity
     organization: Organization
 
@@ -52,12 +57,13 @@ class ApiView(APIView):
             handler = self._handler(request)
             self.check_permissions(request)
             self.check_throttles(request)
-            return handler(request, *self.args, **self.kwargs)
+            answer = handler(request, *self.args, **self.kwargs, **read_arguments(request, handler))
+            return answer if isinstance(answer, HttpResponseBase) else Response(answer)
 
-    def _handler(self, request: Request) -> Callable[..., HttpResponseBase]:
+    def _handler(self, request: Request) -> Callable[..., object]:
         method = (request.method or "").lower()
         is_known = method != "options" and method in self.http_method_names
-        handler: Callable[..., HttpResponseBase] | None = getattr(self, method, None) if is_known else None
+        handler: Callable[..., object] | None = getattr(self, method, None) if is_known else None
         if handler is None:
             raise MethodNotAllowed(method)
         return handler

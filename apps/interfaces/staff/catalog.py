@@ -117,17 +117,18 @@ def _is_confirmed(request: HttpRequest, form: PriceForm) -> bool:
 
 
 def _set_price(form: PriceForm, *, by: str) -> PriceRule | PriceRequest:
-    """Set a general price; ask for one of a single customer."""
+    """Set a price; ask for one that gives something away."""
     data = form.cleaned_data
     sku, unit = data["sku"], unit_of(data["sku"])
     nano, per, begin = usd_to_nano(data["price_usd"]), usual_per(unit), data["effective_from"]
-    if (owner := data["organization"]) is not None:
+    owner, tiers = data["organization"], data["tiers"]
+    if price_requests.is_gift(organization=owner, price_nano=nano, tiers=tiers):
         return price_requests.request_price(
-            organization=owner, sku=sku, price_nano=nano, per=per, tiers=data["tiers"], effective_from=begin, by=by,
+            organization=owner, sku=sku, price_nano=nano, per=per, tiers=tiers, effective_from=begin, by=by,
             now=db_now(),
         )  # fmt: skip
     return operations.set_price(
-        sku=sku, unit=unit, price_nano=nano, per=per, tiers=data["tiers"], effective_from=begin, by=by, now=db_now()
+        sku=sku, unit=unit, price_nano=nano, per=per, tiers=tiers, effective_from=begin, by=by, now=db_now()
     )
 
 

@@ -16,6 +16,7 @@ from apps.contracts.serving import ObservedState
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, InvalidValue, NotFound, PermissionDenied
 from apps.core.http.asgi import TooLarge
+from apps.core.http.json_bodies import decode_body
 from apps.finetuning.models import Worker
 from apps.finetuning.pools import operations
 from apps.finetuning.runs import endings, judges, leases, reports, uploads
@@ -166,11 +167,10 @@ def _bearer(request: HttpRequest) -> str:
 
 def _decode(request: HttpRequest, kind: type[Body]) -> Body:
     try:
-        return msgspec.json.decode(_without_nul(request.body), type=kind)
+        raw = request.body
     except RequestDataTooBig as error:
         raise TooLarge("The body has more than 2 MiB.") from error
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidValue(f"The body does not have the expected form: {error}") from error
+    return decode_body(_without_nul(raw), msgspec.json.Decoder(kind))
 
 
 def _without_nul(raw: bytes) -> bytes:

@@ -82,12 +82,22 @@ def test_all_kept_problems_come_with_the_file_and_few_with_the_list(key, api_cli
 @pytest.mark.parametrize(("path", "body"), [("complete", {"part_ids": []}), ("cancel", {}), ("parts", {})])
 def test_an_upload_of_another_tenant_is_unknown(key, rival, api_client, path: str, body: dict) -> None:
     upload = make_upload(rival)
+    if path == "parts":
+        body = {"data": SimpleUploadedFile("part", b"bytes")}
 
     response = api_client(key).post(
         f"/v1/uploads/{upload.pk}/{path}", body, format="multipart" if path == "parts" else "json"
     )
 
     assert (response.status_code, response.json()["error"]["code"]) == (404, "upload_not_found")
+
+
+def test_a_file_in_place_of_a_text_is_named(key, api_client) -> None:
+    form = {"purpose": SimpleUploadedFile("a", b"b"), "file": SimpleUploadedFile("a.jsonl", b"{}")}
+
+    error = api_client(key).post("/v1/files", form, format="multipart").json()["error"]
+
+    assert (error["param"], error["message"]) == ("purpose", "Invalid value for 'purpose': a file. Use a string.")
 
 
 def test_a_viewer_may_not_upload(organization, alice, api_client) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.bad_requests import INVALID_JSON, MISSING, MODEL, NO_MODEL, UNKNOWN, Case, filled, problems
+from tests.support.api.bad_requests import INVALID_JSON, MISSING, MODEL, NO_MODEL, UNKNOWN, Case, filled, problems
 
 pytestmark = pytest.mark.django_db
 

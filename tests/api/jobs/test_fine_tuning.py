@@ -281,3 +281,10 @@ def test_estimates_show_every_pool_with_its_parts(api_client, key, floor, file_i
     assert sum(part["bytes"] for part in pool["estimate"]["parts"]) == pool["estimate"]["peak_bytes"]
     assert pool["estimate"]["speed_source"]["kind"] == "probe"
     assert float(pool["cost_usd"]["p10"]) <= float(pool["cost_usd"]["p50"]) <= float(pool["hold_usd"])
+
+
+def test_an_unknown_method_is_named_as_it_was_sent(sdk, file_id) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        create(sdk, file_id, method={"type": "it's\nnew"})
+
+    assert "method.type 'it's\nnew' is not offered here: use supervised, " in refused.value.body["message"]

@@ -3,14 +3,14 @@
 import datetime
 
 import pytest
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, ProgrammingError, transaction
 from hypothesis import given
 from hypothesis import strategies as st
 
 from apps.accounts.models import Organization
 from apps.catalog.models import PriceRequest, PriceRule
 from apps.catalog.operations import set_price
-from apps.catalog.price_requests import approve_price, list_waiting_prices, reject_price, request_price
+from apps.catalog.price_requests import approve_price, is_gift, list_waiting_prices, reject_price, request_price
 from apps.catalog.pricing import STORAGE_SKU, Tier, tiered_nano
 from apps.catalog.queries import active_price, list_active_prices
 from apps.core.errors import InvalidState, InvalidValue, PermissionDenied
@@ -37,7 +37,7 @@ def test_a_customers_own_price_is_theirs_alone(organization: Organization, rival
     assert list_active_prices(prefix="inference:", now=NOW) == [general]
 
 
-def ask(organization: Organization, **fields) -> PriceRequest:
+def ask(organization: Organization | None, **fields) -> PriceRequest:
     asked = {"sku": SKU, "price_nano": 0, "per": 1_000_000, "tiers": (), "effective_from": None}
     return request_price(organization=organization, by="user_1", now=NOW, **(asked | fields))
 
@@ -125,3 +125,30 @@ def test_each_band_of_a_month_costs_its_own_price(quantity: int, prices: list[in
     exact = sum(max(min(quantity, end) - begin, 0) * nano for begin, end, nano in bands)
     assert abs(cost * 7 - exact) <= 7
     assert cost <= rated(quantity=quantity, price_nano=first, per=7)
+
+
+@pytest.mark.django_db
+def test_a_price_of_nothing_for_everybody_waits_for_a_second_operator() -> None:
+    general, wanted = price(100), ask(None)
+
+    with pytest.raises(PermissionDenied):
+        approve_price(request_id=wanted.pk, by="user_1", now=NOW)
+    assert active_price(sku=SKU, now=NOW) == general
+    approve_price(request_id=wanted.pk, by="user_2", now=NOW + DAY)
+
+    free = active_price(sku=SKU, now=NOW + DAY)
+    assert free and (free.organization, free.price_nano, free.approved_by) == (None, 0, "user_2")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("approved_by", [None, "user_1"])
+def test_the_database_itself_wants_two_people_for_a_price_of_nothing(approved_by) -> None:
+    with pytest.raises(ProgrammingError, match="Cannot insert"), transaction.atomic():
+        price(0, approved_by=approved_by)
+
+
+@pytest.mark.parametrize(
+    ("nano", "tiers", "gift"), [(0, [], True), (9, [Tier(10, 0)], True), (9, [Tier(10, 1)], False)]
+)
+def test_a_volume_that_costs_nothing_is_a_gift_too(nano: int, tiers: list[Tier], gift: bool) -> None:
+    assert is_gift(organization=None, price_nano=nano, tiers=tiers) is gift

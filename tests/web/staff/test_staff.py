@@ -225,9 +225,12 @@ def test_a_pool_that_allows_it_admits_a_replica_for_one_whole_model(console, flo
     assert WorkerToken.objects.get().whole_model == version
 
 
-def test_a_price_for_one_customer_waits_for_a_second_operator(console, client_for, organization, floor):
+@pytest.mark.parametrize("is_for_everybody", [False, True])
+def test_a_price_that_gives_something_away_waits_for_a_second_operator(
+    is_for_everybody, console, client_for, organization, floor
+):
     sku = f"training:{floor.pool.name}"
-    price = {"sku": sku, "price_usd": "0", "organization": organization.pk}
+    price = {"sku": sku, "price_usd": "0"} | ({} if is_for_everybody else {"organization": organization.pk})
     previewed = console.post("/staff/prices", price)
     console.post("/staff/prices", price | {"confirmed": previewed.context["form"].previewed()})
     wanted = PriceRequest.objects.get()

@@ -1,44 +1,48 @@
 """/api/v1/audit: the audit log of the key's organization."""
 
+from typing import Annotated
+
+import msgspec
 from django.http import HttpResponse
-from django.http.response import HttpResponseBase
+from msgspec import Meta
 from rest_framework.request import Request
-from rest_framework.response import Response
 
 from apps.accounts.roles import Permission
 from apps.core import audit
-from apps.core.audit_log import PAGE, as_object, export, list_entries, read_filter
+from apps.core.audit_log import PAGE, AuditObject, as_object, export, list_entries, read_filter
+from apps.core.http.openapi import FileAnswer
 from apps.core.objects.store import attachment
-from apps.interfaces.api.requests.pagination import read_limit
+from apps.interfaces.api.requests.pagination import ListObject, list_object
 from apps.interfaces.api.views import ApiView
 
-MAX_AT_ONCE = 100
+Export = Annotated[HttpResponse, FileAnswer("text/csv")]
+
+
+class AuditQuery(msgspec.Struct):
+    limit: Annotated[int, Meta(ge=1, le=100)] = PAGE
+    actor: str | None = None
+    action: str | None = None
+    target: str | None = None
+    since: str | None = None
+    until: str | None = None
+    before: str | None = None
+    export: str | None = None
 
 
 class AuditLog(ApiView):
     required_scope = {"GET": Permission.AUDIT_READ}
 
-    def get(self, request: Request) -> HttpResponseBase:
+    def get(self, request: Request, query: AuditQuery) -> ListObject[AuditObject] | Export:
         """Return entries newest first.
 
         `actor`, `action`, `target`, `since` and `until` filter; `before` gets the next page. With `export` csv or
         jsonl, the answer is a file of up to 10,000 entries.
         """
-        rows = list_entries(organization=self.organization, chosen=read_filter(request.query_params))
-        if kind := request.query_params.get("export"):
-            return self._file(export(rows, kind=kind), f"audit-{self.organization.slug}.{kind}")
-        limit = read_limit(request, default=PAGE, maximum=MAX_AT_ONCE)
-        found = list(rows[: limit + 1])
-        data = [as_object(entry) for entry in found[:limit]]
-        return Response(
-            {
-                "object": "list",
-                "data": data,
-                "has_more": len(found) > limit,
-                "first_id": data[0]["id"] if data else None,
-                "last_id": data[-1]["id"] if data else None,
-            }
-        )
+        rows = list_entries(organization=self.organization, chosen=read_filter(msgspec.structs.asdict(query)))
+        if query.export:
+            return self._file(export(rows, kind=query.export), f"audit-{self.organization.slug}.{query.export}")
+        found = list(rows[: query.limit + 1])
+        return list_object([as_object(entry) for entry in found[: query.limit]], has_more=len(found) > query.limit)
 
     def _file(self, made: tuple[object, str], filename: str) -> HttpResponse:
         chunks, content_type = made

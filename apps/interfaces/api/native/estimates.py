@@ -2,12 +2,11 @@
 
 import datetime
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypedDict, TypeVar
 
 import msgspec
 from django.utils.dateparse import parse_datetime
 from rest_framework.request import Request
-from rest_framework.response import Response
 
 from apps.accounts.roles import Permission
 from apps.catalog.queries import get_base_model
@@ -23,8 +22,7 @@ from apps.finetuning.quotes.delivery import Delivery, deliver
 from apps.finetuning.quotes.options import PoolQuote, Remedy, finish_seconds, rank_quotes
 from apps.finetuning.quotes.queries import get_quotes
 from apps.finetuning.recipes.completion import choose
-from apps.interfaces.api.requests.parsers import read_body
-from apps.interfaces.api.requests.recipes import LoraChoice, adapter_fields, parse_method, parse_objective
+from apps.interfaces.api.requests.recipes import LoraChoice, Recipe, adapter_fields, parse_method, parse_objective
 from apps.interfaces.api.requests.sent_names import as_sent
 from apps.interfaces.api.views import ApiView
 
@@ -40,21 +38,117 @@ class EstimateRequest(msgspec.Struct, forbid_unknown_fields=True):
     training_file: str
     quantization: str | None = None
     lora: LoraChoice | None = None
-    recipe: dict[str, Any] | None = None
+    recipe: Recipe | None = None
     method: MethodType | None = None
     needed_by: int | str | None = None
     exports: list[Literal["merged_16bit", "gguf"]] | None = None
 
 
+Value = TypeVar("Value")
+
+
+class Percentiles(TypedDict, Generic[Value]):
+    p10: Value
+    p50: Value
+    p90: Value
+
+
+class RemedyObject(TypedDict):
+    """`changes` are request fields to set, such as {"quantization": "nf4"}; `pool` is another pool to use."""
+
+    key: str
+    text: str
+    peak_bytes: int
+    changes: dict[str, Any]
+    pool: str | None
+    cost_usd: str | None
+    note: str | None
+
+
+class OptionObject(TypedDict):
+    """A number of GPUs of a pool. Money is in dollars, as exact decimal texts.
+
+    `cost_usd` includes the minimum charge. `least_cap_usd` is the lowest valid `budget.max_cost_usd`. `finish_seconds`
+    run from now and include queue, start-up and download. If no worker is online, they assume a free one.
+    """
+
+    id: str
+    pool: str
+    gpu_count: int
+    gpu_type: str
+    region: str
+    is_spot: bool
+    expected_interruptions: float | None
+    is_launchable: bool
+    block_reason: str | None
+    live_workers: int
+    badges: list[str]
+    meets_needed_by: bool | None
+    hold_usd: str | None
+    least_cap_usd: str | None
+    cost_usd: Percentiles[str | None]
+    cost_usd_per_million_trained_tokens: str | None
+    price_usd_per_hour: str | None
+    finish_seconds: Percentiles[float] | None
+    ways_to_fit: list[RemedyObject]
+    estimate: dict[str, Any]
+
+
+class OptionsObject(TypedDict):
+    """`pools` has one entry for each pool and sensible number of GPUs; the other members name the ids of some."""
+
+    needed_by: int | None
+    recommended: str | None
+    cheapest: str | None
+    fastest: str | None
+    pareto_front: list[str]
+    pools: list[OptionObject]
+
+
+class DeliveredFilesObject(TypedDict):
+    kind: str
+    bytes: int | None
+    price_usd: str | None
+    storage_usd_per_month: str | None
+
+
+class ServingPrice(TypedDict):
+    input: str | None
+    output: str | None
+
+
+class DeliveryObject(TypedDict):
+    """The forms in which the result is delivered, and the price of each."""
+
+    delivered_as: str
+    is_served: bool
+    may_be_served: bool
+    reason: str
+    files: list[DeliveredFilesObject]
+    serving_usd_per_million_tokens: ServingPrice
+
+
+class EstimateObject(OptionsObject):
+    object: Literal["estimate"]
+    model: str
+    training_file: str
+    recipe: dict[str, Any]
+    delivery: DeliveryObject
+
+
 class Estimates(ApiView):
+    """Return a job's requirements, duration and cost on each pool, before anything starts."""
+
     required_scope = {"POST": Permission.VIEW}
+    examples = {
+        "POST": {"model": "anneal-demo", "training_file": "file-01m834k536k0gf5jc32faqfm5y", "quantization": "nf4"}
+    }
 
-    def post(self, request: Request) -> Response:
-        body = read_body(request.data, EstimateRequest)
+    def post(self, request: Request, body: EstimateRequest) -> EstimateObject:
         with as_sent(request.data):
-            return Response(self._estimate(body))
+            return self._estimate(body)
 
-    def _estimate(self, body: EstimateRequest) -> dict[str, object]:
+    def _estimate(self, body: EstimateRequest) -> EstimateObject:
         now = db_now()
         needed_by = parse_needed_by(body.needed_by, now)
         base_model = get_base_model(name=body.model)
@@ -83,7 +177,8 @@ class Estimates(ApiView):
             "training_file": version.pk,
             "recipe": msgspec.to_builtins(recipe),
             "delivery": delivery_object(delivery),
-        } | options_object(quotes, needed_by=needed_by, now=now)
+            **options_object(quotes, needed_by=needed_by, now=now),
+        }
 
 
 def parse_needed_by(value: int | str | None, now: datetime.datetime) -> datetime.datetime | None:
@@ -108,8 +203,8 @@ def _moment(value: int | str) -> datetime.datetime | None:
 
 def options_object(
     quotes: Sequence[PoolQuote], *, needed_by: datetime.datetime | None, now: datetime.datetime
-) -> dict[str, object]:
-    """Return the options with their badges. `pools` has one entry for each pool and sensible number of GPUs."""
+) -> OptionsObject:
+    """Return the options with their badges."""
     deadline_seconds = (needed_by - now).total_seconds() if needed_by else None
     ranking = rank_quotes(quotes, deadline_seconds=deadline_seconds)
     return {
@@ -122,12 +217,8 @@ def options_object(
     }
 
 
-def option_object(quoted: PoolQuote, ranking: Ranking, deadline_seconds: float | None) -> dict[str, object]:
-    """Return one row of the table, with money in dollars as exact decimal strings.
-
-    `cost_usd` includes the minimum charge. `least_cap_usd` is the lowest valid `budget.max_cost_usd`. `finish_seconds`
-    run from now and include queue, start-up and download. If no worker is online, they assume a free one.
-    """
+def option_object(quoted: PoolQuote, ranking: Ranking, deadline_seconds: float | None) -> OptionObject:
+    """Return one row of the table."""
     estimate, finish = quoted.estimate, finish_seconds(quoted.estimate)
     badges = [name for name in ("recommended", "cheapest", "fastest") if getattr(ranking, name) == quoted.key]
     meets = None if deadline_seconds is None or finish is None else finish[2] <= deadline_seconds
@@ -155,9 +246,8 @@ def option_object(quoted: PoolQuote, ranking: Ranking, deadline_seconds: float |
     }
 
 
-def delivery_object(delivery: Delivery) -> dict[str, object]:
+def delivery_object(delivery: Delivery) -> DeliveryObject:
     """Return the forms in which the result is delivered and the price of each, before anything is launched."""
-    per_million = (delivery.input_nano_per_million, delivery.output_nano_per_million)
     return {
         "delivered_as": delivery.delivered_as,
         "is_served": delivery.is_served,
@@ -172,15 +262,14 @@ def delivery_object(delivery: Delivery) -> dict[str, object]:
             }
             for files in delivery.files
         ],
-        "serving_usd_per_million_tokens": dict(zip(("input", "output"), map(usd, per_million), strict=True)),
+        "serving_usd_per_million_tokens": {
+            "input": usd(delivery.input_nano_per_million),
+            "output": usd(delivery.output_nano_per_million),
+        },
     }
 
 
-def _remedy_object(way: Remedy) -> dict[str, object]:
-    """Return a remedy.
-
-    `changes` are request fields to set, such as {"quantization": "nf4"}; `pool` is another pool to use.
-    """
+def _remedy_object(way: Remedy) -> RemedyObject:
     changes: dict[str, object] = {}
     if method := way.changes.get("method"):
         changes["quantization"] = "nf4" if method == Method.QLORA else "none"
@@ -200,8 +289,9 @@ def _remedy_object(way: Remedy) -> dict[str, object]:
 _PERCENTILES = ("p10", "p50", "p90")
 
 
-def _percentiles(values: Sequence[object]) -> dict[str, object]:
-    return dict(zip(_PERCENTILES, values, strict=True))
+def _percentiles(values: Sequence[Value]) -> Percentiles[Value]:
+    p10, p50, p90 = values
+    return {"p10": p10, "p50": p50, "p90": p90}
 
 
 def usd(nano: int | None) -> str | None:

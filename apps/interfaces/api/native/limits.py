@@ -1,8 +1,9 @@
 """GET /api/v1/models/{model}/limits: the limits of a model's settings, and the defaults."""
 
+from typing import Any, Literal, TypedDict
+
 import msgspec
 from rest_framework.request import Request
-from rest_framework.response import Response
 
 from apps.accounts.roles import Permission
 from apps.catalog.models import BaseModel
@@ -13,25 +14,36 @@ from apps.finetuning.recipes.start_points import find_start_point
 from apps.interfaces.api.views import ApiView
 
 
+class LimitsObject(TypedDict):
+    """`kinds` are the ways to train the model, each with the settings chosen for it; `fixed` is an adapter's shape."""
+
+    object: Literal["model.limits"]
+    model: str
+    base_model: str
+    objectives: list[str]
+    kinds: list[dict[str, Any]]
+    hyperparameters: dict[str, dict[str, Any]]
+    fixed: dict[str, Any]
+
+
 class ModelLimits(ApiView):
     """The limits of a base model, or of a fine-tuned one to continue; then the adapter's shape limits the choice."""
 
     required_scope = {"GET": Permission.VIEW}
 
-    def get(self, request: Request, model: str) -> Response:
+    def get(self, request: Request, model: str) -> LimitsObject:
+        """Return what each hyperparameter of a model may be, and what is chosen for it."""
         beginning = find_start_point(organization=self.organization, model=model)
         limits = get_limits(base_model=beginning.base_model)
-        return Response(
-            {
-                "object": "model.limits",
-                "model": model,
-                "base_model": beginning.base_model.name,
-                "objectives": list(limits.objectives),
-                "kinds": [_kind_object(kind, beginning.base_model) for kind in limits.kinds],
-                "hyperparameters": {limit.name: _limit_object(limit) for limit in limits.hyperparameters},
-                "fixed": beginning.shape,
-            }
-        )
+        return {
+            "object": "model.limits",
+            "model": model,
+            "base_model": beginning.base_model.name,
+            "objectives": list(limits.objectives),
+            "kinds": [_kind_object(kind, beginning.base_model) for kind in limits.kinds],
+            "hyperparameters": {limit.name: _limit_object(limit) for limit in limits.hyperparameters},
+            "fixed": beginning.shape,
+        }
 
 
 def _kind_object(kind: TrainingKind, base_model: BaseModel) -> dict[str, object]:

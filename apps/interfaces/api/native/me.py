@@ -1,30 +1,43 @@
 """The organization and permissions of a key."""
 
+from typing import Literal, TypedDict
+
 from rest_framework.request import Request
-from rest_framework.response import Response
 
 from apps.accounts.roles import Permission
 from apps.interfaces.api.views import ApiView
 
 
+class OrganizationObject(TypedDict):
+    id: str
+    name: str
+    slug: str
+
+
+class KeyObject(TypedDict):
+    id: str
+    scopes: list[str]
+    expires_at: int | None
+
+
+class MeObject(TypedDict):
+    object: Literal["me"]
+    organization: OrganizationObject
+    key: KeyObject
+
+
 class MeView(ApiView):
     required_scope = {"GET": Permission.VIEW}
 
-    def get(self, request: Request) -> Response:
+    def get(self, request: Request) -> MeObject:
         """Return the organization, the key and its scopes."""
-        identity = self.identity
-        return Response(
-            {
-                "object": "me",
-                "organization": {
-                    "id": self.organization.pk,
-                    "name": self.organization.name,
-                    "slug": self.organization.slug,
-                },
-                "key": {
-                    "id": identity.key_id,
-                    "scopes": sorted(identity.scopes),
-                    "expires_at": int(identity.expires_at.timestamp()) if identity.expires_at else None,
-                },
-            }
-        )
+        identity, organization = self.identity, self.organization
+        return {
+            "object": "me",
+            "organization": {"id": organization.pk, "name": organization.name, "slug": organization.slug},
+            "key": {
+                "id": identity.key_id,
+                "scopes": sorted(identity.scopes),
+                "expires_at": int(identity.expires_at.timestamp()) if identity.expires_at else None,
+            },
+        }

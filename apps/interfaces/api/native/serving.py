@@ -1,8 +1,9 @@
 """Anneal's own calls on serving: aliases, an adapter's warmth, and keeping it warm."""
 
+from typing import Literal, TypedDict
+
 import msgspec
 from rest_framework.request import Request
-from rest_framework.response import Response
 
 from apps.accounts.roles import Permission
 from apps.adapters.lifecycle import AdapterVersionStatus
@@ -13,7 +14,7 @@ from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState
 from apps.finetuning.recipes.checkpoint_names import find_named
 from apps.finetuning.results.checkpoint_models import version_named
-from apps.interfaces.api.requests.parsers import read_body
+from apps.interfaces.api.requests.pagination import ListObject, list_object
 from apps.interfaces.api.views import ApiView
 from apps.serving import aliases, operations
 from apps.serving import keep_warm as warmth
@@ -27,40 +28,58 @@ class AliasRequest(msgspec.Struct, forbid_unknown_fields=True):
     canary_percent: int = 0
 
 
+class AliasObject(TypedDict):
+    object: Literal["alias"]
+    id: str
+    name: str
+    model: str
+    version: str
+    canary_version: str | None
+    canary_percent: int
+    previous_version: str | None
+    moved_at: int
+
+
+class DeletedAlias(TypedDict):
+    id: str
+    object: Literal["alias"]
+    deleted: Literal[True]
+
+
 class AliasList(ApiView):
-    """GET: all aliases. POST: create or move one, or send `canary_percent` of its requests to another version."""
-
     required_scope = {"GET": Permission.VIEW, "POST": Permission.ADAPTER_WRITE}
+    examples = {"POST": {"name": "production", "version": "ft:anneal-demo:acme:support:01m8", "canary_percent": 10}}
 
-    def get(self, request: Request) -> Response:
-        found = aliases.list_aliases(organization=self.organization)
-        return Response({"object": "list", "data": [alias_object(alias) for alias in found]})
+    def get(self, request: Request) -> ListObject[AliasObject]:
+        """List all aliases."""
+        return list_object([alias_object(alias) for alias in aliases.list_aliases(organization=self.organization)])
 
-    def post(self, request: Request) -> Response:
-        asked = read_body(request.data, AliasRequest)
-        if find_named(self.organization, asked.version):
+    def post(self, request: Request, body: AliasRequest) -> AliasObject:
+        """Create or move an alias, or send `canary_percent` of its requests to another version."""
+        if find_named(self.organization, body.version):
             raise InvalidState("No replica has loaded this checkpoint yet: send it a request first.", param="version")
         alias = aliases.point_alias(
-            version=get_version_by_name(organization=self.organization, model_name=asked.version, param="version"),
-            name=asked.name,
-            canary_percent=asked.canary_percent,
+            version=get_version_by_name(organization=self.organization, model_name=body.version, param="version"),
+            name=body.name,
+            canary_percent=body.canary_percent,
             by=self.actor,
             now=db_now(),
         )
-        return Response(alias_object(alias))
+        return alias_object(alias)
 
 
 class AliasDetail(ApiView):
     required_scope = {"GET": Permission.VIEW, "DELETE": Permission.ADAPTER_WRITE}
 
-    def get(self, request: Request, alias_id: str) -> Response:
-        return Response(alias_object(aliases.get_alias(organization=self.organization, id=alias_id)))
+    def get(self, request: Request, alias_id: str) -> AliasObject:
+        """Return an alias."""
+        return alias_object(aliases.get_alias(organization=self.organization, id=alias_id))
 
-    def delete(self, request: Request, alias_id: str) -> Response:
+    def delete(self, request: Request, alias_id: str) -> DeletedAlias:
         """Delete the alias. Requests for its name then get 404; its versions stay."""
         alias = aliases.get_alias(organization=self.organization, id=alias_id)
         aliases.delete_alias(alias=alias, by=self.actor)
-        return Response({"id": alias_id, "object": "alias", "deleted": True})
+        return {"id": alias_id, "object": "alias", "deleted": True}
 
 
 class AliasRollback(ApiView):
@@ -68,9 +87,9 @@ class AliasRollback(ApiView):
 
     required_scope = {"POST": Permission.ADAPTER_WRITE}
 
-    def post(self, request: Request, alias_id: str) -> Response:
+    def post(self, request: Request, alias_id: str) -> AliasObject:
         alias = aliases.get_alias(organization=self.organization, id=alias_id)
-        return Response(alias_object(aliases.roll_back(alias=alias, by=self.actor, now=db_now())))
+        return alias_object(aliases.roll_back(alias=alias, by=self.actor, now=db_now()))
 
 
 class ServingRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -78,32 +97,43 @@ class ServingRequest(msgspec.Struct, forbid_unknown_fields=True):
     keep_warm: bool | None = None
 
 
+class WarmPrice(TypedDict):
+    price_nano: int
+    per_ms: int
+
+
+class ServingObject(TypedDict):
+    object: Literal["model.serving"]
+    model: str
+    state: str
+    reason: str | None
+    is_kept_warm: bool
+    warm_price: WarmPrice | None
+
+
 class ModelServing(ApiView):
-    """GET: whether the model is warm, cold or loading.
-
-    POST: start or stop serving; keep it warm for a price or by demand.
-    """
-
     required_scope = {"GET": Permission.VIEW, "POST": Permission.ADAPTER_WRITE}
+    examples = {"POST": {"is_served": True}}
 
-    def get(self, request: Request, model: str) -> Response:
+    def get(self, request: Request, model: str) -> ServingObject:
+        """Return whether a model is warm, cold or loading."""
         if checkpoint := find_named(self.organization, model):
             base_model = checkpoint.job.base_model
-            return Response(_serving_object(model, _NEVER_ASKED_FOR, base_model=base_model, is_kept_warm=False))
-        return Response(serving_object(get_version_by_name(organization=self.organization, model_name=model)))
+            return _serving_object(model, _NEVER_ASKED_FOR, base_model=base_model, is_kept_warm=False)
+        return serving_object(get_version_by_name(organization=self.organization, model_name=model))
 
-    def post(self, request: Request, model: str) -> Response:
-        asked = read_body(request.data, ServingRequest)
+    def post(self, request: Request, model: str, body: ServingRequest) -> ServingObject:
+        """Start or stop serving a model; keep it warm for a price or by demand."""
         version = version_named(organization=self.organization, model_name=model)
-        if asked.is_served is True:
+        if body.is_served is True:
             operations.deploy(version=version, by=self.actor)
-        if asked.is_served is False:
+        if body.is_served is False:
             operations.undeploy(version=version, by=self.actor, now=db_now())
-        if asked.keep_warm is True:
+        if body.keep_warm is True:
             warmth.keep_warm(version=version, by=self.actor, now=db_now())
-        if asked.keep_warm is False:
+        if body.keep_warm is False:
             warmth.let_cool(version=version, by=self.actor, now=db_now())
-        return Response(serving_object(version))
+        return serving_object(version)
 
 
 # The engine's states in the API's words; states not listed have the same name.
@@ -113,7 +143,7 @@ _STATES = {"loaded": "warm", "waiting": "loading"}
 _NEVER_ASKED_FOR = ServingState(ServingStatus.OFF, "A checkpoint answers once a request names it.")
 
 
-def serving_object(version: AdapterVersion) -> dict[str, object]:
+def serving_object(version: AdapterVersion) -> ServingObject:
     deployment = Deployment.objects.filter(adapter_version=version, removed_at=None).first()
     # A whole model's own replica never unloads it, so there is nothing to pay for.
     is_whole = version.status == AdapterVersionStatus.FILES_ONLY
@@ -127,7 +157,7 @@ def serving_object(version: AdapterVersion) -> dict[str, object]:
 
 def _serving_object(
     name: str, state: ServingState, *, base_model: BaseModel | None, is_kept_warm: bool
-) -> dict[str, object]:
+) -> ServingObject:
     price = base_model and warmth.warm_price(base_model=base_model)
     return {
         "object": "model.serving",
@@ -135,11 +165,11 @@ def _serving_object(
         "state": _STATES.get(state.state, state.state),
         "reason": state.reason or None,
         "is_kept_warm": is_kept_warm,
-        "warm_price": price and {"price_nano": price.price_nano, "per_ms": price.per},
+        "warm_price": {"price_nano": price.price_nano, "per_ms": price.per} if price else None,
     }
 
 
-def alias_object(alias: Alias) -> dict[str, object]:
+def alias_object(alias: Alias) -> AliasObject:
     canary, previous = alias.canary_version, alias.previous_version
     return {
         "object": "alias",
@@ -147,8 +177,8 @@ def alias_object(alias: Alias) -> dict[str, object]:
         "name": alias.name,
         "model": alias.model_name,
         "version": alias.version.model_name,
-        "canary_version": canary and canary.model_name,
+        "canary_version": canary.model_name if canary else None,
         "canary_percent": alias.canary_percent,
-        "previous_version": previous and previous.model_name,
+        "previous_version": previous.model_name if previous else None,
         "moved_at": int(alias.moved_at.timestamp()),
     }

@@ -1,19 +1,19 @@
 """/v1/files: OpenAI's surface over dataset versions, with our `validation` report beside its fields."""
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
+import msgspec
 from django.core.files.uploadedfile import UploadedFile
 from django.db.models import F
 from django.http import HttpResponse
-from django.http.response import HttpResponseBase
+from msgspec import Meta
 from rest_framework.request import Request
-from rest_framework.response import Response
 
 from apps.accounts.roles import Permission
 from apps.core import audit
 from apps.core.database.clock import db_now
-from apps.core.errors import InvalidState, InvalidValue, MissingParameter
+from apps.core.errors import InvalidState, InvalidValue
 from apps.core.objects.store import CHUNK_BYTES, attachment
 from apps.core.objects.views import object_response
 from apps.datasets import operations, queries
@@ -31,16 +31,16 @@ from apps.finetuning.results.result_file import (
     result_csv,
     result_file_id,
 )
-from apps.interfaces.api.requests.pagination import Source, merged_page
+from apps.interfaces.api.requests.handlers import Download
+from apps.interfaces.api.requests.pagination import ListObject, PageQuery, Source, merged_page
 from apps.interfaces.api.requests.parsers import PlainMultiPartParser
 from apps.interfaces.api.views import ApiView
 
-MAX_LIMIT = 10_000
 LISTED_FILES = 1_000  # per page: each may come with many errors
 LISTED_RESULTS = 100  # per page; the size of each is computed once and then cached
 LISTED_ERRORS = 20  # per file; GET of a single file returns all stored errors
 # OpenAI's words. A deleted version is not listed.
-_STATUSES = {
+_STATUSES: dict[DatasetVersionStatus, Literal["uploaded", "processed", "error"]] = {
     DatasetVersionStatus.UPLOADED: "uploaded",
     DatasetVersionStatus.VALIDATING: "uploaded",
     DatasetVersionStatus.READY: "processed",
@@ -50,19 +50,64 @@ _STATUSES = {
 _OTHER_PURPOSES = {"assistants", "batch", "vision", "user_data", "assistants_output", "batch_output"}
 
 
-class FileList(ApiView):
-    """List files; upload one as multipart form data with its fields in any order."""
+class FilesQuery(PageQuery):
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 10_000
+    order: Literal["asc", "desc"] = "desc"
+    purpose: str | None = None
 
+
+class FileForm(msgspec.Struct):
+    """A file and what it is for, as multipart form data with the fields in any order."""
+
+    purpose: Annotated[str, Meta(examples=["fine-tune", "evals"])]
+    file: UploadedFile
+    mapping: Annotated[str, Meta(description="How to read the columns, as JSON text.")] | None = None
+    anchor: str | None = msgspec.field(name="expires_after[anchor]", default=None)
+    seconds: str | None = msgspec.field(name="expires_after[seconds]", default=None)
+
+
+class FileValidation(TypedDict):
+    """`errors` has the first ones, each with line, code, message, param and fix."""
+
+    rows: int | None
+    tokens: dict[str, Any] | None
+    error_count: int
+    errors: list[dict[str, Any]]
+
+
+class FileObject(TypedDict):
+    """OpenAI's file. A job's results lack the members that describe uploads."""
+
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: str
+    purpose: str
+    status: Literal["uploaded", "processed", "error"]
+    status_details: str | None
+    sha256: NotRequired[str | None]
+    kind: NotRequired[str | None]
+    format: NotRequired[str | None]
+    container: NotRequired[str | None]
+    derived_from: NotRequired[str | None]
+    validation: NotRequired[FileValidation]
+
+
+class DeletedFile(TypedDict):
+    id: str
+    object: Literal["file"]
+    deleted: Literal[True]
+
+
+class FileList(ApiView):
     required_scope = {"GET": Permission.VIEW, "POST": Permission.DATASET_WRITE}
     parser_classes = [PlainMultiPartParser]
 
-    def get(self, request: Request) -> Response:
-        order = request.query_params.get("order", "desc")
-        if order not in ("asc", "desc"):
-            raise InvalidValue("'order' must be 'asc' or 'desc'.", param="order")
-        sources = self._sources(request.query_params.get("purpose"))
-        found = merged_page(request, sources, default_limit=MAX_LIMIT, maximum=MAX_LIMIT, is_descending=order == "desc")
-        return Response(found)
+    def get(self, request: Request, query: FilesQuery) -> ListObject[FileObject]:
+        """List files and the result files of jobs."""
+        return merged_page(query, self._sources(query.purpose), is_descending=query.order == "desc")
 
     def _sources(self, purpose: str | None) -> list[Source]:
         versions = queries.list_versions(organization=self.organization, purpose=purpose)
@@ -74,46 +119,49 @@ class FileList(ApiView):
             sources.append(Source(results, _result_object, LISTED_RESULTS))
         return sources
 
-    def post(self, request: Request) -> Response:
-        form = cast(Mapping[str, object], request.data)  # a form is never a list
-        purpose, upload = _required_purpose(form), _required_file(request)
+    def post(self, request: Request, form: FileForm) -> FileObject:
+        """Upload a file. It is checked at once; poll its status."""
+        refuse_other_purposes(form.purpose)
+        upload = form.file
         if (upload.size or 0) > intake.MAX_FILE_BYTES:
             message = "A file sent at once may have up to 512 MiB; send a longer one in parts, by /v1/uploads."
             raise intake.FileTooLarge(message, param="file")
         version = intake.create_version(
             organization=self.organization,
             filename=upload.name or "",
-            purpose=purpose,
+            purpose=form.purpose,
             chunks=upload.chunks(CHUNK_BYTES),
-            mapping=read_mapping(request.POST.get("mapping")),
+            mapping=read_mapping(form.mapping),
             by=self.actor,
             now=db_now(),
             expires_after_seconds=_expires_after(form),
         )
-        return Response(file_object(version))
+        return file_object(version)
 
 
 class FileDetail(ApiView):
     required_scope = {"GET": Permission.VIEW, "DELETE": Permission.DATASET_WRITE}
 
-    def get(self, request: Request, file_id: str) -> Response:
+    def get(self, request: Request, file_id: str) -> FileObject:
+        """Return a file with its check and token counts."""
         if job := find_job_of(organization=self.organization, file_id=file_id):
-            return Response(_result_object(job))
+            return _result_object(job)
         version = queries.get_version(organization=self.organization, id=file_id)
-        return Response(file_object(version, tokens=_tokens(version), errors=version.errors))
+        return file_object(version, tokens=_tokens(version), errors=version.errors)
 
-    def delete(self, request: Request, file_id: str) -> Response:
+    def delete(self, request: Request, file_id: str) -> DeletedFile:
+        """Delete a file. Jobs that used it keep their results."""
         if find_job_of(organization=self.organization, file_id=file_id):
             raise InvalidState("A result file is kept with its job and cannot be deleted alone.", param="file_id")
         version = queries.get_version(organization=self.organization, id=file_id)
         operations.delete_version(version=version, by=self.actor, now=db_now())
-        return Response({"id": version.pk, "object": "file", "deleted": True})
+        return {"id": version.pk, "object": "file", "deleted": True}
 
 
 class FileContent(ApiView):
     required_scope = {"GET": Permission.VIEW}
 
-    def get(self, request: Request, file_id: str) -> HttpResponseBase:
+    def get(self, request: Request, file_id: str) -> Download:
         """Stream the file as it was uploaded, or a job's metrics as CSV."""
         if job := find_job_of(organization=self.organization, file_id=file_id):
             headers = {"Content-Disposition": attachment(FILENAME), "Cache-Control": "private, no-store"}
@@ -123,7 +171,7 @@ class FileContent(ApiView):
         return object_response(request._request, version.object_key, filename=version.filename)
 
 
-def _listed_object(version: DatasetVersion) -> dict[str, object]:
+def _listed_object(version: DatasetVersion) -> FileObject:
     return file_object(version, errors=version.first_errors)  # type: ignore[attr-defined]  # annotated
 
 
@@ -132,7 +180,7 @@ def file_object(
     *,
     tokens: dict[str, object] | None = None,
     errors: Sequence[Mapping[str, object]] | None = None,
-) -> dict[str, object]:
+) -> FileObject:
     """Return OpenAI's file object. `validation` is ours; its errors are named as in OpenAI's batch errors.
 
     By default, it has the first errors of the file.
@@ -159,21 +207,21 @@ def file_object(
             "rows": version.rows,
             "tokens": tokens,
             "error_count": version.error_count,
-            "errors": errors,
+            "errors": [dict(error) for error in errors],
         },
     }
 
 
-def _result_object(job: FineTuningJob) -> dict[str, object]:
+def _result_object(job: FineTuningJob) -> FileObject:
     return {
-        "id": result_file_id(job),
+        "id": str(result_file_id(job)),  # a job with results has one
         "object": "file",
         "bytes": result_bytes(job=job),
         "created_at": int((job.finished_at or job.created_at).timestamp()),
         "expires_at": None,
         "filename": FILENAME,
         "purpose": PURPOSE,
-        "status": _STATUSES[DatasetVersionStatus.READY],
+        "status": "processed",
         "status_details": None,
     }
 
@@ -190,14 +238,6 @@ def _tokens(version: DatasetVersion) -> dict[str, object]:
     }
 
 
-def _required_purpose(data: Mapping[str, object]) -> str:
-    purpose = data.get("purpose")
-    if not purpose or not isinstance(purpose, str):
-        raise MissingParameter("Missing required parameter: 'purpose'. Use 'fine-tune' or 'evals'.", param="purpose")
-    refuse_other_purposes(purpose)
-    return purpose
-
-
 def refuse_other_purposes(purpose: str) -> None:
     """Raise InvalidValue for a purpose that exists only on other services."""
     if purpose in _OTHER_PURPOSES:
@@ -205,22 +245,13 @@ def refuse_other_purposes(purpose: str) -> None:
         raise InvalidValue(message, param="purpose")
 
 
-def _required_file(request: Request) -> UploadedFile:
-    upload = request.FILES.get("file")
-    if upload is None:
-        is_text = "file" in request.data
-        hint = " Send it as a file part with a filename, not as a plain field." if is_text else ""
-        raise MissingParameter(f"Missing required parameter: 'file'.{hint}", param="file")
-    return upload
-
-
-def _expires_after(data: Mapping[str, object]) -> int | None:
+def _expires_after(form: FileForm) -> int | None:
     """Return `expires_after[seconds]` of the form. Raises InvalidValue that names the invalid part."""
-    anchor, seconds = data.get("expires_after[anchor]"), data.get("expires_after[seconds]")
+    anchor, seconds = form.anchor, form.seconds
     if anchor is None and seconds is None:
         return None
     if anchor != "created_at":
         raise InvalidValue("'expires_after[anchor]' must be 'created_at'.", param="expires_after.anchor")
-    if not isinstance(seconds, str) or not (seconds.isascii() and seconds.isdigit() and len(seconds) < 10):
+    if seconds is None or not (seconds.isascii() and seconds.isdigit() and len(seconds) < 10):
         raise InvalidValue("'expires_after[seconds]' must be a whole number.", param="expires_after.seconds")
     return int(seconds)

@@ -3,16 +3,19 @@
 A dry run returns the job's estimate and whether it would start, and creates nothing.
 """
 
+from typing import Annotated
+
 from django.db.models import QuerySet
 from django.http import HttpResponse
+from msgspec import Meta
 from rest_framework.request import Request
-from rest_framework.response import Response
 
 from apps.accounts.queries import KeyIdentity
 from apps.accounts.roles import Permission
 from apps.contracts.evaluation import EvaluationPlan, GraderKind
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue, PermissionDenied
+from apps.core.http.openapi import FileAnswer
 from apps.core.objects.store import attachment
 from apps.finetuning import queries
 from apps.finetuning.jobs import control, creation
@@ -28,7 +31,7 @@ from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.results.checkpoint_models import serve_checkpoint
 from apps.finetuning.results.tensorboard import event_file, file_name, read_points
 from apps.interfaces.api.native.estimates import delivery_object, options_object, parse_needed_by
-from apps.interfaces.api.native.serving import serving_object
+from apps.interfaces.api.native.serving import ServingObject, serving_object
 from apps.interfaces.api.openai.fine_tuning_bodies import (
     ContinueJob,
     CreateJob,
@@ -37,35 +40,58 @@ from apps.interfaces.api.openai.fine_tuning_bodies import (
     parse_request,
 )
 from apps.interfaces.api.openai.fine_tuning_objects import (
+    CheckpointObject,
+    DryRunObject,
+    EventObject,
+    JobObject,
     checkpoint_object,
     dry_run_object,
     event_object,
     job_object,
 )
-from apps.interfaces.api.requests.pagination import page
-from apps.interfaces.api.requests.parsers import read_body
+from apps.interfaces.api.requests.pagination import ListObject, PageQuery, page
 from apps.interfaces.api.requests.sent_names import as_sent
 from apps.interfaces.api.views import ApiView
 
 _MAX_KEY = 200
+_MetadataFilter = Annotated[
+    dict[str, str] | str, Meta(description="`metadata[key]=value`, or `metadata=null` for jobs without any.")
+]
+
+
+class JobsQuery(PageQuery):
+    metadata: _MetadataFilter | None = None
+
+
+class CheckpointsQuery(PageQuery):
+    limit: Annotated[int, Meta(ge=1, le=100)] = 10
 
 
 class JobList(ApiView):
-    """List jobs, newest first; create one, or make a dry run."""
-
     required_scope = {"GET": Permission.VIEW, "POST": Permission.JOB_WRITE}
+    headers_read = {"POST": {"Idempotency-Key": f"The same key returns the same job; at most {_MAX_KEY} characters."}}
+    examples = {
+        "POST": {
+            "model": "anneal-demo",
+            "training_file": "file-01m834k536k0gf5jc32faqfm5y",
+            "suffix": "support",
+            "method": {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 2, "batch_size": "auto"}}},
+            "lora": {"rank": 16},
+            "budget": {"max_cost_usd": "2.50"},
+        }
+    }
 
-    def get(self, request: Request) -> Response:
-        rows = queries.list_jobs(organization=self.organization)
-        rows = _with_metadata(rows, request)
-        return Response(page(request, rows, job_object))
+    def get(self, request: Request, query: JobsQuery) -> ListObject[JobObject]:
+        """List jobs, newest first."""
+        rows = _with_metadata(queries.list_jobs(organization=self.organization), query)
+        return page(query, rows, job_object)
 
-    def post(self, request: Request) -> Response:
-        body = read_body(request.data, CreateJob)
+    def post(self, request: Request, body: CreateJob) -> JobObject | DryRunObject:
+        """Create a job; with `dry_run`, return its estimate and whether it would start, and create nothing."""
         with as_sent(request.data):
-            return Response(self._create(request, body))
+            return self._create(request, body)
 
-    def _create(self, request: Request, body: CreateJob) -> dict[str, object]:
+    def _create(self, request: Request, body: CreateJob) -> JobObject | DryRunObject:
         require_scope_of_judge(self.identity, evaluation_plan(body.evaluation))
         asked = parse_request(
             body,
@@ -84,7 +110,7 @@ class JobList(ApiView):
         job = creation.create_job(organization=self.organization, request=asked, by=self.actor, now=db_now())
         return job_object(queries.get_job(organization=self.organization, id=job.pk))
 
-    def _rehearse(self, body: CreateJob, asked: JobRequest) -> dict[str, object]:
+    def _rehearse(self, body: CreateJob, asked: JobRequest) -> DryRunObject:
         now = db_now()
         needed_by = parse_needed_by(body.needed_by, now)
         rehearsal = rehearse_job(organization=self.organization, request=asked, by=self.actor, now=now)
@@ -97,35 +123,50 @@ class JobList(ApiView):
             )
         )
         options = options_object(rehearsal.quotes, needed_by=needed_by, now=now)
-        return dry_run_object(asked, rehearsal) | {"delivery": delivery} | options
+        return {**dry_run_object(asked, rehearsal), "delivery": delivery, **options}
 
 
 class JobDetail(ApiView):
     required_scope = {"GET": Permission.VIEW}
 
-    def get(self, request: Request, job_id: str) -> Response:
+    def get(self, request: Request, job_id: str) -> JobObject:
         """Return the job. A failed one includes the blame, the evidence and the suggested change with its price."""
         job = queries.get_job(organization=self.organization, id=job_id)
-        return Response(job_object(job, why=explain(job=job, now=db_now())))
+        return job_object(job, why=explain(job=job, now=db_now()))
 
 
-class JobAction(ApiView):
-    """POST cancel, pause or resume. Each returns the job."""
+class JobCancel(ApiView):
+    """Cancel a job that has not ended."""
 
     required_scope = {"POST": Permission.JOB_WRITE}
-    action = ""
 
-    def post(self, request: Request, job_id: str) -> Response:
+    def post(self, request: Request, job_id: str) -> JobObject:
         job = queries.get_job(organization=self.organization, id=job_id)
-        match self.action:
-            case "cancel":
-                control.request_cancellation(job=job, by=self.actor, now=db_now())
-            case "pause":
-                control.request_pause(job=job, by=self.actor, now=db_now())
-            case _:
-                body = read_body(request.data, ContinueJob)
-                control.resume(job=job, by=self.actor, now=db_now(), spend_cap_nano=cap_nano(body.budget))
-        return Response(job_object(queries.get_job(organization=self.organization, id=job_id)))
+        control.request_cancellation(job=job, by=self.actor, now=db_now())
+        return job_object(queries.get_job(organization=self.organization, id=job_id))
+
+
+class JobPause(ApiView):
+    """Pause a running job at a checkpoint."""
+
+    required_scope = {"POST": Permission.JOB_WRITE}
+
+    def post(self, request: Request, job_id: str) -> JobObject:
+        job = queries.get_job(organization=self.organization, id=job_id)
+        control.request_pause(job=job, by=self.actor, now=db_now())
+        return job_object(queries.get_job(organization=self.organization, id=job_id))
+
+
+class JobResume(ApiView):
+    """Continue a paused job from its checkpoint, also with a new spend cap."""
+
+    required_scope = {"POST": Permission.JOB_WRITE}
+    examples = {"POST": {"budget": {"max_cost_usd": "5"}}}
+
+    def post(self, request: Request, job_id: str, body: ContinueJob) -> JobObject:
+        job = queries.get_job(organization=self.organization, id=job_id)
+        control.resume(job=job, by=self.actor, now=db_now(), spend_cap_nano=cap_nano(body.budget))
+        return job_object(queries.get_job(organization=self.organization, id=job_id))
 
 
 class JobRetry(ApiView):
@@ -135,16 +176,16 @@ class JobRetry(ApiView):
     """
 
     required_scope = {"POST": Permission.JOB_WRITE}
+    examples = {"POST": {"budget": {"max_cost_usd": "5"}}}
 
-    def post(self, request: Request, job_id: str) -> Response:
-        body = read_body(request.data, ContinueJob)
+    def post(self, request: Request, job_id: str, body: ContinueJob) -> JobObject:
         job = queries.get_job(organization=self.organization, id=job_id)
         require_scope_of_judge(self.identity, stored_request(job).evaluation)
         now = db_now()
         if job.status == JobStatus.FAILED and suggest(job=job, now=now).change.repairs:
             self._require_scope_of_files()
         again = retry_job(job=job, by=self.actor, now=now, spend_cap_nano=cap_nano(body.budget))
-        return Response(job_object(queries.get_job(organization=self.organization, id=again.pk)))
+        return job_object(queries.get_job(organization=self.organization, id=again.pk))
 
     def _require_scope_of_files(self) -> None:
         if Permission.DATASET_WRITE not in self.identity.scopes:
@@ -155,18 +196,19 @@ class JobRetry(ApiView):
 class JobEvents(ApiView):
     required_scope = {"GET": Permission.VIEW}
 
-    def get(self, request: Request, job_id: str) -> Response:
+    def get(self, request: Request, job_id: str, query: PageQuery) -> ListObject[EventObject]:
+        """List the events of a job, newest first."""
         job = queries.get_job(organization=self.organization, id=job_id)
-        return Response(page(request, queries.list_events(job=job), event_object, order=("-sequence", "-id")))
+        return page(query, queries.list_events(job=job), event_object, order=("-sequence", "-id"))
 
 
 class JobCheckpoints(ApiView):
     required_scope = {"GET": Permission.VIEW}
 
-    def get(self, request: Request, job_id: str) -> Response:
+    def get(self, request: Request, job_id: str, query: CheckpointsQuery) -> ListObject[CheckpointObject]:
+        """List the checkpoints of a job, the last first."""
         job = queries.get_job(organization=self.organization, id=job_id)
-        rows = queries.list_checkpoints(job=job)
-        return Response(page(request, rows, checkpoint_object, default_limit=10, order=("-step", "-id")))
+        return page(query, queries.list_checkpoints(job=job), checkpoint_object, order=("-step", "-id"))
 
 
 class CheckpointServing(ApiView):
@@ -174,15 +216,15 @@ class CheckpointServing(ApiView):
 
     required_scope = {"POST": Permission.ADAPTER_WRITE}
 
-    def post(self, request: Request, checkpoint_id: str) -> Response:
+    def post(self, request: Request, checkpoint_id: str) -> ServingObject:
         version = serve_checkpoint(organization=self.organization, checkpoint_id=checkpoint_id)
-        return Response(serving_object(version))
+        return serving_object(version)
 
 
 class JobTensorBoard(ApiView):
     required_scope = {"GET": Permission.VIEW}
 
-    def get(self, request: Request, job_id: str) -> HttpResponse:
+    def get(self, request: Request, job_id: str) -> Annotated[HttpResponse, FileAnswer("application/octet-stream")]:
         """Return the metrics so far as a TensorBoard event file, under a name that TensorBoard recognizes."""
         job = queries.get_job(organization=self.organization, id=job_id)
         body = b"".join(event_file(read_points(job=job), began_at=job.created_at.timestamp()))
@@ -208,12 +250,10 @@ def _idempotency_key(request: Request) -> str | None:
     return key
 
 
-def _with_metadata(rows: QuerySet[FineTuningJob], request: Request) -> QuerySet[FineTuningJob]:
-    if request.query_params.get("metadata") == "null":
-        return rows.filter(metadata={})
-    wanted = {
-        name[len("metadata[") : -1]: value
-        for name, value in request.query_params.items()
-        if name.startswith("metadata[") and name.endswith("]")
-    }
-    return rows.filter(metadata__contains=wanted) if wanted else rows
+def _with_metadata(rows: QuerySet[FineTuningJob], query: JobsQuery) -> QuerySet[FineTuningJob]:
+    match query.metadata:
+        case "null":
+            return rows.filter(metadata={})
+        case dict(wanted):
+            return rows.filter(metadata__contains=wanted)
+    return rows

@@ -16,9 +16,9 @@ from apps.contracts.runs import Objective
 from apps.core.errors import InvalidValue
 from apps.core.money import LARGEST_USD, usd_to_nano
 from apps.finetuning.jobs.creation import JobRequest
-from apps.interfaces.api.requests.recipes import LoraChoice, adapter_fields, parse_method, parse_objective
+from apps.interfaces.api.requests.recipes import LoraChoice, Recipe, adapter_fields, parse_method, parse_objective
 
-Auto = Any  # a number, or "auto"
+Auto = Literal["auto"] | float | int | None
 
 
 class OpenAiHyperparameters(msgspec.Struct, forbid_unknown_fields=True):
@@ -92,7 +92,7 @@ class CreateJob(msgspec.Struct, forbid_unknown_fields=True):
     method: JobMethod | None = None
     lora: LoraChoice | None = None
     quantization: str | None = None
-    recipe: dict[str, Any] | None = None
+    recipe: Recipe | None = None
     evaluation: EvaluationChoice | None = None
     exports: list[Literal["merged_16bit", "gguf"]] | None = None
     compute: ComputeChoice | None = None

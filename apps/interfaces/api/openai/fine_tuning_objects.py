@@ -2,12 +2,14 @@
 
 import datetime
 from collections.abc import Mapping
+from typing import Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
 from apps.contracts.failures import Blame, FailureCode
 from apps.contracts.runs import Hyperparameters, Objective
 from apps.core.database.clock import db_now
+from apps.core.errors import ErrorDetails
 from apps.finetuning import queries
 from apps.finetuning.jobs.dry_runs import Rehearsal
 from apps.finetuning.jobs.explanations import Explanation
@@ -21,10 +23,127 @@ from apps.finetuning.results.missing_parts import list_missing
 from apps.finetuning.results.result_file import result_file_id
 from apps.finetuning.runs import attempts
 from apps.finetuning.runs.queue_order import queue_position
-from apps.interfaces.api.native.estimates import usd
+from apps.interfaces.api.native.estimates import DeliveryObject, OptionsObject, usd
 
 
-def job_object(job: FineTuningJob, *, why: Explanation | None = None) -> dict[str, object]:
+class MissingPartObject(TypedDict):
+    kind: str
+    cause: str
+    fix: str
+
+
+class OurMembers(TypedDict):
+    """What a job has beside OpenAI's members. Amounts in dollars are exact decimal texts."""
+
+    recipe: dict[str, Any]
+    recipe_choices: list[dict[str, Any]]
+    continues: dict[str, Any] | None
+    delivered_as: Literal["adapter", "model"]
+    pool: str | None
+    gpu_count: int | None
+    gpu_type: str | None
+    estimate: dict[str, Any] | None
+    step: int
+    total_steps: int | None
+    seconds_remaining: float | None
+    queue_position: int | None
+    waiting_reason: str | None
+    spend_cap_usd: str | None
+    held_usd: str | None
+    billed_gpu_seconds: float
+    cost_usd: str | None
+    missing: list[MissingPartObject]
+    adapter_status: str | None
+
+
+class SuggestionObject(TypedDict):
+    text: str
+    changes: dict[str, Any]
+    estimated_cost_usd: str | None
+    hold_usd: str | None
+    pool: str | None
+    obstacle: str | None
+
+
+class JobError(TypedDict):
+    """The members after `blame` come with a single job, not with lists."""
+
+    code: str
+    message: str
+    param: str | None
+    blame: str
+    cause: NotRequired[str]
+    evidence: NotRequired[list[Any]]
+    log_tail: NotRequired[str | None]
+    suggestion: NotRequired[SuggestionObject]
+
+
+class JobObject(OurMembers):
+    """OpenAI's job, with Anneal's members."""
+
+    id: str
+    object: Literal["fine_tuning.job"]
+    created_at: int
+    finished_at: int | None
+    model: str
+    fine_tuned_model: str | None
+    organization_id: str
+    status: str
+    training_file: str
+    validation_file: str | None
+    hyperparameters: dict[str, Any]
+    method: dict[str, Any]
+    trained_tokens: int | None
+    result_files: list[str]
+    seed: int
+    error: JobError | None
+    estimated_finish: int | None
+    integrations: list[dict[str, Any]]
+    metadata: dict[str, str]
+
+
+class RehearsalObject(TypedDict):
+    object: Literal["fine_tuning.job.dry_run"]
+    model: str
+    training_file: str
+    validation_file: str | None
+    recipe: dict[str, Any]
+    left_out_rows: int
+    left_out_near_rows: int
+    would_start: bool
+    refusal: ErrorDetails | None
+    pool: str | None
+    gpu_count: int | None
+    hold_usd: str | None
+
+
+class DryRunObject(RehearsalObject, OptionsObject):
+    """What creating the job would have done, and its options."""
+
+    delivery: DeliveryObject
+
+
+class EventObject(TypedDict):
+    id: str
+    object: Literal["fine_tuning.job.event"]
+    created_at: int
+    level: str
+    message: str
+    type: Literal["message", "metrics"]
+    data: dict[str, Any] | None
+
+
+class CheckpointObject(TypedDict):
+    id: str
+    object: Literal["fine_tuning.job.checkpoint"]
+    created_at: int
+    fine_tuned_model_checkpoint: str | None
+    fine_tuning_job_id: str
+    step_number: int
+    metrics: dict[str, float]
+
+
+def job_object(job: FineTuningJob, *, why: Explanation | None = None) -> JobObject:
     """Return the job as OpenAI's object, with our additional members. `why` explains the failure of a failed job."""
     recipe, requested, now = job.hyperparameters, stored_request(job), db_now()
     progress = get_progress(job=job, now=now)
@@ -36,7 +155,7 @@ def job_object(job: FineTuningJob, *, why: Explanation | None = None) -> dict[st
     return {
         "id": job.pk,
         "object": "fine_tuning.job",
-        "created_at": _unix(job.created_at),
+        "created_at": int(job.created_at.timestamp()),
         "finished_at": _unix(job.finished_at),
         "model": job.base_model.name,
         "fine_tuned_model": job.adapter_version.model_name if job.adapter_version else None,
@@ -69,7 +188,7 @@ def _method_object(recipe: Mapping[str, object], theirs: dict[str, object]) -> d
     return {"type": kind, kind: {"hyperparameters": theirs | beta}}
 
 
-def dry_run_object(asked: JobRequest, rehearsal: Rehearsal) -> dict[str, object]:
+def dry_run_object(asked: JobRequest, rehearsal: Rehearsal) -> RehearsalObject:
     """Return the result that creating the job would have had. `refusal` is the error it would have returned."""
     refusal = rehearsal.refusal
     return {
@@ -88,7 +207,7 @@ def dry_run_object(asked: JobRequest, rehearsal: Rehearsal) -> dict[str, object]
     }
 
 
-def _ours(job: FineTuningJob, requested: StoredRequest, progress: JobProgress) -> dict[str, object]:
+def _ours(job: FineTuningJob, requested: StoredRequest, progress: JobProgress) -> OurMembers:
     return {
         "recipe": job.hyperparameters,
         "recipe_choices": msgspec.to_builtins(requested.choices),
@@ -126,20 +245,20 @@ def _queue_position(job: FineTuningJob) -> int | None:
     return queue_position(run=run, now=db_now()) if run and run.status == RunStatus.QUEUED else None
 
 
-def _error(job: FineTuningJob, why: Explanation | None) -> dict[str, object] | None:
+def _error(job: FineTuningJob, why: Explanation | None) -> JobError | None:
     if job.status != JobStatus.FAILED:
         return None
-    return {
+    error: JobError = {
         "code": job.error_code,
         "message": job.error_message,
         "param": job.error_param or None,
         "blame": _blame(job.error_code),
-    } | (_explained(why) if why else {})
-
-
-def _explained(why: Explanation) -> dict[str, object]:
+    }
+    if why is None:
+        return error
     advice = why.suggestion
     return {
+        **error,
         "cause": why.cause,
         "evidence": msgspec.to_builtins(why.evidence),
         "log_tail": why.log_tail or None,
@@ -159,11 +278,11 @@ def _blame(code: str) -> str:
     return FailureCode(code).blame.value if code in list(FailureCode) else Blame.CUSTOMER.value
 
 
-def event_object(event: JobEvent) -> dict[str, object]:
+def event_object(event: JobEvent) -> EventObject:
     return {
         "id": event.pk,
         "object": "fine_tuning.job.event",
-        "created_at": _unix(event.created_at),
+        "created_at": int(event.created_at.timestamp()),
         "level": event.level,
         "message": event.message,
         "type": "metrics" if event.type == "metrics" else "message",
@@ -171,13 +290,13 @@ def event_object(event: JobEvent) -> dict[str, object]:
     }
 
 
-def checkpoint_object(row: Checkpoint) -> dict[str, object]:
+def checkpoint_object(row: Checkpoint) -> CheckpointObject:
     """Return OpenAI's object. Its model is loaded on demand; its name is None if no engine loads such an adapter."""
     metrics = {name: value for name, value in row.metrics.items() if value is not None}
     return {
         "id": row.pk,
         "object": "fine_tuning.job.checkpoint",
-        "created_at": _unix(row.created_at),
+        "created_at": int(row.created_at.timestamp()),
         "fine_tuned_model_checkpoint": name_of(row) if may_answer(row.job) else None,
         "fine_tuning_job_id": row.job_id,
         "step_number": row.step,

@@ -1,7 +1,8 @@
 """/v1/models: the base models on offer and the organization's own fine-tuned models. Others are never shown."""
 
+from typing import Any, Literal, NotRequired, TypedDict
+
 from rest_framework.request import Request
-from rest_framework.response import Response
 
 from apps.accounts.models import Organization
 from apps.accounts.roles import Permission
@@ -13,44 +14,66 @@ from apps.core.database.clock import db_now
 from apps.core.errors import PermissionDenied
 from apps.finetuning.models import Checkpoint
 from apps.finetuning.recipes.checkpoint_names import find_named, name_of
+from apps.interfaces.api.requests.pagination import ListObject, list_object
 from apps.interfaces.api.views import ApiView
 from apps.serving.aliases import list_aliases
 from apps.serving.models import Alias
 from apps.serving.operations import delete_model
 
 
+class ModelObject(TypedDict):
+    """OpenAI's model. A base model has `context_length`, an alias `alias_of`, a fine-tuned model the rest."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    context_length: NotRequired[int]
+    parent: NotRequired[str]
+    alias_of: NotRequired[str]
+    status: NotRequired[str | None]
+    status_reason: NotRequired[str | None]
+    parity: NotRequired[dict[str, Any] | None]
+    evaluation: NotRequired[dict[str, Any] | None]
+
+
+class DeletedModel(TypedDict):
+    id: str
+    object: Literal["model"]
+    deleted: Literal[True]
+
+
 class ModelList(ApiView):
     required_scope = {"GET": Permission.VIEW}
 
-    def get(self, request: Request) -> Response:
+    def get(self, request: Request) -> ListObject[ModelObject]:
         """Return every usable model on one page, as OpenAI does."""
         bases = [_base_object(model) for model in list_base_models(only_installed=True)]
         tuned = [_tuned_object(version, self.organization) for version in list_versions(organization=self.organization)]
         named = [_alias_object(alias, self.organization) for alias in list_aliases(organization=self.organization)]
-        return Response({"object": "list", "data": bases + tuned + named})
+        return list_object(bases + tuned + named)
 
 
 class ModelDetail(ApiView):
-    """One model by name. Names contain `:` and may contain `/`."""
-
     required_scope = {"GET": Permission.VIEW, "DELETE": Permission.ADAPTER_DELETE}
 
-    def get(self, request: Request, model: str) -> Response:
+    def get(self, request: Request, model: str) -> ModelObject:
+        """Return one model by name. Names contain `:` and may contain `/`."""
         if base := _find_base(model):
-            return Response(_base_object(base))
+            return _base_object(base)
         if alias := list_aliases(organization=self.organization).filter(model_name=model).first():
-            return Response(_alias_object(alias, self.organization))
+            return _alias_object(alias, self.organization)
         if checkpoint := find_named(self.organization, model):
-            return Response(_checkpoint_object(checkpoint, self.organization))
+            return _checkpoint_object(checkpoint, self.organization)
         version = get_version_by_name(organization=self.organization, model_name=model)
-        return Response(_tuned_object(version, self.organization))
+        return _tuned_object(version, self.organization)
 
-    def delete(self, request: Request, model: str) -> Response:
+    def delete(self, request: Request, model: str) -> DeletedModel:
         """Stop serving a fine-tuned model and delete its weights. Its name is never used again."""
         if _find_base(model):
             raise PermissionDenied("Base models belong to the platform and cannot be deleted.", param="model")
         delete_model(organization=self.organization, model_name=model, by=self.actor, now=db_now())
-        return Response({"id": model, "object": "model", "deleted": True})
+        return {"id": model, "object": "model", "deleted": True}
 
 
 def _find_base(name: str) -> BaseModel | None:
@@ -59,7 +82,7 @@ def _find_base(name: str) -> BaseModel | None:
     return list_base_models(only_installed=True).filter(name=name).first()
 
 
-def _base_object(model: BaseModel) -> dict[str, object]:
+def _base_object(model: BaseModel) -> ModelObject:
     return {
         "id": model.name,
         "object": "model",
@@ -69,7 +92,7 @@ def _base_object(model: BaseModel) -> dict[str, object]:
     }
 
 
-def _alias_object(alias: Alias, organization: Organization) -> dict[str, object]:
+def _alias_object(alias: Alias, organization: Organization) -> ModelObject:
     return {
         "id": alias.model_name,
         "object": "model",
@@ -80,7 +103,7 @@ def _alias_object(alias: Alias, organization: Organization) -> dict[str, object]
     }
 
 
-def _tuned_object(version: AdapterVersion, organization: Organization) -> dict[str, object]:
+def _tuned_object(version: AdapterVersion, organization: Organization) -> ModelObject:
     return {
         "id": version.model_name,
         "object": "model",
@@ -94,7 +117,7 @@ def _tuned_object(version: AdapterVersion, organization: Organization) -> dict[s
     }
 
 
-def _checkpoint_object(checkpoint: Checkpoint, organization: Organization) -> dict[str, object]:
+def _checkpoint_object(checkpoint: Checkpoint, organization: Organization) -> ModelObject:
     """Return the model that a checkpoint becomes once a request names it."""
     return {
         "id": name_of(checkpoint),

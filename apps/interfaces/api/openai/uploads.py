@@ -1,21 +1,20 @@
 """/v1/uploads: OpenAI's uploads in parts, for files too large for one request."""
 
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import msgspec
 from django.core.files.uploadedfile import UploadedFile
 from rest_framework.request import Request
-from rest_framework.response import Response
 
 from apps.accounts.roles import Permission
 from apps.core.database.clock import db_now
-from apps.core.errors import InvalidValue, MissingParameter
+from apps.core.errors import InvalidValue
 from apps.core.objects.store import CHUNK_BYTES
 from apps.datasets.intake import uploads
 from apps.datasets.models import Upload, UploadPart
 from apps.datasets.validation.formats import read_mapping
-from apps.interfaces.api.openai.files import file_object, refuse_other_purposes
-from apps.interfaces.api.requests.parsers import PlainMultiPartParser, read_body
+from apps.interfaces.api.openai.files import FileObject, file_object, refuse_other_purposes
+from apps.interfaces.api.requests.parsers import PlainMultiPartParser
 from apps.interfaces.api.views import ApiView
 
 
@@ -38,13 +37,40 @@ class CompleteRequest(msgspec.Struct, forbid_unknown_fields=True):
     md5: str | None = None
 
 
+class PartForm(msgspec.Struct):
+    """One part of a file, as multipart form data."""
+
+    data: UploadedFile
+
+
+class UploadObject(TypedDict):
+    id: str
+    object: Literal["upload"]
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: str
+    status: str
+    file: FileObject | None
+
+
+class PartObject(TypedDict):
+    id: str
+    object: Literal["upload.part"]
+    created_at: int
+    upload_id: str
+
+
 class UploadList(ApiView):
     """Create an upload."""
 
     required_scope = {"POST": Permission.DATASET_WRITE}
+    examples = {
+        "POST": {"bytes": 70_000_000, "filename": "a.jsonl", "mime_type": "application/jsonl", "purpose": "fine-tune"}
+    }
 
-    def post(self, request: Request) -> Response:
-        body = read_body(request.data, CreateUpload)
+    def post(self, request: Request, body: CreateUpload) -> UploadObject:
         refuse_other_purposes(body.purpose)
         if body.expires_after and body.expires_after.anchor != "created_at":
             raise InvalidValue("'expires_after.anchor' must be 'created_at'.", param="expires_after.anchor")
@@ -60,7 +86,7 @@ class UploadList(ApiView):
             now=db_now(),
         )
         upload.refresh_from_db()
-        return Response(upload_object(upload))
+        return upload_object(upload)
 
 
 class UploadParts(ApiView):
@@ -69,22 +95,19 @@ class UploadParts(ApiView):
     required_scope = {"POST": Permission.DATASET_WRITE}
     parser_classes = [PlainMultiPartParser]
 
-    def post(self, request: Request, upload_id: str) -> Response:
+    def post(self, request: Request, upload_id: str, form: PartForm) -> PartObject:
         upload = uploads.get_upload(organization=self.organization, id=upload_id)
-        data: UploadedFile | None = request.FILES.get("data")
-        if data is None:
-            raise MissingParameter("Missing required parameter: 'data', sent as a file part.", param="data")
-        part = uploads.add_part(upload=upload, chunks=data.chunks(CHUNK_BYTES), now=db_now())
-        return Response(part_object(part))
+        part = uploads.add_part(upload=upload, chunks=form.data.chunks(CHUNK_BYTES), now=db_now())
+        return part_object(part)
 
 
 class UploadComplete(ApiView):
     """Combine the parts into a file, in the order in which they are named."""
 
     required_scope = {"POST": Permission.DATASET_WRITE}
+    examples = {"POST": {"part_ids": ["part_01", "part_02"]}}
 
-    def post(self, request: Request, upload_id: str) -> Response:
-        body = read_body(request.data, CompleteRequest)
+    def post(self, request: Request, upload_id: str, body: CompleteRequest) -> UploadObject:
         completed = uploads.complete_upload(
             upload=uploads.get_upload(organization=self.organization, id=upload_id),
             part_ids=body.part_ids,
@@ -92,18 +115,20 @@ class UploadComplete(ApiView):
             by=self.actor,
             now=db_now(),
         )
-        return Response(upload_object(completed))
+        return upload_object(completed)
 
 
 class UploadCancel(ApiView):
+    """Cancel an upload and delete its parts."""
+
     required_scope = {"POST": Permission.DATASET_WRITE}
 
-    def post(self, request: Request, upload_id: str) -> Response:
+    def post(self, request: Request, upload_id: str) -> UploadObject:
         upload = uploads.get_upload(organization=self.organization, id=upload_id)
-        return Response(upload_object(uploads.cancel_upload(upload=upload, by=self.actor)))
+        return upload_object(uploads.cancel_upload(upload=upload, by=self.actor))
 
 
-def upload_object(upload: Upload) -> dict[str, object]:
+def upload_object(upload: Upload) -> UploadObject:
     """Return OpenAI's upload object, with the file once there is one."""
     return {
         "id": upload.pk,
@@ -118,7 +143,7 @@ def upload_object(upload: Upload) -> dict[str, object]:
     }
 
 
-def part_object(part: UploadPart) -> dict[str, object]:
+def part_object(part: UploadPart) -> PartObject:
     return {
         "id": part.pk,
         "object": "upload.part",

@@ -3,46 +3,51 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypedDict, TypeVar
 
+import msgspec
 from django.db.models import Model, Q, QuerySet
-from rest_framework.request import Request
+from msgspec import Meta
 
 from apps.core.errors import InvalidValue
 
 T = TypeVar("T", bound=Model)
+Rendered = TypeVar("Rendered")
+After = Annotated[str, Meta(description="The id of the last object of the page before.")]
 
 
-def read_limit(request: Request, *, default: int, maximum: int) -> int:
-    """Return `limit` or the default. Raises InvalidValue unless it is a whole number from 1 to `maximum`."""
-    text = request.query_params.get("limit")
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= maximum):
-        raise InvalidValue(f"'limit' must be a whole number from 1 to {maximum}.", param="limit")
-    return int(text[:9])
+class ListObject(TypedDict, Generic[Rendered]):
+    """One page. The next one is asked for by `after=<last_id>` while `has_more` is true."""
+
+    object: Literal["list"]
+    data: list[Rendered]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+class PageQuery(msgspec.Struct):
+    limit: Annotated[int, Meta(ge=1, le=100)] = 20
+    after: After | None = None
 
 
 def page(
-    request: Request,
+    query: PageQuery,
     rows: QuerySet[T],
-    render: Callable[[T], dict[str, object]],
+    render: Callable[[T], Rendered],
     *,
-    default_limit: int = 20,
-    maximum: int = 100,
     order: tuple[str, str] = ("-created_at", "-id"),
-) -> dict[str, object]:
+) -> ListObject[Rendered]:
     """Return one page of `rows` as OpenAI's list object.
 
     `order` names a time or number and a unique field, each with `-` for descending, both in one direction. An `after`
     that names no row of `rows` (unknown, or another tenant's) raises InvalidValue, because a page that starts elsewhere
     would repeat or lose items.
     """
-    limit = read_limit(request, default=default_limit, maximum=maximum)
-    if after := request.query_params.get("after"):
-        rows = _beyond(rows, after, order)
-    found = list(rows.order_by(*order)[: limit + 1])
-    return _list_object([render(row) for row in found[:limit]], has_more=len(found) > limit)
+    if query.after:
+        rows = _beyond(rows, query.after, order)
+    found = list(rows.order_by(*order)[: query.limit + 1])
+    return list_object([render(row) for row in found[: query.limit]], has_more=len(found) > query.limit)
 
 
 @dataclass(frozen=True)
@@ -53,18 +58,16 @@ class Source:
     """
 
     rows: QuerySet[Any]
-    render: Callable[[Any], dict[str, object]]
+    render: Callable[[Any], Any]
     most: int
 
 
-def merged_page(
-    request: Request, sources: Sequence[Source], *, default_limit: int, maximum: int, is_descending: bool
-) -> dict[str, object]:
+def merged_page(query: PageQuery, sources: Sequence[Source], *, is_descending: bool) -> ListObject[Any]:
     """Return one page of several kinds of rows ordered by time, as `page` does for one kind."""
-    limit = read_limit(request, default=default_limit, maximum=maximum)
+    limit = query.limit
     sign = "-" if is_descending else ""
     order = (f"{sign}listed_at", f"{sign}listed_id")
-    last = _last(sources, after) if (after := request.query_params.get("after")) else None
+    last = _last(sources, query.after) if query.after else None
     found, ends = [], []
     for source in sources:
         rows = source.rows if last is None else _past(source.rows, last, order)
@@ -77,7 +80,7 @@ def merged_page(
         end = max(ends) if is_descending else min(ends)
         found = [one for one in found if (one[:2] > end if is_descending else one[:2] < end)]
     data = [render(row) for _, _, row, render in found[:limit]]
-    return _list_object(data, has_more=bool(ends) or len(found) > limit)
+    return list_object(data, has_more=bool(ends) or len(found) > limit)
 
 
 def _last(sources: Sequence[Source], after: str) -> tuple[object, object]:
@@ -88,11 +91,11 @@ def _last(sources: Sequence[Source], after: str) -> tuple[object, object]:
     raise _unknown(after)
 
 
-def _list_object(data: list[dict[str, object]], *, has_more: bool) -> dict[str, object]:
-    ids = (
-        {"first_id": data[0].get("id"), "last_id": data[-1].get("id")} if data else {"first_id": None, "last_id": None}
-    )
-    return {"object": "list", "data": data, "has_more": has_more} | ids
+def list_object(data: list[Rendered], *, has_more: bool = False) -> ListObject[Rendered]:
+    """Return OpenAI's list object of rendered objects."""
+    ends: list[Any] = [data[0], data[-1]] if data else [{}, {}]
+    first_id, last_id = (each.get("id") for each in ends)
+    return {"object": "list", "data": data, "has_more": has_more, "first_id": first_id, "last_id": last_id}
 
 
 def _unknown(after: str) -> InvalidValue:

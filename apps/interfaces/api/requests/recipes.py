@@ -1,10 +1,40 @@
 """Names of methods and adapter settings in the API, shared by jobs and estimates."""
 
+from typing import Annotated, Any
+
 import msgspec
+from msgspec import Meta
 
 from apps.contracts.runs import Method, Objective
 from apps.core.errors import InvalidValue
-from apps.finetuning.recipes.limits import NOT_OFFERED
+from apps.finetuning.recipes.limits import LIMITS_OF_EVERY_MODEL, NOT_OFFERED, Limit
+
+
+def _schema_of(limit: Limit) -> dict[str, object]:
+    schema: dict[str, object]
+    if limit.options:
+        one: dict[str, object] = {"enum": list(limit.options)}
+        schema = {"type": "array", "items": one} if limit.is_list else one
+    else:
+        schema = {
+            "type": "integer" if limit.is_whole else "number", "minimum": limit.minimum, "maximum": limit.maximum,
+        }  # fmt: skip
+    return {"description": limit.text} | ({"anyOf": [schema, {"type": "null"}]} if limit.is_nullable else schema)
+
+
+# The values are checked with the model at hand, which limits some further.
+Recipe = Annotated[
+    dict[str, Any],
+    Meta(
+        description="`GET /api/v1/models/{model}/limits` has the limits of each model, and of `max_length`.",
+        extra_json_schema={
+            "properties": {
+                "method": {"enum": list(Method)},
+                **{limit.name: _schema_of(limit) for limit in LIMITS_OF_EVERY_MODEL},
+            }
+        },
+    ),
+]
 
 
 class LoraChoice(msgspec.Struct, forbid_unknown_fields=True):
@@ -37,8 +67,8 @@ def parse_objective(kind: str | None) -> Objective | None:
         return None
     _require_offered(kind, param="method.type")
     if kind not in list(Objective):
-        offered = ", ".join(repr(objective.value) for objective in Objective)
-        raise InvalidValue(f"method.type {kind!r} is not offered here: use {offered}.", param="method.type")
+        text = f"method.type '{kind[:40]}' is not offered here: use {', '.join(Objective)}."
+        raise InvalidValue(text, param="method.type")
     return Objective(kind)
 
 

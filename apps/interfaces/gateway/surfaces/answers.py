@@ -3,7 +3,7 @@
 A customer who did not ask for a stream gets the chunks assembled into one answer.
 """
 
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -33,6 +33,44 @@ class _Answer(msgspec.Struct):
     model: str
     choices: list[Any]
     usage: Usage | UnsetType | None = UNSET
+
+
+class _CalledFunction(TypedDict):
+    name: str
+    arguments: str
+
+
+class ToolCallObject(TypedDict):
+    id: str | None
+    type: str
+    function: _CalledFunction
+
+
+class _ChatMessage(TypedDict):
+    role: str
+    content: str | None
+    refusal: None
+    tool_calls: NotRequired[list[ToolCallObject]]
+    reasoning: NotRequired[str]
+
+
+class _ChatChoice(TypedDict):
+    index: int
+    message: _ChatMessage
+    logprobs: dict[str, list[Any]] | None
+    finish_reason: str | None
+
+
+class ChatAnswer(_Answer):
+    """OpenAI's chat completion."""
+
+    choices: list[_ChatChoice]
+
+
+class CompletionAnswer(_Answer):
+    """OpenAI's completion."""
+
+    choices: list[_CompletionChoice]
 
 
 _encoder = msgspec.json.Encoder()
@@ -87,7 +125,7 @@ class _Part(msgspec.Struct):
     index: int
     texts: list[str] = []
     reasoning: list[str] = []
-    calls: dict[int, dict[str, Any]] = {}
+    calls: dict[int, ToolCallObject] = {}
     logprobs: dict[str, list[Any]] | None = None
     finish_reason: str | None = None
 
@@ -115,8 +153,8 @@ class _Part(msgspec.Struct):
             call["function"]["name"] += part.function.name or ""
             call["function"]["arguments"] += part.function.arguments or ""
 
-    def chat(self) -> dict[str, object]:
-        message: dict[str, object] = {"role": "assistant", "content": "".join(self.texts), "refusal": None}
+    def chat(self) -> _ChatChoice:
+        message: _ChatMessage = {"role": "assistant", "content": "".join(self.texts), "refusal": None}
         if self.calls:
             message["tool_calls"] = [self.calls[index] for index in sorted(self.calls)]
             message["content"] = message["content"] or None

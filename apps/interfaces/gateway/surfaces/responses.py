@@ -6,7 +6,7 @@ Nothing is stored, so any reference to an earlier response is refused.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -32,7 +32,7 @@ from apps.interfaces.gateway.requests.schema import (
     chat_request,
 )
 from apps.interfaces.gateway.requests.structured import MAX_TOOLS, FunctionName, SchemaName
-from apps.interfaces.gateway.surfaces.answers import Assembler
+from apps.interfaces.gateway.surfaces.answers import Assembler, ToolCallObject
 
 _REFUSED = {
     "previous_response_id": "Nothing is stored here: send the whole conversation as `input`.",
@@ -143,6 +143,20 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True):
     stream_options: Any = None
     truncation: Any = None
     user: Any = None
+
+
+class ResponseAnswer(TypedDict):
+    """OpenAI's Response. It repeats the settings of the request beside these members."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: str
+    model: str
+    output: Sequence[Any]
+    error: None
+    incomplete_details: dict[str, str] | None
+    usage: dict[str, Any] | None
 
 
 _decoder = msgspec.json.Decoder(ResponsesBody)
@@ -368,7 +382,7 @@ class ResponseRenderer:
             "id": f"msg_{self.ulid}", "type": "message", "role": "assistant", "status": status, "content": content,
         }  # fmt: skip
 
-    def _function_call(self, index: int, call: dict[str, Any], status: str) -> dict[str, Any]:
+    def _function_call(self, index: int, call: ToolCallObject, status: str) -> dict[str, Any]:
         item = {"id": f"fc_{self.ulid}_{index}", "type": "function_call", "call_id": call["id"], "status": status}
         return item | call["function"]
 

@@ -1,6 +1,5 @@
 """The adapter pages: list, detail, files, deploy, undeploy, delete."""
 
-import json
 from urllib.parse import urlencode
 
 from django.contrib import messages
@@ -19,11 +18,11 @@ from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.http.forms import domain_errors_shown
 from apps.core.objects.store import attachment
-from apps.finetuning.models import FineTuningJob
 from apps.finetuning.queries import find_jobs_of_adapters
 from apps.finetuning.results.missing_parts import list_missing
-from apps.finetuning.results.model_cards import CARD_FILE, model_card
-from apps.finetuning.results.provenance import BUNDLE_FILE, reproducibility
+from apps.finetuning.results.model_cards import CARD_FILE
+from apps.finetuning.results.model_files import documents
+from apps.finetuning.results.provenance import BUNDLE_FILE
 from apps.interfaces.web.adapters.lineage import ancestor_of, comparison_url, list_descendants, siblings_of
 from apps.interfaces.web.adapters.traffic import traffic_of
 from apps.interfaces.web.jobs.evaluation import evaluation_of
@@ -139,8 +138,7 @@ def download(request: OrganizationRequest, version_id: str) -> HttpResponseBase:
     version = queries.get_version(organization=request.organization, id=version_id)
     name = request.GET.get("file", "")
     kind = request.GET.get("export", "")
-    job = find_jobs_of_adapters(organization=request.organization, versions=[version]).get(version.pk)
-    texts = _model_documents(job, version, kind)
+    texts = documents(version=version, export=kind)
     if name in texts:
         return _text_file(name, texts[name])
     prefix, manifest = queries.find_files(version=version, export=kind)
@@ -161,14 +159,6 @@ def download(request: OrganizationRequest, version_id: str) -> HttpResponseBase:
     papers = [(f"{folder}/{name}", text) for name, text in texts.items()]
     archive = zip_chunks(files, texts=papers)
     return stream_download(request, archive, filename=f"{folder}.zip", content_type="application/zip")
-
-
-def _model_documents(job: FineTuningJob | None, version: AdapterVersion, export: str) -> dict[str, str]:
-    """Return the model card and the reproducibility file by name; none for a version that no job here made."""
-    if job is None:
-        return {}
-    bundle = json.dumps(reproducibility(job=job, version=version), indent=2, default=str)
-    return {CARD_FILE: model_card(job=job, version=version, export=export), BUNDLE_FILE: bundle + "\n"}
 
 
 def _text_file(name: str, text: str) -> HttpResponse:

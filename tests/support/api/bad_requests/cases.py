@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from tests.support.bad_requests import (
+from tests.support.api.bad_requests import (
     ESTIMATES,
     FILE,
     FILES,
@@ -19,6 +19,9 @@ from tests.support.bad_requests import (
     UPLOADS,
     Case,
 )
+
+_FORM = "multipart/form-data; boundary=x"
+_PART = b'--x\r\nContent-Disposition: form-data; name="data"; filename="a"\r\n\r\nabc\r\n--x--\r\n'
 
 
 def _job(param: str | None = None, code: str = "invalid_value", **fields: Any) -> Case:
@@ -79,8 +82,9 @@ API = [
     Case(FILES, {"purpose": "fine-tune"}, status=415, code="unsupported_media_type"),
     Case(FILES, b"--x--", code="invalid_multipart", content_type="multipart/form-data"),
     Case(FILES, b"x", code="invalid_multipart", content_type="multipart/form-data; boundary="),
-    Case(FILES, b"--x--\r\n", "purpose", code=MISSING, content_type="multipart/form-data; boundary=x"),
-    Case(f"{UPLOADS}/upload_x/parts", {"data": "x"}, "upload_id", 404, "upload_not_found"),
+    Case(FILES, b"--x--\r\n", "purpose", code=MISSING, content_type=_FORM),
+    Case(f"{UPLOADS}/upload_x/parts", _PART, "upload_id", 404, "upload_not_found", content_type=_FORM),
+    Case(f"{UPLOADS}/upload_x/parts", b"--x--\r\n", "data", code=MISSING, content_type=_FORM),
     # Jobs: what is required, what is unknown, of which type.
     Case(JOBS, {}, "model", code=MISSING),
     Case(JOBS, {"model": "anneal-demo"}, "training_file", code=MISSING),

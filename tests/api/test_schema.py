@@ -1,0 +1,111 @@
+"""The OpenAPI document: valid, complete, and of the types that read the requests."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from django.conf import settings
+from django.test import Client
+from django.utils.module_loading import import_string
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from apps.core.http.openapi import Operation
+from apps.interfaces.api.requests.handlers import signature_of
+from apps.interfaces.api.requests.parsers import read_body
+from apps.interfaces.api.urls import urlpatterns
+from apps.interfaces.api.views import ApiView
+from tests.support.api.document import api_document
+
+# What these calls do is said by their address alone.
+WITHOUT_BODY = {
+    "upload_cancel_post", "job_cancel_post", "job_pause_post", "checkpoint_serve_post", "alias_rollback_post",
+}  # fmt: skip
+
+
+def all_operations() -> list[Operation]:
+    return [one for name in settings.API_OPERATIONS for one in import_string(name)()]
+
+
+def described() -> Iterator[tuple[str, dict[str, Any]]]:
+    for path, methods in api_document()["paths"].items():
+        for method, operation in methods.items():
+            yield f"{method.upper()} {path}", operation
+
+
+def test_the_document_is_valid_and_served_to_everyone(client: Client, db: None) -> None:
+    served = client.get("/api/v1/schema")
+
+    OpenAPIV31SpecValidator(served.json()).validate()
+    assert served.headers["Content-Type"] == "application/json"
+    assert served.json()["paths"] == api_document()["paths"]
+
+
+def test_every_address_of_the_api_and_of_the_gateway_is_described() -> None:
+    paths = {path for path, _ in ((one.path, one.method) for one in all_operations())}
+    views = [entry.callback.view_class for entry in urlpatterns if hasattr(entry.callback, "view_class")]
+
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"} <= paths
+    assert len(list(described())) == sum(len(view.required_scope) for view in views) + 4
+
+
+@pytest.mark.parametrize(("name", "operation"), list(described()), ids=[name for name, _ in described()])
+def test_a_call_says_what_it_is_for_who_may_make_it_and_how_it_is_refused(name: str, operation: dict[str, Any]) -> None:
+    refused = operation["responses"]
+
+    assert operation["summary"].endswith(".") and "Scope: `" in operation["description"]
+    assert len(operation["security"][0]["apiKey"]) == 1
+    for status in ("400", "401", "403", "429"):
+        assert refused[status]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/ErrorBody"}
+    assert refused["200"]["content"] or name == "POST /v1/embeddings"
+
+
+def test_every_call_that_sends_something_has_its_schema() -> None:
+    sending = {one.name for one in all_operations() if one.method in ("POST", "PUT")}
+    bodies = {operation["operationId"] for _, operation in described() if "requestBody" in operation}
+
+    assert sending - bodies == WITHOUT_BODY
+
+
+def test_no_view_reads_a_body_or_a_query_past_its_signature() -> None:
+    for entry in urlpatterns:
+        view = getattr(entry.callback, "view_class", None)
+        for method in view.required_scope if view else ():
+            handler = getattr(view, method.lower())
+            source = inspect.getsource(handler)
+            assert "query_params" not in source and "read_body" not in source and "request.POST" not in source
+            assert "request.data" not in source or signature_of(handler).body is not None
+
+
+@pytest.mark.parametrize("one", [one for one in all_operations() if one.body], ids=lambda one: one.name)
+def test_every_body_has_an_example_that_is_accepted(one: Operation) -> None:
+    read_body(one.example, one.body)
+
+
+def test_a_call_with_two_answers_describes_both() -> None:
+    answers = api_document()["paths"]["/v1/fine_tuning/jobs"]["post"]["responses"]["200"]["content"]
+
+    assert [each["$ref"].rpartition("/")[2] for each in answers["application/json"]["schema"]["anyOf"]] == [
+        "JobObject", "DryRunObject",
+    ]  # fmt: skip
+
+
+def test_parameters_have_the_types_that_read_them() -> None:
+    of_files = api_document()["paths"]["/v1/files"]["get"]["parameters"]
+
+    limit = next(each["schema"] for each in of_files if each["name"] == "limit")
+    assert limit == {"type": "integer", "minimum": 1, "maximum": 10_000, "default": 10_000}
+    assert {each["name"] for each in of_files} == {"limit", "after", "order", "purpose"}
+
+
+def test_a_signature_is_read_before_the_handler_runs() -> None:
+    class Asked(msgspec.Struct):
+        name: str
+
+    class View(ApiView):
+        def post(self, request: Any, body: Asked) -> dict[str, str]:
+            return {"name": body.name}
+
+    assert signature_of(View().post).body is Asked
+    assert signature_of(View().post).is_body_required
