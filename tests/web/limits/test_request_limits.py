@@ -59,20 +59,26 @@ class Views:
 
 async def ask(
     application: Any, who: str = "", path: str = "/api/v1/me", *, method: str = "GET", client: str = "10.0.0.1",
-    body: Any = None, **headers: str,
+    body: Any = None, leaving: asyncio.Event | None = None, **headers: str,
 ) -> tuple[int, bytes, dict[str, str]]:  # fmt: skip
     raw = [(b"authorization", who.encode())] if who else []
     raw += [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "method": method, "path": path, "headers": raw, "client": (client, 1)}
     sent: list[Any] = []
+    bodies = iter([body])
 
     async def receive() -> Any:
-        return await body() if body else {"type": "http.request", "body": b"", "more_body": False}
+        for each in bodies:
+            return await each() if each else {"type": "http.request", "body": b"", "more_body": False}
+        await (leaving or asyncio.Event()).wait()
+        return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
         sent.append(message)
 
     await application(scope, receive, send)
+    if not sent:
+        return 0, b"", {}  # the client left
     start = sent[0]
     found = {name.decode(): value.decode() for name, value in start["headers"]}
     return start["status"], b"".join(message.get("body", b"") for message in sent), found
@@ -225,6 +231,26 @@ def test_bodies_that_are_not_whole_hold_no_place_and_are_counted() -> None:
         small = [asyncio.ensure_future(ask(application, "a", method="POST", body=slowly)) for _ in range(20)]
         await asyncio.sleep(0.01)
         status, body, _ = await ask(application, "a")
+def test_a_client_that_leaves_while_it_waits_has_nothing_run() -> None:
+    async def scenario() -> None:
+        views, leaving = Views(), asyncio.Event()
+        application = limited(views, places=1, requests_per_minute=1000)
+        first = asyncio.ensure_future(ask(application, "a"))
+        left = [asyncio.ensure_future(ask(application, "a", leaving=leaving)) for _ in range(10)]
+        waiting = asyncio.ensure_future(ask(application, "rival"))
+        await asyncio.sleep(0.01)
+        leaving.set()
+        assert {answer[0] for answer in await asyncio.gather(*left)} == {0}
+        views.go_on.set()
+        assert ((await first)[0], (await waiting)[0]) == (200, 200)
+        assert views.running == ["a", "rival"]
+        assert (await ask(application, "a", leaving=leaving))[0] == 0
+        assert views.running == ["a", "rival"]
+        assert not application._open._open and application._own.places._free == 1
+
+    asyncio.run(scenario())
+
+
         assert (status, json.loads(body)["error"]["limit"]) == (429, "24 open requests at once")
         assert (await ask(application, "rival"))[0] == 200
         rest.set()
