@@ -9,7 +9,7 @@ import pytest
 
 from apps.core.http.asgi import MIB, PROCESSOR_SECONDS
 from apps.core.http.fair_shares import LateRefusals
-from apps.interfaces.web.edge import callers
+from apps.interfaces.web.edge import callers, dashboard_files
 from apps.interfaces.web.edge.callers import CallerIds
 from apps.interfaces.web.edge.request_limits import LimitRequests, WebLimits
 
@@ -137,11 +137,31 @@ def test_no_path_and_no_method_is_free(path: str, method: str) -> None:
     assert statuses([{"path": path, "method": method}] * 15).count(429) == 5
 
 
-def test_files_of_the_dashboard_have_a_wider_limit_of_their_own() -> None:
-    """A path under /static/ that does not exist costs as much as any other page that does not."""
-    found = statuses([{"path": "/static/no-such-file"}] * 60 + [{"path": "/"}, {"who": "a", "path": "/jobs"}])
+@pytest.fixture
+def _favicon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dashboard_files, "_collected", lambda: {"/static/favicon.svg"})
 
-    assert found == [200] * 50 + [429] * 10 + [200] * 2
+
+@pytest.mark.usefixtures("_favicon")
+def test_files_of_the_dashboard_have_a_wider_limit_of_their_own() -> None:
+    asked = [{"path": "/static/favicon.svg"}, {"path": "/static/no-such-file"}] * 30
+    found = statuses([*asked, {"path": "/"}, {"who": "a", "path": "/jobs"}])
+
+    assert found == [200, 404] * 25 + [429] * 10 + [200] * 2
+
+
+@pytest.mark.usefixtures("_favicon")
+def test_a_file_that_the_dashboard_lacks_is_refused_before_any_view() -> None:
+    async def scenario() -> None:
+        views = Views()
+        views.go_on.set()
+        application = limited(views)
+        status, body, _ = await ask(application, path="/static/no-such-file")
+        assert (status, json.loads(body)["error"]["code"]) == (404, "unknown_url")
+        assert (await ask(application, path="/static/../static/favicon.svg"))[0] == 404
+        assert views.running == []
+
+    asyncio.run(scenario())
 
 
 def test_a_wrong_key_costs_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,26 +231,6 @@ def test_who_waits_in_too_long_a_line_is_refused() -> None:
     asyncio.run(scenario())
 
 
-def test_bodies_that_are_not_whole_hold_no_place_and_are_counted() -> None:
-    async def scenario() -> None:
-        views, rest = Views(), asyncio.Event()
-        views.go_on.set()
-        application = limited(views, places=2, requests_per_minute=1000)
-
-        async def slowly() -> Any:
-            await rest.wait()
-            return {"type": "http.request", "body": b"x", "more_body": False}
-
-        def upload() -> Any:
-            return ask(application, "a", "/v1/files", method="POST", body=slowly, content_length=str(100 * MIB))
-
-        bodies = [asyncio.ensure_future(upload()) for _ in range(4)]
-        await asyncio.sleep(0.01)
-        assert (await upload())[0] == 429
-        assert (await ask(application, "a"))[0] == 200
-        small = [asyncio.ensure_future(ask(application, "a", method="POST", body=slowly)) for _ in range(20)]
-        await asyncio.sleep(0.01)
-        status, body, _ = await ask(application, "a")
 def test_a_client_that_leaves_while_it_waits_has_nothing_run() -> None:
     async def scenario() -> None:
         views, leaving = Views(), asyncio.Event()
@@ -251,6 +251,26 @@ def test_a_client_that_leaves_while_it_waits_has_nothing_run() -> None:
     asyncio.run(scenario())
 
 
+def test_bodies_that_are_not_whole_hold_no_place_and_are_counted() -> None:
+    async def scenario() -> None:
+        views, rest = Views(), asyncio.Event()
+        views.go_on.set()
+        application = limited(views, places=2, requests_per_minute=1000)
+
+        async def slowly() -> Any:
+            await rest.wait()
+            return {"type": "http.request", "body": b"x", "more_body": False}
+
+        def upload() -> Any:
+            return ask(application, "a", "/v1/files", method="POST", body=slowly, content_length=str(100 * MIB))
+
+        bodies = [asyncio.ensure_future(upload()) for _ in range(4)]
+        await asyncio.sleep(0.01)
+        assert (await upload())[0] == 429
+        assert (await ask(application, "a"))[0] == 200
+        small = [asyncio.ensure_future(ask(application, "a", method="POST", body=slowly)) for _ in range(20)]
+        await asyncio.sleep(0.01)
+        status, body, _ = await ask(application, "a")
         assert (status, json.loads(body)["error"]["limit"]) == (429, "24 open requests at once")
         assert (await ask(application, "rival"))[0] == 200
         rest.set()
