@@ -7,13 +7,12 @@ import json
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from functools import wraps
+from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import IO, Any, cast
 from urllib.parse import unquote
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
+from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.core.handlers.asgi import ASGIHandler, ASGIRequest
 from django.db import connection
@@ -94,31 +93,31 @@ class MeasuredRequest(ASGIRequest):
 class DjangoApplication(ASGIHandler):
     """Django as an ASGI application. Call `django.setup()` first.
 
-    A client may read its answer slowly, so an answer is sent without holding a database connection. When an answer
-    begins, and again when the request ends, the scope has the processor time of the request's own thread and of its
-    error page.
+    All middleware and the view run in one visit to the request's own thread. Django would visit it a dozen times, and
+    each visit waits for the interpreter and for a processor. The visit ends with the database connection, because a
+    client may read its answer slowly. When an answer begins, and again when the request ends, the scope has the
+    processor time of the request's thread.
     """
 
     request_class = MeasuredRequest
 
-    async def handle(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        counted = 0.0
+    def load_middleware(self, is_async: bool = False) -> None:
+        super().load_middleware(is_async=False)
 
-        async def count() -> None:
-            nonlocal counted
-            seconds = await sync_to_async(_end_of_thread)()
-            scope[PROCESSOR_SECONDS] = scope.get(PROCESSOR_SECONDS, 0.0) + seconds - counted
-            counted = seconds
+    async def get_response_async(self, request: HttpRequest) -> HttpResponseBase:
+        return await sync_to_async(self.get_response)(request)
 
-        async def answer(message: Mapping[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                await count()
-            await send(message)
-
+    def get_response(self, request: HttpRequest) -> HttpResponseBase:
         try:
-            await super().handle(scope, receive, answer)
+            return super().get_response(request)
         finally:
-            await count()
+            _end_visit(cast(ASGIRequest, request).scope)
+
+    async def handle(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        try:
+            await super().handle(scope, receive, send)
+        finally:
+            await sync_to_async(_end_visit)(scope)
 
 
 class ReportProcessorSeconds:
@@ -143,38 +142,21 @@ def give_back_connection() -> None:
         connection.close()
 
 
-def _end_of_thread() -> float:
-    """Return the processor seconds of a request's thread. Django closes nothing if a bug interrupts an answer."""
+def _end_visit(scope: Scope) -> None:
+    """Note the processor seconds of a request's thread. Django closes nothing if a bug interrupts an answer."""
     give_back_connection()
-    return time.thread_time()
+    scope[PROCESSOR_SECONDS] = time.thread_time()
 
 
-class RequestIdMiddleware:
+class RequestIdMiddleware(MiddlewareMixin):
     """Gives every request an id, and every response the same id in `x-request-id`."""
 
-    sync_capable = True
-    async_capable = True
+    def process_request(self, request: HttpRequest) -> None:
+        request.id = request_id_from(request.headers.get(REQUEST_ID_HEADER))  # type: ignore[attr-defined]
 
-    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
-        self._get_response = get_response
-        self._is_async = iscoroutinefunction(get_response)
-        if self._is_async:
-            markcoroutinefunction(self)
-
-    def __call__(self, request: HttpRequest) -> Any:
-        identifier = request_id_from(request.headers.get(REQUEST_ID_HEADER))
-        request.id = identifier  # type: ignore[attr-defined]
-        if self._is_async:
-            return self._call_async(request, identifier)
-        return _with_id(self._get_response(request), identifier)
-
-    async def _call_async(self, request: HttpRequest, identifier: str) -> HttpResponseBase:
-        return _with_id(await self._get_response(request), identifier)
-
-
-def _with_id(response: HttpResponseBase, identifier: str) -> HttpResponseBase:
-    response.headers[REQUEST_ID_HEADER] = identifier
-    return response
+    def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+        response.headers[REQUEST_ID_HEADER] = request.id  # type: ignore[attr-defined]
+        return response
 
 
 class RefuseNulMiddleware(MiddlewareMixin):
@@ -235,52 +217,25 @@ def is_machine_path(path: str) -> bool:
     return path.startswith(MACHINE_PREFIXES)
 
 
-def _of_the_pool(handler: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
-    """Let an error handler run in a thread of the event loop's pool.
-
-    Django answers an exception there and not in the request's own thread. These threads never end, and the end of a
-    request closes only its own thread's connections. So each would keep a database connection from the pool forever.
-    """
-
-    @wraps(handler)
-    def handle(request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
-        begin = time.thread_time()
-        try:
-            return handler(request, *args, **kwargs)
-        finally:
-            give_back_connection()
-            if isinstance(request, ASGIRequest):
-                scope = cast(Scope, request.scope)
-                scope[PROCESSOR_SECONDS] = scope.get(PROCESSOR_SECONDS, 0.0) + time.thread_time() - begin
-
-    return handle
-
-
-@_of_the_pool
 def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
     text = f"Unknown request URL: {request.method} {request.path}."
     if is_machine_path(request.path):
         return error_response(UnknownUrl(text))
-    if request.path.startswith(settings.STATIC_URL):  # only a browser asks, for a part of a page
-        return HttpResponse("There is no such file.\n", status=404, content_type="text/plain")
     if request.headers.get("Authorization", "").lower().startswith("bearer "):
         return error_response(UnknownUrl(f"{text} Set the base URL of your client to {settings.PUBLIC_URL}/v1."))
     return error_page(request, 404)
 
 
-@_of_the_pool
 def permission_denied(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
     return error_page(request, 403, message=str(exception) if exception and exception.args else "")
 
 
-@_of_the_pool
 def bad_request(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
     if is_machine_path(request.path):
         return error_response(DomainError("The request could not be understood."))
     return error_page(request, 400)
 
 
-@_of_the_pool
 def server_error(request: HttpRequest) -> HttpResponse:
     if is_machine_path(request.path):
         return error_response(ServerFault("The server had an error while processing your request."), status=500)

@@ -5,15 +5,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
 
-from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
-from django.utils.decorators import sync_and_async_middleware
 
 USER_AGENT_LENGTH = 200
-Handler = Callable[[HttpRequest], Any]  # returns a response, or the coroutine of one
+Handler = Callable[[HttpRequest], HttpResponseBase]
 
 
 @dataclass(frozen=True)
@@ -32,19 +29,14 @@ def current() -> Origin:
     return _current.get() or Origin()
 
 
-@sync_and_async_middleware
 def OriginMiddleware(get_response: Handler) -> Handler:  # noqa: N802 - as Django names middleware
     """Store the origin of each request while it is answered. The front door's address counts as the client's."""
-
-    async def answer_async(request: HttpRequest) -> HttpResponseBase:
-        with _remembered(request):
-            return await get_response(request)
 
     def answer(request: HttpRequest) -> HttpResponseBase:
         with _remembered(request):
             return get_response(request)
 
-    return answer_async if iscoroutinefunction(get_response) else answer
+    return answer
 
 
 @contextmanager

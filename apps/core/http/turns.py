@@ -1,8 +1,9 @@
 """Places for running requests. A request holds one from the end of its body to the start of its answer.
 
-A body in transit and an answer that is read slowly hold no place.
+A body in transit and an answer that is read slowly hold no place. A client that leaves while it waits gets none.
 """
 
+import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -30,13 +31,31 @@ class PlacedRequest:
         message = await self._receive()
         if message["type"] == "http.request" and not message.get("more_body") and not self._has_body:
             self._has_body = True
-            try:
-                await self._begin()
-            except RateLimited as refusal:
-                self.refusal = refusal
+            await self._start_unless_left()
+            if not self._is_running:
                 return {"type": "http.disconnect"}
-            self._is_running = True
         return message
+
+    async def _start_unless_left(self) -> None:
+        """Wait for a place, or for the client to leave: nobody would read its answer."""
+        starting, leaving = asyncio.ensure_future(self._start()), asyncio.ensure_future(self._receive())
+        try:
+            await asyncio.wait({starting, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            has_left = leaving.done()
+            starting.cancel()
+            leaving.cancel()
+            outcome, _ = await asyncio.gather(starting, leaving, return_exceptions=True)
+        if has_left:
+            self.end()
+        elif isinstance(outcome, RateLimited):
+            self.refusal = outcome
+        elif outcome is not None:
+            raise outcome
+
+    async def _start(self) -> None:
+        await self._begin()
+        self._is_running = True
 
     async def send(self, message: Message) -> None:
         self.has_answered = True

@@ -1,10 +1,11 @@
 """How much slower everything is for one tenant while another takes all it can get: `make bench-neighbours`.
 
-    python -m tests.bench.neighbours [web api gateway streams workers mail validation]
+    python -m tests.bench.neighbours [--only TEXT] [web api gateway streams workers mail validation]
 
 For each entrance a tenant works at an ordinary pace, alone and beside a hostile one in turns. Each attack has a tenant
 of its own, which asks at full rate from its own address. The platform runs as it is deployed, its processes on this one
-machine, so the attacker's own program takes from the processors too. The last line is one JSON object.
+machine. The attacker's program runs there too, with the lowest priority. The last line is one JSON object, with the
+cores that each program used during each attack.
 The exit code is 1 if a unit of the ordinary tenant's work failed, or a ratio is above 2.
 """
 
@@ -34,12 +35,10 @@ async def measure(platform: Platform, entrances: dict[str, Entrance]) -> dict[st
     found: dict[str, dict[str, Any]] = {}
     server = await platform.mail_server.start()
     for name, entrance in entrances.items():
-        figures, answered = await compare(platform, entrance)
-        ratio = round(figures["attacked_p95_ms"] / figures["quiet_p95_ms"], 2)
-        found[name] = figures | {"ratio": ratio, "answers": dict(answered)}
+        figures = found[name] = (await compare(platform, entrance)).figures()
         sys.stdout.write(
             f"{name:36} {figures['quiet_p95_ms']:8.1f} ms alone, {figures['attacked_p95_ms']:8.1f} ms beside the other,"
-            f" x {ratio:<5} answers to the attack: {dict(answered)}\n"
+            f" x {figures['ratio']:<5} answers to the attack: {figures['answers']}, cores: {figures['cores']}\n"
         )
         sys.stdout.flush()
     server.close()
@@ -49,6 +48,7 @@ async def measure(platform: Platform, entrances: dict[str, Entrance]) -> dict[st
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("modules", nargs="*", metavar="MODULE", help=f"of {', '.join(MODULES)}; all if none")
+    parser.add_argument("--only", action="append", metavar="TEXT", help="entrances whose name contains it; repeatable")
     given = parser.parse_args()
     if unknown := set(given.modules) - set(MODULES):
         parser.error(f"there is no {', '.join(sorted(unknown))}: choose from {', '.join(MODULES)}")
@@ -60,7 +60,12 @@ def main() -> int:
             entrances: dict[str, Entrance] = {}
             for name in given.modules or MODULES:
                 entrances |= MODULES[name].entrances(platform)
-            found = asyncio.run(measure(platform, entrances))
+            wanted = {
+                name: entrance
+                for name, entrance in entrances.items()
+                if not given.only or any(text in name for text in given.only)
+            }
+            found = asyncio.run(measure(platform, wanted))
     worst = max(figures["ratio"] for figures in found.values())
     sys.stdout.write(json.dumps({"entrances": found, "worst_ratio": worst}) + "\n")
     return int(worst > MAX_RATIO or any(figures["failed"] for figures in found.values()))

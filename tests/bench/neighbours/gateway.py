@@ -1,4 +1,4 @@
-"""Inference: one tenant's chats beside what costs the gateway most."""
+"""Inference: one tenant's chats beside what costs the gateway most, and its pages beside another's chats."""
 
 import asyncio
 import itertools
@@ -10,7 +10,7 @@ import aiohttp
 
 from apps.accounts.login.api_keys import LIVE_PREFIX, new_secret
 from tests.bench.neighbours.stage import Platform, Tenant
-from tests.bench.neighbours.traffic import Attack, Entrance, as_key, get, send, sending
+from tests.bench.neighbours.traffic import Attack, Entrance, as_key, as_person, get, send, sending
 
 _PATH = "/v1/chat/completions"
 _HI = [{"role": "user", "content": "Hi"}]
@@ -46,13 +46,19 @@ def entrances(platform: Platform) -> dict[str, Entrance]:
         return against(sending(attacker, "POST", path, lambda: {"model": platform.model} | make()), attacker)
 
     def against(attack: Attack, attacker: Tenant) -> Entrance:
-        return Entrance(chat, attack, attacker, pause_seconds=0.02)
+        return Entrance(chat, attack, attacker, seconds=2.0, pause_seconds=0.02)
 
     async def wrong_key(client: aiohttp.ClientSession, number: int) -> int:
         headers = {"Authorization": f"Bearer {new_secret(LIVE_PREFIX)}"}
         return (await send(client, "POST", _PATH, headers, {"model": platform.model, "messages": _HI}))[0]
 
-    lots, slow = platform.make_tenant(), platform.make_tenant()
+    async def browse(client: aiohttp.ClientSession) -> None:
+        await get(client, "GET", "/jobs", as_person(platform.working))
+
+    def stream() -> dict[str, Any]:
+        return {"model": platform.model, "messages": _HI, "max_tokens": 8, "stream": True}
+
+    lots, slow, streaming = platform.make_tenant(), platform.make_tenant(), platform.make_tenant()
     return {
         "inference beside chats": asking(),
         "inference beside streamed chats": asking(stream=True),
@@ -64,6 +70,8 @@ def entrances(platform: Platform) -> dict[str, Entrance]:
         "inference beside many messages": against(sending(lots, "POST", _PATH, lambda: many_messages), lots),
         "inference beside slow bodies": against(_trickling(slow), slow),
         "inference beside wrong keys": against(wrong_key, platform.make_tenant()),
+        # Inference passes through the web process, whose interpreter the pages use.
+        "pages beside streamed chats": Entrance(browse, sending(streaming, "POST", _PATH, stream), streaming),
     }
 
 

@@ -39,6 +39,7 @@ _PROGRAMS = {
     "celery-data-small": "sys",
     "celery-mail": "sys",
 }  # with their roles
+_LANES = ("data", "data-middle", "data-small", "mail")  # of the outbox, with a program above
 
 
 class NotStarted(Exception):
@@ -75,6 +76,12 @@ class Platform:
     bad_worker: str
     training_model: str
     model: str
+
+    def has_queued_work(self) -> bool:
+        """Return whether a worker that runs here has something left to do."""
+        from apps.core.models import OutboxMessage
+
+        return OutboxMessage.objects.filter(sent_at=None, lane__in=_LANES).exists()
 
     def forget_files(self, organization_id: str) -> None:
         """Have nothing validated any more that the organization uploaded."""

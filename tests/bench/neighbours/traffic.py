@@ -1,12 +1,14 @@
-"""How tenants send: one at an ordinary pace, the other one all it can, in turns of a few seconds.
+"""How tenants send: one at an ordinary pace, alone and beside another that sends all it can, in turns.
 
-The attacker is a process of its own, so its own work delays no measurement. It takes from the processors that the
-platform has, and that counts as part of the attack.
+The attacker is a process of its own with the lowest priority. A real one has its own machine, so what its program costs
+must not delay the platform.
 """
 
 import asyncio
 import json
 import multiprocessing
+import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -14,16 +16,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from statistics import quantiles
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 
+from tests.bench.neighbours.processors import Processors, busy_seconds
 from tests.bench.neighbours.stage import Platform, Tenant
 
-ROUNDS = 2  # each is alone and then under attack, so that a change of the machine's speed hits both
+ROUNDS = 3  # each is alone and then under attack, so that a change of the machine's speed hits both
 CONNECTIONS = 32
+_LOWEST_PRIORITY = 19
 _FAILED_SECONDS = 90.0  # what a unit of work counts as that was not answered well
-_HEAD_START_SECONDS, _REST_SECONDS = 0.5, 0.5
+_HEAD_START_SECONDS = 0.5
+_QUIET_CORES, _MAX_BUSY_SECONDS, _MAX_NOISY_SECONDS = 0.2, 90.0, 3.0
 
 STRANGER = {"Cookie": f"csrftoken={'t' * 32}", "X-CSRFToken": "t" * 32}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -34,6 +39,10 @@ Work = Callable[[aiohttp.ClientSession], Awaitable[None]]
 
 class BadAnswer(Exception):
     """The platform did not answer the tenant that works as it should."""
+
+
+class NotQuiet(Exception):
+    """The platform still works on an attack that has ended, so nothing can be measured alone."""
 
 
 @dataclass(frozen=True)
@@ -48,25 +57,66 @@ class Entrance:
     forget: Callable[[], None] = lambda: None
 
 
-async def compare(platform: Platform, entrance: Entrance) -> tuple[dict[str, float], Counter[str]]:
-    """Return the 95th percentile of units of work, in ms, alone and beside the attack, and the attack's answers."""
+@dataclass(frozen=True)
+class Comparison:
+    """Seconds that each unit of work took; answers to the attack; cores that each program used during it."""
+
+    alone: list[float]
+    attacked: list[float]
+    answers: Counter[str]
+    cores: dict[str, float]
+
+    def figures(self) -> dict[str, Any]:
+        quiet, attacked, times = _p95_ms(self.alone), _p95_ms(self.attacked), self.alone + self.attacked
+        return {
+            "quiet_p95_ms": quiet,
+            "attacked_p95_ms": attacked,
+            "ratio": round(attacked / quiet, 2),
+            "units": len(times),
+            "failed": sum(took >= _FAILED_SECONDS for took in times),
+            "answers": dict(self.answers),
+            "cores": self.cores,
+        }
+
+
+async def compare(platform: Platform, entrance: Entrance) -> Comparison:
+    """Measure units of work alone and beside the attack. Raises NotQuiet.
+
+    Other programs of the machine slow down both; their cores are among the figures, as "others".
+    """
     alone, attacked = [], []
+    used, attack_seconds = Counter[str](), 0.0
     attacker = _Attacker(platform, entrance)
     async with session(platform, platform.working) as working:
         await _work(working, entrance, seconds=entrance.seconds / 3)  # fills caches
         for _ in range(ROUNDS):
+            await _wait_until_quiet(platform, entrance, attacker.processors)
             alone += await _work(working, entrance, seconds=entrance.seconds)
+            before, began = attacker.processors.read(), time.monotonic()
+            busy_before = busy_seconds()
             with attacker.attacking():
                 await asyncio.sleep(_HEAD_START_SECONDS)
                 attacked += await _work(working, entrance, seconds=entrance.seconds)
-            await asyncio.to_thread(entrance.forget)
-            await asyncio.sleep(_REST_SECONDS)
-    return {
-        "quiet_p95_ms": _p95(alone),
-        "attacked_p95_ms": _p95(attacked),
-        "units": len(alone + attacked),
-        "failed": sum(took >= _FAILED_SECONDS * 1000 for took in alone + attacked),
-    }, attacker.end()
+            during = attacker.processors.read() - before
+            during["others"] = busy_seconds() - busy_before - during.total()
+            used += during
+            attack_seconds += time.monotonic() - began
+    cores = {name: round(seconds / attack_seconds, 2) for name, seconds in used.most_common()}
+    return Comparison(alone, attacked, attacker.end(), cores)
+
+
+async def _wait_until_quiet(platform: Platform, entrance: Entrance, processors: Processors) -> None:
+    """Wait until no work of an attack is left, running or queued, and a while for other programs. Raises NotQuiet."""
+    began = time.monotonic()
+    while True:
+        await asyncio.to_thread(entrance.forget)
+        ours, others = await asyncio.to_thread(processors.look)
+        waited = time.monotonic() - began
+        if ours < _QUIET_CORES and not await asyncio.to_thread(platform.has_queued_work):
+            if others < _QUIET_CORES or waited > _MAX_NOISY_SECONDS:
+                return
+        elif waited > _MAX_BUSY_SECONDS:
+            raise NotQuiet(f"the platform uses {ours:.2f} cores {waited:.0f} s after an attack")
 
 
 async def send(
@@ -130,16 +180,16 @@ def session(platform: Platform, tenant: Tenant) -> aiohttp.ClientSession:
 
 
 async def _work(client: aiohttp.ClientSession, entrance: Entrance, *, seconds: float) -> list[float]:
-    """Return how long each unit took, in ms."""
+    """Return how long each unit took, in seconds."""
     times: list[float] = []
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         began = time.perf_counter()
         try:
             await entrance.work(client)
-            times.append((time.perf_counter() - began) * 1000)
+            times.append(time.perf_counter() - began)
         except (BadAnswer, aiohttp.ClientError, TimeoutError):
-            times.append(_FAILED_SECONDS * 1000)
+            times.append(_FAILED_SECONDS)
         await asyncio.sleep(entrance.pause_seconds)
     return times
 
@@ -152,6 +202,8 @@ class _Attacker:
         self._ours, theirs = processes.Pipe()
         self._process = processes.Process(target=_attack, args=(platform, entrance, theirs), daemon=True)
         self._process.start()
+        self.processors = Processors()
+        self.processors.name(cast(int, self._process.pid), "attacker")
         theirs.close()  # so that the end of the process ends the pipe
 
     @contextmanager
@@ -172,6 +224,8 @@ class _Attacker:
 
 
 def _attack(platform: Platform, entrance: Entrance, commands: Connection) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it waits in a thread, which would outlive an exception
+    os.nice(_LOWEST_PRIORITY)
     asyncio.run(_obey(platform, entrance, commands))
 
 
@@ -201,5 +255,5 @@ async def _hammer(client: aiohttp.ClientSession, entrance: Entrance, number: int
             await asyncio.sleep(0.01)
 
 
-def _p95(times: list[float]) -> float:
-    return round(quantiles(times, n=20, method="inclusive")[-1], 1)
+def _p95_ms(seconds: list[float]) -> float:
+    return round(quantiles(seconds, n=20, method="inclusive")[-1] * 1000, 1)

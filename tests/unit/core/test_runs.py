@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+from apps.core.http.asgi import Receive
 from apps.core.http.fair_shares import Pace
 from apps.core.http.turns import TakeTurns
 
@@ -14,8 +15,19 @@ def scope_of(credential: str) -> dict[str, Any]:
     return {"type": "http", "method": "POST", "path": "/", "headers": [(b"authorization", credential.encode())]}
 
 
-async def nothing_to_read() -> dict[str, Any]:
-    return {"type": "http.request", "body": b"", "more_body": False}
+def empty_body() -> Receive:
+    """Receive the end of a body, and after it nothing, because the client stays."""
+    coming = iter([{"type": "http.request", "body": b"", "more_body": False}])
+
+    async def receive() -> Any:
+        return next(coming, None) or await asyncio.Event().wait()
+
+    return receive
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 async def test_a_machine_that_calls_at_full_rate_leaves_places_to_the_others() -> None:
@@ -39,7 +51,7 @@ async def test_a_machine_that_calls_at_full_rate_leaves_places_to_the_others() -
         async def send(message: Any) -> None:
             statuses.extend([message["status"]] if "status" in message else [])
 
-        await turns(scope_of(credential), nothing_to_read, send)
+        await turns(scope_of(credential), empty_body(), send)
 
     go_on.set()
     await call("loud")
@@ -48,12 +60,11 @@ async def test_a_machine_that_calls_at_full_rate_leaves_places_to_the_others() -
     running.clear()
     statuses.clear()
     loud = [asyncio.ensure_future(call("loud")) for _ in range(8)]
-    await asyncio.sleep(0)
+    await settle()
     quiet = asyncio.ensure_future(call("quiet"))
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await settle()
     strangers = [asyncio.ensure_future(call(f"made up {n}")) for n in range(3)]
-    await asyncio.sleep(0)
+    await settle()
     assert running == ["loud", "loud", "quiet", "made up 0"]
 
     strangers[0].cancel()  # one that leaves while it runs gives its place back
@@ -81,7 +92,7 @@ async def test_a_machine_that_calls_without_end_is_refused_and_another_is_not() 
         async def send(message: Any) -> None:
             statuses.extend([message["status"]] if "status" in message else [])
 
-        await turns(scope_of(credential) | {"client": (address, 1)}, nothing_to_read, send)
+        await turns(scope_of(credential) | {"client": (address, 1)}, empty_body(), send)
         return statuses[0]
 
     assert [await call("loud") for _ in range(13)] == [200] * 11 + [429] * 2  # the first one as a stranger

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -112,9 +113,16 @@ def test_the_first_process_answers_while_the_second_is_away(origin, own_paths, b
 def test_a_client_that_leaves_is_charged_for_what_it_started(origin, monkeypatch: pytest.MonkeyPatch):
     charged: list[float] = []
     monkeypatch.setattr(LimitRequests, "_take_seconds", lambda self, owners, seconds: charged.append(seconds))
+    begun, begin = threading.Event(), LimitRequests._begin
 
+    async def begin_and_tell(*args: Any) -> None:
+        await begin(*args)
+        begun.set()
+
+    monkeypatch.setattr(LimitRequests, "_begin", begin_and_tell)
     with socket.create_connection(("127.0.0.1", urlsplit(origin).port)) as client:
         client.sendall(b"GET /accounts/login/ HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert begun.wait(SECONDS)
 
     wait_until(lambda: bool(charged), lambda: "the request has no end")
     assert charged[0] > 0

@@ -9,7 +9,7 @@ import pytest
 
 from apps.core.http.asgi import MIB, PROCESSOR_SECONDS
 from apps.core.http.fair_shares import LateRefusals
-from apps.interfaces.web.edge import callers
+from apps.interfaces.web.edge import callers, dashboard_files
 from apps.interfaces.web.edge.callers import CallerIds
 from apps.interfaces.web.edge.request_limits import LimitRequests, WebLimits
 
@@ -59,20 +59,26 @@ class Views:
 
 async def ask(
     application: Any, who: str = "", path: str = "/api/v1/me", *, method: str = "GET", client: str = "10.0.0.1",
-    body: Any = None, **headers: str,
+    body: Any = None, leaving: asyncio.Event | None = None, **headers: str,
 ) -> tuple[int, bytes, dict[str, str]]:  # fmt: skip
     raw = [(b"authorization", who.encode())] if who else []
     raw += [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "method": method, "path": path, "headers": raw, "client": (client, 1)}
     sent: list[Any] = []
+    bodies = iter([body])
 
     async def receive() -> Any:
-        return await body() if body else {"type": "http.request", "body": b"", "more_body": False}
+        for each in bodies:
+            return await each() if each else {"type": "http.request", "body": b"", "more_body": False}
+        await (leaving or asyncio.Event()).wait()
+        return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
         sent.append(message)
 
     await application(scope, receive, send)
+    if not sent:
+        return 0, b"", {}  # the client left
     start = sent[0]
     found = {name.decode(): value.decode() for name, value in start["headers"]}
     return start["status"], b"".join(message.get("body", b"") for message in sent), found
@@ -131,11 +137,31 @@ def test_no_path_and_no_method_is_free(path: str, method: str) -> None:
     assert statuses([{"path": path, "method": method}] * 15).count(429) == 5
 
 
-def test_files_of_the_dashboard_have_a_wider_limit_of_their_own() -> None:
-    """A path under /static/ that does not exist costs as much as any other page that does not."""
-    found = statuses([{"path": "/static/no-such-file"}] * 60 + [{"path": "/"}, {"who": "a", "path": "/jobs"}])
+@pytest.fixture
+def _favicon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dashboard_files, "_collected", lambda: {"/static/favicon.svg"})
 
-    assert found == [200] * 50 + [429] * 10 + [200] * 2
+
+@pytest.mark.usefixtures("_favicon")
+def test_files_of_the_dashboard_have_a_wider_limit_of_their_own() -> None:
+    asked = [{"path": "/static/favicon.svg"}, {"path": "/static/no-such-file"}] * 30
+    found = statuses([*asked, {"path": "/"}, {"who": "a", "path": "/jobs"}])
+
+    assert found == [200, 404] * 25 + [429] * 10 + [200] * 2
+
+
+@pytest.mark.usefixtures("_favicon")
+def test_a_file_that_the_dashboard_lacks_is_refused_before_any_view() -> None:
+    async def scenario() -> None:
+        views = Views()
+        views.go_on.set()
+        application = limited(views)
+        status, body, _ = await ask(application, path="/static/no-such-file")
+        assert (status, json.loads(body)["error"]["code"]) == (404, "unknown_url")
+        assert (await ask(application, path="/static/../static/favicon.svg"))[0] == 404
+        assert views.running == []
+
+    asyncio.run(scenario())
 
 
 def test_a_wrong_key_costs_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,6 +227,26 @@ def test_who_waits_in_too_long_a_line_is_refused() -> None:
         views.go_on.set()
         found = [answer[0] for answer in await asyncio.gather(*crowd)]
         assert found.count(200) == 33 and found.count(429) == 13
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_leaves_while_it_waits_has_nothing_run() -> None:
+    async def scenario() -> None:
+        views, leaving = Views(), asyncio.Event()
+        application = limited(views, places=1, requests_per_minute=1000)
+        first = asyncio.ensure_future(ask(application, "a"))
+        left = [asyncio.ensure_future(ask(application, "a", leaving=leaving)) for _ in range(10)]
+        waiting = asyncio.ensure_future(ask(application, "rival"))
+        await asyncio.sleep(0.01)
+        leaving.set()
+        assert {answer[0] for answer in await asyncio.gather(*left)} == {0}
+        views.go_on.set()
+        assert ((await first)[0], (await waiting)[0]) == (200, 200)
+        assert views.running == ["a", "rival"]
+        assert (await ask(application, "a", leaving=leaving))[0] == 0
+        assert views.running == ["a", "rival"]
+        assert not application._open._open and application._own.places._free == 1
 
     asyncio.run(scenario())
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
+from django.conf import settings
 from django.template.loader import render_to_string
 
 from apps.core.errors import DomainError, RateLimited
@@ -24,6 +25,7 @@ from apps.core.http.asgi import (
     Receive,
     Scope,
     Send,
+    UnknownUrl,
     declared_length,
     is_machine_path,
     send_error,
@@ -35,10 +37,10 @@ from apps.core.http.turns import PlacedRequest
 from apps.core.objects.views import OBJECT_LIMIT
 from apps.interfaces.web.edge import callers
 from apps.interfaces.web.edge.busy_process import BusyProcess
+from apps.interfaces.web.edge.dashboard_files import has_file
 from apps.interfaces.web.edge.upload_limits import UPLOAD_LIMITS
 
 BODY_LIMITS = (*UPLOAD_LIMITS, OBJECT_LIMIT)
-_STATIC = "/static/"  # files of the dashboard: a page loads several, which browsers cache
 _UPLOAD_PREFIXES = ("/v1/files", "/v1/uploads", "/datasets")
 _WAIT_SECONDS, _MAX_WAITING = 10.0, 32
 # A caller is quiet if it runs no other view and none of its owners has used more of its processor time than this.
@@ -65,7 +67,7 @@ _SHARES = {
     "organization": Share(2, 1.5, 48, 8),
     "address": Share(4, 3, 96, 16),
     "anonymous": Share(1, 0.5, 24, 4),  # an address, for callers who are not signed in
-    "static": Share(5, 3, 96, 16),  # an address, for the files of the dashboard
+    "static": Share(5, 0.5, 96, 16),  # an address, for files of the dashboard: a page has several, which browsers keep
 }
 _NAMES = {
     "key": "This API key",
@@ -115,8 +117,10 @@ class LimitRequests:
         try:
             owners = await self._owners(scope)
             self._take_request(owners)
+            if _is_static(scope) and not has_file(scope["path"]):
+                raise UnknownUrl("There is no such file.")
             opened = self._open_for(owners, is_upload=_is_upload(scope))
-        except RateLimited as refusal:
+        except (RateLimited, UnknownUrl) as refusal:
             await self._refuse(scope, send, refusal)
             return
         lane, owner = self._lane_of(owners), owners[-1]
@@ -138,7 +142,7 @@ class LimitRequests:
     async def _owners(self, scope: Scope) -> Sequence[str]:
         """Return all owners whose limits apply to a request. The request takes turns for the last one."""
         address = callers.address_of(scope)
-        if scope["path"].startswith(_STATIC):
+        if _is_static(scope):
             return [f"static {address}"]
         credential = callers.credential_of(scope)
         anonymous = f"anonymous {address}"
@@ -217,7 +221,7 @@ def _places(limits: WebLimits) -> Places:
 async def send_refusal(scope: Scope, send: Send, refusal: DomainError) -> None:
     """Answer a program with an error object, htmx with a notice that keeps the page, and a person with a page."""
     headers = dict(scope["headers"])
-    if is_machine_path(scope["path"]):
+    if is_machine_path(scope["path"]) or _is_static(scope):
         await send_error(send, refusal)
     elif headers.get(b"hx-request") == b"true":
         await send_page(send, refusal, "", notice=refusal.message)
@@ -229,6 +233,10 @@ async def send_refusal(scope: Scope, send: Send, refusal: DomainError) -> None:
 def _page(status: int, message: str) -> str:
     """Render the page. Cached, because a flood gets the same page over and over."""
     return render_to_string("errors/refused.html", {"status": status, "message": message})
+
+
+def _is_static(scope: Scope) -> bool:
+    return scope["path"].startswith(settings.STATIC_URL)
 
 
 def _is_upload(scope: Scope) -> bool:

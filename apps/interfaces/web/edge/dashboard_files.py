@@ -1,0 +1,20 @@
+"""The files of the dashboard, known before Django is asked for one."""
+
+from functools import cache
+from pathlib import Path
+
+from django.conf import settings
+from django.contrib.staticfiles import finders
+
+
+def has_file(path: str) -> bool:
+    """Return whether a path under `/static/` names a file, as collected or, while developing, as written."""
+    if settings.DEBUG:
+        return finders.find(path.removeprefix(settings.STATIC_URL)) is not None
+    return path in _collected()
+
+
+@cache
+def _collected() -> frozenset[str]:
+    root = Path(settings.STATIC_ROOT)
+    return frozenset(f"{settings.STATIC_URL}{each.relative_to(root)}" for each in root.rglob("*") if each.is_file())
