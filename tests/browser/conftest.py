@@ -16,12 +16,12 @@ import pytest
 import uvicorn
 from django.conf import settings
 from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
-from django.core.asgi import get_asgi_application
 from django.db import connection
 from django.test import Client
 from playwright.sync_api import Browser, BrowserContext, Page, Request, expect
 
 from apps.accounts.models import User
+from apps.core.http.asgi import DjangoApplication
 from tests.support.browser import browser_type_launch_args as browser_type_launch_args
 from tests.support.browser import wait_until
 
@@ -35,7 +35,7 @@ class Counted:
     """The web application, and how many requests it is at: one whose caller left counts until its view has ended."""
 
     def __init__(self) -> None:
-        self._application = ASGIStaticFilesHandler(get_asgi_application())
+        self._application = ASGIStaticFilesHandler(DjangoApplication())
         self.under_way = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

@@ -10,12 +10,12 @@ import boto3
 import pytest
 import uvicorn
 from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
-from django.core.asgi import get_asgi_application
 from moto.server import ThreadedMotoServer
 from playwright.sync_api import Page, Request, Route, expect
 
 from apps.accounts.models import User
 from apps.config.settings.base import store_origins
+from apps.core.http.asgi import DjangoApplication
 from apps.core.objects.store import open_store, read_object
 from apps.datasets.intake import uploads
 from apps.datasets.models import DatasetVersion, Upload
@@ -55,7 +55,7 @@ class Server:
         listener.bind(("127.0.0.1", port))
         listener.listen(100)
         self.port = listener.getsockname()[1]
-        application = ASGIStaticFilesHandler(get_asgi_application())
+        application = ASGIStaticFilesHandler(DjangoApplication())
         config = uvicorn.Config(application, log_level="critical", lifespan="off", timeout_graceful_shutdown=0)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})

@@ -113,6 +113,7 @@ def _adapter_version(tenant: Tenant) -> AdapterVersion:
         target_modules=["q_proj"],
         method="lora",
         chat_template_sha256="0" * 64,
+        metrics={"step": 40},
     )
 
 

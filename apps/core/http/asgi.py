@@ -111,7 +111,7 @@ class DjangoApplication(ASGIHandler):
         try:
             return super().get_response(request)
         finally:
-            _end_visit(cast(ASGIRequest, request).scope)
+            _end_visit(cast(Scope, cast(ASGIRequest, request).scope))
 
     async def handle(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         try:

@@ -50,7 +50,17 @@ def explain(data: object, kind: Any, *, at: str = "") -> DomainError:
 
     It names the first field at fault.
     """
-    for option in _options(kind):
+    options = list(_options(kind))
+    tagged = [option.__struct_config__ for option in options if _is_struct(option)]
+    if isinstance(data, dict) and len(tagged) > 1 and (tag := tagged[0].tag_field):
+        options = [option for option in options if _is_struct(option) and option.__struct_config__.tag == data.get(tag)]
+        if not options:
+            name, use = _join(at, tag), _one_of(config.tag for config in tagged)
+            if tag not in data:
+                return MissingParameter(f"Missing required parameter: '{name}'. Send it as {use}.", param=name)
+            text = f"Invalid value for '{_cut(name)}': {_shown(data[tag])}. Use {use}."
+            return InvalidValue(text, param=name[:_MAX_PARAM])
+    for option in options:
         if found := _inside(data, option, at):
             return found
     if _fits(data, kind):  # only the decoder of JSON refuses it
@@ -103,7 +113,7 @@ def _inside(value: object, kind: Any, at: str) -> DomainError | None:
 def _of_struct(value: dict[str, object], kind: type[msgspec.Struct], at: str) -> DomainError | None:
     fields = _fields(kind)
     names = [field.encode_name for field in fields]
-    unknown = next((key for key in value if key not in names), None)
+    unknown = next((key for key in value if key not in names and key != kind.__struct_config__.tag_field), None)
     if unknown is not None and kind.__struct_config__.forbid_unknown_fields:
         name = _join(at, unknown)
         return UnknownParameter(f"Unknown parameter: '{_cut(name)}'.{_taken(at, names)}", param=name[:_MAX_PARAM])

@@ -37,7 +37,7 @@ class PlacedRequest:
         return message
 
     async def _start_unless_left(self) -> None:
-        """Wait for a place, or for the client to leave: nobody would read its answer."""
+        """Wait for a place, or for the client to leave: it would not read its answer."""
         starting, leaving = asyncio.ensure_future(self._start()), asyncio.ensure_future(self._receive())
         try:
             await asyncio.wait({starting, leaving}, return_when=asyncio.FIRST_COMPLETED)

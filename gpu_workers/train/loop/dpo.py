@@ -32,11 +32,12 @@ class DpoTrainer(PairTrainer, DPOTrainer):
 
     def __init__(self, *args: object, rows: Pairs, validation: Pairs | None, **kwargs: Any) -> None:
         super().__init__(*args, rows=rows, **kwargs)
+        size = int(self.args.per_device_train_batch_size)
         if not self.precompute_ref_logps:
-            self.train_dataset = self._precompute_ref_logps(self.train_dataset, "train", self._size)
+            self.train_dataset = self._precompute_ref_logps(self.train_dataset, "train", size)
         _take_references(rows, self.train_dataset)
         if validation is not None:
-            _take_references(validation, self._precompute_ref_logps(validation.as_dataset(), "eval", self._size))
+            _take_references(validation, self._precompute_ref_logps(validation.as_dataset(), "eval", size))
         self.precompute_ref_logps = True
 
     def _prepare_dataset(self, dataset: datasets.Dataset, *args: object, **kwargs: object) -> datasets.Dataset:

@@ -15,10 +15,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import uvicorn
-from django.core.asgi import get_asgi_application
 from django.test import override_settings
 from django.urls import include, path
 
+from apps.core.http.asgi import DjangoApplication
 from apps.core.objects import store as object_store
 from apps.core.objects.store import (
     CHECKSUM_HEADER,
@@ -48,7 +48,7 @@ def web_url() -> Iterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     with override_settings(ROOT_URLCONF=__name__, MIDDLEWARE=[], INTERNAL_URL=url, PUBLIC_URL=url):
-        server = uvicorn.Server(uvicorn.Config(get_asgi_application(), log_level="error", lifespan="off"))
+        server = uvicorn.Server(uvicorn.Config(DjangoApplication(), log_level="error", lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         yield url

@@ -69,6 +69,15 @@ def test_numbers_that_no_machine_has_are_refused(attempt):
         assert (status, field in answer["error"]["message"]) == (400, True), (field, value)
 
 
+def test_an_event_of_no_known_type_is_refused_with_the_types(attempt):
+    for sent, code in (({"type": "step"}, "invalid_value"), ({}, "missing_required_parameter")):
+        body = json.dumps({"events": [sent | {"sequence": 1}]}).encode()
+        status, answer = post(f"leases/{attempt.lease.id}/events", body, attempt.lease.token)
+        error = answer["error"]
+        assert (status, error["code"], error["param"]) == (400, code, "events[0].type")
+        assert "'step_completed'" in error["message"]
+
+
 def test_bodies_that_are_too_deep_or_too_large_are_refused(attempt):
     for body, status in (
         (b"[" * 200_000, 400), (b'{"events": []}' + b" " * 3 * 2**20, 413), (b"\xff", 400), (b"", 400),
