@@ -1,6 +1,9 @@
 import datetime
 import functools
+import itertools
+import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -269,6 +272,19 @@ class TestValidation:
         assert (version.status, version.validation_attempts) == ("uploaded", 0)
         assert not OutboxMessage.objects.filter(lane="data-small", sent_at=None).exists()
         deliver_due(lane="data-middle", limit=1)
+        version.refresh_from_db()
+        assert version.status == "ready"
+
+    def test_a_small_file_on_a_busy_machine_stays_in_its_lane(
+        self, organization: Organization, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Only its own processor time counts."""
+        clock = SimpleNamespace(monotonic=itertools.count(0, 5).__next__, thread_time=time.thread_time)
+        monkeypatch.setattr("apps.datasets.validation.leases.time", clock)
+        version = make_version(organization)
+
+        deliver_due(lane="data-small", limit=1)
+
         version.refresh_from_db()
         assert version.status == "ready"
 
