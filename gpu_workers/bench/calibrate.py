@@ -30,6 +30,7 @@ from gpu_workers.common.events import LOG_FILE, SPEC_FILE
 from gpu_workers.common.files import replace_file
 from gpu_workers.common.preflight import Machine, inspect_machine, list_gpu_memory
 from gpu_workers.trainer.executor import SubprocessExecutor
+from gpu_workers.trainer.probes import MODULE as PROBING_CHILD
 from gpu_workers.trainer.probes import PROBE_FILE
 
 log = logging.getLogger("gpu_workers.bench.calibrate")
@@ -127,9 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         api = stack.enter_context(contextlib.closing(_connect())) if given.post else None
         if given.into:
             given.into.parent.mkdir(parents=True, exist_ok=True)
-        executor = SubprocessExecutor(
-            thread_limit=given.threads, module="gpu_workers.bench.probe", environment=_OFFLINE
-        )
+        executor = SubprocessExecutor(PROBING_CHILD, thread_limit=given.threads, environment=_OFFLINE)
         points = measure_grid(machine, executor, Path(folder), budget_seconds=given.budget_seconds)
         measured = [_keep(point, machine, given.into, api) for point in points]
     return 0 if any(measured) else 1

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+REPOSITORY = Path(__file__).resolve().parents[2]  # where `python -m` finds our modules
 DEFAULT_WORK_DIR = Path("~/.anneal-worker")
 CANARY_FOLDER = "canary"  # in the replica's folder: shared by the canary engine and the serving agent
 
@@ -165,6 +166,12 @@ def child_environment(
         seen = kept.get("CUDA_VISIBLE_DEVICES", ",".join(str(index) for index in range(gpu_count)))
         fixed["CUDA_VISIBLE_DEVICES"] = ",".join(seen.split(",")[:gpu_count])
     return kept | fixed | dict(extra or {})
+
+
+def replace_environment(environment: Mapping[str, str]) -> None:
+    """Give this process another environment, such as that of `child_environment` after a fork."""
+    os.environ.clear()
+    os.environ.update(environment)
 
 
 def rank_environment(*, index: int, count: int, port: int) -> dict[str, str]:

@@ -16,7 +16,6 @@ from gpu_workers.common.preflight import NotReady, installed_software, require_r
 from gpu_workers.trainer.executor import SubprocessExecutor, kill_stale_children
 from gpu_workers.trainer.preparation import safe_name
 from gpu_workers.trainer.probes import Prober
-from gpu_workers.trainer.publication import MODULE as PUBLISHING_CHILD
 from gpu_workers.trainer.publication import Publisher
 from gpu_workers.trainer.run_supervisor import RunSupervisor
 
@@ -35,16 +34,13 @@ class Agent:
         config: WorkerConfig,
         api: ApiClient,
         *,
-        executor: SubprocessExecutor | None = None,
-        publisher: Publisher | None = None,
+        executor: SubprocessExecutor,
+        publisher: Publisher | None,
         prober: Prober | None,
     ) -> None:
         self._config = config
         self._api = api
-        self._executor = executor or SubprocessExecutor(thread_limit=config.trainer_thread_limit)
-        if publisher is None and executor is None:
-            child = SubprocessExecutor(thread_limit=config.trainer_thread_limit, module=PUBLISHING_CHILD)
-            publisher = Publisher(child)
+        self._executor = executor
         self._publisher = publisher
         self._prober = prober
         self._stop = threading.Event()

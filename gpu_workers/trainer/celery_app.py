@@ -5,6 +5,7 @@ checkpoint, reports and returns within 110 seconds.
 """
 
 import logging
+from functools import partial
 
 from celery import Celery
 from celery.exceptions import WorkerShutdown
@@ -14,9 +15,15 @@ from celery.signals import setup_logging, worker_ready, worker_shutting_down
 from gpu_workers.common.api_client import ApiClient
 from gpu_workers.common.config import WorkerConfig, read_config
 from gpu_workers.common.enrolment import ensure_enrolled
-from gpu_workers.common.preflight import inspect_machine
+from gpu_workers.common.preflight import inspect_machine, list_gpus
 from gpu_workers.trainer.agent import Agent
+from gpu_workers.trainer.executor import MODULE as TRAINING_CHILD
+from gpu_workers.trainer.executor import SubprocessExecutor
+from gpu_workers.trainer.fork_server import ForkServer
+from gpu_workers.trainer.probes import MODULE as PROBING_CHILD
 from gpu_workers.trainer.probes import Prober
+from gpu_workers.trainer.publication import MODULE as PUBLISHING_CHILD
+from gpu_workers.trainer.publication import Publisher
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +57,21 @@ class WorkerProcess:
     def start(self, settings: WorkerConfig) -> Agent:
         """Enrol if needed, clean up after an earlier process, and return the agent."""
         settings.work_dir.mkdir(parents=True, exist_ok=True)
+        executor_of = partial(
+            SubprocessExecutor,
+            thread_limit=settings.trainer_thread_limit,
+            fork_server=None if list_gpus() else ForkServer(),
+        )
         enrollment = ensure_enrolled(settings, kind="trainer")
         api = ApiClient(settings.internal_url, credential=enrollment.credential)
         machine = inspect_machine(settings.work_dir, gpu_key=settings.self_check_gpu_key)
-        self.agent = Agent(settings, api, prober=Prober(settings, api, gpu_key=machine.gpu_key))
+        self.agent = Agent(
+            settings,
+            api,
+            executor=executor_of(TRAINING_CHILD),
+            publisher=Publisher(executor_of(PUBLISHING_CHILD)),
+            prober=Prober(settings, api, gpu_key=machine.gpu_key, executor=executor_of(PROBING_CHILD)),
+        )
         self.agent.recover()
         if self.is_stopping:
             self.agent.request_stop()

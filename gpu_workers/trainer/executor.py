@@ -1,7 +1,7 @@
-"""The start, watch and end of the training child: each run has its own process group and a fresh interpreter."""
+"""The start, watch and end of the training child: each run has its own process and process group."""
 
+import logging
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -12,22 +12,25 @@ from typing import BinaryIO
 
 import msgspec
 
-from gpu_workers.common.config import child_environment
+from gpu_workers.common.config import REPOSITORY, child_environment
 from gpu_workers.common.events import LOG_FILE, SPEC_FILE
 from gpu_workers.common.files import replace_file
-from gpu_workers.common.process_tree import Process, die_with_parent, identify, is_alive, kill_all, list_session
+from gpu_workers.common.process_tree import Process, identify, is_alive, kill_all, list_session
+from gpu_workers.trainer.confinement import confine
 from gpu_workers.trainer.cpu_threads import choose_threads
-from gpu_workers.trainer.network import leave_network
+from gpu_workers.trainer.fork_server import Forked, ForkServer, ServerGone
 
+logger = logging.getLogger(__name__)
+
+MODULE = "gpu_workers.train"
 PID_FILE = "child.json"
-REPOSITORY = Path(__file__).resolve().parents[2]
 _CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
 
 
 class Child:
     """A running training process and all processes that it started."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], process: Process) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes] | Forked, process: Process) -> None:
         self._popen = popen
         self._process = process
         self._oom_kills = _count_oom_kills()
@@ -89,7 +92,7 @@ class Child:
 
 
 class SubprocessExecutor:
-    """Runs `python -m gpu_workers.trainer.child <module> SPEC WORK_DIR`.
+    """Runs `python -m <module> SPEC WORK_DIR`: in a fork of `fork_server`, or in a new interpreter without one.
 
     Call it from a thread that outlives the child: PDEATHSIG is tied to it.
     `thread_limit` is the maximum number of a child's CPU threads, 0 for the machine's free cores (cpu_threads.py).
@@ -97,13 +100,16 @@ class SubprocessExecutor:
 
     def __init__(
         self,
+        module: str = MODULE,
         *,
         thread_limit: int,
-        module: str = "gpu_workers.train",
         command: tuple[str, ...] | None = None,
         environment: Mapping[str, str] | None = None,
+        fork_server: ForkServer | None = None,
     ) -> None:
         self._thread_limit = thread_limit
+        self._module = module
+        self._fork_server = fork_server
         self._environment = {"TOKENIZERS_PARALLELISM": "false", "PYTHONFAULTHANDLER": "1"} | dict(environment or {})
         self._command = command or (sys.executable, "-m", "gpu_workers.trainer.child", module)
 
@@ -138,7 +144,14 @@ class SubprocessExecutor:
 
     def _spawn(
         self, arguments: list[str], log: BinaryIO, environment: dict[str, str], *, has_network: bool
-    ) -> subprocess.Popen[bytes]:
+    ) -> subprocess.Popen[bytes] | Forked:
+        if self._fork_server is not None:
+            try:
+                return self._fork_server.fork(
+                    self._module, arguments, log=log.fileno(), environment=environment, has_network=has_network
+                )
+            except ServerGone as error:
+                logger.warning("No fork, a new interpreter instead: %s", error)
         parent = os.getpid()
         return subprocess.Popen(
             [*self._command, *arguments],
@@ -148,17 +161,8 @@ class SubprocessExecutor:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=lambda: _prepare_child(parent, has_network=has_network),
+            preexec_fn=lambda: confine(parent, has_network=has_network),
         )
-
-
-def _prepare_child(parent: int, *, has_network: bool) -> None:
-    if not has_network:
-        leave_network()  # first: a change of credentials resets the death signal
-    die_with_parent(signal.SIGKILL)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would contain a customer's rows, and fill the disk
-    if os.getppid() != parent:  # the parent died before the death signal was set
-        os._exit(1)
 
 
 def kill_stale_children(runs_dir: Path, *, sleep: Callable[[float], None] = time.sleep) -> int:

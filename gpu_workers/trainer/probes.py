@@ -21,6 +21,7 @@ from gpu_workers.trainer.progress_watch import ChildActivity, ProgressWatch
 
 log = logging.getLogger(__name__)
 
+MODULE = "gpu_workers.bench.probe"
 PROBE_FILE = "probe.json"
 _STALL_SECONDS = 600.0  # without progress
 _MAX_FAILURES = 3  # of one measurement in this process
@@ -29,15 +30,11 @@ _MAX_FAILURES = 3  # of one measurement in this process
 class Prober:
     """Runs each probe in a separate child. A probe is given up after three failures; a stopped one is no failure."""
 
-    def __init__(
-        self, config: WorkerConfig, api: ApiClient, *, gpu_key: str, executor: SubprocessExecutor | None = None
-    ) -> None:
+    def __init__(self, config: WorkerConfig, api: ApiClient, *, gpu_key: str, executor: SubprocessExecutor) -> None:
         self._config = config
         self._api = api
         self._gpu_key = gpu_key
-        self._executor = executor or SubprocessExecutor(
-            thread_limit=config.trainer_thread_limit, module="gpu_workers.bench.probe"
-        )
+        self._executor = executor
         self._failures: Counter[tuple[str, str]] = Counter()
         self._was_interrupted = False
 

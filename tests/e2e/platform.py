@@ -18,6 +18,7 @@ import openai
 from supervisor.xmlrpc import SupervisorTransport
 
 from gpu_workers.common.process_tree import die_with_parent
+from gpu_workers.trainer.executor import PID_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 BANKING = ROOT / "demo" / "banking77" / "train.csv"
@@ -193,7 +194,8 @@ class Platform:
             os.kill(child, signal.SIGCONT)
 
     def _training_child(self) -> int:
-        return until(lambda: find_processes("gpu_workers.train ", self.home), 30, "no training child")[0]
+        records = until(lambda: list(self.home.glob(f"trainer/runs/*-*/{PID_FILE}")), 30, "no training child")
+        return int(json.loads(records[0].read_text())["pid"])
 
 
 def find_socket(home: Path) -> Path:

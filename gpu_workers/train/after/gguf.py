@@ -7,9 +7,8 @@ from pathlib import Path
 import msgspec
 
 from apps.contracts.struct import Struct
-from gpu_workers.common.config import child_environment
+from gpu_workers.common.config import REPOSITORY, child_environment
 from gpu_workers.common.gguf_converter import FOLDER, converter_version
-from gpu_workers.trainer.executor import REPOSITORY
 
 GGUF_FILE = "model.gguf"
 _LIMIT_SECONDS = 900.0

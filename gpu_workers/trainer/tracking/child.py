@@ -11,10 +11,9 @@ from typing import IO
 import msgspec
 
 from apps.contracts.runs import LogLine, RunSpec
-from gpu_workers.common.config import child_environment
+from gpu_workers.common.config import REPOSITORY, child_environment
 from gpu_workers.common.events import LOG_FILE, UNNUMBERED, EventTail
 from gpu_workers.common.process_tree import die_with_parent
-from gpu_workers.trainer.executor import REPOSITORY
 from gpu_workers.trainer.tracking.points import FinalStatus
 
 MODULE = "gpu_workers.trainer.tracking.process"

@@ -14,15 +14,14 @@ from gpu_workers.common.api_client import ApiClient
 from gpu_workers.common.config import WorkerConfig
 from gpu_workers.train.loop import callbacks
 from gpu_workers.trainer.agent import Agent
+from gpu_workers.trainer.executor import SubprocessExecutor
+from gpu_workers.trainer.fork_server import ForkServer
 from gpu_workers.trainer.publication import MODULE as PUBLISHING_CHILD
 from gpu_workers.trainer.publication import Publisher
 from tests.support.engines.attempts import Tried, attempt
 from tests.support.engines.models import BASE_MODEL
 from tests.support.engines.rows import SMALL, make_rows
-from tests.support.engines.zygote import ForkingExecutor, Zygote
 from tests.twins.control_plane import CREDENTIAL, ControlPlane, serve_control_plane
-
-TRAINING_CHILD = "gpu_workers.train"
 
 
 @pytest.fixture(scope="session")
@@ -71,15 +70,16 @@ def plane() -> Iterator[ControlPlane]:
 
 
 @pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
-    zygote = Zygote()
-    yield zygote
-    zygote.close()
+def fork_server() -> Iterator[ForkServer]:
+    server = ForkServer()
+    yield server
+    server.close()
 
 
 @pytest.fixture
-def make_agent(plane: ControlPlane, tiny_model: Path, tmp_path: Path, zygote: Zygote) -> Iterator[Callable[..., Agent]]:
-    """Agents whose children are forked; the platform's own journeys start each as an interpreter."""
+def make_agent(
+    plane: ControlPlane, tiny_model: Path, tmp_path: Path, fork_server: ForkServer
+) -> Iterator[Callable[..., Agent]]:
     clients: list[ApiClient] = []
 
     def make() -> Agent:
@@ -91,8 +91,8 @@ def make_agent(plane: ControlPlane, tiny_model: Path, tmp_path: Path, zygote: Zy
             trainer_thread_limit=1,
         )
         clients.append(ApiClient(plane.url, credential=CREDENTIAL))
-        executor = ForkingExecutor(zygote, TRAINING_CHILD)
-        publisher = Publisher(ForkingExecutor(zygote, PUBLISHING_CHILD))
+        executor = SubprocessExecutor(thread_limit=1, fork_server=fork_server)
+        publisher = Publisher(SubprocessExecutor(PUBLISHING_CHILD, thread_limit=1, fork_server=fork_server))
         agent = Agent(config, clients[-1], executor=executor, publisher=publisher, prober=None)
         agent.recover()
         return agent

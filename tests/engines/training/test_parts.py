@@ -31,10 +31,11 @@ from gpu_workers.train.model.adapter_export import adapter_config, write_adapter
 from gpu_workers.train.model.base_model import fetch_base_model
 from gpu_workers.train.model.cpu_lora import speed_up_lora
 from gpu_workers.train.model.weights import check_finite
+from gpu_workers.trainer.executor import SubprocessExecutor
+from gpu_workers.trainer.probes import MODULE as PROBING_CHILD
 from gpu_workers.trainer.probes import Prober
 from tests.support.engines.models import BASE_MODEL
 from tests.support.engines.rows import RECIPE, make_rows
-from tests.support.engines.zygote import ForkingExecutor
 from tests.twins.control_plane import CREDENTIAL, ControlPlane
 
 NOTHING = DatasetRef(id="ds", sha256="", bytes=0, rows=0, url="")
@@ -318,7 +319,7 @@ def test_a_base_model_with_other_files_than_registered_is_refused(tiny_model):
     assert failure.value.code is FailureCode.BASE_MODEL_UNAVAILABLE
 
 
-def test_a_missing_measurement_is_taken_and_reported(plane: ControlPlane, tiny_model, tmp_path, zygote):
+def test_a_missing_measurement_is_taken_and_reported(plane: ControlPlane, tiny_model, tmp_path, fork_server):
     """In a forked child; the platform's own journeys start it as an interpreter."""
     reference = BaseModelRef(id="bm_1", name="tiny", path=str(tiny_model))
     plane.probes = [ProbeRequest(base_model=reference, method="qlora", micro_batch_size=4, sequence_length=32)]
@@ -330,7 +331,8 @@ def test_a_missing_measurement_is_taken_and_reported(plane: ControlPlane, tiny_m
         trainer_thread_limit=1,
     )
     api = ApiClient(plane.url, credential=CREDENTIAL)
-    prober = Prober(config, api, gpu_key="cpu", executor=ForkingExecutor(zygote, "gpu_workers.bench.probe"))
+    executor = SubprocessExecutor(PROBING_CHILD, thread_limit=1, fork_server=fork_server)
+    prober = Prober(config, api, gpu_key="cpu", executor=executor)
 
     assert prober.run_one(should_stop=lambda: False)
     assert not prober.run_one(should_stop=lambda: False)

@@ -14,24 +14,29 @@ import torch
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
 from apps.contracts.runs import Hyperparameters, Method, Objective, StepCompleted
-from gpu_workers.common.config import child_environment, rank_environment
+from gpu_workers.common.config import REPOSITORY, child_environment, rank_environment
 from gpu_workers.common.events import EVENTS_FILE, AdapterReady, read_outcome
 from gpu_workers.train import __main__ as entry
 from gpu_workers.train.loop import callbacks
 from gpu_workers.train.model import sharding
 from gpu_workers.train.model.loading import load_model
-from gpu_workers.trainer.executor import REPOSITORY
+from gpu_workers.trainer.executor import MODULE
+from gpu_workers.trainer.fork_server import Forked, ForkServer
 from tests.support.engines.attempts import Tried, attempt, make_run_spec, prepare
 from tests.support.engines.rows import SMALL, make_pairs, make_rows
-from tests.support.engines.zygote import Forked, Zygote
 
 ROWS, PAIRS = make_rows(32), make_pairs(32)
-MODULE = "gpu_workers.train"
 PLAIN = msgspec.structs.replace(SMALL, lora_dropout=0.0, epochs=2)
 
 
 def run_several(
-    work_dir: Path, model: Path, zygote: Zygote, *, count: int = 2, starts_ranks: bool = False, **changes: object
+    work_dir: Path,
+    model: Path,
+    fork_server: ForkServer,
+    *,
+    count: int = 2,
+    starts_ranks: bool = False,
+    **changes: object,
 ) -> Tried:
     """Train with so many processes: all forked, or, as outside of tests, started by one that is given the run."""
     work_dir.mkdir()
@@ -41,9 +46,9 @@ def run_several(
     arguments = [str(work_dir / "spec.json"), str(work_dir)]
     with (work_dir / "log").open("w+b") as log:
         if starts_ranks:
-            wait_for([zygote.fork(MODULE, arguments, log=log.fileno(), environment=child_environment(threads=1))])
+            wait_for([fork_server.fork(MODULE, arguments, log=log.fileno(), environment=child_environment(threads=1))])
         else:
-            fork(zygote, arguments, log, count=count)
+            fork(fork_server, arguments, log, count=count)
         log.seek(0)
         said = log.read()
     outcome = read_outcome(work_dir)
@@ -55,12 +60,12 @@ def rows_for(recipe: Hyperparameters) -> bytes:
     return ROWS if recipe.objective is Objective.SUPERVISED else PAIRS
 
 
-def fork(zygote: Zygote, arguments: list[str], log: BinaryIO, *, count: int) -> None:
+def fork(fork_server: ForkServer, arguments: list[str], log: BinaryIO, *, count: int) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ranks = [
-        zygote.fork(
+        fork_server.fork(
             MODULE,
             arguments,
             log=log.fileno(),
@@ -99,12 +104,17 @@ def alone(tiny_model, tmp_path_factory):
     ("parallelism", "method"),
     [("ddp", Method.LORA), ("fsdp", Method.LORA), ("fsdp", Method.QLORA), ("fsdp", Method.FULL)],
 )
-def test_two_processes_lose_as_one_does(tiny_model, tmp_path, alone, zygote, parallelism, method):
+def test_two_processes_lose_as_one_does(tiny_model, tmp_path, alone, fork_server, parallelism, method):
     recipe = msgspec.structs.replace(PLAIN, method=method)
     single = alone(method)
 
     tried = run_several(
-        tmp_path / "two", tiny_model, zygote, starts_ranks=parallelism == "ddp", recipe=recipe, parallelism=parallelism
+        tmp_path / "two",
+        tiny_model,
+        fork_server,
+        starts_ranks=parallelism == "ddp",
+        recipe=recipe,
+        parallelism=parallelism,
     )
 
     assert_trained_alike(tried, single)
@@ -113,20 +123,22 @@ def test_two_processes_lose_as_one_does(tiny_model, tmp_path, alone, zygote, par
 @pytest.mark.parametrize(
     ("parallelism", "method"), [("ddp", Method.LORA), ("fsdp", Method.LORA), ("fsdp", Method.QLORA)]
 )
-def test_two_processes_prefer_as_one_does(tiny_model, tmp_path, alone, zygote, parallelism, method):
+def test_two_processes_prefer_as_one_does(tiny_model, tmp_path, alone, fork_server, parallelism, method):
     """ORPO, which has no reference to bring along."""
     recipe = msgspec.structs.replace(PLAIN, method=method, objective=Objective.ORPO)
 
-    tried = run_several(tmp_path / "two", tiny_model, zygote, recipe=recipe, parallelism=parallelism)
+    tried = run_several(tmp_path / "two", tiny_model, fork_server, recipe=recipe, parallelism=parallelism)
 
     assert_trained_alike(tried, alone(method, Objective.ORPO))
 
 
 @pytest.mark.parametrize("method", [Method.LORA, Method.FULL])
-def test_one_process_with_its_shards_in_the_hosts_memory_loses_as_without(tiny_model, tmp_path, alone, zygote, method):
+def test_one_process_with_its_shards_in_the_hosts_memory_loses_as_without(
+    tiny_model, tmp_path, alone, fork_server, method
+):
     recipe = msgspec.structs.replace(PLAIN, method=method, cpu_offload=True)
 
-    tried = run_several(tmp_path / "one", tiny_model, zygote, count=1, recipe=recipe, parallelism="fsdp")
+    tried = run_several(tmp_path / "one", tiny_model, fork_server, count=1, recipe=recipe, parallelism="fsdp")
 
     assert_trained_alike(tried, alone(method))
 

@@ -1,15 +1,20 @@
-"""A child without a network: it runs in a separate namespace that contains only its own loopback interface.
+"""What every child of a trainer gives up before it runs: the network, core dumps, and a life after its parent's.
 
-Training needs local files only. If the kernel does not allow this user such a namespace (in many containers), the child
-keeps the network, and its log says so.
+Training needs local files only, so a child runs in a separate network namespace that contains only its own loopback
+interface. If the kernel does not allow this user such a namespace (in many containers), the child keeps the network,
+and its log says so.
 """
 
 import ctypes
 import fcntl
 import os
+import resource
+import signal
 import socket
 import struct
 from contextlib import suppress
+
+from gpu_workers.common.process_tree import die_with_parent
 
 _LIBC = ctypes.CDLL(None, use_errno=True)  # before any fork: a child must not wait for a lock of the loader
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # sched.h
@@ -18,8 +23,18 @@ _KEPT = b"This child keeps the network: the kernel allows it no network namespac
 _GONE = b"This child has no network.\n"
 
 
+def confine(parent: int, *, has_network: bool) -> None:
+    """Confine this process, which `parent` has just forked; without a network, say so on standard error."""
+    if not has_network:
+        leave_network()  # first: a change of credentials resets the death signal
+    die_with_parent(signal.SIGKILL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would contain a customer's rows, and fill the disk
+    if os.getppid() != parent:  # the parent died before the death signal was set
+        os._exit(1)
+
+
 def leave_network() -> None:
-    """Disconnect this process from the network, between fork and exec; log the result to its standard error."""
+    """Disconnect this process, which must have a single thread; log the result to its standard error."""
     user, group = os.getuid(), os.getgid()
     if _LIBC.unshare(_CLONE_NEWUSER | _CLONE_NEWNET):
         os.write(2, _KEPT % os.strerror(ctypes.get_errno()).encode())
