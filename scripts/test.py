@@ -29,7 +29,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from gpu_workers.common.process_tree import die_with_parent
-from scripts.touched import pick_tests
+from scripts.touched import UNKNOWN_SECONDS, pick_tests
 
 ROOT = Path(__file__).resolve().parents[1]
 LOGS = ROOT / ".anneal" / "test-logs"
@@ -48,7 +48,8 @@ _PERCENT = re.compile(rb"\[ *(\d+)%\]")
 class Part:
     """Some folders or files of tests that one process of pytest runs, one test after the other.
 
-    It uses `places` of the number that `--at-once` allows, or the whole machine.
+    It uses `places` of the number that `--at-once` allows, or the whole machine. A long part is split into `shares`, so
+    that no core is idle while the last part runs.
     """
 
     name: str
@@ -57,10 +58,25 @@ class Part:
     marks: str = "not chaos and not nightly"
     places: int = 1
     is_alone: bool = False
+    shares: int = 1
 
     def seconds(self, durations: dict[str, float]) -> float:
         """Return the recorded time of its files; an unrecorded part may be the longest."""
         return sum(taken for file, taken in durations.items() if self.holds(file)) or math.inf
+
+    def split(self, durations: dict[str, float]) -> list["Part"]:
+        """Return its shares: parts of equal recorded time, each of whole files."""
+        if self.shares == 1:
+            return [self]
+        shares: list[list[str]] = [[] for _ in range(self.shares)]
+        files = [str(file.relative_to(ROOT)) for path in self.paths for file in (ROOT / path).rglob("test_*.py")]
+        taken = {file: durations.get(file, UNKNOWN_SECONDS) for file in files}
+        for file in sorted(files, key=lambda file: (-taken[file], file)):
+            min(shares, key=lambda share: sum(taken[each] for each in share)).append(file)
+        return [
+            replace(self, name=f"{self.name}-{number}", paths=tuple(sorted(share)), shares=1)
+            for number, share in enumerate(shares, start=1)
+        ]
 
     def holds(self, file: str) -> bool:
         """Return whether a test file belongs to this part."""
@@ -68,11 +84,11 @@ class Part:
 
 
 PARTS = (
-    Part("unit", ("tests/unit",)),
+    Part("unit", ("tests/unit",), shares=2),
     Part("integration", ("tests/integration",)),
     Part("api", ("tests/api",)),
     Part("guards", ("tests/guards",)),
-    Part("web", ("tests/web",)),
+    Part("web", ("tests/web",), shares=2),
     Part("browser", ("tests/browser",)),
     Part("training", ("tests/engines/training", "tests/engines/estimates"), "engines"),
     Part("serving", ("tests/engines/serving",), "engines"),
@@ -154,14 +170,14 @@ def main(arguments: Sequence[str] | None = None, *, all_parts: Sequence[Part] = 
     if given.quick:
         parts = _quick_parts(durations)
     if given.nightly:
-        parts = [replace(part, marks="nightly", is_alone=True) for part in parts if part.name in WITH_NIGHTLY]
+        parts = [replace(part, marks="nightly", is_alone=True, shares=1) for part in parts if part.name in WITH_NIGHTLY]
     if not parts:
         print("No test belongs to this change.\n0 passed, 0 failed, 0 skipped")
         return 0
     for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell makes its background jobs ignore it
         signal.signal(number, signal.default_int_handler)
     try:
-        runs = _run(parts, durations, given.at_once)
+        runs = _run([share for part in parts for share in part.split(durations)], durations, given.at_once)
     except KeyboardInterrupt:
         print("\nStopped.")
         return 130

@@ -77,6 +77,18 @@ def test_what_was_recorded_decides_what_starts_first(folder: Path, capsys: pytes
     assert ended[:2] == ["long", "short"]
 
 
+def test_the_shares_of_a_part_have_each_file_once_and_equal_times() -> None:
+    part = next(part for part in runner.PARTS if part.name == "web")
+    files = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "tests/web").rglob("test_*.py"))
+    durations = dict.fromkeys(files, 1.0) | {files[0]: len(files) - 1.0}
+
+    shares = part.split(durations)
+
+    assert [share.name for share in shares] == ["web-1", "web-2"]
+    assert sorted(path for share in shares for path in share.paths) == files
+    assert {share.seconds(durations) for share in shares} == {len(files) - 1.0}
+
+
 def test_a_part_of_two_places_leaves_one_of_three_and_an_alone_one_none() -> None:
     small, large, alone = (
         runner.Part(name, (), places=places, is_alone=name == "alone")
