@@ -29,7 +29,7 @@ from gpu_workers.common.config import read_config
 from gpu_workers.common.events import LOG_FILE, SPEC_FILE
 from gpu_workers.common.files import replace_file
 from gpu_workers.common.preflight import Machine, inspect_machine, list_gpu_memory
-from gpu_workers.trainer.executor import SubprocessExecutor
+from gpu_workers.trainer.children.executor import SubprocessExecutor
 from gpu_workers.trainer.probes import MODULE as PROBING_CHILD
 from gpu_workers.trainer.probes import PROBE_FILE
 

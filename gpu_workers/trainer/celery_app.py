@@ -17,9 +17,9 @@ from gpu_workers.common.config import WorkerConfig, read_config
 from gpu_workers.common.enrolment import ensure_enrolled
 from gpu_workers.common.preflight import inspect_machine, list_gpus
 from gpu_workers.trainer.agent import Agent
-from gpu_workers.trainer.executor import MODULE as TRAINING_CHILD
-from gpu_workers.trainer.executor import SubprocessExecutor
-from gpu_workers.trainer.fork_server import ForkServer
+from gpu_workers.trainer.children.executor import MODULE as TRAINING_CHILD
+from gpu_workers.trainer.children.executor import SubprocessExecutor
+from gpu_workers.trainer.children.fork_server import ForkServer
 from gpu_workers.trainer.probes import MODULE as PROBING_CHILD
 from gpu_workers.trainer.probes import Prober
 from gpu_workers.trainer.publication import MODULE as PUBLISHING_CHILD

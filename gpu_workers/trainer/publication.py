@@ -19,7 +19,7 @@ from apps.contracts.struct import Struct
 from apps.contracts.worker_api import JudgeAccess
 from gpu_workers.common.events import AdapterReady
 from gpu_workers.common.log_tail import tail_of_log
-from gpu_workers.trainer.executor import Child, SubprocessExecutor
+from gpu_workers.trainer.children.executor import Child, SubprocessExecutor
 from gpu_workers.trainer.progress_watch import ChildActivity, ProgressWatch
 
 if TYPE_CHECKING:  # with its HTTP client, which no child needs

@@ -41,7 +41,7 @@ from gpu_workers.common.events import (
     read_outcome,
 )
 from gpu_workers.common.log_tail import tail_of_log
-from gpu_workers.trainer.executor import Child, SubprocessExecutor
+from gpu_workers.trainer.children.executor import Child, SubprocessExecutor
 from gpu_workers.trainer.lease_keeper import LeaseKeeper
 from gpu_workers.trainer.preparation import CheckpointBroken, prepare
 from gpu_workers.trainer.progress_watch import ChildActivity, ProgressWatch

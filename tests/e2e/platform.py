@@ -18,7 +18,7 @@ import openai
 from supervisor.xmlrpc import SupervisorTransport
 
 from gpu_workers.common.process_tree import die_with_parent
-from gpu_workers.trainer.executor import PID_FILE
+from gpu_workers.trainer.children.executor import PID_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 BANKING = ROOT / "demo" / "banking77" / "train.csv"

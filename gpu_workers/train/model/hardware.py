@@ -9,7 +9,7 @@ from enum import StrEnum
 import torch
 
 from apps.contracts.runs import Hyperparameters, Method, Struct
-from gpu_workers.trainer.cpu_threads import count_cores
+from gpu_workers.trainer.children.cpu_threads import count_cores
 
 FLASH_CAPABILITY = (8, 0)  # FlashAttention 2 needs Ampere
 _COMPILE_PAYS_STEPS = 1_000  # compiling takes a minute or two, which this many steps save

@@ -23,7 +23,7 @@ from gpu_workers.common.config import ConfigError
 from gpu_workers.common.events import LOG_FILE, SPEC_FILE
 from gpu_workers.common.preflight import GpuMemory, inspect_machine
 from gpu_workers.train.model.hardware import choose_engine, detect
-from gpu_workers.trainer.executor import SubprocessExecutor
+from gpu_workers.trainer.children.executor import SubprocessExecutor
 from gpu_workers.trainer.probes import PROBE_FILE
 from tests.twins.control_plane import CREDENTIAL, ControlPlane
 
@@ -74,7 +74,7 @@ def test_a_made_up_model_computes_in_the_four_bits_the_trainer_loads(folder):
 class ProbeHere:
     """Runs the probe in this process; that it starts as a separate interpreter is asserted of the prober."""
 
-    def __init__(self, *, module: str, **_: object) -> None:
+    def __init__(self, module: str, **_: object) -> None:
         assert module == probe.__name__
 
     def start(self, work_dir: Path, *, gpu_count: int) -> "ProbeHere":

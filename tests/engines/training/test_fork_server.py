@@ -13,8 +13,8 @@ import pytest
 
 from gpu_workers.common.config import child_environment
 from gpu_workers.common.process_tree import identify
-from gpu_workers.trainer.executor import SubprocessExecutor
-from gpu_workers.trainer.fork_server import Forked, ForkServer, ServerGone
+from gpu_workers.trainer.children.executor import SubprocessExecutor
+from gpu_workers.trainer.children.fork_server import Forked, ForkServer, ServerGone
 from tests.support.engines.control_plane import wait_until
 
 CHILD = "tests.support.engines.reporting_child"
@@ -100,8 +100,8 @@ def test_it_ends_with_an_agent_that_was_killed(tmp_path):
     program = f"""
 import os, signal, sys
 from pathlib import Path
-from gpu_workers.trainer.executor import SubprocessExecutor
-from gpu_workers.trainer.fork_server import ForkServer
+from gpu_workers.trainer.children.executor import SubprocessExecutor
+from gpu_workers.trainer.children.fork_server import ForkServer
 
 child = SubprocessExecutor({CHILD!r}, thread_limit=1, fork_server=ForkServer()).start(Path(sys.argv[1]))
 print(child.pid, os.getpid(), flush=True)

@@ -31,7 +31,7 @@ from gpu_workers.train.model.adapter_export import adapter_config, write_adapter
 from gpu_workers.train.model.base_model import fetch_base_model
 from gpu_workers.train.model.cpu_lora import speed_up_lora
 from gpu_workers.train.model.weights import check_finite
-from gpu_workers.trainer.executor import SubprocessExecutor
+from gpu_workers.trainer.children.executor import SubprocessExecutor
 from gpu_workers.trainer.probes import MODULE as PROBING_CHILD
 from gpu_workers.trainer.probes import Prober
 from tests.support.engines.models import BASE_MODEL

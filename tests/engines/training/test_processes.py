@@ -20,8 +20,8 @@ from gpu_workers.train import __main__ as entry
 from gpu_workers.train.loop import callbacks
 from gpu_workers.train.model import sharding
 from gpu_workers.train.model.loading import load_model
-from gpu_workers.trainer.executor import MODULE
-from gpu_workers.trainer.fork_server import Forked, ForkServer
+from gpu_workers.trainer.children.executor import MODULE
+from gpu_workers.trainer.children.fork_server import Forked, ForkServer
 from tests.support.engines.attempts import Tried, attempt, make_run_spec, prepare
 from tests.support.engines.rows import SMALL, make_pairs, make_rows
 

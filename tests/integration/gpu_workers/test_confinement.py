@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_workers.common.events import LOG_FILE
-from gpu_workers.trainer.executor import SubprocessExecutor
+from gpu_workers.trainer.children.executor import SubprocessExecutor
 
 CHILD = textwrap.dedent(
     """

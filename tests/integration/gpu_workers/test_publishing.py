@@ -9,7 +9,7 @@ from apps.contracts.evaluation import EvaluationPlan, Grader, GraderKind
 from apps.contracts.runs import CheckpointSaved, Phase, PhaseChanged, Stopped, Succeeded
 from apps.contracts.worker_api import JudgeAccess
 from gpu_workers.common.events import AdapterReady
-from gpu_workers.trainer.executor import SubprocessExecutor
+from gpu_workers.trainer.children.executor import SubprocessExecutor
 from gpu_workers.trainer.publication import Publisher, PublishSecrets, limit_seconds
 from tests.support.agent import Draining, add_run, make_agent
 

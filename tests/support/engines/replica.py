@@ -14,7 +14,7 @@ import httpx
 from apps.contracts.serving import DesiredAdapter, LoadState
 from gpu_workers.common.process_tree import Process, list_descendants, list_session, read_title
 from gpu_workers.engine.state import EnginePaths, EngineState, read_engine_state
-from gpu_workers.trainer.executor import REPOSITORY
+from gpu_workers.trainer.children.executor import REPOSITORY
 from tests.support.engines.control_plane import ENROLL_TOKEN, ControlPlane, wait_until
 
 START_SECONDS = 600  # 25 s on two idle cores; the machine may be busy

@@ -1,7 +1,7 @@
 import pytest
 
-from gpu_workers.trainer import cpu_threads
-from gpu_workers.trainer.cpu_threads import count_cores, threads_for
+from gpu_workers.trainer.children import cpu_threads
+from gpu_workers.trainer.children.cpu_threads import count_cores, threads_for
 
 
 @pytest.mark.parametrize(

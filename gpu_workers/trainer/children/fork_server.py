@@ -1,34 +1,20 @@
-"""A process that imports the training libraries once and forks the children of all runs: `python -m
-gpu_workers.trainer.fork_server FD`.
-
-The imports are most of what a child does before it loads its model: seconds of CPU time, which a machine that also
-serves the platform has to share. The process computes nothing: a fork would lack the threads of its parent. It is for
-machines without a GPU only, because a process cannot use CUDA after a fork from one that has initialized it.
-
-It answers requests on the socket FD (unix(7), SOCK_SEQPACKET, one JSON object a message), and ends with all its
-children when the other end closes.
-"""
+"""The agent's end of the process that forks children (gpu_workers/train/fork_server.py)."""
 
 import contextlib
-import gc
-import importlib
 import json
 import os
-import runpy
-import selectors
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from typing import IO, Any
+from typing import IO
 
-from gpu_workers.common.config import REPOSITORY, child_environment, replace_environment
-from gpu_workers.trainer.confinement import confine
+from gpu_workers.common.config import REPOSITORY, child_environment
 
-_MODULES = ("gpu_workers.train.process", "gpu_workers.train.after.examination", "gpu_workers.train.after.merge")
-_MESSAGE_BYTES = 1 << 20
+MODULE = "gpu_workers.train.fork_server"
+MESSAGE_BYTES = 1 << 20
 _IMPORT_SECONDS = 300.0
 _POLL_SECONDS = 0.02
 
@@ -48,7 +34,7 @@ class ForkServer:
         self._is_ready = False
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno())],
+                [sys.executable, "-m", MODULE, str(theirs.fileno())],
                 cwd=REPOSITORY,
                 env=child_environment(threads=1, extra={"PYTHONFAULTHANDLER": "1"}),
                 pass_fds=[theirs.fileno()],
@@ -105,7 +91,7 @@ class ForkServer:
     def _receive(self) -> dict[str, int]:
         """Return the next message, and keep the exit code that it may report."""
         try:
-            data = self._socket.recv(_MESSAGE_BYTES)
+            data = self._socket.recv(MESSAGE_BYTES)
         except ConnectionResetError:
             data = b""
         if not data:
@@ -136,73 +122,3 @@ class Forked:
                 raise subprocess.TimeoutExpired("forked child", timeout or 0.0)
             time.sleep(_POLL_SECONDS)
         return code
-
-
-def serve(channel: socket.socket) -> dict[str, Any] | None:
-    """Fork for each request and report each end; return the request in the fork, and None once the other end closes."""
-    channel.send(b"{}")
-    alive: dict[int, int] = {}  # by pidfd
-    ready = selectors.DefaultSelector()
-    ready.register(channel, selectors.EVENT_READ)
-    while True:
-        for key, _ in ready.select():
-            if pid := alive.pop(key.fd, None):
-                ready.unregister(key.fd)
-                os.close(key.fd)
-                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                channel.send(json.dumps({"ended": pid, "code": code}).encode())
-                continue
-            request, files, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES, 2)
-            if not request:
-                for pid in alive.values():
-                    os.killpg(pid, signal.SIGKILL)
-                return None
-            server = os.getpid()
-            pid = os.fork()
-            if not pid:
-                ready.close()
-                for descriptor in alive:
-                    os.close(descriptor)
-                return _prepare(json.loads(request), channel, files, server)
-            for descriptor in files:
-                os.close(descriptor)
-            pidfd = os.pidfd_open(pid)
-            alive[pidfd] = pid
-            ready.register(pidfd, selectors.EVENT_READ)
-
-
-def _prepare(request: dict[str, Any], channel: socket.socket, files: list[int], server: int) -> dict[str, Any]:
-    """Make this fork what a new interpreter would be; return the request."""
-    os.setsid()
-    channel.send(json.dumps({"pid": os.getpid()}).encode())  # from here on, a signal to its group reaches it
-    channel.close()
-    stdin, log = files
-    for source, target in ((stdin, 0), (log, 1), (log, 2)):
-        os.dup2(source, target)
-    for descriptor in files:
-        os.close(descriptor)
-    confine(server, has_network=request["has_network"])
-    replace_environment(request["environment"])
-    if threads := request["environment"].get("OMP_NUM_THREADS"):  # OpenMP has read the server's
-        import torch  # noqa: PLC0415 - the agent's end of the socket does without
-
-        torch.set_num_threads(int(threads))
-    return request
-
-
-def _import_libraries() -> None:
-    """Import what children need; no garbage collection of a fork visits, and so copies, what was imported."""
-    gc.disable()
-    sys.modules["wandb"] = None  # type: ignore[assignment]  # as in child.py
-    for module in _MODULES:
-        importlib.import_module(module)
-    gc.freeze()
-    gc.enable()
-
-
-if __name__ == "__main__":
-    _import_libraries()
-    asked = serve(socket.socket(fileno=int(sys.argv[1])))
-    if asked is not None:
-        sys.argv = [asked["module"], *asked["arguments"]]
-        runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)

@@ -16,9 +16,9 @@ from gpu_workers.common.config import REPOSITORY, child_environment
 from gpu_workers.common.events import LOG_FILE, SPEC_FILE
 from gpu_workers.common.files import replace_file
 from gpu_workers.common.process_tree import Process, identify, is_alive, kill_all, list_session
-from gpu_workers.trainer.confinement import confine
-from gpu_workers.trainer.cpu_threads import choose_threads
-from gpu_workers.trainer.fork_server import Forked, ForkServer, ServerGone
+from gpu_workers.trainer.children.confinement import confine
+from gpu_workers.trainer.children.cpu_threads import choose_threads
+from gpu_workers.trainer.children.fork_server import Forked, ForkServer, ServerGone
 
 logger = logging.getLogger(__name__)
 
