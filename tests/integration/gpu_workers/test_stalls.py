@@ -14,7 +14,7 @@ from apps.contracts.worker_api import ProbeRequest
 from gpu_workers.common.process_tree import list_descendants, read_command
 from gpu_workers.trainer import lease_keeper, probes, run_supervisor
 from gpu_workers.trainer.lease_keeper import LeaseKeeper
-from tests.support.agent import CHILD, ROWS, Draining, add_run, make_agent
+from tests.support.agent import ROWS, Draining, add_run, make_agent
 
 STALL_SECONDS = 3.0
 
