@@ -30,6 +30,8 @@ __all__ = ["SCHEDULERS", "SERVABLE_RANKS", "DataFacts", "Recipe", "RecipeChoice"
 CHOSEN_BY_US = (
     "method", "quantization", "objective", "gradient_accumulation_steps", "gradient_checkpointing", "eval_steps",
 )  # fmt: skip
+_FEWEST_TO_HOLD_OUT = 500  # rows, of which 25 are held out
+_MOST_FOR_LARGE_SHARE = 10_000  # rows, of which 500 are held out: as many as an evaluation reads
 _PATIENCE = 2  # evaluations without a better loss
 _EVALUATIONS = 6  # per run: enough to find the best one, to wait for `_PATIENCE` more, and to save steps
 _MAX_EVALUATIONS = 20
@@ -117,6 +119,16 @@ def choose_longest_row(base_model: BaseModel, longest_row_tokens: int | None, *,
         return context, f"{context:,} tokens: what the model takes in at once; your longest row has {longest:,}."
     whose = "what the model takes in at once" if usual == context else "this model's own recipe, which was tried on it"
     return usual, f"{usual:,} tokens: {whose}."
+
+
+def choose_validation_share(rows: int | None, *, is_text: bool) -> tuple[float, str]:
+    """Return the default for the share of rows that are held out, 0 to 1, and its reason, without a validation file."""
+    if is_text:
+        return 0.0, "0: running text is read once, so nothing is learned by heart."
+    if rows is None or rows < _FEWEST_TO_HOLD_OUT:
+        return 0.0, f"0: below {_FEWEST_TO_HOLD_OUT} rows, the held-out rows would be too few to judge by."
+    share = 0.05 if rows <= _MOST_FOR_LARGE_SHARE else 0.01
+    return share, f"{share:.0%} of {rows:,} rows: for evaluation, early stopping and the comparison with the base."
 
 
 def _choice(name: str, wanted: Mapping[str, object], rules: "_Rules") -> RecipeChoice:
@@ -258,6 +270,11 @@ class _Rules:
         """Return whether rows are held out for evaluation."""
         return self._data.has_validation or bool(self._value("validation_share"))
 
+    def _validation_share(self) -> tuple[float, str]:
+        if self._data.has_validation:
+            return 0.0, "0: the validation file is evaluated."
+        return choose_validation_share(self._data.rows, is_text=self._objective is Objective.TEXT)
+
     def _early_stopping_patience(self) -> tuple[int | None, str]:
         if not self.has_validation:
             return None, "Early stopping off: no rows are held out."
@@ -306,7 +323,6 @@ _PLAIN: dict[str, tuple[object, str]] = {
     "dpo_beta": (0.1, "0.1: usual."),
     "orpo_beta": (0.1, "0.1: usual."),
     "train_on": ("assistant", "The assistant's answers: what is asked need not be learned."),
-    "validation_share": (0.0, "0: every row is trained on."),
     "seed": (42, "42: the same each time."),
 }
 _ORDER = (

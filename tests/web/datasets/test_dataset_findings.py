@@ -81,6 +81,26 @@ def test_the_split_of_a_share_and_seed_is_shown(looked_at, alice, client_for) ->
     assert lines == [at for at, is_held in enumerate(held, 1) if is_held]
 
 
+def test_the_page_begins_with_the_split_that_training_makes(organization, alice, client_for) -> None:
+    make_base_model()
+    version = make_ready_version(organization, jsonl(500))
+    inspect(version.pk)
+    client = client_for(alice)
+
+    usual = client.get(page_of(version)).content.decode()
+    none = client.get(page_of(version, share=0)).content.decode()
+
+    inspection = find_inspection(version=version)
+    assert inspection is not None
+    held = held_out_rows(inspection=inspection, split=Split(0.05, 42))
+    assert f"{held.count(False)} train, {sum(held)} held out" in usual
+    assert "validation_share" not in re.search(r'href="(/jobs/new[^"]*)"', usual)[1]
+    assert ">held out</span>" not in none
+    assert "validation_share=0.0" in re.search(r'href="(/jobs/new[^"]*)"', none)[1]
+    row = re.search(rf'href="([^"]*{version.pk}[^"]*line=2[^"]*)"', none)[1]
+    assert "share=0" in row, "the next row keeps the choice"
+
+
 def test_what_repeats_a_validation_file_is_counted_flagged_and_listed(
     looked_at, organization, rival, alice, client_for
 ) -> None:

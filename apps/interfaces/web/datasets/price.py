@@ -4,7 +4,7 @@ from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel
 from apps.contracts.chat import TrainOn
 from apps.core.errors import DomainError
-from apps.interfaces.web.datasets.viewer import Address
+from apps.interfaces.web.datasets.viewer import DEFAULT_SEED, Address
 from apps.interfaces.web.wizard.draft import Draft
 from apps.interfaces.web.wizard.plan import Plan
 
@@ -20,7 +20,7 @@ def training_draft(address: Address, model: BaseModel | None) -> Draft:
         chosen["train_on"] = address.train_on.value
     if address.against:
         chosen["validation"] = address.against
-    elif address.share:
+    elif (address.share, address.seed) != (address.usual_share, DEFAULT_SEED):
         chosen |= {"validation_share": str(address.split.share), "seed": str(address.seed)}
     return Draft(chosen)
 

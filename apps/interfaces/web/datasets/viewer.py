@@ -31,13 +31,19 @@ from apps.datasets.models import DatasetVersion, TokenCount, VersionInspection
 from apps.datasets.queries import RowPreview
 from apps.datasets.rows import kind_of
 from apps.datasets.token_counts import LIMITS, Cut
-from apps.finetuning.recipes.completion import choose_longest_row
+from apps.finetuning.recipes.completion import choose_longest_row, choose_validation_share
 from apps.interfaces.web.datasets.row_view import RowView, view_row
 
 ROWS_SHOWN = 20
 ROWS_BEFORE = 2  # shown above the row that a link points at; a phone's list shows three rows
 VIEWS = (("chat", "Chat"), ("tokens", "Tokens"), ("json", "JSON"))
-SHARES = ((0, "None held out"), (5, "5 % held out"), (10, "10 % held out"), (20, "20 % held out"))
+SHARES = (
+    (0, "None held out"),
+    (1, "1 % held out"),
+    (5, "5 % held out"),
+    (10, "10 % held out"),
+    (20, "20 % held out"),
+)
 DEFAULT_SEED = 42
 TRAINED = (
     (TrainOn.ASSISTANT, "Answers trained"),
@@ -58,6 +64,7 @@ class Address:
     limit: int
     usual_limit: int  # the limit that training uses by default
     share: int
+    usual_share: int  # the default of training
     seed: int
     first: int
     line: int
@@ -71,6 +78,8 @@ class Address:
         query = {name: getattr(self, name) for name in names} | changes
         query |= {"train_on": self.train_on.value if self.train_on is not TrainOn.ASSISTANT else ""}
         shown = {name: value for name, value in query.items() if value not in ("", None, 0)}
+        if query["share"] != self.usual_share:
+            shown["share"] = query["share"]
         return f"{reverse('web:dataset_detail', args=[self.version.pk])}?{urlencode(shown)}"
 
     def at(self, line: int) -> str:
@@ -150,14 +159,16 @@ def read_address(
     limits = [limit for limit, _ in limit_options(model)]
     usual = _usual_limit(version, model, count)
     limit = _number(request, "limit", usual)
-    share = _number(request, "share", 0)
+    usual_share = round(100 * choose_validation_share(version.rows, is_text=kind_of(version) is RowKind.TEXT)[0])
+    shares = {str(share): share for share, _ in SHARES}
     trains_inputs = request.GET.get("train_on") == TrainOn.ALL and kind_of(version) is RowKind.CHAT
     return Address(
         version=version,
         model=model.name if model else "",
         limit=limit if limit in limits else usual,
         usual_limit=usual,
-        share=share if share in dict(SHARES) else 0,
+        share=shares.get(request.GET.get("share", ""), usual_share),
+        usual_share=usual_share,
         seed=_number(request, "seed", DEFAULT_SEED),
         first=_number(request, "first", max(1, line - ROWS_BEFORE)),
         line=line,

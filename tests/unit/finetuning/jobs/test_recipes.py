@@ -40,6 +40,24 @@ def test_few_rows_are_seen_often_and_stop_early_where_they_can_be_checked():
     assert recipe_of(data=DataFacts(rows=300_000)).hyperparameters.epochs == 1
 
 
+@pytest.mark.parametrize(
+    ("data", "asked", "share"),
+    [
+        (DataFacts(rows=499), {}, 0.0),
+        (DataFacts(rows=500), {}, 0.05),
+        (DataFacts(rows=10_003), {}, 0.01),
+        (DataFacts(rows=10_003, has_validation=True), {}, 0.0),
+        (DataFacts(rows=10_003), {"validation_share": 0.0}, 0.0),
+        (DataFacts(), {}, 0.0),
+    ],
+)
+def test_without_a_validation_file_some_of_many_rows_are_held_out(data, asked, share):
+    recipe = recipe_of(asked=asked, data=data)
+
+    assert recipe.hyperparameters.validation_share == share
+    assert (recipe.hyperparameters.early_stopping_patience is None) == (not share and not data.has_validation)
+
+
 @pytest.mark.parametrize("rows", [40, 412, 10_003, 40_000, 300_000])
 @pytest.mark.parametrize("held_out", [{"has_validation": True}, {}])
 def test_early_stopping_is_promised_only_where_it_can_still_save_steps(rows, held_out):
