@@ -57,9 +57,5 @@ def trainer_obstacle(platform: Platform, file_id: str) -> str:
         return "No trainer has reported lately. The process trainer is missing, still starts or measures its speed."
     reason = pools[0].block_reason or ""
     if reason.startswith("No time estimate yet"):
-        return (
-            "The trainer is online and measures its speed for the estimate. This takes about a minute, longer on a "
-            "busy machine. If its log says that the model was not measured, stop Anneal with Ctrl-C and run "
-            "`make demo` again: the trainer measures anew."
-        )
+        return "The trainer is online and measures its speed for the estimate, which takes about a minute."
     return f"The trainer is online and not ready: {reason.rstrip('.')}." if reason else ""
