@@ -293,7 +293,7 @@ class _Rules:
         evaluations = int(min(wanted, _MAX_EVALUATIONS))
         if steps is None or epochs >= evaluations:
             return None, "At the end of each epoch."
-        every = max(1, steps // evaluations)
+        every = -(-steps // evaluations)  # rounded up, or the last two would be a few steps apart
         apart = f"{every:,} step{'s' if every > 1 else ''} apart"
         return every, f"{apart}: {-(-steps // every)} evaluations on the held-out rows."
 

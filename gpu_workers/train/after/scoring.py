@@ -1,7 +1,7 @@
 """Scores that a causal model gives to tokens, and answers that it writes. Greedy, and without random numbers."""
 
 from collections.abc import Callable, Sequence
-from itertools import takewhile
+from itertools import accumulate, takewhile
 
 import msgspec
 import numpy as np
@@ -11,6 +11,10 @@ from transformers import PreTrainedModel
 
 from gpu_workers.common.pulse import beat
 from gpu_workers.train.data.encoding import IGNORED
+
+# A batch of answers: a step of more rows takes hardly longer, up to the memory of their keys and values.
+_BATCH_TOKENS = 16_384  # padded, answers included
+_MAX_BATCH = 64  # rows
 
 
 class Example(msgspec.Struct, frozen=True):
@@ -91,15 +95,20 @@ def write_answers(
     pad_id: int,
     max_tokens: int,
     is_over: Callable[[], bool],
-    batch_size: int = 8,
 ) -> list[list[int]]:
     """Return a greedy answer to each prompt, without its end token; fewer answers if time runs out."""
     answers: list[list[int]] = []
-    for start in range(0, len(prompts), batch_size):
-        if is_over():
-            break
-        answers += _write_batch(model, prompts[start : start + batch_size], stop_ids, pad_id, max_tokens)
+    while len(answers) < len(prompts) and not is_over():
+        batch = _next_batch(prompts[len(answers) :], max_tokens)
+        answers += _write_batch(model, batch, stop_ids, pad_id, max_tokens)
     return answers
+
+
+def _next_batch(prompts: Sequence[Sequence[int]], max_tokens: int) -> Sequence[Sequence[int]]:
+    """Return the first prompts, as many as fit together with their answers into the batch's tokens."""
+    widths = accumulate((len(prompt) for prompt in prompts), max)
+    fits = takewhile(lambda at: at[0] * (at[1] + max_tokens) <= _BATCH_TOKENS, enumerate(widths, start=1))
+    return prompts[: max(1, min(_MAX_BATCH, sum(1 for _ in fits)))]
 
 
 def _write_batch(
