@@ -17,6 +17,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 IDLE_SECONDS = 24 * 3600.0  # without a request for longer than this: on no replica until the next request
 ACTIVE_SECONDS = 900.0  # requested since: before all others
 WAITING_SECONDS = 30.0  # requested since and on no replica: a customer waits for it
@@ -31,8 +33,7 @@ _UNEVEN = 1.25  # times the mean load; a replica above it gives adapters away
 _KEPT, _ACTIVE, _COPY, _RARE = range(4)
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterDemand:
+class AdapterDemand(msgspec.Struct, frozen=True):
     """An adapter that may be requested. Times are seconds of one clock."""
 
     version_id: str
@@ -183,18 +184,21 @@ class _Plan:
     def _wanted_copies(self, version_id: str) -> int:
         """Return how many replicas should hold the adapter: more at once, fewer only when demand has halved."""
         demand = self._wishes[version_id].requests_per_second
-        wanted = max(1, math.ceil(demand / self._share))
-        kept = min(len(self._holders.get(version_id, ())), math.ceil(2 * demand / self._share))
-        if max(wanted, kept) == 1:
+        if 2 * demand <= self._share:
             return 1
+        wanted = math.ceil(demand / self._share)
+        kept = min(len(self._holders.get(version_id, ())), math.ceil(2 * demand / self._share))
         most = sum(self._may_hold(state, self._wishes[version_id]) for state in self.states)
         return min(most, max(wanted, kept))
 
     def _take_place(self, wish: AdapterDemand) -> bool:
         """Count one more copy if the classes of this rank and below still have a place for it."""
         affected = self._affected(wish.rank)
-        if not affected or any(self._taken[rank] >= self._places[rank] for rank in affected):
+        if not affected:
             return False
+        for rank in affected:
+            if self._taken[rank] >= self._places[rank]:
+                return False
         for rank in affected:
             self._taken[rank] += 1
         self._copies[wish.version_id] = self._copies.get(wish.version_id, 0) + 1

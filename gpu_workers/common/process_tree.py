@@ -5,7 +5,6 @@ import os
 import signal
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
 import msgspec
 
@@ -25,7 +24,6 @@ class _Stat(msgspec.Struct, frozen=True):
     process: Process
     state: str
     parent: int
-    session: int
 
 
 def become_subreaper() -> None:
@@ -61,7 +59,7 @@ def read_command(process: Process) -> str:
 def list_descendants(pid: int, *, with_zombies: bool = False) -> list[Process]:
     """Return every living descendant of `pid`, nearest first."""
     children: dict[int, list[_Stat]] = {}
-    for stat in _list_stats():
+    for stat in filter(None, map(_read_stat, _list_pids())):
         children.setdefault(stat.parent, []).append(stat)
     found, queue = [], [pid]
     while queue:
@@ -78,7 +76,7 @@ def list_session(leader: Process) -> list[Process]:
     The kernel does not reuse a session's number while the session has members. A member older than the leader therefore
     means that the number was reused after all members had gone.
     """
-    members = [s.process for s in _list_stats() if s.session == leader.pid and s.state not in "ZX"]
+    members = list(filter(None, (identify(pid) for pid in _list_pids() if _session_of(pid) == leader.pid)))
     is_same = all(m.started_ticks >= leader.started_ticks for m in members)
     holder = identify(leader.pid)
     return members if is_same and holder in (None, leader) else []
@@ -129,14 +127,21 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def _list_stats() -> list[_Stat]:
-    stats = (_read_stat(int(name)) for name in os.listdir("/proc") if name.isdigit())
-    return [stat for stat in stats if stat is not None]
+def _list_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
 
 
 def _read_text(pid: int, name: str) -> str:
     try:
-        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+        with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
+            return file.read().decode(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return ""
 
@@ -150,5 +155,4 @@ def _read_stat(pid: int) -> _Stat | None:
         process=Process(pid=pid, started_ticks=int(fields[19])),
         state=fields[0],
         parent=int(fields[1]),
-        session=int(fields[3]),
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from apps.contracts.runs import CheckpointRef, DatasetRef, RunSpec, SignedFile
-from gpu_workers.common.artifacts import BrokenArtifact, StoreUnavailable, Transfers, verify_folder
+from gpu_workers.common.artifacts import BrokenArtifact, verify_folder
 from gpu_workers.common.base_models import locate_base_model
 from gpu_workers.common.config import WorkerConfig
 from gpu_workers.common.events import (
@@ -19,6 +19,7 @@ from gpu_workers.common.events import (
     VALIDATION_FILE,
 )
 from gpu_workers.common.files import PRIVATE, replace_file
+from gpu_workers.common.transfers import StoreUnavailable, Transfers
 
 log = logging.getLogger(__name__)
 

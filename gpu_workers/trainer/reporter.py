@@ -13,8 +13,9 @@ import msgspec
 from apps.contracts.runs import CheckpointSaved, LogLine, RunEvent, StepCompleted
 from apps.contracts.worker_api import UploadRequest, UploadResponse
 from gpu_workers.common.api_client import ApiClient, ApiError, Lease, StaleLease, Unauthorized, Unavailable
-from gpu_workers.common.artifacts import Interrupted, StoreUnavailable, Transfers, read_manifest
+from gpu_workers.common.artifacts import read_manifest
 from gpu_workers.common.events import UNNUMBERED, CheckpointReady
+from gpu_workers.common.transfers import Interrupted, StoreUnavailable, Transfers
 from gpu_workers.trainer.lease_keeper import LeaseKeeper
 
 log = logging.getLogger(__name__)

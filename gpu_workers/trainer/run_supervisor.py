@@ -27,7 +27,6 @@ from apps.contracts.runs import (
 )
 from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest
 from gpu_workers.common.api_client import ApiClient, ApiError, Lease, StaleLease, Unauthorized, Unavailable
-from gpu_workers.common.artifacts import Interrupted, StoreUnavailable, Transfers
 from gpu_workers.common.base_models import NotInstalled
 from gpu_workers.common.config import WorkerConfig
 from gpu_workers.common.events import (
@@ -41,6 +40,7 @@ from gpu_workers.common.events import (
     read_outcome,
 )
 from gpu_workers.common.log_tail import tail_of_log
+from gpu_workers.common.transfers import Interrupted, StoreUnavailable, Transfers
 from gpu_workers.trainer.children.executor import Child, SubprocessExecutor
 from gpu_workers.trainer.lease_keeper import LeaseKeeper
 from gpu_workers.trainer.preparation import CheckpointBroken, prepare

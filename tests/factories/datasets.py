@@ -17,7 +17,8 @@ def chat_row(question: str = "Where is my card?", answer: str = "card_arrival") 
 
 def jsonl(rows: int = 12) -> bytes:
     """A valid file of so many rows."""
-    return jsonl_of(*(chat_row(f"Where is card {row}?") for row in range(rows)))
+    before, after = jsonl_of(chat_row("Where is card #?")).split(b"#")  # once: some files have 200,000 rows
+    return b"".join(b"%b%d%b" % (before, row, after) for row in range(rows))
 
 
 def jsonl_of(*rows: dict[str, Any]) -> bytes:

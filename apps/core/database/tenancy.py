@@ -38,11 +38,6 @@ class OrganizationQuerySet(models.QuerySet):
         """
         return self.filter(organization_id=id_of(organization))
 
-    def sum_by_organization(self, amount: models.expressions.Combinable) -> Counter[str]:
-        """Return the sum of an integer expression over each organization's rows; an organization without rows has 0."""
-        sums = self.values_list("organization_id").annotate(sum=models.Sum(amount)).order_by()
-        return Counter({organization_id: int(total or 0) for organization_id, total in sums})
-
 
 class OrganizationModel(models.Model):
     """A row that belongs to one organization."""
@@ -55,6 +50,13 @@ class OrganizationModel(models.Model):
 
     class Meta:
         abstract = True
+
+
+def sum_by_organization(statement: str, **parameters: Any) -> Counter[str]:
+    """Return what a statement selects, ids of organizations with integer sums; an organization without rows has 0."""
+    with connection.cursor() as cursor:
+        cursor.execute(statement, parameters)
+        return Counter(dict(cursor.fetchall()))
 
 
 @contextmanager

@@ -53,16 +53,15 @@ class RenderableRows:
         rows = [parse_line_as(line, self._kind) for line in lines]
         kept = (
             lines
-            if self._are_rendered(rows)
-            else [line for line, row in zip(lines, rows, strict=True) if self._are_rendered([row])]
+            if self._are_renderable(rows)
+            else [line for line, row in zip(lines, rows, strict=True) if self._are_renderable([row])]
         )
         self.dropped += len(lines) - len(kept)
         return b"".join(line.data.rstrip(b"\r\n") + b"\n" for line in kept)
 
-    def _are_rendered(self, rows: list[Row]) -> bool:
+    def _are_renderable(self, rows: list[Row]) -> bool:
         try:
-            for _ in self._renderer.render_many(_conversations(rows)):
-                pass
+            self._renderer.require_renderable(_conversations(rows))
         except RowError:
             return False
         return True

@@ -74,14 +74,10 @@ def require_place_for_job(*, organization: Organization | str, but: FineTuningJo
     """
     organization_id = key_of(organization)
     locks.lock(_lock_name(organization_id))
-    limit = get_quota(organization=organization_id).queued_jobs
+    quota = get_quota(organization=organization_id)
     with share_of(organization_id) as organizations:
         count = _unfinished_jobs(organizations, but).count()
-    if limit is not None and count >= limit:
-        raise QuotaExceeded(
-            f"Your organization already has {count} unfinished jobs{_together(organizations)} and its limit is "
-            f"{limit}: wait for one to finish, cancel one, or ask the operator for more."
-        )
+    _require_place(count, quota, organizations)
 
 
 def require_room_for_job(*, job: FineTuningJob, seconds: float, now: datetime.datetime) -> None:
@@ -90,17 +86,20 @@ def require_room_for_job(*, job: FineTuningJob, seconds: float, now: datetime.da
     Until the transaction ends, no other job under the same limits is admitted or started, so no two jobs use the same
     room.
     """
-    require_place_for_job(organization=job.organization_id, but=job)
+    locks.lock(_lock_name(job.organization_id))
     quota = get_quota(organization=job.organization_id)
+    with share_of(job.organization_id) as organizations:
+        unfinished = _unfinished_jobs(organizations, job)
+        count = unfinished.count()
+        used = _sum_used_gpu_seconds(organizations, now)
+        promised = _expected_seconds(unfinished, now)
+    _require_place(count, quota, organizations)
     if quota.concurrent_gpus is not None and job.gpu_count > max(quota.concurrent_gpus, 1):
         raise QuotaExceeded(
             f"This job needs {job.gpu_count} GPUs at once and your organization may use {quota.concurrent_gpus}: "
             "choose fewer, or ask the operator for more.",
             param="compute.gpu_count",
         )
-    with share_of(job.organization_id) as organizations:
-        used = _sum_used_gpu_seconds(organizations, now)
-        promised = _expected_seconds(_unfinished_jobs(organizations, job), now)
     if quota.gpu_seconds_per_month is not None and used + promised + seconds > quota.gpu_seconds_per_month:
         raise QuotaExceeded(
             f"This job needs about {seconds:.0f} GPU-seconds; of {quota.gpu_seconds_per_month} this month {used} are "
@@ -151,6 +150,15 @@ def _unfinished_jobs(organizations: Sequence[str], but: FineTuningJob | None) ->
 def _together(organizations: Sequence[str]) -> str:
     """Return the addition to a message if several organizations share one limit."""
     return " (all organizations of its founder count until it pays)" if len(organizations) > 1 else ""
+
+
+def _require_place(count: int, quota: Quota, organizations: Sequence[str]) -> None:
+    limit = quota.queued_jobs
+    if limit is not None and count >= limit:
+        raise QuotaExceeded(
+            f"Your organization already has {count} unfinished jobs{_together(organizations)} and its limit is "
+            f"{limit}: wait for one to finish, cancel one, or ask the operator for more."
+        )
 
 
 def _lock_name(organization_id: str) -> str:

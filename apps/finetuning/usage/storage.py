@@ -4,27 +4,31 @@ import datetime
 from collections import Counter
 from collections.abc import Collection
 
-from django.db.models import F
-
 from apps.accounts.models import Organization
 from apps.accounts.shares import share_of
-from apps.adapters.models import AdapterVersion
 from apps.billing.usage.storage import record_storage
+from apps.core.database.tenancy import sum_by_organization
 from apps.core.errors import QuotaExceeded
 from apps.datasets.queries import storage_used_bytes
-from apps.finetuning.models import Checkpoint
 from apps.finetuning.usage.quotas import get_quota
+
+_MODEL_BYTES = """
+    SELECT organization_id, sum(amount)::bigint FROM (
+        SELECT organization_id, bytes AS amount FROM finetuning_checkpoint
+        WHERE organization_id = ANY(%(organizations)s) AND deleted_at IS NULL
+        UNION ALL
+        SELECT organization_id, bytes + coalesce(
+            (SELECT sum((export ->> 'bytes')::bigint) FROM jsonb_array_elements(exports) AS export), 0
+        ) FROM adapters_adapterversion
+        WHERE organization_id = ANY(%(organizations)s) AND deleted_at IS NULL
+    ) AS kept GROUP BY organization_id
+"""
 
 
 def stored_bytes(*, organizations: Collection[str], but_upload: str = "") -> Counter[str]:
     """Return the bytes of each organization's files, checkpoints, adapters and exports; `but_upload` is left out."""
-    checkpoints = Checkpoint.objects.filter(organization_id__in=organizations, deleted_at=None)
-    adapters = AdapterVersion.objects.filter(organization_id__in=organizations, deleted_at=None)
     stored = storage_used_bytes(organizations=organizations, but_upload=but_upload)
-    stored.update(checkpoints.sum_by_organization(F("bytes")))
-    stored.update(adapters.sum_by_organization(F("bytes")))
-    for organization_id, exports in adapters.exclude(exports=[]).values_list("organization_id", "exports"):
-        stored[organization_id] += sum(export["bytes"] for export in exports)
+    stored.update(sum_by_organization(_MODEL_BYTES, organizations=list(organizations)))
     return stored
 
 

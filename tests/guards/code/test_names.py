@@ -3,8 +3,9 @@
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -73,19 +74,11 @@ def words_to_avoid() -> dict[str, str]:
     return avoid
 
 
-@cache
-def names() -> list[tuple[str, str]]:
-    """Return each name with its place."""
-    return list(_names())
-
-
-def _names() -> Iterator[tuple[str, str]]:
-    for path in sorted([*ROOT.glob("apps/**/*.py"), *ROOT.glob("gpu_workers/**/*.py")]):
-        if "migrations" in path.parts:
-            continue
-        place = str(path.relative_to(ROOT))
-        yield place, path.stem
-        for node in ast.walk(ast.parse(path.read_text())):
+def names(modules: dict[str, list[ast.AST]]) -> Iterator[tuple[str, str]]:
+    """Yield each name with its place."""
+    for place, nodes in modules.items():
+        yield place, Path(place).stem
+        for node in nodes:
             for name in _names_of(node):
                 yield f"{place}:{getattr(node, 'lineno', 0)}", name
 
@@ -104,28 +97,29 @@ def _names_of(node: ast.AST) -> list[str]:
     return []
 
 
-def found() -> Iterator[tuple[str, str, str]]:
-    """Yield place, name and word of each name with a word to avoid."""
+@pytest.fixture(scope="module")
+def found(modules: dict[str, list[ast.AST]]) -> list[tuple[str, str, str]]:
+    """Return place, name and word of each name with a word to avoid."""
     avoid = words_to_avoid()
-    for place, name in names():
-        for word in {part.lower() for part in _PARTS.findall(name)} & avoid.keys():
-            yield place, name, word
+    return [
+        (place, name, word)
+        for place, name in names(modules)
+        for word in {part.lower() for part in _PARTS.findall(name)} & avoid.keys()
+    ]
 
 
-def test_names_have_no_word_that_the_glossary_avoids() -> None:
+def test_names_have_no_word_that_the_glossary_avoids(found: list[tuple[str, str, str]]) -> None:
     avoid = words_to_avoid()
     wrong = [
         f"{place}: {name}: say {avoid[word]}"
-        for place, name, word in found()
+        for place, name, word in found
         if word not in OTHER_MEANINGS and name not in EXCEPTIONS
     ]
 
     assert wrong == []
 
 
-def test_each_exception_is_still_needed() -> None:
-    used = list(found())
-
-    assert set(OTHER_MEANINGS) <= {word for _, _, word in used}
-    assert set(EXCEPTIONS) <= {name for _, name, word in used if word not in OTHER_MEANINGS}
+def test_each_exception_is_still_needed(found: list[tuple[str, str, str]]) -> None:
+    assert set(OTHER_MEANINGS) <= {word for _, _, word in found}
+    assert set(EXCEPTIONS) <= {name for _, name, word in found if word not in OTHER_MEANINGS}
     assert len(words_to_avoid()) > 50

@@ -3,6 +3,7 @@
 import ast
 import textwrap
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -19,16 +20,19 @@ def test_no_test_module_or_conftest_is_imported() -> None:
 
 def _imports_of_tests(path: Path) -> Iterator[str]:
     """Yield the test modules that a module imports, in the programs it holds as text too."""
-    trees = [ast.parse(path.read_text())]
-    for node in ast.walk(trees[0]):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "import " in node.value:
-            try:
-                trees.append(ast.parse(textwrap.dedent(node.value)))
-            except SyntaxError:
-                continue
-    for node in (node for tree in trees for node in ast.walk(tree)):
-        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.module:
+    yield from _imports_in(ast.parse(path.read_text()))
+
+
+def _imports_in(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        modules: list[str] = []
+        if isinstance(node, ast.Constant):
+            if isinstance(node.value, str) and "import " in node.value:
+                with suppress(SyntaxError):
+                    yield from _imports_in(ast.parse(textwrap.dedent(node.value)))
+        elif isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
             modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         for module in modules:
             if module.startswith("tests.") and _is_test(module.rpartition(".")[2]) and _is_file(module):

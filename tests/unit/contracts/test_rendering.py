@@ -77,6 +77,9 @@ def test_the_quick_way_gives_exactly_what_the_sure_way_gives(name: str, raws: li
     sure = rendered_or_code(lambda: [renderer.render(row, train_on=train_on) for row in rows])
 
     assert quick == sure
+    if train_on is TrainOn.ASSISTANT:
+        alone = rendered_or_code(lambda: renderer.require_renderable(rows))
+        assert alone == (None if isinstance(sure, list) else sure)
 
 
 def test_the_quick_way_is_taken_where_it_can_be():

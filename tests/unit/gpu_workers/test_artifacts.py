@@ -5,14 +5,8 @@ import httpx
 import pytest
 
 from apps.contracts.runs import Manifest, SignedFile
-from gpu_workers.common.artifacts import (
-    BrokenArtifact,
-    Interrupted,
-    StoreUnavailable,
-    Transfers,
-    seal_folder,
-    verify_folder,
-)
+from gpu_workers.common.artifacts import BrokenArtifact, seal_folder, verify_folder
+from gpu_workers.common.transfers import Interrupted, StoreUnavailable, Transfers
 
 CONTENT = b"weights" * 1000
 SIGNED = SignedFile(

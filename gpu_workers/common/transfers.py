@@ -1,0 +1,121 @@
+"""Signed downloads and uploads between a worker and the object store.
+
+Apart from `artifacts`, so that a child, which transfers nothing, starts without the HTTP client.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+
+from apps.contracts.runs import SignedFile
+from gpu_workers.common.artifacts import MANIFEST_FILE, BrokenArtifact, read_manifest, verify_file
+from gpu_workers.common.files import hash_file
+
+_CHUNK_BYTES = 256 * 1024
+_TRIES = 6
+
+
+class StoreUnavailable(Exception):
+    """The object store did not accept or deliver a file within the allowed number of attempts."""
+
+
+class Interrupted(Exception):
+    """The caller's `should_stop` returned true during a transfer."""
+
+
+class Transfers:
+    """Reads and writes objects through signed URLs only; the URLs carry all of this worker's rights."""
+
+    def __init__(
+        self,
+        *,
+        base_url: str = "",
+        should_stop: Callable[[], bool] = lambda: False,
+        note_bytes: Callable[[int], None] = lambda number: None,
+        sleep: Callable[[float], None] = time.sleep,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        timeout = httpx.Timeout(60.0, connect=5.0)
+        self._http = httpx.Client(base_url=base_url, timeout=timeout, transport=transport, trust_env=False)
+        self._should_stop = should_stop
+        self._note_bytes = note_bytes
+        self._sleep = sleep
+
+    def close(self) -> None:
+        self._http.close()
+
+    def download(self, file: SignedFile, destination: Path) -> None:
+        """Download and verify one object; keep a file that is already there and whole."""
+        if destination.is_file() and destination.stat().st_size == file.bytes and hash_file(destination) == file.sha256:
+            return
+        partial = destination.with_name(destination.name + ".part")
+        self._retry(lambda: self._download_once(file, partial))
+        verify_file(partial, sha256=file.sha256, size=file.bytes)
+        partial.replace(destination)
+
+    def upload(self, path: Path, url: str) -> None:
+        """Upload one file, streamed. An existing object stays, and a repeated upload is harmless."""
+        self._retry(lambda: self._upload_once(path, url))
+
+    def upload_folder(self, folder: Path, urls: dict[str, str]) -> None:
+        """Upload every file of a sealed folder, the manifest last, so that an object with a manifest is whole."""
+        for file in read_manifest(folder).files:
+            self.upload(folder / file.name, urls[file.name])
+        self.upload(folder / MANIFEST_FILE, urls[MANIFEST_FILE])
+
+    def _download_once(self, file: SignedFile, partial: Path) -> None:
+        with self._http.stream("GET", file.url) as response, partial.open("wb") as target:
+            response.raise_for_status()
+            received = 0
+            for chunk in response.iter_bytes():  # unsized chunks: a slow store must not delay the check
+                self._check()
+                self._note_bytes(len(chunk))
+                received += len(chunk)
+                if received > file.bytes:
+                    raise BrokenArtifact(f"{file.name} is longer than the {file.bytes} bytes registered.")
+                target.write(chunk)
+
+    def _upload_once(self, path: Path, url: str) -> None:
+        # An explicit length avoids chunked encoding. The URLs of a bucket are signed for the other header.
+        headers = {"Content-Length": str(path.stat().st_size), "If-None-Match": "*"}
+        answer = self._http.put(url, content=self._chunks(path), headers=headers)
+        if answer.status_code != httpx.codes.PRECONDITION_FAILED:  # else it is there already, and its hash is checked
+            answer.raise_for_status()
+
+    def _chunks(self, path: Path) -> Iterator[bytes]:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                self._check()
+                yield chunk
+                self._note_bytes(len(chunk))  # the next chunk was requested, so this one is sent
+
+    def _retry(self, transfer: Callable[[], None]) -> None:
+        for attempt in range(_TRIES):
+            self._check()
+            try:
+                return transfer()
+            except (httpx.TransportError, httpx.HTTPStatusError) as error:
+                if attempt == _TRIES - 1 or not _is_temporary(error):
+                    raise StoreUnavailable(_reason(error)) from error
+            self._sleep(min(0.5 * 2**attempt, 8.0) * random.uniform(0.7, 1.3))  # noqa: S311 (jitter)
+        return None
+
+    def _check(self) -> None:
+        if self._should_stop():
+            raise Interrupted
+
+
+def _is_temporary(error: Exception) -> bool:
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code >= 500 or error.response.status_code in (408, 409, 429)
+    return True
+
+
+def _reason(error: Exception) -> str:
+    """Return the cause without the URL, which is a credential."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"the object store answered {error.response.status_code}"
+    return type(error).__name__
