@@ -184,8 +184,8 @@ class EngineParts:
     """The permanent processes of vLLM: EngineCore and workers.
 
     The API process can take 13 s to exit when one of them was killed, and longer during its start. Forked ones are read
-    from a file, as they can die before they are looked for. Short-lived helpers (compilers, probes of the machine) are
-    not parts.
+    from a file, as they can die before they are looked for; then no others are. Short-lived helpers (compilers, probes
+    of the machine) are not parts.
     """
 
     _EAGER_SECONDS = 300.0  # parts appear within the first minutes; afterwards an occasional check is enough
@@ -200,8 +200,10 @@ class EngineParts:
 
     def has_lost_one(self) -> bool:
         now = time.monotonic()
-        self._known.update(read_parts(self._paths))
-        if now - self._born_at < self._EAGER_SECONDS or now - self._scanned_at > self._SCAN_SECONDS:
+        recorded = read_parts(self._paths)
+        self._known.update(recorded)
+        is_due = now - self._born_at < self._EAGER_SECONDS or now - self._scanned_at > self._SCAN_SECONDS
+        if is_due and not recorded:  # to look for them reads all of /proc
             self._scanned_at = now
             self._known.update(p for p in list_descendants(self._api_pid, with_zombies=True) if _is_part(p))
         if all(is_alive(part) for part in self._known):

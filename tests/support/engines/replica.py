@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 
 from apps.contracts.serving import DesiredAdapter, LoadState
+from gpu_workers.common.config import REPOSITORY
 from gpu_workers.common.process_tree import Process, list_descendants, list_session, read_title
-from gpu_workers.engine.state import EnginePaths, EngineState, read_engine_state
-from gpu_workers.trainer.children.executor import REPOSITORY
+from gpu_workers.engine.state import EnginePaths, EngineState, read_engine_state, read_parts
 from tests.support.engines.control_plane import ENROLL_TOKEN, ControlPlane, wait_until
 
 START_SECONDS = 600  # 25 s on two idle cores; the machine may be busy
@@ -114,8 +114,10 @@ class Replica:
         wait_until(is_settled, seconds=START_SECONDS, what="a verdict on every adapter")
 
     def wait_for_title(self, title: str) -> Process:
+        """Wait for a permanent process of vLLM. It is recorded: to look for it in /proc would take a core meanwhile."""
+
         def find() -> Process | None:
-            return next((p for p in self.list_processes() if read_title(p).startswith(title)), None)
+            return next((p for p in read_parts(self.paths) if read_title(p).startswith(title)), None)
 
         return wait_until(find, seconds=START_SECONDS, what=title)
 

@@ -8,6 +8,7 @@ import pytest
 
 from gpu_workers.common.config import ConfigError, EngineConfig, read_engine_config, read_serving_config
 from gpu_workers.common.process_tree import identify
+from gpu_workers.engine import launcher
 from gpu_workers.engine.command import TARGET_MODULES, build_command, build_environment
 from gpu_workers.engine.launcher import EngineParts
 from gpu_workers.engine.state import EnginePaths, ReplicaBase, record_part
@@ -213,3 +214,21 @@ def test_the_keeper_misses_a_forked_process_that_died_before_it_looked(
     assert not parts.has_lost_one()
     record_part(paths.parts, msgspec.structs.replace(alive, started_ticks=alive.started_ticks - 1))
     assert parts.has_lost_one()
+
+
+def test_the_keeper_looks_for_processes_only_while_none_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    monkeypatch.setattr(launcher, "list_descendants", lambda pid, **_: looks.append(pid) or [])
+    paths = EnginePaths(tmp_path)
+    paths.folder.mkdir()
+    parts = EngineParts(os.getpid(), paths)
+    alive = identify(os.getpid())
+    assert alive is not None
+
+    assert not parts.has_lost_one()
+    record_part(paths.parts, alive)
+    assert not parts.has_lost_one()
+
+    assert looks == [os.getpid()]
