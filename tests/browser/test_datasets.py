@@ -94,8 +94,10 @@ def test_every_page_is_accessible_and_fits(open_page: Open, alice: User) -> None
     bad = make_ready_version(organization, jsonl() + BAD_LINE, filename=f"{'long-' * 20}.jsonl")
     paths = ["", "/upload", f"/{good.pk}", f"/{good.pk}?view=tokens", f"/{bad.pk}?line=13", f"/{good.pk}/delete"]
 
+    page = open_page("/datasets", user=alice)
     for path in paths:
-        check_page(open_page(f"/datasets{path}", user=alice), WIDTHS)
+        page.goto(f"/datasets{path}")
+        check_page(page, WIDTHS)
 
 
 @pytest.fixture
@@ -130,5 +132,7 @@ def test_limit_and_split_are_chosen_in_place_and_findings_lead_to_rows(
 
 
 def test_the_viewer_is_accessible_and_fits(open_page: Open, alice: User, looked_at: DatasetVersion) -> None:
+    page = open_page(f"/datasets/{looked_at.pk}", user=alice)
     for query in ("?limit=256&share=20&line=21&first=19", "?limit=256&find=over", "?limit=256&find=over&view=tokens"):
-        check_page(open_page(f"/datasets/{looked_at.pk}{query}", user=alice), WIDTHS)
+        page.goto(f"/datasets/{looked_at.pk}{query}")
+        check_page(page, WIDTHS)

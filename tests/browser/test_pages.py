@@ -70,28 +70,45 @@ def floor(transactional_db: None, organization: Organization) -> TrainingSetup:
 
 
 @pytest.fixture
+def wizard(floor: TrainingSetup, organization: Organization) -> str:
+    """The wizard for a dataset of an organization that has trained nothing."""
+    version = make_training_file(organization, floor.base_model)
+    return f"/jobs/new?dataset={version.pk}&model={floor.base_model.name}&method=lora"
+
+
+@pytest.fixture
+def running(floor: TrainingSetup) -> FineTuningJob:
+    return run_some_steps(floor)
+
+
+def run_some_steps(floor: TrainingSetup) -> FineTuningJob:
+    running = floor.job(suffix="escalations")
+    attempt = claim(floor)
+    for number in range(1, 5):
+        attempt.report(wire.StepCompleted, **step(number, 3 / number))
+    return running
+
+
+def claim(floor: TrainingSetup) -> Attempt:
+    attempt = Attempt(leases.claim(worker=floor.worker, base_models=None))
+    attempt.start()
+    return attempt
+
+
+@pytest.fixture
 def lived(floor: TrainingSetup) -> SeededOrganization:
     make_pool("idle")
     make_pool("tiny", memory_bytes=2**20)
-
-    def claim() -> Attempt:
-        attempt = Attempt(leases.claim(worker=floor.worker, base_models=None))
-        attempt.start()
-        return attempt
-
     done = floor.job(suffix="triage")
-    claim().succeed(floor.base_model, report=REPORT)
+    claim(floor).succeed(floor.base_model, report=REPORT)
     capped = floor.job(suffix="capped", spend_cap_nano=60_000_000)
-    attempt = claim()
+    attempt = claim(floor)
     attempt.beat(training_seconds=46.0)
     attempt.checkpoint(step=5, seconds=47.0)
     attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=47.0))
     failed = floor.job(suffix="refunds")
-    claim().finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="CUDA out of memory at step 3."))
-    running = floor.job(suffix="escalations")
-    attempt = claim()
-    for number in range(1, 5):
-        attempt.report(wire.StepCompleted, **step(number, 3 / number))
+    claim(floor).finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="CUDA out of memory at step 3."))
+    running = run_some_steps(floor)
     done.refresh_from_db()
     deploy(version=done.adapter_version, by="system")
     record_verdict(version=done.adapter_version, is_accepted=True, reason="", parity=CERTIFIED, now=db_now())
@@ -99,14 +116,14 @@ def lived(floor: TrainingSetup) -> SeededOrganization:
 
 
 def test_a_job_shows_its_newest_state_when_answers_are_late(
-    open_page: Open, lived: SeededOrganization, alice: User
+    open_page: Open, running: FineTuningJob, alice: User
 ) -> None:
-    page = open_page(f"/jobs/{lived.running.pk}", user=alice)
-    held = hold_first(page, f"**/jobs/{lived.running.pk}", target="div#job-state")
+    page = open_page(f"/jobs/{running.pk}", user=alice)
+    held = hold_first(page, f"**/jobs/{running.pk}", target="div#job-state")
     page.evaluate("() => htmx.trigger('#job-live', 'state')")
     wait_on(page, lambda: bool(held))
     late = held[0].fetch()
-    FineTuningJob.objects.filter(pk=lived.running.pk).update(waiting_reason="Waiting for a machine.")
+    FineTuningJob.objects.filter(pk=running.pk).update(waiting_reason="Waiting for a machine.")
     page.evaluate("() => htmx.trigger('#job-live', 'state')")
     held[0].fulfill(response=late)
 
@@ -133,7 +150,9 @@ def test_the_palette_and_single_keys_find_objects_and_walk_lists(
     expect(page).to_have_url(f"/jobs/{lived.failed.pk}")
 
 
-def test_a_late_answer_to_other_words_is_not_offered(open_page: Open, lived: SeededOrganization, alice: User) -> None:
+def test_a_late_answer_to_other_words_is_not_offered(open_page: Open, floor: TrainingSetup, alice: User) -> None:
+    for suffix in ("triage", "refunds", "escalations"):
+        floor.job(suffix=suffix)
     page = open_page("/jobs", user=alice)
     held = hold_first(page, "**/search?*", target="div#palette-found")
     page.keyboard.press("Control+k")
@@ -157,7 +176,7 @@ def test_a_late_answer_to_other_words_is_not_offered(open_page: Open, lived: See
 
 
 def test_a_list_keeps_its_rows_when_an_answer_fails_and_says_so(
-    open_page: Open, lived: SeededOrganization, alice: User
+    open_page: Open, running: FineTuningJob, alice: User
 ) -> None:
     page = open_page("/jobs", user=alice)
     page.route("**/jobs?status=*", lambda route: route.fulfill(status=502, body="<h1>Bad gateway</h1>"))
@@ -170,8 +189,8 @@ def test_a_list_keeps_its_rows_when_an_answer_fails_and_says_so(
     complaints[:] = [text for text in complaints if "502" not in text]
 
 
-def test_the_charts_legend_names_what_is_drawn(open_page: Open, lived: SeededOrganization, alice: User) -> None:
-    page = open_page(f"/jobs/{lived.running.pk}", user=alice)
+def test_the_charts_legend_names_what_is_drawn(open_page: Open, running: FineTuningJob, alice: User) -> None:
+    page = open_page(f"/jobs/{running.pk}", user=alice)
     page.locator("#loss-chart canvas").wait_for()
     legend = page.locator("[data-legend]:visible")
 
@@ -250,12 +269,11 @@ def test_a_price_that_comes_later_moves_nothing(
 
 
 def test_another_pool_changes_the_estimate_and_the_call_to_copy(
-    open_page: Open, lived: SeededOrganization, alice: User
+    open_page: Open, floor: TrainingSetup, wizard: str, alice: User
 ) -> None:
-    floor = lived.floor
     other = make_pool("second")
     make_worker(other, credential="annw_another", base_model=floor.base_model)
-    page = open_page(f"{lived.wizard}&method=lora", user=alice)
+    page = open_page(wizard, user=alice)
 
     page.locator(f"tr:has(#g-{other.name}) .c-cost").click()
 
@@ -264,13 +282,13 @@ def test_another_pool_changes_the_estimate_and_the_call_to_copy(
     expect(page.locator("#copy-as-python-code")).to_contain_text(f'"pool": "{other.name}"')
 
 
-def test_the_wizard_works_without_script(open_page: Open, lived: SeededOrganization, alice: User) -> None:
+def test_the_wizard_works_without_script(open_page: Open, wizard: str, alice: User) -> None:
     page = open_page("/", user=alice)
     context = page.context.browser.new_context(
         base_url=page.url.rsplit("/", 1)[0], java_script_enabled=False, storage_state=page.context.storage_state()
     )
     plain = context.new_page()
-    plain.goto(f"{lived.wizard}&method=lora")
+    plain.goto(wizard)
     plain.locator("#wizard button.btn-primary[type=submit]").click()
     plain.get_by_role("button", name=re.compile("^Launch, hold")).click()
 
