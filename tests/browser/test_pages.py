@@ -21,7 +21,7 @@ from apps.finetuning.runs import leases
 from apps.serving.operations import deploy
 from tests.factories.finetuning import TrainingSetup, make_pool, make_training_file, make_worker
 from tests.support.attempts import REPORT, Attempt, step
-from tests.support.browser import check_page, hold_first, wait_on
+from tests.support.browser import DRAWN, check_page, hold_first, wait_on
 
 Open = Callable[..., Page]
 WIDTHS = (1440, 390)
@@ -154,15 +154,20 @@ def test_a_late_answer_to_other_words_is_not_offered(open_page: Open, floor: Tra
     for suffix in ("triage", "refunds", "escalations"):
         floor.job(suffix=suffix)
     page = open_page("/jobs", user=alice)
-    held = hold_first(page, "**/search?*", target="div#palette-found")
+    held = hold_first(page, "**/search?*", target="div#palette-found", count=2)
     page.keyboard.press("Control+k")
     page.keyboard.type("refunds")
     wait_on(page, lambda: bool(held))
     late = held[0].fetch()
 
     page.locator("#palette input").fill("escalations")
+    wait_on(page, lambda: len(held) == 2)
     held[0].fulfill(response=late)
+    page.evaluate("() => fetch('/jobs')")  # its answer comes after the late one
+    page.evaluate(DRAWN)
+    assert page.locator("#palette-found [role=option]").all_inner_texts() == []
 
+    held[1].continue_()
     expect(page.locator("#palette-found [role=option]")).to_have_text([re.compile("escalations")])
     page.context.set_offline(True)
     page.locator("#palette input").fill("triage")

@@ -90,12 +90,12 @@ def wait_on(page: Page, is_true: Callable[[], bool]) -> None:
     wait_until(happened, seconds=60)
 
 
-def hold_first(page: Page, url: str, *, target: str) -> list[Route]:
-    """Hold the first request that htmx sends for `target`, and return where it will be found."""
+def hold_first(page: Page, url: str, *, target: str, count: int = 1) -> list[Route]:
+    """Hold the first `count` requests that htmx sends for `target`, and return where they will be found."""
     held: list[Route] = []
 
     def hold(route: Route) -> None:
-        if held or route.request.headers.get("hx-target") != target:
+        if len(held) >= count or route.request.headers.get("hx-target") != target:
             route.continue_()
         else:
             held.append(route)

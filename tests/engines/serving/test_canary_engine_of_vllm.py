@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from apps.contracts.serving import LoadState
+from gpu_workers.common.config import REPOSITORY
 from gpu_workers.common.process_tree import is_alive, list_descendants, list_session
 from gpu_workers.engine.client import EngineClient
 from gpu_workers.engine.load import sum_samples
 from gpu_workers.engine.state import EnginePaths, read_engine_state
 from gpu_workers.serving.trials.canary_engine import IDLE_SECONDS
-from gpu_workers.trainer.children.executor import REPOSITORY
 from tests.support.engines.adapters import make_arrays, make_files
 from tests.support.engines.models import BASE_MODEL
 from tests.support.engines.replica import START_SECONDS

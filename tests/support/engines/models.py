@@ -1,6 +1,6 @@
 """The base model of these tests, and the names that an engine serves it and its adapters under."""
 
-from gpu_workers.trainer.children.executor import REPOSITORY
+from gpu_workers.common.config import REPOSITORY
 
 BASE_MODEL = REPOSITORY / "demo" / "base_model"
 SERVED_NAME = "b-demo"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_workers.trainer.children.executor import REPOSITORY
+from gpu_workers.common.config import REPOSITORY
 from tests.support.engines.models import BASE_MODEL
 from tests.twins.hub import COMMIT, Hub, serve_hub
 
