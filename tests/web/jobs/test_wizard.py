@@ -295,7 +295,7 @@ def test_what_follows_from_a_choice_is_told_with_it_and_stands_in_the_review(cho
     part = text(browser.get(f"{URL}?{urlencode(asked | {'step': 'method'})}", headers=live))
     review = text(page(browser, **asked))
 
-    assert "after 2 evaluations without a lower loss" in part and "Early stopping on: 7 evaluations" in part
+    assert "after 2 evaluations without a lower loss" in part and "Early stopping on: 6 evaluations" in part
     assert "<dt>Early stopping</dt><dd>after 2 evaluations without a lower loss</dd>" in review
 
 
