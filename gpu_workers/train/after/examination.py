@@ -28,6 +28,7 @@ from gpu_workers.train.after.scoring import Example, as_example, logprobs_of, sc
 from gpu_workers.train.data.encoding import IGNORED, load_renderer
 from gpu_workers.train.data.rows import PairRow, Pairs, encode
 from gpu_workers.train.data.selection import select_rows
+from gpu_workers.train.model.hardware import detect
 from gpu_workers.train.model.loading import quantization_config
 from gpu_workers.train.model.memory import free_bytes
 from gpu_workers.train.model.streamed import NotStreamable, StreamedModel
@@ -106,21 +107,34 @@ class _Dense:
 
     note = ""
 
-    def __init__(self, base: Path, trained: Path) -> None:
+    def __init__(self, base: Path, trained: Path, *, dtype: torch.dtype = _DTYPE) -> None:
+        """Compare in `dtype`; the probe is always scored in 16 bits."""
         self._base = base
         self._trained = trained
+        self._dtype = dtype
 
     def cut(self, rows: list[Example]) -> list[Example]:
         return rows
 
     def examine(self, examiner: Examiner | None, fixed: Sequence[Sequence[int]]) -> Seen:
         model = self._load()
-        before = examiner.examine(model) if examiner else None
+        before = self._compare(examiner, model)
         base_scores = score_rows(model, fixed)
         model = self._tune(model)
-        after = examiner.examine(model) if examiner else None
+        after = self._compare(examiner, model)
         tuned_scores = score_rows(model, fixed)
         return Seen(base_scores, tuned_scores, (before, after) if before and after else None)
+
+    def _compare(self, examiner: Examiner | None, model: torch.nn.Module) -> Findings | None:
+        if examiner is None:
+            return None
+        widened = [each for each in model.parameters() if each.dtype is _DTYPE and self._dtype is not _DTYPE]
+        for parameter in widened:
+            parameter.data = parameter.data.to(self._dtype)
+        found = examiner.examine(model)
+        for parameter in widened:
+            parameter.data = parameter.data.to(_DTYPE)  # exact: it came from 16 bits
+        return found
 
     def _load(self) -> PreTrainedModel:
         return _load(self._base)
@@ -128,8 +142,12 @@ class _Dense:
     def _tune(self, model: PreTrainedModel) -> PreTrainedModel | peft.PeftModel:
         if not is_adapter(self._trained):
             return _load(self._trained)
+        of_base = {id(parameter) for parameter in model.parameters()}
         adapted = peft.PeftModel.from_pretrained(model, self._trained, autocast_adapter_dtype=False)
-        return adapted.to(model.device, _DTYPE).eval()
+        for parameter in adapted.parameters():  # of the adapter alone: the base's rotary frequencies stay in float32
+            if id(parameter) not in of_base:
+                parameter.data = parameter.data.to(model.device, _DTYPE)
+        return adapted.eval()
 
 
 class _Quantized(_Dense):
@@ -201,7 +219,9 @@ def _subject_of(base: Path, trained: Path, spec: RunSpec) -> _Dense | _Streamed:
     needed = _ROOM * sum(file.stat().st_size for file in base.glob("*.safetensors"))
     free = free_bytes()
     if needed <= free:
-        return _Dense(base, trained)
+        # Many CPUs multiply 16-bit numbers one at a time.
+        is_slow = not detect().has_bf16 and not torch.cuda.is_available()
+        return _Dense(base, trained, dtype=torch.float32 if is_slow and 2 * needed <= free else _DTYPE)
     if recipe.method is Method.QLORA and _QUANTIZED_SHARE * needed <= free:
         return _Quantized(base, trained)
     if recipe.use_dora:
