@@ -7,6 +7,7 @@ import msgspec
 from apps.contracts.worker_api import ProbeReport
 from apps.estimates.calibration import Observation
 from apps.estimates.errors import EstimateError
+from apps.estimates.intervals import whole_job_factor
 from apps.estimates.models import architectures
 from apps.estimates.quote import PoolFacts, QuoteRequest, quote
 from apps.finetuning.models import GpuPool, ThroughputProbe
@@ -45,10 +46,11 @@ def _observe(report: ProbeReport, pool: GpuPool, probe: ThroughputProbe | None) 
     try:
         request = _request(report)
         row = probe_row(probe, msgspec.convert(probe.report, ProbeReport)) if probe else None
-        estimate = quote(request=request, pool=PoolFacts(gpu=gpu_of(pool), probe=row))
+        facts = PoolFacts(gpu=gpu_of(pool), probe=row)
+        estimate = quote(request=request, pool=facts)
     except EstimateError:
         return None  # skip a shape that the estimator cannot read
-    predicted = estimate.tokens_per_second
+    predicted = whole_job_factor(facts) * (estimate.tokens_per_second or 0.0)  # of the loop alone, as it was measured
     return Observation(
         family=request.architecture.model_type,
         method=report.method,
