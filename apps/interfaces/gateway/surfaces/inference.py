@@ -32,7 +32,8 @@ from apps.interfaces.gateway.requests.large_bodies import require_decodable
 from apps.interfaces.gateway.requests.media import require_allowed
 from apps.interfaces.gateway.requests.schema import EngineRequest, parse_chat, parse_completion
 from apps.interfaces.gateway.surfaces.answers import Assembler, Renderer
-from apps.interfaces.gateway.surfaces.responses import ResponseRenderer, as_sent, parse_response
+from apps.interfaces.gateway.surfaces.response_answers import ResponseRenderer
+from apps.interfaces.gateway.surfaces.responses import as_sent, parse_response
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,8 @@ from apps.core.http.openapi import FileAnswer, Operation
 from apps.interfaces.gateway.requests.schema import ChatBody, CompletionBody
 from apps.interfaces.gateway.surfaces.answers import ChatAnswer, CompletionAnswer
 from apps.interfaces.gateway.surfaces.embeddings import EmbeddingBody
-from apps.interfaces.gateway.surfaces.responses import ResponseAnswer, ResponsesBody
+from apps.interfaces.gateway.surfaces.response_answers import ResponseAnswer
+from apps.interfaces.gateway.surfaces.responses import ResponsesBody
 
 _STREAM = FileAnswer("text/event-stream")
 _HI = [{"role": "user", "content": "Hi"}]
