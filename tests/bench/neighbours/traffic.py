@@ -12,7 +12,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from statistics import quantiles
@@ -86,23 +86,24 @@ async def compare(platform: Platform, entrance: Entrance) -> Comparison:
     """
     alone, attacked = [], []
     used, attack_seconds = Counter[str](), 0.0
-    attacker = _Attacker(platform, entrance)
-    async with session(platform, platform.working) as working:
-        await _work(working, entrance, seconds=entrance.seconds / 3)  # fills caches
-        for _ in range(ROUNDS):
-            await _wait_until_quiet(platform, entrance, attacker.processors)
-            alone += await _work(working, entrance, seconds=entrance.seconds)
-            before, began = attacker.processors.read(), time.monotonic()
-            busy_before = busy_seconds()
-            with attacker.attacking():
-                await asyncio.sleep(_HEAD_START_SECONDS)
-                attacked += await _work(working, entrance, seconds=entrance.seconds)
-            during = attacker.processors.read() - before
-            during["others"] = busy_seconds() - busy_before - during.total()
-            used += during
-            attack_seconds += time.monotonic() - began
+    with closing(_Attacker(platform, entrance)) as attacker:
+        async with session(platform, platform.working) as working:
+            await _work(working, entrance, seconds=entrance.seconds / 3)  # fills caches
+            for _ in range(ROUNDS):
+                await _wait_until_quiet(platform, entrance, attacker.processors)
+                alone += await _work(working, entrance, seconds=entrance.seconds)
+                before, began = attacker.processors.read(), time.monotonic()
+                busy_before = busy_seconds()
+                with attacker.attacking():
+                    await asyncio.sleep(_HEAD_START_SECONDS)
+                    attacked += await _work(working, entrance, seconds=entrance.seconds)
+                during = attacker.processors.read() - before
+                during["others"] = busy_seconds() - busy_before - during.total()
+                used += during
+                attack_seconds += time.monotonic() - began
+        answers = attacker.end()
     cores = {name: round(seconds / attack_seconds, 2) for name, seconds in used.most_common()}
-    return Comparison(alone, attacked, attacker.end(), cores)
+    return Comparison(alone, attacked, answers, cores)
 
 
 async def _wait_until_quiet(platform: Platform, entrance: Entrance, processors: Processors) -> None:
@@ -221,6 +222,11 @@ class _Attacker:
         answered: Counter[str] = self._ours.recv()
         self._process.join()
         return answered
+
+    def close(self) -> None:
+        """Kill the process if it still runs: it keeps the database and Redis from ending."""
+        self._process.kill()
+        self._process.join()
 
 
 def _attack(platform: Platform, entrance: Entrance, commands: Connection) -> None:
