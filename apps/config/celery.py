@@ -1,9 +1,11 @@
 """The control plane's Celery app, for short idempotent tasks. Long work is a row; its message is only a doorbell."""
 
 import logging
+import os
 from typing import Any
 
 from celery import Celery
+from celery.signals import worker_init
 from django.conf import settings
 from kombu.exceptions import KombuError
 from kombu.pools import producers
@@ -18,6 +20,8 @@ _WAKE_OPTIONS = {"max_retries": 0, "socket_connect_timeout": 1, "socket_timeout"
 _WAKE_SECONDS = 1
 
 _SHORT = {"soft_time_limit": 60, "time_limit": 90}
+_LARGE_FILES = {"data", "data-middle"}
+_LARGE_FILES_NICENESS = 10
 _LANE_LIMITS = {"hub": _SHORT, "payments": _SHORT}  # their workers have short tasks to run as well
 _WITH_TASKS = ("core", "accounts", "catalog", "billing", "payments", "datasets", "finetuning", "serving")
 app = Celery("anneal")
@@ -43,6 +47,13 @@ app.config_from_object(
     }
 )
 app.autodiscover_tasks([f"apps.{name}" for name in _WITH_TASKS])
+
+
+@worker_init.connect
+def give_way(sender: Any, **kwargs: object) -> None:
+    """Run a worker that reads large files below all that people wait for, where processors are scarce."""
+    if set(sender.app.amqp.queues.consume_from) <= _LARGE_FILES:
+        os.nice(_LARGE_FILES_NICENESS)
 
 
 def wake_outbox(lane: str) -> None:

@@ -8,14 +8,15 @@ a lane, urgent messages go first; then organizations take turns. A thousand mess
 message of another by one. settings.OUTBOX_SHARES defines which organizations share one turn.
 
 Tasks of the lane `control` take milliseconds and run in the transaction that marks them as sent. Tasks of other lanes
-may take an hour, and may call other services. They run under a claim that is renewed while they run.
+may take an hour, and may call other services. They run under a claim that is renewed while they run. An organization
+has one claim in a lane at a time, so that a lane with two workers always has one for the others.
 """
 
 import datetime
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
@@ -27,6 +28,7 @@ from django.utils.module_loading import import_string
 
 from apps.core.audit import require_transaction
 from apps.core.database.clock import db_now
+from apps.core.database.locks import lock
 from apps.core.database.tenancy import Keyed, id_of
 from apps.core.messages.topics import CONTROL
 from apps.core.models import OutboxMessage
@@ -100,7 +102,7 @@ def list_due_lanes() -> list[str]:
 
 
 def _in_turn(lane: str, limit: int) -> list[int]:
-    """Return the next messages.
+    """Return the next messages of share holders without a claim.
 
     Urgent ones come first, then one of each share holder, starting with the one served longest ago.
     """
@@ -115,11 +117,14 @@ def _in_turn(lane: str, limit: int) -> list[int]:
     last: dict[str, datetime.datetime] = {}
     for share, taken_at in served.values_list("share").annotate(Max("taken_at")).order_by():
         last[holders[share]] = max(last.get(holders[share], taken_at), taken_at)
+    claiming = {holders[share] for share in _claimed(lane, holders).values_list("share", flat=True)}
     never = datetime.datetime.min.replace(tzinfo=datetime.UTC)
     turns = Counter[tuple[str, bool]]()
     ranks = []
     for pk, share, is_urgent in found:
         holder = holders[share]
+        if holder in claiming:
+            continue
         turns[holder, is_urgent] += 1
         ranks.append((not is_urgent, turns[holder, is_urgent], last.get(holder, never), pk))
     return [pk for *_, pk in sorted(ranks)[:limit]]
@@ -177,10 +182,21 @@ def _claim(pk: int) -> OutboxMessage | None:
         message = due.select_for_update(skip_locked=True).first()
         if message is None:
             return None
+        lock(f"outbox:{message.lane}")  # two workers may have chosen messages of one organization
+        sharing = import_string(settings.OUTBOX_SHARES)(organizations=[message.share])
+        if _claimed(message.lane, {message.share, *sharing}).exists():
+            return None
         message.attempts, message.taken_at = min(message.attempts + 1, _MAX_COUNTED), now
         message.next_attempt_at = now + max(CLAIM, _backoff(message.attempts))
-        message.save(update_fields=["attempts", "taken_at", "next_attempt_at"])
+        message.last_error = ""
+        message.save(update_fields=["attempts", "taken_at", "next_attempt_at", "last_error"])
         return message
+
+
+def _claimed(lane: str, shares: Iterable[str]) -> QuerySet[OutboxMessage]:
+    """Return the messages of these shares that a worker carries out now. One that failed waits, with its error."""
+    unsent = OutboxMessage.objects.filter(lane=lane, share__in=shares, sent_at=None)
+    return unsent.filter(attempts__gt=0, last_error="", next_attempt_at__gt=db_now())
 
 
 @contextmanager

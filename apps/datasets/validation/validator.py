@@ -31,6 +31,7 @@ _SHOWN_ROWS = 5
 _MAX_COLUMNS, _MAX_COLUMN_NAME = 200, 200  # lists of files hold them
 _HEAD_BYTES = 64 * 1024
 _OUTPUT_BYTES = 256 * 1024
+_ROW_BYTES = 256  # the time for a row that does not depend on its length, in bytes of content
 
 # A bad row and its problem -> the rows to keep in its place.
 Repair = Callable[[Line, LineError, RowKind], bytes | None]
@@ -149,7 +150,7 @@ class FileValidator:
     def _open(self) -> None:
         self._text = Peekable(self._source)
         if self._text.peek(2) == GZIP_SIGNATURE:
-            self.is_gzip, self._text = True, Peekable(gunzip(self._text))
+            self.is_gzip, self._text = True, Peekable(_watched(gunzip(self._text), self._on_progress))
         head = self._text.peek(_HEAD_BYTES)
         self.container = recognize(head, self._filename)
         if self.container is Container.JSONL:
@@ -233,10 +234,12 @@ class FileValidator:
 
     def _check_rows(self) -> Iterator[bytes]:
         """Check rows one by one, each converted first; yield them in pieces."""
-        out, size, last = list[bytes](), 0, 0
+        out, size, last, work = list[bytes](), 0, 0, 0
         for row in self._rows:
             data = self._judge(row)
-            if row.number % 1_000 == 0:
+            work += _ROW_BYTES + len(row.data)
+            if work >= _OUTPUT_BYTES:
+                work = 0
                 self._on_progress()
                 self._findings.require_few(row.number)
             if data is not None:

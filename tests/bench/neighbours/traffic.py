@@ -102,6 +102,7 @@ async def compare(platform: Platform, entrance: Entrance) -> Comparison:
                 used += during
                 attack_seconds += time.monotonic() - began
         answers = attacker.end()
+        await asyncio.to_thread(entrance.forget)  # the next entrance has another attacker
     cores = {name: round(seconds / attack_seconds, 2) for name, seconds in used.most_common()}
     return Comparison(alone, attacked, answers, cores)
 

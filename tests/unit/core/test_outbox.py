@@ -211,6 +211,28 @@ def test_what_is_being_carried_out_is_not_due_until_its_worker_has_died(monkeypa
     assert outbox.deliver_due(lane="aside") == 1
 
 
+def test_of_two_workers_of_a_lane_one_is_left_to_other_organizations() -> None:
+    for key, owner in (("a1", "org_a"), ("a2", "org_a"), ("b1", "org_b")):
+        publish(key, "slow", organization=owner)
+    first, second = OutboxMessage.objects.filter(share="org_a").order_by("pk")
+    assert outbox._claim(first.pk) is not None
+
+    assert outbox._claim(second.pk) is None  # chosen before the first was claimed
+    assert outbox.deliver_due(lane="aside") == 1
+    assert delivered_keys() == ["b1"]
+    OutboxMessage.objects.filter(pk=first.pk).update(sent_at=db_now())
+    assert outbox.deliver_due(lane="aside") == 1
+    assert delivered_keys() == ["b1", "a2"]
+
+
+def test_a_message_that_failed_does_not_keep_its_organization_from_its_next() -> None:
+    publish("bad", "slow", organization="org_a", raises=True)
+    publish("good", "slow", organization="org_a")
+
+    assert outbox.deliver_due(lane="aside") == 1
+    assert delivered_keys() == ["good"]
+
+
 def test_a_claim_is_kept_while_the_work_goes_on() -> None:
     publish("long", "slow")
     [message] = OutboxMessage.objects.all()

@@ -311,3 +311,25 @@ def test_long_names_of_columns_are_not_kept() -> None:
     )
 
     assert validate_file([rows]).columns == ("prompt", "completion")
+
+
+@pytest.mark.parametrize(
+    ("filename", "row"),
+    [
+        ("many.jsonl.gz", b'{"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Yes"}]}\n'),
+        ("long.csv.gz", b'"' + b"Hi " * 20_000 + b'","Yes"\n'),
+    ],
+)
+def test_progress_is_reported_by_content_and_not_by_the_size_of_the_archive(filename, row):
+    """The archive is one piece of some kilobytes; its reader has limits on time that need reports."""
+    head = b"prompt,completion\n" if ".csv" in filename else b""
+    content = head + row * (4_000_000 // len(row))
+    reports = []
+    reading = FileValidator([gzip.compress(content)], filename=filename, on_progress=lambda: reports.append(1))
+
+    reading.start()
+    for _ in reading:
+        pass
+
+    assert reading.report.error_count == 0
+    assert len(reports) >= 4  # one for each megabyte
