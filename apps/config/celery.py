@@ -20,8 +20,8 @@ _WAKE_OPTIONS = {"max_retries": 0, "socket_connect_timeout": 1, "socket_timeout"
 _WAKE_SECONDS = 1
 
 _SHORT = {"soft_time_limit": 60, "time_limit": 90}
-_LARGE_FILES = {"data", "data-middle"}
-_LARGE_FILES_NICENESS = 10
+# Work on files gives way to the web, the API and the gateway where processors are scarce.
+_NICENESS = {"data": 10, "data-middle": 10, "data-small": 5}
 _LANE_LIMITS = {"hub": _SHORT, "payments": _SHORT}  # their workers have short tasks to run as well
 _WITH_TASKS = ("core", "accounts", "catalog", "billing", "payments", "datasets", "finetuning", "serving")
 app = Celery("anneal")
@@ -50,10 +50,9 @@ app.autodiscover_tasks([f"apps.{name}" for name in _WITH_TASKS])
 
 
 @worker_init.connect
-def give_way(sender: Any, **kwargs: object) -> None:
-    """Run a worker that reads large files below all that people wait for, where processors are scarce."""
-    if set(sender.app.amqp.queues.consume_from) <= _LARGE_FILES:
-        os.nice(_LARGE_FILES_NICENESS)
+def lower_priority(sender: Any, **kwargs: object) -> None:
+    """Lower this worker's priority by the least of its queues."""
+    os.nice(min(_NICENESS.get(queue, 0) for queue in sender.app.amqp.queues.consume_from))
 
 
 def wake_outbox(lane: str) -> None:

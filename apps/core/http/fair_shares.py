@@ -104,17 +104,20 @@ class LateRefusals:
 
 
 class Pace:
-    """Spreads the bursts of each owner: it begins `prompt` at once, and `per_second` after that."""
+    """Spreads the bursts of each owner: it begins `prompt` at once, and `per_second` after that.
+
+    Both count requests, bytes, or whatever else the callers of `wait_turn` count.
+    """
 
     def __init__(self, *, prompt: int, per_second: float, wait_seconds: float) -> None:
         self._lead_seconds, self._interval = prompt / per_second, 1 / per_second
         self._wait_seconds = wait_seconds
         self._next_at: OrderedDict[str, float] = OrderedDict()  # time.monotonic(); the most recent owner is last
 
-    async def wait_turn(self, owner: str) -> None:
-        """Wait until the owner may begin one more. Raises TooManyWaiting if that takes longer than `wait_seconds`."""
+    async def wait_turn(self, owner: str, amount: int = 1) -> None:
+        """Wait until the owner may begin `amount` more. Raises TooManyWaiting if it is longer than `wait_seconds`."""
         now = time.monotonic()
-        at = max(self._next_at.get(owner, 0.0), now - self._lead_seconds) + self._interval
+        at = max(self._next_at.get(owner, 0.0), now - self._lead_seconds) + amount * self._interval
         if at - now > self._wait_seconds:
             raise TooManyWaiting
         self._next_at[owner] = at

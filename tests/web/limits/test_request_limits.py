@@ -106,6 +106,27 @@ def test_a_key_has_so_many_requests_a_minute_and_others_are_not_touched() -> Non
     assert found == [200] * 10 + [429] * 2 + [200] * 2
 
 
+def test_bodies_of_one_organization_are_read_at_its_rate_and_others_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    async def body() -> dict[str, Any]:
+        return {"type": "http.request", "body": bytes(4 * MIB)}
+
+    async def scenario() -> list[int]:
+        views = Views()
+        views.go_on.set()
+        application = limited(views)
+        monkeypatch.setattr("apps.core.http.fair_shares.asyncio.sleep", sleep)
+        asked = ("a", "a2", "bob", "a", "a2", "bob", "rival")
+        return [(await ask(application, who, method="POST", body=body))[0] for who in asked]
+
+    assert asyncio.run(scenario()) == [200] * 7
+    assert [round(wait, 1) for wait in waits] == [0.2, 0.3]  # 4 and 8 MiB beyond the first 16
+
+
 def test_many_keys_and_members_of_one_organization_share_its_limit() -> None:
     found = statuses([{"who": who} for _ in range(10) for who in ("a", "a2", "bob")])
 
