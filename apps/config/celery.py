@@ -50,8 +50,8 @@ app.autodiscover_tasks([f"apps.{name}" for name in _WITH_TASKS])
 
 
 @worker_init.connect
-def lower_priority(sender: Any, **kwargs: object) -> None:
-    """Lower this worker's priority by the least of its queues."""
+def give_way(sender: Any, **kwargs: object) -> None:
+    """Have this worker give way to other processes, as the most important of its queues may."""
     os.nice(min(_NICENESS.get(queue, 0) for queue in sender.app.amqp.queues.consume_from))
 
 

@@ -106,7 +106,7 @@ class LateRefusals:
 class Pace:
     """Spreads the bursts of each owner: it begins `prompt` at once, and `per_second` after that.
 
-    Both count requests, bytes, or whatever else the callers of `wait_turn` count.
+    The unit is that of `wait_turn`: requests or bytes, for example.
     """
 
     def __init__(self, *, prompt: int, per_second: float, wait_seconds: float) -> None:

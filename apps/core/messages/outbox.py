@@ -40,6 +40,7 @@ FAILING_ATTEMPTS = 8
 KEPT = datetime.timedelta(days=7)  # for a sent message
 CLAIM = datetime.timedelta(seconds=60)  # a worker that has not renewed its claim for this long has died
 _RENEW_SECONDS = 15.0
+_TURNS_KEPT = datetime.timedelta(minutes=10)  # an organization without a turn for longer is next
 _PRUNED_AT_ONCE = 10_000
 _BACKOFF_SECONDS = 2
 _BACKOFF_LIMIT_SECONDS = 3600
@@ -113,7 +114,7 @@ def _in_turn(lane: str, limit: int) -> list[int]:
     # Each organization's share holder, with other organizations that share a turn with one of them.
     shares = {share for _, share, _ in found}
     holders = {share: share for share in shares} | import_string(settings.OUTBOX_SHARES)(organizations=shares)
-    served = OutboxMessage.objects.filter(lane=lane, share__in=holders, taken_at__isnull=False)
+    served = OutboxMessage.objects.filter(lane=lane, share__in=holders, taken_at__gte=db_now() - _TURNS_KEPT)
     last: dict[str, datetime.datetime] = {}
     for share, taken_at in served.values_list("share").annotate(Max("taken_at")).order_by():
         last[holders[share]] = max(last.get(holders[share], taken_at), taken_at)
