@@ -64,6 +64,7 @@ nightly: audit ## before a release: external services, vLLM with images and as c
 
 chaos: setup-dev ## kill -9 of every process at every point (long)
 	$(PYTEST) -m chaos tests/e2e tests/unit/payments tests/integration/billing tests/api/gateway
+	$(ENGINES) -m pytest -c tests/engines/pytest.ini --rootdir . -m chaos tests/engines/serving
 
 fuzz: SECONDS ?= 3600
 fuzz: setup-dev ## random input for API, gateway and readers, SECONDS=3600; the last line is one JSON object

@@ -55,7 +55,12 @@ def run_session(gateway, tenant, library: str, folder: str) -> dict:
 
 @pytest.mark.parametrize(
     ("library", "folder"),
-    [("openai", ""), ("openai", "openai-2.54.0"), ("openai", "openai-1.109.1"), ("litellm", "litellm")],
+    [
+        ("openai", ""),
+        ("openai", "openai-2.54.0"),
+        ("openai", "openai-1.109.1"),
+        pytest.param("litellm", "litellm", marks=pytest.mark.nightly),  # its import alone takes 15 s
+    ],
 )
 def test_every_documented_parameter(gateway, world, engine, library, folder):
     engine.bodies.clear()
