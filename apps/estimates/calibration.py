@@ -16,7 +16,7 @@ import msgspec
 from apps.estimates.requests import Correction
 
 # Version of the formulas that ratios refer to. Change it with the formulas: a ratio to other formulas is useless.
-PHYSICS = "3"
+PHYSICS = "4"
 
 _Z90 = 1.2816  # 90th percentile of the standard normal distribution
 

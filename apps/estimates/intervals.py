@@ -44,6 +44,9 @@ CPU_REPEATS = PredictionInterval(p10=0.87, p50=1.05, p90=1.22, origin="spread of
 # cores: the probe waited 78 % of its time, and 86 of 626 steps took 4.5 = 1 / (1 - 0.78) times their P50. The limit is
 # five times.
 _MAX_WAITED = 0.8
+# Of the waiting, up to this share is taken to last as long as the job, and counts in P50: a program that keeps a core
+# busy stays. Longer waits are bursts that pass.
+_MAX_LASTING = 0.2
 # On a CPU, resident memory was measured at 1.44 to 1.88 times the live memory; the reserve is the middle.
 CPU_MEMORY = PredictionInterval(p10=0.82, p50=1.0, p90=1.10, origin="four jobs measured on a CPU")
 
@@ -102,15 +105,15 @@ def _repeats(pool: PoolFacts) -> PredictionInterval:
 def _probed(probe: ProbeRow, times: Duration, pool: PoolFacts) -> PredictionInterval:
     """Return the spread of the probe's repeats for its own job; it reaches the full spread at twice or half its work.
 
-    Upwards, the interval includes a job that waits for cores as much as the probe did.
+    The middle waits for cores as much as the probe did, up to `_MAX_LASTING`. Upwards, the interval includes a job that
+    waits as much as the probe without this limit; downwards, one that does not wait.
     """
     low, high = probe.tokens_per_second_low, probe.tokens_per_second_high
     repeats = math.log(high / low) / 2 if low and high and high > low else 0.0
     share, least = min(1.0, times.probe_distance), _repeats(pool)
     down = math.hypot(max(repeats, math.log(least.p50 / least.p10)), share * math.log(PROBED.p10))
-    waiting = -math.log(1 - min(probe.waited_share, _MAX_WAITED))
-    up = math.hypot(max(repeats, math.log(least.p90 / least.p50), waiting), share * math.log(PROBED.p90))
+    waiting, lasting = (-math.log(1 - min(probe.waited_share, most)) for most in (_MAX_WAITED, _MAX_LASTING))
+    up = math.hypot(max(repeats, math.log(least.p90 / least.p50), waiting - lasting), share * math.log(PROBED.p90))
     origin = PROBED.origin if share > 0 else "spread of the probe's repeats"
-    return PredictionInterval(
-        p10=least.p50 * math.exp(-down), p50=least.p50, p90=least.p50 * math.exp(up), origin=origin
-    )
+    middle = least.p50 * math.exp(lasting)
+    return PredictionInterval(p10=least.p50 * math.exp(-down), p50=middle, p90=middle * math.exp(up), origin=origin)
