@@ -171,6 +171,7 @@ def _known_variables(
         "ANNEAL_REPLICA_ADDRESSES": f"unix://{runtime_dir}/replica.sock",
         "ANNEAL_OBJECT_STORE": f"file://{home}/objects",
         "ANNEAL_EMAIL_URL": f"file://{home}/mail",
+        "ANNEAL_WELCOME_CREDIT_USD": "5",
         "ANNEAL_BASE_MODEL_ROOTS": f"{REPOSITORY}/demo",
         "ANNEAL_BROKER_KEY_PREFIX": "anneal:",
         "ANNEAL_POOL": LOCAL_POOL,

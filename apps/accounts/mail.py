@@ -73,6 +73,23 @@ def _plain(payload: Payload) -> EmailMessage:
     return EmailMessage(payload["subject"], payload["body"], settings.DEFAULT_FROM_EMAIL, [payload["to"]])
 
 
+def _person(payload: Payload) -> EmailMessage | None:
+    """Return a message with the caller's text to the current address of a person."""
+    user = User.objects.filter(pk=payload["user_id"], is_active=True).first()
+    if user is None:
+        return None
+    return EmailMessage(payload["subject"], payload["body"], settings.DEFAULT_FROM_EMAIL, [user.email])
+
+
+def _operators(payload: Payload) -> EmailMessage | None:
+    """Return a message with the caller's text to every operator."""
+    operators = User.objects.filter(is_operator=True, is_active=True).order_by("email")
+    addresses = list(operators.values_list("email", flat=True))
+    if not addresses:
+        return None
+    return EmailMessage(payload["subject"], payload["body"], settings.DEFAULT_FROM_EMAIL, addresses)
+
+
 def plain_name(name: str) -> str:
     """Return a name that is safe in mail to a stranger: one short line in which no mail program finds a link."""
     words = re.sub(r"[^\w\s.,'’&()+-]", " ", name)
@@ -97,4 +114,6 @@ _KINDS: dict[str, Callable[[Payload], EmailMessage | None]] = {
     "account_exists": _account_exists,
     "email_confirmation": _email_confirmation,
     "plain": _plain,
+    "person": _person,
+    "operators": _operators,
 }

@@ -35,6 +35,7 @@ class User(AbstractBaseUser):
     name = models.CharField(max_length=120, blank=True)
     is_active = models.BooleanField(default=True)
     is_operator = models.BooleanField(default=False, help_text="May open the operator console of this installation.")
+    wants_job_mail = models.BooleanField(default=True, db_default=True, help_text="Mail when a job of theirs ends.")
     created_at = models.DateTimeField(db_default=Now())
 
     objects: ClassVar[UserManager] = UserManager()

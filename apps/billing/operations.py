@@ -57,8 +57,9 @@ def grant_credit(
     reason: str,
     idempotency_key: str,
     expires_at: datetime.datetime | None = None,
+    reference: str | None = None,
 ) -> LedgerTransaction:
-    """Add promotional credit to the wallet as a separate lot, once per key."""
+    """Add promotional credit to the wallet as a separate lot, once per key. No two lots have the same `reference`."""
     if amount_nano <= 0:
         raise InvalidValue("a grant is a positive amount", param="amount")
     wallet = lock_wallet(organization=organization)
@@ -71,6 +72,7 @@ def grant_credit(
         organization_id=wallet.owner_id,
         kind=LotKind.PROMOTIONAL,
         amount_nano=amount_nano,
+        reference=reference,
         expires_at=expires_at,
     )
     promotional = account(organization=None, kind=AccountKind.PROMOTIONAL_CREDIT)

@@ -9,6 +9,7 @@ from django.db.models import F, QuerySet, Sum
 from apps.accounts.models import Organization, key_of
 from apps.billing.lots import spendable_lots
 from apps.billing.models import (
+    WELCOME,
     AccountKind,
     CreditLot,
     Hold,
@@ -55,8 +56,9 @@ def get_balances(*, organizations: Collection[str]) -> dict[str, Balance]:
 
 
 def with_past_credit(*, organizations: Collection[str]) -> set[str]:
-    """Return those of the organizations that ever paid in or were granted credit."""
+    """Return those of the organizations that ever paid in or were granted credit by an operator."""
     lots = CreditLot.objects.filter(organization_id__in=organizations)
+    lots = lots.exclude(reference__startswith=WELCOME)  # anyone who signs up has it
     return set(lots.values_list("organization_id", flat=True).distinct().order_by())
 
 
@@ -113,6 +115,12 @@ def list_usage(*, organization: Organization | str, since: datetime.date) -> Que
     """Return the organization's usage by day, newest first, then by model and SKU."""
     rows = UsageSeries.objects.filter(organization_id=key_of(organization), day__gte=since)
     return rows.select_related("price_rule").order_by("-day", "subject", "sku", "pk")
+
+
+def has_used_an_adapter(*, organization: Organization | str) -> bool:
+    """Return whether an adapter of the organization ever answered a request."""
+    series = UsageSeries.objects.for_organization(organization)
+    return series.exclude(adapter_version_id="").filter(request_count__gt=0).exists()
 
 
 def list_recorded_ids(*, ids: Collection[str]) -> frozenset[str]:

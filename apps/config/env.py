@@ -3,10 +3,12 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from functools import cache
 from pathlib import Path
 
 from apps.core.http.loopback import is_loopback
+from apps.core.money import usd_to_nano
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,6 +57,7 @@ class Env:
     stall_seconds: int
     operator_mfa: bool
     most_unpaid_organizations: int
+    welcome_credit_nano: int
     trusted_proxies: str
     web_requests_per_minute: int
     web_seconds_per_minute: int
@@ -102,6 +105,7 @@ def _parse(environ: Mapping[str, str]) -> Env:
         max_upload_bytes=int(environ.get("ANNEAL_MAX_UPLOAD_BYTES", 8 * 1024**3)),
         stall_seconds=max(int(environ.get("ANNEAL_STALL_SECONDS", "900")), 60),
         most_unpaid_organizations=int(environ.get("ANNEAL_MOST_UNPAID_ORGANIZATIONS", "3")),
+        welcome_credit_nano=_dollars(environ, "ANNEAL_WELCOME_CREDIT_USD"),
         operator_mfa=_switch(environ, "ANNEAL_OPERATOR_MFA", default=not is_loopback(public_url)),
         trusted_proxies=environ.get("FORWARDED_ALLOW_IPS", ""),
         web_requests_per_minute=int(environ.get("ANNEAL_WEB_REQUESTS_PER_MINUTE", "600")),
@@ -125,6 +129,18 @@ def _switch(environ: Mapping[str, str], name: str, *, default: bool) -> bool:
             return False
         case other:
             raise MalformedVariable(f"{name} is on or off, not {other!r}.")
+
+
+def _dollars(environ: Mapping[str, str], name: str) -> int:
+    """Read an amount in dollars as nano-USD; return 0 if it is not set. Raises MalformedVariable."""
+    text = environ.get(name, "") or "0"
+    try:
+        nano = usd_to_nano(Decimal(text))
+    except (InvalidOperation, ValueError) as error:
+        raise MalformedVariable(f"{name} is an amount in dollars such as 5 or 2.50, not {text!r}.") from error
+    if nano < 0:
+        raise MalformedVariable(f"{name} must not be negative, and is {text}.")
+    return nano
 
 
 def _required(environ: Mapping[str, str], name: str) -> str:

@@ -8,6 +8,7 @@ from playwright.sync_api import Page
 from apps.accounts.models import Organization, User
 from apps.billing.budgets import set_budget
 from apps.core.database.clock import db_now
+from apps.finetuning.models import FineTuningJob
 from apps.serving.operations import register_replica
 from tests.factories.accounts import make_key
 from tests.factories.catalog import make_listed_model
@@ -18,9 +19,12 @@ Open = Callable[..., Page]
 SIGNED_OUT = ("/accounts/login/", "/accounts/signup/", "/accounts/password/reset/", "/accuracy")
 CUSTOMERS = (
     "/keys", "/members", "/organization", "/organization/audit", "/organization/trackers", "/organization/new",
-    "/accounts/second-factor/", "/invoices", "/budgets", "/prices", "/usage", "/datasets", "/datasets/upload",
+    "/accounts/second-factor/", "/invoices", "/budgets", "/prices", "/usage", "/datasets",
+    "/datasets/upload", "/credit", "/account", "/help", "/help/training", "/help/quickstart",
+    "/help/reference",
 )  # fmt: skip
 OPERATORS = (
+    "/staff/", "/staff/organizations/{organization}", "/staff/jobs/{job}",
     "/staff/pools", "/staff/replicas", "/staff/base-models", "/staff/prices", "/staff/payments", "/staff/books",
     "/staff/margin", "/staff/quotas", "/staff/jobs", "/staff/organizations", "/staff/audit",
 )  # fmt: skip
@@ -50,10 +54,11 @@ def test_pages_around_the_work_are_accessible_and_reflow(
     paths: tuple[str, ...],
 ) -> None:
     user = None if who == "nobody" else request.getfixturevalue(who)
+    names = {"organization": floor.organization.pk, "job": FineTuningJob.objects.get().pk}
     page = open_page(paths[0], user=user)
 
     for path in paths:
-        page.goto(path)
+        page.goto(path.format(**names))
         for width in WIDTHS:
             page.set_viewport_size({"width": width, "height": 900})
             assert find_overflow(page) == 0, f"{path} at {width} px"

@@ -57,7 +57,7 @@ class SeededOrganization:
             "/", "/adapters", adapter, f"{adapter}/delete", "/usage",
             f"/playground?model={self.done.adapter_version.model_name}",
             "/nowhere", "/jobs", f"/jobs/{self.done.pk}", f"/jobs/{self.failed.pk}", f"/jobs/{self.running.pk}",
-            f"/jobs/{self.capped.pk}",
+            f"/jobs/{self.capped.pk}", f"/jobs/compare?job={self.done.pk}&job={self.running.pk}",
             "/jobs/new", f"/jobs/new?dataset={self.done.training_file_id}", self.wizard,
             f"{self.wizard}&method=lora", f"{self.wizard}&method=lora&epochs=900",
             f"{self.wizard}&method=lora&pool={self.floor.pool.name}",
@@ -142,6 +142,8 @@ def test_the_palette_and_single_keys_find_objects_and_walk_lists(
     expect(page.locator("a.name").first).to_be_focused()
 
     page.keyboard.press("/")
+    expect(page.get_by_label("Search fine-tunes")).to_be_focused()
+    page.keyboard.press("Control+k")
     page.keyboard.type("refunds")
     options = page.locator("#palette [role=option]:visible")
     expect(options).to_have_text([re.compile("refunds")])
@@ -184,7 +186,7 @@ def test_a_list_keeps_its_rows_when_an_answer_fails_and_says_so(
     open_page: Open, running: FineTuningJob, alice: User
 ) -> None:
     page = open_page("/jobs", user=alice)
-    page.route("**/jobs?status=*", lambda route: route.fulfill(status=502, body="<h1>Bad gateway</h1>"))
+    page.route("**/jobs?page=*", lambda route: route.fulfill(status=502, body="<h1>Bad gateway</h1>"))
 
     expect(page.locator("[data-lost]")).to_contain_text("could not be updated", timeout=30_000)
     expect(page.locator("a.name").first).to_be_visible()

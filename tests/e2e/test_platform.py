@@ -1,12 +1,17 @@
 """A short main job through every real process, and the death of its trainer."""
 
 import json
+import os
 import subprocess
+import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import openai
 import pytest
 
+from apps.interfaces.web.shell.code_samples import first_job_samples
+from apps.interfaces.web.shell.first_job import SAMPLE
 from tests.e2e.platform import ROOT, Platform, until
 
 _JUDGED_ROWS = 2
@@ -152,3 +157,20 @@ def test_the_openapi_document_describes_the_public_api(platform: Platform):
     document = json.loads(platform.native.get("/schema").text)
 
     assert {"/v1/files", "/v1/fine_tuning/jobs", "/v1/models", "/api/v1/estimates"} <= set(document["paths"])
+
+
+@pytest.mark.nightly
+def test_the_quickstart_trains_and_asks_as_pasted(platform: Platform, file_id: str, settings: Any, tmp_path: Path):
+    settings.PUBLIC_URL = platform.url
+    sample_url = f"{platform.url}/static/{SAMPLE}"
+    samples = first_job_samples(model=platform.model, sample_url=sample_url)
+    python = next(sample["code"] for sample in samples if sample["key"] == "python")
+
+    environment = os.environ | {"ANNEAL_API_KEY": platform.account["api_key"]}
+    done = subprocess.run(
+        [sys.executable, "-c", python], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+    )
+
+    assert done.returncode == 0, done.stderr
+    *states, answer = done.stdout.splitlines()
+    assert states[-1] == "succeeded" and answer

@@ -118,7 +118,8 @@ def test_themes_differ_in_colours_alone_and_widths_between_those_that_are_tried(
         '[data-theme="light"] { color-scheme: light; }',
         '[data-theme="dark"] { color-scheme: dark; }',
     ]
-    assert sorted(pages) == ["base.html", "theme_switch.html"]  # the attribute, and the value that the button sends
+    # The attribute, the buttons with the choice, and the value that the switch sends.
+    assert sorted(pages) == ["base.html", "profile.html", "theme_switch.html"]
     assert breakpoints and min(breakpoints) >= 390 and max(breakpoints) <= 1440
 
 

@@ -28,6 +28,7 @@ SENSITIVE = (
     "web:member_remove",
     "staff:adjustment_create",
     "staff:adjustment_decide",
+    "staff:credit_request_decline",
     "staff:payment_refund",
     "staff:difference_resolve",
     "staff:price_list",

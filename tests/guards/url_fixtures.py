@@ -153,6 +153,15 @@ URLS: dict[str, Url] = {
     "web:job_retry": page(post=P.JOB_WRITE, ids=JOB),
     # overview, the wizard, adapters, playground, usage
     "web:overview": page(get=P.VIEW),
+    "web:job_compare": page(get=P.VIEW, data={"job": "job"}, refs={"job": "job"}),
+    "web:job_export": page(get=P.VIEW),
+    "web:first_job": page(post=P.JOB_WRITE, data={"once": "x", "cap_nano": "10000000"}),
+    "web:account": person("GET", "POST", data={"name": "Nora"}),
+    "web:help": public("the repository's pages"),
+    "web:help_page": public("the repository's pages", ids={"slug": "help_slug"}),
+    "web:help_reference": public("the API's own document is public"),
+    "web:help_quickstart": page(get=P.VIEW),
+    "web:credit": page(get=P.VIEW, post=P.JOB_WRITE, data={"amount_usd": "5"}),
     "web:job_prepare": page(post=P.JOB_WRITE),  # the ids in its query: tests/web/jobs/test_wizard.py
     "web:job_new": page(
         get=P.JOB_WRITE,
@@ -281,6 +290,10 @@ URLS: dict[str, Url] = {
     "staff:base_model_list": staff("GET", "POST"),
     "staff:base_model_install": staff("POST", ids={"base_model_id": "base_model"}),
     "staff:base_model_retire": staff("POST", ids={"base_model_id": "base_model"}),
+    "staff:home": staff("GET"),
+    "staff:organization_detail": staff("GET", ids={"organization_id": "organization"}),
+    "staff:job_detail": staff("GET", ids={"job_id": "job"}),
+    "staff:job_cancel": staff("POST", ids={"job_id": "job"}),
     "staff:books": staff("GET"),
     "staff:adjustment_create": staff(
         "GET",
@@ -288,6 +301,7 @@ URLS: dict[str, Url] = {
         ids={"organization_id": "organization"},
         data={"amount_usd": "1", "reason": "goodwill", "once": f"adj_{'0' * 26}"},
     ),
+    "staff:credit_request_decline": staff("POST", ids={"request_id": "credit_request"}, data={"reason": "x"}),
     "staff:adjustment_decide": staff("POST", ids={"adjustment_id": "adjustment"}, data={"decision": "reject"}),
     "staff:margin": staff("GET", "POST"),
     "staff:price_list": staff("GET", "POST"),

@@ -16,6 +16,7 @@ from apps.accounts.models import Membership, Organization, User
 from apps.accounts.roles import ROLES, SCOPES
 from apps.adapters.models import Adapter, AdapterVersion
 from apps.billing.books.adjustments import request_adjustment
+from apps.billing.books.credit_requests import request_credit
 from apps.billing.budgets import set_budget
 from apps.billing.invoices.statements import close_month
 from apps.billing.models import InvoiceLine
@@ -226,6 +227,10 @@ def _adjustment(tenant: Tenant) -> str:
     ).pk
 
 
+def _credit_request(tenant: Tenant) -> str:
+    return request_credit(organization=tenant.organization, amount_nano=10**9, note=tenant.canary, by=tenant.owner).pk
+
+
 def _card_refund(tenant: Tenant) -> str:
     return CardRefund.objects.create(
         organization=tenant.organization, topup_id=tenant.ids["topup"], credit_cents=20_000, reason=tenant.canary,
@@ -269,6 +274,7 @@ MAKERS: dict[str, Maker] = {
     "invoice": _invoice,
     "invoice_line": _invoice_line,
     "adjustment": _adjustment,
+    "credit_request": _credit_request,
     "card_refund": _card_refund,
     "price_request": _price_request,
 }
@@ -279,6 +285,7 @@ SHARED: dict[str, Callable[[Installation], str]] = {
     "base_model_name": lambda installation: installation.base_model.name,
     "listed_model_name": lambda installation: installation.listed_model.name,
     "number": lambda installation: "1",
+    "help_slug": lambda installation: "training",
     "tracker_kind": lambda installation: "wandb",
     "pool": lambda installation: installation.pool.pk,
     "worker": lambda installation: installation.worker.pk,

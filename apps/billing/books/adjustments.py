@@ -6,6 +6,7 @@ from django.db import transaction
 from django.db.models import F, Q, Sum
 
 from apps.accounts.models import Organization
+from apps.billing.books.credit_requests import note_granted
 from apps.billing.budgets import Attribution, record_spending
 from apps.billing.ledger import account, lock_wallet, post
 from apps.billing.lots import open_lot, returns_for
@@ -159,6 +160,14 @@ def _post(wanted: Adjustment, wallet: LedgerAccount, *, by: str, now: datetime.d
         organization=wanted.organization_id, by=by, action="adjustment.posted", target=wanted.pk,
         amount_nano=wanted.amount_nano,
     )  # fmt: skip
+    if wanted.kind == AdjustmentKind.ADJUSTMENT and wanted.amount_nano > 0:
+        note_granted(
+            organization=wanted.organization_id,
+            amount_nano=wanted.amount_nano,
+            reason=wanted.reason,
+            by=by,
+            now=now,
+        )
     return wanted
 
 

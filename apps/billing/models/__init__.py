@@ -11,9 +11,12 @@ from apps.billing.models.budgets import (
 )
 from apps.billing.models.invoices import (
     ADJUSTMENT_TRANSITIONS,
+    CREDIT_REQUEST_TRANSITIONS,
     Adjustment,
     AdjustmentKind,
     AdjustmentStatus,
+    CreditRequest,
+    CreditRequestStatus,
     Invoice,
     InvoiceLine,
     LedgerCheck,
@@ -30,11 +33,13 @@ from apps.billing.models.ledger import (
     LedgerTransaction,
     PostingKind,
 )
-from apps.billing.models.lots import CreditLot, LedgerSeal, LotKind, LotMovement
+from apps.billing.models.lots import WELCOME, CreditLot, LedgerSeal, LotKind, LotMovement
 from apps.billing.models.usage import StorageSample, UsageConflict, UsageEvent, UsageSeries, VolumeRebate
 
 __all__ = [
     "ADJUSTMENT_TRANSITIONS",
+    "CREDIT_REQUEST_TRANSITIONS",
+    "WELCOME",
     "AccountKind",
     "Adjustment",
     "AdjustmentKind",
@@ -46,6 +51,8 @@ __all__ = [
     "BudgetPeriod",
     "BudgetScope",
     "CreditLot",
+    "CreditRequest",
+    "CreditRequestStatus",
     "Hold",
     "HoldPurpose",
     "HoldStatus",

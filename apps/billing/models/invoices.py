@@ -1,4 +1,4 @@
-"""Invoices, adjustments that may need a second operator, GPU costs of the operator, and results of ledger checks."""
+"""Invoices, requests for credit, adjustments that may need a second operator, GPU costs, results of ledger checks."""
 
 from enum import StrEnum
 
@@ -38,6 +38,19 @@ class AdjustmentStatus(StrEnum):
 
 ADJUSTMENT_TRANSITIONS: Transitions = {
     AdjustmentStatus.REQUESTED: frozenset({AdjustmentStatus.POSTED, AdjustmentStatus.REJECTED})
+}
+
+
+class CreditRequestStatus(StrEnum):
+    """Where a customer's request for credit is."""
+
+    OPEN = "open"
+    GRANTED = "granted"
+    DECLINED = "declined"
+
+
+CREDIT_REQUEST_TRANSITIONS: Transitions = {
+    CreditRequestStatus.OPEN: frozenset({CreditRequestStatus.GRANTED, CreditRequestStatus.DECLINED})
 }
 
 
@@ -93,6 +106,38 @@ class InvoiceLine(OrganizationModel):
     class Meta:
         constraints = [models.UniqueConstraint(fields=["invoice", "position"], name="invoice_line_once")]
         triggers = [pgtrigger.Protect(name="invoice_line_append_only", operation=pgtrigger.Update | pgtrigger.Delete)]
+
+
+class CreditRequest(OrganizationModel):
+    """A member's request for credit. The next credit that an operator gives the organization answers it."""
+
+    id = IdField(prefix="creq")
+    status = models.CharField(
+        max_length=12, choices=choices_of(CREDIT_REQUEST_TRANSITIONS), default=CreditRequestStatus.OPEN
+    )
+    amount_nano = models.BigIntegerField()
+    note = models.CharField(max_length=300, blank=True)
+    granted_nano = models.BigIntegerField(null=True)
+    answer = models.CharField(max_length=300, blank=True, help_text="The operator's reason, which the customer reads.")
+    requested_by = models.CharField(max_length=64)
+    requested_at = models.DateTimeField(db_default=Now())
+    decided_by = models.CharField(max_length=64, null=True)
+    decided_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["organization"], condition=Q(status=CreditRequestStatus.OPEN), name="credit_request_one_open"
+            ),
+            models.CheckConstraint(condition=Q(amount_nano__gt=0), name="credit_request_positive"),
+            models.CheckConstraint(
+                condition=Q(status=CreditRequestStatus.OPEN, decided_at=None)
+                | (~Q(status=CreditRequestStatus.OPEN) & Q(decided_at__isnull=False)),
+                name="credit_request_decided_pair",
+            ),
+        ]
+        indexes = [models.Index(fields=["organization", "-requested_at"], name="credit_request_newest")]
+        triggers = [status_trigger("credit_request_status", CREDIT_REQUEST_TRANSITIONS)]
 
 
 class Adjustment(OrganizationModel):

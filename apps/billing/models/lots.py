@@ -22,13 +22,16 @@ class LotKind(models.TextChoices):
     PROMOTIONAL = "promotional"
 
 
+WELCOME = "welcome:"  # a lot's reference, followed by the id of the person who founded its organization
+
+
 class CreditLot(OrganizationModel):
     """Credit that came in at once. All lots of an organization add up to its wallet and holds."""
 
     id = IdField(prefix="lot")
     kind = models.CharField(max_length=16, choices=LotKind)
     reference = models.CharField(
-        max_length=200, unique=True, null=True, help_text="What paid for it elsewhere, e.g. stripe:pi:<id>."
+        max_length=200, unique=True, null=True, help_text="What it came from, e.g. stripe:pi:<id>."
     )
     amount_nano = models.BigIntegerField()
     remaining_nano = models.BigIntegerField(default=0, help_text="Kept by trigger, from the movements.")

@@ -235,6 +235,8 @@ ACCOUNT_RATE_LIMITS = {
     "confirm_email": "1/3m/key,3/h/key",
 }
 MAX_UNPAID_ORGANIZATIONS = ENV.most_unpaid_organizations
+# Granted to the first organization that a person founds, once the person's address is confirmed. 0: nothing.
+WELCOME_CREDIT_NANO = ENV.welcome_credit_nano
 MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
 MFA_ADAPTER = "apps.accounts.login.second_factor.SecondFactorAdapter"
 MFA_TOTP_ISSUER = "Anneal"

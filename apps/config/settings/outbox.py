@@ -23,6 +23,7 @@ OUTBOX_TOPICS = {
     "dataset.validated": Topic("apps.finetuning.tasks.admit_jobs_of_file"),
     "deployment.created": Topic("apps.serving.operations.place_adapters"),
     "job.admit": Topic("apps.finetuning.jobs.admission.admit_when_ready"),
+    "job.ended": Topic("apps.finetuning.notices.send", lane="mail"),
     "mail": Topic("apps.accounts.mail.send", lane="mail"),
     "objects.delete": Topic("apps.core.tasks.delete_objects", lane="data-small"),
     "organization.suspended": Topic("apps.finetuning.tasks.pause_suspended"),

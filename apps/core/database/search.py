@@ -1,11 +1,12 @@
 """Search by name and id over a few kinds of rows, with a limit for each kind. Used by the command palette."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
+from typing import TypeVar
 
-from django.db.models import Q, QuerySet
+from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
@@ -13,6 +14,7 @@ MIN_CHARACTERS = 2
 _MAX_CHARACTERS = 80
 _MAX_WORDS = 5
 _SHOWN = 5  # per kind
+_Row = TypeVar("_Row", bound=Model)
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,13 @@ class HitKind:
 
     def find(self, words: list[str]) -> list[Hit]:
         """Return the first rows that contain every word, each in any of the fields, in the order of `rows`."""
-        each = (reduce(or_, (Q(**{f"{field}__icontains": word}) for field in self.fields)) for word in words)
-        return [self.show(row) for row in self.rows.filter(reduce(and_, each))[:_SHOWN]]
+        return [self.show(row) for row in with_words(self.rows, words, self.fields)[:_SHOWN]]
+
+
+def with_words(rows: QuerySet[_Row], words: Iterable[str], fields: Sequence[str]) -> QuerySet[_Row]:
+    """Return the rows that contain every word, each in any of the fields."""
+    each = (reduce(or_, (Q(**{f"{field}__icontains": word}) for field in fields)) for word in words)
+    return rows.filter(reduce(and_, each, Q()))
 
 
 def render_hits(request: HttpRequest, kinds: list[HitKind], *, prefix: str) -> HttpResponse:

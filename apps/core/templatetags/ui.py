@@ -80,6 +80,8 @@ STATUSES: dict[str, StatusLabel] = {
     "off": StatusLabel("Not serving", "line", "power"),
     "unloading": StatusLabel("Unloading", "warn", "power"),
     "active": StatusLabel("Active", "ok", "check"),
+    "granted": StatusLabel("Granted", "ok", "check"),
+    "declined": StatusLabel("Declined", "line", "ban"),
     "revoked": StatusLabel("Revoked", "line", "ban"),
     "expired": StatusLabel("Expired", "line", "clock"),
     "invited": StatusLabel("Invited", "", "mail"),

@@ -19,6 +19,7 @@ from apps.finetuning.jobs.files import invalid_file, require_objective, require_
 from apps.finetuning.jobs.requests import JobRequest, choose_recipe
 from apps.finetuning.lifecycle import JOB_TRANSITIONS, JobStatus
 from apps.finetuning.models import FineTuningJob
+from apps.finetuning.notices import publish_end
 from apps.finetuning.quotes.computation import snapshot, with_plan
 from apps.finetuning.quotes.options import PoolQuote, split_key
 from apps.finetuning.quotes.queries import counting_model, get_quotes, is_still_comparing, is_still_counting
@@ -256,4 +257,5 @@ def _refuse(job: FineTuningJob, refused: DomainError, now: datetime.datetime) ->
         error_param=refused.param or "",
     )
     events.append(job, type="state", level="error", message=f"Failed: {refused.message}", status=JobStatus.FAILED)
+    publish_end(job=job)
     audit.record(organization=job.organization_id, by="system", action="job.failed", target=job.pk, code=refused.code)

@@ -23,6 +23,7 @@ from apps.finetuning.lifecycle import (
     RunStatus,
 )
 from apps.finetuning.models import Checkpoint, FineTuningJob, Run
+from apps.finetuning.notices import publish_end
 from apps.finetuning.usage.charges import billed_ms, cost_of, is_at_cap, least_cap_nano
 
 
@@ -130,6 +131,7 @@ def pause_job(*, job: FineTuningJob, now: datetime.datetime) -> None:
     events.append(
         job, type="state", message=f"{message}; the last checkpoint is kept", status=JobStatus.PAUSED, cost_nano=cost
     )
+    publish_end(job=job, by=job.pause_requested_by or "")
     audit.record(
         organization=job.organization_id,
         by=job.pause_requested_by or "system",
@@ -226,6 +228,7 @@ def _end_job(
     if not cost:
         refund_source(organization=job.organization_id, source=job.pk, by="system", reason=f"{job.pk} {status}")
     events.append(job, type="state", level=level, message=message, status=status, cost_nano=cost)
+    publish_end(job=job)
     audit.record(
         organization=job.organization_id,
         by="system",

@@ -10,13 +10,14 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from apps.accounts.models import Organization, User
 from apps.billing.books.adjustments import approve_adjustment, reject_adjustment, request_adjustment
+from apps.billing.books.credit_requests import decline_request
 from apps.billing.books.reconciliation import list_newest_checks, list_receivables
 from apps.billing.budgets import month_of
-from apps.billing.models import Adjustment, AdjustmentStatus, LotKind
+from apps.billing.models import Adjustment, AdjustmentStatus, CreditRequest, CreditRequestStatus, LotKind
 from apps.billing.queries import get_balance, get_balances, sum_lots
 from apps.core.database.clock import db_now
 from apps.core.http.forms import domain_errors_on, domain_errors_shown
-from apps.core.money import usd_to_nano
+from apps.core.money import nano_to_usd, usd_to_nano
 from apps.finetuning.pools.margins import list_margins, set_pool_cost
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import AdjustmentForm, PoolCostForm
@@ -31,10 +32,13 @@ def show(request: HttpRequest) -> HttpResponse:
     lots = sum_lots()
     organizations = Organization.objects.order_by("name")
     names = {each.pk: each.name for each in organizations}
+    asked = CreditRequest.objects.filter(status=CreditRequestStatus.OPEN).select_related("organization")
     receivables = [(names.get(row.organization_id, row.organization_id), row) for row in list_receivables(now=db_now())]
     adjustments = Adjustment.objects.select_related("organization").order_by("-requested_at", "-pk")
     waiting = list(adjustments.filter(status=AdjustmentStatus.REQUESTED))
-    askers = {each.pk: each.email for each in User.objects.filter(pk__in=[each.requested_by for each in waiting])}
+    requests = list(asked.order_by("requested_at", "pk"))
+    people = [each.requested_by for each in waiting] + [each.requested_by for each in requests]
+    askers = {each.pk: each.email for each in User.objects.filter(pk__in=people)}
     balances = get_balances(organizations=list(names))
     context = {
         "rows": [
@@ -46,6 +50,7 @@ def show(request: HttpRequest) -> HttpResponse:
             }
             for each in organizations
         ],
+        "requests": [(each, askers.get(each.requested_by, each.requested_by)) for each in requests],
         "receivables": receivables,
         "waiting": [(each, askers.get(each.requested_by, each.requested_by)) for each in waiting],
         "decided": adjustments.exclude(status=AdjustmentStatus.REQUESTED)[:_DECIDED_SHOWN],
@@ -60,7 +65,10 @@ def show(request: HttpRequest) -> HttpResponse:
 def adjust(request: HttpRequest, organization_id: str) -> HttpResponse:
     """Give or take credit, or refund a job's charge. Above the limit, it waits for another operator's approval."""
     organization = get_object_or_404(Organization, pk=organization_id)
-    form = AdjustmentForm(request.POST or None)
+    wanted = CreditRequest.objects.filter(organization=organization, status=CreditRequestStatus.OPEN).first()
+    initial = {"amount_usd": f"{nano_to_usd(wanted.amount_nano):f}"} if wanted else {}
+    initial["refund_of"] = request.GET.get("refund_of", "")[:64]
+    form = AdjustmentForm(request.POST or None, initial=initial)
     if request.method == "POST" and form.is_valid():
         try:
             with domain_errors_on(form):
@@ -78,7 +86,12 @@ def adjust(request: HttpRequest, organization_id: str) -> HttpResponse:
                 return redirect("staff:books")
         except ValueError as error:
             form.add_error("amount_usd", str(error))
-    context = {"tenant": organization, "balance": get_balance(organization=organization), "form": form}
+    context = {
+        "tenant": organization,
+        "balance": get_balance(organization=organization),
+        "wanted": wanted,
+        "form": form,
+    }
     return render(request, "staff/money/adjust.html", context, status=422 if request.method == "POST" else 200)
 
 
@@ -91,6 +104,19 @@ def decide(request: HttpRequest, adjustment_id: str) -> HttpResponse:
     with domain_errors_shown(request):
         decided = act(adjustment_id=wanted.pk, by=operator_id(request), now=db_now())
         messages.success(request, f"The adjustment was {decided.status}.")
+    return redirect("staff:books")
+
+
+@require_POST
+@sensitive_operator_view
+def decline(request: HttpRequest, request_id: str) -> HttpResponse:
+    """Decline a request for credit; the customer gets the reason."""
+    asked = get_object_or_404(CreditRequest, pk=request_id)
+    with domain_errors_shown(request):
+        decline_request(
+            request_id=asked.pk, reason=request.POST.get("reason", "")[:300], by=operator_id(request), now=db_now()
+        )
+        messages.success(request, "Declined. The customer gets the reason by email.")
     return redirect("staff:books")
 
 

@@ -1,15 +1,18 @@
 """GPU pools and their workers: create, edit, admit with a one-time token, cordon, drain, revoke."""
 
+import datetime
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from django.conf import settings
 from django.contrib import messages
-from django.db.models import Count, QuerySet
+from django.db.models import Count, Min, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
+from apps.catalog.models import PriceRule
 from apps.catalog.queries import list_active_prices
 from apps.core.database.clock import db_now
 from apps.core.http.forms import domain_errors_on
@@ -52,7 +55,7 @@ def index(request: HttpRequest) -> HttpResponse:
             messages.success(request, f"The pool {pool.name} is open. Set its price, then admit a worker.")
             return redirect("staff:pool_detail", pool_id=pool.pk)
     status = 422 if request.method == "POST" else 200
-    context = {"rows": _rows(list(queries.list_pools())), "form": form, "stuck": list_failing()}
+    context = {"rows": list_loads(list(queries.list_pools())), "form": form, "stuck": list_failing()}
     return render(request, "staff/machines/pools.html", context, status=status)
 
 
@@ -127,25 +130,42 @@ def act_on_worker(request: HttpRequest, worker_id: str, action: str) -> HttpResp
     return redirect("staff:pool_detail", pool_id=worker.pool_id)
 
 
-def _rows(pools: Sequence[GpuPool]) -> list[dict[str, object]]:
-    """Return each pool with its price, workers and runs, in a fixed number of queries."""
+@dataclass(frozen=True, kw_only=True)
+class PoolLoad:
+    """A pool with its price, its trainers and its runs. `oldest_at` is when the longest waiting run was queued."""
+
+    pool: GpuPool
+    sku: str
+    price: PriceRule | None
+    live: int
+    workers: int
+    running: int
+    queued: int
+    oldest_at: datetime.datetime | None
+
+
+def list_loads(pools: Sequence[GpuPool]) -> list[PoolLoad]:
+    """Return the load of each pool, in a fixed number of queries."""
     prices = {rule.sku: rule for rule in list_active_prices(prefix="training:")}
     trainers = Worker.objects.filter(pool__in=pools, kind=WorkerKind.TRAINER)
     joined = _counts(trainers.filter(revoked_at=None))
     live = _counts(trainers.filter(live_worker_filter(db_now())))
     runs = Run.objects.filter(pool__in=pools)
     running = _counts(runs.filter(status__in=RUN_HOLDING_LEASE))
-    queued = _counts(runs.filter(status=RunStatus.QUEUED))
+    waiting = runs.filter(status=RunStatus.QUEUED)
+    queued = _counts(waiting)
+    oldest = dict(waiting.order_by().values_list("pool").annotate(Min("created_at")))
     return [
-        {
-            "pool": pool,
-            "sku": training_sku(pool),
-            "price": prices.get(training_sku(pool)),
-            "live": live.get(pool.pk, 0),
-            "workers": joined.get(pool.pk, 0),
-            "running": running.get(pool.pk, 0),
-            "queued": queued.get(pool.pk, 0),
-        }
+        PoolLoad(
+            pool=pool,
+            sku=training_sku(pool),
+            price=prices.get(training_sku(pool)),
+            live=live.get(pool.pk, 0),
+            workers=joined.get(pool.pk, 0),
+            running=running.get(pool.pk, 0),
+            queued=queued.get(pool.pk, 0),
+            oldest_at=oldest.get(pool.pk),
+        )
         for pool in pools
     ]
 
@@ -179,7 +199,7 @@ def _detail(
     shown = take_secret(request, _SESSION_COMMAND, owner=pool.pk)
     workers = list(queries.list_workers(pool=pool))
     runs = {run.worker_id: run for run in Run.objects.filter(worker__in=workers, status__in=RUN_HOLDING_LEASE)}
-    context = _rows([pool])[0] | {
+    context: dict[str, object] = vars(list_loads([pool])[0]) | {
         "seconds_ahead": seconds_ahead(pool=pool),
         "form": form,
         "token_form": token_form or WorkerTokenForm(),

@@ -2,11 +2,24 @@
 
 from django.urls import path
 
-from apps.interfaces.staff import audit, books, calibrations, catalog, payments, pools, replicas, search, tenants
+from apps.interfaces.staff import (
+    audit,
+    books,
+    calibrations,
+    catalog,
+    home,
+    payments,
+    pools,
+    replicas,
+    search,
+    tenant_pages,
+    tenants,
+)
 
 app_name = "staff"
 
 urlpatterns = [
+    path("", home.show, name="home"),
     path("audit", audit.index, name="audit"),
     path("pools", pools.index, name="pool_list"),
     path("pools/<str:pool_id>", pools.detail, name="pool_detail"),
@@ -34,7 +47,9 @@ urlpatterns = [
     path("payments/refunds/<str:refund_id>", payments.decide, name="refund_decide"),
     path("payments/differences/<str:difference_id>/resolve", payments.resolve, name="difference_resolve"),
     path("books", books.show, name="books"),
+    path("organizations/<str:organization_id>", tenant_pages.organization, name="organization_detail"),
     path("organizations/<str:organization_id>/adjust", books.adjust, name="adjustment_create"),
+    path("credit-requests/<str:request_id>/decline", books.decline, name="credit_request_decline"),
     path("adjustments/<str:adjustment_id>", books.decide, name="adjustment_decide"),
     path("margin", books.margin, name="margin"),
     path("organizations/<str:organization_id>/suspend", tenants.suspend, name="organization_suspend"),
@@ -42,6 +57,8 @@ urlpatterns = [
     path("quotas", tenants.quotas, name="quota_list"),
     path("quotas/<str:organization_id>", tenants.quota, name="quota_edit"),
     path("jobs", tenants.jobs, name="job_list"),
+    path("jobs/<str:job_id>", tenant_pages.job, name="job_detail"),
+    path("jobs/<str:job_id>/cancel", tenant_pages.cancel_job, name="job_cancel"),
     path("search", search.show, name="search"),
     path("organizations", tenants.organizations, name="organization_list"),
 ]

@@ -5,22 +5,29 @@ Names follow apps/interfaces/web/shell/navigation.py: <noun>_<verb>, `_list` for
 
 from django.urls import path
 
-from apps.interfaces.web.account import audit, keys, licences, members, organization, trackers
+from apps.interfaces.web.account import audit, keys, licences, members, organization, profile, trackers
 from apps.interfaces.web.adapters import serving, views
-from apps.interfaces.web.billing import budgets, charges, invoices, payment_settings, stripe_webhook, usage
+from apps.interfaces.web.billing import budgets, charges, credit, invoices, payment_settings, stripe_webhook, usage
 from apps.interfaces.web.datasets import columns, detail, uploads
 from apps.interfaces.web.datasets import views as datasets
-from apps.interfaces.web.jobs import accuracy, tensorboard
+from apps.interfaces.web.help import views as help_views
+from apps.interfaces.web.jobs import accuracy, comparison, tensorboard
 from apps.interfaces.web.jobs import views as jobs
 from apps.interfaces.web.playground import rows
 from apps.interfaces.web.playground import views as playground
-from apps.interfaces.web.shell import overview, search, styleguide, theme
+from apps.interfaces.web.shell import first_job, overview, search, styleguide, theme
 from apps.interfaces.web.wizard import views as wizard
 
 app_name = "web"
 
 urlpatterns = [
     path("", overview.index, name="overview"),
+    path("first-job", first_job.train, name="first_job"),
+    path("credit", credit.index, name="credit"),
+    path("help", help_views.index, name="help"),
+    path("help/quickstart", help_views.quickstart, name="help_quickstart"),
+    path("help/reference", help_views.reference, name="help_reference"),
+    path("help/<str:slug>", help_views.page, name="help_page"),
     path("invoices", invoices.show, name="invoice_list"),
     path("invoices/<str:invoice_id>", invoices.invoice, name="invoice_detail"),
     path("invoices/<str:invoice_id>/csv", invoices.invoice_csv, name="invoice_csv"),
@@ -33,6 +40,8 @@ urlpatterns = [
     path("jobs", jobs.index, name="job_list"),
     path("jobs/new", wizard.new, name="job_new"),
     path("jobs/new/prepare", wizard.prepare, name="job_prepare"),
+    path("jobs/compare", comparison.show, name="job_compare"),
+    path("jobs/export", jobs.export, name="job_export"),
     path("jobs/<str:job_id>", jobs.detail, name="job_detail"),
     path("jobs/<str:job_id>/chart", jobs.chart, name="job_chart"),
     path("jobs/<str:job_id>/tensorboard", tensorboard.download, name="job_tensorboard"),
@@ -82,6 +91,7 @@ urlpatterns = [
     path("search", search.show, name="search"),
     path("accuracy", accuracy.show, name="accuracy"),
     path("theme", theme.switch, name="theme"),
+    path("account", profile.show, name="account"),
     path("licences/accept", licences.accept, name="licence_accept"),
     path("organization/trackers", trackers.index, name="tracker_list"),
     path("organization/trackers/<str:kind>/remove", trackers.remove, name="tracker_remove"),

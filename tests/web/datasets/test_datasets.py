@@ -89,13 +89,16 @@ def test_an_upload_beyond_the_quota_comes_back_with_the_reason(organization, ali
 def test_an_empty_list_shows_the_command_and_a_sample(alice, organization, client_for) -> None:
     body = client_for(alice).get(reverse("web:dataset_list")).content.decode()
 
-    assert "/v1/files" in body and "samples/tickets.jsonl" in body
+    assert "/v1/files" in body and "samples/banking-questions.jsonl" in body
 
 
 def test_the_sample_file_is_valid(organization) -> None:
     from apps.config.env import ROOT
 
-    assert make_ready_version(organization, (ROOT / "static/samples/tickets.jsonl").read_bytes()).status == "ready"
+    assert (
+        make_ready_version(organization, (ROOT / "static/samples/banking-questions.jsonl").read_bytes()).status
+        == "ready"
+    )
 
 
 def test_the_list_names_counts_and_state(version, alice, client_for) -> None:

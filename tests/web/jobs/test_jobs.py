@@ -15,6 +15,7 @@ from apps.core.templatetags.ui import usd
 from apps.finetuning.models import FineTuningJob, JobEvent
 from apps.finetuning.runs import leases
 from apps.interfaces.web.jobs.curves import thinned
+from tests.factories.accounts import make_key
 from tests.support.attempts import step
 
 
@@ -266,3 +267,43 @@ def test_a_job_at_its_cap_asks_for_a_higher_one(floor, client_for, bob, claim, r
     browser.post(f"/jobs/{job.pk}/resume", {"cap": "0.12"})
 
     assert reload(job).status == "queued"
+
+
+def test_the_list_is_searched_sorted_and_exported_with_what_the_address_asks(floor, vera, client_for):
+    first, second = floor.job(suffix="triage"), floor.job(suffix="refunds")
+    FineTuningJob.objects.filter(pk=first.pk).update(cost_nano=5)
+    client = client_for(vera)
+
+    def page(url: str) -> str:
+        return html.unescape(client.get(url).content.decode())
+
+    found = page("/jobs?q=tri")
+    dearest = page("/jobs?sort=cost")
+    exported = b"".join(client.get("/jobs/export?q=refunds").streaming_content).decode()
+
+    assert "triage" in found and "refunds" not in found
+    assert dearest.index("triage") < dearest.index("refunds")
+    assert "No fine-tunes here" in page("/jobs?q=nothing")
+    lines = exported.splitlines()
+    assert lines[0].startswith("id,name,status") and len(lines) == 2 and second.pk in lines[1]
+    assert 'href="/jobs?q=tri&status=failed"' in found
+
+
+def test_a_job_shows_who_created_it_when_it_started_and_when_it_ended(floor, claim, alice, vera, client_for):
+    job = floor.job(suffix="triage")
+    FineTuningJob.objects.filter(pk=job.pk).update(created_by=alice.pk)
+    claim().succeed(floor.base_model)
+
+    page = html.unescape(client_for(vera).get(f"/jobs/{job.pk}").content.decode())
+
+    assert f"by {alice.name or alice.email}" in page
+    head = page.partition("page-head")[2][:3000]
+    assert "started" in head and "ended" in head
+
+
+def test_a_job_of_a_key_names_the_key(floor, alice, client_for):
+    key = make_key(floor.organization, alice).key
+    job = floor.job()
+    FineTuningJob.objects.filter(pk=job.pk).update(created_by=key.pk)
+
+    assert f"by key {key.name}" in html.unescape(client_for(alice).get(f"/jobs/{job.pk}").content.decode())

@@ -236,7 +236,7 @@ def test_an_address_gets_three_mails_an_hour_from_resets_and_three_from_sign_ups
 def test_an_operator_without_an_organization_lands_on_the_console(olga: User, client: Client) -> None:
     answer = client.post("/accounts/login/", {"login": olga.email, "password": PASSWORD})
 
-    assert client.get(answer.headers["Location"]).headers["Location"] == "/staff/organizations"
+    assert client.get(answer.headers["Location"]).headers["Location"] == "/staff/"
 
 
 def test_the_sign_in_page_says_what_was_wrong(alice: User, client: Client) -> None:

@@ -1,11 +1,15 @@
 """The first page: how to begin, what runs, what needs somebody."""
 
 import html
+from urllib.parse import quote
 
 import pytest
 
+from apps.billing.models import UsageSeries
+from apps.catalog.models import PriceRule
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
+from apps.core.database.clock import db_now
 from tests.factories.accounts import make_key
 from tests.factories.datasets import jsonl, make_ready_version
 from tests.support.attempts import step
@@ -26,24 +30,40 @@ def test_every_member_sees_it_and_others_only_their_own(floor, client_for, alice
     assert client_for(None).get("/").status_code == 302
 
 
-def test_a_new_organization_is_shown_three_steps(floor, organization, alice, client_for):
+def test_a_new_organization_is_shown_four_steps_with_what_is_done(floor, organization, alice, client_for):
     before = text(client_for(alice).get("/"))
     version = make_ready_version(organization, dataset_name="tickets")
     make_key(organization, alice)
     after = text(client_for(alice).get("/"))
 
-    assert "Make an API key" in before
-    assert "-F file=@tickets.jsonl" in before
-    assert 'class="done"' not in before
-    assert after.count('class="done"') == 2
+    assert "Train your first model" in before
+    assert "-F file=@sample.jsonl" in before
+    assert (before.count('class="done"'), after.count('class="done"')) == (1, 2)  # the credit, then the key too
     assert f'"training_file": "{version.pk}"' in after
+    assert "Use my own data" in before and "Train on tickets" in after
     assert f"/jobs/new?dataset={version.pk}&model=anneal-demo" in after
 
 
-def test_the_steps_go_when_there_is_a_job(floor, alice, client_for):
-    floor.job()
+def test_the_steps_follow_the_first_job_until_its_adapter_has_answered(floor, claim, alice, client_for):
+    job = floor.job()
+    running = text(client_for(alice).get("/"))
+    claim().succeed(floor.base_model)
+    job.refresh_from_db()
+    trained = text(client_for(alice).get("/"))
+    UsageSeries.objects.create(
+        organization=floor.organization,
+        sku="inference:input:anneal-demo",
+        price_rule=PriceRule.objects.all()[0],
+        subject=job.adapter_version.model_name,
+        adapter_version_id=job.adapter_version_id,
+        day=db_now().date(),
+        request_count=1,
+    )
+    asked = text(client_for(alice).get("/"))
 
-    assert "Make an API key" not in text(client_for(alice).get("/"))
+    assert f'href="/jobs/{job.pk}"' in running and "Follow it live" in running
+    assert "Try it" in trained and quote(job.adapter_version.model_name) in trained
+    assert "Train your first model" not in asked
 
 
 def test_a_running_job_shows_how_far_it_is_and_alone_to_htmx(floor, claim, alice, client_for):

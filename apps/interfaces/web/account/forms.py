@@ -29,6 +29,20 @@ SCOPE_WORDS = {
 EXPIRY_DAYS = {"30": "30 days", "90": "90 days", "365": "One year", "": "Never"}
 
 
+class PersonForm(forms.Form):
+    name = forms.CharField(
+        max_length=120, required=False, label="Your name", widget=forms.TextInput({"autocomplete": "name"})
+    )
+    wants_job_mail = forms.BooleanField(
+        required=False,
+        label="Email me when a job I created ends",
+        help_text="When it succeeds, fails or is paused.",
+    )
+
+    def clean_name(self) -> str:
+        return " ".join(self.cleaned_data["name"].split())
+
+
 class OrganizationForm(forms.Form):
     name = forms.CharField(max_length=80, label="Name", widget=forms.TextInput({"autocomplete": "organization"}))
 

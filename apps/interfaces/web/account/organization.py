@@ -11,6 +11,7 @@ from apps.accounts.login.second_factor import has_second_factor
 from apps.accounts.models import User
 from apps.accounts.roles import Permission, has_permission
 from apps.billing.lots import has_paid_lot
+from apps.billing.welcome import grant_welcome_credit
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import system
 from apps.core.errors import NotFound, QuotaExceeded
@@ -95,6 +96,7 @@ def create(request: HttpRequest) -> HttpResponse:
             organization = operations.create_organization(
                 name=form.cleaned_data["name"], owner=request.user, now=db_now()
             )
+            grant_welcome_credit(user=request.user)
             request.session[SESSION_ORGANIZATION] = organization.pk
             return redirect("/")
     return render(request, "organization/create.html", {"form": form}, status=422 if form.errors else 200)

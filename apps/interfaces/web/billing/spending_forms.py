@@ -61,6 +61,17 @@ class BudgetForm(forms.Form):
         return "" if scope == BudgetScope.ORGANIZATION else self.cleaned_data[scope].strip()
 
 
+class CreditRequestForm(forms.Form):
+    amount_usd = forms.DecimalField(label="Amount", min_value=Decimal("0.01"), max_digits=12, decimal_places=2)
+    note = forms.CharField(
+        max_length=300,
+        required=False,
+        label="What for",
+        help_text="The operator reads it.",
+        widget=forms.Textarea(attrs={"rows": 3}),
+    )
+
+
 class KeyLabelsForm(forms.Form):
     key = forms.ChoiceField(label="Key")
     labels = forms.CharField(

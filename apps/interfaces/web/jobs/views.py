@@ -2,22 +2,27 @@
 
 import datetime
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 from django.contrib import messages
 from django.core.paginator import Paginator
+from django.db.models import QuerySet
 from django.http import HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.cache import patch_vary_headers
+from django.utils.http import urlencode
 from django.views.decorators.http import require_POST, require_safe
 
-from apps.accounts.models import Membership
+from apps.accounts.models import Membership, Organization, User
+from apps.accounts.queries import list_keys
 from apps.accounts.roles import Permission, has_permission
 from apps.adapters.models import AdapterVersion
 from apps.core.database.clock import db_now
+from apps.core.database.search import with_words
+from apps.core.http.csv_text import csv_chunks
 from apps.core.http.forms import domain_errors_shown
 from apps.core.money import NANO_PER_CENT, usd_decimal
 from apps.datasets.lifecycle import DatasetVersionStatus
@@ -40,6 +45,7 @@ from apps.interfaces.web.jobs.evaluation import evaluation_of
 from apps.interfaces.web.jobs.outcome import find_outcome, outcome_rows
 from apps.interfaces.web.jobs.recipe import method_words, recipe_lines, recipe_reasons, recipe_samples
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.interfaces.web.shell.downloads import stream_download
 from apps.interfaces.web.shell.live import Watcher, follow_job
 from apps.interfaces.web.wizard.compute_table import memory_parts
 from apps.interfaces.web.wizard.draft import Draft, start_of
@@ -47,6 +53,18 @@ from apps.interfaces.web.wizard.forms import CapForm
 from apps.serving.queries import serving_states
 
 _PAGE = 25
+_MAX_WORDS = 6
+_MOST_EXPORTED = 10_000
+_SEARCHED = ("suffix", "training_file__dataset__name", "base_model__display_name", "base_model__name", "id")
+_SORTS = {
+    "": ("Newest first", ("-created_at", "-id")),
+    "oldest": ("Oldest first", ("created_at", "id")),
+    "cost": ("Highest cost first", ("-cost_nano", "-id")),
+}
+_EXPORTED = (
+    "id", "name", "status", "base_model", "dataset", "method", "pool", "gpus", "created_at", "finished_at", "step",
+    "total_steps", "trained_tokens", "billed_gpu_seconds", "cost_usd", "error",
+)  # fmt: skip
 _SHOWN_EVALUATIONS = 100
 _SHOWN_EVENTS = 200
 _STATES = (
@@ -74,10 +92,13 @@ class ShownPhase:
 @organization_view(Permission.VIEW)
 def index(request: OrganizationRequest) -> HttpResponse:
     """List the jobs; htmx asks for the table alone."""
-    rows = queries.list_jobs(organization=request.organization)
-    status = request.GET.get("status", "")
-    page = Paginator(rows.filter(status=status) if status else rows, _PAGE).get_page(request.GET.get("page"))
-    address = f"{reverse('web:job_list')}?status={status}"
+    asked = _asked(request)
+    page = Paginator(_listed(request.organization, asked), _PAGE).get_page(request.GET.get("page"))
+    pages = {
+        "address": page.number,
+        "previous": page.previous_page_number() if page.has_previous() else None,
+        "next": page.next_page_number() if page.has_next() else None,
+    }
     now = db_now()
     context = {
         "jobs": [
@@ -85,16 +106,61 @@ def index(request: OrganizationRequest) -> HttpResponse:
         ],
         "page": page,
         "tabs": [
-            {"label": label, "url": f"{reverse('web:job_list')}?status={value}", "current": value == status}
+            {
+                "label": label,
+                "url": _address(asked | {"status": value}),
+                "current": value == asked["status"],
+            }
             for value, label in _STATES
         ],
-        "address": f"{address}&page={page.number}",
-        "previous": f"{address}&page={page.previous_page_number()}" if page.has_previous() else "",
-        "next": f"{address}&page={page.next_page_number()}" if page.has_next() else "",
+        "asked": asked,
+        "sorts": [(value, label) for value, (label, _) in _SORTS.items()],
+        "export_url": _address(asked, of="web:job_export"),
+        **{name: _address(asked | {"page": str(number)}) if number else "" for name, number in pages.items()},
         "may_create": has_permission(request.membership.role, Permission.JOB_WRITE),
         "has_live": any(job.status not in JOB_TERMINAL for job in page.object_list),
     }
     return render(request, "jobs/list.html" + ("#table" if request.htmx else ""), context)
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def export(request: OrganizationRequest) -> HttpResponseBase:
+    """Send the listed jobs as CSV, at most `_MOST_EXPORTED`."""
+    jobs = list(_listed(request.organization, _asked(request))[:_MOST_EXPORTED])
+    chunks = csv_chunks(_EXPORTED, [_exported(job) for job in jobs])
+    return stream_download(request, chunks, filename="fine-tunes.csv", content_type="text/csv; charset=utf-8")
+
+
+def _exported(job: FineTuningJob) -> tuple[object, ...]:
+    return (
+        job.pk, title_of(job), job.status, job.base_model.name, job.training_file.dataset.name, job.method,
+        job.pool.name if job.pool else "", job.gpu_count, job.created_at.isoformat(),
+        job.finished_at.isoformat() if job.finished_at else "", job.step, job.total_steps or "", job.trained_tokens,
+        job.billed_gpu_ms / 1000, usd_decimal(job.cost_nano), job.error_code,
+    )  # fmt: skip
+
+
+def _asked(request: OrganizationRequest) -> dict[str, str]:
+    """Return what the address asks of the list: words, state and order."""
+    sort = request.GET.get("sort", "")
+    return {
+        "q": request.GET.get("q", "").strip()[:80],
+        "status": request.GET.get("status", "")[:24],
+        "sort": sort if sort in _SORTS else "",
+    }
+
+
+def _listed(organization: Organization, asked: Mapping[str, str]) -> QuerySet[FineTuningJob]:
+    rows = with_words(queries.list_jobs(organization=organization), asked["q"].split()[:_MAX_WORDS], _SEARCHED)
+    rows = rows.filter(status=asked["status"]) if asked["status"] else rows
+    return rows.order_by(*_SORTS[asked["sort"]][1])
+
+
+def _address(asked: Mapping[str, str], *, of: str = "web:job_list") -> str:
+    """Return the address of a list with what is asked of it."""
+    query = urlencode({name: value for name, value in asked.items() if value})
+    return reverse(of) + (f"?{query}" if query else "")
 
 
 @require_safe
@@ -223,6 +289,7 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, object]:
     return {
         "job": job,
         "title": title_of(job),
+        "owner": _owner_of(job),
         "phases": _phases(job, now),
         "progress": progress,
         "loss": losses.values_list("number", flat=True).last(),
@@ -260,6 +327,15 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, object]:
         "has_gpu_load": bool(last and last.data.get("gpu_utilization") is not None),
         "file_url": "" if is_file_deleted else file_url(version=job.training_file),
     }
+
+
+def _owner_of(job: FineTuningJob) -> str:
+    """Return the person who created the job, or the name of the key that did; "" if it is gone."""
+    if job.created_by.startswith("key_"):
+        key = list_keys(organization=job.organization).filter(pk=job.created_by).first()
+        return f"key {key.name}" if key else ""
+    person = User.objects.filter(pk=job.created_by).first()
+    return str(person) if person else ""
 
 
 def _is_served(version: AdapterVersion | None) -> bool:

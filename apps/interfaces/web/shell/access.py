@@ -104,7 +104,7 @@ def _as_member(request: HttpRequest, permission: Permission, run: Callable[[], H
     with _entering(request) as membership:
         if membership is None:
             is_operator = getattr(request.user, "is_operator", False)
-            return redirect("staff:organization_list" if is_operator else "web:organization_create")
+            return redirect("staff:home" if is_operator else "web:organization_create")
         if membership.organization.requires_second_factor:
             why = f"{membership.organization.name} asks its members for a second factor."
             if elsewhere := require_second_factor(request, why=why):

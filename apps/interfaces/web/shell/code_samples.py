@@ -8,6 +8,7 @@ from django.conf import settings
 from apps.contracts.runs import Objective
 
 _KEY = "$ANNEAL_API_KEY"
+_JOBS = "/v1/fine_tuning/jobs"
 _ADAPTER = ("lora_rank", "lora_alpha", "use_dora", "use_rslora")
 
 
@@ -45,7 +46,7 @@ def job_samples(
     compute = {"pool": pool} | ({"gpu_count": gpu_count} if gpu_count > 1 else {}) if pool else None
     ours = _our_fields(method, recipe, compute, cap_usd) | {name: value for name, value in after.items() if value}
     return [
-        sample("curl", "curl", curl("/v1/fine_tuning/jobs", standard | ours)),
+        sample("curl", "curl", curl(_JOBS, standard | ours)),
         sample("python", "Python", _python("job = client.fine_tuning.jobs.create", standard, ours) + "print(job.id)\n"),
     ]
 
@@ -74,6 +75,50 @@ def chat_samples(*, model: str, prompt: str = "Hello") -> list[dict[str, str]]:
         sample("curl", "curl", curl("/v1/chat/completions", body)),
         sample("python", "Python", python),
         sample("javascript", "JavaScript", _javascript(body)),
+    ]
+
+
+def first_job_samples(*, model: str, sample_url: str) -> list[dict[str, str]]:
+    """Return a whole first job: get the sample, upload it, train with a cap of one dollar, wait, ask the new model."""
+    quoted = json.dumps(model)
+    python = (
+        "import os\nimport time\nimport urllib.request\n\nfrom openai import OpenAI\n\n"
+        f'urllib.request.urlretrieve("{sample_url}", "sample.jsonl")\n'
+        f'client = OpenAI(base_url="{settings.PUBLIC_URL}/v1", api_key=os.environ["ANNEAL_API_KEY"])\n'
+        'file = client.files.create(file=open("sample.jsonl", "rb"), purpose="fine-tune")\n'
+        "job = client.fine_tuning.jobs.create(\n"
+        f"    model={quoted},\n    training_file=file.id,\n"
+        '    extra_body={"budget": {"max_cost_usd": "1"}},\n)\n'
+        'while job.status not in ("succeeded", "failed", "cancelled", "paused"):\n'
+        "    time.sleep(3)\n    job = client.fine_tuning.jobs.retrieve(job.id)\n    print(job.status)\n"
+        "reply = client.with_options(max_retries=20).chat.completions.create(\n"
+        '    model=job.fine_tuned_model,\n    messages=[{"role": "user", "content": "Where is my card?"}],\n)\n'
+        "print(reply.choices[0].message.content)\n"
+    )
+    javascript = (
+        'import fs from "node:fs";\nimport OpenAI from "openai";\n\n'
+        f'fs.writeFileSync("sample.jsonl", await (await fetch("{sample_url}")).text());\n'
+        f'const client = new OpenAI({{ baseURL: "{settings.PUBLIC_URL}/v1", apiKey: process.env.ANNEAL_API_KEY }});\n'
+        'const file = await client.files.create({ file: fs.createReadStream("sample.jsonl"), purpose: "fine-tune" });\n'
+        f"let job = await client.fineTuning.jobs.create({{\n  model: {quoted},\n  training_file: file.id,\n"
+        '  budget: { max_cost_usd: "1" },\n});\n'
+        'while (!["succeeded", "failed", "cancelled", "paused"].includes(job.status)) {\n'
+        "  await new Promise((done) => setTimeout(done, 3000));\n"
+        "  job = await client.fineTuning.jobs.retrieve(job.id);\n  console.log(job.status);\n}\n"
+        "const reply = await client.chat.completions.create(\n"
+        '  { model: job.fine_tuned_model, messages: [{ role: "user", content: "Where is my card?" }] },\n'
+        "  { maxRetries: 20 },\n);\nconsole.log(reply.choices[0].message.content);\n"
+    )
+    key = f'-H "Authorization: Bearer {_KEY}"'
+    upload = (
+        f"curl -o sample.jsonl {sample_url}\n"
+        f"curl {settings.PUBLIC_URL}/v1/files {key} \\\n  -F purpose=fine-tune -F file=@sample.jsonl\n"
+    )
+    body = {"model": model, "training_file": "file-…", "budget": {"max_cost_usd": "1"}}
+    return [
+        sample("curl", "curl", f"{upload}\n# with the id that the upload returned\n" + curl(_JOBS, body)),
+        sample("python", "Python", python),
+        sample("javascript", "JavaScript", javascript),
     ]
 
 

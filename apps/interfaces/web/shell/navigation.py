@@ -8,6 +8,7 @@ from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 
 from apps.accounts.roles import Permission, has_permission
+from apps.interfaces.web.help.library import page_of_view
 from apps.payments.stripe.gateway import is_configured
 
 
@@ -77,8 +78,10 @@ ACCOUNT = (
         views=("web:invoice_", "web:price_", "web:charge_"),
         go="i",
     ),
+    Place(label="Help", icon="book-open", url_name="web:help", views=("web:help",), go="h"),
 )
 OPERATOR = (
+    Place(label="Installation", icon="layout-dashboard", url_name="staff:home", views=("staff:home",)),
     Place(label="Pools", icon="server", url_name="staff:pool_list", views=("staff:pool_", "staff:worker_")),
     Place(label="Replicas", icon="activity", url_name="staff:replica_list", views=("staff:replica_",)),
     Place(label="Base models", icon="brain-circuit", url_name="staff:base_model_list", views=("staff:base_model_",)),
@@ -124,6 +127,13 @@ def actions(request: HttpRequest) -> list[NavigationLink]:
         for action in ACTIONS
         if has_permission(membership.role, action.permission) and (url := _url(action.url_name))
     ]
+
+
+def help_url(request: HttpRequest) -> str:
+    """Return the address of the help about this request's page."""
+    match = request.resolver_match
+    page = page_of_view(match.view_name) if match else None
+    return reverse("web:help_page", args=[page.slug]) if page else _url("web:help")
 
 
 def _links(places: tuple[Place, ...], view: str) -> tuple[NavigationLink, ...]:

@@ -13,7 +13,8 @@ from apps.accounts.models import Organization
 from apps.accounts.queries import list_keys
 from apps.accounts.roles import Permission, has_permission
 from apps.adapters.queries import list_versions as list_adapters
-from apps.billing.queries import get_balance, get_spending
+from apps.billing.books.credit_requests import list_requests
+from apps.billing.queries import get_balance, get_spending, has_used_an_adapter
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
 from apps.core.database.clock import db_now
@@ -26,11 +27,13 @@ from apps.finetuning.queries import find_jobs_of_adapters, list_jobs
 from apps.interfaces.web.jobs.views import percent_of, title_of
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.code_samples import curl
+from apps.interfaces.web.shell.first_job import SAMPLE, find_first_job
 from apps.interfaces.web.wizard.draft import Draft
 from apps.serving.queries import serving_states
 
 _SHOWN = 5
 _RECENT = datetime.timedelta(days=7)
+_STARTED = 3  # an organization with more jobs than that knows the first steps
 
 
 @require_safe
@@ -44,7 +47,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
     if not request.htmx:
         context |= _figures(request.organization) | _attention(request.organization) | _adapters(request.organization)
         context["may_write_files"] = has_permission(request.membership.role, Permission.DATASET_WRITE)
-        context["start"] = None if jobs.exists() else _start(request.organization, may_train)
+        context |= _start(request.organization, may_train)
     response = render(request, "shell/overview.html" + ("#running" if request.htmx else ""), context)
     patch_vary_headers(response, ["HX-Request"])
     return response
@@ -88,28 +91,40 @@ def _adapters(organization: Organization) -> dict[str, object]:
 
 
 def _start(organization: Organization, may_train: bool) -> dict[str, object]:
-    """Return the three steps to a first adapter, each with its command and whether it is done."""
+    """Return what is left to do until a model of the organization's own has answered; nothing is left afterwards."""
+    jobs = list(list_jobs(organization=organization)[: _STARTED + 1])
+    if len(jobs) > _STARTED or has_used_an_adapter(organization=organization):
+        return {"start": None}
     files = list_versions(organization=organization, purpose="fine-tune")
     file = files.filter(status=DatasetVersionStatus.READY).first()
     model = list_base_models(only_installed=True).first()
     started = {"dataset": file.pk} | ({"model": model.name} if model else {}) if file else {}
+    running = next((job for job in jobs if job.status not in JOB_TERMINAL), None)
+    succeeded = next((job for job in jobs if job.status == JobStatus.SUCCEEDED), None)
+    first_job = find_first_job(organization=organization) if may_train and not (succeeded or running) else None
+    request = list_requests(organization=organization).first()
     return {
-        "has_key": list_keys(organization=organization).filter(revoked_at=None).exists(),
-        "file": file,
-        "model": model,
-        "wizard_url": Draft(started).url() if may_train else "",
-        "key_command": "export ANNEAL_API_KEY=ann_live_…",
-        "upload_command": _upload_command(),
-        "job_command": _job_command(file, model),
+        "start": {
+            "file": file,
+            "model": model,
+            "running": running,
+            "adapter": succeeded.adapter_version if succeeded else None,
+            "has_key": list_keys(organization=organization).filter(revoked_at=None).exists(),
+            "first_job": first_job,
+            "credit_request": request,
+            "wizard_url": Draft(started).url() if may_train else "",
+            "upload_command": _upload_command(),
+            "job_command": _job_command(file, model),
+        }
     }
 
 
 def _upload_command() -> str:
     url = settings.PUBLIC_URL
     return (
-        f"curl -o tickets.jsonl {url}{static('samples/tickets.jsonl')}\n"
+        f"curl -o sample.jsonl {url}{static(SAMPLE)}\n"
         f'curl {url}/v1/files \\\n  -H "Authorization: Bearer $ANNEAL_API_KEY" \\\n'
-        "  -F purpose=fine-tune -F file=@tickets.jsonl"
+        "  -F purpose=fine-tune -F file=@sample.jsonl"
     )
 
 

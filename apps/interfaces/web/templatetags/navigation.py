@@ -3,7 +3,7 @@
 from django import template
 from django.template import Context
 
-from apps.interfaces.web.shell.navigation import NavigationLink, Section, actions, sections
+from apps.interfaces.web.shell.navigation import NavigationLink, Section, actions, help_url, sections
 
 register = template.Library()
 
@@ -11,6 +11,11 @@ register = template.Library()
 @register.simple_tag(takes_context=True)
 def nav_sections(context: Context) -> list[Section]:
     return sections(context["request"])
+
+
+@register.simple_tag(takes_context=True)
+def nav_help(context: Context) -> str:
+    return help_url(context["request"])
 
 
 @register.simple_tag(takes_context=True)

@@ -8,7 +8,8 @@ from apps.contracts.runs import Hyperparameters, Method
 from apps.finetuning.recipes.completion import RecipeChoice
 from apps.interfaces.web.wizard.forms import RECIPE_FIELDS, TRAINED
 
-_NAMES = {
+# The settings of a recipe as pages name them.
+NAMES = {
     "epochs": "Epochs",
     "learning_rate": "Learning rate",
     "batch_size": "Batch",
@@ -55,7 +56,7 @@ def values_in_words(
 ) -> list[ChosenValue]:
     """Return the choices that apply to this recipe."""
     hidden = {*leave_out, *_without_effect(recipe)}
-    return [_in_words(choice) for choice in choices if choice.name in _NAMES and choice.name not in hidden]
+    return [_in_words(choice) for choice in choices if choice.name in NAMES and choice.name not in hidden]
 
 
 def value_in_words(name: str, value: object) -> str:
@@ -65,7 +66,7 @@ def value_in_words(name: str, value: object) -> str:
 def _in_words(choice: RecipeChoice) -> ChosenValue:
     value = value_in_words(choice.name, choice.value)
     is_said = _plain(choice.reason).startswith(_plain(value))
-    return ChosenValue(_NAMES[choice.name], "" if is_said else value, choice.reason)
+    return ChosenValue(NAMES[choice.name], "" if is_said else value, choice.reason)
 
 
 def _plain(text: str) -> str:

@@ -5,6 +5,7 @@ import secrets
 from apps.billing.queries import get_balance
 from apps.catalog.licences import is_licence_missing
 from apps.contracts.runs import Hyperparameters, Objective
+from apps.core.money import NANO_PER_CENT
 from apps.finetuning.usage.charges import MINIMUM_SECONDS
 from apps.interfaces.web.shell.access import OrganizationRequest
 from apps.interfaces.web.wizard.compute import quotes_of, samples
@@ -42,6 +43,7 @@ def review_context(request: OrganizationRequest, plan: Plan) -> StepContext:
         "balance": balance,
         "left_nano": left_nano,
         "is_short": left_nano is not None and left_nano < 0,
+        "missing_usd": _missing_dollars(-left_nano) if left_nano is not None and left_nano < 0 else "",
         "is_low": is_low,
         "may_lower": named is not None and balance.available_nano >= (named.least_cap_nano or 0),
         "is_tight": cap_nano is not None and p50_nano is not None and cap_nano < p50_nano,
@@ -60,6 +62,11 @@ def review_context(request: OrganizationRequest, plan: Plan) -> StepContext:
         "needs": "" if named else "Choose compute again",
     }
     return StepContext(values, named, problem)
+
+
+def _missing_dollars(nano: int) -> str:
+    """Return a missing amount in whole cents, rounded up, as the form for credit takes it."""
+    return f"{-(-nano // NANO_PER_CENT) / 100:.2f}"
 
 
 def _full_recipe(plan: Plan) -> list[tuple[str, str, bool]]:

@@ -1,0 +1,26 @@
+"""The reader's own account: name, theme, and which mails they get."""
+
+from django.contrib import messages
+from django.http import HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_http_methods
+
+from apps.accounts.models import User
+from apps.interfaces.web.account.forms import PersonForm
+from apps.interfaces.web.shell.access import PersonRequest, person_view
+
+_THEMES = (("", "System"), ("light", "Light"), ("dark", "Dark"))
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@person_view
+def show(request: PersonRequest) -> HttpResponse:
+    """Show the account; a POST saves it."""
+    given = {"name": request.user.name, "wants_job_mail": request.user.wants_job_mail}
+    form = PersonForm(request.POST or None, initial=given)
+    if request.method == "POST" and form.is_valid():
+        User.objects.filter(pk=request.user.pk).update(**form.cleaned_data)
+        messages.success(request, "Saved.")
+        return redirect("web:account")
+    context = {"form": form, "themes": _THEMES}
+    return render(request, "account/profile.html", context, status=422 if form.errors else 200)

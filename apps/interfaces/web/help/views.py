@@ -1,0 +1,86 @@
+"""The help inside the product: the repository's pages, a quickstart with the reader's own model, the API reference."""
+
+from functools import cache
+from typing import Any
+
+from django.conf import settings
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.templatetags.static import static
+from django.utils.module_loading import import_string
+from django.views.decorators.http import require_safe
+
+from apps.accounts.models import Organization
+from apps.accounts.roles import Permission
+from apps.adapters.queries import list_versions
+from apps.catalog.queries import list_base_models
+from apps.core.http.openapi import document
+from apps.interfaces.web.help.library import PAGES, Audience, find_page, read_page, search
+from apps.interfaces.web.help.reference import DescribedGroup, list_groups
+from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, public_view
+from apps.interfaces.web.shell.code_samples import chat_samples, first_job_samples
+from apps.interfaces.web.shell.first_job import SAMPLE
+
+_MAX_WORDS = 80
+
+
+@public_view
+@require_safe
+def index(request: HttpRequest) -> HttpResponse:
+    """List the pages by audience; `?q` searches them."""
+    words = request.GET.get("q", "").strip()[:_MAX_WORDS]
+    groups = [
+        (audience.value, [(page, read_page(page.slug).title) for page in PAGES if page.audience is audience])
+        for audience in Audience
+    ]
+    found = [(page, rendered.title) for page, rendered in search(words)] if words else None
+    return _render(request, "help/index.html", {"groups": groups, "found": found, "q": words})
+
+
+@public_view
+@require_safe
+def page(request: HttpRequest, slug: str) -> HttpResponse:
+    """Show one page of the repository."""
+    shown = find_page(slug)
+    if shown is None:
+        raise Http404
+    return _render(request, "help/page.html", {"page": shown, "rendered": read_page(slug)})
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def quickstart(request: OrganizationRequest) -> HttpResponse:
+    """Show how to call a model of the reader's and how to train one, ready to paste."""
+    model, base_name = _models(request.organization)
+    context = {
+        "model": model,
+        "ask": chat_samples(model=model or "…", prompt="Where is my card?"),
+        "train": first_job_samples(model=base_name or "…", sample_url=settings.PUBLIC_URL + static(SAMPLE)),
+    }
+    return _render(request, "help/quickstart.html", context)
+
+
+@public_view
+@require_safe
+def reference(request: HttpRequest) -> HttpResponse:
+    """Show every call of the API with its parameters, body and answers, from the OpenAPI document."""
+    return _render(request, "help/reference.html", {"groups": _groups()})
+
+
+@cache
+def _groups() -> list[DescribedGroup]:
+    listed = [one for name in settings.API_OPERATIONS for one in import_string(name)()]
+    return list_groups(document(listed, server=settings.PUBLIC_URL))
+
+
+def _models(organization: Organization) -> tuple[str, str]:
+    """Return the model to ask, the newest of the organization's own if there is one, and a base model to train."""
+    base = list_base_models(only_installed=True).first()
+    newest = list_versions(organization=organization).first()
+    base_name = base.name if base else ""
+    return (newest.model_name if newest else base_name), base_name
+
+
+def _render(request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
+    frame = "layouts/shell.html" if request.user.is_authenticated else "layouts/public.html"
+    return render(request, template, context | {"help_frame": frame})

@@ -1,0 +1,155 @@
+"""Two to eight jobs beside each other: their curves, what their settings differ in, their results, and the best one."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import msgspec
+from django.http import HttpResponse
+from django.shortcuts import render
+from django.utils.http import urlencode
+from django.views.decorators.http import require_safe
+
+from apps.accounts.roles import Permission
+from apps.contracts.runs import Hyperparameters
+from apps.core.errors import NotFound
+from apps.core.templatetags.ui import NONE, duration, number, usd
+from apps.finetuning.lifecycle import JOB_TERMINAL
+from apps.finetuning.models import FineTuningJob
+from apps.finetuning.queries import list_jobs
+from apps.finetuning.results.provenance import label_of, report_of
+from apps.interfaces.web.charts.curve_overlays import MAX_CURVES, Points, draw_overlay, smoothed, tone_of
+from apps.interfaces.web.jobs.curves import curves_of
+from apps.interfaces.web.jobs.outcome import find_outcome
+from apps.interfaces.web.jobs.recipe import method_words
+from apps.interfaces.web.jobs.views import title_of
+from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.interfaces.web.wizard.recipe_words import NAMES, value_in_words
+
+MIN_JOBS = 2
+# The curves to choose from: their name in a job's metrics, their label, and whether they are smoothed.
+_METRICS = (
+    ("train_loss", "Training loss", True),
+    ("valid_loss", "Evaluation loss", False),
+    ("train_mean_token_accuracy", "Training accuracy", True),
+    ("valid_mean_token_accuracy", "Evaluation accuracy", False),
+    ("learning_rate", "Learning rate", False),
+    ("tokens_per_second", "Speed, tokens/s", True),
+)
+
+
+@dataclass(frozen=True)
+class ComparedJob:
+    """One job of the comparison."""
+
+    job: FineTuningJob
+    tone: str
+
+    @property
+    def title(self) -> str:
+        return title_of(self.job)
+
+    @cached_property
+    def curves(self) -> dict[str, Any]:
+        return curves_of(self.job)
+
+    def points(self, metric: str) -> Points:
+        values = self.curves["series"].get(metric, ())
+        return [(step, value) for step, value in zip(self.curves["x"], values, strict=True) if value is not None]
+
+    @cached_property
+    def best_loss(self) -> float | None:
+        """Return the lowest loss on held-out rows."""
+        return min((value for _, value in self.points("valid_loss")), default=None)
+
+    def settings(self) -> dict[str, str]:
+        """Return every setting in words, by its name."""
+        recipe = msgspec.convert(self.job.hyperparameters, Hyperparameters)
+        validation = self.job.validation_file
+        return {
+            "Base model": self.job.base_model.display_name,
+            "Dataset": f"{self.job.training_file.dataset.name}, version {self.job.training_file.number}",
+            "Validation file": validation.filename if validation else NONE,
+            "Method": method_words(self.job),
+            "Objective": recipe.objective.value,
+            "Pool": self.job.pool.name if self.job.pool else NONE,
+        } | {label: _words(name, getattr(recipe, name)) for name, label in NAMES.items()}
+
+    def results(self) -> dict[str, str]:
+        """Return the figures to compare, by their label."""
+        outcome = find_outcome(self.job)
+        speed = outcome.actual_tokens_per_second if outcome else None
+        trained = self.points("train_loss")
+        report = report_of(self.job.adapter_version) if self.job.adapter_version else None
+        comparisons = report.comparisons if report else ()
+        graded = {f"{label_of(each.name)}, tuned": f"{each.tuned.value:.3f}" for each in comparisons}
+        return {
+            "Training loss at the end": _loss(smoothed(trained)[-1][1] if trained else None),
+            "Lowest evaluation loss": _loss(self.best_loss),
+            **graded,
+            "Steps": f"{number(self.job.step)} of {number(self.job.total_steps)}",
+            "Tokens per second": number(round(speed)) if speed else NONE,
+            "Time billed": duration(self.job.billed_gpu_ms / 1000) if self.job.billed_gpu_ms else NONE,
+            "Cost": usd(self.job.cost_nano),
+        }
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def show(request: OrganizationRequest) -> HttpResponse:
+    """Compare the jobs that `?job=` names, by the curves of `?metric=`. Raises NotFound for a foreign id."""
+    wanted = list(dict.fromkeys(request.GET.getlist("job")))[:MAX_CURVES]
+    known = {job.pk: job for job in list_jobs(organization=request.organization).filter(pk__in=wanted)}
+    if len(known) < len(wanted):
+        raise NotFound("No such job.")
+    compared = [ComparedJob(known[pk], tone_of(index)) for index, pk in enumerate(wanted)]
+    metric = next((each for each in _METRICS if each[0] == request.GET.get("metric")), _METRICS[0])
+    name, label, is_noisy = metric
+    lines = ((each.title, smoothed(each.points(name)) if is_noisy else each.points(name)) for each in compared)
+    is_enough = len(compared) >= MIN_JOBS
+    best = _best(compared)
+    context = {
+        "compared": compared,
+        "is_enough": is_enough,
+        "chart": draw_overlay(lines) if is_enough else None,
+        "metric": label,
+        "is_smoothed": is_noisy,
+        "tabs": [
+            {"label": words, "url": f"?{urlencode({'job': wanted, 'metric': key}, doseq=True)}", "current": key == name}
+            for key, words, _ in _METRICS
+        ],
+        "results": _table([each.results() for each in compared]),
+        "settings": [row for row in _table([each.settings() for each in compared]) if row[2]],
+        "same": [row for row in _table([each.settings() for each in compared]) if not row[2]],
+        "best": best,
+        "is_live": any(each.job.status not in JOB_TERMINAL for each in compared),
+    }
+    return render(request, "jobs/comparison.html", context)
+
+
+def _best(compared: list[ComparedJob]) -> ComparedJob | None:
+    """Return the job with the lowest loss on held-out rows; return None unless all evaluated on the same rows."""
+    rows = {(each.job.training_file_id, each.job.validation_file_id, *_split(each.job)) for each in compared}
+    measured = [each for each in compared if each.best_loss is not None]
+    if len(measured) < MIN_JOBS or len(rows) > 1:
+        return None
+    return min(measured, key=lambda each: each.best_loss or 0.0)
+
+
+def _split(job: FineTuningJob) -> tuple[object, object]:
+    return job.hyperparameters.get("validation_share"), job.hyperparameters.get("seed")
+
+
+def _table(columns: list[dict[str, str]]) -> list[tuple[str, list[str], bool]]:
+    """Return (name, value of each job, whether they differ) rows."""
+    names = dict.fromkeys(name for column in columns for name in column)
+    rows = [(name, [column.get(name, NONE) for column in columns]) for name in names]
+    return [(name, values, len(set(values)) > 1) for name, values in rows]
+
+
+def _words(name: str, value: object) -> str:
+    return NONE if value is None else value_in_words(name, value)
+
+
+def _loss(value: float | None) -> str:
+    return NONE if value is None else f"{value:.4f}"

@@ -1,0 +1,115 @@
+"""The help inside the product: every page of the repository that it lists, without a dead link or a forbidden style."""
+
+import html
+import re
+
+import pytest
+from django.test import Client
+from django.urls import get_resolver
+
+from apps.interfaces.web.help.library import PAGES, page_of_view, read_page
+from apps.interfaces.web.help.markdown import render
+
+
+def text(response) -> str:
+    return html.unescape(response.content.decode())
+
+
+@pytest.mark.parametrize("slug", [page.slug for page in PAGES])
+def test_a_page_is_shown_to_everybody_with_its_sections(db, client: Client, alice, organization, client_for, slug):
+    rendered = read_page(slug)
+
+    for reader in (client, client_for(alice)):
+        response = reader.get(f"/help/{slug}")
+        assert response.status_code == 200
+        assert rendered.title in text(response)
+    assert rendered.sections
+    assert "style=" not in rendered.html and "<script" not in rendered.html
+
+
+def test_every_link_of_a_page_leads_to_a_page_and_a_section(db, client: Client):
+    ids = {page.slug: set(re.findall(r'id="([^"]+)"', read_page(page.slug).html)) for page in PAGES}
+
+    for page in PAGES:
+        for address in re.findall(r'href="([^"]+)"', read_page(page.slug).html):
+            if address.startswith("http"):
+                continue
+            path, _, anchor = address.partition("#")
+            slug = path.removeprefix("/help/") or page.slug
+            assert slug in ids, (page.slug, address)
+            assert not anchor or anchor in ids[slug], (page.slug, address)
+
+
+def test_html_in_a_page_stays_text():
+    rendered = render("# T\n\n<script>x</script>\n\n[a](../x.md) [b](javascript:y) `<b>`", resolve=lambda target: "")
+
+    assert "<script>" not in rendered.html and "javascript:y" not in re.findall(r'href="([^"]*)"', rendered.html)
+    assert "<a" not in rendered.html
+
+
+def test_cells_are_aligned_by_class_and_repeated_headings_differ():
+    rendered = render("# T\n\n## A\n\n## A\n\n|x|\n|--:|\n|1|\n", resolve=str)
+
+    assert '<td class="align-right">1</td>' in rendered.html
+    assert [section.anchor for section in rendered.sections] == ["a", "a-1"]
+
+
+def test_the_search_finds_pages_by_their_words(db, client: Client):
+    assert "/help/datasets" in text(client.get("/help?q=gzip"))
+    assert "No page has these words" in text(client.get("/help?q=zzzznothing"))
+    assert "No page has these words" not in text(client.get("/help"))
+
+
+def test_every_view_with_a_prefix_exists():
+    names = {
+        f"{namespace}:{name}"
+        for namespace in ("web", "staff")
+        for name in get_resolver().namespace_dict[namespace][1].reverse_dict
+        if isinstance(name, str)
+    } | {name for name in get_resolver().reverse_dict if isinstance(name, str)}
+
+    for page in PAGES:
+        for prefix in page.views:
+            assert any(name.startswith(prefix) for name in names), (page.slug, prefix)
+
+
+@pytest.mark.parametrize(
+    ("view", "slug"), [("web:job_detail", "training"), ("web:key_list", "inference"), ("staff:books", "billing")]
+)
+def test_a_page_of_the_product_opens_its_help(view, slug):
+    found = page_of_view(view)
+
+    assert found is not None and found.slug == slug
+
+
+def test_the_link_is_on_the_page(floor, alice, client_for):
+    client = client_for(alice)
+
+    assert 'href="/help/datasets"' in text(client.get("/datasets"))
+    assert 'href="/help"' in text(client.get("/"))
+
+
+def test_the_quickstart_names_the_readers_own_model(floor, claim, alice, client_for):
+    client = client_for(alice)
+    before = text(client.get("/help/quickstart"))
+    job = floor.job()
+    claim().succeed(floor.base_model)
+    job.refresh_from_db()
+
+    assert '"model": "anneal-demo"' in before
+    assert job.adapter_version.model_name in text(client.get("/help/quickstart"))
+
+
+def test_the_reference_has_every_call_of_the_document(db, client: Client):
+    body = text(client.get("/help/reference"))
+    document = client.get("/api/v1/schema").json()
+
+    for path, methods in document["paths"].items():
+        for described in methods.values():
+            assert f'id="{described["operationId"]}"' in body
+        assert path in body
+    assert "recipe.epochs" in body  # a member of an object in a body
+
+
+def test_an_unknown_page_is_not_found(db, client: Client):
+    assert client.get("/help/nothing").status_code == 404

@@ -1,0 +1,81 @@
+"""The first job: one click on the overview trains the sample at the price that the button shows."""
+
+import html
+import re
+from typing import Any
+
+import pytest
+
+from apps.core.money import NANO_PER_USD
+from apps.datasets.models import DatasetVersion
+from apps.finetuning.models import FineTuningJob
+from tests.factories.finetuning import TrainingSetup
+
+
+def text(response) -> str:
+    return html.unescape(response.content.decode())
+
+
+@pytest.fixture
+def page(floor: TrainingSetup, bob, client_for) -> Any:
+    return client_for(bob)
+
+
+def form_of(body: str) -> dict[str, str]:
+    form = re.search(r'<form method="post" action="/first-job">.*?</form>', body, re.DOTALL)
+    assert form, body
+    return dict(re.findall(r'name="(once|model|cap_nano)"\s+value="([^"]*)"', form[0]))
+
+
+def test_one_click_stores_the_sample_and_starts_its_job_at_the_shown_cap(page, organization):
+    body = text(page.get("/"))
+    form = form_of(body)
+    assert "Train the sample, at most $" in body
+
+    answers = [page.post("/first-job", form) for _ in range(2)]  # a double click
+
+    job = FineTuningJob.objects.get()
+    assert [answer.headers["Location"] for answer in answers] == [f"/jobs/{job.pk}"] * 2
+    version = DatasetVersion.objects.get()
+    assert (job.training_file, job.status, job.base_model.name) == (version, "validating_files", form["model"])
+    assert job.requested["spend_cap_nano"] == int(form["cap_nano"])
+    assert version.filename == "banking-questions.jsonl"
+    assert "Follow it live" in text(page.get("/"))
+
+
+def test_without_credit_the_button_is_replaced_by_the_way_to_get_some(page, organization, settings):
+    from apps.billing.books.adjustments import request_adjustment
+    from apps.billing.queries import get_balance
+    from apps.core.database.clock import db_now
+
+    left = get_balance(organization=organization).available_nano
+    request_adjustment(organization=organization, amount_nano=-left, reason="x", by="user_olga", now=db_now())
+
+    body = text(page.get("/"))
+    refused = page.post("/first-job", {"once": "x", "cap_nano": "10000000", "model": "anneal-demo"})
+
+    assert "Train the sample" not in body and 'href="/credit"' in body
+    assert refused.headers["Location"] == "/credit"
+    assert not FineTuningJob.objects.exists() and not DatasetVersion.objects.exists()
+
+
+@pytest.mark.parametrize("form", [{}, {"once": "x"}, {"once": "x", "cap_nano": "-1"}, {"once": "x", "cap_nano": "1e9"}])
+def test_a_form_without_its_price_starts_nothing(page, form):
+    assert page.post("/first-job", form).headers["Location"] == "/"
+    assert not FineTuningJob.objects.exists()
+
+
+def test_a_model_that_is_gone_is_said_and_nothing_is_kept(page):
+    form = form_of(text(page.get("/"))) | {"model": "gone"}
+
+    shown = page.post("/first-job", form, follow=True)
+
+    assert "gone" in text(shown)
+    assert not FineTuningJob.objects.exists() and not DatasetVersion.objects.exists()
+
+
+def test_a_viewer_has_no_button(floor, vera, client_for):
+    client = client_for(vera)
+
+    assert "/first-job" not in text(client.get("/"))
+    assert client.post("/first-job", {"once": "x", "cap_nano": str(NANO_PER_USD)}).status_code == 403

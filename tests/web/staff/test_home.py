@@ -1,0 +1,105 @@
+"""The operator's first page, and the pages of one organization and one job."""
+
+import html
+
+import pytest
+
+from apps.billing.books.adjustments import request_adjustment
+from apps.billing.books.credit_requests import request_credit
+from apps.contracts import runs as wire
+from apps.contracts.failures import FailureCode
+from apps.core.database.clock import db_now
+
+USD = 1_000_000_000
+
+
+def text(response) -> str:
+    return html.unescape(response.content.decode())
+
+
+@pytest.fixture
+def operator_page(olga, client_for):
+    client = client_for(olga)
+    return lambda url: text(client.get(url))
+
+
+def test_a_quiet_installation_shows_its_pools_and_no_alert(floor, operator_page):
+    page = operator_page("/staff/")
+
+    assert "Needs you" not in page
+    assert floor.pool.name in page and "1 of 1" in page
+    assert "Nothing waits" in page and "No failures" in page
+
+
+def test_decisions_that_wait_are_counted_and_lead_to_their_page(floor, organization, alice, operator_page):
+    request_credit(organization=organization, amount_nano=USD, note="", by=alice)
+    for number in range(2):
+        request_adjustment(
+            organization=organization, amount_nano=500 * USD, reason=str(number), by="user_otto", now=db_now()
+        )
+
+    page = operator_page("/staff/")
+
+    assert "1 request for credit" in page and "2 adjustments to approve" in page
+    assert page.count('href="/staff/books"') >= 2
+
+
+def test_what_waits_and_what_failed_is_shown_with_its_reason_and_links(floor, claim, operator_page):
+    failed = floor.job(suffix="failed")
+    attempt = claim()
+    attempt.start()
+    attempt.finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="CUDA out of memory at step 3."))
+    waiting = floor.job(suffix="waiting")
+    type(waiting).objects.filter(pk=waiting.pk).update(waiting_reason="At your limit of 1 GPU.")
+
+    page = operator_page("/staff/")
+
+    assert "At your limit of 1 GPU." in page and f"/staff/jobs/{waiting.pk}" in page
+    assert "CUDA out of memory at step 3." in page and f"/staff/jobs/{failed.pk}" in page
+
+
+def test_a_job_shows_its_attempts_with_the_end_of_their_logs(floor, claim, operator_page):
+    job = floor.job()
+    attempt = claim()
+    attempt.start()
+    attempt.finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="out", log_tail="the last line"))
+
+    page = operator_page(f"/staff/jobs/{job.pk}")
+
+    assert "Attempt 1" in page and "the last line" in page
+    assert f"/staff/organizations/{floor.organization.pk}" in page
+    assert "Cancel this job" not in page
+
+
+def test_an_operator_cancels_a_job_and_it_is_audited(floor, olga, client_for):
+    job = floor.job()
+    client = client_for(olga)
+    assert "Cancel this job" in text(client.get(f"/staff/jobs/{job.pk}"))
+
+    client.post(f"/staff/jobs/{job.pk}/cancel")
+    again = text(client.post(f"/staff/jobs/{job.pk}/cancel", follow=True))
+
+    job.refresh_from_db()
+    assert job.status == "cancelled"
+    assert "it has ended as cancelled" in again
+    assert "job.cancel_requested" in text(client.get(f"/staff/audit?organization={floor.organization.pk}"))
+
+
+def test_an_organization_shows_its_money_use_people_and_jobs(floor, bob, operator_page):
+    job = floor.job()
+
+    page = operator_page(f"/staff/organizations/{floor.organization.pk}")
+
+    assert bob.email in page and job.pk in page
+    assert "Concurrent GPUs" in page
+    assert "/staff/organizations/nothing" not in page
+
+
+def test_a_refund_begins_with_the_job(floor, operator_page):
+    page = operator_page(f"/staff/organizations/{floor.organization.pk}/adjust?refund_of=ftjob-1")
+
+    assert 'value="ftjob-1"' in page
+
+
+def test_an_operator_without_an_organization_lands_there(olga, client_for):
+    assert client_for(olga).get("/").headers["Location"] == "/staff/"
