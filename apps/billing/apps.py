@@ -10,6 +10,6 @@ class BillingConfig(AppConfig):
             return
         from allauth.account.signals import email_confirmed  # noqa: PLC0415 - imports models
 
-        from apps.billing.welcome import grant_after_confirmation  # noqa: PLC0415 - imports models
+        from apps.billing.books.welcome import grant_after_confirmation  # noqa: PLC0415 - imports models
 
         email_confirmed.connect(grant_after_confirmation)

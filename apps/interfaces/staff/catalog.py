@@ -17,7 +17,7 @@ from apps.core.http.forms import domain_errors_on, domain_errors_shown
 from apps.core.money import usd_to_nano
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import BaseModelForm, PriceForm
-from apps.interfaces.staff.price_preview import preview_price
+from apps.interfaces.staff.money.price_preview import preview_price
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

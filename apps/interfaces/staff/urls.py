@@ -4,17 +4,15 @@ from django.urls import path
 
 from apps.interfaces.staff import (
     audit,
-    books,
     calibrations,
     catalog,
     home,
-    payments,
     pools,
     replicas,
     search,
-    tenant_pages,
     tenants,
 )
+from apps.interfaces.staff.money import books, payments
 
 app_name = "staff"
 
@@ -47,7 +45,7 @@ urlpatterns = [
     path("payments/refunds/<str:refund_id>", payments.decide, name="refund_decide"),
     path("payments/differences/<str:difference_id>/resolve", payments.resolve, name="difference_resolve"),
     path("books", books.show, name="books"),
-    path("organizations/<str:organization_id>", tenant_pages.organization, name="organization_detail"),
+    path("organizations/<str:organization_id>", tenants.organization, name="organization_detail"),
     path("organizations/<str:organization_id>/adjust", books.adjust, name="adjustment_create"),
     path("credit-requests/<str:request_id>/decline", books.decline, name="credit_request_decline"),
     path("adjustments/<str:adjustment_id>", books.decide, name="adjustment_decide"),
@@ -57,8 +55,8 @@ urlpatterns = [
     path("quotas", tenants.quotas, name="quota_list"),
     path("quotas/<str:organization_id>", tenants.quota, name="quota_edit"),
     path("jobs", tenants.jobs, name="job_list"),
-    path("jobs/<str:job_id>", tenant_pages.job, name="job_detail"),
-    path("jobs/<str:job_id>/cancel", tenant_pages.cancel_job, name="job_cancel"),
+    path("jobs/<str:job_id>", tenants.job, name="job_detail"),
+    path("jobs/<str:job_id>/cancel", tenants.cancel_job, name="job_cancel"),
     path("search", search.show, name="search"),
     path("organizations", tenants.organizations, name="organization_list"),
 ]

@@ -7,8 +7,8 @@ from django.core import mail
 from django.test import Client
 
 from apps.accounts.models import Organization
+from apps.billing.books.welcome import grant_welcome_credit
 from apps.billing.queries import get_balance, get_ledger_sum_nano
-from apps.billing.welcome import grant_welcome_credit
 from apps.core.messages import outbox
 from apps.finetuning.usage.quotas import get_quota
 from tests.factories.accounts import make_organization, make_user, sign_up

@@ -10,8 +10,8 @@ from apps.accounts import operations, queries
 from apps.accounts.login.second_factor import has_second_factor
 from apps.accounts.models import User
 from apps.accounts.roles import Permission, has_permission
+from apps.billing.books.welcome import grant_welcome_credit
 from apps.billing.lots import has_paid_lot
-from apps.billing.welcome import grant_welcome_credit
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import system
 from apps.core.errors import NotFound, QuotaExceeded

@@ -56,6 +56,8 @@ def render(source: str, *, resolve: Resolve) -> Rendered:
             _resolve_links(token.children or [], resolve)
     text = " ".join(_plain(token) for token in body if token.type == "inline")
     html = _PARSER.renderer.render(body, _PARSER.options, {})
+    for tag in ("pre", "table"):  # they scroll, so the keyboard must reach them
+        html = html.replace(f"<{tag}>", f'<{tag} tabindex="0">')
     return Rendered(title, mark_safe(html), tuple(sections), text)  # noqa: S308 - escaped by the renderer
 
 
