@@ -9,7 +9,7 @@ from apps.accounts.models import Organization, User, key_of
 from apps.billing.models import CREDIT_REQUEST_TRANSITIONS, CreditRequest, CreditRequestStatus
 from apps.core import audit
 from apps.core.database.clock import db_now
-from apps.core.database.tenancy import OrganizationQuerySet
+from apps.core.database.tenancy import OrganizationQuerySet, system
 from apps.core.database.transitions import advance
 from apps.core.errors import InvalidState, InvalidValue, QuotaExceeded
 from apps.core.messages import outbox
@@ -17,12 +17,16 @@ from apps.core.money import NANO_PER_USD, dollars
 
 MAX_NANO = 100_000 * NANO_PER_USD
 MAX_A_DAY = 3
+MAX_MAILS_AN_HOUR = 20  # of all organizations together; anyone can sign up
+_HOUR = datetime.timedelta(hours=1)
 _DAY = datetime.timedelta(hours=24)
 
 
 @transaction.atomic
 def request_credit(*, organization: Organization, amount_nano: int, note: str, by: User) -> CreditRequest:
-    """Ask the operators for credit; they get a mail. An organization has one open request at a time.
+    """Ask the operators for credit; they get a mail, up to `MAX_MAILS_AN_HOUR`. The console lists every request.
+
+    An organization has one open request at a time.
 
     Raises InvalidValue, InvalidState, QuotaExceeded.
     """
@@ -41,6 +45,8 @@ def request_credit(*, organization: Organization, amount_nano: int, note: str, b
     audit.record(
         organization=organization, by=by.pk, action="credit.requested", target=request.pk, amount_nano=amount_nano
     )
+    if _is_flooded():
+        return request
     body = f"{organization.name} asks for {dollars(amount_nano)} of credit. The request is by {by.email}.\n"
     if request.note:
         body += f"\n{request.note}\n"
@@ -109,6 +115,12 @@ def _answer(
     body += f"\n{settings.PUBLIC_URL}/credit\n"
     _publish(request, {"kind": "person", "user_id": request.requested_by, "subject": subject, "body": body})
     return request
+
+
+def _is_flooded() -> bool:
+    """Return whether the installation has more requests in the last hour than operators get mails for."""
+    with system():
+        return CreditRequest.objects.filter(requested_at__gt=db_now() - _HOUR).count() > MAX_MAILS_AN_HOUR
 
 
 def _publish(request: CreditRequest, payload: dict[str, object]) -> None:

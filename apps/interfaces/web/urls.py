@@ -11,7 +11,7 @@ from apps.interfaces.web.billing import budgets, charges, credit, invoices, paym
 from apps.interfaces.web.datasets import columns, detail, uploads
 from apps.interfaces.web.datasets import views as datasets
 from apps.interfaces.web.help import views as help_views
-from apps.interfaces.web.jobs import accuracy, comparison, tensorboard
+from apps.interfaces.web.jobs import accuracy, comparison, job_list, tensorboard
 from apps.interfaces.web.jobs import views as jobs
 from apps.interfaces.web.playground import rows
 from apps.interfaces.web.playground import views as playground
@@ -37,11 +37,11 @@ urlpatterns = [
     path("budgets/<str:budget_id>/end", budgets.end, name="budget_end"),
     path("budgets/key-labels", budgets.label_key, name="budget_key_labels"),
     path("why/<str:reference>", charges.show, name="charge_why"),
-    path("jobs", jobs.index, name="job_list"),
+    path("jobs", job_list.index, name="job_list"),
     path("jobs/new", wizard.new, name="job_new"),
     path("jobs/new/prepare", wizard.prepare, name="job_prepare"),
     path("jobs/compare", comparison.show, name="job_compare"),
-    path("jobs/export", jobs.export, name="job_export"),
+    path("jobs/export", job_list.export, name="job_export"),
     path("jobs/<str:job_id>", jobs.detail, name="job_detail"),
     path("jobs/<str:job_id>/chart", jobs.chart, name="job_chart"),
     path("jobs/<str:job_id>/tensorboard", tensorboard.download, name="job_tensorboard"),

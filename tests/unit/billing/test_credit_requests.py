@@ -11,6 +11,7 @@ from apps.billing.models import CreditRequest
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue, QuotaExceeded
 from apps.core.models import OutboxMessage
+from tests.factories.accounts import make_organization, make_user
 
 USD = 1_000_000_000
 
@@ -45,6 +46,16 @@ def test_one_request_is_open_at_a_time_and_three_are_sent_a_day(organization, al
         ask(organization, alice)
     CreditRequest.objects.update(requested_at=db_now() - datetime.timedelta(hours=25))
     ask(organization, alice)
+
+
+def test_operators_get_a_limited_number_of_mails_an_hour_and_miss_no_request(monkeypatch):
+    monkeypatch.setattr("apps.billing.books.credit_requests.MAX_MAILS_AN_HOUR", 2)
+    for number in range(4):
+        person = make_user(f"person{number}")
+        ask(make_organization(f"Organization {number}", owner=person), person)
+
+    assert len(mails()) == 2
+    assert CreditRequest.objects.filter(status="open").count() == 4
 
 
 @pytest.mark.parametrize("usd", [0, -1, 100_001])

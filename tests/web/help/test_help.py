@@ -7,8 +7,8 @@ import pytest
 from django.test import Client
 from django.urls import get_resolver
 
-from apps.interfaces.web.help.library import PAGES, page_of_view, read_page
 from apps.interfaces.web.help.markdown import render
+from apps.interfaces.web.help.pages import PAGES, page_of_view, read_page
 
 
 def text(response) -> str:

@@ -1,4 +1,4 @@
-"""Jobs beside each other: curves, what differs, results, and the best of those that evaluated on the same rows."""
+"""The comparison of jobs shows their curves, their results and the settings that differ. It marks the best job."""
 
 import html
 import re

@@ -15,7 +15,7 @@ from apps.accounts.roles import Permission
 from apps.adapters.queries import list_versions
 from apps.catalog.queries import list_base_models
 from apps.core.http.openapi import document
-from apps.interfaces.web.help.library import PAGES, Audience, find_page, read_page, search
+from apps.interfaces.web.help.pages import PAGES, Audience, find_page, read_page, search
 from apps.interfaces.web.help.reference import DescribedGroup, list_groups
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, public_view
 from apps.interfaces.web.shell.code_samples import chat_samples, first_job_samples

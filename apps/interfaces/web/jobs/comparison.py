@@ -1,4 +1,4 @@
-"""Two to eight jobs beside each other: their curves, what their settings differ in, their results, and the best one."""
+"""The comparison of two to eight jobs: curves, results, and the settings that differ."""
 
 from dataclasses import dataclass
 from functools import cached_property

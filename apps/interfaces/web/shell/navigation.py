@@ -8,7 +8,7 @@ from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 
 from apps.accounts.roles import Permission, has_permission
-from apps.interfaces.web.help.library import page_of_view
+from apps.interfaces.web.help.pages import page_of_view
 from apps.payments.stripe.gateway import is_configured
 
 
