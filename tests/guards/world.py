@@ -30,6 +30,9 @@ from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, Run, RunU
 from apps.finetuning.results.model_cards import CARD_FILE
 from apps.finetuning.runs.trackers import store_tracker_key
 from apps.payments.models import CardRefund, HostedPage, ReconciliationDifference, StripeCustomer, TopUp
+from apps.playground.conversations import keep_conversation
+from apps.playground.presets import save_preset
+from apps.playground.transcripts import PlaySettings, PlayTurn, Transcript
 from apps.serving.models import Alias
 from apps.serving.operations import deploy
 from tests.factories.accounts import make_key, make_member, make_organization, make_user
@@ -159,6 +162,22 @@ def _alias(tenant: Tenant) -> str:
     ).pk
 
 
+def _conversation(tenant: Tenant) -> str:
+    transcript = Transcript(columns=[[PlayTurn(role="user", content=tenant.canary)]])
+    return keep_conversation(membership=_owner_of(tenant), transcript=transcript, now=db_now()).pk
+
+
+def _preset(tenant: Tenant) -> str:
+    settings = PlaySettings(system=tenant.canary)
+    return save_preset(
+        membership=_owner_of(tenant), name=tenant.canary, is_shared=True, settings=settings, now=db_now()
+    ).pk
+
+
+def _owner_of(tenant: Tenant) -> Membership:
+    return Membership.objects.get(organization=tenant.organization, user=tenant.owner)
+
+
 def _licence_acceptance(tenant: Tenant) -> str:
     model = tenant.installation.listed_model
     now = db_now()
@@ -266,6 +285,8 @@ MAKERS: dict[str, Maker] = {
     "model_file": _model_file,
     "deployment": _deployment,
     "alias": _alias,
+    "conversation": _conversation,
+    "preset": _preset,
     "licence_acceptance": _licence_acceptance,
     "tracker_key": _tracker_key,
     "topup": _topup,

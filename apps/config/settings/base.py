@@ -76,6 +76,7 @@ INSTALLED_APPS = [
     "apps.payments",
     "apps.datasets",
     "apps.adapters",
+    "apps.playground",
     "apps.finetuning",
     "apps.serving",
     "apps.interfaces.web",

@@ -1,0 +1,1 @@
+"""What a person keeps of the playground: conversations, and presets of settings."""

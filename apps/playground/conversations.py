@@ -1,0 +1,77 @@
+"""The newest conversations of a member, which the playground can open again."""
+
+import datetime
+
+import msgspec
+from django.db import transaction
+from django.db.models import QuerySet
+
+from apps.accounts.models import Membership
+from apps.core.database.locks import lock
+from apps.core.errors import DomainError, InvalidValue, NotFound, Status
+from apps.playground.models import SavedConversation
+from apps.playground.transcripts import PlaySettings, Transcript
+
+MAX_CONVERSATIONS = 50
+MAX_BYTES = 64 * 1024
+
+
+class TooLongToKeep(DomainError):
+    """The conversation or the settings are larger than what is kept."""
+
+    code = "too_long_to_keep"
+    status = Status.TOO_LARGE
+
+
+def list_conversations(*, membership: Membership) -> QuerySet[SavedConversation]:
+    """Return the member's conversations without their messages, newest first."""
+    rows = SavedConversation.objects.for_organization(membership.organization_id).filter(membership=membership)
+    return rows.defer("transcript").order_by("-updated_at", "-id")
+
+
+def get_conversation(*, membership: Membership, id: str) -> SavedConversation:
+    """Return one of the member's conversations. Raises NotFound, the same for unknown and other members' ids."""
+    found = list_conversations(membership=membership).defer(None).filter(pk=id).first()
+    if found is None:
+        raise NotFound("You have no such conversation. It may be deleted.", param="conversation")
+    return found
+
+
+@transaction.atomic
+def keep_conversation(
+    *, membership: Membership, transcript: Transcript, now: datetime.datetime, id: str = ""
+) -> SavedConversation:
+    """Store the conversation in place of the member's own with this id, or as a new one; delete those beyond 50.
+
+    Raises InvalidValue, TooLongToKeep.
+    """
+    require_storable(transcript)
+    if not transcript.title:
+        raise InvalidValue("A conversation begins with a message. Send one first.", param="columns")
+    lock(f"conversations:{membership.pk}")
+    rows = list_conversations(membership=membership)
+    kept = rows.filter(pk=id).first() or SavedConversation(
+        organization_id=membership.organization_id, membership=membership
+    )
+    kept.title, kept.transcript, kept.updated_at = transcript.title, transcript, now
+    kept.save()
+    rows.filter(pk__in=list(rows.values_list("pk", flat=True)[MAX_CONVERSATIONS:])).delete()
+    return kept
+
+
+def delete_conversations(*, membership: Membership, id: str = "") -> None:
+    """Delete the member's conversation with this id, if there is one; without an id delete all of them."""
+    rows = list_conversations(membership=membership)
+    (rows.filter(pk=id) if id else rows).delete()
+
+
+def require_storable(kept: Transcript | PlaySettings) -> None:
+    """Raise TooLongToKeep above 64 KiB, and InvalidValue for characters that the database refuses."""
+    encoded = msgspec.json.encode(kept)
+    if len(encoded) > MAX_BYTES:
+        raise TooLongToKeep(
+            f"This is too long for the history: it has {len(encoded):,} bytes of at most {MAX_BYTES:,}. "
+            "Clear the conversation to begin a new one."
+        )
+    if rb"\u0000" in encoded:
+        raise InvalidValue("A text holds a NUL character. Remove it.", param="messages")

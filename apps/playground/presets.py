@@ -1,0 +1,58 @@
+"""Presets: settings of the playground under a name, a member's own or the organization's."""
+
+import datetime
+
+from django.db import transaction
+from django.db.models import Q, QuerySet
+
+from apps.accounts.models import Membership
+from apps.core.database.locks import lock
+from apps.core.errors import InvalidState, InvalidValue, NotFound
+from apps.playground.conversations import require_storable
+from apps.playground.models import Preset
+from apps.playground.transcripts import PlaySettings
+
+MAX_PRESETS = 50  # of each member, and shared ones of the organization
+
+
+def list_presets(*, membership: Membership) -> QuerySet[Preset]:
+    """Return the organization's shared presets and the member's own without their settings, by name."""
+    rows = Preset.objects.for_organization(membership.organization_id)
+    return rows.filter(Q(membership=None) | Q(membership=membership)).defer("settings").order_by("name", "id")
+
+
+def get_preset(*, membership: Membership, id: str) -> Preset:
+    """Return a preset that the member may use. Raises NotFound, the same for unknown and other people's ids."""
+    found = list_presets(membership=membership).defer(None).filter(pk=id).first()
+    if found is None:
+        raise NotFound("There is no such preset. It may be deleted.", param="preset")
+    return found
+
+
+@transaction.atomic
+def save_preset(
+    *, membership: Membership, name: str, is_shared: bool, settings: PlaySettings, now: datetime.datetime
+) -> Preset:
+    """Store the settings under the name, in place of an equally shared preset that has it.
+
+    Raises InvalidValue, InvalidState, TooLongToKeep.
+    """
+    require_storable(settings)
+    if not 1 <= len(name) <= 60 or not name.isprintable():
+        raise InvalidValue("A preset's name has 1 to 60 characters. Choose another one.", param="name")
+    lock(f"presets:{membership.organization_id}")
+    owner = None if is_shared else membership
+    rows = list_presets(membership=membership).filter(membership=owner)
+    preset = rows.filter(name=name).first()
+    if preset is None and rows.count() >= MAX_PRESETS:
+        whose = "Your organization shares" if is_shared else "You have"
+        raise InvalidState(f"{whose} {MAX_PRESETS} presets, and no more are kept. Delete one first.", param="name")
+    preset = preset or Preset(organization_id=membership.organization_id, membership=owner, name=name)
+    preset.settings, preset.created_by, preset.updated_at = settings, membership.user_id, now
+    preset.save()
+    return preset
+
+
+def delete_preset(*, membership: Membership, id: str) -> None:
+    """Delete one of the member's presets or a shared one. Raises NotFound."""
+    get_preset(membership=membership, id=id).delete()
