@@ -2,13 +2,24 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable
+from itertools import islice
 
 import msgspec
 from django.db.models import Count, Exists, F, Func, JSONField, OuterRef, QuerySet
 
 from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel
-from apps.contracts.chat import Line, Row, RowError, RowKind, parse_line_as, split_lines
+from apps.contracts.chat import (
+    ChatRow,
+    Line,
+    MessageRole,
+    PreferenceRow,
+    Row,
+    RowError,
+    RowKind,
+    parse_line_as,
+    split_lines,
+)
 from apps.core.database.tenancy import sum_by_organization
 from apps.core.errors import NotFound
 from apps.core.objects.store import read_chunks, store
@@ -21,6 +32,7 @@ from apps.datasets.stream import LINES_PER_OFFSET
 DOWNLOAD_SECONDS = 300
 _RAW_LIMIT_CHARS = 20_000
 _KEY_BYTES = 8  # that an inspection stores for each row
+_SAMPLED_ROWS, _SAMPLED_BYTES, _SYSTEM_CHARS = 200, 256 * 1024, 16_000
 # In SQL: it runs for every upload and job, and building the statements took longer than running them.
 _USED_BYTES = """
     SELECT organization_id, sum(amount)::bigint FROM (
@@ -165,6 +177,28 @@ def read_rows(*, version: DatasetVersion, first_line: int = 1, limit: int = 20) 
             if len(previews) == limit:
                 break
     return previews
+
+
+def find_system_message(*, version: DatasetVersion) -> str:
+    """Return the most frequent system message of the file's first rows; "" if most have none or it is too long."""
+    kind, found = kind_of(version), Counter[str]()
+    with store().open_stream(version.data_key) as stream:
+        head = stream.read(_SAMPLED_BYTES)
+    for line in islice(split_lines([head], max_line_bytes=MAX_LINE_BYTES), _SAMPLED_ROWS):
+        preview = _preview(line, kind)
+        if preview.row is not None:  # the last line may be cut
+            found[_system_message_of(preview.row)] += 1
+    message = max(found, key=lambda text: found[text], default="")
+    return message if len(message) <= _SYSTEM_CHARS else ""
+
+
+def _system_message_of(row: Row) -> str:
+    match row:
+        case ChatRow(messages=messages) | PreferenceRow(prompt=messages):
+            first = messages[0]
+            return first.content if first.role in (MessageRole.SYSTEM, MessageRole.DEVELOPER) else ""
+        case _:
+            return ""
 
 
 def _preview(line: Line, kind: RowKind) -> RowPreview:

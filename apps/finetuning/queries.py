@@ -2,11 +2,14 @@
 
 from collections.abc import Iterable
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
 from apps.core.errors import NotFound
+from apps.datasets.lifecycle import DatasetVersionStatus
+from apps.datasets.models import DatasetVersion
+from apps.datasets.queries import list_versions
 from apps.finetuning.lifecycle import RUN_ACTIVE
 from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, JobEvent, Run, Worker
 
@@ -34,6 +37,14 @@ def find_jobs_of_adapters(
     """Return the job that made each version, by the version's id; a version that no job made has no entry."""
     jobs = list_jobs(organization=organization).filter(adapter_version__in=[version.pk for version in versions])
     return {str(job.adapter_version_id): job for job in jobs}
+
+
+def find_training_file(*, version: AdapterVersion) -> DatasetVersion | None:
+    """Return the file that the version, or the checkpoint it was, learned from; None if that is deleted."""
+    run, checkpoint = (model.objects.filter(pk=version.source).values("job") for model in (Run, Checkpoint))
+    jobs = FineTuningJob.objects.filter(Q(pk__in=run) | Q(pk__in=checkpoint))
+    files = list_versions(organization=version.organization_id)
+    return files.filter(jobs__in=jobs, status=DatasetVersionStatus.READY).first()
 
 
 def list_events(*, job: FineTuningJob) -> QuerySet[JobEvent]:

@@ -1,37 +1,55 @@
-// Up to four models, one prompt, all streamed. The member's short-lived token comes from data-token-url; replies are text only.
+// Up to four models, one prompt, all streamed. The page itself is the conversation: bubbles with data-role, votes as pressed buttons.
 (() => {
   const page = document.querySelector("[data-playground]");
   if (!page) return;
   const $ = (selector, root = page) => root.querySelector(selector);
   const $$ = (selector, root = page) => [...root.querySelectorAll(selector)];
-  const form = $("[data-play-form]"), MOST = 4, history = new Map();
-  let columns = $$("[data-play-col]"), token = null, running = null;
-  columns.forEach((column) => history.set(column, []));
+  const form = $("[data-play-form]"), MOST = 4;
+  let columns = $$("[data-play-col]"), token = null, running = null, kept = Promise.resolve();
 
-  const csrf = () => $("[name=csrfmiddlewaretoken]")?.value ?? "";
+  const tell = async (url, body) => {
+    const answer = await fetch(url, { method: "POST", body: JSON.stringify(body), headers: { "X-CSRFToken": $("[name=csrfmiddlewaretoken]").value, "Content-Type": "application/json", Accept: "application/json" } });
+    const told = await answer.json().catch(() => null);
+    if (!answer.ok || !told) throw new Error(told?.error?.message ?? `The server answered ${answer.status}. Reload the page.`);
+    return told;
+  };
   const bearer = async (renew = false) => {
-    if (!renew && token && token.until > Date.now() + 10000) return token.value;
-    const answer = await fetch(page.dataset.tokenUrl, { method: "POST", headers: { "X-CSRFToken": csrf(), Accept: "application/json" } });
-    if (!answer.ok) throw new Error(answer.status === 403 ? "Your role may not send requests." : `No token for the gateway (${answer.status}). Sign in again.`);
-    const body = await answer.json();
-    token = { value: body.token, until: Date.now() + 1000 * (body.expires_in ?? 60) };
+    if (renew || !token || token.until < Date.now() + 10000) {
+      const { token: value, expires_in } = await tell(page.dataset.tokenUrl, {});
+      token = { value, until: Date.now() + 1000 * expires_in };
+    }
     return token.value;
   };
 
-  const value = (name) => $(`[data-param="${name}"]`)?.value.trim() ?? "";
-  const request = (column, seed) => {
-    const system = value("system"), body = { model: $("[data-play-model]", column).value, messages: [] };
-    if (system) body.messages.push({ role: "system", content: system });
-    body.messages.push(...history.get(column));
-    for (const name of ["temperature", "top_p", "max_tokens", "seed"]) if (value(name) !== "") body[name] = Number(value(name));
-    if (seed !== undefined) body.seed = seed;
+  const typed = () => $("[data-play-prompt]").value.trim();
+  const modelOf = (column) => $("[data-play-model]", column);
+  const settings = () => {
+    const found = { models: columns.map((column) => modelOf(column).value) };
+    for (const { type, value, dataset } of $$("[data-param]")) if (value.trim()) found[dataset.param] = type === "number" ? Number(value) : value;
+    return found;
+  };
+  const format = ({ response_format: type, schema = "" }) => {
+    if (type !== "json_schema") return { type };
+    try { schema = JSON.parse(schema); } catch {} // the gateway names the fault
+    return { type, json_schema: { name: "answer", strict: true, schema } };
+  };
+  const said = (box) => ({ role: box.dataset.role, content: $(".txt", box).textContent });
+  const turns = (column, before) => {
+    const all = $$("[data-role]", column);
+    return all.slice(0, before ? all.indexOf(before) : all.length);
+  };
+  const request = (column, { seed, before } = {}) => {
+    const now = settings(), { system, models, schema, ...rest } = now, body = { model: modelOf(column).value, messages: turns(column, before).map(said), seed, ...rest };
+    if (system) body.messages.unshift({ role: "system", content: system });
+    if (body.response_format) body.response_format = format(now);
     return { ...body, stream: true, stream_options: { include_usage: true } };
   };
 
   const make = (tag, className, textContent = "") => Object.assign(document.createElement(tag), { className, textContent });
   const bubble = (column, role, text) => {
     const box = make("div", `bubble bubble-${role}`);
-    box.append(make("span", "who", role === "user" ? "You" : $("[data-play-model]", column).selectedOptions[0]?.textContent ?? role), make("div", "txt", text));
+    box.dataset.role = role;
+    box.append(make("span", "who", role === "user" ? "You" : modelOf(column).selectedOptions[0]?.textContent ?? role), make("div", "txt", text));
     const log = $("[data-play-log]", column);
     $("[data-play-empty]", column)?.remove();
     log.append(box);
@@ -44,56 +62,62 @@
     box.append(line);
   };
   const regret = ({ message: text }) => document.dispatchEvent(new CustomEvent("toast", { detail: { text, tone: "error" } }));
-  const tell = async (url, body) => {
-    const answer = await fetch(url, { method: "POST", body: JSON.stringify(body), headers: { "X-CSRFToken": csrf(), "Content-Type": "application/json", Accept: "application/json" } });
-    const said = await answer.json().catch(() => null);
-    if (!answer.ok) throw new Error(said?.error?.message ?? `The server answered ${answer.status}.`);
-    return said;
+
+  // votes, and rows made of answers: a better answer is preferred to the other one to the same messages
+  const voteOf = (box) => $("[data-vote][aria-pressed=true]", box)?.dataset.vote ?? "";
+  const vote = (box, to) => { for (const n of $$("[data-vote]", box)) n.ariaPressed = n.dataset.vote === to; };
+  const rivalOf = (box) => {
+    const column = box.closest("[data-play-col]"), other = columns.find((one) => one !== column), before = turns(column, box), rival = columns.length === 2 && turns(other)[before.length];
+    return rival && JSON.stringify(before.map(said)) === JSON.stringify(turns(other, rival).map(said)) ? rival : null;
   };
-  const button = (text) => Object.assign(make("button", "btn btn-ghost btn-sm", text), { type: "button" });
-  const offer = (box, asked, messages) => {
-    const row = make("div", "row wrap");
-    if (page.dataset.saveUrl && messages) row.append(saving(messages));
-    const again = button("Copy as");
-    again.dataset.open = "copy-as";
-    again.asked = asked; // the dialog shows this very request
-    row.append(again);
-    box.append(row);
+  const rejectedBy = (box) => {
+    const rival = rivalOf(box);
+    return rival && voteOf(box) === "up" && voteOf(rival) === "down" ? said(rival).content : "";
   };
-  const saving = (messages) => {
-    const save = button("Save as evaluation row");
-    save.addEventListener("click", async () => {
-      save.disabled = true;
-      try {
-        const { url } = await tell(page.dataset.saveUrl, { messages });
-        save.replaceWith(Object.assign(make("a", "link xs", "Saved to Playground rows"), { href: url }));
-      } catch (error) {
-        save.disabled = false;
-        regret(error);
-      }
-    });
-    return save;
+  const judge = () => {
+    for (const n of $$("[data-better]")) n.hidden = !rivalOf(n.closest("[data-role]"));
+    for (const n of $$("[data-play-save]")) n.textContent = rejectedBy(n.closest("[data-role]")) ? "Save as preference row" : "Save as row";
+  };
+  const offer = (box, asked) => {
+    const actions = $("[data-play-actions]")?.content.cloneNode(true);
+    if (actions) box.append(actions);
+    box.asked = asked; // "Copy as" shows this very request
+  };
+  const asked = (box) => box.asked ?? request(box.closest("[data-play-col]"), { before: box });
+  const save = async (box, button) => {
+    const { messages } = asked(box);
+    button.disabled = true;
+    try {
+      const { url, dataset } = await tell(page.dataset.saveUrl, { messages: [...messages, said(box)], rejected: rejectedBy(box) });
+      button.replaceWith(Object.assign(make("a", "link xs", `Saved to ${dataset}`), { href: url }));
+    } catch (error) {
+      button.disabled = false;
+      regret(error);
+    }
+  };
+  // one after the other: the first one gets the id that the next ones name
+  const keep = () => {
+    judge();
+    const body = { settings: settings(), columns: columns.map((column) => turns(column).map((box) => ({ ...said(box), vote: voteOf(box) }))) };
+    if (body.columns.flat().length) kept = kept.then(async () => identify((await tell(page.dataset.keepUrl, { ...body, id: page.dataset.conversation })).id)).catch(regret);
+  };
+  const identify = (id) => {
+    page.dataset.conversation = id;
+    history.replaceState(null, "", id ? `?conversation=${id}` : location.pathname);
   };
   let latest = null;
   const showPrompts = async () => {
     const turn = (latest = {}), made = [];
-    const asked = columns.filter((column) => $("[data-play-model]", column).value).map((column) => {
-      const { model, messages } = request(column), typed = value("prompt");
-      if (typed) messages.push({ role: "user", content: typed });
+    for (const column of columns) {
+      const { model, messages } = request(column), text = make("pre", "raw");
+      if (typed()) messages.push({ role: "user", content: typed() });
       else while (messages.length && messages.at(-1).role !== "user") messages.pop(); // as it was last asked
-      return [$("[data-play-model]", column).selectedOptions[0].textContent, { model, messages }];
-    });
-    if (!asked.some(([, { messages }]) => messages.length)) throw new Error("Type a message first. The prompt is made from it.");
-    for (const [label, body] of asked) {
-      const text = make("pre", "raw");
+      if (!model || !messages.length) continue;
       text.tabIndex = 0; // a long one scrolls
-      made.push(make("h3", "sm", label), text);
-      try {
-        text.textContent = (await tell(page.dataset.promptUrl, body)).prompt;
-      } catch (error) {
-        text.textContent = error.message;
-      }
+      text.textContent = await tell(page.dataset.promptUrl, { model, messages }).then((told) => told.prompt, (error) => error.message);
+      made.push(make("h3", "sm", modelOf(column).selectedOptions[0].textContent), text);
     }
+    if (!made.length) throw new Error("Type a message first. The prompt is made from it.");
     if (turn !== latest) return; // asked once more meanwhile
     $("[data-play-prompts]", document).replaceChildren(...made);
     document.getElementById("raw-prompt").showModal();
@@ -103,25 +127,25 @@
     note.append(make("div", "", text));
     box.append(note);
   };
+  const fault = (text) => {
+    for (const n of $$("[data-play-fault]")) {
+      n.hidden = !text;
+      $("span", n).textContent = text;
+      $("#schema").ariaInvalid = Boolean(text);
+    }
+  };
 
-  // events of a text/event-stream body; the last one is "[DONE]"
+  // The gateway writes each event of its stream on one line; the last one is "[DONE]".
   async function* events(body) {
     const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-    let buffer = "";
-    for (;;) {
-      const { done, value: chunk } = await reader.read();
-      buffer += chunk ?? "";
-      const blocks = buffer.split(/\r?\n\r?\n/);
-      buffer = done ? "" : blocks.pop();
-      for (const block of blocks) {
-        const data = block.split(/\r?\n/).filter((l) => l.startsWith("data:")).map((l) => l.slice(5).trimStart()).join("\n");
-        if (data) yield data;
-      }
-      if (done) return;
+    for (let rest = "", read; !(read = await reader.read()).done;) {
+      const lines = (rest + read.value).split("\n");
+      rest = lines.pop();
+      for (const line of lines) if (line.startsWith("data:")) yield line.slice(5).trim();
     }
   }
 
-  const post = async (body, signal, renew) => fetch(page.dataset.url ?? "/v1/chat/completions", {
+  const post = async (body, signal, renew) => fetch("/v1/chat/completions", {
     method: "POST", signal, body: JSON.stringify(body),
     headers: { Authorization: `Bearer ${await bearer(renew)}`, "Content-Type": "application/json" },
   });
@@ -139,26 +163,29 @@
 
   // how long the first token is waited for, and why: a cold adapter is loaded first
   const count = (box, column) => {
-    const line = make("div", "facts"), started = performance.now(), note = $("[data-play-model]", column).selectedOptions[0]?.dataset.note;
-    line.setAttribute("aria-live", "off");
+    const line = make("div", "facts"), started = performance.now(), note = modelOf(column).selectedOptions[0]?.dataset.note;
+    line.ariaLive = "off";
     box.append(line);
     const timer = setInterval(() => line.replaceChildren(...[`waiting ${Math.round((performance.now() - started) / 1000)} s`, note].filter(Boolean).map((part) => make("span", "", part))), 1000);
     return () => { clearInterval(timer); line.remove(); };
   };
 
-  const ask = async (column, signal, seed) => {
+  const ask = async (column, question, all, seed) => {
+    const own = new AbortController(), signal = AbortSignal.any([all, own.signal]), body = request(column, { seed });
     const box = bubble(column, "assistant", ""), words = $(".txt", box), log = $("[data-play-log]", column), started = performance.now();
-    const body = request(column, seed), stopCounting = count(box, column), prices = $("[data-play-model]", column).selectedOptions[0]?.dataset;
+    const stopCounting = count(box, column), prices = modelOf(column).selectedOptions[0]?.dataset;
+    const stop = Object.assign(make("button", "btn btn-sm", "Stop"), { type: "button", onclick: () => own.abort() });
+    box.append(stop);
     let first = null, usage = null, reason = null, text = "";
-    box.setAttribute("aria-busy", "true");
+    box.ariaBusy = true;
     try {
       let answer = await (prices?.note ? postUntilLoaded : post)(body, signal, false);
       if (answer.status === 401) answer = await post(body, signal, true);
-      if (!answer.ok) throw new Error((await answer.json().catch(() => null))?.error?.message ?? `The gateway answered ${answer.status}.`);
+      if (!answer.ok) throw (await answer.json().catch(() => null))?.error ?? new Error(`The gateway answered ${answer.status}.`);
       for await (const data of events(answer.body)) {
         if (data === "[DONE]") break;
         const chunk = JSON.parse(data);
-        if (chunk.error) throw new Error(chunk.error.message);
+        if (chunk.error) throw chunk.error;
         usage = chunk.usage ?? usage;
         reason = chunk.choices?.[0]?.finish_reason ?? reason;
         const piece = chunk.choices?.[0]?.delta?.content;
@@ -173,14 +200,15 @@
         if (low) log.scrollTop = log.scrollHeight;
       }
     } catch (error) {
-      if (error.name !== "AbortError") complain(box, error.message);
-      else reason = "stopped";
+      if (error.name === "AbortError") reason = "stopped";
+      else complain(box, error.message);
+      if (error.param?.startsWith("response_format")) fault(error.message);
     } finally {
       stopCounting();
-      box.removeAttribute("aria-busy");
+      stop.remove();
+      box.ariaBusy = null;
     }
-    if (text) history.get(column).push({ role: "assistant", content: text });
-    else history.get(column).pop(); // a question without an answer would spoil the next one
+    if (!text) for (const silent of [question, box]) delete silent.dataset.role; // a question without an answer would spoil the next one
     const seconds = (performance.now() - started) / 1000, writing = first ? (performance.now() - first) / 1000 : 0;
     facts(box, [
       usage && `${usage.prompt_tokens.toLocaleString("en")} in, ${usage.completion_tokens.toLocaleString("en")} out`,
@@ -191,7 +219,7 @@
       seed !== undefined && `seed ${seed}`,
       reason && reason !== "stop" && { length: "cut at the token limit", stopped: "stopped by you" }[reason],
     ]);
-    if (text) offer(box, body, reason !== "stopped" && [...body.messages, { role: "assistant", content: text }]);
+    if (text) offer(box, body);
     log.scrollTop = log.scrollHeight;
   };
 
@@ -208,16 +236,16 @@
     $("[data-play-stop]").hidden = !on;
   };
   const send = async (prompt) => {
-    const used = columns.filter((column) => $("[data-play-model]", column).value);
+    const used = columns.filter((column) => modelOf(column).value);
     // without a seed of the user's, one is drawn for all: what differs is the model alone
-    const seed = value("seed") === "" && value("temperature") !== "0" ? crypto.getRandomValues(new Uint32Array(1))[0] : undefined;
+    const { seed: given, temperature, response_format } = settings(), seed = given === undefined && temperature !== 0 ? crypto.getRandomValues(new Uint32Array(1))[0] : undefined;
     running = new AbortController();
     busy(true);
-    for (const column of used) {
-      history.get(column).push({ role: "user", content: prompt });
-      bubble(column, "user", prompt);
-    }
-    await Promise.all(used.map((column) => ask(column, running.signal, seed)));
+    fault("");
+    const waiting = used.map((column) => [column, bubble(column, "user", prompt), running.signal, seed]);
+    const atOnce = response_format ? 2 : MOST; // the gateway takes no more requests with a format
+    while (waiting.length) await Promise.all(waiting.splice(0, atOnce).map((one) => ask(...one)));
+    keep();
     running = null;
     busy(false);
     $("[data-play-prompt]").focus();
@@ -226,19 +254,19 @@
   // columns: the new one begins with the first model that no other has
   const number = () => {
     columns = $$("[data-play-col]");
-    columns.forEach((column, index) => column.setAttribute("aria-label", `Column ${index + 1}`));
+    columns.forEach((column, index) => { column.ariaLabel = `Column ${index + 1}`; });
     $("[data-play-add]").hidden = columns.length >= MOST;
+    judge();
     fill();
   };
   const empty = (column) => {
     const hint = make("p", "sm faint", "Replies stream in here, with tokens, time and cost.");
     hint.dataset.playEmpty = "";
     $("[data-play-log]", column).replaceChildren(hint);
-    history.set(column, []);
   };
   const add = () => {
-    const last = columns.at(-1), column = last.cloneNode(true), choice = $("[data-play-model]", column);
-    const taken = columns.map((other) => $("[data-play-model]", other).value);
+    const last = columns.at(-1), column = last.cloneNode(true), choice = modelOf(column);
+    const taken = columns.map((other) => modelOf(other).value);
     choice.value = [...choice.options].find((option) => option.value && !taken.includes(option.value))?.value ?? taken[0];
     empty(column);
     last.after(column);
@@ -246,7 +274,6 @@
     choice.focus();
   };
   const drop = (column) => {
-    history.delete(column);
     column.remove();
     number();
     $("[data-play-prompt]").focus();
@@ -255,9 +282,9 @@
   form.addEventListener("submit", (e) => {
     e.preventDefault();
     e.stopPropagation();
-    const box = $("[data-play-prompt]"), prompt = box.value.trim();
+    const prompt = typed();
     if (!prompt || running) return;
-    box.value = "";
+    $("[data-play-prompt]").value = "";
     send(prompt);
   });
   page.addEventListener("keydown", (e) => {
@@ -266,36 +293,36 @@
     form.requestSubmit();
   });
   page.addEventListener("click", (e) => {
-    if (e.target.closest("[data-play-stop]")) running?.abort();
-    if (e.target.closest("[data-play-add]") && !running) add();
-    if (e.target.closest("[data-play-drop]") && !running) drop(e.target.closest("[data-play-col]"));
-    const copying = e.target.closest("[data-open=copy-as]");
-    if (copying) fill(copying.asked);
-    if (e.target.closest("[data-play-raw]")) showPrompts().catch(regret);
-    if (e.target.closest("[data-play-clear]") && !running) {
+    const hit = (selector) => e.target.closest(selector), box = hit("[data-role]"), chosen = hit("[data-vote]"), better = hit("[data-better]"), saving = hit("[data-play-save]");
+    if (hit("[data-play-stop]")) running?.abort();
+    if (hit("[data-play-add]") && !running) add();
+    if (hit("[data-play-drop]") && !running) drop(hit("[data-play-col]"));
+    if (hit("[data-play-raw]")) showPrompts().catch(regret);
+    if (hit("[data-play-clear]") && !running) {
       columns.forEach(empty);
-      fill();
+      kept = kept.then(() => identify(""));
     }
+    if (hit("[data-open=copy-as]")) copyAs(box ? asked(box) : request(columns[0])).catch(regret);
+    if (saving) save(box, saving);
+    if (chosen) vote(box, chosen.dataset.vote === voteOf(box) ? "" : chosen.dataset.vote);
+    if (better) {
+      vote(rivalOf(box), "down");
+      vote(box, "up");
+    }
+    if (chosen || better) keep();
   });
 
-  // "Copy as" holds the request of one answer, or the next one of the first column; the server wrote the text around it
-  const codes = Object.fromEntries(["curl", "python", "javascript"].map((key) => document.getElementById(`copy-as-${key}-code`)).map((code) => [code?.id, code?.textContent]));
-  const json = (v, indent = 2) => JSON.stringify(v, null, indent);
-  const written = { // strings, numbers, lists and objects of JSON are Python too
-    curl: (body) => [/-d '[^]*'/, `-d '${json(body).replaceAll("'", "'\\''")}'`],
-    python: (body) => [/create\([^]*?\n\)/, `create(\n${Object.entries(body).map(([k, v]) => `    ${k}=${json(v, 4).replaceAll("\n", "\n    ")},`).join("\n")}\n)`],
-    javascript: (body) => [/create\([^]*\);\nc/, `create(${json(body)});\nc`],
+  // "Copy as" holds the request of one answer, or the next one of the first column; the server writes the code
+  const copyAs = async ({ stream, stream_options, ...body }) => {
+    if (body.messages.at(-1)?.role !== "user") body.messages = [...body.messages, { role: "user", content: typed() || "Hello" }];
+    for (const [key, code] of Object.entries(await tell(page.dataset.codeUrl, body))) for (const n of $$(`#copy-as-${key}-code`, document)) n.textContent = code;
   };
-  const fill = (asked = request(columns[0])) => {
-    const { stream, stream_options, ...body } = asked;
-    body.messages = [...body.messages];
-    if (body.messages.at(-1)?.role !== "user") body.messages.push({ role: "user", content: value("prompt") || "Hello" });
-    for (const key in written) {
-      const code = document.getElementById(`copy-as-${key}-code`), [place, text] = written[key](body);
-      if (code) code.textContent = codes[code.id].replace(place, () => text);
-    }
+  const fill = () => {
+    const now = settings();
+    for (const n of $$("[data-play-schema]")) n.hidden = now.response_format !== "json_schema";
+    for (const n of $$("[data-play-settings]", document)) n.value = JSON.stringify(now);
   };
-  page.addEventListener("input", () => fill());
+  page.addEventListener("input", fill);
   number();
   $("[data-play-send]").disabled = $("[data-play-prompt]").disabled; // sent before this script has run, the text would be lost
 })();

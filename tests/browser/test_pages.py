@@ -55,7 +55,7 @@ class SeededOrganization:
         adapter = f"/adapters/{self.done.adapter_version_id}"
         return [
             "/", "/adapters", adapter, f"{adapter}/delete", "/usage",
-            f"/playground?model={self.done.adapter_version.model_name}",
+            f"/playground?model={self.done.adapter_version.model_name}", "/playground/saved",
             "/nowhere", "/jobs", f"/jobs/{self.done.pk}", f"/jobs/{self.failed.pk}", f"/jobs/{self.running.pk}",
             f"/jobs/{self.capped.pk}", f"/jobs/compare?job={self.done.pk}&job={self.running.pk}",
             "/jobs/new", f"/jobs/new?dataset={self.done.training_file_id}", self.wizard,

@@ -12,11 +12,13 @@ from apps.adapters.models import AdapterVersion
 from apps.catalog.operations import set_price
 from apps.contracts.serving import LoadState
 from apps.core.database.clock import db_now
-from apps.finetuning.models import Checkpoint
+from apps.core.objects.store import store
+from apps.finetuning.models import Checkpoint, FineTuningJob
 from apps.finetuning.runs import leases
 from apps.serving.aliases import point_alias
 from apps.serving.models import Alias, MeteringCheck, Replica
 from apps.serving.operations import deploy
+from tests.factories.datasets import chat_row, jsonl_of
 from tests.factories.finetuning import TrainingSetup
 from tests.factories.serving import USD, load, make_replica
 from tests.support.attempts import Attempt
@@ -190,7 +192,7 @@ def test_an_answer_is_kept_and_the_prompt_shown_as_the_model_reads_it(
 
     page.get_by_label("Message").first.fill("My card is lost")
     page.get_by_role("button", name="Send").click()
-    page.get_by_role("button", name="Save as evaluation row").last.click()
+    page.get_by_role("button", name="Save as row").last.click()
     expect(page.get_by_role("link", name="Saved to Playground rows")).to_be_visible()
     page.get_by_role("button", name="Raw prompt").click()
     expect(page.locator("#raw-prompt pre").first).to_contain_text("My card is lost")
@@ -201,6 +203,19 @@ def test_an_answer_is_kept_and_the_prompt_shown_as_the_model_reads_it(
     page.get_by_role("dialog").get_by_role("button", name="Close").first.click()
     page.get_by_role("button", name="Clear").click()
     expect(page.get_by_role("region", name="Column 1")).to_contain_text("Replies stream in here")
+
+
+def test_the_training_prompt_is_there_and_comes_back(open_page: Open, version: AdapterVersion, alice: User) -> None:
+    rows = [{"messages": [{"role": "system", "content": "Sort."}, *chat_row()["messages"]]}]
+    job = FineTuningJob.objects.get(adapter_version=version)
+    store().put_stream(job.training_file.object_key, [jsonl_of(*rows)])
+    page = open_page(f"/playground?model={version.model_name}", user=alice)
+
+    expect(page.get_by_label("System message")).to_have_value("Sort.")
+    page.get_by_label("System message").fill("Be brief.")
+    page.get_by_role("button", name="Use the training prompt").click()
+
+    expect(page.get_by_label("System message")).to_have_value("Sort.")
 
 
 def test_prompts_asked_for_twice_are_shown_once(open_page: Open, version: AdapterVersion, alice: User) -> None:

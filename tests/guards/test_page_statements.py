@@ -105,6 +105,7 @@ STATEMENTS: dict[str, int] = {
     "web:organization_settings": 9,
     "web:overview": 36,
     "web:playground": 23,
+    "web:playground_saved": 11,
     "web:price_list": 10,
     "web:search": 7,
     "web:styleguide": 6,

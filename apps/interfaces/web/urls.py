@@ -13,7 +13,7 @@ from apps.interfaces.web.datasets import views as datasets
 from apps.interfaces.web.help import views as help_views
 from apps.interfaces.web.jobs import accuracy, comparison, job_list, tensorboard
 from apps.interfaces.web.jobs import views as jobs
-from apps.interfaces.web.playground import rows
+from apps.interfaces.web.playground import rows, saved
 from apps.interfaces.web.playground import views as playground
 from apps.interfaces.web.shell import first_job, overview, search, styleguide, theme
 from apps.interfaces.web.wizard import views as wizard
@@ -77,7 +77,13 @@ urlpatterns = [
     path("playground", playground.show, name="playground"),
     path("playground/token", playground.token, name="playground_token"),
     path("playground/prompt", rows.render_prompt, name="playground_prompt"),
+    path("playground/code", rows.copy_as, name="playground_code"),
     path("playground/rows", rows.save_row, name="playground_save"),
+    path("playground/saved", saved.index, name="playground_saved"),
+    path("playground/saved/delete", saved.delete, name="playground_delete"),
+    path("playground/conversations", saved.keep, name="playground_keep"),
+    path("playground/presets", saved.create_preset, name="playground_preset"),
+    path("playground/presets/<str:preset_id>/delete", saved.remove_preset, name="playground_preset_delete"),
     path("billing", payment_settings.index, name="billing"),
     path("billing/topups", payment_settings.top_up, name="billing_topup"),
     path("billing/card", payment_settings.leave_card, name="billing_card"),

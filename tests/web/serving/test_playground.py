@@ -32,7 +32,8 @@ def version(floor, claim):
 
 
 def selected(page: str) -> list[str]:
-    return re.findall(r'<option value="([^"]*)"[^>]* selected>', page)
+    columns, _, _ = page.partition("data-play-form")
+    return re.findall(r'<option value="([^"]*)"[^>]* selected>', columns)
 
 
 def test_members_see_it_and_each_their_own_models(version, client_for, alice, bob, vera, charlie, rival):
@@ -50,16 +51,47 @@ def test_an_adapter_stands_beside_its_base(version, client_for, bob):
     assert selected(page) == ["anneal-demo", version.model_name]
 
 
-def test_it_opens_with_the_system_message_of_the_training_rows(version, floor, client_for, bob):
+def train_on(*rows: dict) -> None:
+    """Replace the rows that the job's file has."""
+    store().put_stream(FineTuningJob.objects.get().training_file.object_key, [jsonl_of(*rows)])
+
+
+def with_system(content: str) -> dict:
+    return {"messages": [{"role": "system", "content": content}, *chat_row()["messages"]]}
+
+
+def test_it_opens_with_the_most_frequent_system_message_of_the_training_rows(version, client_for, bob):
     before = text(client_for(bob).get(f"/playground?model={version.model_name}"))
-    row = {"messages": [{"role": "system", "content": "Sort <tickets>."}, *chat_row()["messages"]]}
-    store().put_stream(FineTuningJob.objects.get().training_file.object_key, [jsonl_of(row)])
+    train_on(with_system("Be brief."), *[with_system("Sort <tickets>.")] * 2, chat_row())
 
     page = client_for(bob).get(f"/playground?model={version.model_name}").content.decode()
 
     assert re.search(r'data-param="system"\s*></textarea>', before)
     assert "Sort &lt;tickets&gt;.</textarea>" in page
     assert "Sort" not in text(client_for(bob).get("/playground?model=anneal-demo&model=anneal-demo"))
+
+
+def test_rows_without_a_system_message_count_too_and_a_huge_row_is_not_read(version, client_for, bob):
+    train_on(with_system("Be brief."), chat_row(), chat_row())
+    mostly_without = text(client_for(bob).get("/playground"))
+    train_on(with_system("x" * 300_000))
+    huge = text(client_for(bob).get("/playground"))
+
+    assert "Be brief." not in mostly_without
+    assert "xxx" not in huge
+
+
+def test_the_training_prompt_is_restored_for_the_models_chosen_now(version, client_for, bob):
+    ask = {"HTTP_HX_REQUEST": "true"}
+    without = client_for(bob).get(f"/playground?model={version.model_name}", **ask)
+    train_on(with_system("Sort tickets."))
+
+    field = client_for(bob).get(f"/playground?model=anneal-demo&model={version.model_name}", **ask)
+
+    assert text(field).strip().startswith("<div")
+    assert "Sort tickets.</textarea>" in text(field)
+    assert without.status_code == 204
+    assert "no system message" in without["HX-Trigger"]
 
 
 def test_prices_ride_on_the_options(version, client_for, bob):
@@ -119,8 +151,35 @@ def test_an_answer_becomes_the_next_row_of_a_dataset(version, organization, clie
     assert [json.loads(line)["messages"][-1]["content"] for line in lines] == ["lost_or_stolen_card", "card_arrival"]
     assert (saved.number, saved.dataset.name) == (2, "Playground rows")
     assert first.status_code == 200
-    assert post(client_for(bob), "/playground/rows", {"messages": [HI]}).json()["error"]["param"] == "messages"
+    assert post(client_for(bob), "/playground/rows", {"messages": [HI]}).json()["error"]["param"] == "messages[0].role"
     assert post(client_for(vera), "/playground/rows", {"messages": [HI, answer]}).status_code == 403
+
+
+def test_the_better_of_two_answers_becomes_a_preference(version, client_for, bob):
+    answer = {"role": "assistant", "content": "lost_or_stolen_card"}
+    asked = {"messages": [HI, answer], "rejected": "card_arrival"}
+
+    saved = post(client_for(bob), "/playground/rows", asked).json()
+    same = post(client_for(bob), "/playground/rows", asked | {"rejected": answer["content"]})
+
+    line = json.loads(read_object(DatasetVersion.objects.get(pk=saved["file"]).object_key))
+    assert saved["dataset"] == "Playground preferences"
+    assert line["input"]["messages"] == [HI]
+    assert [line[key][0]["content"] for key in ("preferred_output", "non_preferred_output")] == [
+        "lost_or_stolen_card", "card_arrival",
+    ]  # fmt: skip
+    assert same.json()["error"]["param"] == "non_preferred_output"
+
+
+def test_the_code_of_a_request_has_its_values_in_each_language(floor, client_for, vera):
+    schema = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": {}}}
+    body = {"model": "anneal-demo", "messages": [HI], "seed": 7, "response_format": schema}
+
+    code = post(client_for(vera), "/playground/code", body).json()
+
+    assert set(code) == {"curl", "python", "javascript"}
+    assert '"strict": true' in code["javascript"] and '"strict": True' in code["python"]
+    assert post(client_for(vera), "/playground/code", []).status_code == 400
 
 
 def test_a_field_at_fault_is_named_with_what_it_may_be(version, client_for, bob):

@@ -1,4 +1,4 @@
-"""Actions on a playground conversation: show the prompt as the model reads it, save it as an evaluation row."""
+"""Actions on a playground conversation: show the prompt as the model reads it, save an answer as a row."""
 
 import json
 from collections.abc import Iterator
@@ -14,19 +14,20 @@ from apps.accounts.roles import Permission
 from apps.adapters.queries import get_version_by_name
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer, list_base_models
-from apps.contracts.chat import ChatMessage, MessageRole
+from apps.contracts.chat import ChatMessage, MessageRole, RowError, RowKind, parse_row_as
 from apps.core.database.clock import db_now
 from apps.core.database.locks import lock
-from apps.core.errors import DomainError, InvalidValue
+from apps.core.errors import DomainError, InvalidJson, InvalidValue
 from apps.core.http.json_bodies import decode_body
 from apps.core.objects.store import read_object
 from apps.datasets.intake.versions import create_version
 from apps.datasets.models import DatasetVersion
 from apps.datasets.queries import list_versions
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.interfaces.web.shell.code_samples import request_samples
 from apps.serving.aliases import list_aliases
 
-DATASET_NAME = "Playground rows"
+_DATASETS = {RowKind.CHAT: "Playground rows", RowKind.PREFERENCE: "Playground preferences"}
 _MAX_BYTES = 8 * 2**20  # of the dataset of saved rows; beyond it, start another dataset
 
 _Text = Annotated[str, msgspec.Meta(max_length=100_000)]
@@ -40,9 +41,11 @@ class SavedTurn(msgspec.Struct, forbid_unknown_fields=True):
 class Conversation(msgspec.Struct, forbid_unknown_fields=True):
     messages: Annotated[list[SavedTurn], msgspec.Meta(min_length=1, max_length=200)]
     model: Annotated[str, msgspec.Meta(max_length=240)] = ""
+    rejected: _Text = ""  # another model's answer to the same messages, which the last message is preferred to
 
 
 _decoder = msgspec.json.Decoder(Conversation)
+_any_body = msgspec.json.Decoder(dict[str, object])
 
 
 @require_POST
@@ -59,38 +62,73 @@ def render_prompt(request: OrganizationRequest) -> JsonResponse:
 
 
 @require_POST
+@organization_view(Permission.VIEW)
+def copy_as(request: OrganizationRequest) -> JsonResponse:
+    """Return the code that sends the request of the body, by language."""
+    try:
+        body = decode_body(request.body, _any_body)
+        return JsonResponse({one["key"]: one["code"] for one in request_samples(body)})
+    except RecursionError:
+        refused: DomainError = InvalidJson("The body is nested too deeply. Flatten it.")
+    except DomainError as error:
+        refused = error
+    return JsonResponse(refused.as_openai(), status=refused.status)
+
+
+@require_POST
 @organization_view(Permission.DATASET_WRITE)
 def save_row(request: OrganizationRequest) -> JsonResponse:
-    """Add the conversation, with the answer last, as a row to the next version of the dataset of saved rows."""
+    """Add the conversation, with the answer last, as a row to the next version of the dataset of saved rows.
+
+    With a rejected answer it is a preference between the two, in a dataset of preferences.
+    """
     try:
         asked = decode_body(request.body, _decoder)
-        if asked.messages[-1].role != "assistant":
-            raise InvalidValue("The last message must be the answer to keep.", param="messages")
-        version = _append(request.organization, asked, by=request.membership.user_id)
+        kind = RowKind.PREFERENCE if asked.rejected else RowKind.CHAT
+        version = _append(request.organization, _row_of(asked, kind), kind, by=request.membership.user_id)
     except DomainError as refused:
         return JsonResponse(refused.as_openai(), status=refused.status)
-    return JsonResponse({"file": version.pk, "url": reverse("web:dataset_detail", args=[version.pk])})
+    url = reverse("web:dataset_detail", args=[version.pk])
+    return JsonResponse({"file": version.pk, "url": url, "dataset": version.dataset.name})
 
 
-def _append(organization: Organization, asked: Conversation, *, by: str) -> DatasetVersion:
+def _row_of(asked: Conversation, kind: RowKind) -> bytes:
+    """Return the line of the row. Raises InvalidValue with the place at fault if it cannot be trained."""
+    messages = msgspec.to_builtins(asked.messages)
+    row: dict[str, object] = {"messages": messages}
+    if kind is RowKind.PREFERENCE:
+        row = {
+            "input": {"messages": messages[:-1]},
+            "preferred_output": messages[-1:],
+            "non_preferred_output": [{"role": "assistant", "content": asked.rejected}],
+        }
+    line = json.dumps(row, ensure_ascii=False).encode()
+    try:
+        parse_row_as(line, kind, line_number=1)
+    except RowError as error:
+        raise InvalidValue(f"{error.message} {error.fix}", param=error.param) from error
+    return line
+
+
+def _append(organization: Organization, row: bytes, kind: RowKind, *, by: str) -> DatasetVersion:
     lock(f"playground rows:{organization.pk}")
-    before = list_versions(organization=organization).filter(dataset__name=DATASET_NAME).order_by("-number").first()
-    row = json.dumps({"messages": msgspec.to_builtins(asked.messages)}, ensure_ascii=False).encode() + b"\n"
+    name = _DATASETS[kind]
+    before = list_versions(organization=organization).filter(dataset__name=name).order_by("-number").first()
 
     def chunks() -> Iterator[bytes]:
         if before is not None:
             kept = read_object(before.object_key, limit_bytes=_MAX_BYTES)
             yield kept if kept.endswith(b"\n") else kept + b"\n"
-        yield row
+        yield row + b"\n"
 
     return create_version(
         organization=organization,
-        filename="playground-rows.jsonl",
+        filename=f"{name.lower().replace(' ', '-')}.jsonl",
         purpose="fine-tune",
         chunks=chunks(),
         by=by,
         now=db_now(),
-        dataset_name=DATASET_NAME,
+        dataset_name=name,
     )
 
 

@@ -1,35 +1,40 @@
 """The playground: up to four models side by side, streamed from the gateway with a member's short-lived token."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from django.http import HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
+from django_htmx.http import trigger_client_event
 
 from apps.accounts.models import Organization
 from apps.accounts.operations import issue_member_token
 from apps.accounts.roles import Permission, has_permission
+from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import CHECKPOINT_MARK
 from apps.adapters.queries import list_versions
 from apps.catalog.models import PriceRule
 from apps.catalog.pricing import MILLION
 from apps.catalog.queries import inference_sku, list_active_prices, list_base_models
-from apps.contracts.chat import ChatRow, MessageRole
 from apps.contracts.serving import LoadState
 from apps.core.database.clock import db_now
 from apps.core.money import rated
-from apps.datasets.lifecycle import DatasetVersionStatus
-from apps.datasets.queries import read_rows
-from apps.finetuning.queries import find_jobs_of_adapters
+from apps.datasets.queries import find_system_message
+from apps.finetuning.queries import find_training_file
+from apps.interfaces.web.playground.saved import PresetForm
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.code_samples import chat_samples
+from apps.playground.conversations import get_conversation
+from apps.playground.presets import get_preset, list_presets
+from apps.playground.transcripts import MAX_COLUMNS, PlaySettings, Transcript
 from apps.serving.aliases import list_aliases
 from apps.serving.queries import serving_states
 
 _ADAPTERS_OFFERED = 200
-_MAX_COLUMNS = 4
+_FORMATS = (("", "Text"), ("json_object", "JSON object"), ("json_schema", "JSON schema"))
 _NOTES: dict[str, str] = {
     LoadState.LOADED: "",
     "cold": "cold, the first answer waits while it loads",
@@ -55,28 +60,65 @@ class ModelOption:
     note: str = ""
     base_name: str
     prices: TokenPrices
+    version: AdapterVersion | None = None  # that answers, unless it is a base model
 
 
 @require_safe
 @organization_view(Permission.VIEW)
 def show(request: OrganizationRequest) -> HttpResponse:
-    """Show a column for each ?model=. With one or none, show an adapter (the newest by default) and its base model."""
+    """Show a column for each ?model=. With one or none, show an adapter (the newest by default) and its base model.
+
+    ?preset= gives models and settings instead, and ?conversation= the messages as well. htmx asks for the field with
+    the training prompt of the models alone.
+    """
     bases, adapters = _options(request.organization)
-    known = {option.name for option in (*bases, *adapters)}
-    wanted = [name for name in request.GET.getlist("model") if name in known][:_MAX_COLUMNS]
-    chosen = wanted if len(wanted) > 1 else _pair(bases, adapters, wanted[0] if wanted else "")
+    labels = {option.name: option.label for option in (*bases, *adapters)}
+    wanted = [name for name in request.GET.getlist("model") if name in labels][:MAX_COLUMNS]
+    if request.htmx:
+        return _training_prompt_field(request, _training_prompt(adapters, wanted))
+    transcript, settings = _kept(request)
+    chosen: Sequence[str] = settings.models if settings else wanted
+    if len(chosen) < (1 if settings else 2):
+        chosen = _pair(bases, adapters, wanted[0] if wanted else "")
+    training_prompt = "" if settings else _training_prompt(adapters, chosen)
     context = {
-        "columns": [{"chosen": name} for name in chosen],
+        "columns": [
+            {"chosen": name if name in labels else "", "label": labels.get(name, name), "turns": turns or ()}
+            for name, turns in zip_longest(chosen, transcript.columns[: len(chosen)])
+        ],
+        "conversation": request.GET.get("conversation", ""),
+        "settings": settings or PlaySettings(system=training_prompt, temperature=0, max_tokens=128),
+        "formats": _FORMATS,
+        "votes": (("up", "Good"), ("down", "Bad")),
         "bases": bases,
         "groups": _groups(bases, adapters),
         "has_adapters": bool(adapters),
-        "system_message": _trained_system_message(request.organization, chosen),
+        "training_prompt": training_prompt,
+        "presets": list_presets(membership=request.membership),
+        "preset_form": PresetForm(auto_id="preset_%s"),
         "samples": chat_samples(model=chosen[-1] or chosen[0]),
         "may_ask": has_permission(request.membership.role, Permission.INFERENCE),
         "may_save": has_permission(request.membership.role, Permission.DATASET_WRITE),
         "may_train": has_permission(request.membership.role, Permission.JOB_WRITE),
     }
     return render(request, "adapters/playground.html", context)
+
+
+def _kept(request: OrganizationRequest) -> tuple[Transcript, PlaySettings | None]:
+    """Return the conversation and the settings that the address names; a preset's settings come first."""
+    member, asked = request.membership, request.GET
+    opened = get_conversation(membership=member, id=asked["conversation"]) if asked.get("conversation") else None
+    preset = get_preset(membership=member, id=asked["preset"]) if asked.get("preset") else None
+    transcript = opened.transcript if opened else Transcript()
+    return transcript, preset.settings if preset else transcript.settings if opened else None
+
+
+def _training_prompt_field(request: OrganizationRequest, training_prompt: str) -> HttpResponse:
+    if training_prompt:
+        context = {"training_prompt": training_prompt, "settings": PlaySettings(system=training_prompt)}
+        return render(request, "adapters/playground.html#system", context)
+    text = "The training data of these models has no system message."
+    return trigger_client_event(HttpResponse(status=204), "toast", {"text": text})
 
 
 @never_cache
@@ -114,6 +156,7 @@ def _options(organization: Organization) -> tuple[list[ModelOption], list[ModelO
             note=_NOTES.get(states[version.pk].state, "loading"),
             base_name=version.adapter.base_model.name,
             prices=prices[version.adapter.base_model_id],
+            version=version,
         )
         for version in versions
         if states[version.pk].is_deployed and version.adapter.base_model_id in prices
@@ -125,6 +168,7 @@ def _options(organization: Organization) -> tuple[list[ModelOption], list[ModelO
             note=alias.version.label + (f", {alias.canary_percent} % canary" if alias.canary_percent else ""),
             base_name=alias.adapter.base_model.name,
             prices=prices[alias.adapter.base_model_id],
+            version=alias.version,
         )
         for alias in list_aliases(organization=organization)
         if alias.adapter.base_model_id in prices
@@ -136,16 +180,12 @@ def _million_nano(rule: PriceRule | None) -> int | None:
     return rated(quantity=MILLION, price_nano=rule.price_nano, per=rule.per) if rule else None
 
 
-def _trained_system_message(organization: Organization, chosen: Iterable[str]) -> str:
-    """Return the system message of the first row that a chosen adapter was trained on; return "" without one."""
-    version = list_versions(organization=organization).filter(model_name__in=chosen).first()
-    jobs = find_jobs_of_adapters(organization=organization, versions=[version] if version else [])
-    job = next(iter(jobs.values()), None)
-    if job is None or job.training_file.status != DatasetVersionStatus.READY:
-        return ""
-    row = next((preview.row for preview in read_rows(version=job.training_file, limit=1)), None)
-    first = row.messages[0] if isinstance(row, ChatRow) and row.messages else None
-    return first.content if first and first.role is MessageRole.SYSTEM else ""
+def _training_prompt(adapters: Iterable[ModelOption], chosen: Sequence[str]) -> str:
+    """Return the system message that the first of the chosen adapters was trained with; "" without one."""
+    versions = {option.name: option.version for option in adapters}
+    version = next((found for name in chosen if (found := versions.get(name))), None)
+    training_file = find_training_file(version=version) if version else None
+    return find_system_message(version=training_file) if training_file else ""
 
 
 def _groups(bases: list[ModelOption], adapters: list[ModelOption]) -> list[dict[str, object]]:

@@ -69,7 +69,11 @@ def _our_fields(
 
 def chat_samples(*, model: str, prompt: str = "Hello") -> list[dict[str, str]]:
     """Return POST /v1/chat/completions for a model."""
-    body = {"model": model, "messages": [{"role": "user", "content": prompt}]}
+    return request_samples({"model": model, "messages": [{"role": "user", "content": prompt}]})
+
+
+def request_samples(body: Mapping[str, object]) -> list[dict[str, str]]:
+    """Return POST /v1/chat/completions with this body."""
     python = _python("reply = client.chat.completions.create", body, {}) + "print(reply.choices[0].message.content)\n"
     return [
         sample("curl", "curl", curl("/v1/chat/completions", body)),

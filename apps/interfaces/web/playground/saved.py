@@ -1,0 +1,100 @@
+"""What is kept of the playground: a member's conversations, and presets of settings."""
+
+from urllib.parse import urlsplit
+
+import msgspec
+from django import forms
+from django.contrib import messages
+from django.http import HttpResponse, JsonResponse, QueryDict
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_POST, require_safe
+from django_htmx.http import HttpResponseClientRedirect
+
+from apps.accounts.roles import Permission, has_permission
+from apps.core.database.clock import db_now
+from apps.core.errors import DomainError
+from apps.core.http.forms import domain_errors_on
+from apps.core.http.json_bodies import decode_body
+from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.playground.conversations import MAX_CONVERSATIONS, delete_conversations, keep_conversation, list_conversations
+from apps.playground.presets import delete_preset, list_presets, save_preset
+from apps.playground.transcripts import PlaySettings, Transcript
+
+
+class KeptConversation(Transcript, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    id: str = ""
+
+
+_conversation_decoder = msgspec.json.Decoder(KeptConversation)
+_settings_decoder = msgspec.json.Decoder(PlaySettings)
+
+
+class PresetForm(forms.Form):
+    """The name of a preset. `settings` are the page's, as JSON."""
+
+    name = forms.CharField(max_length=60)
+    is_shared = forms.BooleanField(label="Share with the organization", required=False)
+    settings = forms.CharField(widget=forms.HiddenInput({"data-play-settings": ""}))
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def index(request: OrganizationRequest) -> HttpResponse:
+    context = {
+        "conversations": list_conversations(membership=request.membership),
+        "presets": list_presets(membership=request.membership),
+        "most": MAX_CONVERSATIONS,
+        "may_ask": has_permission(request.membership.role, Permission.INFERENCE),
+    }
+    return render(request, "adapters/playground_saved.html", context)
+
+
+@require_POST
+@organization_view(Permission.INFERENCE)
+def keep(request: OrganizationRequest) -> JsonResponse:
+    """Store the conversation of the page, and return the id under which the page opens it again."""
+    try:
+        sent = decode_body(request.body, _conversation_decoder)
+        transcript = Transcript(settings=sent.settings, columns=sent.columns)
+        kept = keep_conversation(membership=request.membership, transcript=transcript, id=sent.id, now=db_now())
+    except DomainError as refused:
+        return JsonResponse(refused.as_openai(), status=refused.status)
+    return JsonResponse({"id": kept.pk})
+
+
+@require_POST
+@organization_view(Permission.VIEW)
+def delete(request: OrganizationRequest) -> HttpResponse:
+    """Delete the member's conversation that the form names, or all of them."""
+    delete_conversations(membership=request.membership, id=request.POST.get("conversation", ""))
+    return redirect("web:playground_saved")
+
+
+@require_POST
+@organization_view(Permission.INFERENCE)
+def create_preset(request: OrganizationRequest) -> HttpResponse:
+    """Save a preset and open the page with it; the conversation in the page stays there."""
+    form = PresetForm(request.POST, auto_id="preset_%s")
+    if form.is_valid():
+        with domain_errors_on(form):
+            preset = save_preset(
+                membership=request.membership,
+                name=form.cleaned_data["name"],
+                is_shared=form.cleaned_data["is_shared"],
+                settings=decode_body(form.cleaned_data["settings"].encode(), _settings_decoder),
+                now=db_now(),
+            )
+            messages.success(request, f"“{preset.name}” is saved.")
+            shown = QueryDict(urlsplit(request.htmx.current_url or "").query).get("conversation", "")
+            query = QueryDict(mutable=True)
+            query.update({"preset": preset.pk} | ({"conversation": shown} if shown else {}))
+            return HttpResponseClientRedirect(f"{reverse('web:playground')}?{query.urlencode()}")
+    return render(request, "adapters/playground.html#preset", {"preset_form": form}, status=422)
+
+
+@require_POST
+@organization_view(Permission.INFERENCE)
+def remove_preset(request: OrganizationRequest, preset_id: str) -> HttpResponse:
+    delete_preset(membership=request.membership, id=preset_id)
+    return redirect("web:playground_saved")
