@@ -4,14 +4,12 @@ from django.urls import path
 
 from apps.interfaces.staff import (
     audit,
-    calibrations,
     catalog,
     home,
-    pools,
-    replicas,
     search,
     tenants,
 )
+from apps.interfaces.staff.machines import calibrations, pools, replicas
 from apps.interfaces.staff.money import books, payments
 
 app_name = "staff"
