@@ -1,7 +1,9 @@
 """Forms of the operator console."""
 
+import itertools
 from decimal import Decimal
 from functools import partial
+from operator import attrgetter
 
 from django import forms
 from django.http import QueryDict
@@ -9,14 +11,14 @@ from django.http import QueryDict
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
 from apps.catalog.models import BaseModel, GpuType
-from apps.catalog.pricing import STORAGE_SKU, Tier, title_of
-from apps.catalog.queries import inference_sku, list_base_models, list_gpu_types, warm_sku
+from apps.catalog.pricing import Tier
+from apps.catalog.queries import list_base_models, list_gpu_types
 from apps.core.http.forms import LARGEST_BIG_INTEGER, LARGEST_INTEGER
 from apps.core.ids import new_id
 from apps.core.money import usd_to_nano
 from apps.estimates.physics.gpus import GIB
 from apps.finetuning.models import GpuPool, WorkerKind
-from apps.finetuning.quotes.pool_facts import training_sku
+from apps.finetuning.pools.prices import list_skus
 from apps.finetuning.usage.quotas import LIMITS
 
 _MONEY = {"max_digits": 15, "decimal_places": 9, "min_value": Decimal(0)}
@@ -146,22 +148,15 @@ class BaseModelForm(forms.Form):
 
 def _sku_choices() -> list[tuple[str, str | list[tuple[str, str]]]]:
     """Return every SKU that can be charged, in groups."""
-    models = list(BaseModel.objects.order_by("name"))
-    groups = {
-        "GPU time": [training_sku(pool) for pool in GpuPool.objects.order_by("name")],
-        "Tokens": [inference_sku(model, direction=way) for model in models for way in ("input", "output")],
-        "Kept warm": [warm_sku(model) for model in models],
-        "Storage": [STORAGE_SKU],
-    }
-    named = [(group, [(sku, title_of(sku)) for sku in skus]) for group, skus in groups.items() if skus]
-    return [("", "Choose what to price"), *named]
+    groups = itertools.groupby(list_skus(only_installed=True).values(), attrgetter("group"))
+    return [("", "Choose what to price"), *((name, [(sku.code, str(sku)) for sku in skus]) for name, skus in groups)]
 
 
 class PriceForm(forms.Form):
     sku = forms.ChoiceField(
-        label="SKU",
+        label="What to price",
         error_messages={"invalid_choice": "%(value)s is not a SKU of this installation: choose one from the list."},
-        help_text="A pool, a base model's tokens or warm time, or storage. Add a pool or model first to price it.",
+        help_text="Add a pool or install a base model to price it.",
     )
     price_usd = forms.DecimalField(label="Price in dollars", **_MONEY)  # type: ignore[arg-type]
     organization = forms.ModelChoiceField(
@@ -174,7 +169,7 @@ class PriceForm(forms.Form):
     effective_from = forms.DateTimeField(
         required=False,
         label="From",
-        help_text="UTC. Left empty: at once.",
+        help_text="In UTC. If you leave it empty, the price begins at once.",
         widget=forms.DateTimeInput(attrs={"type": "datetime-local"}),
     )
     tiers = forms.CharField(
@@ -182,13 +177,12 @@ class PriceForm(forms.Form):
         max_length=2000,
         label="Volume tiers",
         widget=forms.Textarea(attrs={"rows": 2}),
-        help_text="One a line: units of a month, a colon, the price beyond them. 100000000: 0.05",
+        help_text="One tier per line: units in a month, a colon, the price beyond them. Example: 100000000: 0.05",
     )
 
     def __init__(self, data: QueryDict | None = None, *, initial: dict[str, object] | None = None) -> None:
         super().__init__(data, initial=initial)
         self.fields["organization"].queryset = Organization.objects.order_by("name")  # type: ignore[attr-defined]
-
         self.fields["sku"].choices = _sku_choices  # type: ignore[attr-defined]
 
     def previewed(self) -> str:

@@ -65,6 +65,7 @@ def test_a_pool_is_created_priced_and_shown(console, floor):
     created = console.post("/staff/pools", body)
     assert 'href="/staff/prices?sku=training%3Abig"' in console.get(created["Location"]).content.decode()
     assert '<option value="training:big" selected>' in console.get("/staff/prices?sku=training:big").content.decode()
+    assert 'href="/staff/prices?sku=training%3Abig"' in console.get("/staff/pools").content.decode()
     price = {"sku": "training:big", "price_usd": "2.69"}
     previewed = console.post("/staff/prices", price)
     assert active_price(sku="training:big") is None
