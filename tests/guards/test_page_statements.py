@@ -53,7 +53,7 @@ STATEMENTS: dict[str, int] = {
     "staff:pool_detail": 25,
     "staff:pool_list": 19,
     "staff:price_list": 19,
-    "staff:quota_edit": 12,
+    "staff:quota_edit": 19,
     "staff:quota_list": 17,
     "staff:replica_detail": 13,
     "staff:replica_list": 11,

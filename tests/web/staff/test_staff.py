@@ -282,6 +282,26 @@ def test_limits_are_set_and_an_empty_field_lifts_one(console, organization):
     assert (quota.concurrent_gpus, quota.queued_jobs, quota.weight) == (3, None, 2)
 
 
+def test_limits_have_units_beside_what_the_organization_uses(console, floor, organization):
+    floor.job()
+    path = f"/staff/quotas/{organization.pk}"
+    page = console.get(path).content.decode()
+    body = {"weight": "1", "storage_bytes": "1.5 TB", "gpu_seconds_per_month": "90 hours a month"}
+
+    wrong = console.post(path, body | {"queued_jobs": "many"})
+    console.post(path, body | {"tokens_per_minute": "2 million tokens"})
+
+    assert 'value="20 GB"' in page and 'value="100 hours"' in page
+    assert "Now 1. At most 1 in the last 30 days." in page
+    assert wrong.status_code == 422
+    assert "Write a number with its unit, such as 20 jobs." in wrong.content.decode()
+    quota = get_quota(organization=organization)
+    assert (quota.storage_bytes, quota.gpu_seconds_per_month) == (1_500 * 10**9, 90 * 3600)
+    assert quota.tokens_per_minute == 2_000_000
+    listed = console.get("/staff/quotas").content.decode()
+    assert "0s of 90 hours" in listed and "of 1.5 TB" in " ".join(listed.split())
+
+
 def test_credit_granted_twice_by_one_form_is_granted_once(console, organization):
     url = f"/staff/organizations/{organization.pk}/adjust"
     once = console.get(url).context["form"]["once"].value()
