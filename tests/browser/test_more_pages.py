@@ -63,3 +63,22 @@ def test_pages_around_the_work_are_accessible_and_reflow(
             page.set_viewport_size({"width": width, "height": 900})
             assert find_overflow(page) == 0, f"{path} at {width} px"
         check_page(page, WIDTHS[-1:])
+
+
+def test_pages_that_an_operator_views_have_a_banner_that_is_accessible(
+    open_page: Open, floor: TrainingSetup, olga: User
+) -> None:
+    page = open_page(f"/staff/organizations/{floor.organization.pk}", user=olga)
+    page.get_by_role("button", name="View as Acme").click()
+    page.get_by_role("button", name="View", exact=True).click()
+
+    for path in ("/", "/jobs", "/usage", "/accuracy", "/organization/new"):
+        page.goto(path)
+        page.get_by_role("button", name="Stop viewing").wait_for()
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 900})
+            assert find_overflow(page) == 0, f"{path} at {width} px"
+        check_page(page, WIDTHS[-1:])
+    page.get_by_role("button", name="Stop viewing").click()
+
+    page.wait_for_url("**/staff/organizations/*")

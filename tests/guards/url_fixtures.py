@@ -298,6 +298,8 @@ URLS: dict[str, Url] = {
     "staff:base_model_retire": staff("POST", ids={"base_model_id": "base_model"}),
     "staff:home": staff("GET"),
     "staff:organization_detail": staff("GET", ids={"organization_id": "organization"}),
+    "staff:organization_view": staff("POST", ids={"organization_id": "organization"}),
+    "staff:viewing_stop": staff("POST"),
     "staff:job_detail": staff("GET", ids={"job_id": "job"}),
     "staff:job_cancel": staff("POST", ids={"job_id": "job"}),
     "staff:books": staff("GET"),

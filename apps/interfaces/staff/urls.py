@@ -8,6 +8,7 @@ from apps.interfaces.staff import (
     home,
     search,
     tenants,
+    viewing,
 )
 from apps.interfaces.staff.machines import calibrations, pools, replicas
 from apps.interfaces.staff.money import books, payments
@@ -50,6 +51,8 @@ urlpatterns = [
     path("margin", books.margin, name="margin"),
     path("organizations/<str:organization_id>/suspend", tenants.suspend, name="organization_suspend"),
     path("organizations/<str:organization_id>/reinstate", tenants.reinstate, name="organization_reinstate"),
+    path("organizations/<str:organization_id>/view", viewing.start, name="organization_view"),
+    path("viewing/stop", viewing.stop, name="viewing_stop"),
     path("quotas", tenants.quotas, name="quota_list"),
     path("quotas/<str:organization_id>", tenants.quota, name="quota_edit"),
     path("jobs", tenants.jobs, name="job_list"),
