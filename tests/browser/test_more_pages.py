@@ -24,7 +24,8 @@ CUSTOMERS = (
     "/help/reference",
 )  # fmt: skip
 OPERATORS = (
-    "/staff/", "/staff/organizations/{organization}", "/staff/jobs/{job}",
+    "/staff/", "/staff/organizations/{organization}", "/staff/jobs/{job}", "/staff/workers/{worker}",
+    "/staff/quotas/{organization}",
     "/staff/pools", "/staff/replicas", "/staff/base-models", "/staff/prices", "/staff/payments", "/staff/books",
     "/staff/margin", "/staff/quotas", "/staff/jobs", "/staff/organizations", "/staff/audit",
 )  # fmt: skip
@@ -54,7 +55,9 @@ def test_pages_around_the_work_are_accessible_and_reflow(
     paths: tuple[str, ...],
 ) -> None:
     user = None if who == "nobody" else request.getfixturevalue(who)
-    names = {"organization": floor.organization.pk, "job": FineTuningJob.objects.get().pk}
+    names = {
+        "organization": floor.organization.pk, "job": FineTuningJob.objects.get().pk, "worker": floor.worker.pk,
+    }  # fmt: skip
     page = open_page(paths[0], user=user)
 
     for path in paths:

@@ -58,6 +58,7 @@ STATEMENTS: dict[str, int] = {
     "staff:replica_detail": 13,
     "staff:replica_list": 11,
     "staff:search": 9,
+    "staff:worker_detail": 13,
     "web:accuracy": 10,
     "web:account": 9,
     "web:adapter_delete": 10,

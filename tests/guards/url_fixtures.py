@@ -281,6 +281,7 @@ URLS: dict[str, Url] = {
     "staff:pool_calibrations": staff("GET", ids={"pool_id": "pool"}),
     "staff:calibration_use": staff("POST", ids={"pool_id": "pool"}, data={"number": ""}),
     "staff:calibration_follow": staff("POST", ids={"pool_id": "pool"}),
+    "staff:worker_detail": staff("GET", ids={"worker_id": "worker"}),
     "staff:worker_cordon": staff("POST", ids={"worker_id": "worker"}),
     "staff:worker_uncordon": staff("POST", ids={"worker_id": "worker"}),
     "staff:worker_drain": staff("POST", ids={"worker_id": "worker"}),
