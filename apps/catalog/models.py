@@ -7,7 +7,6 @@ from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
-from apps.catalog.pricing import title_of
 from apps.core.database.policies import OWN_ORGANIZATION
 from apps.core.database.tenancy import OrganizationModel
 from apps.core.ids import IdField
@@ -225,10 +224,6 @@ class PriceRule(models.Model):
             ),
         ]
 
-    @property
-    def title(self) -> str:
-        return title_of(self.sku)
-
 
 class PriceRequest(models.Model):
     """A price that an operator asked for, until another operator decides: for one customer, or of 0 for everybody."""
@@ -258,7 +253,3 @@ class PriceRequest(models.Model):
                 fields=["organization", "sku", "price_nano", "per", "tiers", "effective_from", "requested_by"],
             ),
         ]
-
-    @property
-    def title(self) -> str:
-        return title_of(self.sku)

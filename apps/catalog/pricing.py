@@ -31,18 +31,6 @@ def unit_of(sku: str) -> str:
     return _UNITS[sku.partition(":")[0]]
 
 
-def title_of(sku: str) -> str:
-    """Return a SKU in words, such as "Training on h100"."""
-    kind, _, subject = sku.partition(":")
-    way, _, model = subject.partition(":")
-    return {
-        "training": f"Training on {subject}",
-        "inference": f"{way.capitalize()} tokens of {model}",
-        "warm": f"{subject} kept warm",
-        "storage": "Storage of files, checkpoints and adapters",
-    }[kind]
-
-
 def usual_per(unit: str) -> int:
     """Return how many units a price is usually for: an hour, a million tokens, a gigabyte for a month."""
     return _PER[unit]

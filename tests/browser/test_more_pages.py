@@ -24,7 +24,8 @@ CUSTOMERS = (
     "/help/reference",
 )  # fmt: skip
 OPERATORS = (
-    "/staff/", "/staff/organizations/{organization}", "/staff/jobs/{job}",
+    "/staff/", "/staff/organizations/{organization}", "/staff/jobs/{job}", "/staff/workers/{worker}",
+    "/staff/quotas/{organization}",
     "/staff/pools", "/staff/replicas", "/staff/base-models", "/staff/prices", "/staff/payments", "/staff/books",
     "/staff/margin", "/staff/quotas", "/staff/jobs", "/staff/organizations", "/staff/audit",
 )  # fmt: skip
@@ -54,7 +55,9 @@ def test_pages_around_the_work_are_accessible_and_reflow(
     paths: tuple[str, ...],
 ) -> None:
     user = None if who == "nobody" else request.getfixturevalue(who)
-    names = {"organization": floor.organization.pk, "job": FineTuningJob.objects.get().pk}
+    names = {
+        "organization": floor.organization.pk, "job": FineTuningJob.objects.get().pk, "worker": floor.worker.pk,
+    }  # fmt: skip
     page = open_page(paths[0], user=user)
 
     for path in paths:
@@ -63,3 +66,22 @@ def test_pages_around_the_work_are_accessible_and_reflow(
             page.set_viewport_size({"width": width, "height": 900})
             assert find_overflow(page) == 0, f"{path} at {width} px"
         check_page(page, WIDTHS[-1:])
+
+
+def test_pages_that_an_operator_views_have_a_banner_that_is_accessible(
+    open_page: Open, floor: TrainingSetup, olga: User
+) -> None:
+    page = open_page(f"/staff/organizations/{floor.organization.pk}", user=olga)
+    page.get_by_role("button", name="View as Acme").click()
+    page.get_by_role("button", name="View", exact=True).click()
+
+    for path in ("/", "/jobs", "/usage", "/accuracy", "/organization/new"):
+        page.goto(path)
+        page.get_by_role("button", name="Stop viewing").wait_for()
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 900})
+            assert find_overflow(page) == 0, f"{path} at {width} px"
+        check_page(page, WIDTHS[-1:])
+    page.get_by_role("button", name="Stop viewing").click()
+
+    page.wait_for_url("**/staff/organizations/*")

@@ -33,6 +33,7 @@ SENSITIVE = (
     "staff:difference_resolve",
     "staff:price_list",
     "staff:quota_edit",
+    "staff:organization_view",
     "staff:pool_token",
     "staff:replica_detail",
     "staff:replica_accept",

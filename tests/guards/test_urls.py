@@ -22,6 +22,7 @@ from django.urls import URLPattern, URLResolver, get_resolver, reverse
 
 from apps.accounts.models import User
 from apps.accounts.roles import ROLES, has_permission
+from apps.accounts.roles import Permission as P  # noqa: N817 - as in url_fixtures.py
 from apps.interfaces.api.views import ApiView
 from tests.guards.url_fixtures import URLS, Url
 from tests.guards.world import MAKERS, SHARED, Tenant, World, build_world, narrow_secret, rows_of, undone
@@ -36,6 +37,7 @@ OPEN = sorted(name for name, url in URLS.items() if url.kind in ("public", "sign
 WITH_IDS = sorted(
     name for name, url in URLS.items() if url.kind in ("page", "api") and set(url.ids.values()) & set(MAKERS)
 )
+DOWNLOADS = ("web:dataset_download", "web:adapter_download")  # each is recorded, so an operator who views has none
 WITH_REFS = sorted(name for name, url in URLS.items() if url.refs)
 
 
@@ -328,6 +330,52 @@ def test_an_open_address_shows_no_tenants_data(name: str, world: World) -> None:
             assert rows_of(world.acme) == before
         if method not in URLS[name].methods:
             assert response.status_code in (403, 404, 405), method
+
+
+# --- an operator who views an organization ----------------------------------------------------------------------------
+
+
+def _viewing(world: World) -> Client:
+    client = browser(world.operator)
+    ask(client, "POST", reverse("staff:organization_view", args=[world.acme.organization.pk]), {})
+    return client
+
+
+@pytest.mark.usefixtures("bare_refusals")
+@pytest.mark.parametrize("name", sorted(set(URLS) - {"staff:viewing_stop", "account_logout"}))
+def test_an_operator_who_views_can_write_at_no_address(name: str, world: World) -> None:
+    with undone():
+        client = _viewing(world)
+        before = _rows_but_audit(world.acme)
+        for method in set(METHODS) - {"GET"}:
+            for secret in (None, world.acme.secret):
+                response = ask(client, method, address(name, world.acme), body(URLS[name], world.acme), secret)
+                assert response.status_code == 403, method
+        assert _rows_but_audit(world.acme) == before
+
+
+@pytest.mark.usefixtures("bare_refusals")
+@pytest.mark.parametrize("name", PAGES)
+def test_an_operator_who_views_reads_what_a_viewer_reads(name: str, world: World) -> None:
+    url = URLS[name]
+    with undone():
+        client = _viewing(world)
+        before = _rows_but_audit(world.acme)
+        response = ask(client, "GET", address(name, world.acme), body(url, world.acme))
+        assert _rows_but_audit(world.acme) == before
+        foreign = ask(client, "GET", address(name, world.rival), {})
+    assert_no_leak(response, world.rival)
+    assert_no_leak(foreign, world.rival)
+    if "GET" not in url.methods:
+        assert response.status_code == 405
+    elif url.methods["GET"] != P.VIEW or name in DOWNLOADS:
+        assert response.status_code == 403
+    else:
+        assert response.status_code < 400 or response.status_code == 422
+
+
+def _rows_but_audit(tenant: Tenant) -> dict[str, str]:
+    return {label: rows for label, rows in rows_of(tenant).items() if label != "core.AuditEntry"}
 
 
 # --- API --------------------------------------------------------------------------------------------------------------

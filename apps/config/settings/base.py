@@ -102,6 +102,7 @@ MIDDLEWARE = [
     "allauth.account.middleware.AccountMiddleware",
     "apps.accounts.login.sessions.EndIdleOperatorSessions",
     "apps.core.http.asgi.RefuseNulMiddleware",
+    "apps.accounts.login.viewing.LimitViewing",
 ]
 
 ROOT_URLCONF = "apps.config.urls"

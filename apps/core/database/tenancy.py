@@ -92,6 +92,12 @@ def set_organization(organization: Keyed | str) -> None:
         cursor.execute("SELECT set_config('anneal.organization', %s, true)", [id_of(organization)])
 
 
+def refuse_writes() -> None:
+    """Make the rest of the current transaction read-only. PostgreSQL raises ReadOnlySqlTransaction for a write."""
+    with connection.cursor() as cursor:
+        cursor.execute("SET TRANSACTION READ ONLY")
+
+
 @contextmanager
 def _acting(role: str, *, organization: str, user: str) -> Iterator[None]:
     is_nested = connection.in_atomic_block

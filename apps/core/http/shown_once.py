@@ -15,7 +15,8 @@ def keep_secret(request: HttpRequest, name: str, *, owner: str, secret: str) -> 
 
 def take_secret(request: HttpRequest, name: str, *, owner: str = "") -> tuple[str, str] | None:
     """Return the owner and the secret that were kept, once and to a GET; with `owner`, only that owner's."""
-    kept = request.session.get(name) if request.method == "GET" else None
+    is_shown = request.method == "GET" and not hasattr(request, "viewing")  # never beside the pages of others
+    kept = request.session.get(name) if is_shown else None
     if kept is None or owner not in ("", kept["owner"]):
         return None
     del request.session[name]

@@ -15,6 +15,7 @@ from apps.catalog.pricing import unit_of, usual_per
 from apps.core.database.clock import db_now
 from apps.core.http.forms import domain_errors_on, domain_errors_shown
 from apps.core.money import usd_to_nano
+from apps.finetuning.pools.prices import name_skus, price_sku
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import BaseModelForm, PriceForm
 from apps.interfaces.staff.money.price_preview import preview_price
@@ -86,8 +87,8 @@ def prices(request: HttpRequest) -> HttpResponse:
                     transaction.set_rollback(True)
             if _is_confirmed(request, form):
                 is_waiting = isinstance(made, PriceRequest)
-                words = "waits for another operator" if is_waiting else "has a new price"
-                messages.success(request, f"{made.sku} {words}. What was quoted keeps the price it has.")
+                words = "The price waits for another operator." if is_waiting else "The price was set."
+                messages.success(request, f"{words} Existing quotes keep their price.")
                 return redirect("staff:price_list")
             data = form.cleaned_data
             preview = preview_price(
@@ -98,13 +99,14 @@ def prices(request: HttpRequest) -> HttpResponse:
                 organization=data["organization"],
                 now=db_now(),
             )
-    waiting = list(price_requests.list_waiting_prices())
+    rules, waiting = list(queries.list_prices()), list(price_requests.list_waiting_prices())
+    skus = name_skus([*(rule.sku for rule in rules), *(wanted.sku for wanted in waiting)])
     context = {
-        "rules": queries.list_prices(),
+        "rules": [(rule, skus[rule.sku]) for rule in rules],
         "form": form,
         "preview": preview,
         "now": db_now(),
-        "waiting": waiting,
+        "waiting": [(wanted, skus[wanted.sku]) for wanted in waiting],
         "operator_id": operator_id(request),
     }
     status = 422 if request.method == "POST" and preview is None else 200
@@ -117,18 +119,15 @@ def _is_confirmed(request: HttpRequest, form: PriceForm) -> bool:
 
 
 def _set_price(form: PriceForm, *, by: str) -> PriceRule | PriceRequest:
-    """Set a price; ask for one that gives something away."""
     data = form.cleaned_data
-    sku, unit = data["sku"], unit_of(data["sku"])
-    nano, per, begin = usd_to_nano(data["price_usd"]), usual_per(unit), data["effective_from"]
-    owner, tiers = data["organization"], data["tiers"]
-    if price_requests.is_gift(organization=owner, price_nano=nano, tiers=tiers):
-        return price_requests.request_price(
-            organization=owner, sku=sku, price_nano=nano, per=per, tiers=tiers, effective_from=begin, by=by,
-            now=db_now(),
-        )  # fmt: skip
-    return operations.set_price(
-        sku=sku, unit=unit, price_nano=nano, per=per, tiers=tiers, effective_from=begin, by=by, now=db_now()
+    return price_sku(
+        sku=data["sku"],
+        price_nano=usd_to_nano(data["price_usd"]),
+        organization=data["organization"],
+        tiers=data["tiers"],
+        effective_from=data["effective_from"],
+        by=by,
+        now=db_now(),
     )
 
 

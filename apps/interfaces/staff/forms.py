@@ -1,7 +1,9 @@
 """Forms of the operator console."""
 
+import itertools
 from decimal import Decimal
 from functools import partial
+from operator import attrgetter
 
 from django import forms
 from django.http import QueryDict
@@ -9,15 +11,17 @@ from django.http import QueryDict
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
 from apps.catalog.models import BaseModel, GpuType
-from apps.catalog.pricing import STORAGE_SKU, Tier, title_of
-from apps.catalog.queries import inference_sku, list_base_models, list_gpu_types, warm_sku
-from apps.core.http.forms import LARGEST_BIG_INTEGER, LARGEST_INTEGER
+from apps.catalog.pricing import Tier
+from apps.catalog.queries import list_base_models, list_gpu_types
 from apps.core.ids import new_id
 from apps.core.money import usd_to_nano
+from apps.core.templatetags.ui import bytes_
 from apps.estimates.physics.gpus import GIB
 from apps.finetuning.models import GpuPool, WorkerKind
-from apps.finetuning.quotes.pool_facts import training_sku
+from apps.finetuning.pools.prices import list_skus
+from apps.finetuning.usage.demand import Demand
 from apps.finetuning.usage.quotas import LIMITS
+from apps.interfaces.staff.quantities import BYTES, GPU_TIME, QuantityField, count_of, gpu_time
 
 _MONEY = {"max_digits": 15, "decimal_places": 9, "min_value": Decimal(0)}
 
@@ -146,22 +150,15 @@ class BaseModelForm(forms.Form):
 
 def _sku_choices() -> list[tuple[str, str | list[tuple[str, str]]]]:
     """Return every SKU that can be charged, in groups."""
-    models = list(BaseModel.objects.order_by("name"))
-    groups = {
-        "GPU time": [training_sku(pool) for pool in GpuPool.objects.order_by("name")],
-        "Tokens": [inference_sku(model, direction=way) for model in models for way in ("input", "output")],
-        "Kept warm": [warm_sku(model) for model in models],
-        "Storage": [STORAGE_SKU],
-    }
-    named = [(group, [(sku, title_of(sku)) for sku in skus]) for group, skus in groups.items() if skus]
-    return [("", "Choose what to price"), *named]
+    groups = itertools.groupby(list_skus(only_installed=True).values(), attrgetter("group"))
+    return [("", "Choose what to price"), *((name, [(sku.code, str(sku)) for sku in skus]) for name, skus in groups)]
 
 
 class PriceForm(forms.Form):
     sku = forms.ChoiceField(
-        label="SKU",
+        label="What to price",
         error_messages={"invalid_choice": "%(value)s is not a SKU of this installation: choose one from the list."},
-        help_text="A pool, a base model's tokens or warm time, or storage. Add a pool or model first to price it.",
+        help_text="Add a pool or install a base model to price it.",
     )
     price_usd = forms.DecimalField(label="Price in dollars", **_MONEY)  # type: ignore[arg-type]
     organization = forms.ModelChoiceField(
@@ -174,7 +171,7 @@ class PriceForm(forms.Form):
     effective_from = forms.DateTimeField(
         required=False,
         label="From",
-        help_text="UTC. Left empty: at once.",
+        help_text="In UTC. If you leave it empty, the price begins at once.",
         widget=forms.DateTimeInput(attrs={"type": "datetime-local"}),
     )
     tiers = forms.CharField(
@@ -182,13 +179,12 @@ class PriceForm(forms.Form):
         max_length=2000,
         label="Volume tiers",
         widget=forms.Textarea(attrs={"rows": 2}),
-        help_text="One a line: units of a month, a colon, the price beyond them. 100000000: 0.05",
+        help_text="One tier per line: units in a month, a colon, the price beyond them. Example: 100000000: 0.05",
     )
 
     def __init__(self, data: QueryDict | None = None, *, initial: dict[str, object] | None = None) -> None:
         super().__init__(data, initial=initial)
         self.fields["organization"].queryset = Organization.objects.order_by("name")  # type: ignore[attr-defined]
-
         self.fields["sku"].choices = _sku_choices  # type: ignore[attr-defined]
 
     def previewed(self) -> str:
@@ -210,29 +206,58 @@ class PriceForm(forms.Form):
         return tiers
 
 
+_AT_ONCE = ("at once", "at a time", "at the same time")
+_A_MINUTE = ("a minute", "per minute")
+
+
 class QuotaForm(forms.Form):
-    concurrent_gpus = forms.IntegerField(min_value=0, max_value=LARGEST_INTEGER, required=False, label="GPUs at once")
-    queued_jobs = forms.IntegerField(min_value=0, max_value=LARGEST_INTEGER, required=False, label="Unfinished jobs")
-    gpu_seconds_per_month = forms.IntegerField(
-        min_value=0, max_value=LARGEST_BIG_INTEGER, required=False, label="GPU-seconds a month"
+    """The limits of one organization, each with what it uses. An empty field lifts its limit."""
+
+    concurrent_gpus = QuantityField(count_of("GPUs", example="2 GPUs", tails=_AT_ONCE), label="GPUs at the same time")
+    queued_jobs = QuantityField(count_of("jobs", example="20 jobs", tails=_AT_ONCE), label="Unfinished jobs")
+    gpu_seconds_per_month = QuantityField(GPU_TIME, label="GPU time a month")
+    storage_bytes = QuantityField(BYTES, label="Storage")
+    requests_per_minute = QuantityField(
+        count_of("requests", example="6,000 requests", tails=_A_MINUTE), label="Requests a minute"
     )
-    storage_bytes = forms.IntegerField(
-        min_value=0, max_value=LARGEST_BIG_INTEGER, required=False, label="Storage, bytes"
+    tokens_per_minute = QuantityField(
+        count_of("tokens", example="2 million tokens", tails=_A_MINUTE), label="Tokens a minute"
     )
-    requests_per_minute = forms.IntegerField(
-        min_value=0, max_value=LARGEST_INTEGER, required=False, label="Requests a minute"
+    concurrent_requests = QuantityField(
+        count_of("requests", example="256 requests", tails=_AT_ONCE), label="Requests at the same time"
     )
-    tokens_per_minute = forms.IntegerField(
-        min_value=0, max_value=LARGEST_INTEGER, required=False, label="Tokens a minute"
+    weight = forms.IntegerField(
+        min_value=1,
+        max_value=100,
+        label="Scheduling weight",
+        initial=1,
+        help_text="With 2, its jobs get twice the share of a busy pool.",
     )
-    concurrent_requests = forms.IntegerField(
-        min_value=0, max_value=LARGEST_INTEGER, required=False, label="Requests at once"
-    )
-    weight = forms.IntegerField(min_value=1, max_value=100, label="Share of a busy pool", initial=1)
+
+    def __init__(
+        self, data: QueryDict | None = None, *, initial: dict[str, object] | None = None, demand: Demand
+    ) -> None:
+        super().__init__(data, initial=initial)
+        for name, words in _use_in_words(demand).items():
+            self.fields[name].help_text = words
 
     def limits(self) -> dict[str, int | None]:
         """Return every limit; an empty field lifts its limit."""
         return {name: self.cleaned_data[name] for name in LIMITS}
+
+
+def _use_in_words(demand: Demand) -> dict[str, str]:
+    """Return the use of each limit, now and in the last 30 days."""
+    days = "in the last 30 days"
+    month, recent = gpu_time(demand.gpu_seconds_of_month), gpu_time(demand.gpu_seconds)
+    return {
+        "concurrent_gpus": f"Now {demand.gpus}. At most {demand.most_gpus} {days}.",
+        "queued_jobs": f"Now {demand.jobs}. At most {demand.most_jobs} {days}.",
+        "gpu_seconds_per_month": f"{month} this month. {recent} {days}.",
+        "storage_bytes": f"Now {bytes_(demand.storage_bytes)}. At most {bytes_(demand.most_storage_bytes)} {days}.",
+        "requests_per_minute": f"{demand.requests:,} {days}. At most {demand.most_requests_of_day:,} on one day.",
+        "tokens_per_minute": f"{demand.tokens:,} {days}. At most {demand.most_tokens_of_day:,} on one day.",
+    }
 
 
 class AdjustmentForm(forms.Form):

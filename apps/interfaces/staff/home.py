@@ -20,7 +20,7 @@ from apps.finetuning.models import FineTuningJob
 from apps.finetuning.pools.margins import list_margins
 from apps.finetuning.queries import list_pools
 from apps.interfaces.staff.access import operator_view
-from apps.interfaces.staff.pools import list_loads
+from apps.interfaces.staff.machines.pools import list_loads
 from apps.payments.lifecycle import RefundStatus
 from apps.payments.models import CardRefund
 from apps.serving.models import Replica

@@ -22,12 +22,14 @@ from apps.core.http.forms import domain_errors_shown
 from apps.datasets.queries import list_versions
 from apps.finetuning.jobs import control
 from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus
-from apps.finetuning.models import FineTuningJob
+from apps.finetuning.models import FineTuningJob, Quota
 from apps.finetuning.queries import list_events, list_jobs
+from apps.finetuning.usage.demand import get_demand
 from apps.finetuning.usage.quotas import LIMITS, get_quota, get_quotas, set_quota, used_gpu_seconds
 from apps.finetuning.usage.storage import stored_bytes
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import QuotaForm
+from apps.interfaces.staff.quantities import GPU_TIME, gpu_time
 
 _PAGE = 50
 _NEWEST_JOBS = 20
@@ -142,12 +144,17 @@ def quotas(request: HttpRequest) -> HttpResponse:
         {
             "organization": each,
             "quota": limits[each.pk],
-            "used_gpu_seconds": int(used.get(each.pk, 0)),
+            "gpu_time": _gpu_time_of(limits[each.pk], used.get(each.pk, 0.0)),
             "storage_bytes": stored[each.pk],
         }
         for each in listed.page.object_list
     ]
     return render(request, "staff/tenants/quotas.html", {"rows": rows, **listed.context})
+
+
+def _gpu_time_of(quota: Quota, used_seconds: float) -> str:
+    limit = quota.gpu_seconds_per_month
+    return f"{gpu_time(used_seconds)} of {'no limit' if limit is None else GPU_TIME.words(limit)}"
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -156,7 +163,9 @@ def quota(request: HttpRequest, organization_id: str) -> HttpResponse:
     """Edit the limits of one organization."""
     organization = get_object_or_404(Organization, pk=organization_id)
     current = get_quota(organization=organization)
-    form = QuotaForm(request.POST or None, initial={name: getattr(current, name) for name in LIMITS})
+    limits = {name: getattr(current, name) for name in LIMITS}
+    demand = get_demand(organization=organization, now=db_now())
+    form = QuotaForm(request.POST or None, initial=limits, demand=demand)
     if request.method == "POST" and form.is_valid():
         set_quota(organization=organization, by=operator_id(request), now=db_now(), **form.limits())
         messages.success(request, f"The limits of {organization.name} were saved.")
@@ -173,12 +182,13 @@ def quota(request: HttpRequest, organization_id: str) -> HttpResponse:
 def organization(request: HttpRequest, organization_id: str) -> HttpResponse:
     """Show one organization: balance, spending, use against its limits, members, and its newest jobs."""
     tenant = get_object_or_404(Organization, pk=organization_id)
+    used = used_gpu_seconds(organizations=[tenant.pk], now=db_now())
     context = {
         "tenant": tenant,
         "balance": get_balance(organization=tenant),
         "spending": get_spending(organization=tenant),
-        "quota": get_quota(organization=tenant),
-        "used_gpu_seconds": used_gpu_seconds(organizations=[tenant.pk], now=db_now()).get(tenant.pk, 0.0),
+        "quota": (limits := get_quota(organization=tenant)),
+        "gpu_time": _gpu_time_of(limits, used.get(tenant.pk, 0.0)),
         "storage_bytes": stored_bytes(organizations=[tenant.pk])[tenant.pk],
         "people": list(list_members(organization=tenant)),
         "key_count": list_keys(organization=tenant).filter(revoked_at=None).count(),

@@ -4,14 +4,13 @@ from django.urls import path
 
 from apps.interfaces.staff import (
     audit,
-    calibrations,
     catalog,
     home,
-    pools,
-    replicas,
     search,
     tenants,
+    viewing,
 )
+from apps.interfaces.staff.machines import calibrations, pools, replicas, workers
 from apps.interfaces.staff.money import books, payments
 
 app_name = "staff"
@@ -25,10 +24,11 @@ urlpatterns = [
     path("pools/<str:pool_id>/calibrations", calibrations.index, name="pool_calibrations"),
     path("pools/<str:pool_id>/calibrations/use", calibrations.use, name="calibration_use"),
     path("pools/<str:pool_id>/calibrations/follow", calibrations.follow, name="calibration_follow"),
-    path("workers/<str:worker_id>/cordon", pools.act_on_worker, {"action": "cordon"}, name="worker_cordon"),
-    path("workers/<str:worker_id>/uncordon", pools.act_on_worker, {"action": "uncordon"}, name="worker_uncordon"),
-    path("workers/<str:worker_id>/drain", pools.act_on_worker, {"action": "drain"}, name="worker_drain"),
-    path("workers/<str:worker_id>/revoke", pools.act_on_worker, {"action": "revoke"}, name="worker_revoke"),
+    path("workers/<str:worker_id>", workers.detail, name="worker_detail"),
+    path("workers/<str:worker_id>/cordon", workers.act, {"action": "cordon"}, name="worker_cordon"),
+    path("workers/<str:worker_id>/uncordon", workers.act, {"action": "uncordon"}, name="worker_uncordon"),
+    path("workers/<str:worker_id>/drain", workers.act, {"action": "drain"}, name="worker_drain"),
+    path("workers/<str:worker_id>/revoke", workers.act, {"action": "revoke"}, name="worker_revoke"),
     path("replicas", replicas.index, name="replica_list"),
     path("replicas/<str:replica_id>", replicas.detail, name="replica_detail"),
     path("replicas/<str:replica_id>/drain", replicas.drain, name="replica_drain"),
@@ -52,6 +52,8 @@ urlpatterns = [
     path("margin", books.margin, name="margin"),
     path("organizations/<str:organization_id>/suspend", tenants.suspend, name="organization_suspend"),
     path("organizations/<str:organization_id>/reinstate", tenants.reinstate, name="organization_reinstate"),
+    path("organizations/<str:organization_id>/view", viewing.start, name="organization_view"),
+    path("viewing/stop", viewing.stop, name="viewing_stop"),
     path("quotas", tenants.quotas, name="quota_list"),
     path("quotas/<str:organization_id>", tenants.quota, name="quota_edit"),
     path("jobs", tenants.jobs, name="job_list"),

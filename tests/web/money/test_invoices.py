@@ -19,6 +19,7 @@ from apps.catalog.queries import active_price
 from apps.core.database.clock import db_now
 from apps.core.ids import new_id
 from tests.factories.accounts import make_user
+from tests.factories.catalog import make_base_model
 from tests.factories.finetuning import make_pool
 
 USD = 1_000_000_000
@@ -136,6 +137,7 @@ def test_a_key_gets_labels(rich, key, client_for, alice):
 
 
 def test_the_price_book_shows_what_this_customer_pays(rich, rival, client_for, vera, charlie):
+    make_base_model("m")
     for owner, nano in ((None, 3 * USD), (rich, 2 * USD)):
         set_price(
             sku="inference:input:m", unit="tokens", price_nano=nano, per=1_000_000, by="u", now=db_now(),
@@ -145,7 +147,8 @@ def test_the_price_book_shows_what_this_customer_pays(rich, rival, client_for, v
 
     ours, theirs = (text(client_for(person).get("/prices")) for person in (vera, charlie))
 
-    assert all("Kept warm" in page and "hour loaded" in page for page in (ours, theirs))
+    assert all("Anneal demo: time kept warm" in page and "hour loaded" in page for page in (ours, theirs))
+    assert "Anneal demo: input tokens" in ours and "inference:input" not in ours
     assert "$2.00" in ours and "your own price" in ours and "$3.00" not in ours
     assert "$3.00" in theirs and "$2.00" not in theirs
 
@@ -160,7 +163,7 @@ def test_a_job_is_explained_down_to_the_seconds_of_its_attempts(floor, claim, cl
     page = text(client_for(vera).get(f"/why/{job.hold_id}"))
 
     assert "20.000 GPU seconds" in page and job.pk in page
-    assert job.price_rule_id in page
+    assert job.price_rule_id in page and "Training on CPU, per GPU-hour" in page
     assert "Charge settled, hold released" in page
 
 

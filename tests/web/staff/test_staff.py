@@ -16,6 +16,7 @@ from apps.billing.queries import get_balance
 from apps.catalog.models import PriceRequest, PriceRule
 from apps.catalog.queries import active_price
 from apps.config.env import ROOT
+from apps.contracts import runs as wire
 from apps.core.database.clock import db_now
 from apps.core.models import AuditEntry, OutboxMessage
 from apps.finetuning.jobs import control
@@ -64,6 +65,7 @@ def test_a_pool_is_created_priced_and_shown(console, floor):
     body = {"name": "big", "gpu_type": "cpu", "region": "eu-north", "memory_gib": "80"}
     created = console.post("/staff/pools", body)
     assert 'href="/staff/prices?sku=training%3Abig"' in console.get(created["Location"]).content.decode()
+    assert 'href="/staff/prices?sku=training%3Abig"' in console.get("/staff/pools").content.decode()
     assert '<option value="training:big" selected>' in console.get("/staff/prices?sku=training:big").content.decode()
     price = {"sku": "training:big", "price_usd": "2.69"}
     previewed = console.post("/staff/prices", price)
@@ -273,12 +275,52 @@ def test_workers_are_cordoned_drained_and_revoked(console, floor, action, field)
     assert AuditEntry.objects.filter(target=floor.worker.pk).exists()
 
 
+def test_a_worker_shows_its_load_its_attempts_and_its_changes(console, floor, claim):
+    job = floor.job()
+    claim().start().report(
+        wire.StepCompleted, step=1, total_steps=10, epoch=0.1, train_loss=1.0, learning_rate=1e-3, grad_norm=None,
+        trained_tokens=5, tokens_per_second=1.0, training_seconds=1.0, gpu_utilization=0.5, memory_bytes=3 * 2**30,
+    )  # fmt: skip
+    console.post(f"/staff/workers/{floor.worker.pk}/cordon")
+
+    page = html.unescape(console.get(f"/staff/workers/{floor.worker.pk}").content.decode())
+    pool = console.get(f"/staff/pools/{floor.pool.pk}").content.decode()
+
+    assert f'href="/staff/jobs/{job.pk}"' in page and f'href="/staff/jobs/{job.pk}"' in pool
+    assert f'href="/staff/workers/{floor.worker.pk}"' in pool
+    assert "worker.cordoned" in page and "Olga" in page and "Cordoned" in page
+    assert "50%" in page and "3 GiB" in page
+    assert f'href="/staff/workers/{floor.worker.pk}"' in console.get("/staff/audit").content.decode()
+    assert f'href="/staff/workers/{floor.worker.pk}"' in console.get(f"/staff/jobs/{job.pk}").content.decode()
+    assert console.get("/staff/workers/worker_x").status_code == 404
+
+
 def test_limits_are_set_and_an_empty_field_lifts_one(console, organization):
     body = {"concurrent_gpus": "3", "queued_jobs": "", "weight": "2"}
     console.post(f"/staff/quotas/{organization.pk}", body)
 
     quota = get_quota(organization=organization)
     assert (quota.concurrent_gpus, quota.queued_jobs, quota.weight) == (3, None, 2)
+
+
+def test_limits_have_units_beside_what_the_organization_uses(console, floor, organization):
+    floor.job()
+    path = f"/staff/quotas/{organization.pk}"
+    page = console.get(path).content.decode()
+    body = {"weight": "1", "storage_bytes": "1.5 TB", "gpu_seconds_per_month": "90 hours a month"}
+
+    wrong = console.post(path, body | {"queued_jobs": "many"})
+    console.post(path, body | {"tokens_per_minute": "2 million tokens"})
+
+    assert 'value="20 GB"' in page and 'value="100 hours"' in page
+    assert "Now 1. At most 1 in the last 30 days." in page
+    assert wrong.status_code == 422
+    assert "Write a number with its unit, such as 20 jobs." in wrong.content.decode()
+    quota = get_quota(organization=organization)
+    assert (quota.storage_bytes, quota.gpu_seconds_per_month) == (1_500 * 10**9, 90 * 3600)
+    assert quota.tokens_per_minute == 2_000_000
+    listed = console.get("/staff/quotas").content.decode()
+    assert "0s of 90 hours" in listed and "of 1.5 TB" in " ".join(listed.split())
 
 
 def test_credit_granted_twice_by_one_form_is_granted_once(console, organization):

@@ -11,6 +11,7 @@ from apps.billing.invoices.files import quantity_in_words
 from apps.billing.usage.charge_details import Charge, find_charge, list_hours, list_postings
 from apps.core.money import rated
 from apps.finetuning.models import FineTuningJob, Run
+from apps.finetuning.pools.prices import name_skus
 from apps.finetuning.usage.charges import MINIMUM_SECONDS
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
@@ -29,6 +30,8 @@ def show(request: OrganizationRequest, reference: str) -> HttpResponse:
         "key_name": names.get(charge.key_id, charge.key_id),
         "quantity": quantity_in_words(charge.unit, charge.quantity),
     }
+    if rule := charge.price_rule:
+        context["sku"] = name_skus([rule.sku])[rule.sku]
     if charge.hold is not None:
         context |= _job(request.organization, charge)
     elif charge.kind in ("inference", "storage"):

@@ -18,6 +18,7 @@ from apps.catalog.queries import list_active_prices
 from apps.core.database.clock import db_now
 from apps.core.http.csv_text import csv_chunks
 from apps.core.objects.store import attachment
+from apps.finetuning.pools.prices import name_skus
 from apps.finetuning.usage.charges import MINIMUM_SECONDS
 from apps.interfaces.web.billing.spending_forms import ProfileForm
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, require
@@ -61,7 +62,11 @@ def prices(request: OrganizationRequest) -> HttpResponse:
     """Show every price that this organization pays now."""
     rules = list_active_prices(prefix="", organization=request.organization)
     groups = {"training": "GPU time", "inference": "Tokens", "warm": "Kept warm", "storage": "Storage"}
-    grouped = [(title, [rule for rule in rules if rule.sku.startswith(f"{kind}:")]) for kind, title in groups.items()]
+    skus = name_skus(rule.sku for rule in rules)
+    grouped = [
+        (title, [(rule, skus[rule.sku].name) for rule in rules if rule.sku.startswith(f"{kind}:")])
+        for kind, title in groups.items()
+    ]
     context = {"groups": [group for group in grouped if group[1]], "minimum_seconds": MINIMUM_SECONDS}
     return render(request, "billing/prices.html", context)
 
@@ -70,13 +75,16 @@ def prices(request: OrganizationRequest) -> HttpResponse:
 @organization_view(Permission.VIEW)
 def invoice(request: OrganizationRequest, invoice_id: str) -> HttpResponse:
     found = _invoice(request.organization, invoice_id)
+    rows = list(found.lines.order_by("position"))
+    skus = name_skus(line.sku for line in rows if line.sku)
     lines = [
         {
             "line": line,
+            "sku": skus[line.sku].name if line.sku else line.kind,
             "quantity": quantity_in_words(line.unit, line.quantity),
             "why_url": reverse("web:charge_why", args=[line.pk]),
         }
-        for line in found.lines.order_by("position")
+        for line in rows
     ]
     profile = get_profile(organization=request.organization)
     labels = [(label, cents * 10_000_000) for label, cents in sum_by_label(found).items()]

@@ -1,20 +1,23 @@
 """Access to pages: every view of an organization's data goes through `organization_view`."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial, wraps
 from typing import Concatenate, ParamSpec, cast
 
+from django.db import InternalError
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import redirect
 from django_htmx.middleware import HtmxDetails
+from psycopg.errors import ReadOnlySqlTransaction
 
 from apps.accounts.login.second_factor import require_second_factor
 from apps.accounts.login.sessions import require_recent_sign_in
+from apps.accounts.login.viewing import viewing_of
 from apps.accounts.models import Membership, Organization, User
-from apps.accounts.queries import list_memberships_of
-from apps.accounts.roles import Permission, has_permission
-from apps.core.database.tenancy import set_organization, tenant
+from apps.accounts.queries import get_organization, list_memberships_of
+from apps.accounts.roles import Permission, Viewer, has_permission
+from apps.core.database.tenancy import refuse_writes, set_organization, tenant
 from apps.core.errors import PermissionDenied
 from apps.core.http.access import Access, View, answer, public_view, redirect_to_sign_in
 
@@ -109,6 +112,8 @@ def _as_member(request: HttpRequest, permission: Permission, run: Callable[[], H
             why = f"{membership.organization.name} asks its members for a second factor."
             if elsewhere := require_second_factor(request, why=why):
                 return elsewhere
+        if viewing_of(request) and not has_permission(membership.role, permission):
+            raise PermissionDenied("You see what viewers of the organization see, and this page is not for them.")
         require(membership, permission)
         return run()
 
@@ -116,24 +121,44 @@ def _as_member(request: HttpRequest, permission: Permission, run: Callable[[], H
 @contextmanager
 def _entering(request: HttpRequest) -> Iterator[Membership | None]:
     """Make the rows of the reader's current organization visible; `is_inside` reports this to the page's frame."""
-    with tenant(user=request.user):
+    with seeing_memberships(request):
         membership = find_membership(request)
         if membership is not None:
             set_organization(membership.organization_id)
+        if viewing_of(request):
+            refuse_writes()
         request.is_inside = True  # type: ignore[attr-defined]
         try:
             yield membership
+        except InternalError as error:
+            if isinstance(error.__cause__, ReadOnlySqlTransaction):
+                raise PermissionDenied(
+                    "You are viewing an organization and cannot change or download anything."
+                ) from error
+            raise
         finally:
             request.is_inside = False  # type: ignore[attr-defined]
+
+
+def seeing_memberships(request: HttpRequest) -> AbstractContextManager[None]:
+    """Return a transaction that sees what `find_membership` reads: the person's memberships or what they view."""
+    viewing = viewing_of(request)
+    return tenant(organization=viewing.organization_id) if viewing else tenant(user=request.user)
 
 
 def find_membership(request: HttpRequest) -> Membership | None:
     """Return the membership of the session's organization, else of the person's first.
 
-    Both the membership and its organization are set on the request.
+    An operator who views an organization has the role of a viewer in it, and is in no other. Both the membership and
+    its organization are set on the request.
     """
     assert isinstance(request.user, User)
-    request.memberships = memberships = list_memberships_of(user=request.user)  # type: ignore[attr-defined]
+    if viewing := viewing_of(request):
+        viewed = get_organization(id=viewing.organization_id)
+        memberships = [Membership(organization=viewed, user=request.user, role=Viewer.name)]
+    else:
+        memberships = list_memberships_of(user=request.user)
+    request.memberships = memberships  # type: ignore[attr-defined]
     if not memberships:
         return None
     wanted = request.session.get(SESSION_ORGANIZATION)

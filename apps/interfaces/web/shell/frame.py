@@ -7,12 +7,13 @@ from functools import cache
 from django.conf import settings
 from django.http import HttpRequest
 
+from apps.accounts.login.viewing import viewing_of
 from apps.accounts.models import Organization
 from apps.billing.queries import get_balance
 from apps.core.database.tenancy import tenant
 from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus
 from apps.finetuning.models import FineTuningJob
-from apps.interfaces.web.shell.access import find_membership
+from apps.interfaces.web.shell.access import find_membership, seeing_memberships
 
 THEME_COOKIE = "theme"
 THEMES = ("light", "dark")
@@ -27,7 +28,7 @@ def context(request: HttpRequest) -> dict[str, object]:
     user = getattr(request, "user", None)
     is_signed_in = bool(user and user.is_authenticated)
     if is_signed_in and not hasattr(request, "memberships"):
-        with tenant(user=user):
+        with seeing_memberships(request):
             find_membership(request)
     organization = getattr(request, "organization", None)
     return {
@@ -35,6 +36,7 @@ def context(request: HttpRequest) -> dict[str, object]:
         "frame": "layouts/shell.html" if is_signed_in else "layouts/solo.html",
         "mail_folder": settings.MAIL_FOLDER,
         "organization": organization,
+        "viewing": viewing_of(request),
         "membership": getattr(request, "membership", None),
         "memberships": getattr(request, "memberships", []),
     } | _figures(organization, lambda: _seeing(request, organization))

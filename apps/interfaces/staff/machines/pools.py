@@ -1,4 +1,4 @@
-"""GPU pools and their workers: create, edit, admit with a one-time token, cordon, drain, revoke."""
+"""GPU pools: create, edit, and admit workers with a one-time token."""
 
 import datetime
 from collections.abc import Sequence
@@ -29,12 +29,6 @@ from apps.interfaces.staff.forms import PoolEditForm, PoolForm, WorkerTokenForm
 
 _SESSION_COMMAND = "admission_command"
 _REPLICA_PORT = 8003  # as in deploy/compose.yaml
-_ACTIONS = {
-    "cordon": (operations.cordon, "takes no new work"),
-    "uncordon": (operations.uncordon, "takes work again"),
-    "drain": (operations.drain, "gives up its run and takes no new work"),
-    "revoke": (operations.revoke, "may not connect any more"),
-}
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -118,16 +112,6 @@ def _admission_command(pool: GpuPool, kind: str, token: str) -> str:
         f"ANNEAL_INTERNAL_URL={settings.INTERNAL_URL} ANNEAL_POOL={pool.name} {where}"
         f"python -m gpu_workers.common.enrolment --kind {kind} --token {token}"
     )
-
-
-@require_POST
-@operator_view
-def act_on_worker(request: HttpRequest, worker_id: str, action: str) -> HttpResponse:
-    worker = get_object_or_404(Worker.objects.select_related("pool"), pk=worker_id)
-    act, words = _ACTIONS[action]
-    act(worker=worker, by=operator_id(request))
-    messages.success(request, f"{worker.hostname} {words}.")
-    return redirect("staff:pool_detail", pool_id=worker.pool_id)
 
 
 @dataclass(frozen=True, kw_only=True)

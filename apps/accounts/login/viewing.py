@@ -1,0 +1,98 @@
+"""Viewing as an organization: an operator sees its pages as a viewer does, for half an hour, and can change nothing.
+
+The operator's session holds the organization. Until viewing ends, the session may only read, on every address, and
+each request is audited. apps/interfaces/web/shell/access.py shows the organization's rows, in read-only transactions.
+"""
+
+import datetime
+import time
+from dataclasses import dataclass
+
+from django.conf import settings
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied as PageForbidden
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.deprecation import MiddlewareMixin
+
+from apps.accounts.models import Organization
+from apps.core import audit
+from apps.core.database.tenancy import system
+
+VIEWING_SECONDS = 30 * 60
+_SESSION = "viewing"
+_READS = ("GET", "HEAD")
+_ALWAYS_OPEN = ("staff:viewing_stop", "account_logout")
+
+
+@dataclass(frozen=True)
+class Viewing:
+    """The organization that an operator views, and when this ends."""
+
+    organization_id: str
+    ends_at: datetime.datetime
+
+
+def viewing_of(request: HttpRequest) -> Viewing | None:
+    """Return the organization that the operator of this request views; None for everyone else."""
+    return getattr(request, "viewing", None)
+
+
+def start_viewing(*, request: HttpRequest, organization: Organization) -> None:
+    """View the organization in this session. The caller has checked that the person is an operator."""
+    audit.record_in_each(
+        organizations=[None, organization],
+        by=str(request.user.pk),
+        action="organization.view_started",
+        target=organization.pk,
+    )
+    request.session[_SESSION] = {
+        "operator": request.user.pk,
+        "organization": organization.pk,
+        "ends_at": time.time() + VIEWING_SECONDS,
+    }
+
+
+def stop_viewing(*, request: HttpRequest) -> str | None:
+    """End the viewing of this session; return the id of the organization, or None if there was none."""
+    kept = request.session.pop(_SESSION, None)
+    if kept is None:
+        return None
+    organization_id: str = kept["organization"]
+    _record(request, organization_id, "organization.view_stopped")
+    return organization_id
+
+
+class LimitViewing(MiddlewareMixin):
+    """Ends a viewing in time, refuses what is more than reading, and audits every request."""
+
+    def process_request(self, request: HttpRequest) -> None:
+        if settings.SESSION_COOKIE_NAME not in request.COOKIES or (kept := request.session.get(_SESSION)) is None:
+            return
+        is_read, is_always_open = request.method in _READS, request.path_info in map(reverse, _ALWAYS_OPEN)
+        is_theirs = getattr(request.user, "is_operator", False) and kept["operator"] == request.user.pk
+        if not is_theirs or time.time() >= kept["ends_at"]:
+            del request.session[_SESSION]
+            if not (is_read or is_always_open):  # it was meant for the page of the viewed organization
+                raise PageForbidden("You no longer view the organization. Go back and reload the page.")
+            messages.info(request, "Viewing has ended.")
+            return
+        ends_at = datetime.datetime.fromtimestamp(kept["ends_at"], datetime.UTC)
+        request.viewing = Viewing(kept["organization"], ends_at)  # type: ignore[attr-defined]
+        if is_always_open:
+            return
+        action = "organization.viewed" if is_read else "organization.view_refused"
+        _record(request, kept["organization"], action, method=request.method, path=request.path)
+        if not is_read:
+            raise PageForbidden("You are viewing an organization and cannot change anything. Stop viewing first.")
+
+
+def _record(request: HttpRequest, organization_id: str, action: str, **details: object) -> None:
+    with system():
+        audit.record_in_each(
+            organizations=[None, organization_id],
+            by=str(request.user.pk),
+            action=action,
+            target=organization_id,
+            **details,
+        )

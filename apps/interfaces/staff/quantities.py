@@ -1,0 +1,97 @@
+"""A form field for a quantity with its unit, such as "20 GB", "100 hours" or "2 million tokens"."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+
+from django import forms
+
+from apps.core.http.forms import LARGEST_BIG_INTEGER, LARGEST_INTEGER
+from apps.core.templatetags.ui import duration
+
+_NUMBER = re.compile(r"([0-9][0-9,]*(?:\.[0-9]+)?)\s*(.*)", re.DOTALL)
+_MULTIPLES = {"": 1, "k": 10**3, "thousand": 10**3, "m": 10**6, "million": 10**6, "b": 10**9, "billion": 10**9}
+
+
+@dataclass(frozen=True)
+class Units:
+    """How a quantity is written.
+
+    `shown` has units from large to small, each with its size in what is stored; `read` has those that are understood,
+    in lower case and singular. After the unit, one of the phrases `tails` may follow.
+    """
+
+    shown: Mapping[str, int]
+    read: Mapping[str, int]
+    example: str
+    tails: tuple[str, ...] = ()
+    largest: int = LARGEST_BIG_INTEGER
+
+    def words(self, value: int) -> str:
+        """Return a quantity in the largest unit that needs at most three decimals."""
+        smallest = list(self.shown)[-1]
+        unit = next((each for each, size in self.shown.items() if size <= value and value * 1000 % size == 0), smallest)
+        count = Decimal(value) / self.shown[unit]
+        return f"{count:,f} {unit if count != 1 else unit.removesuffix('s')}"
+
+    def parse(self, text: str) -> int:
+        """Return the quantity. Raises ValidationError."""
+        found = _NUMBER.fullmatch(text.lower().replace("gpu-", "gpu ").strip())
+        if found is None:
+            raise forms.ValidationError(f"Write a number with its unit, such as {self.example}.")
+        number, unit = Decimal(found[1].replace(",", "")), " ".join(found[2].split())
+        for tail in self.tails:
+            unit = unit.removesuffix(tail).rstrip()
+        size = self.read.get(" ".join(word.removesuffix("s") or word for word in unit.split()))
+        if size is None:
+            unknown = f"{unit!r} is not a unit here" if unit else "The unit is missing"
+            raise forms.ValidationError(f"{unknown}: write it like {self.example}.")
+        value = number * size
+        if value > self.largest:
+            raise forms.ValidationError(f"Write at most {self.words(self.largest)}.")
+        if value != int(value) and size == 1:
+            raise forms.ValidationError(f"Write a whole number, such as {self.example}.")
+        return int(value)
+
+
+def count_of(noun: str, *, example: str, tails: tuple[str, ...]) -> Units:
+    """Return the units of a count of things. Their name may be left out."""
+    one = noun.removesuffix("s").lower()
+    read = {f"{multiple} {each}".strip(): size for multiple, size in _MULTIPLES.items() for each in ("", one)}
+    return Units({noun: 1}, read, example, tails, LARGEST_INTEGER)
+
+
+BYTES = Units(
+    shown={"TB": 10**12, "GB": 10**9, "MB": 10**6, "KB": 10**3, "bytes": 1},
+    read={"tb": 10**12, "gb": 10**9, "mb": 10**6, "kb": 10**3, "b": 1, "byte": 1}
+    | {"tib": 2**40, "gib": 2**30, "mib": 2**20, "kib": 2**10},
+    example="20 GB",
+)
+_SECONDS = {"day": 86_400, "d": 86_400, "hour": 3600, "h": 3600, "minute": 60, "min": 60, "second": 1, "s": 1}
+GPU_TIME = Units(
+    shown={"hours": 3600, "minutes": 60, "seconds": 1},
+    read=_SECONDS | {f"gpu {unit}": size for unit, size in _SECONDS.items()},
+    example="100 hours",
+    tails=("a month", "per month"),
+)
+
+
+def gpu_time(seconds: float) -> str:
+    """Return used GPU time: in hours, from one hour on."""
+    return duration(seconds) if seconds < 3600 else f"{seconds / 3600:,.1f} hours"
+
+
+class QuantityField(forms.CharField):
+    """Text such as "20 GB" that is cleaned to an integer; None if it is empty."""
+
+    def __init__(self, units: Units, *, label: str) -> None:
+        super().__init__(required=False, max_length=60, label=label)
+        self.units = units
+
+    def prepare_value(self, value: object) -> object:
+        return self.units.words(value) if isinstance(value, int) else value
+
+    def clean(self, value: object) -> int | None:
+        text = super().clean(value)
+        return self.units.parse(text) if text else None

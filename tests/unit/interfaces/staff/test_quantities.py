@@ -1,0 +1,68 @@
+"""Quantities with their units, as operators write and read them."""
+
+import pytest
+from django.core.exceptions import ValidationError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apps.interfaces.staff.quantities import BYTES, GPU_TIME, Units, count_of
+
+JOBS = count_of("jobs", example="20 jobs", tails=("at a time",))
+
+
+@pytest.mark.parametrize(
+    ("units", "text", "value"),
+    [
+        (BYTES, "20 GB", 20 * 10**9),
+        (BYTES, "1.5tb", 1_500 * 10**9),
+        (BYTES, "2 GiB", 2 * 2**30),
+        (BYTES, "1,000 bytes", 1000),
+        (GPU_TIME, "100 GPU-hours a month", 360_000),
+        (GPU_TIME, "90 min", 5400),
+        (JOBS, "3 jobs at a time", 3),
+        (JOBS, "3", 3),
+        (JOBS, "2 million", 2_000_000),
+        (JOBS, "1.5k", 1500),
+    ],
+)
+def test_a_quantity_is_read_with_its_unit(units: Units, text: str, value: int) -> None:
+    assert units.parse(text) == value
+
+
+@pytest.mark.parametrize(
+    ("units", "text", "words"),
+    [
+        (BYTES, "20", "The unit is missing: write it like 20 GB."),
+        (BYTES, "20 parsecs", "'parsecs' is not a unit here"),
+        (BYTES, "much", "Write a number with its unit, such as 20 GB."),
+        (BYTES, "-5 GB", "Write a number"),
+        (BYTES, "99999999999 TB", "Write at most"),
+        (GPU_TIME, "100 hours a week", "is not a unit here"),
+        (JOBS, "0.5 jobs", "Write a whole number, such as 20 jobs."),
+        (JOBS, "3000000000", "Write at most 2,147,483,647 jobs."),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_an_example(units: Units, text: str, words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        units.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("units", "value", "words"),
+    [
+        (BYTES, 20_000_000_000, "20 GB"),
+        (BYTES, 1_234_567, "1,234.567 KB"),
+        (BYTES, 0, "0 bytes"),
+        (GPU_TIME, 360_000, "100 hours"),
+        (GPU_TIME, 5400, "1.5 hours"),
+        (JOBS, 1, "1 job"),
+        (JOBS, 6000, "6,000 jobs"),
+    ],
+)
+def test_a_quantity_is_shown_in_a_unit_that_fits(units: Units, value: int, words: str) -> None:
+    assert units.words(value) == words
+
+
+@given(units=st.sampled_from([BYTES, GPU_TIME, JOBS]), value=st.integers(0, 2**31 - 1))
+def test_what_is_shown_is_read_as_the_same(units: Units, value: int) -> None:
+    assert units.parse(units.words(value)) == value
