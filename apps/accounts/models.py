@@ -127,6 +127,20 @@ class Membership(OrganizationModel):
         ]
 
 
+class SavedView(OrganizationModel):
+    """The filters and the order of a list that a member saved under a name. No other member sees it."""
+
+    id = IdField(prefix="view")
+    membership = models.ForeignKey(Membership, on_delete=models.CASCADE, related_name="saved_views")
+    listing = models.CharField(max_length=40, help_text="The name of the list's address, such as web:job_list.")
+    name = models.CharField(max_length=60)
+    query = models.CharField(max_length=500, help_text="What follows the question mark in the list's address.")
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["membership", "listing", "name"], name="saved_view_name_once")]
+
+
 class InvitationQuerySet(OrganizationQuerySet):
     def still_open(self) -> "InvitationQuerySet":
         """Return the invitations neither accepted nor revoked. Some of them may have expired."""

@@ -9,8 +9,16 @@ from django.db.models import Q
 from django.utils.text import slugify
 
 from apps.accounts.login import api_keys
-from apps.accounts.models import ApiKey, Invitation, KeyKind, Membership, Organization, User
-from apps.accounts.queries import NO_LIMITS, KeyIdentity, KeyLimits, find_membership, get_key, get_membership
+from apps.accounts.models import ApiKey, Invitation, KeyKind, Membership, Organization, SavedView, User
+from apps.accounts.queries import (
+    NO_LIMITS,
+    KeyIdentity,
+    KeyLimits,
+    find_membership,
+    get_key,
+    get_membership,
+    list_saved_views,
+)
 from apps.accounts.roles import ROLES, SCOPES, Owner, Permission, has_permission
 from apps.core import audit
 from apps.core.database.tenancy import set_organization
@@ -106,6 +114,49 @@ def _clean_name(name: str) -> str:
     if not cleaned:
         raise InvalidValue("A name is required.", param="name")
     return cleaned[:80]
+
+
+# --- Saved views of lists ---------------------------------------------------------------------------------------------
+
+MAX_SAVED_VIEWS = 20  # of one list
+_MAX_VIEW_NAME, _MAX_VIEW_QUERY = 60, 500  # characters
+
+
+@transaction.atomic
+def save_view(*, membership: Membership, listing: str, name: str, query: str) -> SavedView:
+    """Save what is asked of a list under a name; an existing view of that name is replaced.
+
+    Raises InvalidValue, InvalidState.
+    """
+    name = " ".join(name.split())
+    if not 0 < len(name) <= _MAX_VIEW_NAME:
+        raise InvalidValue(f"The name of a view has 1 to {_MAX_VIEW_NAME} characters.", param="name")
+    if not 0 < len(query) <= _MAX_VIEW_QUERY:
+        raise InvalidValue("Search, filter or sort the list first. Then save the view.", param="query")
+    Membership.objects.select_for_update().get(pk=membership.pk)  # two requests must not both save the last one
+    others = list_saved_views(membership=membership, listing=listing).exclude(name=name)
+    if others.count() >= MAX_SAVED_VIEWS:
+        raise InvalidState(f"A list has at most {MAX_SAVED_VIEWS} saved views. Delete one first.")
+    view, _ = SavedView.objects.update_or_create(
+        organization_id=membership.organization_id,
+        membership=membership,
+        listing=listing,
+        name=name,
+        defaults={"query": query},
+    )
+    return view
+
+
+def delete_view(*, membership: Membership, view_id: str) -> SavedView:
+    """Delete one of the member's own views. Raises NotFound, PermissionDenied."""
+    views = SavedView.objects.for_organization(membership.organization_id).filter(pk=view_id)
+    view = views.first()
+    if view is None:
+        raise NotFound("No such view.")
+    if view.membership_id != membership.pk:
+        raise PermissionDenied("Only the member who saved a view can delete it.")
+    views.delete()
+    return view
 
 
 # --- Members ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from django.db import connection
 from django.db.models import QuerySet
 
 from apps.accounts.login.api_keys import fingerprint, is_well_formed
-from apps.accounts.models import ApiKey, Invitation, KeyKind, Membership, Organization, User
+from apps.accounts.models import ApiKey, Invitation, KeyKind, Membership, Organization, SavedView, User
 from apps.accounts.roles import ROLES
 from apps.core.errors import NotFound
 
@@ -107,6 +107,12 @@ def find_membership(*, organization: Organization, user: User) -> Membership | N
 def list_members(*, organization: Organization) -> QuerySet[Membership]:
     """Return the members with their people, oldest first."""
     return Membership.objects.for_organization(organization).select_related("user").order_by("created_at", "id")
+
+
+def list_saved_views(*, membership: Membership, listing: str) -> QuerySet[SavedView]:
+    """Return the views of one list that the member saved, by name."""
+    views = SavedView.objects.for_organization(membership.organization_id)
+    return views.filter(membership=membership, listing=listing).order_by("name")
 
 
 def list_open_invitations(*, organization: Organization, now: datetime.datetime) -> QuerySet[Invitation]:

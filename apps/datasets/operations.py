@@ -8,19 +8,20 @@ from collections.abc import Callable
 import msgspec
 from django.db import transaction
 
+from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer
 from apps.contracts.chat import RowError
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.database.transitions import advance, sources_of
-from apps.core.errors import DomainError, InvalidState
+from apps.core.errors import DomainError, InvalidState, NotFound
 from apps.core.messages import outbox
 from apps.datasets.intake.lanes import ReadingTime, TakesLong, lane_of_rows
 from apps.datasets.lifecycle import VERSION_TRANSITIONS, DatasetVersionStatus
 from apps.datasets.models import Dataset, DatasetVersion, TokenCount
 from apps.datasets.problems import LineError, Rejected, from_row_error
-from apps.datasets.queries import find_refusal, find_token_count
+from apps.datasets.queries import find_refusal, find_token_count, list_versions
 from apps.datasets.rows import iterate_rows
 from apps.datasets.token_counts import count_rows, measure_rows
 from apps.datasets.validation.leases import release_expired_leases
@@ -182,6 +183,16 @@ def delete_version(*, version: DatasetVersion, by: str, now: datetime.datetime) 
         organization=version.organization_id, by=by, action="dataset.deleted", target=version.pk, sha256=version.sha256
     )
     return version
+
+
+@transaction.atomic
+def delete_dataset(*, organization: Organization, dataset_id: str, by: str, now: datetime.datetime) -> None:
+    """Delete every version of a dataset, or none. Raises NotFound, and InvalidState as `delete_version` does."""
+    versions = list_versions(organization=organization).filter(dataset=dataset_id)
+    if not versions:
+        raise NotFound("No such dataset.")
+    for version in versions:
+        delete_version(version=version, by=by, now=now)
 
 
 def delete_expired(*, now: datetime.datetime) -> int:

@@ -5,7 +5,8 @@ from collections.abc import Collection, Iterable
 from itertools import islice
 
 import msgspec
-from django.db.models import Count, Exists, F, Func, JSONField, OuterRef, QuerySet
+from django.db.models import Count, Exists, F, Func, JSONField, OuterRef, Q, QuerySet, Sum, Window
+from django.db.models.functions import Lower, RowNumber
 
 from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel
@@ -24,7 +25,7 @@ from apps.core.database.tenancy import sum_by_organization
 from apps.core.errors import NotFound
 from apps.core.objects.store import read_chunks, store
 from apps.datasets.lifecycle import DatasetVersionStatus, UploadStatus
-from apps.datasets.models import DatasetVersion, TokenCount
+from apps.datasets.models import Dataset, DatasetVersion, TokenCount
 from apps.datasets.problems import MAX_LINE_BYTES, LineError, from_row_error, too_long
 from apps.datasets.rows import kind_of
 from apps.datasets.stream import LINES_PER_OFFSET
@@ -83,17 +84,43 @@ def with_first_errors(versions: QuerySet[DatasetVersion], *, most: int) -> Query
 
 def list_unusable(*, organization: Organization | str) -> QuerySet[DatasetVersion]:
     """Return the files with errors that were neither replaced nor dismissed: each is the newest of its dataset."""
-    newer = DatasetVersion.objects.exclude(status=DatasetVersionStatus.DELETED).filter(
+    return list_versions(organization=organization).filter(
+        ~Exists(_newer()), status=DatasetVersionStatus.INVALID, dismissed_at=None
+    )
+
+
+def list_newest(*, organization: Organization | str) -> QuerySet[DatasetVersion]:
+    """Return the newest file of each dataset, without long columns.
+
+    Each has `dataset_name` to sort by, and `job_count`, the number of jobs that train on any version of its dataset.
+    """
+    rows = list_versions(organization=organization).filter(~Exists(_newer())).defer("line_offsets", "errors", "layout")
+    return rows.annotate(dataset_name=Lower("dataset__name"), job_count=Count("dataset__versions__jobs"))
+
+
+def list_datasets(*, organization: Organization | str) -> QuerySet[Dataset]:
+    """Return the datasets that have files, by name, each with `version_count` and the `bytes` of its files."""
+    kept = Q(versions__deleted_at=None)
+    rows = Dataset.objects.for_organization(organization).filter(deleted_at=None)
+    counted = rows.annotate(version_count=Count("versions", kept), bytes=Sum("versions__bytes", filter=kept))
+    return counted.filter(version_count__gt=0).order_by("name", "id")
+
+
+def list_older(*, newest: Iterable[DatasetVersion], most: int) -> dict[str, list[DatasetVersion]]:
+    """Return up to `most` files before each of these, newest first, by the id of their dataset."""
+    found: dict[str, list[DatasetVersion]] = {version.dataset_id: [] for version in newest}
+    place = Window(RowNumber(), partition_by=F("dataset_id"), order_by=F("number").desc())
+    rows = DatasetVersion.objects.filter(dataset__in=found).exclude(status=DatasetVersionStatus.DELETED)
+    rows = rows.defer("line_offsets", "errors", "layout").annotate(place=place)
+    for version in rows.filter(place__gt=1, place__lte=1 + most).order_by("-number"):
+        found[version.dataset_id].append(version)
+    return found
+
+
+def _newer() -> QuerySet[DatasetVersion]:
+    return DatasetVersion.objects.exclude(status=DatasetVersionStatus.DELETED).filter(
         dataset=OuterRef("dataset"), number__gt=OuterRef("number")
     )
-    return list_versions(organization=organization).filter(
-        ~Exists(newer), status=DatasetVersionStatus.INVALID, dismissed_at=None
-    )
-
-
-def list_with_use(*, organization: Organization | str) -> QuerySet[DatasetVersion]:
-    """Return the files with `job_count`, the number of jobs that train on each file."""
-    return list_versions(organization=organization).annotate(job_count=Count("jobs")).defer("line_offsets", "errors")
 
 
 def get_version(*, organization: Organization | str, id: str, param: str = "file_id") -> DatasetVersion:

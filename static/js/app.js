@@ -68,6 +68,7 @@
     const row = e.target.type === "radio" && e.target.closest("tr[data-pick]");
     if (row) $$("[data-out]").forEach((n) => { if (row.dataset[n.dataset.out] !== undefined) n.textContent = row.dataset[n.dataset.out]; });
     if (e.target.matches("[data-submit]")) e.target.form.requestSubmit();
+    if (e.target.matches("[data-pick-all]")) $$("input.pick", e.target.closest("table")).forEach((n) => { n.checked = e.target.checked; });
     if (e.target.matches("[data-single-keys]")) localStorage.setItem("single-keys", e.target.checked ? "on" : "off");
   });
   document.addEventListener("input", (e) => {
@@ -175,7 +176,7 @@
     if (el === field()) return turnPalette(e);
     if (el.matches?.("[role=tab]")) return turnTabs(e, el);
     if (el.closest?.("[data-menu]") && ["ArrowDown", "ArrowUp"].includes(e.key)) return turnMenu(e);
-    if (command || e.altKey || !singleKeys() || el.closest?.("input, textarea, select, [contenteditable], dialog[open]")) return;
+    if (command || e.altKey || !singleKeys() || el.closest?.("input:not(.pick), textarea, select, [contenteditable], dialog[open]")) return;
     pressKey(e);
   });
   // as Enter in a field does: not while the form's own button is disabled; outside of forms, the page's one main button
@@ -195,7 +196,7 @@
     else if ((key === "j" || key === "k") && listed().length) { e.preventDefault(); stepRow(key === "j" ? 1 : -1); }
     else if (link) link.dataset.href ? location.assign(link.dataset.href) : link.click();
   };
-  const listed = () => ($("[data-rows]") ? $$("[data-rows] a") : $$("main .table a.name"));
+  const listed = () => ($("[data-rows]") ? $$("[data-rows] a") : $$("main tbody tr").flatMap((n) => $("a.name", n) ?? $("input.pick, .acts button", n) ?? []));
   const stepRow = (by) => {
     const rows = listed();
     const now = rows.findIndex((n) => n === document.activeElement);
@@ -284,6 +285,7 @@
     $("[data-focus]:not([data-focused])")?.focus();
     $$("[data-focus]").forEach((n) => { n.dataset.focused = "1"; });
     $$("[data-single-keys]").forEach((n) => { n.checked = singleKeys(); });
+    $$("[data-pick-all]").forEach((n) => { n.hidden = false; });
   };
   // the key that commands hang on, as this machine's keyboard names it
   if (/mac|iphone|ipad/i.test(navigator.userAgentData?.platform ?? navigator.platform)) $$("[data-command]").forEach((n) => { n.textContent = "⌘"; });

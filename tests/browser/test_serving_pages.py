@@ -78,14 +78,14 @@ def test_pages_are_accessible_and_reflow(open_page: Open, version: AdapterVersio
 
 def test_an_alias_is_deleted_only_after_a_second_look(open_page: Open, version: AdapterVersion, alice: User) -> None:
     page = open_page(f"/adapters/{version.pk}", user=alice)
-    dialog = page.get_by_role("dialog", name="Delete production?")
 
-    page.get_by_role("button", name="Delete production").click()
-    expect(dialog).to_contain_text(Alias.objects.get().model_name)
-    dialog.get_by_role("button", name="Keep it").click()
-    assert Alias.objects.exists()
-    page.get_by_role("button", name="Delete production").click()
-    dialog.get_by_role("button", name="Delete alias").click()
+    page.get_by_role("link", name="Delete production").click()
+    expect(page.locator("main")).to_contain_text(Alias.objects.get().model_name)
+    check_page(page, WIDTHS)
+    page.get_by_role("link", name="Keep it").click()
+    page.get_by_role("link", name="Delete production").click()
+    page.get_by_label("Type production to confirm").fill("production")
+    page.get_by_role("button", name="Delete alias").click()
 
     expect(page.locator("#aliases")).to_contain_text("A name that stays while versions change")
     assert not Alias.objects.exists()

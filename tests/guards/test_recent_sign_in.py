@@ -20,6 +20,7 @@ SENSITIVE = (
     "web:billing_recharge",
     "web:budget_end",
     "web:dataset_delete",
+    "web:dataset_delete_many",
     "web:adapter_delete",
     "web:alias_delete",
     "web:organization_second_factor",

@@ -13,6 +13,7 @@ from django.db import connection, models, transaction
 
 from apps.accounts.invitations import invitation_token, invite_member
 from apps.accounts.models import Membership, Organization, User
+from apps.accounts.operations import save_view
 from apps.accounts.roles import ROLES, SCOPES
 from apps.adapters.models import Adapter, AdapterVersion
 from apps.billing.books.adjustments import request_adjustment
@@ -87,6 +88,12 @@ def _membership(tenant: Tenant) -> str:
 def _invitation(tenant: Tenant) -> str:
     email = f"{tenant.canary}@example.com"
     return invite_member(organization=tenant.organization, email=email, role="viewer", by=tenant.owner, now=db_now()).pk
+
+
+def _saved_view(tenant: Tenant) -> str:
+    """A view of the owner."""
+    membership = Membership.objects.get(organization=tenant.organization, user=tenant.owner)
+    return save_view(membership=membership, listing="web:job_list", name=tenant.canary, query="status=failed").pk
 
 
 def _key(tenant: Tenant) -> str:
@@ -270,6 +277,7 @@ MAKERS: dict[str, Maker] = {
     "membership": _membership,
     "invitation": _invitation,
     "invitation_token": lambda tenant: invitation_token(tenant.ids["invitation"]),
+    "saved_view": _saved_view,
     "key": _key,
     "dataset_version": lambda tenant: (
         make_ready_version(tenant.organization, filename=f"{tenant.canary}.jsonl", dataset_name=tenant.canary).pk

@@ -1,4 +1,4 @@
-"""Search for the command palette of operators: organizations and GPU pools."""
+"""Search for the command palette of operators: organizations, GPU pools and workers."""
 
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
@@ -7,6 +7,7 @@ from django.views.decorators.http import require_safe
 
 from apps.accounts.models import Organization
 from apps.core.database.search import Hit, HitKind, render_hits
+from apps.finetuning.models import Worker
 from apps.finetuning.queries import list_pools
 from apps.interfaces.staff.access import operator_view
 
@@ -20,7 +21,7 @@ def show(request: HttpRequest) -> HttpResponse:
         "building-2",
         Organization.objects.order_by("name", "id"),
         ("name", "slug", "id"),
-        lambda row: Hit(row.name, str(row.pk), f"{reverse('staff:organization_list')}?q={row.pk}"),
+        lambda row: Hit(row.name, str(row.pk), reverse("staff:organization_detail", args=[row.pk])),
     )
     pools = HitKind(
         "GPU pools",
@@ -29,4 +30,11 @@ def show(request: HttpRequest) -> HttpResponse:
         ("name", "gpu_type__name", "id"),
         lambda row: Hit(row.name, row.gpu_type.name, reverse("staff:pool_detail", args=[row.pk])),
     )
-    return render_hits(request, [organizations, pools], prefix="found-staff")
+    workers = HitKind(
+        "Workers",
+        "cpu",
+        Worker.objects.filter(revoked_at=None).select_related("pool").order_by("hostname", "id"),
+        ("hostname", "id"),
+        lambda row: Hit(row.hostname, row.pool.name, reverse("staff:pool_detail", args=[row.pool_id])),
+    )
+    return render_hits(request, [organizations, pools, workers], prefix="found-staff")

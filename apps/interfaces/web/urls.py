@@ -6,16 +6,16 @@ Names follow apps/interfaces/web/shell/navigation.py: <noun>_<verb>, `_list` for
 from django.urls import path
 
 from apps.interfaces.web.account import audit, keys, licences, members, organization, profile, trackers
-from apps.interfaces.web.adapters import serving, views
+from apps.interfaces.web.adapters import adapter_list, serving, views
 from apps.interfaces.web.billing import budgets, charges, credit, invoices, payment_settings, stripe_webhook, usage
-from apps.interfaces.web.datasets import columns, detail, uploads
+from apps.interfaces.web.datasets import columns, dataset_list, detail, uploads
 from apps.interfaces.web.datasets import views as datasets
 from apps.interfaces.web.help import views as help_views
 from apps.interfaces.web.jobs import accuracy, comparison, job_list, tensorboard
 from apps.interfaces.web.jobs import views as jobs
 from apps.interfaces.web.playground import rows, saved
 from apps.interfaces.web.playground import views as playground
-from apps.interfaces.web.shell import first_job, overview, search, styleguide, theme
+from apps.interfaces.web.shell import first_job, overview, saved_views, search, styleguide, theme
 from apps.interfaces.web.wizard import views as wizard
 
 app_name = "web"
@@ -34,7 +34,7 @@ urlpatterns = [
     path("invoices/<str:invoice_id>/pdf", invoices.invoice_pdf, name="invoice_pdf"),
     path("prices", invoices.prices, name="price_list"),
     path("budgets", budgets.index, name="budget_list"),
-    path("budgets/<str:budget_id>/end", budgets.end, name="budget_end"),
+    path("budgets/end", budgets.end, name="budget_end"),
     path("budgets/key-labels", budgets.label_key, name="budget_key_labels"),
     path("why/<str:reference>", charges.show, name="charge_why"),
     path("jobs", job_list.index, name="job_list"),
@@ -42,6 +42,7 @@ urlpatterns = [
     path("jobs/new/prepare", wizard.prepare, name="job_prepare"),
     path("jobs/compare", comparison.show, name="job_compare"),
     path("jobs/export", job_list.export, name="job_export"),
+    path("jobs/cancel", job_list.cancel_many, name="job_cancel_many"),
     path("jobs/<str:job_id>", jobs.detail, name="job_detail"),
     path("jobs/<str:job_id>/chart", jobs.chart, name="job_chart"),
     path("jobs/<str:job_id>/tensorboard", tensorboard.download, name="job_tensorboard"),
@@ -51,7 +52,9 @@ urlpatterns = [
     path("jobs/<str:job_id>/pause", jobs.pause, name="job_pause"),
     path("jobs/<str:job_id>/resume", jobs.resume, name="job_resume"),
     path("jobs/<str:job_id>/retry", jobs.retry, name="job_retry"),
-    path("datasets", datasets.index, name="dataset_list"),
+    path("datasets", dataset_list.index, name="dataset_list"),
+    path("datasets/export", dataset_list.export, name="dataset_export"),
+    path("datasets/delete", dataset_list.delete_many, name="dataset_delete_many"),
     path("datasets/upload", datasets.upload, name="dataset_upload"),
     path("datasets/uploads", uploads.create, name="dataset_upload_create"),
     path("datasets/uploads/<str:upload_id>", uploads.state, name="dataset_upload_state"),
@@ -64,16 +67,17 @@ urlpatterns = [
     path("datasets/<str:file_id>/repair", columns.repair, name="dataset_repair"),
     path("datasets/<str:file_id>/dismiss", columns.dismiss, name="dataset_dismiss"),
     path("datasets/<str:file_id>/delete", datasets.delete, name="dataset_delete"),
-    path("adapters", views.index, name="adapter_list"),
+    path("adapters", adapter_list.index, name="adapter_list"),
+    path("adapters/stop", adapter_list.stop_serving, name="adapter_stop"),
+    path("adapters/export", adapter_list.export, name="adapter_export"),
     path("adapters/<str:version_id>", views.detail, name="adapter_detail"),
     path("adapters/<str:version_id>/download", views.download, name="adapter_download"),
     path("adapters/<str:version_id>/deploy", views.deploy, name="adapter_deploy"),
-    path("adapters/<str:version_id>/undeploy", views.undeploy, name="adapter_undeploy"),
     path("adapters/<str:version_id>/delete", views.delete, name="adapter_delete"),
     path("adapters/<str:version_id>/alias", serving.point_alias, name="alias_point"),
     path("adapters/<str:version_id>/warm", serving.keep_warm, name="adapter_warm"),
     path("aliases/<str:alias_id>/rollback", serving.roll_back_alias, name="alias_rollback"),
-    path("aliases/<str:alias_id>/delete", serving.delete_alias, name="alias_delete"),
+    path("aliases/delete", serving.delete_alias, name="alias_delete"),
     path("playground", playground.show, name="playground"),
     path("playground/token", playground.token, name="playground_token"),
     path("playground/prompt", rows.render_prompt, name="playground_prompt"),
@@ -95,6 +99,8 @@ urlpatterns = [
     path("usage", usage.show, name="usage"),
     path("usage/export", usage.export, name="usage_export"),
     path("search", search.show, name="search"),
+    path("views", saved_views.save, name="view_save"),
+    path("views/<str:view_id>/delete", saved_views.delete, name="view_delete"),
     path("accuracy", accuracy.show, name="accuracy"),
     path("theme", theme.switch, name="theme"),
     path("account", profile.show, name="account"),
@@ -108,13 +114,15 @@ urlpatterns = [
     path("organization/new", organization.create, name="organization_create"),
     path("organization/switch", organization.switch, name="organization_switch"),
     path("members", members.index, name="member_list"),
+    path("members/export", members.export, name="member_export"),
     path("members/invite", members.invite, name="member_invite"),
     path("members/<str:membership_id>/role", members.change_role, name="member_role"),
-    path("members/<str:membership_id>/remove", members.remove, name="member_remove"),
+    path("members/remove", members.remove, name="member_remove"),
     path("invitations/<str:invitation_id>/revoke", members.revoke_invitation, name="invitation_revoke"),
     path("invitations/accept/<str:token>", members.accept_invitation, name="invitation_accept"),
     path("keys", keys.index, name="key_list"),
-    path("keys/<str:key_id>/revoke", keys.revoke, name="key_revoke"),
+    path("keys/export", keys.export, name="key_export"),
+    path("keys/revoke", keys.revoke, name="key_revoke"),
     path("styleguide", styleguide.show, name="styleguide"),
     path("styleguide/metrics", styleguide.metrics, name="styleguide_metrics"),
 ]

@@ -283,7 +283,7 @@ def test_the_list_is_searched_sorted_and_exported_with_what_the_address_asks(flo
 
     assert "triage" in found and "refunds" not in found
     assert dearest.index("triage") < dearest.index("refunds")
-    assert "No fine-tunes here" in page("/jobs?q=nothing")
+    assert "Nothing matches" in page("/jobs?q=nothing")
     lines = exported.splitlines()
     assert lines[0].startswith("id,name,status") and len(lines) == 2 and second.pk in lines[1]
     assert 'href="/jobs?q=tri&status=failed"' in found

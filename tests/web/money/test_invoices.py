@@ -106,8 +106,10 @@ def test_a_budget_is_set_shown_and_ended(rich, key, client_for, alice, bob):
     )  # fmt: skip
     page = text(owner.get("/budgets"))
     assert "reached</div>" in page and 'class="over"' in page
-    assert owner.post(f"/budgets/{budget.pk}/end").status_code == 302
-    assert owner.post(f"/budgets/{budget.pk}/end").status_code == 404
+    ending = {"budget": budget.pk, "confirm": key.key.name}
+    assert "$12.50 a month no longer applies" in text(owner.get(f"/budgets/end?budget={budget.pk}"))
+    assert owner.post("/budgets/end", ending).status_code == 302
+    assert owner.post("/budgets/end", ending).status_code == 404
 
 
 @pytest.mark.parametrize(

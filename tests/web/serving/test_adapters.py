@@ -169,7 +169,7 @@ def test_a_merged_model_may_be_served_once_it_has_a_replica_of_its_own(organizat
     before = text(client.get(url))
     replica = dedicate(version, "unix:///own")
     serving = text(client.get(url))
-    stopped = text(client.post(f"{url}/undeploy", follow=True))
+    stopped = text(client.post("/adapters/stop", {"version": version.pk, "confirm": version.adapter.name}, follow=True))
 
     assert "Serve it" not in before and 'id="aliases"' not in before
     assert "any OpenAI client" not in before and "any OpenAI client" in serving
@@ -279,14 +279,17 @@ def test_the_archive_streams_under_asgi(version, vera):
 
 
 def test_members_serve_and_stop_and_viewers_do_not(version, client_for, bob, vera):
-    for action in ("deploy", "undeploy"):
-        assert client_for(vera).post(f"/adapters/{version.pk}/{action}").status_code == 403
+    stopping = {"version": version.pk, "confirm": "triage"}
+    assert client_for(vera).post(f"/adapters/{version.pk}/deploy").status_code == 403
+    assert client_for(vera).post("/adapters/stop", stopping).status_code == 403
 
     client_for(bob).post(f"/adapters/{version.pk}/deploy")
     client_for(bob).post(f"/adapters/{version.pk}/deploy")
     assert Deployment.objects.filter(removed_at=None).count() == 1
 
-    client_for(bob).post(f"/adapters/{version.pk}/undeploy")
+    assert client_for(bob).post("/adapters/stop", stopping | {"confirm": ""}).status_code == 422
+    assert Deployment.objects.filter(removed_at=None).exists()
+    client_for(bob).post("/adapters/stop", stopping)
     assert not Deployment.objects.filter(removed_at=None).exists()
 
 

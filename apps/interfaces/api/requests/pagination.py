@@ -6,9 +6,10 @@ from operator import itemgetter
 from typing import Annotated, Any, Generic, Literal, TypedDict, TypeVar
 
 import msgspec
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Model, QuerySet
 from msgspec import Meta
 
+from apps.core.database.keyset import Order, beyond, find_place
 from apps.core.errors import InvalidValue
 
 T = TypeVar("T", bound=Model)
@@ -36,13 +37,12 @@ def page(
     rows: QuerySet[T],
     render: Callable[[T], Rendered],
     *,
-    order: tuple[str, str] = ("-created_at", "-id"),
+    order: Order = ("-created_at", "-id"),
 ) -> ListObject[Rendered]:
     """Return one page of `rows` as OpenAI's list object.
 
-    `order` names a time or number and a unique field, each with `-` for descending, both in one direction. An `after`
-    that names no row of `rows` (unknown, or another tenant's) raises InvalidValue, because a page that starts elsewhere
-    would repeat or lose items.
+    An `after` that names no row of `rows` (unknown, or another tenant's) raises InvalidValue, because a page that
+    starts elsewhere would repeat or lose items.
     """
     if query.after:
         rows = _beyond(rows, query.after, order)
@@ -70,7 +70,7 @@ def merged_page(query: PageQuery, sources: Sequence[Source], *, is_descending: b
     last = _last(sources, query.after) if query.after else None
     found, ends = [], []
     for source in sources:
-        rows = source.rows if last is None else _past(source.rows, last, order)
+        rows = source.rows if last is None else beyond(source.rows, last, order)
         most = min(limit, source.most)
         fetched = list(rows.order_by(*order)[: most + 1])
         found += [(row.listed_at, row.listed_id, row, source.render) for row in fetched[:most]]
@@ -103,18 +103,8 @@ def _unknown(after: str) -> InvalidValue:
     return InvalidValue(text, param="after")
 
 
-def _beyond(rows: QuerySet[T], after: str, order: tuple[str, str]) -> QuerySet[T]:
-    names = [name.removeprefix("-") for name in order]
-    last = rows.filter(pk=after).values_list(*names).first() if "\x00" not in after else None
+def _beyond(rows: QuerySet[T], after: str, order: Order) -> QuerySet[T]:
+    last = find_place(rows, after, order)
     if last is None:
         raise _unknown(after)
-    return _past(rows, last, order)
-
-
-def _past(rows: QuerySet[T], last: tuple[object, object], order: tuple[str, str]) -> QuerySet[T]:
-    (key, direction), (tie, _) = (_direction(name) for name in order)
-    return rows.filter(Q(**{f"{key}__{direction}": last[0]}) | Q(**{key: last[0], f"{tie}__{direction}": last[1]}))
-
-
-def _direction(name: str) -> tuple[str, str]:
-    return (name[1:], "lt") if name.startswith("-") else (name, "gt")
+    return beyond(rows, last, order)

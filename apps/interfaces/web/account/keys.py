@@ -1,20 +1,53 @@
-"""API keys: list, create (shown once), revoke."""
+"""API keys: list, create (shown once), the same rows as CSV, and revoking one or several."""
 
-from django.contrib import messages
-from django.http import HttpResponse
-from django.shortcuts import redirect, render
+import datetime
+from collections.abc import Sequence
+
+from django.db.models import Q, QuerySet
+from django.db.models.functions import Coalesce, Lower, Now
+from django.http import HttpResponse, HttpResponseBase
+from django.shortcuts import redirect
+from django.utils.timesince import timesince
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_http_methods, require_POST
+from django.views.decorators.http import require_http_methods, require_safe
 
 from apps.accounts import operations, queries
+from apps.accounts.models import ApiKey
 from apps.accounts.roles import Permission, has_permission
 from apps.core.database.clock import db_now
+from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.http.forms import domain_errors_on
 from apps.core.http.shown_once import keep_secret, take_secret
 from apps.interfaces.web.account.forms import KeyForm
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, require
+from apps.interfaces.web.shell.listing import Filter, Listing, render_list
 
 _SESSION_ISSUED = "issued_key"
+_LIST = Listing[ApiKey](
+    name="API keys",
+    hint="Name, prefix or maker",
+    url_name="web:key_list",
+    export_url_name="web:key_export",
+    searched=("name", "prefix", "id", "created_by__name", "created_by__email"),
+    filters={
+        "status": Filter(
+            "State",
+            {
+                "": ("All", Q()),
+                "active": ("Active", Q(revoked_at=None) & (Q(expires_at=None) | Q(expires_at__gt=Now()))),
+                "expired": ("Expired", Q(revoked_at=None, expires_at__lte=Now())),
+                "revoked": ("Revoked", Q(revoked_at__isnull=False)),
+            },
+        )
+    },
+    orders={
+        "": ("Newest first", ("-created_at", "-id")),
+        "oldest": ("Oldest first", ("created_at", "id")),
+        "name": ("By name", ("sorted_name", "id")),
+        "used": ("Last used first", ("-used_at", "-id")),
+    },
+)
+_EXPORTED = ("id", "name", "prefix", "status", "scopes", "created_by", "created_at", "last_used_at", "expires_at")
 
 
 @never_cache
@@ -47,30 +80,80 @@ def index(request: OrganizationRequest) -> HttpResponse:
 def _page(
     request: OrganizationRequest, form: KeyForm, *, issued: tuple[str, str] | None = None, status: int = 200
 ) -> HttpResponse:
-    manages_all = has_permission(request.membership.role, Permission.MEMBER_MANAGE)
     now = db_now()
-    keys = [
-        {
-            "key": key,
-            "status": key.status(now=now),
-            "may_revoke": key.revoked_at is None and (manages_all or key.created_by_id == request.membership.user_id),
-        }
-        for key in queries.list_keys(organization=request.organization)
-    ]
+    page = _LIST.page(request, _listed(request))
     context = {
-        "keys": keys,
+        "keys": [
+            {"key": key, "status": key.status(now=now), "may_revoke": _may_revoke(request, key)} for key in page.rows
+        ],
         "form": form,
         "issued": {"key_id": issued[0], "secret": issued[1]} if issued else None,
         "may_create": has_permission(request.membership.role, Permission.KEY_MANAGE),
     }
-    return render(request, "organization/keys.html", context, status=status)
+    return render_list(request, "organization/keys.html", page, context, status=status)
 
 
-@require_POST
+def _listed(request: OrganizationRequest) -> QuerySet[ApiKey]:
+    keys = queries.list_keys(organization=request.organization)
+    return keys.annotate(sorted_name=Lower("name"), used_at=Coalesce("last_used_at", "created_at"))
+
+
+def _may_revoke(request: OrganizationRequest, key: ApiKey) -> bool:
+    manages_all = has_permission(request.membership.role, Permission.MEMBER_MANAGE)
+    return key.revoked_at is None and (manages_all or key.created_by_id == request.membership.user_id)
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def export(request: OrganizationRequest) -> HttpResponseBase:
+    now = db_now()
+
+    def cells(key: ApiKey) -> tuple[object, ...]:
+        times = (key.created_at, key.last_used_at, key.expires_at)
+        return (
+            key.pk, key.name, key.prefix, key.status(now=now), " ".join(key.scopes), key.created_by,
+            *(at.isoformat() if at else "" for at in times),
+        )  # fmt: skip
+
+    return _LIST.export(request, _listed(request), header=_EXPORTED, cells=cells)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.KEY_MANAGE)
-def revoke(request: OrganizationRequest, key_id: str) -> HttpResponse:
-    key = operations.revoke_key(
-        organization=request.organization, key_id=key_id, by=request.membership.user, now=db_now()
+def revoke(request: OrganizationRequest) -> HttpResponse:
+    """Revoke one or several keys, after their name or number was typed."""
+    return confirm(request, _REVOKE)
+
+
+def _find(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]:
+    now = db_now()
+    keys = queries.list_keys(organization=request.organization).filter(pk__in=ids)
+    return [AffectedRow(key.pk, key.name, _effect_of(key, now)) for key in keys]
+
+
+def _effect_of(key: ApiKey, now: datetime.datetime) -> str:
+    if key.status(now=now) != "active":
+        return f"It is {key.status(now=now)} already."
+    used = (
+        f"It was last used {timesince(key.last_used_at, now, depth=1)} ago."
+        if key.last_used_at
+        else "It was never used."
     )
-    messages.success(request, f"“{key.name}” was revoked.")
-    return redirect("web:key_list")
+    return f"Programs that use {key.prefix}… stop working at once. {used}"
+
+
+def _revoke(request: OrganizationRequest, key_id: str) -> None:
+    operations.revoke_key(organization=request.organization, key_id=key_id, by=request.membership.user, now=db_now())
+
+
+_REVOKE = ConfirmedAction[OrganizationRequest](
+    parameter="key",
+    verb="Revoke",
+    nouns=("API key", "API keys"),
+    warning="A revoked key never works again. Create a new key for the programs that need one.",
+    done="Revoked",
+    list_url_name="web:key_list",
+    list_title="API keys",
+    find=_find,
+    act=_revoke,
+)

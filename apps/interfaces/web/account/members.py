@@ -1,22 +1,42 @@
-"""The members of an organization: list, invite, change role, remove, and the page of a mailed invitation."""
+"""The members of an organization: list, CSV, invite, change role, remove, and the page of a mailed invitation."""
+
+from collections.abc import Sequence
 
 from allauth.account.adapter import get_adapter
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse
+from django.db.models import CharField, Q, QuerySet, Value
+from django.db.models.functions import Coalesce, Lower, NullIf
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from apps.accounts import invitations, operations, queries
 from apps.accounts.login.forms import SESSION_INVITATION
-from apps.accounts.models import User
-from apps.accounts.roles import Permission, has_permission
+from apps.accounts.models import Membership, User
+from apps.accounts.roles import ROLES, Permission, has_permission
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import system
 from apps.core.errors import DomainError, InvalidState, InvalidValue, NotFound
+from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.http.forms import domain_errors_on
 from apps.interfaces.web.account.forms import ROLE_WORDS, InviteForm, grantable_roles
 from apps.interfaces.web.shell.access import SESSION_ORGANIZATION, OrganizationRequest, organization_view, public_view
+from apps.interfaces.web.shell.listing import Filter, Listing, render_list
+
+_LIST = Listing[Membership](
+    name="members",
+    hint="Name or email",
+    url_name="web:member_list",
+    export_url_name="web:member_export",
+    searched=("user__name", "user__email"),
+    filters={"role": Filter("Role", {"": ("All", Q())} | {role: (role.capitalize(), Q(role=role)) for role in ROLES})},
+    orders={
+        "": ("Oldest first", ("created_at", "id")),
+        "newest": ("Newest first", ("-created_at", "-id")),
+        "name": ("By name", ("sorted_name", "id")),
+    },
+)
 
 
 @require_safe
@@ -28,8 +48,9 @@ def index(request: OrganizationRequest) -> HttpResponse:
 def _page(request: OrganizationRequest, form: InviteForm, status: int = 200) -> HttpResponse:
     may_manage = has_permission(request.membership.role, Permission.MEMBER_MANAGE)
     grantable = grantable_roles(request.membership) if may_manage else []
+    page = _LIST.page(request, _listed(request))
     context = {
-        "members": queries.list_members(organization=request.organization),
+        "members": page.rows,
         "invitations": queries.list_open_invitations(organization=request.organization, now=db_now()),
         "form": form,
         "may_manage": may_manage,
@@ -37,7 +58,21 @@ def _page(request: OrganizationRequest, form: InviteForm, status: int = 200) -> 
         "role_options": [(role, role.capitalize()) for role in grantable],
         "role_words": ROLE_WORDS.items(),
     }
-    return render(request, "organization/members.html", context, status=status)
+    return render_list(request, "organization/members.html", page, context, status=status)
+
+
+def _listed(request: OrganizationRequest) -> QuerySet[Membership]:
+    name = Lower(Coalesce(NullIf("user__name", Value("")), "user__email", output_field=CharField()))
+    return queries.list_members(organization=request.organization).annotate(sorted_name=name)
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def export(request: OrganizationRequest) -> HttpResponseBase:
+    def cells(member: Membership) -> tuple[object, ...]:
+        return member.user.name, member.user.email, member.role, member.created_at.isoformat()
+
+    return _LIST.export(request, _listed(request), header=("name", "email", "role", "joined_at"), cells=cells)
 
 
 @require_POST
@@ -77,22 +112,40 @@ def change_role(request: OrganizationRequest, membership_id: str) -> HttpRespons
     return redirect("web:member_list")
 
 
-@require_POST
+@require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.VIEW, is_sensitive=True)
-def remove(request: OrganizationRequest, membership_id: str) -> HttpResponse:
+def remove(request: OrganizationRequest) -> HttpResponse:
     """Remove a member, or leave. Removing another member needs the right to manage members."""
-    try:
-        operations.remove_member(
-            organization=request.organization, membership_id=membership_id, by=request.membership.user, now=db_now()
-        )
-    except InvalidState as error:
-        messages.error(request, error.message)
-        return redirect("web:member_list")
-    if membership_id == request.membership.pk:
-        messages.success(request, f"You have left {request.organization.name}.")
-        return redirect("/")
-    messages.success(request, "Member removed. Their API keys and open invitations no longer work.")
-    return redirect("web:member_list")
+    return confirm(request, _REMOVE)
+
+
+def _find(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]:
+    members = queries.list_members(organization=request.organization).filter(pk__in=ids)
+    return [AffectedRow(member.pk, str(member.user), _effect_of(request, member)) for member in members]
+
+
+def _effect_of(request: OrganizationRequest, member: Membership) -> str:
+    who = "You lose" if member.pk == request.membership.pk else "They lose"
+    return f"{who} access to {request.organization.name}. API keys and open invitations of this member stop working."
+
+
+def _remove(request: OrganizationRequest, membership_id: str) -> None:
+    operations.remove_member(
+        organization=request.organization, membership_id=membership_id, by=request.membership.user, now=db_now()
+    )
+
+
+_REMOVE = ConfirmedAction[OrganizationRequest](
+    parameter="member",
+    verb="Remove",
+    nouns=("member", "members"),
+    warning="To bring the member back, send an invitation. Revoked keys never work again.",
+    done="Removed",
+    list_url_name="web:member_list",
+    list_title="Members",
+    find=_find,
+    act=_remove,
+)
 
 
 @require_POST

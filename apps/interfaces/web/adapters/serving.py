@@ -1,18 +1,19 @@
 """The actions on a served adapter: move an alias, roll it back, keep a version warm."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from urllib.parse import urlencode
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
-from django.views.decorators.http import require_POST
+from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.accounts.roles import Permission
 from apps.adapters.queries import get_version
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, NotFound
+from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.http.forms import domain_errors_shown
 from apps.finetuning.results.checkpoint_models import serve_checkpoint
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
@@ -54,13 +55,40 @@ def roll_back_alias(request: OrganizationRequest, alias_id: str) -> HttpResponse
     return _act(request, alias.version_id, act)
 
 
-@require_POST
+@require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.ADAPTER_WRITE, is_sensitive=True)
-def delete_alias(request: OrganizationRequest, alias_id: str) -> HttpResponse:
+def delete_alias(request: OrganizationRequest) -> HttpResponse:
+    return confirm(request, _DELETE_ALIAS)
+
+
+def _find_aliases(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]:
+    return [
+        AffectedRow(
+            alias.pk,
+            alias.name,
+            f"Requests for {alias.model_name} are refused. The versions stay and answer under their own names.",
+            reverse("web:adapter_detail", args=[alias.version_id]),
+        )
+        for alias in aliases.list_aliases(organization=request.organization).filter(pk__in=ids)
+    ]
+
+
+def _delete_alias(request: OrganizationRequest, alias_id: str) -> None:
     alias = aliases.get_alias(organization=request.organization, id=alias_id)
     aliases.delete_alias(alias=alias, by=request.membership.user_id)
-    messages.success(request, f"{alias.model_name} answers no more.")
-    return redirect("web:adapter_detail", version_id=alias.version_id)
+
+
+_DELETE_ALIAS = ConfirmedAction[OrganizationRequest](
+    parameter="alias",
+    verb="Delete",
+    nouns=("alias", "aliases"),
+    warning="Programs that use this name get an error.",
+    done="Deleted",
+    list_url_name="web:adapter_list",
+    list_title="Adapters",
+    find=_find_aliases,
+    act=_delete_alias,
+)
 
 
 @require_POST

@@ -1,10 +1,9 @@
-"""The adapter pages: list, detail, files, deploy, undeploy, delete."""
+"""One adapter version: its page, files, deployment and deletion."""
 
 from urllib.parse import urlencode
 
 from django.contrib import messages
-from django.core.paginator import Paginator
-from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
+from django.http import HttpResponse, HttpResponseBase, HttpResponseRedirect
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.cache import patch_vary_headers
@@ -35,31 +34,7 @@ from apps.serving.keep_warm import warm_price
 from apps.serving.models import Deployment
 from apps.serving.queries import ServingState, ServingStatus, serving_states
 
-_PAGE = 25
-_CHANGING = ("waiting", "loading")
-
-
-@require_safe
-@organization_view(Permission.VIEW)
-def index(request: OrganizationRequest) -> HttpResponse:
-    """List the usable versions; htmx asks for the table alone."""
-    page = Paginator(queries.list_versions(organization=request.organization), _PAGE).get_page(request.GET.get("page"))
-    versions = list(page.object_list)
-    states = serving_states(versions=versions)
-    made_by = find_jobs_of_adapters(organization=request.organization, versions=versions)
-    address = reverse("web:adapter_list")
-    context = {
-        "rows": [
-            {"version": version, "serving": states[version.pk], "job": made_by.get(version.pk)} for version in versions
-        ],
-        "page": page,
-        "address": f"{address}?page={page.number}",
-        "previous": f"{address}?page={page.previous_page_number()}" if page.has_previous() else "",
-        "next": f"{address}?page={page.next_page_number()}" if page.has_next() else "",
-        "is_changing": any(state.state in _CHANGING for state in states.values()),
-        "may_train": has_permission(request.membership.role, Permission.JOB_WRITE),
-    }
-    return _answer(request, "adapters/index.html", "#table", context)
+CHANGING = ("waiting", "loading")
 
 
 @require_safe
@@ -67,12 +42,8 @@ def index(request: OrganizationRequest) -> HttpResponse:
 def detail(request: OrganizationRequest, version_id: str) -> HttpResponse:
     """Show one version; while its state changes, htmx asks for the state alone."""
     version = queries.get_version(organization=request.organization, id=version_id)
-    return _answer(request, "adapters/detail.html", "#state", _detail(version, request))
-
-
-def _answer(request: HttpRequest, template: str, part: str, context: dict[str, object]) -> HttpResponse:
-    is_part = bool(request.headers.get("HX-Request"))
-    response = render(request, template + (part if is_part else ""), context)
+    part = "#state" if request.htmx else ""
+    response = render(request, f"adapters/detail.html{part}", _detail(version, request))
     patch_vary_headers(response, ["HX-Request"])
     return response
 
@@ -85,7 +56,7 @@ def _detail(version: AdapterVersion, request: OrganizationRequest) -> dict[str, 
         "version": version,
         "serving": serving,
         "can_be_served": serving.state != ServingStatus.FILES_ONLY,
-        "is_changing": serving.state in _CHANGING,
+        "is_changing": serving.state in CHANGING,
         "job": job,
         "ancestor": ancestor_of(job),
         "descendants": list_descendants(version),
@@ -174,16 +145,6 @@ def deploy(request: OrganizationRequest, version_id: str) -> HttpResponse:
     with domain_errors_shown(request):
         operations.deploy(version=version, by=request.membership.user_id)
         messages.success(request, "It is being loaded and answers in a moment.")
-    return redirect("web:adapter_detail", version_id=version.pk)
-
-
-@require_POST
-@organization_view(Permission.ADAPTER_WRITE)
-def undeploy(request: OrganizationRequest, version_id: str) -> HttpResponse:
-    version = queries.get_version(organization=request.organization, id=version_id)
-    with domain_errors_shown(request):
-        operations.undeploy(version=version, by=request.membership.user_id, now=db_now())
-        messages.success(request, "It answers no more requests. Its files stay.")
     return redirect("web:adapter_detail", version_id=version.pk)
 
 

@@ -1,7 +1,9 @@
 """The budgets of an organization, and the labels by which its keys are charged back."""
 
+from collections.abc import Sequence
+
 from django.contrib import messages
-from django.http import Http404, HttpResponse
+from django.http import HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
 
@@ -9,9 +11,11 @@ from apps.accounts.queries import list_keys, list_members
 from apps.accounts.roles import Permission, has_permission
 from apps.billing.budgets import end_budget, get_states, list_budgets, list_key_labels, set_budget, set_key_labels
 from apps.core.database.clock import db_now
-from apps.core.errors import DomainError
+from apps.core.errors import DomainError, InvalidState
+from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.http.forms import domain_errors_on
 from apps.core.money import usd_to_nano
+from apps.core.templatetags.ui import usd
 from apps.interfaces.web.billing.spending_forms import BudgetForm, KeyLabelsForm
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, require
 
@@ -46,15 +50,43 @@ def index(request: OrganizationRequest) -> HttpResponse:
     return _page(request, form, KeyLabelsForm(organization=request.organization))
 
 
-@require_POST
+@require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
-def end(request: OrganizationRequest, budget_id: str) -> HttpResponse:
+def end(request: OrganizationRequest) -> HttpResponse:
+    return confirm(request, _END)
+
+
+def _find(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]:
+    names = _names_of_targets(request)
+    return [
+        AffectedRow(
+            budget.pk,
+            names.get(budget.target, budget.target),
+            f"The limit of {usd(budget.limit_nano)} a month no longer applies. Jobs and requests that it held back can "
+            "start.",
+        )
+        for budget in list_budgets(organization=request.organization).filter(pk__in=ids)
+    ]
+
+
+def _end(request: OrganizationRequest, budget_id: str) -> None:
     if not end_budget(
         organization=request.organization, budget_id=budget_id, by=request.membership.user_id, now=db_now()
     ):
-        raise Http404
-    messages.success(request, "The budget ended; nothing is limited by it any more.")
-    return redirect("web:budget_list")
+        raise InvalidState("The budget has ended already.")
+
+
+_END = ConfirmedAction[OrganizationRequest](
+    parameter="budget",
+    verb="End the budget of",
+    nouns=("budget", "budgets"),
+    warning="You can set a new budget at any time. What the month has cost so far counts for it.",
+    done="Ended the budget of",
+    list_url_name="web:budget_list",
+    list_title="Budgets",
+    find=_find,
+    act=_end,
+)
 
 
 @require_POST
@@ -74,9 +106,7 @@ def label_key(request: OrganizationRequest) -> HttpResponse:
 
 
 def _page(request: OrganizationRequest, form: BudgetForm, labels: KeyLabelsForm) -> HttpResponse:
-    names = {"": "The whole organization"}  # the target of its own budget
-    names |= {key.pk: key.name for key in list_keys(organization=request.organization)}
-    names |= {each.user_id: str(each.user) for each in list_members(organization=request.organization)}
+    names = _names_of_targets(request)
     rows = []
     budgets = list(list_budgets(organization=request.organization))
     states = get_states(organization=request.organization, budgets=budgets, now=db_now())
@@ -102,3 +132,9 @@ def _page(request: OrganizationRequest, form: BudgetForm, labels: KeyLabelsForm)
     }
     status = 422 if request.method == "POST" else 200
     return render(request, "billing/budgets.html", context, status=status)
+
+
+def _names_of_targets(request: OrganizationRequest) -> dict[str, str]:
+    names = {"": "The whole organization"}  # the target of its own budget
+    names |= {key.pk: key.name for key in list_keys(organization=request.organization)}
+    return names | {each.user_id: str(each.user) for each in list_members(organization=request.organization)}

@@ -1,15 +1,13 @@
-"""The dataset pages: list, upload, one file with its rows as a model sees them, download, delete."""
+"""Upload, download and deletion of a dataset's file."""
 
 from django import forms
 from django.conf import settings
 from django.contrib import messages
 from django.http import HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect, render
-from django.utils.cache import patch_vary_headers
 from django.views.decorators.http import require_http_methods, require_safe
 
-from apps.accounts.models import Organization
-from apps.accounts.roles import Permission, has_permission
+from apps.accounts.roles import Permission
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
@@ -17,10 +15,6 @@ from apps.core.http.forms import domain_errors_on
 from apps.core.objects.store import CHUNK_BYTES
 from apps.datasets import operations, queries
 from apps.datasets.intake import versions as intake
-from apps.datasets.lifecycle import UNVALIDATED
-from apps.finetuning.usage.quotas import get_quota
-from apps.finetuning.usage.storage import counted_bytes
-from apps.interfaces.web.datasets.viewer import chosen_model, model_options
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
 IN_PARTS_FROM_BYTES = 32 * 1024**2  # smaller files go in one request: it is quicker, and sending it again costs little
@@ -39,34 +33,7 @@ class UploadForm(forms.Form):
     file = forms.FileField(label="File", allow_empty_file=True, max_length=1000)
 
 
-# --- List and upload --------------------------------------------------------------------------------------------------
-
-
-@require_safe
-@organization_view(Permission.VIEW)
-def index(request: OrganizationRequest) -> HttpResponse:
-    versions = list(queries.list_with_use(organization=request.organization))
-    model = chosen_model(request)
-    counts = {count.version_id: count for count in queries.list_token_counts(versions=versions, base_model=model)}
-    context = {
-        "files": [{"version": version, "count": counts.get(version.pk)} for version in versions],
-        "model": model,
-        "models": model_options(),
-        "form": UploadForm(),
-        "parts_from_bytes": IN_PARTS_FROM_BYTES,
-        "max_upload_bytes": settings.MAX_UPLOAD_BYTES,
-        "may_upload": has_permission(request.membership.role, Permission.DATASET_WRITE),
-        "is_live": any(version.status in UNVALIDATED for version in versions),
-        "command": _command(),
-        "storage": _storage(request.organization),
-    }
-    is_part = request.headers.get("HX-Request") and versions
-    response = render(request, "datasets/index.html" + ("#files" if is_part else ""), context)
-    patch_vary_headers(response, ["HX-Request"])
-    return response
-
-
-def _command(separator: str = " ") -> str:
+def upload_command(separator: str = " ") -> str:
     """Return the shell command for the same upload, with its arguments joined by `separator`."""
     arguments = [
         f"curl {settings.PUBLIC_URL}/v1/files",
@@ -97,18 +64,11 @@ def upload(request: OrganizationRequest) -> HttpResponse:
             return redirect("web:dataset_detail", version.pk)
     context = {
         "form": form,
-        "command": _command(" \\\n  "),
+        "command": upload_command(" \\\n  "),
         "parts_from_bytes": IN_PARTS_FROM_BYTES,
         "max_upload_bytes": settings.MAX_UPLOAD_BYTES,
     }
     return render(request, "datasets/upload.html", context, status=422 if form.is_bound else 200)
-
-
-def _storage(organization: Organization) -> dict[str, int | None]:
-    limit_bytes = get_quota(organization=organization).storage_bytes
-    used_bytes = counted_bytes(organization=organization)
-    percent = min(100, round(100 * used_bytes / limit_bytes)) if limit_bytes else None
-    return {"used_bytes": used_bytes, "limit_bytes": limit_bytes, "percent": percent}
 
 
 # --- Download and delete ----------------------------------------------------------------------------------------------

@@ -1,93 +1,75 @@
-"""The list of fine-tuning jobs: search, state and order in the address, and the same rows as CSV."""
+"""The list of fine-tuning jobs, the same rows as CSV, and cancelling several jobs at once."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
-from django.core.paginator import Paginator
-from django.db.models import QuerySet
+from django.db.models import Q
 from django.http import HttpResponse, HttpResponseBase
-from django.shortcuts import render
-from django.urls import reverse
-from django.utils.http import urlencode
-from django.views.decorators.http import require_safe
+from django.views.decorators.http import require_http_methods, require_safe
 
-from apps.accounts.models import Organization
 from apps.accounts.roles import Permission, has_permission
 from apps.core.database.clock import db_now
-from apps.core.database.search import with_words
-from apps.core.http.csv_text import csv_chunks
+from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.money import usd_decimal
+from apps.core.templatetags.ui import number, usd
 from apps.finetuning import queries
+from apps.finetuning.jobs.control import request_cancellation
 from apps.finetuning.jobs.progress import get_progress
 from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.interfaces.web.jobs.views import title_of
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
-from apps.interfaces.web.shell.downloads import stream_download
+from apps.interfaces.web.shell.listing import Filter, Listing, render_list
 
-_PAGE = 25
-_MAX_WORDS = 6
-_MOST_EXPORTED = 10_000
-_SEARCHED = ("suffix", "training_file__dataset__name", "base_model__display_name", "base_model__name", "id")
-_SORTS = {
-    "": ("Newest first", ("-created_at", "-id")),
-    "oldest": ("Oldest first", ("created_at", "id")),
-    "cost": ("Highest cost first", ("-cost_nano", "-id")),
+_STATES = {
+    JobStatus.RUNNING: "Training",
+    JobStatus.QUEUED: "Queued",
+    JobStatus.PAUSED: "Paused",
+    JobStatus.SUCCEEDED: "Succeeded",
+    JobStatus.FAILED: "Failed",
+    JobStatus.CANCELLED: "Cancelled",
 }
+_LIST = Listing[FineTuningJob](
+    name="fine-tunes",
+    hint="Name, dataset or model",
+    url_name="web:job_list",
+    export_url_name="web:job_export",
+    searched=("suffix", "training_file__dataset__name", "base_model__display_name", "base_model__name", "id"),
+    filters={
+        "status": Filter(
+            "State",
+            {"": ("All", Q())} | {status.value: (label, Q(status=status)) for status, label in _STATES.items()},
+        )
+    },
+    orders={
+        "": ("Newest first", ("-created_at", "-id")),
+        "oldest": ("Oldest first", ("created_at", "id")),
+        "cost": ("Highest cost first", ("-cost_nano", "-id")),
+    },
+)
 _EXPORTED = (
     "id", "name", "status", "base_model", "dataset", "method", "pool", "gpus", "created_at", "finished_at", "step",
     "total_steps", "trained_tokens", "billed_gpu_seconds", "cost_usd", "error",
 )  # fmt: skip
-_STATES = (
-    ("", "All"),
-    (JobStatus.RUNNING, "Training"),
-    (JobStatus.QUEUED, "Queued"),
-    (JobStatus.SUCCEEDED, "Succeeded"),
-    (JobStatus.FAILED, "Failed"),
-)
 
 
 @require_safe
 @organization_view(Permission.VIEW)
 def index(request: OrganizationRequest) -> HttpResponse:
-    """List the jobs; htmx asks for the table alone."""
-    asked = _asked(request)
-    page = Paginator(_listed(request.organization, asked), _PAGE).get_page(request.GET.get("page"))
-    pages = {
-        "address": page.number,
-        "previous": page.previous_page_number() if page.has_previous() else None,
-        "next": page.next_page_number() if page.has_next() else None,
-    }
+    page = _LIST.page(request, queries.list_jobs(organization=request.organization))
     now = db_now()
     context = {
-        "jobs": [
-            {"job": job, "title": title_of(job), "progress": get_progress(job=job, now=now)} for job in page.object_list
-        ],
-        "page": page,
-        "tabs": [
-            {
-                "label": label,
-                "url": _address(asked | {"status": value}),
-                "current": value == asked["status"],
-            }
-            for value, label in _STATES
-        ],
-        "asked": asked,
-        "sorts": [(value, label) for value, (label, _) in _SORTS.items()],
-        "export_url": _address(asked, of="web:job_export"),
-        **{name: _address(asked | {"page": str(number)}) if number else "" for name, number in pages.items()},
+        "jobs": [{"job": job, "title": title_of(job), "progress": get_progress(job=job, now=now)} for job in page.rows],
         "may_create": has_permission(request.membership.role, Permission.JOB_WRITE),
-        "has_live": any(job.status not in JOB_TERMINAL for job in page.object_list),
+        "has_live": any(job.status not in JOB_TERMINAL for job in page.rows),
     }
-    return render(request, "jobs/list.html" + ("#table" if request.htmx else ""), context)
+    return render_list(request, "jobs/list.html", page, context)
 
 
 @require_safe
 @organization_view(Permission.VIEW)
 def export(request: OrganizationRequest) -> HttpResponseBase:
-    """Send the listed jobs as CSV, at most `_MOST_EXPORTED`."""
-    jobs = list(_listed(request.organization, _asked(request))[:_MOST_EXPORTED])
-    chunks = csv_chunks(_EXPORTED, [_exported(job) for job in jobs])
-    return stream_download(request, chunks, filename="fine-tunes.csv", content_type="text/csv; charset=utf-8")
+    jobs = queries.list_jobs(organization=request.organization)
+    return _LIST.export(request, jobs, header=_EXPORTED, cells=_exported)
 
 
 def _exported(job: FineTuningJob) -> tuple[object, ...]:
@@ -99,23 +81,42 @@ def _exported(job: FineTuningJob) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _asked(request: OrganizationRequest) -> dict[str, str]:
-    """Return what the address asks of the list: words, state and order."""
-    sort = request.GET.get("sort", "")
-    return {
-        "q": request.GET.get("q", "").strip()[:80],
-        "status": request.GET.get("status", "")[:24],
-        "sort": sort if sort in _SORTS else "",
-    }
+@require_http_methods(["GET", "HEAD", "POST"])
+@organization_view(Permission.JOB_WRITE)
+def cancel_many(request: OrganizationRequest) -> HttpResponse:
+    return confirm(request, _CANCEL)
 
 
-def _listed(organization: Organization, asked: Mapping[str, str]) -> QuerySet[FineTuningJob]:
-    rows = with_words(queries.list_jobs(organization=organization), asked["q"].split()[:_MAX_WORDS], _SEARCHED)
-    rows = rows.filter(status=asked["status"]) if asked["status"] else rows
-    return rows.order_by(*_SORTS[asked["sort"]][1])
+def _find(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]:
+    jobs = queries.list_jobs(organization=request.organization).filter(pk__in=ids)
+    return [AffectedRow(job.pk, title_of(job), _effect_of(job)) for job in jobs]
 
 
-def _address(asked: Mapping[str, str], *, of: str = "web:job_list") -> str:
-    """Return the address of a list with what is asked of it."""
-    query = urlencode({name: value for name, value in asked.items() if value})
-    return reverse(of) + (f"?{query}" if query else "")
+def _effect_of(job: FineTuningJob) -> str:
+    if job.status in JOB_TERMINAL:
+        return f"It has ended as {job.status}. Nothing changes."
+    if job.started_at is None:
+        return "It leaves the queue. You pay nothing, and the amount held for it returns to your balance."
+    at = f" at step {number(job.step)} of {number(job.total_steps)}" if job.total_steps else ""
+    kept = f"It stops{at} and keeps its last checkpoint."
+    if job.status == JobStatus.PAUSED:
+        return f"{kept} You paid {usd(job.cost_nano)}."
+    return f"{kept} You pay for what was trained so far. The rest of the amount held returns to your balance."
+
+
+def _cancel(request: OrganizationRequest, job_id: str) -> None:
+    job = queries.get_job(organization=request.organization, id=job_id)
+    request_cancellation(job=job, by=request.membership.user_id, now=db_now())
+
+
+_CANCEL = ConfirmedAction[OrganizationRequest](
+    parameter="job",
+    verb="Cancel",
+    nouns=("fine-tune", "fine-tunes"),
+    warning="A cancelled fine-tune cannot be continued.",
+    done="Cancelling",
+    list_url_name="web:job_list",
+    list_title="Fine-tunes",
+    find=_find,
+    act=_cancel,
+)

@@ -104,6 +104,11 @@ ACTIONS = (
         url_name="web:organization_settings",
         permission=Permission.VIEW,
     ),
+    Action(label="Audit log", icon="history", url_name="web:audit", permission=Permission.AUDIT_READ),
+    Action(label="Prices", icon="tag", url_name="web:price_list", permission=Permission.VIEW),
+    Action(label="Experiment trackers", icon="activity", url_name="web:tracker_list", permission=Permission.VIEW),
+    Action(label="Estimates and actuals", icon="gauge", url_name="web:accuracy", permission=Permission.VIEW),
+    Action(label="Your account", icon="user", url_name="web:account", permission=Permission.VIEW),
 )
 
 

@@ -64,7 +64,7 @@ def _kinds(membership: Membership) -> list[HitKind]:
             "key-round",
             list_keys(organization=organization),
             ("name", "prefix", "id"),
-            lambda row: Hit(row.name, f"{row.prefix}…", _url("key_list")),
+            lambda row: Hit(row.name, f"{row.prefix}…", f"{_url('key_list')}?q={row.pk}"),
         ),
     ]
     return [*kinds, _base_models()] if has_permission(membership.role, Permission.JOB_WRITE) else kinds

@@ -1,0 +1,131 @@
+"""The list of adapter versions with how each is served, the same rows as CSV, and stopping to serve some of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models.functions import Lower
+from django.http import HttpResponse, HttpResponseBase
+from django.urls import reverse
+from django.views.decorators.http import require_http_methods, require_safe
+
+from apps.accounts.roles import Permission, has_permission
+from apps.adapters.models import AdapterVersion
+from apps.adapters.queries import get_version, list_versions
+from apps.contracts.runs import Method
+from apps.core.database.clock import db_now
+from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
+from apps.core.templatetags.ui import method_name
+from apps.finetuning.queries import find_jobs_of_adapters
+from apps.interfaces.web.adapters.views import CHANGING
+from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.interfaces.web.shell.listing import Filter, Listing, render_list
+from apps.serving.models import Deployment
+from apps.serving.operations import undeploy
+from apps.serving.queries import serving_states
+
+_LIST = Listing[AdapterVersion](
+    name="adapters",
+    hint="Name, model or base model",
+    url_name="web:adapter_list",
+    export_url_name="web:adapter_export",
+    searched=("adapter__name", "model_name", "adapter__base_model__display_name", "id"),
+    filters={
+        "serving": Filter(
+            "Serving",
+            {
+                "": ("All", Q()),
+                "on": ("Serving", Q(is_deployed=True)),
+                "off": ("Not serving", Q(is_deployed=False)),
+            },
+        ),
+        "method": Filter(
+            "Method",
+            {"": ("Any method", Q())} | {method.value: (method_name(method), Q(method=method)) for method in Method},
+        ),
+    },
+    orders={
+        "": ("Newest first", ("-created_at", "-id")),
+        "oldest": ("Oldest first", ("created_at", "id")),
+        "name": ("By name", ("name", "id")),
+        "size": ("Largest first", ("-bytes", "-id")),
+    },
+)
+_EXPORTED = (
+    "id", "adapter", "version", "model", "base_model", "method", "rank", "bytes", "is_serving", "created_at",
+)  # fmt: skip
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def index(request: OrganizationRequest) -> HttpResponse:
+    page = _LIST.page(request, _listed(request))
+    states = serving_states(versions=page.rows)
+    made_by = find_jobs_of_adapters(organization=request.organization, versions=page.rows)
+    context = {
+        "rows": [
+            {"version": version, "serving": states[version.pk], "job": made_by.get(version.pk)} for version in page.rows
+        ],
+        "is_changing": any(state.state in CHANGING for state in states.values()),
+        "may_write": has_permission(request.membership.role, Permission.ADAPTER_WRITE),
+        "may_train": has_permission(request.membership.role, Permission.JOB_WRITE),
+    }
+    return render_list(request, "adapters/index.html", page, context)
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def export(request: OrganizationRequest) -> HttpResponseBase:
+    return _LIST.export(request, _listed(request), header=_EXPORTED, cells=_exported)
+
+
+def _listed(request: OrganizationRequest) -> QuerySet[AdapterVersion]:
+    deployed = Deployment.objects.filter(adapter_version=OuterRef("pk"), removed_at=None)
+    return list_versions(organization=request.organization).annotate(
+        is_deployed=Exists(deployed), name=Lower("adapter__name")
+    )
+
+
+def _exported(version: Any) -> tuple[object, ...]:
+    return (
+        version.pk, version.adapter.name, version.number or version.label, version.model_name,
+        version.adapter.base_model.name, version.method, version.rank, version.bytes, version.is_deployed,
+        version.created_at.isoformat(),
+    )  # fmt: skip
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@organization_view(Permission.ADAPTER_WRITE)
+def stop_serving(request: OrganizationRequest) -> HttpResponse:
+    """Stop serving one or several versions, after the name or number was typed."""
+    return confirm(request, _STOP)
+
+
+def _find(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]:
+    return [
+        AffectedRow(
+            version.pk,
+            version.adapter.name,
+            f"Requests to {version.model_name} fail at once. Its files are kept, and you can serve it again.",
+            reverse("web:adapter_detail", args=[version.pk]),
+        )
+        for version in list_versions(organization=request.organization).filter(pk__in=ids)
+    ]
+
+
+def _stop(request: OrganizationRequest, version_id: str) -> None:
+    version = get_version(organization=request.organization, id=version_id)
+    undeploy(version=version, by=request.membership.user_id, now=db_now())
+
+
+_STOP = ConfirmedAction[OrganizationRequest](
+    parameter="version",
+    verb="Stop serving",
+    nouns=("adapter", "adapters"),
+    warning="Programs that use these names get an error until you serve them again.",
+    done="Stopped serving",
+    list_url_name="web:adapter_list",
+    list_title="Adapters",
+    find=_find,
+    act=_stop,
+)

@@ -1,0 +1,137 @@
+"""The list of datasets, each with its versions, the same rows as CSV, and deletion of several datasets at once."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from django.conf import settings
+from django.db.models import Q, QuerySet
+from django.http import HttpResponse, HttpResponseBase
+from django.views.decorators.http import require_http_methods, require_safe
+
+from apps.accounts.models import Organization
+from apps.accounts.roles import Permission, has_permission
+from apps.core.database.clock import db_now
+from apps.core.errors import InvalidValue
+from apps.core.http.confirmation import MAX_ROWS, AffectedRow, ConfirmedAction, confirm
+from apps.core.templatetags.ui import bytes_
+from apps.datasets import operations, queries
+from apps.datasets.lifecycle import UNVALIDATED, DatasetVersionStatus
+from apps.datasets.models import DatasetVersion
+from apps.finetuning.usage.quotas import get_quota
+from apps.finetuning.usage.storage import counted_bytes
+from apps.interfaces.web.datasets.viewer import chosen_model, model_options
+from apps.interfaces.web.datasets.views import IN_PARTS_FROM_BYTES, UploadForm, upload_command
+from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.interfaces.web.shell.listing import Filter, Listing, render_list
+
+_OLDER_SHOWN = 5
+_LIST = Listing[DatasetVersion](
+    name="datasets",
+    hint="Name, file or id",
+    url_name="web:dataset_list",
+    export_url_name="web:dataset_export",
+    searched=("dataset__name", "filename", "id"),
+    filters={
+        "status": Filter(
+            "State",
+            {
+                "": ("All", Q()),
+                "ready": ("Ready", Q(status=DatasetVersionStatus.READY)),
+                "invalid": ("Has errors", Q(status=DatasetVersionStatus.INVALID)),
+                "checking": ("Checking data", Q(status__in=UNVALIDATED)),
+            },
+        )
+    },
+    orders={
+        "": ("Newest first", ("-created_at", "-id")),
+        "oldest": ("Oldest first", ("created_at", "id")),
+        "name": ("By name", ("dataset_name", "id")),
+        "size": ("Largest first", ("-bytes", "-id")),
+    },
+)
+_EXPORTED = ("dataset", "version", "id", "filename", "status", "rows", "bytes", "jobs", "uploaded_at")
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def index(request: OrganizationRequest) -> HttpResponse:
+    """List the datasets by their newest version, with the tokens that a model counts in it."""
+    model = chosen_model(request)
+    models = {name: (label, Q()) for name, label in model_options()}
+    listing = replace(_LIST, filters={**_LIST.filters, "model": Filter("Count tokens for", models)})
+    page = listing.page(request, queries.list_newest(organization=request.organization))
+    counts = {count.version_id: count for count in queries.list_token_counts(versions=page.rows, base_model=model)}
+    older = queries.list_older(newest=page.rows, most=_OLDER_SHOWN)
+    context = {
+        "files": [
+            {"version": version, "count": counts.get(version.pk), "older": older[version.dataset_id]}
+            for version in page.rows
+        ],
+        "model": model,
+        "form": UploadForm(),
+        "parts_from_bytes": IN_PARTS_FROM_BYTES,
+        "max_upload_bytes": settings.MAX_UPLOAD_BYTES,
+        "may_write": has_permission(request.membership.role, Permission.DATASET_WRITE),
+        "is_live": any(version.status in UNVALIDATED for version in page.rows),
+        "command": upload_command(),
+        "storage": _storage(request.organization),
+    }
+    return render_list(request, "datasets/index.html", page, context)
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def export(request: OrganizationRequest) -> HttpResponseBase:
+    versions = queries.list_newest(organization=request.organization)
+    return _LIST.export(request, versions, header=_EXPORTED, cells=_exported)
+
+
+def _exported(version: Any) -> tuple[object, ...]:
+    return (
+        version.dataset.name, version.number, version.pk, version.filename, version.status,
+        "" if version.rows is None else version.rows, version.bytes, version.job_count, version.created_at.isoformat(),
+    )  # fmt: skip
+
+
+def _storage(organization: Organization) -> dict[str, int | None]:
+    limit_bytes = get_quota(organization=organization).storage_bytes
+    return {"used_bytes": counted_bytes(organization=organization), "limit_bytes": limit_bytes}
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@organization_view(Permission.DATASET_WRITE, is_sensitive=True)
+def delete_many(request: OrganizationRequest) -> HttpResponse:
+    return confirm(request, _DELETE)
+
+
+def _find(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]:
+    datasets: QuerySet[Any] = queries.list_datasets(organization=request.organization).filter(pk__in=ids)
+    found = list(datasets.values_list("pk", "name", "version_count", "bytes"))
+    if (files := sum(count for _, _, count, _ in found)) > MAX_ROWS:
+        raise InvalidValue(f"These datasets have {files} files. Choose fewer: at most {MAX_ROWS} are deleted at once.")
+    return [
+        AffectedRow(
+            pk, name, f"{f'Its {count} versions are' if count > 1 else 'Its file is'} deleted, {bytes_(size)} in all."
+        )
+        for pk, name, count, size in found
+    ]
+
+
+def _delete(request: OrganizationRequest, dataset_id: str) -> None:
+    operations.delete_dataset(
+        organization=request.organization, dataset_id=dataset_id, by=request.membership.user_id, now=db_now()
+    )
+
+
+_DELETE = ConfirmedAction[OrganizationRequest](
+    parameter="dataset",
+    verb="Delete",
+    nouns=("dataset", "datasets"),
+    warning="This cannot be undone. Adapters trained on these files are kept.",
+    done="Deleted",
+    list_url_name="web:dataset_list",
+    list_title="Datasets",
+    find=_find,
+    act=_delete,
+)

@@ -1,0 +1,204 @@
+"""What every list of the dashboard shares: search, filters and order in the address, pages, CSV, and saved views."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from django.db.models import Model, Q, QuerySet
+from django.http import HttpResponse, HttpResponseBase
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils.cache import patch_vary_headers
+from django.utils.http import urlencode
+
+from apps.accounts.models import SavedView
+from apps.accounts.queries import list_saved_views
+from apps.core.database.keyset import Order, beyond, find_place, reverse_of
+from apps.core.database.search import with_words
+from apps.core.http.csv_text import csv_chunks
+from apps.interfaces.web.shell.access import OrganizationRequest
+from apps.interfaces.web.shell.downloads import stream_download
+
+PAGE_ROWS = 25
+_MAX_CHARACTERS = 80
+_MAX_WORDS = 6
+_MAX_EXPORTED = 10_000
+Row = TypeVar("Row", bound=Model)
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A parameter that narrows a list. Each choice has a label and a condition; the first one is the default."""
+
+    label: str
+    choices: Mapping[str, tuple[str, Q]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing(Generic[Row]):
+    """One list: its addresses, the fields to search, the filters (the first one as tabs) and the orders.
+
+    The first order is the default.
+    """
+
+    name: str  # in the plural, as pages call the rows
+    hint: str
+    url_name: str
+    export_url_name: str
+    searched: tuple[str, ...]
+    filters: Mapping[str, Filter]
+    orders: Mapping[str, tuple[str, Order]]
+
+    def page(self, request: OrganizationRequest, rows: QuerySet[Row]) -> "ListPage[Row]":
+        """Return the page that the request asks for: the rows after `after` or before `before`, else the first ones."""
+        asked = self._read(request)
+        chosen = self._choose(rows, asked)
+        after, before = request.GET.get("after", ""), request.GET.get("before", "")
+        order = self.orders[asked["sort"]][1]
+        way = reverse_of(order) if before else order
+        place = find_place(chosen, before or after, order) if before or after else None
+        found = list(beyond(chosen, place, way).order_by(*way)[: PAGE_ROWS + 1]) if place else []
+        if not found:  # the first page, also where the named row or all rows beyond it are gone
+            place, before, after = None, "", ""
+            found = list(chosen.order_by(*order)[: PAGE_ROWS + 1])
+        has_more, found = len(found) > PAGE_ROWS, found[:PAGE_ROWS]
+        if before:
+            found.reverse()
+        return ListPage(
+            listing=self,
+            rows=found,
+            asked=asked,
+            cursor={"before": before} if before else {"after": after},
+            has_previous=has_more if before else place is not None,
+            has_next=bool(before) or has_more,
+            views=list_saved_views(membership=request.membership, listing=self.url_name),
+        )
+
+    def export(
+        self,
+        request: OrganizationRequest,
+        rows: QuerySet[Row],
+        *,
+        header: Sequence[str],
+        cells: Callable[[Row], Sequence[object]],
+    ) -> HttpResponseBase:
+        """Return the rows that the request asks for as a CSV file, at most `_MAX_EXPORTED`."""
+        asked = self._read(request)
+        found = list(self._choose(rows, asked).order_by(*self.orders[asked["sort"]][1])[:_MAX_EXPORTED])
+        return stream_download(
+            request,
+            csv_chunks(header, [cells(row) for row in found]),
+            filename=f"{self.name.replace(' ', '-').lower()}.csv",
+            content_type="text/csv; charset=utf-8",
+        )
+
+    def address(self, asked: Mapping[str, str], *, of: str = "") -> str:
+        """Return the address of the list, or of another page that reads the same query, without defaults."""
+        defaults = {"sort": next(iter(self.orders))} | {
+            name: next(iter(each.choices), "") for name, each in self.filters.items()
+        }
+        query = urlencode({name: value for name, value in asked.items() if value and value != defaults.get(name)})
+        return reverse(of or self.url_name) + (f"?{query}" if query else "")
+
+    def _read(self, request: OrganizationRequest) -> dict[str, str]:
+        """Return the words, the choice of each filter and the order; a value that is not offered counts as none."""
+
+        def choice(name: str, choices: Mapping[str, object]) -> str:
+            given = request.GET.get(name, "")
+            return given if given in choices else next(iter(choices), "")
+
+        words = request.GET.get("q", "").replace("\x00", "").strip()[:_MAX_CHARACTERS]
+        chosen = {name: choice(name, each.choices) for name, each in self.filters.items()}
+        return {"q": words, **chosen, "sort": choice("sort", self.orders)}
+
+    def _choose(self, rows: QuerySet[Row], asked: Mapping[str, str]) -> QuerySet[Row]:
+        for name, each in self.filters.items():
+            rows = rows.filter(each.choices[asked[name]][1]) if each.choices else rows
+        return with_words(rows, asked["q"].split()[:_MAX_WORDS], self.searched)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListPage(Generic[Row]):
+    """One page of a list, and everything that its head and its foot show."""
+
+    listing: Listing[Row]
+    rows: list[Row]
+    asked: Mapping[str, str]
+    cursor: Mapping[str, str]
+    has_previous: bool
+    has_next: bool
+    views: QuerySet[SavedView]
+
+    @property
+    def address(self) -> str:
+        """The address of this very page, for htmx to ask again."""
+        return self.listing.address({**self.asked, **self.cursor})
+
+    @property
+    def export_url(self) -> str:
+        return self.listing.address(self.asked, of=self.listing.export_url_name)
+
+    @property
+    def previous(self) -> str:
+        """The address of the page before; "" if this is the first one."""
+        return self.listing.address({**self.asked, "before": str(self.rows[0].pk)}) if self.has_previous else ""
+
+    @property
+    def next(self) -> str:
+        return self.listing.address({**self.asked, "after": str(self.rows[-1].pk)}) if self.has_next else ""
+
+    @property
+    def query(self) -> str:
+        """What is asked of the list, as a query string; "" for the whole list in its usual order."""
+        return self.listing.address(self.asked).partition("?")[2]
+
+    @property
+    def tabs(self) -> list[dict[str, Any]]:
+        name, tabs = next(iter(self.listing.filters.items()))
+        return [
+            {
+                "label": label,
+                "url": self.listing.address({**self.asked, name: value}),
+                "current": value == self.asked[name],
+            }
+            for value, (label, _) in tabs.choices.items()
+        ]
+
+    @property
+    def tabs_label(self) -> str:
+        return next(iter(self.listing.filters.values())).label
+
+    @property
+    def tab(self) -> tuple[str, str]:
+        """The parameter that the tabs set, and its value."""
+        name = next(iter(self.listing.filters))
+        return name, self.asked[name]
+
+    @property
+    def selects(self) -> list[dict[str, Any]]:
+        """The filters beside the tabs, and the order."""
+        others = list(self.listing.filters.items())[1:]
+        fields = [
+            (name, each.label, [(value, label) for value, (label, _) in each.choices.items()]) for name, each in others
+        ]
+        fields.append(("sort", "Order", [(value, label) for value, (label, _) in self.listing.orders.items()]))
+        return [
+            {"name": name, "label": label, "options": options, "value": self.asked[name]}
+            for name, label, options in fields
+            if len(options) > 1
+        ]
+
+
+def render_list(
+    request: OrganizationRequest,
+    template: str,
+    page: ListPage[Any],
+    context: Mapping[str, object],
+    *,
+    status: int = 200,
+) -> HttpResponse:
+    """Return the page of a list; htmx gets its partial `table` alone."""
+    part = "#table" if request.htmx else ""
+    response = render(request, template + part, {"list": page, **context}, status=status)
+    patch_vary_headers(response, ["HX-Request"])
+    return response

@@ -1,0 +1,60 @@
+"""Lists in a real browser: keys move between rows, and picked rows lead to one page that asks for their name."""
+
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from apps.accounts.models import ApiKey, Membership, Organization, User
+from apps.accounts.operations import save_view
+from tests.factories.accounts import make_key
+from tests.factories.datasets import make_ready_version
+from tests.support.browser import WIDTHS, check_page
+
+Open = Callable[..., Page]
+
+
+@pytest.fixture
+def lists(transactional_db: None, organization: Organization, alice: User) -> Organization:
+    """Two keys, a dataset with two versions, and a saved view of it."""
+    for _ in range(2):
+        make_key(organization, alice)
+        make_ready_version(organization, dataset_name="cards")
+    membership = Membership.objects.get(user=alice)
+    save_view(membership=membership, listing="web:dataset_list", name="Cards", query="q=cards")
+    return organization
+
+
+def test_keys_move_between_rows_and_picked_rows_are_revoked_after_the_number(
+    open_page: Open, lists: Organization, alice: User
+) -> None:
+    page = open_page("/keys", user=alice)
+    picks = page.locator("tbody .pick")
+
+    page.keyboard.press("j")
+    expect(picks.first).to_be_focused()
+    page.keyboard.press("j")
+    expect(picks.nth(1)).to_be_focused()
+    page.keyboard.press("/")
+    expect(page.get_by_label("Search API keys")).to_be_focused()
+    page.get_by_label("Choose all on this page").check()
+    page.get_by_role("button", name="Revoke", exact=True).click()
+
+    expect(page.locator("h1")).to_have_text("Revoke 2 API keys?")
+    check_page(page, WIDTHS)
+    page.get_by_label("Type 2 API keys to confirm").fill("2 API keys")
+    page.get_by_role("button", name="Revoke 2 API keys").click()
+    expect(page.get_by_text("Revoked 2 API keys.")).to_be_visible()
+    assert not ApiKey.objects.filter(revoked_at=None, kind="secret").exists()
+
+
+def test_a_list_with_filters_views_and_older_versions_is_accessible_and_fits(
+    open_page: Open, lists: Organization, alice: User
+) -> None:
+    page = open_page("/datasets", user=alice)
+    page.get_by_role("link", name="Cards", exact=True).click()
+    page.get_by_text("Older versions").click()
+    page.get_by_text("Save this view").click()
+
+    expect(page.get_by_role("link", name="Version 1")).to_be_visible()
+    check_page(page, WIDTHS)

@@ -1,0 +1,86 @@
+"""Actions on several rows: the page says what will happen, the name is typed, and each refusal has its reason."""
+
+import html
+from urllib.parse import urlencode
+
+import pytest
+
+from apps.accounts.models import ApiKey, Membership
+from apps.core.http.confirmation import MAX_ROWS
+from apps.datasets.models import Dataset, DatasetVersion
+from apps.finetuning.models import FineTuningJob
+from tests.factories.accounts import make_key
+from tests.factories.datasets import make_ready_version
+
+pytestmark = pytest.mark.django_db
+
+
+def text(response) -> str:
+    return html.unescape(response.content.decode())
+
+
+def test_jobs_are_cancelled_together_and_the_ones_that_ended_are_refused(floor, claim, client_for, bob, vera) -> None:
+    done = floor.job(suffix="triage")
+    claim().succeed(floor.base_model)
+    queued = floor.job(suffix="refunds")
+    client, jobs = client_for(bob), [done.pk, queued.pk]
+    page = text(client.get("/jobs/cancel", {"job": jobs}))
+
+    assert "Cancel 2 fine-tunes?" in page
+    assert "It has ended as succeeded" in page and "It leaves the queue. You pay nothing" in page
+    assert client_for(vera).post("/jobs/cancel", {"job": jobs, "confirm": "2 fine-tunes"}).status_code == 403
+    assert client.post("/jobs/cancel", {"job": jobs, "confirm": "yes"}).status_code == 422
+    assert FineTuningJob.objects.get(pk=queued.pk).status == "queued"
+
+    answer = client.post("/jobs/cancel", {"job": jobs, "confirm": "2 fine-tunes"})
+
+    assert answer.headers["Location"] == f"/jobs/cancel?job={done.pk}"  # to reload it repeats nothing
+    after = text(client.get(answer.headers["Location"]))
+    assert "Cancelling refunds." in after and "it has ended as succeeded" in after
+    assert "to confirm" not in after
+    assert FineTuningJob.objects.get(pk=queued.pk).status == "cancelled"
+
+
+def test_datasets_are_deleted_with_all_their_versions_or_stay_whole(floor, organization, client_for, bob) -> None:
+    used = floor.job().training_file
+    make_ready_version(organization, dataset_name=used.dataset.name)
+    free = make_ready_version(organization, dataset_name="cards")
+    make_ready_version(organization, dataset_name="cards")
+    client, datasets = client_for(bob), [used.dataset_id, free.dataset_id]
+    assert "Its 2 versions are deleted" in text(client.get("/datasets/delete", {"dataset": datasets}))
+
+    after = client.post("/datasets/delete", {"dataset": datasets, "confirm": "2 datasets"}, follow=True)
+
+    assert "still uses this file" in text(after)
+    assert list(Dataset.objects.filter(deleted_at=None)) == [used.dataset]
+    assert DatasetVersion.objects.filter(dataset=used.dataset, deleted_at=None).count() == 2
+
+
+def test_a_member_revokes_their_own_keys_and_reads_why_others_stay(organization, client_for, alice, bob) -> None:
+    mine, other = make_key(organization, bob, scopes=frozenset({"view"})).key, make_key(organization, alice).key
+
+    after = client_for(bob).post("/keys/revoke", {"key": [mine.pk, other.pk], "confirm": "2 API keys"}, follow=True)
+
+    assert "Only an owner or admin may revoke" in text(after)
+    assert list(ApiKey.objects.filter(revoked_at=None)) == [other]
+
+
+def test_at_most_a_hundred_rows_are_taken_and_at_least_one(organization, client_for, bob) -> None:
+    client = client_for(bob)
+
+    for keys in ([], [f"key_{number}" for number in range(MAX_ROWS + 1)]):
+        answer = client.get(f"/keys/revoke?{urlencode({'key': keys}, doseq=True)}", follow=True)
+        assert answer.redirect_chain == [("/keys", 302)]
+        assert "Choose between 1 and 100 API keys" in text(answer)
+    assert client.get("/keys/revoke?key=key_1").status_code == 404
+
+
+def test_a_member_is_removed_after_the_name_and_only_by_a_role_that_may(organization, client_for, alice, bob) -> None:
+    owner = Membership.objects.get(user=alice)
+    member = Membership.objects.get(user=bob)
+
+    refused = client_for(bob).post("/members/remove", {"member": owner.pk, "confirm": str(alice)}, follow=True)
+    assert "does not allow managing members" in text(refused)
+    assert client_for(alice).post("/members/remove", {"member": member.pk}).status_code == 422
+    client_for(alice).post("/members/remove", {"member": member.pk, "confirm": str(bob)})
+    assert list(Membership.objects.filter(organization=organization)) == [owner]

@@ -1,0 +1,148 @@
+"""Every list: search, filters, order and pages by the address, the same rows as CSV, and views that a member saves."""
+
+import html
+import re
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from apps.accounts.models import ApiKey, Membership, SavedView
+from apps.accounts.operations import MAX_SAVED_VIEWS, remove_member, save_view
+from apps.core.database.clock import db_now
+from apps.datasets.models import DatasetVersion
+from apps.interfaces.web.shell import listing
+from apps.serving.operations import deploy
+from tests.factories.accounts import make_key, make_member
+from tests.factories.datasets import make_ready_version, make_version
+from tests.factories.serving import make_version as make_adapter_version
+
+pytestmark = pytest.mark.django_db
+
+
+def text(client, path: str) -> str:
+    response = client.get(path)
+    assert response.status_code == 200
+    return html.unescape(response.content.decode())
+
+
+def rows(client, path: str) -> list[str]:
+    """Return the names in the list, in their order."""
+    return re.findall(r'class="name"[^>]*>([^<]+)<', text(client, path).partition('id="content"')[2])
+
+
+def csv(client, path: str) -> list[list[str]]:
+    return [line.split(",") for line in b"".join(client.get(path).streaming_content).decode().splitlines()]
+
+
+def test_datasets_are_one_row_each_with_their_versions_under_it(organization, client_for, bob) -> None:
+    for name in ("cards", "bills", "cards"):
+        make_ready_version(organization, dataset_name=name, filename=f"{name}.jsonl")
+    first, second = DatasetVersion.objects.filter(dataset__name="cards").order_by("number")
+    client = client_for(bob)
+
+    assert rows(client, "/datasets") == ["cards", "bills"]
+    assert rows(client, "/datasets?sort=name") == ["bills", "cards"]
+    assert rows(client, "/datasets?q=bill") == ["bills"]
+    page = text(client, "/datasets?q=cards")
+    assert page.index(f"/datasets/{second.pk}") < page.index(f"/datasets/{first.pk}")
+    assert [row[:2] for row in csv(client, "/datasets/export?sort=name")[1:]] == [["bills", "1"], ["cards", "2"]]
+
+
+def test_datasets_are_filtered_by_the_state_of_their_newest_version(organization, client_for, bob) -> None:
+    make_ready_version(organization, dataset_name="cards")
+    make_version(organization, dataset_name="new")
+    client = client_for(bob)
+
+    assert rows(client, "/datasets?status=ready") == ["cards"]
+    assert rows(client, "/datasets?status=checking") == ["new"]
+    assert "Nothing matches" in text(client, "/datasets?status=invalid")
+    assert rows(client, "/datasets?status=other") == ["new", "cards"]
+
+
+def test_adapters_are_filtered_by_whether_they_are_served(floor, organization, client_for, bob) -> None:
+    served, other = (make_adapter_version(organization, floor.base_model) for _ in range(2))
+    deploy(version=served, by="system")
+    client = client_for(bob)
+
+    on, off = text(client, "/adapters?serving=on"), text(client, "/adapters?serving=off")
+    assert served.model_name in on and other.model_name not in on
+    assert served.model_name not in off and other.model_name in off
+    assert [row[0] for row in csv(client, f"/adapters/export?q={other.model_name}")[1:]] == [other.pk]
+
+
+def test_keys_and_members_are_searched_and_filtered(organization, client_for, alice, bob, vera) -> None:
+    nightly, old = (make_key(organization, alice).key for _ in range(2))
+    ApiKey.objects.filter(pk=nightly.pk).update(name="nightly")
+    ApiKey.objects.filter(pk=old.pk).update(name="old", expires_at="2020-01-01T00:00Z")
+    client = client_for(bob)
+
+    assert rows(client, "/keys?sort=name") == ["nightly", "old"]
+    assert rows(client, "/keys?status=expired") == ["old"]
+    assert rows(client, "/keys?q=night") == ["nightly"]
+    assert [row[1] for row in csv(client, "/keys/export?status=active")[1:]] == ["nightly"]
+    assert rows(client, "/members?role=viewer") == [str(vera)]
+    assert rows(client, f"/members?q={bob.email}") == [str(bob)]
+    assert [row[1] for row in csv(client, "/members/export?role=owner")[1:]] == [alice.email]
+
+
+def test_pages_follow_the_last_row_and_lead_back(organization, client_for, alice, monkeypatch) -> None:
+    monkeypatch.setattr(listing, "PAGE_ROWS", 2)
+    for name in "edcba":
+        make_member(organization, "viewer", f"viewer-{name}")
+    client = client_for(alice)
+    path = "/members?role=viewer&sort=name"
+    seen, pages = [], []
+    while path:
+        pages.append(path)
+        seen.append(rows(client, path))
+        path = "".join(re.findall(r'href="([^"]+)"\s+rel="next"', text(client, path)))
+
+    assert [len(page) for page in seen] == [2, 2, 1]
+    found = [name for page in seen for name in page]
+    assert found == sorted(found)
+    back = re.findall(r'href="([^"]+)"\s+rel="prev"', text(client, pages[2]))
+    assert rows(client, back[0]) == seen[1]
+    assert parse_qs(urlsplit(back[0]).query)["role"] == ["viewer"]
+    assert rows(client, "/members?role=viewer&sort=name&after=mem_gone") == seen[0]
+
+
+def test_a_view_is_a_link_above_its_list_for_the_member_who_saved_it(organization, client_for, alice, bob) -> None:
+    client = client_for(bob)
+    page = text(client, "/members?role=viewer&q=x")
+    query = re.search(r'name="query" value="([^"]+)"', page)[1]
+
+    saved = client.post("/views", {"listing": "web:member_list", "name": " My  viewers ", "query": query})
+    assert saved.headers["Location"] == f"/members?{query}"
+    assert f'href="/members?{query}"' in text(client, "/members") and "My viewers" in text(client, "/members")
+    assert "My viewers" not in text(client, "/keys") + text(client_for(alice), "/members")
+
+    view = SavedView.objects.get()
+    assert client_for(alice).post(f"/views/{view.pk}/delete").status_code == 403
+    assert client.post(f"/views/{view.pk}/delete").headers["Location"] == "/members"
+    assert not SavedView.objects.exists()
+
+
+def test_a_view_has_a_name_a_list_and_a_limit(organization, client_for, bob) -> None:
+    client = client_for(bob)
+    view = {"listing": "web:job_list", "name": "failed", "query": "status=failed"}
+
+    assert client.post("/views", view | {"listing": "staff:job_list"}).status_code == 404
+    for broken in ({"name": " "}, {"name": "x" * 61}, {"query": ""}, {"query": "q=" + "x" * 600}):
+        assert client.post("/views", view | broken).status_code == 302
+    assert not SavedView.objects.exists()
+    membership = Membership.objects.get(user=bob)
+    for number in range(MAX_SAVED_VIEWS):
+        save_view(membership=membership, listing="web:job_list", name=f"view {number}", query="q=x")
+    refused = client.post("/views", view, follow=True)
+    assert "at most 20 saved views" in refused.content.decode()
+    client.post("/views", view | {"name": "view 3"})
+    assert SavedView.objects.get(name="view 3").query == "status=failed"
+
+
+def test_the_views_of_a_member_go_with_them(organization, alice, bob) -> None:
+    membership = Membership.objects.get(user=bob)
+    save_view(membership=membership, listing="web:job_list", name="failed", query="status=failed")
+
+    remove_member(organization=organization, membership_id=membership.pk, by=alice, now=db_now())
+
+    assert not SavedView.objects.exists()
