@@ -20,6 +20,7 @@ from apps.datasets.problems import MIN_ROWS, LineError
 from apps.datasets.rows import kind_of
 from apps.interfaces.web.charts.histograms import histogram
 from apps.interfaces.web.datasets.preparation import is_ready, is_uncounted, prepare
+from apps.interfaces.web.datasets.address import Address, chosen_model, find_compared, read_address
 from apps.interfaces.web.datasets.price import least_nano, training_draft
 from apps.interfaces.web.datasets.viewer import (
     HELD_OUT,
@@ -27,13 +28,9 @@ from apps.interfaces.web.datasets.viewer import (
     NEARLY_SHARED,
     OVER,
     SHARED,
-    Address,
     RowContext,
-    chosen_model,
     cut_at,
-    find_compared,
     look,
-    read_address,
     viewer_context,
 )
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
@@ -282,7 +279,7 @@ def _shared_urls(address: Address, other: DatasetVersion) -> tuple[str, str]:
 
 
 def _find(address: Address, code: str) -> str:
-    return address.url(find=str(code), first=1, line=1)
+    return address.url(find=str(code), q="", first=1, line=1)
 
 
 def _plural(count: int, word: str) -> str:

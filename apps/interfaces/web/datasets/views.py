@@ -20,7 +20,7 @@ from apps.datasets.intake import versions as intake
 from apps.datasets.lifecycle import UNVALIDATED
 from apps.finetuning.usage.quotas import get_quota
 from apps.finetuning.usage.storage import counted_bytes
-from apps.interfaces.web.datasets.viewer import chosen_model, model_options
+from apps.interfaces.web.datasets.address import chosen_model, model_options
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
 IN_PARTS_FROM_BYTES = 32 * 1024**2  # smaller files go in one request: it is quicker, and sending it again costs little
