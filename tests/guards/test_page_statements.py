@@ -76,6 +76,7 @@ STATEMENTS: dict[str, int] = {
     "web:dataset_detail": 20,
     "web:dataset_download": 9,
     "web:dataset_list": 24,
+    "web:dataset_repair": 10,
     "web:dataset_upload": 9,
     "web:dataset_upload_state": 8,
     "web:help": 14,

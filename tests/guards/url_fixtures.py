@@ -138,7 +138,7 @@ URLS: dict[str, Url] = {
     "web:dataset_upload_complete": page(post=P.DATASET_WRITE, ids=UPLOAD),
     "web:dataset_upload_cancel": page(post=P.DATASET_WRITE, ids=UPLOAD),
     "web:dataset_columns": page(get=P.DATASET_WRITE, post=P.DATASET_WRITE, ids=FILE),
-    "web:dataset_repair": page(post=P.DATASET_WRITE, ids=FILE),
+    "web:dataset_repair": page(get=P.DATASET_WRITE, post=P.DATASET_WRITE, ids=FILE),
     "web:dataset_dismiss": page(post=P.DATASET_WRITE, ids=FILE),
     "web:dataset_delete": page(get=P.DATASET_WRITE, post=P.DATASET_WRITE, ids=FILE),
     "web:job_list": page(get=P.VIEW),
