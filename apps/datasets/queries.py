@@ -1,7 +1,7 @@
 """Queries on datasets: lists, one version, its rows, and the rows as a base model sees them."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 
 import msgspec
@@ -191,19 +191,20 @@ def download_url(*, version: DatasetVersion) -> str:
 
 def read_rows(*, version: DatasetVersion, first_line: int = 1, limit: int = 20) -> list[RowPreview]:
     """Return up to `limit` rows from line `first_line` on, reading little more of the file than necessary."""
-    first_line = max(1, first_line)
-    index = min((first_line - 1) // LINES_PER_OFFSET, max(0, len(version.line_offsets) - 1))
+    kind = kind_of(version)
+    lines = iterate_lines(version=version, first_line=first_line)
+    return [preview_of(line, kind) for line in islice(lines, limit)]
+
+
+def iterate_lines(*, version: DatasetVersion, first_line: int = 1) -> Iterator[Line]:
+    """Yield the lines that are not blank from `first_line` on. The index of lines finds the first one."""
+    index = max(0, min((first_line - 1) // LINES_PER_OFFSET, len(version.line_offsets) - 1))
     offset = version.line_offsets[index] if version.line_offsets else 0
     before = index * LINES_PER_OFFSET
-    previews: list[RowPreview] = []
-    kind = kind_of(version)
     with store().open_stream(version.data_key, offset=offset) as stream:
         for line in split_lines(read_chunks(stream), max_line_bytes=MAX_LINE_BYTES):
             if before + line.number >= first_line:
-                previews.append(_preview(Line(before + line.number, line.data, line.is_too_long), kind))
-            if len(previews) == limit:
-                break
-    return previews
+                yield Line(before + line.number, line.data, line.is_too_long)
 
 
 def find_system_message(*, version: DatasetVersion) -> str:
@@ -212,7 +213,7 @@ def find_system_message(*, version: DatasetVersion) -> str:
     with store().open_stream(version.data_key) as stream:
         head = stream.read(_SAMPLED_BYTES)
     for line in islice(split_lines([head], max_line_bytes=MAX_LINE_BYTES), _SAMPLED_ROWS):
-        preview = _preview(line, kind)
+        preview = preview_of(line, kind)
         if preview.row is not None:  # the last line may be cut
             found[_system_message_of(preview.row)] += 1
     message = max(found, key=lambda text: found[text], default="")
@@ -228,7 +229,8 @@ def _system_message_of(row: Row) -> str:
             return ""
 
 
-def _preview(line: Line, kind: RowKind) -> RowPreview:
+def preview_of(line: Line, kind: RowKind) -> RowPreview:
+    """Return a line as a page shows it."""
     raw = line.data[: 4 * _RAW_LIMIT_CHARS].decode("utf-8", "replace")[:_RAW_LIMIT_CHARS]
     if line.is_too_long:
         return RowPreview(line=line.number, raw=raw, error=too_long(line.number))

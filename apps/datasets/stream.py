@@ -1,7 +1,8 @@
 """Byte streams of a dataset's file: hashing, peeking, line offsets, and a limit on expansion."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 
 from apps.datasets.problems import FileErrorCode, Rejected
 
@@ -76,6 +77,46 @@ class LineOffsets:
         self._lines += left
         self._size += len(chunk)
         return chunk
+
+
+def replace_line(chunks: Chunks, number: int, data: bytes) -> Iterator[bytes]:
+    """Yield a stream with `data` in place of one line and its line break. Lines are numbered from 1."""
+    line = 1  # in which the rest of the stream begins
+    for chunk in chunks:
+        rest = chunk
+        if line < number:
+            skipped = min(number - line, rest.count(b"\n"))
+            position = 0
+            for _ in range(skipped):
+                position = rest.index(b"\n", position) + 1
+            line += skipped
+            if line < number:
+                position = len(rest)
+            yield rest[:position]
+            rest = rest[position:]
+        if line == number:
+            end = rest.find(b"\n") + 1
+            if not end:
+                continue  # more of the old line, which is left out
+            yield data
+            line, rest = line + 1, rest[end:]
+        yield rest
+    if line == number:  # the last line has no line break
+        yield data
+
+
+def select_lines(chunks: Chunks, is_selected: Sequence[bool]) -> Iterator[bytes]:
+    """Yield the selected lines of a stream, a chunk's at a time. Blank lines are left out and do not count."""
+    at, pending = 0, b""
+    for chunk in chain(chunks, [b"\n"]):
+        *lines, pending = (pending + chunk).split(b"\n")
+        kept = []
+        for line in lines:
+            if line.strip():
+                if is_selected[at]:
+                    kept.append(line.rstrip(b"\r") + b"\n")
+                at += 1
+        yield b"".join(kept)
 
 
 def limited_expansion(expand: Callable[[Chunks], Iterator[bytes]], chunks: Chunks) -> Iterator[bytes]:

@@ -10,10 +10,10 @@ from apps.catalog.queries import list_base_models
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.datasets import operations
-from apps.datasets.inspection import comparisons, inspections
+from apps.datasets.inspection import changes, comparisons, inspections
 from apps.datasets.intake import orphans, uploads
 from apps.datasets.intake.lanes import SMALL_SECONDS, TakesLong
-from apps.datasets.lifecycle import DatasetVersionStatus
+from apps.datasets.lifecycle import UNVALIDATED, DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.datasets.validation import leases
 
@@ -30,6 +30,14 @@ def compare(version_id: str, other_id: str) -> None:
     found = DatasetVersion.objects.in_bulk([version_id, other_id])
     if len(found) == 2:
         comparisons.compare_versions(version=found[version_id], other=found[other_id])
+
+
+def compare_rows(version_id: str, since_id: str) -> None:
+    """Find the rows that differ between two versions of a dataset, unless one is gone or is being validated."""
+    found = DatasetVersion.objects.exclude(status__in=(*UNVALIDATED, DatasetVersionStatus.DELETED))
+    pair = found.in_bulk([version_id, since_id])
+    if len(pair) == 2:
+        changes.store_changes(version=pair[version_id], since=pair[since_id])
 
 
 def count(version_id: str, base_model_id: str) -> None:

@@ -92,7 +92,11 @@ def test_every_page_is_accessible_and_fits(open_page: Open, alice: User) -> None
     organization = alice.memberships.get().organization
     good = make_ready_version(organization)
     bad = make_ready_version(organization, jsonl() + BAD_LINE, filename=f"{'long-' * 20}.jsonl")
-    paths = ["", "/upload", f"/{good.pk}", f"/{good.pk}?view=tokens", f"/{bad.pk}?line=13", f"/{good.pk}/delete"]
+    longer = make_ready_version(organization, jsonl(14))
+    paths = [
+        "", "/upload", f"/{good.pk}", f"/{good.pk}?view=tokens", f"/{bad.pk}?line=13", f"/{good.pk}/delete",
+        f"/{good.pk}?q=card", f"/{good.pk}/row?line=1", f"/{longer.pk}/changes", f"/{bad.pk}/repair",
+    ]  # fmt: skip
 
     page = open_page("/datasets", user=alice)
     for path in paths:

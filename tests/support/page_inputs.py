@@ -18,7 +18,10 @@ PAGES = [
     ("/datasets", ("status", "model", "after", "before", "q", "sort")),
     ("/datasets/export", ("status", "q", "sort")),
     ("/datasets/delete", ("dataset",)),
-    ("/datasets/{file}", ("model", "view", "line", "limit", "find", "against", "train_on", "list")),
+    ("/datasets/{file}", ("model", "view", "line", "limit", "find", "against", "train_on", "list", "q", "first")),
+    ("/datasets/{file}/changes", ("since", "show", "skip")),
+    ("/datasets/{file}/repair", ("mode", "skip")),
+    ("/datasets/{file}/row", ("line",)),
     ("/datasets/{file}/columns", ("format", "mapping")),
     (
         "/jobs/new",
@@ -95,6 +98,8 @@ FORMS = [
     ("/playground/saved/delete", {}, ("conversation",)),
     ("/datasets/{file}/columns", {}, ("format", "messages", "mapping")),
     ("/datasets/{file}/delete", {}, ("confirm",)),
+    ("/datasets/{file}/row", {"newest": "1"}, ("row", "newest", "action")),
+    ("/datasets/{file}/split", {"share": "20", "seed": "42"}, ("share", "seed")),
     ("/jobs/new", {}, ("cap_nano", "once", "training_file", "seed", "suffix")),
 ]
 

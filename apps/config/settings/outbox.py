@@ -16,6 +16,7 @@ OUTBOX_TOPICS = {
     "billing.report": Topic("apps.billing.invoices.mail.send_report", lane="mail"),
     "budget.exhausted": Topic("apps.finetuning.tasks.pause_over_budget", is_urgent=True),
     "checkpoint.named": Topic("apps.finetuning.tasks.serve_named_checkpoint"),
+    "dataset.changes": Topic("apps.datasets.tasks.compare_rows", lane="data-middle"),
     "dataset.compare": Topic("apps.datasets.tasks.compare", lane="data-middle"),
     "dataset.count": Topic("apps.datasets.tasks.count", lane="data-middle"),
     "dataset.inspect": Topic("apps.datasets.tasks.inspect", lane="data-middle"),

@@ -29,7 +29,7 @@ from apps.datasets.lifecycle import VERSION_TRANSITIONS, DatasetVersionStatus
 from apps.datasets.models import Dataset, DatasetVersion
 from apps.datasets.validation.formats import Mapping
 from apps.datasets.validation.layout import FileLayout
-from apps.datasets.validation.repair import FIT, RepairMode
+from apps.datasets.validation.repair import COPY, FIT, RepairMode
 
 PURPOSES = ("fine-tune", "evals")
 MAX_FILE_BYTES = 512 * 1024 * 1024  # OpenAI's own limit for a file in one request
@@ -189,11 +189,17 @@ def _storage_full(left_bytes: int) -> StorageFull:
 def _register(version: DatasetVersion, stored: StoredObject, name: str, upload_id: str) -> DatasetVersion:
     lock_storage(version.organization_id)
     require_storage(organization=version.organization_id, wanted_bytes=stored.bytes, but_upload=upload_id)
-    version.dataset, _ = Dataset.objects.get_or_create(
-        organization_id=version.organization_id, name=name, deleted_at=None, defaults={"created_by": version.created_by}
-    )
+    version.dataset = _dataset(version, name)
     version.bytes, version.sha256 = stored.bytes, stored.sha256
     return _save_next(version, "dataset.uploaded", filename=version.filename, bytes=stored.bytes, sha256=stored.sha256)
+
+
+def _dataset(version: DatasetVersion, name: str) -> Dataset:
+    """Return the organization's dataset of this name, created for the version if there is none."""
+    dataset, _ = Dataset.objects.get_or_create(
+        organization_id=version.organization_id, name=name, deleted_at=None, defaults={"created_by": version.created_by}
+    )
+    return dataset
 
 
 def _save_next(version: DatasetVersion, action: str, **details: object) -> DatasetVersion:
@@ -256,7 +262,7 @@ def repair_version(
         raise NotRepairable("The file cannot be read as rows, so there are none to repair: see its first problem.")
     if not version.has_bad_rows:
         raise NotRepairable("The file has no bad rows, only too few: add more and upload it again.")
-    return _derive(version, mode, by=by, now=now)
+    return derive(version, mode, by=by, now=now)
 
 
 @transaction.atomic
@@ -273,25 +279,46 @@ def fit_version(
     """
     if version.status != DatasetVersionStatus.READY:
         raise NotRepairable(f"{version.pk} is {version.status}: repair its own bad rows first.")
-    return _derive(version, FIT, by=by, now=now, layout=FileLayout(fits=base_model.pk))
+    return derive(version, FIT, by=by, now=now, layout=FileLayout(fits=base_model.pk))
 
 
-def _derive(
+def derive(
     version: DatasetVersion,
     mode: str,
     *,
     by: str,
     now: datetime.datetime,
     layout: FileLayout | None = None,
+    row: bytes | None = None,
+    part: str = "",
 ) -> DatasetVersion:
+    """Save the dataset's next version, which a task writes from this one in the way that `mode` says.
+
+    `row` is the new text of an edited row, empty for a deleted one. A `part` of a version belongs to a dataset of its
+    own, whose name ends with this word. Raises StorageFull.
+    """
     lock_storage(version.organization_id)
-    require_storage(organization=version.organization_id, wanted_bytes=version.data_bytes)
-    filename = _EXTENSIONS.sub("", version.filename)[: _FILENAME_LIMIT - 20] + ".jsonl"
+    is_copy = mode == COPY
+    require_storage(organization=version.organization_id, wanted_bytes=version.bytes if is_copy else version.data_bytes)
+    filename = version.filename
+    if not is_copy:
+        filename = _EXTENSIONS.sub("", filename)[: _FILENAME_LIMIT - 30] + (part and f"-{part}") + ".jsonl"
     arrival = Arrival(filename=filename, purpose=version.purpose, by=by, now=now)
-    repaired = new_version(organization=version.organization_id, arrival=arrival)
-    repaired.dataset, repaired.derived_from, repaired.repair = version.dataset, version, mode
-    repaired.expires_at, repaired.bytes, repaired.layout = version.expires_at, 0, layout or FileLayout()
-    return _save_next(repaired, "dataset.repaired", source=version.pk, mode=mode)
+    derived = new_version(organization=version.organization_id, arrival=arrival)
+    derived.dataset, derived.derived_from, derived.repair = version.dataset, version, mode
+    if part:
+        name = f"{version.dataset.name[: _NAME_LIMIT - len(part) - 1]} {part}"
+        derived.dataset = _dataset(derived, name)
+    derived.expires_at, derived.bytes, derived.layout = version.expires_at, 0, layout or FileLayout()
+    derived.given_mapping = version.given_mapping if is_copy else None
+    if row is not None:  # if the transaction fails, the sweep of orphans deletes it
+        store().put_stream(row_key(derived), [row + b"\n" if row else b""])
+    return _save_next(derived, "dataset.repaired", source=version.pk, mode=mode)
+
+
+def row_key(version: DatasetVersion) -> str:
+    """Return the object with the row that replaces the edited one."""
+    return object_key(version.organization_id, "datasets", version.pk, "row.jsonl")
 
 
 def remap_version(

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from apps.contracts.split import Split
 from apps.datasets.validation.formats import Mapping
 
 
@@ -9,7 +10,8 @@ class FileLayout(msgspec.Struct, frozen=True, kw_only=True):
     """What a file is. `sample` holds its first rows, cut for display; `columns` their names.
 
     A repaired file has counts of the rows that were `repaired` and `dropped`. `fits` is the id of the base model whose
-    chat template chose the rows, if one did.
+    chat template chose the rows, if one did. `edited_line` is the line that was replaced or deleted, if one was.
+    `split` chose the rows of a part of another version.
     """
 
     container: str = ""
@@ -21,3 +23,5 @@ class FileLayout(msgspec.Struct, frozen=True, kw_only=True):
     repaired: int = 0
     dropped: int = 0
     fits: str = ""
+    edited_line: int = 0
+    split: Split | None = None

@@ -15,17 +15,19 @@ from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.database.transitions import try_advance
 from apps.core.messages import outbox
-from apps.core.objects.store import ObjectMissing, StoredObject, object_key, read_chunks, store
+from apps.core.objects.store import ObjectMissing, StoredObject, object_key, read_chunks, read_object, store
+from apps.datasets.inspection import inspections
 from apps.datasets.intake.lanes import SMALL_SECONDS, ReadingTime, TakesLong, lane_of
-from apps.datasets.intake.versions import StorageFull, ask_for_long_validation, limited
+from apps.datasets.intake.versions import StorageFull, ask_for_long_validation, limited, row_key
 from apps.datasets.lifecycle import UNVALIDATED, VERSION_TRANSITIONS, DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.datasets.problems import FileErrorCode, LineError, Rejected, as_json
 from apps.datasets.rows import kind_of
+from apps.datasets.stream import replace_line, select_lines
 from apps.datasets.validation.formats import read_mapping
-from apps.datasets.validation.repair import FIT, REPAIRS, RepairMode
+from apps.datasets.validation.repair import COPY, EDIT, FIT, HELD, REPAIRS, TRAINED, RepairMode
 from apps.datasets.validation.template_fit import RenderableRows
-from apps.datasets.validation.validator import FileValidator, ValidationReport
+from apps.datasets.validation.validator import FileValidator, ValidationReport, watched
 
 MAX_ATTEMPTS = 5
 LEASE = datetime.timedelta(seconds=60)
@@ -98,11 +100,11 @@ def _watch(byte_count: int, lease: "_Lease") -> Callable[[], None]:
 
 
 def _write_repaired(version: DatasetVersion, lease: "_Lease") -> None:
-    """Write the bytes of a version that repairs another, unless they exist."""
+    """Write the bytes of a version that is made from another, unless they exist."""
     source = version.derived_from
     if not version.repair or version.sha256 or source is None:
         return
-    write = _fit if version.repair == FIT else _repair
+    write = {FIT: _fit, EDIT: _edit, COPY: _copy, TRAINED: _part, HELD: _part}.get(version.repair, _repair)
     stored, repaired, dropped = write(version, source, lease)
     version.bytes, version.sha256 = stored.bytes, stored.sha256
     version.layout = msgspec.structs.replace(version.layout, repaired=repaired, dropped=dropped)
@@ -135,6 +137,35 @@ def _fit(version: DatasetVersion, source: DatasetVersion, lease: "_Lease") -> tu
         renderable = RenderableRows(read_chunks(stream), kind=kind_of(source), renderer=renderer, on_progress=watch)
         stored = store().put_stream(version.object_key, limited(renderable, organization=version.organization_id))
     return stored, 0, renderable.dropped
+
+
+def _edit(version: DatasetVersion, source: DatasetVersion, lease: "_Lease") -> tuple[StoredObject, int, int]:
+    """Return as `_repair` does."""
+    row = read_object(row_key(version))
+    with store().open_stream(source.data_key) as stream:
+        lines = watched(read_chunks(stream), _watch(source.data_bytes, lease))
+        rows = replace_line(lines, version.layout.edited_line, row)
+        stored = store().put_stream(version.object_key, limited(rows, organization=version.organization_id))
+    return stored, 1 if row else 0, 0 if row else 1
+
+
+def _copy(version: DatasetVersion, source: DatasetVersion, lease: "_Lease") -> tuple[StoredObject, int, int]:
+    """Return as `_repair` does."""
+    watch = _watch(source.bytes, lease)
+    return store().compose(version.object_key, [source.object_key], on_chunk=lambda _: watch()), 0, 0
+
+
+def _part(version: DatasetVersion, source: DatasetVersion, lease: "_Lease") -> tuple[StoredObject, int, int]:
+    """Return as `_repair` does."""
+    inspection, split = inspections.find_inspection(version=source), version.layout.split
+    held = inspections.held_out_rows(inspection=inspection, split=split) if inspection and split else []
+    if len(held) != source.rows:
+        raise Rejected(FileErrorCode.NOT_READ, "The rows of the file were not inspected.", "Split it again later.")
+    with store().open_stream(source.data_key) as stream:
+        lines = watched(read_chunks(stream), _watch(source.data_bytes, lease))
+        rows = select_lines(lines, [is_held == (version.repair == HELD) for is_held in held])
+        stored = store().put_stream(version.object_key, limited(rows, organization=version.organization_id))
+    return stored, 0, 0
 
 
 def _rows_key(version: DatasetVersion) -> str:

@@ -16,7 +16,11 @@ class RepairMode(StrEnum):
     REPAIR = "repair"  # fix what can be fixed without guessing, drop the rest
 
 
-FIT = "fit"  # value of `repair` for a version without the rows that a base model's chat template refuses
+# Other values of `repair`:
+FIT = "fit"  # without the rows that a base model's chat template refuses
+EDIT = "edit"  # one row replaced or deleted
+COPY = "copy"  # the same file again, restored as the newest version
+TRAINED, HELD = "trained", "held"  # the rows that a split trains on, and those that it holds out
 _MAX_MENDINGS = 16  # of one row, each for another problem
 _Change = Callable[[Any, str], bool]
 

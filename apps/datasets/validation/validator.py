@@ -76,7 +76,7 @@ class FileValidator:
         repair: Repair | None = None,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
-        self._source = Hashed(_watched(chunks, on_progress))
+        self._source = Hashed(watched(chunks, on_progress))
         self._filename, self._given, self._repair, self._on_progress = filename, mapping, repair, on_progress
         self._offsets = LineOffsets()
         self._findings = Findings()
@@ -150,7 +150,7 @@ class FileValidator:
     def _open(self) -> None:
         self._text = Peekable(self._source)
         if self._text.peek(2) == GZIP_SIGNATURE:
-            self.is_gzip, self._text = True, Peekable(_watched(gunzip(self._text), self._on_progress))
+            self.is_gzip, self._text = True, Peekable(watched(gunzip(self._text), self._on_progress))
         head = self._text.peek(_HEAD_BYTES)
         self.container = recognize(head, self._filename)
         if self.container is Container.JSONL:
@@ -294,7 +294,8 @@ def validate_file(chunks: Iterable[bytes], *, filename: str = "", mapping: Mappi
     return reading.report
 
 
-def _watched(chunks: Iterable[bytes], on_progress: Callable[[], None]) -> Iterator[bytes]:
+def watched(chunks: Iterable[bytes], on_progress: Callable[[], None]) -> Iterator[bytes]:
+    """Yield the chunks and report progress before each."""
     for chunk in chunks:
         on_progress()
         yield chunk

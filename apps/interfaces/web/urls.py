@@ -8,7 +8,7 @@ from django.urls import path
 from apps.interfaces.web.account import audit, keys, licences, members, organization, profile, trackers
 from apps.interfaces.web.adapters import adapter_list, serving, views
 from apps.interfaces.web.billing import budgets, charges, credit, invoices, payment_settings, stripe_webhook, usage
-from apps.interfaces.web.datasets import columns, dataset_list, detail, uploads
+from apps.interfaces.web.datasets import changes, columns, dataset_list, detail, row_editor, uploads
 from apps.interfaces.web.datasets import views as datasets
 from apps.interfaces.web.help import views as help_views
 from apps.interfaces.web.jobs import accuracy, comparison, job_list, tensorboard
@@ -65,6 +65,10 @@ urlpatterns = [
     path("datasets/<str:file_id>/download", datasets.download, name="dataset_download"),
     path("datasets/<str:file_id>/columns", columns.columns, name="dataset_columns"),
     path("datasets/<str:file_id>/repair", columns.repair, name="dataset_repair"),
+    path("datasets/<str:file_id>/row", row_editor.edit, name="dataset_row"),
+    path("datasets/<str:file_id>/changes", changes.changes, name="dataset_changes"),
+    path("datasets/<str:file_id>/restore", row_editor.restore, name="dataset_restore"),
+    path("datasets/<str:file_id>/split", row_editor.split, name="dataset_split"),
     path("datasets/<str:file_id>/dismiss", columns.dismiss, name="dataset_dismiss"),
     path("datasets/<str:file_id>/delete", datasets.delete, name="dataset_delete"),
     path("adapters", adapter_list.index, name="adapter_list"),

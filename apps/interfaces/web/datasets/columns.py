@@ -9,12 +9,15 @@ from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.http.forms import domain_errors_shown
 from apps.datasets import operations, queries
+from apps.datasets.inspection.repair_preview import preview_repair
 from apps.datasets.intake import versions
 from apps.datasets.models import DatasetVersion
 from apps.datasets.validation.formats import FIELDS, LABELS, Format, Mapping, check_mapping
 from apps.datasets.validation.preview import preview, suggest
 from apps.datasets.validation.repair import RepairMode
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+
+_ROWS_PREVIEWED = 10
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -40,12 +43,15 @@ def columns(request: OrganizationRequest, file_id: str) -> HttpResponse:
     return render(request, "datasets/columns.html", context, status=422 if problem else 200)
 
 
-@require_POST
+@require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.DATASET_WRITE)
 def repair(request: OrganizationRequest, file_id: str) -> HttpResponse:
-    """Create a new version without the bad rows, or with them fixed."""
+    """Show what a repair would do; a POST creates a new version without the bad rows, or with them fixed."""
     version = queries.get_version(organization=request.organization, id=file_id)
-    mode = RepairMode.DROP if request.POST.get("mode") == RepairMode.DROP else RepairMode.REPAIR
+    data = request.POST if request.method == "POST" else request.GET
+    mode = RepairMode.DROP if data.get("mode") == RepairMode.DROP else RepairMode.REPAIR
+    if request.method != "POST":
+        return render(request, "datasets/repair.html", _repair_context(version, mode, request.GET.get("skip", "")))
     with domain_errors_shown(request):
         repaired = versions.repair_version(
             version=version,
@@ -55,6 +61,25 @@ def repair(request: OrganizationRequest, file_id: str) -> HttpResponse:
         )
         return redirect("web:dataset_detail", repaired.pk)
     return redirect("web:dataset_detail", version.pk)
+
+
+def _repair_context(version: DatasetVersion, mode: RepairMode, skip: str) -> dict[str, object]:
+    skipped = int(skip) if skip.isascii() and skip.isdigit() and len(skip) < 6 else 0
+    shown = preview_repair(version=version, mode=mode, skip=skipped, limit=_ROWS_PREVIEWED)
+    after = skipped + _ROWS_PREVIEWED
+    tabs = [
+        {"label": label, "url": f"?mode={each}", "current": each == mode}
+        for each, label in ((RepairMode.REPAIR, "Fix what can be fixed"), (RepairMode.DROP, "Drop bad rows"))
+    ]
+    return {
+        "version": version,
+        "mode": mode,
+        "tabs": tabs,
+        "preview": shown,
+        "first": skipped + 1,
+        "previous_url": f"?mode={mode}&skip={max(0, skipped - _ROWS_PREVIEWED)}" if skipped else "",
+        "next_url": f"?mode={mode}&skip={after}" if after < shown.listed else "",
+    }
 
 
 @require_POST

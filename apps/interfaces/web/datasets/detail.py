@@ -18,7 +18,9 @@ from apps.datasets.lifecycle import UNVALIDATED, DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.problems import MIN_ROWS, LineError
 from apps.datasets.rows import kind_of
+from apps.datasets.validation.repair import COPY, EDIT, HELD
 from apps.interfaces.web.charts.histograms import histogram
+from apps.interfaces.web.datasets.address import Address, chosen_model, find_compared, read_address
 from apps.interfaces.web.datasets.preparation import is_ready, is_uncounted, prepare
 from apps.interfaces.web.datasets.price import least_nano, training_draft
 from apps.interfaces.web.datasets.viewer import (
@@ -27,18 +29,14 @@ from apps.interfaces.web.datasets.viewer import (
     NEARLY_SHARED,
     OVER,
     SHARED,
-    Address,
     RowContext,
-    chosen_model,
     cut_at,
-    find_compared,
     look,
-    read_address,
     viewer_context,
 )
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
-_MAX_JOBS, _MAX_OVERLAPS = 50, 6
+_MAX_JOBS, _MAX_OVERLAPS, _MAX_VERSIONS = 50, 6, 100
 _WHAT_ROWS = {
     "chat": ("conversation", "Every row ends with an answer to learn from"),
     "preference": ("preference", "Every row has two different answers"),
@@ -89,11 +87,11 @@ def detail(request: OrganizationRequest, file_id: str) -> HttpResponse:
         return _part(request, "price", {"least_nano": price_nano})
     looked = look(version, model, address, count)
     context = viewer_context(address, looked, is_pending=version.status in UNVALIDATED)
+    context["may_write"] = has_permission(request.membership.role, Permission.DATASET_WRITE)
     if part.endswith("#viewer"):
         return _part(request, "viewer", context)
     context |= _summary(address, looked) | {
         "uploader": name_of_actor(organization=request.organization, actor=version.created_by),
-        "may_write": has_permission(request.membership.role, Permission.DATASET_WRITE),
         "may_train": has_permission(request.membership.role, Permission.JOB_WRITE),
     }
     return _part(request, "dataset" if part else "", context)
@@ -118,6 +116,7 @@ def _summary(address: Address, looked: RowContext) -> dict[str, object]:
         refusal = queries.find_refusal(version=version, base_model=looked.model)
     checks = _checks(address, looked, refusal)
     cut = cut_at(count, address.limit)
+    siblings = list(queries.list_siblings(version=version)[:_MAX_VERSIONS])
     trained = _trained_tokens(address, count)
     is_text = kind_of(version) is RowKind.TEXT  # no row is cut
     return {
@@ -143,9 +142,32 @@ def _summary(address: Address, looked: RowContext) -> dict[str, object]:
         "kept_count": looked.held.count(False) if looked.held is not None else None,
         "wizard_url": training_draft(address, looked.model).url("model"),
         "held_url": address.url(find=HELD_OUT, first=1, line=1),
-        "siblings": queries.list_siblings(version=version),
+        "siblings": siblings,
+        "origin": _origin(version),
+        "is_undoable": _is_undoable(version, siblings),
         "jobs": version.jobs.select_related("base_model").order_by("-created_at")[:10],
     }
+
+
+def _origin(version: DatasetVersion) -> tuple[str, str] | None:
+    """Return what stands before and after the link to the version that this one was made from."""
+    source, layout = version.derived_from, version.layout
+    if source is None or not version.repair:
+        return None
+    if version.repair == COPY:
+        return "A copy of", ""
+    if version.repair == EDIT:
+        return "Made from", f", with line {layout.edited_line:,} {'deleted' if layout.dropped else 'changed'}"
+    if layout.split:
+        part = "validation" if version.repair == HELD else "training"
+        return f"The {part} rows of {source.dataset.name},", f", split with seed {layout.split.seed}"
+    return "Repaired from", f": {layout.repaired:,} rows repaired, {layout.dropped:,} left out"
+
+
+def _is_undoable(version: DatasetVersion, siblings: list[DatasetVersion]) -> bool:
+    """Whether the newest version was made from one that still exists, so that its file can be restored."""
+    is_newest = siblings[:1] == [version] and version.status not in UNVALIDATED
+    return is_newest and version.repair not in ("", COPY) and version.derived_from in siblings
 
 
 def _trained_tokens(address: Address, count: TokenCount | None) -> int:
@@ -282,7 +304,7 @@ def _shared_urls(address: Address, other: DatasetVersion) -> tuple[str, str]:
 
 
 def _find(address: Address, code: str) -> str:
-    return address.url(find=str(code), first=1, line=1)
+    return address.url(find=str(code), q="", first=1, line=1)
 
 
 def _plural(count: int, word: str) -> str:

@@ -4,7 +4,7 @@ from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel
 from apps.contracts.chat import TrainOn
 from apps.core.errors import DomainError
-from apps.interfaces.web.datasets.viewer import DEFAULT_SEED, Address
+from apps.interfaces.web.datasets.address import DEFAULT_SEED, Address
 from apps.interfaces.web.wizard.draft import Draft
 from apps.interfaces.web.wizard.plan import Plan
 

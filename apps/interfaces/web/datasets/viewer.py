@@ -2,14 +2,11 @@
 
 import json
 from dataclasses import dataclass
-from urllib.parse import urlencode
 
 import msgspec
-from django.http import HttpRequest
-from django.urls import reverse
 
 from apps.catalog.models import BaseModel
-from apps.catalog.queries import chat_renderer, list_base_models
+from apps.catalog.queries import chat_renderer
 from apps.contracts.chat import (
     ChatMessage,
     ChatRow,
@@ -17,78 +14,51 @@ from apps.contracts.chat import (
     RenderedRow,
     Row,
     RowError,
-    RowKind,
     TextRow,
     TrainOn,
 )
 from apps.contracts.held_rows import Repeats
-from apps.contracts.split import Split
 from apps.datasets import queries
 from apps.datasets.inspection import comparisons, inspections
-from apps.datasets.inspection.inspector import hints_of
+from apps.datasets.inspection.inspector import FindingCode, hints_of
+from apps.datasets.inspection.search import SearchResult, search_rows
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, TokenCount, VersionInspection
 from apps.datasets.queries import RowPreview
-from apps.datasets.rows import kind_of
-from apps.datasets.token_counts import LIMITS, Cut
-from apps.finetuning.recipes.completion import choose_longest_row, choose_validation_share
+from apps.datasets.token_counts import Cut
+from apps.interfaces.web.datasets.address import (
+    SHARES,
+    TRAINED,
+    VIEWS,
+    Address,
+    find_compared,
+    limit_options,
+    model_options,
+)
 from apps.interfaces.web.datasets.row_view import RowView, view_row
 
 ROWS_SHOWN = 20
-ROWS_BEFORE = 2  # shown above the row that a link points at; a phone's list shows three rows
-VIEWS = (("chat", "Chat"), ("tokens", "Tokens"), ("json", "JSON"))
-SHARES = (
-    (0, "None held out"),
-    (1, "1 % held out"),
-    (5, "5 % held out"),
-    (10, "10 % held out"),
-    (20, "20 % held out"),
-)
-DEFAULT_SEED = 42
-TRAINED = (
-    (TrainOn.ASSISTANT, "Answers trained"),
-    (TrainOn.ALL, "Answers and inputs trained"),
-)  # `train_on` of a recipe
 LOST, HELD_OUT, OVER, SHARED, NEARLY_SHARED = "untrained", "held_out", "over", "shared", "nearly_shared"
+ERRORS = "errors"
+FILTERS = {
+    ERRORS: "With errors",
+    FindingCode.EXACT_COPY: "Copies",
+    FindingCode.NEAR_COPY: "Near copies",
+    FindingCode.CONFLICTING_ANSWERS: "Different answers",
+    FindingCode.EMPTY_TARGET: "Nothing to train",
+    OVER: "Over the limit",
+    LOST: "Nothing trained within the limit",
+    FindingCode.EMAIL: "E-mail addresses",
+    FindingCode.PHONE: "Phone numbers",
+    FindingCode.CARD: "Card numbers",
+    FindingCode.IBAN: "IBANs",
+    FindingCode.KEY: "Secret keys",
+    SHARED: "In the validation file too",
+    NEARLY_SHARED: "Nearly in the validation file",
+    HELD_OUT: "Held out",
+}
 _REPEATS = {SHARED: Repeats.A_ROW, NEARLY_SHARED: Repeats.NEARLY_A_ROW}
 _REPEAT_FLAGS = {Repeats.A_ROW: "in both", Repeats.NEARLY_A_ROW: "nearly in both"}
-_FINDING_ROWS = 20
-
-
-@dataclass(frozen=True)
-class Address:
-    """The state of the page, all of it in its URL. `find` lists the rows of one finding instead of all rows."""
-
-    version: DatasetVersion
-    model: str
-    limit: int
-    usual_limit: int  # the limit that training uses by default
-    share: int
-    usual_share: int  # the default of training
-    seed: int
-    first: int
-    line: int
-    view: str
-    find: str
-    against: str  # the validation file to compare with, "" for none
-    train_on: TrainOn
-
-    def url(self, **changes: object) -> str:
-        names = ("model", "limit", "share", "seed", "against", "first", "line", "view", "find")
-        query = {name: getattr(self, name) for name in names} | changes
-        query |= {"train_on": self.train_on.value if self.train_on is not TrainOn.ASSISTANT else ""}
-        shown = {name: value for name, value in query.items() if value not in ("", None, 0)}
-        if query["share"] != self.usual_share:
-            shown["share"] = query["share"]
-        return f"{reverse('web:dataset_detail', args=[self.version.pk])}?{urlencode(shown)}"
-
-    def at(self, line: int) -> str:
-        """Return the address of the list around one row."""
-        return self.url(line=line, first=max(1, line - ROWS_BEFORE), find="")
-
-    @property
-    def split(self) -> Split:
-        return Split(self.share / 100, self.seed)
 
 
 @dataclass(frozen=True)
@@ -115,7 +85,9 @@ class RowContext:
     repeats: bytes | None = None  # for each row, what it `Repeats` of the compared file
 
     def lines_of(self, address: Address) -> list[int]:
-        """Return the lines of the first rows that the address asks to find."""
+        """Return the lines of the first rows that the address asks to find, in ascending order."""
+        if address.find == ERRORS:
+            return sorted({error["line"] for error in address.version.errors})
         if address.find == HELD_OUT:
             return [at for at, is_held in enumerate(self.held or [], 1) if is_held]
         if address.find in _REPEATS:
@@ -126,62 +98,14 @@ class RowContext:
         findings = self.inspection.findings if self.inspection else []
         return [row["line"] for found in findings if found["code"] == address.find for row in found["first"]]
 
-
-def chosen_model(request: HttpRequest) -> BaseModel | None:
-    models = list_base_models(only_installed=True)
-    return models.filter(name=request.GET.get("model", "")).first() or models.first()
-
-
-def model_options() -> list[tuple[str, str]]:
-    return [(model.name, model.display_name) for model in list_base_models(only_installed=True)]
-
-
-def limit_options(model: BaseModel | None) -> list[tuple[int, str]]:
-    """Return the limits to choose from in ascending order, up to the model's context length."""
-    longest = model.context_length if model else LIMITS[-1]
-    own = {min(model.default_recipe.get("max_length", longest), longest)} if model else set()
-    limits = {longest, *own, *(each for each in LIMITS if each < longest)}
-    return [(limit, f"{limit:,} tokens") for limit in sorted(limits)]
-
-
-def _usual_limit(version: DatasetVersion, model: BaseModel | None, count: TokenCount | None) -> int:
-    """Return the limit that training uses by default."""
-    if model is None:
-        return LIMITS[-1]
-    longest = count.longest_row_tokens if count else None
-    return choose_longest_row(model, longest, is_text=kind_of(version) is RowKind.TEXT)[0]
-
-
-def read_address(
-    request: HttpRequest, version: DatasetVersion, model: BaseModel | None, count: TokenCount | None
-) -> Address:
-    view, line = request.GET.get("view", ""), _number(request, "line", 1)
-    limits = [limit for limit, _ in limit_options(model)]
-    usual = _usual_limit(version, model, count)
-    limit = _number(request, "limit", usual)
-    usual_share = round(100 * choose_validation_share(version.rows, is_text=kind_of(version) is RowKind.TEXT)[0])
-    shares = {str(share): share for share, _ in SHARES}
-    trains_inputs = request.GET.get("train_on") == TrainOn.ALL and kind_of(version) is RowKind.CHAT
-    return Address(
-        version=version,
-        model=model.name if model else "",
-        limit=limit if limit in limits else usual,
-        usual_limit=usual,
-        share=shares.get(request.GET.get("share", ""), usual_share),
-        usual_share=usual_share,
-        seed=_number(request, "seed", DEFAULT_SEED),
-        first=_number(request, "first", max(1, line - ROWS_BEFORE)),
-        line=line,
-        view=view if view in dict(VIEWS) else "chat",
-        find=request.GET.get("find", "")[:40],
-        against=request.GET.get("against", "")[:80],
-        train_on=TrainOn.ALL if trains_inputs else TrainOn.ASSISTANT,
-    )
-
-
-def _number(request: HttpRequest, name: str, default: int) -> int:
-    text = request.GET.get(name, "")
-    return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) < 10 else default
+    def counts(self, address: Address) -> dict[str, int]:
+        """Return how many rows each of the FILTERS finds, of those that find any."""
+        cut = cut_at(self.count, address.limit) or Cut(limit=address.limit)
+        counts = {found["code"]: found["rows"] for found in (self.inspection.findings if self.inspection else [])}
+        counts |= {OVER: cut.over, LOST: cut.untrained, HELD_OUT: sum(self.held or [])}
+        counts |= {find: (self.repeats or b"").count(mark) for find, mark in _REPEATS.items()}
+        counts[ERRORS] = address.version.error_count if address.version.has_bad_rows else 0
+        return {find: counts[find] for find in FILTERS if counts.get(find)}
 
 
 def look(version: DatasetVersion, model: BaseModel | None, address: Address, count: TokenCount | None) -> RowContext:
@@ -195,13 +119,6 @@ def look(version: DatasetVersion, model: BaseModel | None, address: Address, cou
     return RowContext(model, count, inspection, held, other, comparisons.marks_of(found) if found else None)
 
 
-def find_compared(address: Address) -> DatasetVersion | None:
-    """Return the validation file to compare with, if the address names one. Raises UnknownFile."""
-    if not address.against:
-        return None
-    return queries.get_version(organization=address.version.organization_id, id=address.against)
-
-
 def cut_at(count: TokenCount | None, limit: int) -> Cut | None:
     """Return what this limit cuts; return None if that was not counted."""
     found = next((cut for cut in count.cuts if cut["limit"] == limit), None) if count else None
@@ -210,8 +127,13 @@ def cut_at(count: TokenCount | None, limit: int) -> Cut | None:
 
 def viewer_context(address: Address, looked: RowContext, *, is_pending: bool) -> dict[str, object]:
     """Return the context of the viewer's template."""
-    lines = looked.lines_of(address) if address.find else []
-    previews = [] if is_pending else _previews(address, lines)
+    lines, counts = looked.lines_of(address) if address.find else None, looked.counts(address)
+    found = None
+    if address.q and not is_pending:
+        found = search_rows(
+            version=address.version, text=address.q, first_line=address.first, among=lines, limit=ROWS_SHOWN
+        )
+    previews = found.rows if found else [] if is_pending else _previews(address, lines)
     rows = [_listed(preview, looked, address) for preview in previews]
     chosen = next((preview for preview in previews if preview.line >= address.line), previews[0] if previews else None)
     shown, error = _rendered(chosen, looked.model, address)
@@ -222,26 +144,42 @@ def viewer_context(address: Address, looked: RowContext, *, is_pending: bool) ->
         "limits": limit_options(looked.model),
         "shares": SHARES,
         "trained": [(key.value, label) for key, label in TRAINED],
+        "filters": [(find, f"{FILTERS[find]} ({count:,})") for find, count in counts.items()],
+        "kept_fields": {name: v for name, v in address.fields.items() if name not in ("find", "q", "first", "line")},
         "address": address,
         "rows": rows,
-        "found_count": len(lines),
-        "all_url": address.url(find="", first=1, line=1),
+        "found": found,
+        "listed_count": len(lines or []),
+        "found_count": counts.get(address.find, 0),
+        "all_url": address.url(find="", q="", first=1, line=1),
         "chosen": chosen,
+        "is_editable": address.version.status == DatasetVersionStatus.READY or address.version.has_bad_rows,
         "shown": shown,
         "row_error": error,
-        "json": _pretty(chosen.raw) if chosen and address.view == "json" else "",
+        "json": pretty(chosen.raw) if chosen and address.view == "json" else "",
         "views": [
             {"label": label, "url": address.url(view=key), "current": key == address.view} for key, label in VIEWS
         ],
-        **_pages(address, rows, lines),
+        **(_search_pages(address, found) if found else _pages(address, rows, lines)),
     }
 
 
-def _pages(address: Address, rows: list[ListedRow], lines: list[int]) -> dict[str, str]:
-    if address.find:
+def _search_pages(address: Address, found: SearchResult) -> dict[str, str]:
+    """Return the address of the next page, or of the part of the file that is searched next."""
+    after = address.url(first=found.last_line + 1, line=found.last_line + 1)
+    is_full = len(found.rows) == ROWS_SHOWN
+    return {
+        "previous_url": address.url(first=1, line=1) if address.first > 1 else "",
+        "next_url": after if is_full and not found.is_whole else "",
+        "further_url": "" if is_full or found.is_whole else after,
+    }
+
+
+def _pages(address: Address, rows: list[ListedRow], lines: list[int] | None) -> dict[str, str]:
+    if lines is not None:
         earlier = [line for line in lines if line < rows[0].line] if rows else []
         later = [line for line in lines if line > rows[-1].line] if rows else []
-        before = earlier[-_FINDING_ROWS:][:1]
+        before = earlier[-ROWS_SHOWN:][:1]
         return {
             "previous_url": address.url(first=before[0], line=before[0]) if before else "",
             "next_url": address.url(first=later[0], line=later[0]) if later else "",
@@ -253,11 +191,11 @@ def _pages(address: Address, rows: list[ListedRow], lines: list[int]) -> dict[st
     }
 
 
-def _previews(address: Address, lines: list[int]) -> list[RowPreview]:
+def _previews(address: Address, lines: list[int] | None) -> list[RowPreview]:
     """Return the rows from the first one shown; if the chosen line lies outside them, start the list at that line."""
     version = address.version
-    if address.find:
-        wanted = [line for line in lines if line >= address.first][:_FINDING_ROWS]
+    if lines is not None:
+        wanted = [line for line in lines if line >= address.first][:ROWS_SHOWN]
         return [row for line in wanted for row in queries.read_rows(version=version, first_line=line, limit=1)]
     previews = queries.read_rows(version=version, first_line=address.first, limit=ROWS_SHOWN)
     if address.line < address.first or (previews and address.line > previews[-1].line):
@@ -347,8 +285,10 @@ def _rendered(
         return None, {"message": error.message, "fix": error.fix, "param": error.param}
 
 
-def _pretty(raw: str) -> str:
+def pretty(raw: str) -> str:
+    """Return a row's JSON on several lines; text that is not JSON as it is."""
     try:
-        return json.dumps(json.loads(raw), indent=2, ensure_ascii=False)
+        text = json.dumps(json.loads(raw), indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
         return raw
+    return text.encode("utf-8", "backslashreplace").decode()  # half of a surrogate pair stays an escape

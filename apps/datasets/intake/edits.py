@@ -1,0 +1,115 @@
+"""Edits of a dataset: one row replaced or deleted, or an earlier version restored. Each makes the next version."""
+
+import datetime
+import json
+
+import msgspec
+from django.db import transaction
+
+from apps.contracts.chat import Line
+from apps.core.errors import InvalidState, InvalidValue, NotFound
+from apps.datasets.intake.versions import derive, lock_storage
+from apps.datasets.lifecycle import UNVALIDATED, DatasetVersionStatus
+from apps.datasets.models import DatasetVersion
+from apps.datasets.problems import MIN_ROWS
+from apps.datasets.queries import iterate_lines, list_siblings
+from apps.datasets.rows import kind_of
+from apps.datasets.validation.layout import FileLayout
+from apps.datasets.validation.repair import COPY, EDIT
+from apps.datasets.validation.row_checks import check_line
+
+MAX_EDITED_BYTES = 256 * 1024
+
+
+class RowMissing(NotFound):
+    """The version has no row at this line."""
+
+    code = "row_not_found"
+
+
+class NewerVersion(InvalidState):
+    """The dataset has a version that the person who edits has not seen."""
+
+    code = "newer_version"
+
+
+def read_editable_row(*, version: DatasetVersion, line: int) -> str:
+    """Return one row as text, to be edited. Raises InvalidState and RowMissing."""
+    if version.status != DatasetVersionStatus.READY and not version.has_bad_rows:
+        raise InvalidState(f"{version.filename} has no rows that can be edited.", param="file_id")
+    found = next(iterate_lines(version=version, first_line=line), None)
+    if found is None or found.number != line:
+        raise RowMissing(f"{version.filename} has no row at line {line}.", param="line")
+    if found.is_too_long or len(found.data) > MAX_EDITED_BYTES:
+        raise InvalidState(
+            f"Line {line:,} is longer than {MAX_EDITED_BYTES // 1024} KiB: download the file and edit it there.",
+            param="line",
+        )
+    return found.data.decode("utf-8", "replace")
+
+
+def newest_number(version: DatasetVersion) -> int:
+    """Return the number of the newest version of the same dataset, 0 if all are deleted."""
+    return list_siblings(version=version).values_list("number", flat=True).first() or 0
+
+
+@transaction.atomic
+def edit_row(
+    *, version: DatasetVersion, line: int, text: str | None, newest: int, by: str, now: datetime.datetime
+) -> DatasetVersion:
+    """Return a new version in which `text` replaces one row, or without the row if `text` is None; a task writes it.
+
+    `newest` is the number of the newest version that the person has seen. Raises InvalidState, RowMissing,
+    InvalidValue for a row that cannot be trained, NewerVersion and StorageFull.
+    """
+    old = read_editable_row(version=version, line=line)
+    data = b"" if text is None else _checked(version, line, text, old)
+    if text is None and version.status == DatasetVersionStatus.READY and (version.rows or 0) <= MIN_ROWS:
+        raise InvalidValue(f"The file has {version.rows} rows, and fine-tuning needs at least {MIN_ROWS}.", param="row")
+    lock_storage(version.organization_id)
+    if newest_number(version) != newest:
+        raise NewerVersion("A newer version was saved after you opened this row. Your text is still here.")
+    return derive(version, EDIT, by=by, now=now, layout=FileLayout(edited_line=line), row=data)
+
+
+def _checked(version: DatasetVersion, line: int, text: str, old: str) -> bytes:
+    """Return the row as one line. Raises InvalidValue, which names the field at fault."""
+    try:
+        is_same = json.loads(text) == _value_of(old)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise InvalidValue(f"The row is not valid JSON at {where}: {error.msg}.", param="row") from None
+    except (ValueError, RecursionError):
+        raise InvalidValue("The row is nested too deep, or holds a number that is too long.", param="row") from None
+    if is_same:
+        raise InvalidValue("The row is the same as before. Change it, or go back.", param="row")
+    data = text.strip().encode("utf-8", "replace")
+    if len(data) > MAX_EDITED_BYTES:
+        raise InvalidValue(f"The row is longer than {MAX_EDITED_BYTES // 1024} KiB. Shorten it.", param="row")
+    problem = check_line(Line(line, data), kind_of(version))
+    if problem is None:
+        return msgspec.json.format(data, indent=0)  # on one line, each value as it was written
+    is_named = not problem.param or f"`{problem.param}" in problem.message
+    named = problem.message if is_named else f"`{problem.param}`: {problem.message}"
+    raise InvalidValue(f"{named} {problem.fix}".strip(), param="row")
+
+
+def _value_of(row: str) -> object:
+    """Return the JSON value of a stored row; a row that has none equals no other."""
+    try:
+        return json.loads(row)
+    except (ValueError, RecursionError):
+        return object()
+
+
+@transaction.atomic
+def restore_version(*, version: DatasetVersion, by: str, now: datetime.datetime) -> DatasetVersion:
+    """Return a copy of this version as the newest version of its dataset; a task writes it.
+
+    Raises InvalidState and StorageFull.
+    """
+    if version.status in UNVALIDATED:
+        raise InvalidState("The file is being checked; restore it in a moment.", param="file_id")
+    if newest_number(version) == version.number:
+        raise InvalidState(f"Version {version.number} is the newest version already.", param="file_id")
+    return derive(version, COPY, by=by, now=now)

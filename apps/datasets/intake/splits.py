@@ -1,0 +1,47 @@
+"""Split of a version into two datasets, one to train on and one to validate with, by a share and a seed."""
+
+import datetime
+
+from django.db import transaction
+
+from apps.contracts.split import Split
+from apps.core.errors import InvalidState, InvalidValue
+from apps.datasets.inspection import inspections
+from apps.datasets.inspection.inspector import FindingCode
+from apps.datasets.intake.versions import derive
+from apps.datasets.lifecycle import DatasetVersionStatus
+from apps.datasets.models import DatasetVersion
+from apps.datasets.problems import MIN_ROWS
+from apps.datasets.validation.layout import FileLayout
+from apps.datasets.validation.repair import HELD, TRAINED
+
+LARGEST_SHARE = 0.5
+
+
+@transaction.atomic
+def split_version(
+    *, version: DatasetVersion, split: Split, by: str, now: datetime.datetime
+) -> tuple[DatasetVersion, DatasetVersion]:
+    """Return the rows to train on and the rows that are held out, as versions of two datasets; a task writes them.
+
+    The rows are those that a job with this share and seed would hold out: copies are on the same side. Raises
+    InvalidState, InvalidValue and StorageFull.
+    """
+    if version.status != DatasetVersionStatus.READY:
+        raise InvalidState(f"{version.filename} is {version.status}: only a file that is ready can be split.")
+    if not 0 < split.share <= LARGEST_SHARE:
+        raise InvalidValue(f"Choose a share of up to {LARGEST_SHARE:.0%} to hold out.", param="share")
+    inspection = inspections.find_inspection(version=version)
+    if inspection is None:
+        raise InvalidState("The rows are being inspected for copies; split the file in a moment.")
+    if any(found["code"] == FindingCode.NOT_INSPECTED for found in inspection.findings):
+        raise InvalidState("The file took too long to inspect for copies, so it cannot be split.")
+    held = int(split.share * (version.rows or 0))
+    if held < MIN_ROWS:
+        message = (
+            f"{split.share:.0%} of {version.rows:,} rows are {held}, and each file needs at least {MIN_ROWS} rows."
+        )
+        raise InvalidValue(f"{message} Choose a larger share.", param="share")
+    layout = FileLayout(split=split)
+    trained = derive(version, TRAINED, by=by, now=now, layout=layout, part="training")
+    return trained, derive(version, HELD, by=by, now=now, layout=layout, part="validation")

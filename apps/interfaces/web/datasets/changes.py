@@ -1,0 +1,109 @@
+"""The page that compares two versions of a dataset: the rows that changed, were added and were removed."""
+
+from urllib.parse import urlencode
+
+from django.http import HttpResponse
+from django.shortcuts import render
+from django.utils.cache import patch_vary_headers
+from django.views.decorators.http import require_http_methods
+
+from apps.accounts.roles import Permission
+from apps.datasets import queries
+from apps.datasets.inspection.changes import Changes, RowChange, find_changes, request_changes
+from apps.datasets.lifecycle import UNVALIDATED
+from apps.datasets.models import DatasetVersion
+from apps.interfaces.web.datasets.viewer import pretty
+from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+
+_ROWS_SHOWN = 10
+_MAX_VERSIONS = 100
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@organization_view(Permission.VIEW)
+def changes(request: OrganizationRequest, file_id: str) -> HttpResponse:
+    """Compare a version with the one before it, or with the one that the address names.
+
+    A POST has a task compare large files.
+    """
+    version = queries.get_version(organization=request.organization, id=file_id)
+    siblings = [each for each in queries.list_siblings(version=version)[:_MAX_VERSIONS] if each.pk != version.pk]
+    since = _chosen(request, version, siblings)
+    found = find_changes(version=version, since=since) if since else None
+    is_waiting = since is not None and found is None
+    if request.method == "POST" and since and is_waiting and not {version.status, since.status} & set(UNVALIDATED):
+        request_changes(version=version, since=since)
+    context: dict[str, object] = {
+        "version": version,
+        "since": since,
+        "others": [(each.pk, f"Version {each.number}, {each.filename}") for each in siblings],
+        "is_waiting": is_waiting,
+    }
+    if since and found:
+        context |= _listed(request, version, since, found)
+    part = "#changes" if request.htmx else ""
+    response = render(request, "datasets/changes.html" + part, context)
+    patch_vary_headers(response, ["HX-Request"])
+    return response
+
+
+def _chosen(
+    request: OrganizationRequest, version: DatasetVersion, siblings: list[DatasetVersion]
+) -> DatasetVersion | None:
+    """Return the version to compare with. Raises UnknownFile for one of another dataset."""
+    wanted = request.GET.get("since", "")
+    if not wanted:
+        earlier = (each for each in siblings if each.number < version.number)
+        return next(earlier, siblings[0] if siblings else None)
+    since = queries.get_version(organization=request.organization, id=wanted, param="since")
+    if since.dataset_id != version.dataset_id:
+        raise queries.UnknownFile("The two files are not versions of the same dataset.", param="since")
+    return since
+
+
+def _listed(
+    request: OrganizationRequest, version: DatasetVersion, since: DatasetVersion, found: Changes
+) -> dict[str, object]:
+    kinds = {
+        "changed": ("Changed", found.changed, found.first_changed),
+        "added": ("Added", found.added, found.first_added),
+        "removed": ("Removed", found.removed, found.first_removed),
+    }
+    asked = request.GET.get("show", "")
+    show = asked if asked in kinds else next((kind for kind, (_, count, _) in kinds.items() if count), "changed")
+    _, count, rows = kinds[show]
+    skipped = min(_number(request.GET.get("skip", "")), len(rows))
+
+    def url(**query: object) -> str:
+        return "?" + urlencode({"since": since.pk, "show": show} | query)
+
+    return {
+        "tabs": [
+            {"label": label, "count": f"{number:,}", "url": url(show=kind), "current": kind == show}
+            for kind, (label, number, _) in kinds.items()
+        ],
+        "rows": [_shown(row, version, since) for row in rows[skipped : skipped + _ROWS_SHOWN]],
+        "count": count,
+        "listed_count": len(rows),
+        "first": skipped + 1,
+        "previous_url": url(skip=max(0, skipped - _ROWS_SHOWN)) if skipped else "",
+        "next_url": url(skip=skipped + _ROWS_SHOWN) if skipped + _ROWS_SHOWN < len(rows) else "",
+    }
+
+
+def _shown(row: RowChange, version: DatasetVersion, since: DatasetVersion) -> dict[str, object]:
+    return {
+        "old_line": row.old_line,
+        "new_line": row.new_line,
+        "before": _text(since, row.old_line),
+        "after": _text(version, row.new_line),
+    }
+
+
+def _text(version: DatasetVersion, line: int) -> str:
+    rows = queries.read_rows(version=version, first_line=line, limit=1) if line else []
+    return pretty(rows[0].raw) if rows else ""
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0
