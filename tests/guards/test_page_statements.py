@@ -111,8 +111,10 @@ STATEMENTS: dict[str, int] = {
     "web:styleguide": 6,
     "web:styleguide_metrics": 6,
     "web:tracker_list": 10,
-    "web:usage": 25,
+    "web:usage": 31,
     "web:usage_export": 13,
+    "web:usage_traffic": 12,
+    "web:usage_traffic_export": 9,
 }
 _OF_OPERATORS = ("staff:", "web:styleguide")
 
