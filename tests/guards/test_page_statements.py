@@ -41,7 +41,7 @@ STATEMENTS: dict[str, int] = {
     "staff:audit": 10,
     "staff:base_model_list": 11,
     "staff:books": 20,
-    "staff:home": 38,
+    "staff:home": 39,
     "staff:job_detail": 12,
     "staff:job_list": 11,
     "staff:margin": 18,
