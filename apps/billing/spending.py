@@ -38,6 +38,7 @@ class Spend:
     member_id: str
     labels: dict[str, str] = field(hash=False)
     cost_nano: int = 0
+    at: datetime.datetime | None = None  # when a job was settled; other lines have no time
 
 
 def list_spending(*, organization: Organization | str, first: datetime.date, last: datetime.date) -> list[Spend]:
@@ -106,6 +107,7 @@ def _trained(organization_id: str, first: datetime.date, last: datetime.date) ->
             member_id=hold.member_id,
             labels=dict(hold.labels),
             cost_nano=cost,
+            at=hold.closed_at.astimezone(datetime.UTC),
         )
 
 

@@ -8,7 +8,7 @@ from celery import shared_task
 from apps.billing import credits
 from apps.billing.books import reconciliation, seals
 from apps.billing.invoices import mail, statements
-from apps.billing.usage import metering, slices, storage
+from apps.billing.usage import metering, slices, storage, traffic
 from apps.core.database.clock import db_now
 
 logger = logging.getLogger(__name__)
@@ -18,6 +18,11 @@ _VERIFIED = datetime.timedelta(days=35)  # older days are not hashed again, only
 @shared_task(name="billing.rate_usage")
 def rate_usage(**_: object) -> None:
     metering.rate_usage()
+
+
+@shared_task(name="billing.prune_traffic")
+def prune_traffic(**_: object) -> None:
+    traffic.prune_traffic(now=db_now())
 
 
 @shared_task(name="billing.close_expired_holds")

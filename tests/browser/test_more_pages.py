@@ -19,8 +19,8 @@ Open = Callable[..., Page]
 SIGNED_OUT = ("/accounts/login/", "/accounts/signup/", "/accounts/password/reset/", "/accuracy")
 CUSTOMERS = (
     "/keys", "/members", "/organization", "/organization/audit", "/organization/trackers", "/organization/new",
-    "/accounts/second-factor/", "/invoices", "/budgets", "/prices", "/usage", "/datasets",
-    "/datasets/upload", "/credit", "/account", "/help", "/help/training", "/help/quickstart",
+    "/accounts/second-factor/", "/invoices", "/budgets", "/prices", "/usage", "/usage?days=7", "/usage/traffic",
+    "/datasets", "/datasets/upload", "/credit", "/account", "/help", "/help/training", "/help/quickstart",
     "/help/reference",
 )  # fmt: skip
 OPERATORS = (

@@ -10,6 +10,7 @@ from playwright.sync_api import Page, expect
 from apps.accounts.models import Organization, User
 from apps.adapters.operations import record_verdict
 from apps.billing.models import Hold
+from apps.billing.usage.metering import record_usage
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.contracts.parity import ParityResult
@@ -20,6 +21,7 @@ from apps.finetuning.models import FineTuningJob
 from apps.finetuning.runs import leases
 from apps.serving.operations import deploy
 from tests.factories.finetuning import TrainingSetup, make_pool, make_training_file, make_worker
+from tests.factories.usage import make_record
 from tests.support.attempts import REPORT, Attempt, step
 from tests.support.browser import DRAWN, check_page, hold_first, wait_on
 
@@ -54,7 +56,7 @@ class SeededOrganization:
     def paths(self) -> list[str]:
         adapter = f"/adapters/{self.done.adapter_version_id}"
         return [
-            "/", "/adapters", adapter, f"{adapter}/delete", "/usage",
+            "/", "/adapters", adapter, f"{adapter}/delete", "/usage", "/usage/traffic?days=1",
             f"/playground?model={self.done.adapter_version.model_name}", "/playground/saved",
             "/nowhere", "/jobs", f"/jobs/{self.done.pk}", f"/jobs/{self.failed.pk}", f"/jobs/{self.running.pk}",
             f"/jobs/{self.capped.pk}", f"/jobs/compare?job={self.done.pk}&job={self.running.pk}",
@@ -110,6 +112,9 @@ def lived(floor: TrainingSetup) -> SeededOrganization:
     claim(floor).finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="CUDA out of memory at step 3."))
     running = run_some_steps(floor)
     done.refresh_from_db()
+    of_adapter = {"organization_id": floor.organization.pk, "model_name": done.adapter_version.model_name}
+    request = {"input_price_id": None, "output_price_id": None, "slice_id": "", "occurred_at": db_now()}
+    record_usage(records=[make_record(**of_adapter, **request), make_record(**of_adapter, **request, finish="quota")])
     deploy(version=done.adapter_version, by="system")
     record_verdict(version=done.adapter_version, is_accepted=True, reason="", parity=CERTIFIED, now=db_now())
     return SeededOrganization(floor, done, failed, running, capped)

@@ -41,7 +41,7 @@ STATEMENTS: dict[str, int] = {
     "staff:audit": 10,
     "staff:base_model_list": 11,
     "staff:books": 20,
-    "staff:home": 38,
+    "staff:home": 39,
     "staff:job_detail": 12,
     "staff:job_list": 11,
     "staff:margin": 18,
@@ -126,8 +126,10 @@ STATEMENTS: dict[str, int] = {
     "web:styleguide": 6,
     "web:styleguide_metrics": 6,
     "web:tracker_list": 10,
-    "web:usage": 25,
+    "web:usage": 31,
     "web:usage_export": 13,
+    "web:usage_traffic": 12,
+    "web:usage_traffic_export": 9,
 }
 _OF_OPERATORS = ("staff:", "web:styleguide")
 

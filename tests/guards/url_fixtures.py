@@ -226,6 +226,8 @@ URLS: dict[str, Url] = {
     "web:invoice_pdf": page(get=P.VIEW, ids={"invoice_id": "invoice"}),
     "web:charge_why": page(get=P.VIEW, ids={"reference": "invoice_line"}),
     "web:usage_export": page(get=P.VIEW),
+    "web:usage_traffic": page(get=P.VIEW),
+    "web:usage_traffic_export": page(get=P.VIEW),
     # the public API
     "api_audit": api(GET=P.AUDIT_READ),
     "api_me": api(GET=P.VIEW),

@@ -34,6 +34,7 @@ from apps.billing.models.ledger import (
     PostingKind,
 )
 from apps.billing.models.lots import WELCOME, CreditLot, LedgerSeal, LotKind, LotMovement
+from apps.billing.models.traffic import TrafficHour
 from apps.billing.models.usage import StorageSample, UsageConflict, UsageEvent, UsageSeries, VolumeRebate
 
 __all__ = [
@@ -70,6 +71,7 @@ __all__ = [
     "PoolCost",
     "PostingKind",
     "StorageSample",
+    "TrafficHour",
     "UsageConflict",
     "UsageEvent",
     "UsageSeries",

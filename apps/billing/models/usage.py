@@ -10,7 +10,7 @@ from apps.core.database.tenancy import OrganizationModel
 
 
 class UsageEvent(OrganizationModel):
-    """One metered request. Its id comes from the gateway's spool, so a replay adds nothing.
+    """One metered request, or several refused ones. Its id comes from the gateway's spool, so a replay adds nothing.
 
     Thousands of rows are written per second: there is no index beyond those the queries need. Recording looks up
     referenced rows once per batch; a foreign key would look up and lock them for each row.
@@ -33,7 +33,10 @@ class UsageEvent(OrganizationModel):
     input_tokens = models.BigIntegerField()
     cached_input_tokens = models.BigIntegerField(default=0)
     output_tokens = models.BigIntegerField()
-    finish = models.CharField(max_length=16, help_text="stop, length, aborted, error; lost: the gateway died meanwhile")
+    finish = models.CharField(
+        max_length=16, help_text="stop, length, aborted; a Refusal; lost: the gateway died meanwhile"
+    )
+    request_count = models.IntegerField(db_default=1, help_text="More than one: refused alike, and counted together.")
     latency_ms = models.PositiveIntegerField(default=0)
     first_token_ms = models.PositiveIntegerField(null=True)
     occurred_at = models.DateTimeField()

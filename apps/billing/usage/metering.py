@@ -30,6 +30,7 @@ from apps.billing.models import (
 )
 from apps.billing.queries import open_slices
 from apps.billing.tenant_batches import for_each
+from apps.billing.usage.traffic import COUNT_TRAFFIC
 from apps.catalog.models import PriceRule
 from apps.core.audit import require_transaction
 from apps.core.database.clock import db_now
@@ -39,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class UsageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One metered request as a gateway spooled it. Token counts are the billed ones.
+    """One metered request, or several refused ones, as a gateway spooled it. Token counts are the billed ones.
 
     A field added later has a default, which is not written: records that an older gateway spooled keep their digest.
     """
@@ -64,6 +65,7 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     engine_output_tokens: int = 0
     output_bytes: int | None = None  # of the answer, as the gateway saw it; None: not reported
     reserved_nano: int | None = None  # set aside for it in its slice; it is never charged more
+    request_count: int = 1  # of refused requests, which are counted together
 
     @property
     def sha256(self) -> str:
@@ -92,14 +94,14 @@ def price_ceiling(*, quantity: int, price_nano: int, per: int) -> int:
 
 # A temporary table of the connection, empty outside a batch.
 _INCOMING = "CREATE TEMPORARY TABLE IF NOT EXISTS incoming_usage (sha256 text, body json)"
-_RECORD = """
+_RECORD = f"""
     WITH incoming AS (
         SELECT sha256, record.*
           FROM incoming_usage, json_to_record(body) AS record(id text, organization_id text, key_id text,
             model_name text, adapter_version_id text, slice_id text, input_price_id text, output_price_id text,
             input_tokens bigint, cached_input_tokens bigint, output_tokens bigint, finish text, latency_ms int,
             first_token_ms int, occurred_at timestamptz, replica_id text, engine_input_tokens bigint,
-            engine_output_tokens bigint, output_bytes bigint, reserved_nano bigint)
+            engine_output_tokens bigint, output_bytes bigint, reserved_nano bigint, request_count int)
     ), bounded AS (
         -- No record can have reserved more than its slice holds.
         SELECT incoming.*, coalesce(
@@ -115,17 +117,19 @@ _RECORD = """
         INSERT INTO billing_usageevent (id, organization_id, key_id, model_name, adapter_version_id, slice_id,
             input_price_id, output_price_id, input_tokens, cached_input_tokens, output_tokens, finish, latency_ms,
             first_token_ms, occurred_at, body_sha256, replica_id, engine_input_tokens, engine_output_tokens,
-            output_bytes)
+            output_bytes, request_count)
         SELECT id, organization_id, key_id, model_name, adapter_version_id, slice_id,
             input_price_id, output_price_id, CASE WHEN is_beyond THEN 0 ELSE input_tokens END,
             CASE WHEN is_beyond THEN 0 ELSE cached_input_tokens END, CASE WHEN is_beyond THEN 0 ELSE output_tokens END,
             finish, latency_ms, first_token_ms, occurred_at, sha256, coalesce(replica_id, ''),
-            coalesce(engine_input_tokens, 0), coalesce(engine_output_tokens, 0), output_bytes
+            coalesce(engine_input_tokens, 0), coalesce(engine_output_tokens, 0), output_bytes,
+            coalesce(request_count, 1)
           FROM bounded
          ORDER BY id
         ON CONFLICT (id) DO NOTHING
         RETURNING id, organization_id, key_id, model_name, adapter_version_id, slice_id, occurred_at, input_price_id,
-            input_tokens, output_price_id, output_tokens, body_sha256
+            input_tokens, cached_input_tokens, output_price_id, output_tokens, body_sha256, finish, latency_ms,
+            first_token_ms, request_count
     ), used AS (
         SELECT fresh.organization_id, price.sku, price.id AS price_rule_id, fresh.model_name AS subject,
                fresh.key_id, fresh.adapter_version_id, fresh.slice_id, way.tokens,
@@ -146,16 +150,16 @@ _RECORD = """
         ON CONFLICT (organization_id, price_rule_id, subject, key_id, adapter_version_id, day) DO UPDATE
            SET quantity = series.quantity + excluded.quantity,
                request_count = series.request_count + excluded.request_count
-    )
+    ), {COUNT_TRAFFIC}
     SELECT (SELECT count(*) FROM fresh),
-           (SELECT coalesce(json_object_agg(slice_id, cost_nano), '{}')
+           (SELECT coalesce(json_object_agg(slice_id, cost_nano), '{{}}')
               FROM (SELECT slice_id, sum(cost_nano)::bigint AS cost_nano FROM used GROUP BY slice_id) AS by_slice),
            (SELECT count(input_price_id) + count(output_price_id) FROM fresh) - (SELECT count(*) FROM used),
            (SELECT count(*) FROM (SELECT DISTINCT organization_id AS id FROM fresh) AS named
              WHERE NOT EXISTS (SELECT FROM accounts_organization AS known WHERE known.id = named.id)),
            (SELECT coalesce(json_agg(fresh.id), '[]')
               FROM fresh JOIN bounded ON bounded.id = fresh.id AND bounded.sha256 = fresh.body_sha256 AND is_beyond)
-"""
+"""  # noqa: S608 - all parts are constants
 
 
 @transaction.atomic

@@ -231,6 +231,16 @@ def duration(seconds: float | None) -> str:
 
 
 @register.filter
+def milliseconds(count: int | None) -> str:
+    """Format a latency: 85 ms, 1.24 s, 2m 05s."""
+    if count is None:
+        return NONE
+    if count < 1_000:
+        return f"{count} ms"
+    return f"{count / 1_000:.3g} s" if count < 59_950 else duration(count / 1_000)
+
+
+@register.filter
 def about(seconds: float | None) -> str:
     """Format an estimated duration no more precisely than it is known: under 1 min, 50 min, 1h 24m, 3d 4h."""
     if seconds is None:

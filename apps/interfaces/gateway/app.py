@@ -42,6 +42,7 @@ from apps.interfaces.gateway.engines.routes import Routes  # noqa: E402
 from apps.interfaces.gateway.engines.upstreams import Upstreams  # noqa: E402
 from apps.interfaces.gateway.http.bodies import Bodies  # noqa: E402
 from apps.interfaces.gateway.metering.recorder import Recorder  # noqa: E402
+from apps.interfaces.gateway.metering.refused import RefusedRequests  # noqa: E402
 from apps.interfaces.gateway.metering.shipper import keep_adopting  # noqa: E402
 from apps.interfaces.gateway.metering.spending_slices import SpendingSlices  # noqa: E402
 from apps.interfaces.gateway.metering.tickets import Metering  # noqa: E402
@@ -94,15 +95,16 @@ class Gateway:
         self._upstreams = Upstreams(places_per_replica=settings.REPLICA_PLACES, addresses=settings.REPLICA_ADDRESSES)
         self._grammars = Grammars()
         self._stalls = Stalls()
+        metering = Metering(self._routes, self._spending_slices, self._recorder, Faults(self._database, self._routes))
+        self._refused = RefusedRequests(self._routes, metering, self._recorder)
         self.services = Services(
             keys=self._keys,
             routes=self._routes,
             rates=Rates(),
             refusals=LateRefusals(),
             open_requests=OpenRequests(),
-            metering=Metering(
-                self._routes, self._spending_slices, self._recorder, Faults(self._database, self._routes)
-            ),
+            metering=metering,
+            refused=self._refused,
             upstreams=self._upstreams,
             spending_slices=self._spending_slices,
             bodies=Bodies(),
@@ -123,6 +125,7 @@ class Gateway:
                 self._routes.keep_fresh(),
                 self._spending_slices.maintain(),
                 self._stalls.watch(),
+                self._refused.keep_recording(),
                 keep_adopting(self._database, self._spool_root),
             )
         ]
@@ -140,6 +143,7 @@ class Gateway:
         """Ship the metered usage and return the money. Usage not shipped in time stays on disk for the next process."""
         try:
             async with asyncio.timeout(_FLUSH_SECONDS):
+                self._refused.record()
                 await self._recorder.flush()
                 await self._spending_slices.return_idle(at_once=True)
         except (TimeoutError, ConnectionError, *DATABASE_ERRORS) as error:

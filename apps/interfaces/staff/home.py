@@ -12,6 +12,7 @@ from django.views.decorators.http import require_safe
 from apps.billing.books.reconciliation import list_newest_checks
 from apps.billing.budgets import month_of
 from apps.billing.models import Adjustment, AdjustmentStatus, CreditRequest, CreditRequestStatus
+from apps.billing.usage.traffic import list_traffic, total_of
 from apps.catalog.models import PriceRequest
 from apps.core.database.clock import db_now
 from apps.core.messages.outbox import list_failing
@@ -54,12 +55,15 @@ def show(request: HttpRequest) -> HttpResponse:
         succeeded=Count("pk", filter=Q(status=JobStatus.SUCCEEDED)),
         failed=Count("pk", filter=Q(status=JobStatus.FAILED)),
     )
+    since = now.replace(minute=0, second=0, microsecond=0) - _RECENT + datetime.timedelta(hours=1)
+    traffic = total_of(list_traffic(organization=None, since=since, until=now, step="hour"))
     context = {
         "alerts": _alerts(),
         "pools": pools,
         "waiting": list(_waiting()[:_SHOWN]),
         "failed": list(failed.select_related("organization", "base_model").order_by("-finished_at")[:_SHOWN]),
         "counts": counts,
+        "traffic": traffic,
         "running": sum(each.running for each in pools),
         "queued": sum(each.queued for each in pools),
         "revenue_nano": sum(each.revenue_nano for each in margins),

@@ -7,7 +7,16 @@ from django.urls import path
 
 from apps.interfaces.web.account import audit, keys, licences, members, organization, profile, trackers
 from apps.interfaces.web.adapters import adapter_list, serving, views
-from apps.interfaces.web.billing import budgets, charges, credit, invoices, payment_settings, stripe_webhook, usage
+from apps.interfaces.web.billing import (
+    budgets,
+    charges,
+    credit,
+    invoices,
+    payment_settings,
+    stripe_webhook,
+    traffic,
+    usage,
+)
 from apps.interfaces.web.datasets import changes, columns, dataset_list, detail, row_editor, uploads
 from apps.interfaces.web.datasets import views as datasets
 from apps.interfaces.web.help import views as help_views
@@ -102,6 +111,8 @@ urlpatterns = [
     path("stripe/webhook", stripe_webhook.receive, name="stripe_webhook"),
     path("usage", usage.show, name="usage"),
     path("usage/export", usage.export, name="usage_export"),
+    path("usage/traffic", traffic.show, name="usage_traffic"),
+    path("usage/traffic/export", traffic.export, name="usage_traffic_export"),
     path("search", search.show, name="search"),
     path("views", saved_views.save, name="view_save"),
     path("views/<str:view_id>/delete", saved_views.delete, name="view_delete"),

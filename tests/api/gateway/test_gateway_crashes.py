@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from django.db import connection
 
-from apps.billing.models import Hold, UsageConflict, UsageEvent, UsageSeries
+from apps.billing.models import Hold, TrafficHour, UsageConflict, UsageEvent, UsageSeries
 from apps.billing.queries import get_balance, get_ledger_sum_nano, get_spending
 from apps.billing.usage.metering import rate_usage
 from apps.catalog.models import BaseModel
@@ -252,6 +252,22 @@ def test_known_customers_are_served_and_metered_while_the_database_is_away(gatew
     assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
     assert set(statuses) == {200}
     wait_until(lambda: len(usage_of(tenant)) == len(statuses) + 1, "requests were lost", seconds=30)
+
+
+def test_refused_requests_are_counted_by_class_and_recorded_when_the_gateway_stops(gateway, tenant):
+    http = gateway.http(tenant.key)
+    body = {"model": BASE_MODEL, "prompt": "Hi", "max_tokens": 5}
+
+    for change in ({}, {"model": "ft:tiny:nobody:x:1"}, {"model": "ft:tiny:nobody:y:1"}, {"nonsense": 1}):
+        http.post("/v1/completions", json=body | change)
+    http.post("/v1/embeddings", json={"model": BASE_MODEL, "input": "Hi"})
+    gateway.terminate()
+    gateway.wait()
+
+    hours = TrafficHour.objects.filter(organization=tenant.organization).order_by("model_name")
+    found = [(hour.model_name, hour.requests, hour.not_found, hour.invalid, sum(hour.latency_counts)) for hour in hours]
+    assert found == [("", 3, 2, 1, 0), (BASE_MODEL, 2, 0, 1, 1)]
+    assert {hour.key_id for hour in hours} == {tenant.key.key.pk}
 
 
 def test_a_gateway_told_to_stop_finishes_its_streams_takes_no_new_ones_and_leaves_nothing_behind(

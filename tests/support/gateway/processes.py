@@ -16,6 +16,7 @@ import pytest
 
 from apps.accounts.operations import IssuedKey
 from apps.billing.models import UsageEvent
+from apps.billing.usage.traffic import Refusal
 from tests.factories.serving import (
     Tenant,
 )
@@ -175,7 +176,9 @@ def error_of(response: httpx.Response) -> dict:
 
 
 def usage_of(tenant: Tenant) -> list[UsageEvent]:
-    return list(UsageEvent.objects.filter(organization=tenant.organization).order_by("occurred_at", "id"))
+    """Return the organization's metered requests, without the counts of those refused before an engine saw them."""
+    events = UsageEvent.objects.filter(organization=tenant.organization).exclude(finish__in=list(Refusal), slice_id="")
+    return list(events.order_by("occurred_at", "id"))
 
 
 def wait_for_usage(tenant: Tenant, count: int) -> list[UsageEvent]:

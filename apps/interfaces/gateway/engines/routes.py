@@ -139,12 +139,16 @@ class Routes:
             message = "The model of this checkpoint is being made. Try again shortly."
             raise Unavailable(message, param="model") from late
 
+    def known(self, model_name: str, *, organization_id: str) -> Route | None:
+        """Return the route of a name that the organization may use, even if no replica can answer it, or None."""
+        return self._visible(self._resolve_alias(model_name, organization_id), organization_id)
+
     def require_known(self, model_name: str, *, organization_id: str) -> Route:
         """Return the route of a name that the organization may use, even if no replica can answer it.
 
         Raises ModelNotFound.
         """
-        route = self._visible(self._resolve_alias(model_name, organization_id), organization_id)
+        route = self.known(model_name, organization_id=organization_id)
         if route is None:  # unknown or another organization's: no name in the message, so both answers are identical
             raise ModelNotFound(
                 "The model does not exist or you do not have access to it. GET /v1/models lists yours.", param="model"

@@ -56,9 +56,14 @@ class TryAnother(Exception):
 
 
 class CallProgress(msgspec.Struct):
-    """How far a request got. `is_sent`: an engine has seen it and may have worked on it before counting a token."""
+    """How far a request got. `is_sent`: an engine has seen it and may have worked on it before counting a token.
+
+    `model_name`: as sent, once it is read. `is_metered`: a usage record will say how it ended.
+    """
 
     is_sent: bool = False
+    model_name: str = ""
+    is_metered: bool = False
 
 
 class Call(msgspec.Struct, frozen=True):

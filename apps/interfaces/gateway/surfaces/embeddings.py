@@ -13,6 +13,7 @@ from apps.core.errors import DomainError, MissingParameter
 from apps.core.http.asgi import ClientGone, Receive, Scope, Send
 from apps.core.http.json_bodies import decode_body
 from apps.interfaces.gateway.admission.keys import InferenceCaller
+from apps.interfaces.gateway.engines.upstreams import CallProgress
 from apps.interfaces.gateway.http.bodies import LARGE_BYTES
 from apps.interfaces.gateway.http.client import Client
 from apps.interfaces.gateway.surfaces.inference import Services
@@ -47,6 +48,7 @@ class Embeddings:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client, services = Client(scope), self._services
         caller: InferenceCaller | None = None
+        progress = CallProgress()
         try:
             caller = await services.keys.identify(client.authorization, client.address)
             client.limit_headers = lambda: services.rates.headers(caller.limits)
@@ -61,13 +63,14 @@ class Embeddings:
                 if not getattr(body, name):
                     raise MissingParameter(f"`{name}` is required.", param=name)
             assert body.model is not None
+            progress.model_name = body.model
             services.routes.require_known(body.model, organization_id=caller.organization_id)
             raise EmbeddingsUnsupported(
                 "This model writes text; no engine here makes embeddings of it. Use /v1/chat/completions.",
                 param="model",
             )
         except DomainError as error:
-            await services.wait_to_refuse(error, caller, client)
+            await services.wait_to_refuse(error, caller, client, progress)
             await client.refuse(error)
         except ClientGone:
             return

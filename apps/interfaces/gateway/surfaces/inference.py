@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from apps.billing.usage.traffic import Refusal, refusal_of
 from apps.core.errors import DomainError, RateLimited
 from apps.core.http.asgi import ClientGone, Receive, Scope, Send, ServerFault, TooLarge
 from apps.core.http.fair_shares import LateRefusals
@@ -25,6 +26,7 @@ from apps.interfaces.gateway.engines.upstreams import Call, CallProgress, Engine
 from apps.interfaces.gateway.errors import EngineError, RequestFailed
 from apps.interfaces.gateway.http.bodies import LARGE_BYTES, Bodies, tokens_unread
 from apps.interfaces.gateway.http.client import Client
+from apps.interfaces.gateway.metering.refused import RefusedRequests
 from apps.interfaces.gateway.metering.spending_slices import SpendingSlices
 from apps.interfaces.gateway.metering.tickets import Metering, Ticket
 from apps.interfaces.gateway.requests.grammars import Grammars, SchemaTooCostly
@@ -50,17 +52,23 @@ class Services:
     refusals: LateRefusals
     open_requests: OpenRequests
     metering: Metering
+    refused: RefusedRequests
     upstreams: Upstreams
     spending_slices: SpendingSlices
     bodies: Bodies
     grammars: Grammars
     media_hosts: frozenset[str]  # hosts from which the engines may fetch images and audio
 
-    async def wait_to_refuse(self, error: DomainError, caller: InferenceCaller | None, client: Client) -> None:
-        """Wait where the organization is refused often for sending too much, or the address for wrong keys."""
+    async def wait_to_refuse(
+        self, error: DomainError, caller: InferenceCaller | None, client: Client, progress: CallProgress
+    ) -> None:
+        """Count the refused request. Wait where an organization often sends too much, or an address wrong keys."""
         if caller is None:
             await self.refusals.wait(f"address {client.address()}")
-        elif isinstance(error, RateLimited | TooLarge):
+            return
+        if not progress.is_metered:
+            self.refused.count(caller, progress.model_name, refusal_of(error))
+        if isinstance(error, RateLimited | TooLarge):
             await self.refusals.wait(caller.share_holder)
 
 
@@ -114,6 +122,7 @@ class Inference:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client, services = Client(scope), self._services
         caller: InferenceCaller | None = None
+        progress = CallProgress()
         try:
             caller = await services.keys.identify(client.authorization, client.address)
             client.limit_headers = lambda: services.rates.headers(caller.limits)
@@ -123,23 +132,28 @@ class Inference:
             body = services.bodies.reading(caller.share_holder)
             with services.open_requests.one_more(caller.limits), body, client.watch():
                 await services.rates.wait_turn(caller.limits)
-                await self._serve(caller, client, body.count)
+                await self._serve(caller, client, body.count, progress)
         except DomainError as error:
-            await services.wait_to_refuse(error, caller, client)
+            await services.wait_to_refuse(error, caller, client, progress)
             await client.refuse(self._surface.as_sent(error))
         except ClientGone:
             return
         except Exception:
             logger.exception("request %s failed", client.request_id)
+            if caller and not progress.is_metered:
+                services.refused.count(caller, progress.model_name, Refusal.ERROR)
             await client.refuse(ServerFault("The server had an error while processing your request."), status=500)
 
-    async def _serve(self, caller: InferenceCaller, client: Client, count: Callable[[int], None]) -> None:
+    async def _serve(
+        self, caller: InferenceCaller, client: Client, count: Callable[[int], None], progress: CallProgress
+    ) -> None:
         """Read the request and answer it within the limit of tokens per minute.
 
         A body counts before it is parsed. A request that an engine has seen always counts.
         """
-        rates, progress = self._services.rates, CallProgress()
+        rates = self._services.rates
         request, taken = await self._read(caller, client, count)
+        progress.model_name = request.model_name
         used, meter, estimate = taken, Meter(request.choice_count), request.tokens_estimate()
         rates.take_all_tokens(caller.limits, estimate, taken=taken)
         try:
@@ -189,6 +203,7 @@ class Inference:
             await self._services.grammars.require(caller.share_holder, request.schemas)
         ulid, upstreams = client.ulid, self._services.upstreams
         ticket = await self._services.metering.admit(caller, route, request, meter, usage_id=f"use_{ulid}")
+        progress.is_metered = True
         renderer = self._surface.renderer(ulid, route.model_name, request)
         try:
             call = Call(
@@ -201,8 +216,8 @@ class Inference:
                 await deliver(answer, ticket, renderer, client)
             finally:
                 upstreams.end(call, answer)
-        except DomainError:
-            _finish(ticket, "error", is_charged=False)
+        except DomainError as error:
+            _finish(ticket, refusal_of(error), is_charged=False)
             raise
         finally:
             # The task was cancelled, by a customer who left, too slow a reader, or a bug. The engine's output still

@@ -1,8 +1,8 @@
-"""Usage pages and CSV: what was spent by day and model, by job, and every movement of money."""
+"""The usage page and its CSVs: spending over time, by model, by job and by group, and every movement of money."""
 
 import datetime
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from django.core.paginator import Paginator
@@ -14,12 +14,14 @@ from django.views.decorators.http import require_safe
 from apps.accounts.models import Organization
 from apps.accounts.queries import list_keys, list_members
 from apps.accounts.roles import Permission
+from apps.billing.budgets import list_budgets
 from apps.billing.invoices.files import csv_usd
 from apps.billing.invoices.profiles import get_profile
-from apps.billing.models import AccountKind, LedgerTransaction, LineKind, PostingKind, UsageSeries
+from apps.billing.models import AccountKind, BudgetScope, LedgerTransaction, LineKind, PostingKind, UsageSeries
 from apps.billing.queries import get_balance, list_transactions, list_usage, sources_of_holds
-from apps.billing.spending import Spend, list_spending, sum_by
+from apps.billing.spending import Spend, forecast_month, list_spending, sum_by
 from apps.billing.usage.storage import STORED
+from apps.billing.usage.traffic import list_hourly_costs
 from apps.core.database.clock import db_now
 from apps.core.http.csv_text import csv_chunks
 from apps.core.money import rated
@@ -29,18 +31,28 @@ from apps.interfaces.web.charts import day_charts
 from apps.interfaces.web.jobs.views import title_of
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.downloads import stream_download
+from apps.interfaces.web.shell.periods import Period, period_of
 
-PERIODS = (7, 30, 90)
+PRESETS = {7: "7 days", 30: "30 days", 90: "90 days"}
+_MOST_DAYS = 366
+_MOST_EXPORTED = 10_000
 TRAINING = "Training"
 _SERIES_SHOWN = 5  # more colours are hard to distinguish; the remaining models share one series
 _OTHER = "Other models"
 _PAGE = 20
 _JOBS_SHOWN = 10
-_CSV_HEADER = (
-    "day", "kind", "subject", "sku", "unit", "quantity", "requests", "key", "member", "adapter_version", "labels",
-    "price_version", "cost_usd",
-)  # fmt: skip
 _GROUPS = {"key": "Key", "member": "Member", "label": "Label"}
+# The columns of each table as CSV.
+_HEADERS: dict[str, tuple[str, ...]] = {
+    "lines": (
+        "day", "kind", "subject", "sku", "unit", "quantity", "requests", "key", "member", "adapter_version", "labels",
+        "price_version", "cost_usd",
+    ),
+    "models": ("model", "requests", "input_tokens", "output_tokens", "cost_usd"),
+    "jobs": ("job", "name", "status", "day", "gpu_seconds", "cost_usd"),
+    "ledger": ("at", "what", "for", "balance_usd", "held_usd"),
+    **{group: (group, "cost_usd") for group in _GROUPS},
+}  # fmt: skip
 _WITHOUT = "without"
 # Reasons of movements between the wallet and the slices held for requests: apps/billing/usage/slices.py.
 _REASONS_OF_SLICES: dict[tuple[str, str], str] = {
@@ -88,22 +100,30 @@ class Movement:
 @require_safe
 @organization_view(Permission.VIEW)
 def show(request: OrganizationRequest) -> HttpResponse:
-    days = _days(request)
-    first, last = _period(days)
-    series = list(list_usage(organization=request.organization, since=first))
-    spending = list_spending(organization=request.organization, first=first, last=last)
+    now = db_now()
+    group = _group(request)
+    period = _period(request, now)
+    series = _series(request.organization, period)
+    spending = list_spending(organization=request.organization, first=period.first, last=period.last)
     training = [line for line in spending if line.kind == LineKind.TRAINING]
     jobs = _by_job(request.organization, training)
     models = _by_model(line for line in series if line.subject != STORED)
     page = Paginator(list_transactions(organization=request.organization), _PAGE).get_page(request.GET.get("page"))
-    address = f"{reverse('web:usage')}?days={days}"
+    forecast = forecast_month(organization=request.organization, now=now)
+    budget = list_budgets(organization=request.organization).filter(scope=BudgetScope.ORGANIZATION).first()
+    by = group if "by" in request.GET else ""
+    exports = {table: f"{reverse('web:usage_export')}?{period.query(table=table)}" for table in _HEADERS}
     training_nano = sum(line.cost_nano for line in training)
     inference_nano = sum(model.cost_nano for model in models)
     storage_nano = sum(_cost_nano(line) for line in series if line.subject == STORED)
     context = {
-        "days": days,
-        "periods": [(f"{reverse('web:usage')}?days={each}", f"{each} days", each == days) for each in PERIODS],
-        "export_url": f"{reverse('web:usage_export')}?days={days}",
+        "tabs": usage_tabs("usage", period),
+        "period": period,
+        "by": by,
+        "exports": exports,
+        "forecast": forecast,
+        "budget": budget,
+        "forecast_share": min(100, forecast.expected_nano * 100 // budget.limit_nano) if budget else 0,
         "balance": get_balance(organization=request.organization),
         "training_nano": training_nano,
         "inference_nano": inference_nano,
@@ -112,14 +132,15 @@ def show(request: OrganizationRequest) -> HttpResponse:
         "models": models,
         "jobs": jobs[:_JOBS_SHOWN],
         "job_count": len(jobs),
-        "plot": _plot(series, training, models, first, last),
-        "groups": [(f"{address}&by={name}#by", title, name == _group(request)) for name, title in _GROUPS.items()],
-        "group": _GROUPS[_group(request)],
-        "grouped": _grouped(request.organization, _group(request), spending),
+        "plot": _plot(request.organization, period, series, training, models),
+        "groups": [(f"?{period.query(by=name)}#by", title, name == group) for name, title in _GROUPS.items()],
+        "group": _GROUPS[group],
+        "group_export_url": exports[group],
+        "grouped": _grouped(request.organization, group, spending),
         "movements": _movements(request.organization, page.object_list),
         "page": page,
-        "previous": f"{address}&page={page.previous_page_number()}#ledger" if page.has_previous() else "",
-        "next": f"{address}&page={page.next_page_number()}#ledger" if page.has_next() else "",
+        "previous": f"?{period.query(by=by, page=str(page.number - 1))}#ledger" if page.has_previous() else "",
+        "next": f"?{period.query(by=by, page=str(page.number + 1))}#ledger" if page.has_next() else "",
     }
     return render(request, "billing/usage.html", context)
 
@@ -127,14 +148,40 @@ def show(request: OrganizationRequest) -> HttpResponse:
 @require_safe
 @organization_view(Permission.VIEW)
 def export(request: OrganizationRequest) -> HttpResponseBase:
-    """Send the period's usage as CSV: a line for each day, model, key and price, and one for each job."""
-    days = _days(request)
-    first, last = _period(days)
-    rows = list(_csv_rows(list_spending(organization=request.organization, first=first, last=last)))
-    name = f"usage-{request.organization.slug}-{first}-{last}.csv"
+    """Send a table of the page as CSV, or without `table` a line for each day, model, key and price, and each job."""
+    asked = request.GET.get("table", "")
+    table = asked if asked in _HEADERS else "lines"
+    period = _period(request, db_now())
+    rows = list(_csv_rows(request.organization, table, period))
+    name = f"usage-{request.organization.slug}-{period.first}-{period.last}.csv"
+    if table != "lines":
+        name = f"{table}-{name}"
     return stream_download(
-        request, csv_chunks(_CSV_HEADER, rows), filename=name, content_type="text/csv; charset=utf-8"
+        request, csv_chunks(_HEADERS[table], rows), filename=name, content_type="text/csv; charset=utf-8"
     )
+
+
+def usage_tabs(current: str, period: Period) -> list[dict[str, object]]:
+    """Return the tabs of the usage pages, which keep the period."""
+    pages = (("usage", "Spending", reverse("web:usage")), ("traffic", "Traffic", reverse("web:usage_traffic")))
+    return [
+        {"label": label, "url": f"{url}?{period.query()}", "current": name == current} for name, label, url in pages
+    ]
+
+
+def model_label(model_name: str) -> str:
+    """Return a short name: the suffix of `ft:<base>:<organization>:<suffix>:<id>`, or its id if it has no suffix."""
+    parts = model_name.split(":")
+    return (parts[3] or parts[4]) if len(parts) == 5 else model_name
+
+
+def _period(request: OrganizationRequest, now: datetime.datetime) -> Period:
+    by = _group(request) if "by" in request.GET else ""
+    return period_of(request.GET, now=now, presets=PRESETS, most_days=_MOST_DAYS, by=by)
+
+
+def _series(organization: Organization, period: Period) -> list[UsageSeries]:
+    return list(list_usage(organization=organization, since=period.first).filter(day__lte=period.last))
 
 
 def _group(request: HttpRequest) -> str:
@@ -154,16 +201,6 @@ def _grouped(organization: Organization, group: str, lines: Sequence[Spend]) -> 
     names |= {each.user_id: str(each.user) for each in list_members(organization=organization)}
     sums = sum_by(lines, lambda line: line.key_id if group == "key" else line.member_id)
     return [(names.get(found, found) or f"{_WITHOUT} {group}", nano) for found, nano in sums.items()]
-
-
-def _days(request: HttpRequest) -> int:
-    asked = request.GET.get("days", "")
-    return int(asked) if asked in map(str, PERIODS) else 30
-
-
-def _period(days: int) -> tuple[datetime.date, datetime.date]:
-    last = db_now().astimezone(datetime.UTC).date()
-    return last - datetime.timedelta(days=days - 1), last
 
 
 def _by_job(organization: Organization, training: Sequence[Spend]) -> list[JobUse]:
@@ -192,7 +229,7 @@ def _cost_nano(line: UsageSeries) -> int:
 def _by_model(series: Iterable[UsageSeries]) -> list[ModelUse]:
     uses: dict[str, ModelUse] = {}
     for line in series:
-        use = uses.setdefault(line.subject, ModelUse(line.subject, _label(line.subject)))
+        use = uses.setdefault(line.subject, ModelUse(line.subject, model_label(line.subject)))
         if line.sku.startswith("inference:input:"):
             use.requests += line.request_count
             use.input_tokens += line.quantity
@@ -202,30 +239,38 @@ def _by_model(series: Iterable[UsageSeries]) -> list[ModelUse]:
     return sorted(uses.values(), key=lambda use: -use.cost_nano)
 
 
-def _label(model_name: str) -> str:
-    """Return a short name: the suffix of `ft:<base>:<organization>:<suffix>:<id>`, or its id if it has no suffix."""
-    parts = model_name.split(":")
-    return (parts[3] or parts[4]) if len(parts) == 5 else model_name
-
-
 def _plot(
+    organization: Organization,
+    period: Period,
     series: Sequence[UsageSeries],
     training: Iterable[Spend],
     models: list[ModelUse],
-    first: datetime.date,
-    last: datetime.date,
 ) -> day_charts.Days:
+    """Return the chart of the spending by day, or by hour that of jobs and requests, which alone are counted so."""
     shown = {model.name: model.label for model in models[:_SERIES_SHOWN]}
-    if any(line.subject == STORED for line in series):
-        shown[STORED] = STORED
-    by_day: dict[datetime.date, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for charge in training:
-        by_day[charge.day][TRAINING] += charge.cost_nano
-    for line in series:
-        by_day[line.day][shown.get(line.subject, _OTHER)] += _cost_nano(line)
-    days = [first + datetime.timedelta(days=number) for number in range((last - first).days + 1)]
+    amounts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    if period.step == "hour":
+        form, length = "%-d %b %H:00", datetime.timedelta(hours=1)
+        for charge in training:
+            amounts[f"{charge.at:{form}}"][TRAINING] += charge.cost_nano
+        hours = list_hourly_costs(
+            organization=organization, since=period.since, until=period.until, model_names=list(shown)
+        )
+        for at, model_name, nano in hours:
+            amounts[f"{at:{form}}"][shown.get(model_name, _OTHER)] += nano
+    else:
+        form, length = "%-d %b", datetime.timedelta(days=1)
+        if any(line.subject == STORED for line in series):
+            shown[STORED] = STORED
+        for charge in training:
+            amounts[f"{charge.day:{form}}"][TRAINING] += charge.cost_nano
+        for line in series:
+            amounts[f"{line.day:{form}}"][shown.get(line.subject, _OTHER)] += _cost_nano(line)
+    begins = [period.since + length * number for number in range((period.until - period.since) // length)]
     names = [TRAINING, *dict.fromkeys(shown.values()), *([_OTHER] if len(models) > _SERIES_SHOWN else [])]
-    return day_charts.stacked_days([(f"{day:%-d %b}", dict(by_day[day])) for day in days], series=names)
+    return day_charts.stacked_days(
+        [(words, dict(amounts[words])) for words in (f"{begin:{form}}" for begin in begins)], series=names
+    )
 
 
 def _movements(organization: Organization, transactions: Iterable[LedgerTransaction]) -> list[Movement]:
@@ -265,15 +310,37 @@ def _reason(posted: LedgerTransaction) -> str:
     if subject == STORED:
         return STORED
     if sku.startswith("warm:"):
-        return f"{_label(subject)}, kept warm"
-    return f"{_label(subject)}, {'output' if ':output:' in sku else 'input'} tokens"
+        return f"{model_label(subject)}, kept warm"
+    return f"{model_label(subject)}, {'output' if ':output:' in sku else 'input'} tokens"
 
 
-def _csv_rows(lines: Iterable[Spend]) -> Iterator[tuple[object, ...]]:
-    for line in lines:
-        labels = ";".join(f"{name}={value}" for name, value in sorted(line.labels.items()))
-        yield (
-            line.day.isoformat(), line.kind, line.subject, line.sku, line.unit, line.quantity, line.requests,
-            line.key_id, line.member_id, line.adapter_version_id, labels, line.price_rule_id,
-            csv_usd(line.cost_nano),
-        )  # fmt: skip
+def _csv_rows(organization: Organization, table: str, period: Period) -> Iterable[tuple[object, ...]]:
+    if table == "models":
+        models = _by_model(line for line in _series(organization, period) if line.subject != STORED)
+        return [(use.name, use.requests, use.input_tokens, use.output_tokens, csv_usd(use.cost_nano)) for use in models]
+    if table == "ledger":
+        posted = list_transactions(organization=organization).filter(
+            created_at__gte=period.since, created_at__lt=period.until
+        )
+        return [
+            (each.at.isoformat(), each.words, each.reason, csv_usd(each.wallet_nano), csv_usd(each.held_nano))
+            for each in _movements(organization, posted[:_MOST_EXPORTED])
+        ]
+    lines = list_spending(organization=organization, first=period.first, last=period.last)
+    if table == "jobs":
+        jobs = _by_job(organization, [line for line in lines if line.kind == LineKind.TRAINING])
+        return [
+            (use.job.pk, use.title, use.job.status, use.day, use.billed_seconds, csv_usd(use.cost_nano)) for use in jobs
+        ]
+    if table in _GROUPS:
+        return [(name, csv_usd(nano)) for name, nano in _grouped(organization, table, lines)]
+    return [_csv_line(line) for line in lines]
+
+
+def _csv_line(line: Spend) -> tuple[object, ...]:
+    labels = ";".join(f"{name}={value}" for name, value in sorted(line.labels.items()))
+    return (
+        line.day.isoformat(), line.kind, line.subject, line.sku, line.unit, line.quantity, line.requests,
+        line.key_id, line.member_id, line.adapter_version_id, labels, line.price_rule_id,
+        csv_usd(line.cost_nano),
+    )  # fmt: skip

@@ -1,12 +1,21 @@
-"""Usage travels in few large transactions, however fast it comes, and again when the database was away."""
+"""Usage travels in few large transactions, however fast it comes, and refused requests in few records."""
 
 import asyncio
+import datetime
 import os
+from types import SimpleNamespace
 
 import pytest
 from django.db import OperationalError
 
+from apps.billing.operations import InsufficientBalance
+from apps.billing.usage.traffic import Refusal, refusal_of
+from apps.catalog.queries import ModelNotFound
+from apps.core.errors import InvalidValue, RateLimited, Unavailable
+from apps.core.http.asgi import TooLarge
+from apps.interfaces.gateway.errors import RequestFailed
 from apps.interfaces.gateway.metering import shipper as shipping
+from apps.interfaces.gateway.metering.refused import RefusedRequests
 from apps.interfaces.gateway.metering.shipper import Shipper, recover_orphans
 from apps.interfaces.gateway.metering.spool import End, Segments, claim_folder, encode
 from tests.factories.usage import make_record
@@ -93,3 +102,76 @@ def test_usage_of_a_dead_gateway_that_cannot_be_read_keeps_no_other_from_being_r
     asyncio.run(recover_orphans(Threads(), tmp_path))
 
     assert [folder.name for folder in tmp_path.iterdir()] == ["gateway_1"]
+
+
+# --- Refused requests -------------------------------------------------------------------------------------------------
+
+NOW = datetime.datetime(2026, 11, 3, tzinfo=datetime.UTC)
+CALLER = SimpleNamespace(organization_id="org_1", key_id="key_1")
+
+
+class Platform:
+    """Routes, metering and recorder in one; it knows one model."""
+
+    def __init__(self) -> None:
+        self.records = []
+        self.is_roomy = True
+
+    def known(self, name, *, organization_id):
+        return SimpleNamespace(model_name="ft:v1", adapter_version_id="adpv_1") if name == "ft:production" else None
+
+    def has_room(self) -> bool:
+        return self.is_roomy
+
+    def now(self) -> datetime.datetime:
+        return NOW
+
+    def end(self, record) -> None:
+        self.records.append(record)
+
+
+@pytest.fixture
+def platform() -> Platform:
+    return Platform()
+
+
+def test_many_refusals_make_few_records_and_invented_names_make_none(platform):
+    refused = RefusedRequests(platform, platform, platform)
+
+    for number in range(50):
+        refused.count(CALLER, f"invented-{number}", Refusal.NOT_FOUND)
+    refused.count(CALLER, "ft:production", Refusal.RATE_LIMIT)
+    refused.record()
+    refused.record()
+
+    found = [(each.model_name, each.adapter_version_id, each.finish, each.request_count) for each in platform.records]
+    assert found == [("", "", "not_found", 50), ("ft:v1", "adpv_1", "rate_limit", 1)]
+
+
+def test_counts_wait_while_nothing_can_be_recorded(platform):
+    refused = RefusedRequests(platform, platform, platform)
+    platform.is_roomy = False
+
+    refused.count(CALLER, "", Refusal.QUOTA)
+    refused.record()
+    platform.is_roomy = True
+    refused.count(CALLER, "", Refusal.QUOTA)
+    refused.record()
+
+    assert [each.request_count for each in platform.records] == [2]
+
+
+@pytest.mark.parametrize(
+    ("error", "refusal"),
+    [
+        (RateLimited(""), "rate_limit"),
+        (InsufficientBalance(""), "quota"),
+        (ModelNotFound(""), "not_found"),
+        (InvalidValue(""), "invalid"),
+        (TooLarge(""), "invalid"),
+        (RequestFailed(), "invalid"),
+        (Unavailable(""), "error"),
+    ],
+)
+def test_an_error_counts_under_its_class(error, refusal):
+    assert refusal_of(error) == refusal

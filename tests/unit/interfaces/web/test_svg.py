@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apps.interfaces.web.charts import day_charts, histograms, memory_charts, scatter_charts
+from apps.interfaces.web.charts import day_charts, histograms, latency_charts, memory_charts, scatter_charts
 
 PARTS = [("Weights", 29.6), ("Activations", 9.1), ("Other", 5.6)]
 
@@ -117,3 +117,22 @@ def test_days_without_spending_still_have_an_axis() -> None:
 
     assert [column.parts for column in plot.columns] == [(), ()]
     assert len(plot.y_ticks) >= 2
+
+
+def test_counts_have_whole_steps_and_no_currency() -> None:
+    plot = day_charts.stacked_days([("8 Nov", {"Answered": 12}), ("9 Nov", {})], series=["Answered"], is_money=False)
+
+    assert plot.columns[0].title == "8 Nov: 12"
+    assert [tick.label for tick in plot.y_ticks] == ["0", "5", "10", "15"]
+    assert plot.columns[0].parts[0].height == pytest.approx((plot.bottom - plot.top) * 12 / 15, abs=0.1)
+
+
+def test_latency_lines_have_gaps_and_name_their_unit() -> None:
+    plot = latency_charts.latency_chart(
+        ["1 Nov", "2 Nov", "3 Nov", "4 Nov"], [(100, 200), (120, 900), (None, None), (50, 60)]
+    )
+
+    assert plot is not None
+    assert [line.path.count("M") for line in plot.lines] == [2, 2]
+    assert plot.y_ticks[-1].label == "1 s"
+    assert latency_charts.latency_chart(["1 Nov"], [(None, None)]) is None
