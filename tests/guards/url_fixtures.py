@@ -151,6 +151,7 @@ URLS: dict[str, Url] = {
     "web:job_pause": page(post=P.JOB_WRITE, ids=JOB),
     "web:job_resume": page(post=P.JOB_WRITE, ids=JOB),
     "web:job_retry": page(post=P.JOB_WRITE, ids=JOB),
+    "web:job_dismiss": page(post=P.JOB_WRITE, ids=JOB),
     # overview, the wizard, adapters, playground, usage
     "web:overview": page(get=P.VIEW),
     "web:job_compare": page(get=P.VIEW, data={"job": "job"}, refs={"job": "job"}),

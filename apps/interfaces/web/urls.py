@@ -51,6 +51,7 @@ urlpatterns = [
     path("jobs/<str:job_id>/pause", jobs.pause, name="job_pause"),
     path("jobs/<str:job_id>/resume", jobs.resume, name="job_resume"),
     path("jobs/<str:job_id>/retry", jobs.retry, name="job_retry"),
+    path("jobs/<str:job_id>/dismiss", jobs.dismiss, name="job_dismiss"),
     path("datasets", datasets.index, name="dataset_list"),
     path("datasets/upload", datasets.upload, name="dataset_upload"),
     path("datasets/uploads", uploads.create, name="dataset_upload_create"),
