@@ -108,6 +108,7 @@ STATEMENTS: dict[str, int] = {
     "web:playground_saved": 11,
     "web:price_list": 10,
     "web:search": 7,
+    "web:session_list": 11,
     "web:styleguide": 6,
     "web:styleguide_metrics": 6,
     "web:tracker_list": 10,

@@ -158,6 +158,7 @@ URLS: dict[str, Url] = {
     "web:job_export": page(get=P.VIEW),
     "web:first_job": page(post=P.JOB_WRITE, data={"once": "x", "cap_nano": "10000000"}),
     "web:account": person("GET", "POST", data={"name": "Nora"}),
+    "web:session_list": person("GET", "POST"),
     "web:help": public("the repository's pages"),
     "web:help_page": public("the repository's pages", ids={"slug": "help_slug"}),
     "web:help_reference": public("the API's own document is public"),

@@ -72,6 +72,7 @@ FORMS = [
     ),
     ("/budgets/key-labels", {}, ("key", "labels")),
     ("/account", {}, ("name", "wants_job_mail")),
+    ("/account/sessions", {}, ("session",)),
     ("/credit", {"amount_usd": "5"}, ("amount_usd", "note")),
     ("/first-job", {"once": "x"}, ("once", "cap_nano", "model")),
     ("/billing/topups", {}, ("amount_usd",)),

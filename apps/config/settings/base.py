@@ -70,6 +70,7 @@ INSTALLED_APPS = [
     "allauth",
     "allauth.account",
     "allauth.mfa",
+    "allauth.usersessions",
     "apps.accounts",
     "apps.catalog",
     "apps.billing",
@@ -101,6 +102,7 @@ MIDDLEWARE = [
     "django_htmx.middleware.HtmxMiddleware",
     "allauth.account.middleware.AccountMiddleware",
     "apps.accounts.login.sessions.EndIdleOperatorSessions",
+    "apps.accounts.login.sessions.NoteLastSeen",
     "apps.core.http.asgi.RefuseNulMiddleware",
 ]
 
@@ -205,6 +207,7 @@ APP_ROLE_GRANTS = {
     "account.emailaddress": "write",
     "account.emailconfirmation": "write",
     "mfa.authenticator": "write",
+    "usersessions.usersession": "write",
 }
 
 AUTH_USER_MODEL = "accounts.User"
