@@ -36,6 +36,9 @@ class User(AbstractBaseUser):
     is_active = models.BooleanField(default=True)
     is_operator = models.BooleanField(default=False, help_text="May open the operator console of this installation.")
     wants_job_mail = models.BooleanField(default=True, db_default=True, help_text="Mail when a job of theirs ends.")
+    time_zone = models.CharField(
+        max_length=64, blank=True, db_default="", help_text="IANA name; empty: the zone of the person's browser."
+    )
     created_at = models.DateTimeField(db_default=Now())
 
     objects: ClassVar[UserManager] = UserManager()

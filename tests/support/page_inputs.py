@@ -71,7 +71,7 @@ FORMS = [
         ("limit_usd", "thresholds", "scope", "label"),
     ),
     ("/budgets/key-labels", {}, ("key", "labels")),
-    ("/account", {}, ("name", "wants_job_mail")),
+    ("/account", {}, ("name", "time_zone", "wants_job_mail")),
     ("/account/sessions", {}, ("session",)),
     ("/credit", {"amount_usd": "5"}, ("amount_usd", "note")),
     ("/first-job", {"once": "x"}, ("once", "cap_nano", "model")),

@@ -103,6 +103,7 @@ MIDDLEWARE = [
     "allauth.account.middleware.AccountMiddleware",
     "apps.accounts.login.sessions.EndIdleOperatorSessions",
     "apps.accounts.login.sessions.NoteLastSeen",
+    "apps.interfaces.web.shell.time_zone.UseTimeZone",
     "apps.core.http.asgi.RefuseNulMiddleware",
 ]
 

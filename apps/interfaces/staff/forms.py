@@ -5,6 +5,7 @@ from functools import partial
 
 from django import forms
 from django.http import QueryDict
+from django.utils import timezone
 
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
@@ -174,7 +175,7 @@ class PriceForm(forms.Form):
     effective_from = forms.DateTimeField(
         required=False,
         label="From",
-        help_text="UTC. Left empty: at once.",
+        help_text="Left empty: at once.",
         widget=forms.DateTimeInput(attrs={"type": "datetime-local"}),
     )
     tiers = forms.CharField(
@@ -187,6 +188,7 @@ class PriceForm(forms.Form):
 
     def __init__(self, data: QueryDict | None = None, *, initial: dict[str, object] | None = None) -> None:
         super().__init__(data, initial=initial)
+        self.fields["effective_from"].label = f"From, {timezone.get_current_timezone_name()}"
         self.fields["organization"].queryset = Organization.objects.order_by("name")  # type: ignore[attr-defined]
 
         self.fields["sku"].choices = _sku_choices  # type: ignore[attr-defined]

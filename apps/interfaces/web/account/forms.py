@@ -10,6 +10,7 @@ from apps.accounts.models import Membership
 from apps.accounts.queries import KeyLimits
 from apps.accounts.roles import ROLES, SCOPES, Permission, has_permission
 from apps.core.http.forms import LARGEST_INTEGER
+from apps.interfaces.web.shell.time_zone import time_zones
 
 ROLE_WORDS = {
     "viewer": "sees everything, changes nothing",
@@ -32,6 +33,12 @@ EXPIRY_DAYS = {"30": "30 days", "90": "90 days", "365": "One year", "": "Never"}
 class PersonForm(forms.Form):
     name = forms.CharField(
         max_length=120, required=False, label="Your name", widget=forms.TextInput({"autocomplete": "name"})
+    )
+    time_zone = forms.ChoiceField(
+        required=False,
+        label="Time zone",
+        choices=lambda: [("", "The zone of this browser"), *((name, name.replace("_", " ")) for name in time_zones())],
+        help_text="For the times on all pages. The API and exports stay in UTC.",
     )
     wants_job_mail = forms.BooleanField(
         required=False,
