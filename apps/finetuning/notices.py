@@ -1,12 +1,9 @@
 """Mails to the person who created a job: it succeeded, failed or was paused, with its cost and the next step."""
 
-from django.conf import settings
-from django.core.mail import EmailMessage
-from django.template.loader import render_to_string
-
 from apps.accounts.models import User
 from apps.billing.budgets import attribution_of_actor
 from apps.core.messages import outbox
+from apps.core.messages.mail import render_mail
 from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob
 
@@ -33,9 +30,13 @@ def send(*, job_id: str, status: str) -> None:
     user = _creator(job) if job else None
     if job is None or user is None or not user.wants_job_mail:
         return
-    context = {"job": job, "url": f"{settings.PUBLIC_URL}/jobs/{job.pk}", "public_url": settings.PUBLIC_URL}
-    subject, _, body = render_to_string("mail/job_ended.txt", context).strip().partition("\n")
-    EmailMessage(" ".join(subject.split()), body.strip() + "\n", settings.DEFAULT_FROM_EMAIL, [user.email]).send()
+    render_mail("job_ended", to=[user.email], job=job, title=_title(job), path=f"/jobs/{job.pk}").send()
+
+
+def _title(job: FineTuningJob) -> str:
+    states = {JobStatus.SUCCEEDED: "is ready", JobStatus.PAUSED: "is paused"}
+    name = job.suffix or job.training_file.dataset.name
+    return f"Your fine-tune {states.get(JobStatus(job.status), 'failed')}: {name}"
 
 
 def _creator(job: FineTuningJob) -> User | None:

@@ -112,7 +112,7 @@ def _answer(
     else:
         subject = f"You have {dollars(granted_nano)} of new credit"
         body = f"You asked for {asked}, and {dollars(granted_nano)} was added to your balance.\n\n{answer}\n"
-    body += f"\n{settings.PUBLIC_URL}/credit\n"
+    body += f"\nSee your credit: {settings.PUBLIC_URL}/credit\n"
     _publish(request, {"kind": "person", "user_id": request.requested_by, "subject": subject, "body": body})
     return request
 

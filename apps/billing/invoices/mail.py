@@ -2,10 +2,7 @@
 
 import datetime
 
-from django.conf import settings
-from django.core.mail import EmailMessage
 from django.db import transaction
-from django.template.loader import render_to_string
 
 from apps.accounts.models import Membership, Organization
 from apps.billing.budgets import describe
@@ -14,6 +11,7 @@ from apps.billing.queries import get_balance
 from apps.billing.spending import Spend, forecast_month, list_spending, sum_by
 from apps.core.database.clock import db_now
 from apps.core.messages import outbox
+from apps.core.messages.mail import render_mail
 
 _REPORT_HOUR = 6  # UTC; most records of the day before arrived long ago
 _LARGEST_SHOWN = 10
@@ -77,8 +75,5 @@ def _charges_of(organization: Organization, day: datetime.date) -> list[Spend]:
 def _send(template: str, organization: Organization, **context: object) -> None:
     readers = Membership.objects.filter(organization=organization, role__in=("owner", "admin"), user__is_active=True)
     addresses = list(readers.order_by("user__email").values_list("user__email", flat=True))
-    if not addresses:
-        return
-    context |= {"organization": organization, "public_url": settings.PUBLIC_URL}
-    subject, _, body = render_to_string(f"mail/{template}.txt", context).strip().partition("\n")
-    EmailMessage(subject.strip(), body.strip() + "\n", settings.DEFAULT_FROM_EMAIL, addresses).send()
+    if addresses:
+        render_mail(template, to=addresses, organization=organization, **context).send()
