@@ -101,6 +101,7 @@ STATEMENTS: dict[str, int] = {
     "web:job_tensorboard": 9,
     "web:key_list": 11,
     "web:member_list": 12,
+    "web:notification_list": 10,
     "web:organization_create": 7,
     "web:organization_settings": 9,
     "web:overview": 36,

@@ -159,6 +159,8 @@ URLS: dict[str, Url] = {
     "web:first_job": page(post=P.JOB_WRITE, data={"once": "x", "cap_nano": "10000000"}),
     "web:account": person("GET", "POST", data={"name": "Nora"}),
     "web:session_list": person("GET", "POST"),
+    "web:notification_list": page(get=P.VIEW),
+    "web:notification_read": page(post=P.VIEW, refs={"notification": "notification"}),
     "web:help": public("the repository's pages"),
     "web:help_page": public("the repository's pages", ids={"slug": "help_slug"}),
     "web:help_reference": public("the API's own document is public"),

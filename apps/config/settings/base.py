@@ -182,12 +182,14 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "catalog": "read",
         "accounts.organization": "read",
         "accounts.membership": "read",
+        "accounts.notification": "extend",
         "accounts.apikey": "extend",  # a run's judge is called with a short-lived key of the job's maker
     },
     "anneal_gateway": {
         "accounts.apikey": "write",
         "accounts.organization": "read",
         "accounts.membership": "read",
+        "accounts.notification": "extend",
         "adapters": "read",
         "serving": "read",
         "serving.deployment": "write",  # requests for an adapter are noted, so that replicas keep it

@@ -5,7 +5,17 @@ Names follow apps/interfaces/web/shell/navigation.py: <noun>_<verb>, `_list` for
 
 from django.urls import path
 
-from apps.interfaces.web.account import audit, keys, licences, members, organization, profile, sessions, trackers
+from apps.interfaces.web.account import (
+    audit,
+    keys,
+    licences,
+    members,
+    notifications,
+    organization,
+    profile,
+    sessions,
+    trackers,
+)
 from apps.interfaces.web.adapters import serving, views
 from apps.interfaces.web.billing import budgets, charges, credit, invoices, payment_settings, stripe_webhook, usage
 from apps.interfaces.web.datasets import columns, detail, uploads
@@ -100,6 +110,8 @@ urlpatterns = [
     path("theme", theme.switch, name="theme"),
     path("account", profile.show, name="account"),
     path("account/sessions", sessions.index, name="session_list"),
+    path("notifications", notifications.index, name="notification_list"),
+    path("notifications/read", notifications.read, name="notification_read"),
     path("licences/accept", licences.accept, name="licence_accept"),
     path("organization/trackers", trackers.index, name="tracker_list"),
     path("organization/trackers/<str:kind>/remove", trackers.remove, name="tracker_remove"),

@@ -19,7 +19,7 @@ def test_a_person_changes_their_name_and_turns_mails_off(organization, alice, cl
     client.post("/account", {"name": "  Alice   Adams "})
 
     alice.refresh_from_db()
-    assert (alice.name, alice.wants_job_mail) == ("Alice Adams", False)
+    assert (alice.name, alice.wants_job_mail, alice.wants_invoice_mail) == ("Alice Adams", False, False)
     assert "Alice Adams" in text(client.get("/account"))
 
 

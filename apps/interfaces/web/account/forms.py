@@ -42,8 +42,19 @@ class PersonForm(forms.Form):
     )
     wants_job_mail = forms.BooleanField(
         required=False,
-        label="Email me when a job I created ends",
-        help_text="When it succeeds, fails or is paused.",
+        label="Fine-tunes that you created",
+        help_text="When one succeeds, fails or is paused.",
+    )
+    wants_balance_mail = forms.BooleanField(
+        required=False,
+        label="Low balance",
+        help_text="When less is left than your organization spent in 3 days. For owners and admins, at most daily.",
+    )
+    wants_budget_mail = forms.BooleanField(
+        required=False, label="Budgets", help_text="At each threshold of a budget. For owners and admins."
+    )
+    wants_invoice_mail = forms.BooleanField(
+        required=False, label="Invoices", help_text="After each month with charges. For owners."
     )
 
     def clean_name(self) -> str:
