@@ -12,7 +12,8 @@ from django.conf import settings
 from django.db import transaction
 
 from apps.accounts.login.addresses import has_verified_address
-from apps.accounts.models import Invitation, Membership, Organization, User
+from apps.accounts.models import Invitation, Membership, NotificationKind, Organization, User
+from apps.accounts.notices.notifications import MANAGERS, notify
 from apps.accounts.operations import known_role, lock_members, require_grantable
 from apps.accounts.queries import get_invitation
 from apps.accounts.roles import Permission, has_permission
@@ -165,6 +166,14 @@ def accept_invitation(*, token: str, user: User, now: datetime.datetime) -> Memb
         organization=invitation.organization, by=user.pk, action="member.join", target=user.pk,
         invitation=invitation.pk, role=invitation.role,
     )  # fmt: skip
+    notify(
+        organization=invitation.organization_id,
+        kind=NotificationKind.MEMBER,
+        title=f"{user} joined as {invitation.role}",
+        path="/members",
+        key=f"joined:{invitation.pk}",
+        users=[member.user_id for member in members if member.role in MANAGERS],
+    )
     return membership
 
 

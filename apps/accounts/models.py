@@ -36,6 +36,12 @@ class User(AbstractBaseUser):
     is_active = models.BooleanField(default=True)
     is_operator = models.BooleanField(default=False, help_text="May open the operator console of this installation.")
     wants_job_mail = models.BooleanField(default=True, db_default=True, help_text="Mail when a job of theirs ends.")
+    wants_balance_mail = models.BooleanField(default=True, db_default=True, help_text="Mail when a balance is low.")
+    wants_budget_mail = models.BooleanField(default=True, db_default=True, help_text="Mail when a budget is reached.")
+    wants_invoice_mail = models.BooleanField(default=True, db_default=True, help_text="Mail when an invoice is issued.")
+    time_zone = models.CharField(
+        max_length=64, blank=True, db_default="", help_text="IANA name; empty: the zone of the person's browser."
+    )
     created_at = models.DateTimeField(db_default=Now())
 
     objects: ClassVar[UserManager] = UserManager()
@@ -139,6 +145,38 @@ class SavedView(OrganizationModel):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["membership", "listing", "name"], name="saved_view_name_once")]
+
+
+class NotificationKind(models.TextChoices):
+    JOB = "job", "Fine-tune"
+    BALANCE = "balance", "Low balance"
+    BUDGET = "budget", "Budget"
+    INVOICE = "invoice", "Invoice"
+    CREDIT = "credit", "Credit"
+    MEMBER = "member", "Member"
+
+
+class Notification(OrganizationModel):
+    """One event that one member should know of. It is deleted after a time, read or not."""
+
+    id = IdField(prefix="note")
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="+")
+    kind = models.CharField(max_length=8, choices=NotificationKind)
+    title = models.CharField(max_length=200)
+    path = models.CharField(max_length=200, help_text="The page about it.")
+    key = models.CharField(max_length=200, help_text="Of the event: an event that is repeated is one notification.")
+    created_at = models.DateTimeField(db_default=Now())
+    read_at = models.DateTimeField(null=True)
+
+    tenant_condition = f"{OWN_ORGANIZATION} OR {_OWN_USER}"
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["organization", "user", "key"], name="notification_once")]
+        indexes = [
+            models.Index(fields=["organization", "user", "-id"], name="notification_newest"),
+            models.Index(fields=["user", "organization"], condition=models.Q(read_at=None), name="notification_unread"),
+            models.Index(fields=["created_at"], name="notification_age"),
+        ]
 
 
 class InvitationQuerySet(OrganizationQuerySet):

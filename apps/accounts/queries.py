@@ -7,10 +7,19 @@ from typing import Any
 
 import msgspec
 from django.db import connection
-from django.db.models import QuerySet
+from django.db.models import Exists, OuterRef, QuerySet
 
 from apps.accounts.login.api_keys import fingerprint, is_well_formed
-from apps.accounts.models import ApiKey, Invitation, KeyKind, Membership, Organization, SavedView, User
+from apps.accounts.models import (
+    ApiKey,
+    Invitation,
+    KeyKind,
+    Membership,
+    Notification,
+    Organization,
+    SavedView,
+    User,
+)
 from apps.accounts.roles import ROLES
 from apps.core.errors import NotFound
 
@@ -87,9 +96,13 @@ def get_organization(*, id: str) -> Organization:
 
 
 def list_memberships_of(*, user: User) -> list[Membership]:
-    """Return a person's memberships with their organizations, oldest first."""
+    """Return a person's memberships with their organizations, oldest first.
+
+    `has_unread` of a membership says whether the person has unread notifications in the organization.
+    """
     rows = Membership.objects.filter(user=user).select_related("organization", "user")
-    return list(rows.order_by("created_at", "id"))
+    unread = Notification.objects.filter(organization=OuterRef("organization"), user=user, read_at=None)
+    return list(rows.annotate(has_unread=Exists(unread)).order_by("created_at", "id"))
 
 
 def get_membership(*, organization: Organization, id: str) -> Membership:

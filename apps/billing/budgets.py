@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from django.db import transaction
 from django.db.models import F, Q, QuerySet, Sum
 
-from apps.accounts.models import ApiKey, Organization, key_of
+from apps.accounts.models import ApiKey, NotificationKind, Organization, key_of
+from apps.accounts.notices.notifications import MANAGERS, notify
 from apps.billing.ledger import lock_wallet
 from apps.billing.models import (
     Budget,
@@ -235,6 +236,14 @@ def _alert(budget: Budget, period: BudgetPeriod) -> None:
         if is_new:
             key = f"budget:{budget.pk}:{period.month}:{threshold}"
             outbox.publish(topic="billing.alert", key=key, payload={"alert_id": alert.pk})
+            notify(
+                organization=budget.organization_id,
+                kind=NotificationKind.BUDGET,
+                title=f"Budget of {describe(budget)}: {threshold}% of {dollars(budget.limit_nano)} spent",
+                path="/budgets",
+                key=key,
+                roles=MANAGERS,
+            )
     if budget.mode == BudgetMode.PAUSE and period.spent_nano >= budget.limit_nano:
         key = f"budget-pause:{budget.pk}:{period.month}:{budget.limit_nano}"  # again after a raise
         outbox.publish(topic="budget.exhausted", key=key, payload={"budget_id": budget.pk})

@@ -6,7 +6,7 @@ import logging
 from celery import shared_task
 
 from apps.billing import credits
-from apps.billing.books import reconciliation, seals
+from apps.billing.books import low_balance, reconciliation, seals
 from apps.billing.invoices import mail, statements
 from apps.billing.usage import metering, slices, storage, traffic
 from apps.core.database.clock import db_now
@@ -38,6 +38,11 @@ def post_rebates(**_: object) -> None:
 @shared_task(name="billing.mail_reports")
 def mail_reports(**_: object) -> None:
     mail.publish_reports(now=db_now())
+
+
+@shared_task(name="billing.warn_low_balances")
+def warn_low_balances(**_: object) -> None:
+    low_balance.warn_low_balances(now=db_now())
 
 
 @shared_task(name="billing.close_months")

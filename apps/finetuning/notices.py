@@ -1,26 +1,33 @@
-"""Mails to the person who created a job: it succeeded, failed or was paused, with its cost and the next step."""
+"""What the creator of a job is told when it succeeded, failed or was paused: a notification, and a mail."""
 
-from django.conf import settings
-from django.core.mail import EmailMessage
-from django.template.loader import render_to_string
-
-from apps.accounts.models import User
+from apps.accounts.models import NotificationKind, User
+from apps.accounts.notices.notifications import notify
 from apps.billing.budgets import attribution_of_actor
 from apps.core.messages import outbox
+from apps.core.messages.mail import render_mail
 from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob
 
 
 def publish_end(*, job: FineTuningJob, by: str = "") -> None:
-    """Queue the mail about the state that the job has just reached; no mail about what its creator did.
+    """Notify the creator of the state that the job has just reached, unless the creator caused it; queue the mail.
 
     Run it in the transaction of the change.
     """
     if job.status == JobStatus.CANCELLED or by == job.created_by:
         return
+    key = f"job-ended:{job.pk}:{job.status}:{job.last_event_sequence}"
+    notify(
+        organization=job.organization_id,
+        kind=NotificationKind.JOB,
+        title=_title(job),
+        path=_path(job),
+        key=key,
+        users=[_creator_id(job)],
+    )
     outbox.publish(
         topic="job.ended",
-        key=f"job-ended:{job.pk}:{job.status}:{job.last_event_sequence}",
+        key=key,
         payload={"job_id": job.pk, "status": job.status},
         organization=job.organization_id,
     )
@@ -30,15 +37,24 @@ def send(*, job_id: str, status: str) -> None:
     """Send one mail, unless the job has moved on or its creator wants none."""
     jobs = FineTuningJob.objects.select_related("base_model", "training_file__dataset", "adapter_version")
     job = jobs.filter(pk=job_id, status=status).first()
-    user = _creator(job) if job else None
-    if job is None or user is None or not user.wants_job_mail:
+    if job is None:
         return
-    context = {"job": job, "url": f"{settings.PUBLIC_URL}/jobs/{job.pk}", "public_url": settings.PUBLIC_URL}
-    subject, _, body = render_to_string("mail/job_ended.txt", context).strip().partition("\n")
-    EmailMessage(" ".join(subject.split()), body.strip() + "\n", settings.DEFAULT_FROM_EMAIL, [user.email]).send()
+    user = User.objects.filter(pk=_creator_id(job), is_active=True, wants_job_mail=True).first()
+    if user is None:
+        return
+    render_mail("job_ended", to=[user.email], job=job, title=_title(job), path=_path(job)).send()
 
 
-def _creator(job: FineTuningJob) -> User | None:
-    """Return the person who created the job, with a key or in the dashboard, while their account is open."""
-    member_id = attribution_of_actor(organization=job.organization_id, by=job.created_by, labels={}).member_id
-    return User.objects.filter(pk=member_id, is_active=True).first()
+def _title(job: FineTuningJob) -> str:
+    states = {JobStatus.SUCCEEDED: "is ready", JobStatus.PAUSED: "is paused"}
+    name = job.suffix or job.training_file.dataset.name
+    return f"Your fine-tune {states.get(JobStatus(job.status), 'failed')}: {name}"
+
+
+def _path(job: FineTuningJob) -> str:
+    return f"/jobs/{job.pk}"
+
+
+def _creator_id(job: FineTuningJob) -> str:
+    """Return the id of the person who created the job, with a key or in the dashboard."""
+    return attribution_of_actor(organization=job.organization_id, by=job.created_by, labels={}).member_id

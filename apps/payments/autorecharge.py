@@ -229,7 +229,8 @@ def _pause(organization_id: str, reason: str) -> None:
             _mail_owners(
                 organization_id, f"declined:{order.pk}:{order.paused_until.isoformat()}",
                 "Automatic top-ups keep being declined",
-                f"Your bank declined the card {SOFT_FAILURES} times ({reason}). It is tried again in a day.\n{_here()}",
+                f"Your bank declined the card {SOFT_FAILURES} times ({reason}). It is tried again in a day."
+                f"\n\n{_here()}",
             )  # fmt: skip
 
 
@@ -245,7 +246,7 @@ def _stop(organization_id: str, why: str) -> None:
             )  # fmt: skip
             _mail_owners(
                 organization_id, f"stopped:{organization_id}:{db_now().isoformat()}", "Automatic top-ups were stopped",
-                f"{why}\nAdd another card and turn them on again:\n{_here()}",
+                f"{why}\n\nAdd another card and turn them on again.\n\n{_here()}",
             )  # fmt: skip
 
 
@@ -262,7 +263,7 @@ def _mail_owners(organization_id: str, key: str, subject: str, body: str) -> Non
 
 
 def _here() -> str:
-    return settings.PUBLIC_URL + reverse("web:billing")
+    return f"Open billing: {settings.PUBLIC_URL}{reverse('web:billing')}"
 
 
 # --- Recovery ---------------------------------------------------------------------------------------------------------

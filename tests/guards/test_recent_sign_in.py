@@ -27,6 +27,7 @@ SENSITIVE = (
     "web:member_invite",
     "web:member_role",
     "web:member_remove",
+    "web:session_list",
     "staff:adjustment_create",
     "staff:adjustment_decide",
     "staff:credit_request_decline",

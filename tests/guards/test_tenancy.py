@@ -30,6 +30,7 @@ OTHER_PACKAGES = {
     "mfa.Authenticator": "belongs to a person; allauth reads it before the sign-in is complete",
     "contenttypes.ContentType": "names of tables",
     "sessions.Session": "belongs to a browser; the key is the secret",
+    "usersessions.UserSession": "belongs to a person; written while the sign-in is not complete",
 }
 MODELS = sorted(apps.get_models(), key=lambda model: model._meta.label)
 OURS = [model for model in MODELS if model.__module__.startswith("apps.")]

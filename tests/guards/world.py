@@ -12,7 +12,8 @@ from django.apps import apps
 from django.db import connection, models, transaction
 
 from apps.accounts.invitations import invitation_token, invite_member
-from apps.accounts.models import Membership, Organization, User
+from apps.accounts.models import Membership, Notification, NotificationKind, Organization, User
+from apps.accounts.notices.notifications import notify
 from apps.accounts.operations import save_view
 from apps.accounts.roles import ROLES, SCOPES
 from apps.adapters.models import Adapter, AdapterVersion
@@ -264,6 +265,14 @@ def _card_refund(tenant: Tenant) -> str:
     ).pk  # fmt: skip
 
 
+def _notification(tenant: Tenant) -> str:
+    notify(
+        organization=tenant.organization, kind=NotificationKind.JOB, title=tenant.canary, path="/jobs", key="canary",
+        users=[tenant.owner.pk],
+    )  # fmt: skip
+    return Notification.objects.get(organization=tenant.organization, key="canary").pk
+
+
 def _price_request(tenant: Tenant) -> str:
     return PriceRequest.objects.create(
         organization=tenant.organization, sku="storage:bytes", price_nano=1, per=1, requested_by="user_other"
@@ -306,6 +315,7 @@ MAKERS: dict[str, Maker] = {
     "credit_request": _credit_request,
     "card_refund": _card_refund,
     "price_request": _price_request,
+    "notification": _notification,
 }
 
 # kind of object -> the id of one that belongs to no tenant

@@ -8,6 +8,7 @@ from django.db import transaction
 from django.http import HttpRequest
 
 from apps.accounts.login.person_audit import ANONYMOUS, record_for_person
+from apps.accounts.login.sessions import end_excess_sessions
 from apps.accounts.models import User
 from apps.core.ids import new_id
 from apps.core.messages import outbox
@@ -30,6 +31,7 @@ class AccountAdapter(DefaultAccountAdapter):
 
     def login(self, request: HttpRequest, user: User) -> None:
         """Open the session and record how the person signed in."""
+        end_excess_sessions(user=user)
         super().login(request, user)
         methods = [record.get("type") or record["method"] for record in get_authentication_records(request, user)]
         record_for_person(user=user, action="person.sign_in", methods=methods)

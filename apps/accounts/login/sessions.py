@@ -1,25 +1,74 @@
-"""The age of a session: recent enough for a sensitive act, and not idle too long with an operator's rights."""
+"""Sessions: recent enough for a sensitive act, not idle too long with an operator's rights, listed, and ended."""
 
+import datetime
 import time
 
 from allauth.account.authentication import get_authentication_records
 from allauth.core.exceptions import ReauthenticationRequired
+from allauth.usersessions.models import UserSession
 from django.conf import settings
 from django.contrib import messages
-from django.contrib.auth import logout
+from django.contrib.auth import HASH_SESSION_KEY, logout
 from django.contrib.auth.views import redirect_to_login
+from django.contrib.sessions.models import Session
+from django.db import transaction
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.deprecation import MiddlewareMixin
 
 from apps.accounts.login.person_audit import record_for_person
+from apps.accounts.models import User
+from apps.core.database.clock import db_now
 
-_SIGNED_IN_AT, _SEEN_AT = "signed_in_at", "operator_seen_at"
+MAX_SESSIONS = 20  # of a person; a further sign-in ends the one seen longest ago
+_SIGNED_IN_AT, _SEEN_AT, _LAST_SEEN_AT = "signed_in_at", "operator_seen_at", "last_seen_at"
 _NOTED_EVERY_SECONDS = 60
+_LAST_SEEN_EVERY_SECONDS = 600
 
 
 def note_sign_in(*, request: HttpRequest, **_: object) -> None:
     """Store when this session began; receiver of Django's `user_logged_in`."""
-    request.session[_SIGNED_IN_AT] = time.time()
+    request.session[_SIGNED_IN_AT] = request.session[_LAST_SEEN_AT] = time.time()
+
+
+def list_sessions(*, user: User) -> list[UserSession]:
+    """Return the sessions in which a person is signed in, the one seen last first."""
+    rows = list(UserSession.objects.filter(user=user).order_by("-last_seen_at", "-pk")[:MAX_SESSIONS])
+    alive = Session.objects.filter(session_key__in=[row.session_key for row in rows], expire_date__gt=db_now())
+    hashes = {user.get_session_auth_hash(), *user.get_session_auth_fallback_hash()}  # a new password changes them
+    valid = {each.session_key for each in alive if each.get_decoded().get(HASH_SESSION_KEY) in hashes}
+    return [row for row in rows if row.session_key in valid]
+
+
+@transaction.atomic
+def end_sessions(*, user: User, but: str, session_id: int | None = None) -> int:
+    """Sign a person out of one session, or of all; return how many. The session with the key `but` stays."""
+    rows = UserSession.objects.filter(user=user).exclude(session_key=but)
+    if session_id is not None:
+        rows = rows.filter(pk=session_id)
+    ended = _end(rows)
+    if ended:
+        record_for_person(user=user, action="person.sessions_ended", sessions=ended)
+    return ended
+
+
+def end_excess_sessions(*, user: User) -> None:
+    """End the sessions of a person that would be more than MAX_SESSIONS with one more."""
+    kept = UserSession.objects.filter(user=user).order_by("-last_seen_at", "-pk").values("pk")[: MAX_SESSIONS - 1]
+    _end(UserSession.objects.filter(user=user).exclude(pk__in=kept))
+
+
+def sweep_sessions(*, now: datetime.datetime) -> None:
+    """Delete expired sessions."""
+    Session.objects.filter(expire_date__lt=now).delete()
+    UserSession.objects.exclude(session_key__in=Session.objects.values("session_key")).delete()
+
+
+def _end(rows: QuerySet[UserSession]) -> int:
+    keys = list(rows.values_list("session_key", flat=True))
+    Session.objects.filter(session_key__in=keys).delete()
+    UserSession.objects.filter(session_key__in=keys).delete()
+    return len(keys)
 
 
 def require_recent_sign_in(request: HttpRequest) -> None:
@@ -51,3 +100,14 @@ class EndIdleOperatorSessions(MiddlewareMixin):
         if seen_at is None or now - seen_at > _NOTED_EVERY_SECONDS:
             request.session[_SEEN_AT] = now
         return None
+
+
+class NoteLastSeen(MiddlewareMixin):
+    """Store when, from where and with which browser a session was last seen, once every few minutes."""
+
+    def process_request(self, request: HttpRequest) -> None:
+        if settings.SESSION_COOKIE_NAME not in request.COOKIES or not request.user.is_authenticated:
+            return
+        if time.time() - request.session.get(_LAST_SEEN_AT, 0) > _LAST_SEEN_EVERY_SECONDS:
+            UserSession.objects.create_from_request(request)
+            request.session[_LAST_SEEN_AT] = time.time()

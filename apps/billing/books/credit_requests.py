@@ -5,7 +5,8 @@ import datetime
 from django.conf import settings
 from django.db import IntegrityError, transaction
 
-from apps.accounts.models import Organization, User, key_of
+from apps.accounts.models import NotificationKind, Organization, User, key_of
+from apps.accounts.notices.notifications import notify
 from apps.billing.models import CREDIT_REQUEST_TRANSITIONS, CreditRequest, CreditRequestStatus
 from apps.core import audit
 from apps.core.database.clock import db_now
@@ -112,7 +113,15 @@ def _answer(
     else:
         subject = f"You have {dollars(granted_nano)} of new credit"
         body = f"You asked for {asked}, and {dollars(granted_nano)} was added to your balance.\n\n{answer}\n"
-    body += f"\n{settings.PUBLIC_URL}/credit\n"
+    notify(
+        organization=request.organization_id,
+        kind=NotificationKind.CREDIT,
+        title=subject,
+        path="/credit",
+        key=f"credit-request:{request.pk}",
+        users=[request.requested_by],
+    )
+    body += f"\nSee your credit: {settings.PUBLIC_URL}/credit\n"
     _publish(request, {"kind": "person", "user_id": request.requested_by, "subject": subject, "body": body})
     return request
 

@@ -1,19 +1,21 @@
-"""Outbox handlers that mail budget alerts and the report of yesterday's spending. Each message is sent once."""
+"""Outbox handlers that mail about money: budgets, invoices, low balances, reports. Each message is sent once."""
 
 import datetime
+from collections.abc import Collection
 
-from django.conf import settings
-from django.core.mail import EmailMessage
 from django.db import transaction
-from django.template.loader import render_to_string
 
 from apps.accounts.models import Membership, Organization
+from apps.accounts.notices.notifications import MANAGERS, PAYERS
+from apps.billing.books.low_balance import DAYS
 from apps.billing.budgets import describe
-from apps.billing.models import BillingProfile, BudgetAlert, LineKind
+from apps.billing.models import BillingProfile, BudgetAlert, Invoice, LineKind
 from apps.billing.queries import get_balance
 from apps.billing.spending import Spend, forecast_month, list_spending, sum_by
 from apps.core.database.clock import db_now
 from apps.core.messages import outbox
+from apps.core.messages.mail import render_mail
+from apps.core.money import NANO_PER_CENT
 
 _REPORT_HOUR = 6  # UTC; most records of the day before arrived long ago
 _LARGEST_SHOWN = 10
@@ -25,11 +27,28 @@ def send_alert(*, alert_id: str) -> None:
     _send(
         "budget_alert",
         alert.organization,
+        wanted="budget",
         alert=alert,
         budget=alert.budget,
         of=describe(alert.budget),
         is_over=alert.spent_nano >= alert.budget.limit_nano,
     )
+
+
+def send_invoice(*, invoice_id: str) -> None:
+    """Mail owners that an invoice is issued."""
+    invoice = Invoice.objects.select_related("organization").get(pk=invoice_id)
+    total_nano = invoice.total_cents * NANO_PER_CENT
+    _send(
+        "invoice_issued", invoice.organization, roles=PAYERS, wanted="invoice", invoice=invoice, total_nano=total_nano
+    )
+
+
+def send_low_balance(*, organization_id: str, spent_nano: int) -> None:
+    """Mail owners and admins the balance and what was spent in the last days."""
+    organization = Organization.objects.get(pk=organization_id)
+    balance = get_balance(organization=organization)
+    _send("low_balance", organization, wanted="balance", balance=balance, spent_nano=spent_nano, days=DAYS)
 
 
 def publish_reports(*, now: datetime.datetime) -> int:
@@ -74,11 +93,18 @@ def _charges_of(organization: Organization, day: datetime.date) -> list[Spend]:
     return [line for line in lines if line.kind != LineKind.REBATE]
 
 
-def _send(template: str, organization: Organization, **context: object) -> None:
-    readers = Membership.objects.filter(organization=organization, role__in=("owner", "admin"), user__is_active=True)
+def _send(
+    template: str,
+    organization: Organization,
+    *,
+    roles: Collection[str] = MANAGERS,
+    wanted: str = "",
+    **context: object,
+) -> None:
+    """Mail the members with these roles. `wanted` names the setting with which a person turns such mails off."""
+    readers = Membership.objects.filter(organization=organization, role__in=roles, user__is_active=True)
+    if wanted:
+        readers = readers.filter(**{f"user__wants_{wanted}_mail": True})
     addresses = list(readers.order_by("user__email").values_list("user__email", flat=True))
-    if not addresses:
-        return
-    context |= {"organization": organization, "public_url": settings.PUBLIC_URL}
-    subject, _, body = render_to_string(f"mail/{template}.txt", context).strip().partition("\n")
-    EmailMessage(subject.strip(), body.strip() + "\n", settings.DEFAULT_FROM_EMAIL, addresses).send()
+    if addresses:
+        render_mail(template, to=addresses, organization=organization, **context).send()

@@ -13,7 +13,8 @@ from typing import Any
 from django.db import transaction
 from django.db.models import F
 
-from apps.accounts.models import ApiKey, Organization
+from apps.accounts.models import ApiKey, NotificationKind, Organization
+from apps.accounts.notices.notifications import PAYERS, notify
 from apps.billing.ledger import lock_wallet
 from apps.billing.models import (
     BillingProfile,
@@ -31,6 +32,7 @@ from apps.billing.tenant_batches import for_each
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.database.locks import lock
+from apps.core.messages import outbox
 from apps.core.money import NANO_PER_CENT
 
 GRACE = datetime.timedelta(hours=48)  # after the month, for records still on a gateway's disk
@@ -121,6 +123,17 @@ def _write(organization_id: str, month: datetime.date, lines: list[_Line], profi
         organization=organization_id, by="system", action="invoice.issued", target=invoice.pk, number=number,
         total_nano=total,
     )  # fmt: skip
+    key = f"invoice:{invoice.pk}"
+    notify(
+        organization=organization_id,
+        kind=NotificationKind.INVOICE,
+        title=f"Invoice {number} for {month:%B %Y}",
+        path=f"/invoices/{invoice.pk}",
+        key=key,
+        roles=PAYERS,
+    )
+    payload = {"invoice_id": invoice.pk}
+    outbox.publish(topic="billing.invoice", key=key, payload=payload, organization=organization_id)
     return invoice
 
 

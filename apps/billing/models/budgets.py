@@ -90,6 +90,7 @@ class BillingProfile(OrganizationModel):
     address = models.TextField(max_length=1000, blank=True)
     is_daily_report_wanted = models.BooleanField(default=True)
     chargeback_label = models.CharField(max_length=64, default="team", help_text="Invoices are split by it.")
+    low_balance_at = models.DateTimeField(null=True, help_text="When its members got notice of its low balance.")
     updated_at = models.DateTimeField(db_default=Now())
 
     class Meta:

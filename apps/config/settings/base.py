@@ -70,6 +70,7 @@ INSTALLED_APPS = [
     "allauth",
     "allauth.account",
     "allauth.mfa",
+    "allauth.usersessions",
     "apps.accounts",
     "apps.catalog",
     "apps.billing",
@@ -101,6 +102,8 @@ MIDDLEWARE = [
     "django_htmx.middleware.HtmxMiddleware",
     "allauth.account.middleware.AccountMiddleware",
     "apps.accounts.login.sessions.EndIdleOperatorSessions",
+    "apps.accounts.login.sessions.NoteLastSeen",
+    "apps.interfaces.web.shell.time_zone.UseTimeZone",
     "apps.core.http.asgi.RefuseNulMiddleware",
     "apps.accounts.login.viewing.LimitViewing",
 ]
@@ -180,12 +183,14 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "catalog": "read",
         "accounts.organization": "read",
         "accounts.membership": "read",
+        "accounts.notification": "extend",
         "accounts.apikey": "extend",  # a run's judge is called with a short-lived key of the job's maker
     },
     "anneal_gateway": {
         "accounts.apikey": "write",
         "accounts.organization": "read",
         "accounts.membership": "read",
+        "accounts.notification": "extend",
         "adapters": "read",
         "serving": "read",
         "serving.deployment": "write",  # requests for an adapter are noted, so that replicas keep it
@@ -206,6 +211,7 @@ APP_ROLE_GRANTS = {
     "account.emailaddress": "write",
     "account.emailconfirmation": "write",
     "mfa.authenticator": "write",
+    "usersessions.usersession": "write",
 }
 
 AUTH_USER_MODEL = "accounts.User"

@@ -266,15 +266,20 @@ def ago(moment: datetime.datetime | None) -> str:
 
 @register.simple_tag
 def moment(value: datetime.datetime | None, style: str = "ago") -> SafeString | str:
-    """Render a <time>: `ago`, `date`, `time` or `datetime`. app.js rewrites it in the reader's zone, UTC on hover."""
+    """Render a <time>: `ago`, `date`, `time` or `datetime`, in the zone that the reader chose, UTC on hover.
+
+    Without a choice, app.js rewrites it in the zone of the reader's browser.
+    """
     if value is None:
         return "never" if style == "ago" else NONE
     utc = value.astimezone(datetime.UTC)
-    text = ago(value) if style == "ago" else f"{utc:{_FORMATS[style]}}"
+    zone = timezone.get_current_timezone()
+    text = ago(value) if style == "ago" else f"{value.astimezone(zone):{_FORMATS[style]}}"
+    is_chosen = zone is not timezone.get_default_timezone()
     return format_html(
-        '<time datetime="{}" data-time="{}" title="{} UTC">{}</time>',
+        '<time datetime="{}"{} title="{} UTC">{}</time>',
         utc.isoformat(timespec="seconds"),
-        style,
+        "" if is_chosen else format_html(' data-time="{}"', style),
         f"{utc:%Y-%m-%d %H:%M:%S}",
         text,
     )
@@ -339,7 +344,7 @@ def _control_class(widget: Widget) -> str:
             return "input num" if getattr(widget, "input_type", "") == "number" else "input"
 
 
-_FORMATS = {"date": "%-d %b %Y", "time": "%H:%M UTC", "datetime": "%-d %b %Y, %H:%M UTC"}
+_FORMATS = {"date": "%-d %b %Y", "time": "%H:%M %Z", "datetime": "%-d %b %Y, %H:%M %Z"}
 
 
 def _scaled(value: int, base: int, units: tuple[str, ...]) -> str:

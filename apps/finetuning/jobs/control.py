@@ -54,6 +54,14 @@ def request_pause(*, job: FineTuningJob, by: str, now: datetime.datetime) -> Fin
 
 
 @transaction.atomic
+def dismiss_failure(*, job: FineTuningJob, by: str, now: datetime.datetime) -> None:
+    """Dismiss a failed job from the list of what needs attention; nothing else changes."""
+    failed = FineTuningJob.objects.filter(pk=job.pk, status=JobStatus.FAILED, dismissed_at=None)
+    if failed.update(dismissed_at=now):
+        audit.record(organization=job.organization_id, by=by, action="job.dismissed", target=job.pk)
+
+
+@transaction.atomic
 def resume(*, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nano: int | None = None) -> FineTuningJob:
     """Hold the rest of the cap (or of a new one) and queue a paused job again, from its last checkpoint.
 

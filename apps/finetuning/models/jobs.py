@@ -76,6 +76,7 @@ class FineTuningJob(OrganizationModel):
     queued_at = models.DateTimeField(null=True)
     started_at = models.DateTimeField(null=True)
     finished_at = models.DateTimeField(null=True)
+    dismissed_at = models.DateTimeField(null=True, help_text="When its failure was dismissed from the overview.")
     cancel_requested_at = models.DateTimeField(null=True)
     cancel_requested_by = models.CharField(max_length=64, null=True)
     pause_requested_at = models.DateTimeField(null=True)

@@ -7,6 +7,7 @@ from operator import attrgetter
 
 from django import forms
 from django.http import QueryDict
+from django.utils import timezone
 
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
@@ -171,7 +172,7 @@ class PriceForm(forms.Form):
     effective_from = forms.DateTimeField(
         required=False,
         label="From",
-        help_text="In UTC. If you leave it empty, the price begins at once.",
+        help_text="Leave empty to start at once.",
         widget=forms.DateTimeInput(attrs={"type": "datetime-local"}),
     )
     tiers = forms.CharField(
@@ -184,6 +185,7 @@ class PriceForm(forms.Form):
 
     def __init__(self, data: QueryDict | None = None, *, initial: dict[str, object] | None = None) -> None:
         super().__init__(data, initial=initial)
+        self.fields["effective_from"].label = f"From, {timezone.get_current_timezone_name()}"
         self.fields["organization"].queryset = Organization.objects.order_by("name")  # type: ignore[attr-defined]
         self.fields["sku"].choices = _sku_choices  # type: ignore[attr-defined]
 

@@ -5,7 +5,17 @@ Names follow apps/interfaces/web/shell/navigation.py: <noun>_<verb>, `_list` for
 
 from django.urls import path
 
-from apps.interfaces.web.account import audit, keys, licences, members, organization, profile, trackers
+from apps.interfaces.web.account import (
+    audit,
+    keys,
+    licences,
+    members,
+    notifications,
+    organization,
+    profile,
+    sessions,
+    trackers,
+)
 from apps.interfaces.web.adapters import adapter_list, serving, views
 from apps.interfaces.web.billing import (
     budgets,
@@ -61,6 +71,7 @@ urlpatterns = [
     path("jobs/<str:job_id>/pause", jobs.pause, name="job_pause"),
     path("jobs/<str:job_id>/resume", jobs.resume, name="job_resume"),
     path("jobs/<str:job_id>/retry", jobs.retry, name="job_retry"),
+    path("jobs/<str:job_id>/dismiss", jobs.dismiss, name="job_dismiss"),
     path("datasets", dataset_list.index, name="dataset_list"),
     path("datasets/export", dataset_list.export, name="dataset_export"),
     path("datasets/delete", dataset_list.delete_many, name="dataset_delete_many"),
@@ -119,6 +130,9 @@ urlpatterns = [
     path("accuracy", accuracy.show, name="accuracy"),
     path("theme", theme.switch, name="theme"),
     path("account", profile.show, name="account"),
+    path("account/sessions", sessions.index, name="session_list"),
+    path("notifications", notifications.index, name="notification_list"),
+    path("notifications/read", notifications.read, name="notification_read"),
     path("licences/accept", licences.accept, name="licence_accept"),
     path("organization/trackers", trackers.index, name="tracker_list"),
     path("organization/trackers/<str:kind>/remove", trackers.remove, name="tracker_remove"),

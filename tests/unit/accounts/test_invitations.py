@@ -19,8 +19,8 @@ from apps.accounts.invitations import (
     revoke_invitation,
 )
 from apps.accounts.login.addresses import mark_verified
-from apps.accounts.mail import plain_name, send
 from apps.accounts.models import Invitation, Membership, Organization, User
+from apps.accounts.notices.mail import plain_name, send
 from apps.accounts.operations import change_role, remove_member
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import tenant

@@ -6,11 +6,12 @@ import io
 from typing import Any
 
 import pytest
+from django.core import mail
 from django.db import DatabaseError, transaction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apps.accounts.models import Organization
+from apps.accounts.models import Notification, Organization, User
 from apps.accounts.operations import IssuedKey
 from apps.billing.budgets import Attribution, set_key_labels
 from apps.billing.invoices.files import CSV_HEADER, csv_rows, pdf_of
@@ -25,6 +26,7 @@ from apps.catalog.models import PriceRule
 from apps.catalog.operations import set_price
 from apps.catalog.pricing import GB_MONTH_BYTE_HOURS, STORAGE_SKU, Tier
 from apps.core.database.clock import db_now
+from apps.core.messages import outbox
 from apps.core.money import NANO_PER_CENT, rated
 from tests.factories.money import USD, give_credit, spend
 from tests.factories.usage import make_record
@@ -38,6 +40,18 @@ LONG_AGO = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 def rich(organization: Organization) -> Organization:
     give_credit(organization, 1000 * USD)
     return organization
+
+
+def test_an_invoice_is_mailed_to_owners_who_want_it(rich, alice: User, ann: User):
+    train(rich, 5 * USD)
+    invoice = close_month(organization=rich, month=OCTOBER)
+    assert invoice is not None
+    outbox.deliver_due(lane="mail")
+
+    [message] = mail.outbox
+    assert message.to == [alice.email] and message.subject == f"Invoice {invoice.number} for October 2026"
+    assert "$5.00" in message.body and f"/invoices/{invoice.pk}" in message.body
+    assert Notification.objects.get().path == f"/invoices/{invoice.pk}"
 
 
 def price(sku: str, nano: int, *, unit: str = "tokens", per: int = 1_000_000, **fields: Any) -> PriceRule:

@@ -1,6 +1,11 @@
 """A person's own account: name, theme and mails."""
 
 import html
+import zoneinfo
+
+from django.utils import timezone
+
+from apps.accounts.models import Organization
 
 
 def text(response) -> str:
@@ -14,8 +19,28 @@ def test_a_person_changes_their_name_and_turns_mails_off(organization, alice, cl
     client.post("/account", {"name": "  Alice   Adams "})
 
     alice.refresh_from_db()
-    assert (alice.name, alice.wants_job_mail) == ("Alice Adams", False)
+    assert (alice.name, alice.wants_job_mail, alice.wants_invoice_mail) == ("Alice Adams", False, False)
     assert "Alice Adams" in text(client.get("/account"))
+
+
+def test_times_are_shown_in_the_zone_that_a_person_chose(organization, alice, client_for):
+    client = client_for(alice)
+    made = Organization.objects.get(pk=organization.pk).created_at
+    assert "data-time" in text(client.get("/members"))
+
+    client.post("/account", {"time_zone": "Asia/Kathmandu"})
+    page = text(client.get("/organization/audit"))
+
+    local = made.astimezone(zoneinfo.ZoneInfo("Asia/Kathmandu"))
+    assert f"{local:%-d %b %Y, %H:%M} +0545" in page and "data-time" not in page
+    assert f'title="{made:%Y-%m-%d %H:%M}' in page
+    assert timezone.get_current_timezone_name() == "UTC"
+
+
+def test_a_zone_that_does_not_exist_is_refused_at_its_field(organization, alice, client_for):
+    response = client_for(alice).post("/account", {"time_zone": "Mars/Olympus"})
+
+    assert response.status_code == 422 and 'id="id_time_zone_error"' in text(response)
 
 
 def test_the_three_themes_are_offered_and_the_chosen_one_is_marked(organization, alice, client_for):

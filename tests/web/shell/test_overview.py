@@ -93,6 +93,19 @@ def test_a_failed_job_offers_to_try_again_with_its_own_recipe(floor, claim, bob,
     assert "Try again" not in text(client_for(vera).get("/"))
 
 
+def test_a_failed_job_is_dismissed_from_the_overview(floor, claim, bob, client_for):
+    job = floor.job(suffix="triage")
+    attempt = claim()
+    attempt.start()
+    attempt.finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="CUDA out of memory at step 3."))
+    client = client_for(bob)
+
+    client.post(f"/jobs/{job.pk}/dismiss")
+
+    assert "CUDA out of memory" not in text(client.get("/"))
+    assert "CUDA out of memory" in text(client.get(f"/jobs/{job.pk}"))
+
+
 @pytest.mark.parametrize("name", ["<b>bold</b>"])
 def test_a_name_is_text(name, floor, organization, alice, client_for):
     make_ready_version(organization, b'{"messages": []}\n' * 12, dataset_name=name)

@@ -10,6 +10,7 @@ from apps.accounts.models import Membership
 from apps.accounts.queries import KeyLimits
 from apps.accounts.roles import ROLES, SCOPES, Permission, has_permission
 from apps.core.http.forms import LARGEST_INTEGER
+from apps.interfaces.web.shell.time_zone import time_zones
 
 ROLE_WORDS = {
     "viewer": "sees everything, changes nothing",
@@ -33,10 +34,27 @@ class PersonForm(forms.Form):
     name = forms.CharField(
         max_length=120, required=False, label="Your name", widget=forms.TextInput({"autocomplete": "name"})
     )
+    time_zone = forms.ChoiceField(
+        required=False,
+        label="Time zone",
+        choices=lambda: [("", "The zone of this browser"), *((name, name.replace("_", " ")) for name in time_zones())],
+        help_text="For the times on all pages. The API and exports stay in UTC.",
+    )
     wants_job_mail = forms.BooleanField(
         required=False,
-        label="Email me when a job I created ends",
-        help_text="When it succeeds, fails or is paused.",
+        label="Fine-tunes that you created",
+        help_text="When one succeeds, fails or is paused.",
+    )
+    wants_balance_mail = forms.BooleanField(
+        required=False,
+        label="Low balance",
+        help_text="When less is left than your organization spent in 3 days. For owners and admins, at most daily.",
+    )
+    wants_budget_mail = forms.BooleanField(
+        required=False, label="Budgets", help_text="At each threshold of a budget. For owners and admins."
+    )
+    wants_invoice_mail = forms.BooleanField(
+        required=False, label="Invoices", help_text="After each month with charges. For owners."
     )
 
     def clean_name(self) -> str:

@@ -1,4 +1,4 @@
-"""The reader's own account: name, theme, and which mails they get."""
+"""The reader's own account: name, time zone, theme, and which mails they get."""
 
 from django.contrib import messages
 from django.http import HttpResponse
@@ -16,7 +16,7 @@ _THEMES = (("", "System"), ("light", "Light"), ("dark", "Dark"))
 @person_view
 def show(request: PersonRequest) -> HttpResponse:
     """Show the account; a POST saves it."""
-    given = {"name": request.user.name, "wants_job_mail": request.user.wants_job_mail}
+    given = {name: getattr(request.user, name) for name in PersonForm.base_fields}
     form = PersonForm(request.POST or None, initial=given)
     if request.method == "POST" and form.is_valid():
         User.objects.filter(pk=request.user.pk).update(**form.cleaned_data)

@@ -160,6 +160,15 @@ def retry(request: OrganizationRequest, job_id: str) -> HttpResponse:
     return redirect("web:job_detail", job_id=job_id)
 
 
+@require_POST
+@organization_view(Permission.JOB_WRITE)
+def dismiss(request: OrganizationRequest, job_id: str) -> HttpResponse:
+    """Remove a failed job from the overview."""
+    job = queries.get_job(organization=request.organization, id=job_id)
+    control.dismiss_failure(job=job, by=request.membership.user_id, now=db_now())
+    return redirect("web:overview")
+
+
 def _act(request: OrganizationRequest, job_id: str, act: Callable[..., object], words: str) -> HttpResponse:
     job = queries.get_job(organization=request.organization, id=job_id)
     with domain_errors_shown(request):

@@ -71,7 +71,7 @@ def _attention(organization: Organization) -> dict[str, object]:
     """Return what needs attention: failed and paused jobs, and files that cannot be trained on."""
     since = db_now() - _RECENT
     jobs = list_jobs(organization=organization)
-    failed = jobs.filter(status=JobStatus.FAILED, finished_at__gte=since)[:_SHOWN]
+    failed = jobs.filter(status=JobStatus.FAILED, finished_at__gte=since, dismissed_at=None)[:_SHOWN]
     return {
         "failed": [{"job": job, "title": title_of(job), "again_url": Draft.of_job(job).url()} for job in failed],
         "paused": [_progress(job) for job in jobs.filter(status=JobStatus.PAUSED)[:_SHOWN]],

@@ -11,11 +11,11 @@ from allauth.account import app_settings as allauth_settings
 from allauth.account.models import EmailAddress, EmailConfirmationHMAC
 from django.conf import settings
 from django.core.mail import EmailMessage
-from django.template.loader import render_to_string
 from django.urls import reverse
 
 from apps.accounts.invitations import invitation_token
 from apps.accounts.models import Invitation, User
+from apps.core.messages.mail import render_mail, write_mail
 
 Payload = Mapping[str, str]
 _NAME_LENGTH = 60
@@ -36,9 +36,9 @@ def _invitation(payload: Payload) -> EmailMessage | None:
         return None
     link = _link("web:invitation_accept", token=invitation_token(invitation.pk))
     sender = invitation.invited_by
-    return _written(
+    return render_mail(
         "invitation",
-        to=invitation.email,
+        to=[invitation.email],
         invitation=invitation,
         link=link,
         organization=plain_name(invitation.organization.name),
@@ -52,12 +52,12 @@ def _password_reset(payload: Payload) -> EmailMessage | None:
         return None
     token = allauth_settings.PASSWORD_RESET_TOKEN_GENERATOR().make_token(user)
     link = _link("account_reset_password_from_key", uidb36=user.pk, key=token)
-    return _written("password_reset", to=payload["email"], user=user, link=link)
+    return render_mail("password_reset", to=[payload["email"]], user=user, link=link)
 
 
 def _account_exists(payload: Payload) -> EmailMessage:
     links = {"sign_in": _link("account_login"), "reset": _link("account_reset_password")}
-    return _written("account_exists", to=payload["email"], email=payload["email"], **links)
+    return render_mail("account_exists", to=[payload["email"]], email=payload["email"], **links)
 
 
 def _email_confirmation(payload: Payload) -> EmailMessage | None:
@@ -65,12 +65,12 @@ def _email_confirmation(payload: Payload) -> EmailMessage | None:
     if address is None:
         return None
     link = _link("account_confirm_email", key=EmailConfirmationHMAC(address).key)
-    return _written("email_confirmation", to=address.email, address=address, link=link)
+    return render_mail("email_confirmation", to=[address.email], address=address, link=link)
 
 
 def _plain(payload: Payload) -> EmailMessage:
     """Return a message with the caller's text, which must hold no secret."""
-    return EmailMessage(payload["subject"], payload["body"], settings.DEFAULT_FROM_EMAIL, [payload["to"]])
+    return write_mail(payload["subject"], payload["body"], to=[payload["to"]])
 
 
 def _person(payload: Payload) -> EmailMessage | None:
@@ -78,7 +78,7 @@ def _person(payload: Payload) -> EmailMessage | None:
     user = User.objects.filter(pk=payload["user_id"], is_active=True).first()
     if user is None:
         return None
-    return EmailMessage(payload["subject"], payload["body"], settings.DEFAULT_FROM_EMAIL, [user.email])
+    return write_mail(payload["subject"], payload["body"], to=[user.email])
 
 
 def _operators(payload: Payload) -> EmailMessage | None:
@@ -87,7 +87,7 @@ def _operators(payload: Payload) -> EmailMessage | None:
     addresses = list(operators.values_list("email", flat=True))
     if not addresses:
         return None
-    return EmailMessage(payload["subject"], payload["body"], settings.DEFAULT_FROM_EMAIL, addresses)
+    return write_mail(payload["subject"], payload["body"], to=addresses)
 
 
 def plain_name(name: str) -> str:
@@ -95,13 +95,6 @@ def plain_name(name: str) -> str:
     words = re.sub(r"[^\w\s.,'’&()+-]", " ", name)
     words = re.sub(r"\.(?=\S)", " ", words)  # the dots of host names, not those of abbreviations
     return " ".join(words.split()).lstrip(" .,'+-")[:_NAME_LENGTH].strip()
-
-
-def _written(template: str, *, to: str, **context: object) -> EmailMessage:
-    """Render `mail/<template>.txt`; its first line is the subject."""
-    text = render_to_string(f"mail/{template}.txt", context | {"public_url": settings.PUBLIC_URL})
-    subject, _, body = text.strip().partition("\n")
-    return EmailMessage(subject.strip(), body.strip() + "\n", settings.DEFAULT_FROM_EMAIL, [to])
 
 
 def _link(name: str, **arguments: str) -> str:

@@ -1,0 +1,1 @@
+"""What people are told: mail, and the notifications that pages list."""

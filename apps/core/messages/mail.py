@@ -1,0 +1,41 @@
+"""Mail as text and HTML. A mail is written once, as text; its HTML is made from the lines of the text.
+
+A line of HTML links only to this installation, and only where the text ends in an address of it: `Try it: https://…`.
+So no name or note that a person chose becomes a link.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import cache
+
+from django.conf import settings
+from django.core.mail import EmailMultiAlternatives
+from django.template.loader import render_to_string
+
+
+def render_mail(template: str, *, to: Sequence[str], **context: object) -> EmailMultiAlternatives:
+    """Return the mail that `mail/<template>.txt` describes; its first line is the subject."""
+    text = render_to_string(f"mail/{template}.txt", context | {"public_url": settings.PUBLIC_URL})
+    subject, _, body = text.strip().partition("\n")
+    return write_mail(subject, body, to=to)
+
+
+def write_mail(subject: str, body: str, *, to: Sequence[str]) -> EmailMultiAlternatives:
+    """Return a mail with this text, and with the same text as HTML."""
+    subject, body = " ".join(subject.split()), re.sub(r"\n{3,}", "\n\n", body.strip())
+    message = EmailMultiAlternatives(subject, body + "\n", settings.DEFAULT_FROM_EMAIL, list(to))
+    paragraphs = [[_line(line) for line in paragraph.splitlines()] for paragraph in body.split("\n\n")]
+    html = render_to_string("mail/layout.html", {"subject": subject, "paragraphs": paragraphs})
+    message.attach_alternative(html, "text/html")
+    return message
+
+
+def _line(line: str) -> dict[str, str]:
+    """Return a line as its text and the link that ends it; a line that is only a link becomes a button."""
+    match = _ending_in_link(settings.PUBLIC_URL).fullmatch(line)
+    return match.groupdict("") if match else {"text": line}
+
+
+@cache
+def _ending_in_link(public_url: str) -> re.Pattern[str]:
+    return re.compile(rf"(?P<text>.*[.!?] )?(?:(?P<label>[^:]+): )?(?P<url>{re.escape(public_url)}/\S*)")

@@ -1,0 +1,130 @@
+"""A person sees where they are signed in, and signs out of other sessions."""
+
+import datetime
+import html
+import time
+
+import pytest
+from allauth.usersessions.models import UserSession
+from django.contrib.sessions.models import Session
+from django.test import Client
+
+from apps.accounts.login import sessions
+from apps.core.database.clock import db_now
+from apps.core.models import AuditEntry
+from apps.interfaces.web.account.sessions import describe_device, shorten_address
+from tests.factories.accounts import PASSWORD
+
+FIREFOX = "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"
+SAFARI = "Mozilla/5.0 (iPhone; CPU iPhone OS 18_0 like Mac OS X) AppleWebKit/605.1.15 Version/18.0 Safari/604.1"
+
+
+def text(response) -> str:
+    return html.unescape(response.content.decode())
+
+
+@pytest.fixture
+def sign_in(alice, organization):
+    def sign_in(user_agent: str = FIREFOX, user=alice) -> Client:
+        client = Client(headers={"user-agent": user_agent})
+        client.post("/accounts/login/", {"login": user.email, "password": PASSWORD})
+        return client
+
+    return sign_in
+
+
+def test_every_session_is_listed_in_words_and_this_one_is_marked(sign_in):
+    here, _ = sign_in(), sign_in(SAFARI)
+
+    page = text(here.get("/account/sessions"))
+
+    assert "Firefox on Linux" in page and "Safari on iPhone" in page and "127.0.0.0/24" in page
+    assert page.count("This session") == 1
+    assert "This session" in page.partition("Firefox on Linux")[2].partition("</tr>")[0]
+
+
+def test_one_session_or_all_others_are_ended(sign_in, bob):
+    here, phone, tablet = sign_in(), sign_in(SAFARI), sign_in(SAFARI)
+    of_bob = sign_in(user=bob)
+    chosen = UserSession.objects.get(session_key=phone.session.session_key)
+
+    here.post("/account/sessions", {"session": chosen.pk})
+    assert [each.get("/account").status_code for each in (here, phone, tablet)] == [200, 302, 200]
+    here.post("/account/sessions")
+
+    assert [each.get("/account").status_code for each in (here, tablet, of_bob)] == [200, 302, 200]
+    assert AuditEntry.objects.filter(action="person.sessions_ended", organization=None).count() == 2
+
+
+def test_a_session_of_another_person_is_not_ended(sign_in, bob):
+    of_bob = sign_in(user=bob)
+    theirs = UserSession.objects.get(session_key=of_bob.session.session_key)
+
+    sign_in().post("/account/sessions", {"session": theirs.pk})
+
+    assert of_bob.get("/account").status_code == 200
+
+
+def test_a_new_password_leaves_this_session_alone_in_the_list(sign_in):
+    here, _ = sign_in(), sign_in(SAFARI)
+    new = "another-good-password"
+    here.post("/accounts/password/change/", {"oldpassword": PASSWORD, "password1": new, "password2": new})
+
+    page = text(here.get("/account/sessions"))
+
+    assert "This session" in page and "Safari on iPhone" not in page
+
+
+def test_a_person_has_a_limited_number_of_sessions(sign_in, monkeypatch):
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 2)
+    first, *others = [sign_in() for _ in range(4)]
+
+    assert first.get("/account").status_code == 302
+    assert others[-1].get("/account").status_code == 200
+    assert UserSession.objects.count() == 2
+
+
+def test_last_seen_is_stored_again_after_some_minutes(sign_in):
+    here = sign_in()
+    long_ago = db_now() - datetime.timedelta(days=1)
+    UserSession.objects.update(last_seen_at=long_ago)
+    here.get("/account")
+    assert UserSession.objects.get().last_seen_at == long_ago
+    session = here.session
+    session["last_seen_at"] = time.time() - 3600
+    session.save()
+
+    here.get("/account")
+
+    assert abs((UserSession.objects.get().last_seen_at - db_now()).total_seconds()) < 60
+
+
+def test_expired_sessions_are_swept(sign_in):
+    gone, here = sign_in(), sign_in()
+    Session.objects.filter(session_key=gone.session.session_key).update(expire_date="2026-01-01T00:00:00Z")
+
+    sessions.sweep_sessions(now=db_now())
+
+    assert [each.session_key for each in UserSession.objects.all()] == [here.session.session_key]
+    assert Session.objects.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("user_agent", "words"),
+    [
+        (FIREFOX, "Firefox on Linux"),
+        (SAFARI, "Safari on iPhone"),
+        ("Mozilla/5.0 (Windows NT 10.0) AppleWebKit/537.36 Chrome/140.0 Safari/537.36 Edg/140.0", "Edge on Windows"),
+        ("Mozilla/5.0 (Linux; Android 15) AppleWebKit/537.36 Chrome/140.0 Mobile Safari/537.36", "Chrome on Android"),
+        ("curl/8", "Unknown browser"),
+    ],
+)
+def test_a_user_agent_is_told_in_words(user_agent, words):
+    assert describe_device(user_agent) == words
+
+
+@pytest.mark.parametrize(
+    ("address", "network"), [("203.0.113.77", "203.0.113.0/24"), ("2001:db8:1:2::3", "2001:db8:1::/48")]
+)
+def test_an_address_is_shortened_to_its_network(address, network):
+    assert shorten_address(address) == network
