@@ -144,6 +144,7 @@ URLS: dict[str, Url] = {
     "web:job_list": page(get=P.VIEW),
     "web:job_detail": page(get=P.VIEW, ids=JOB),
     "web:job_chart": page(get=P.VIEW, ids=JOB),
+    "web:job_log": page(get=P.VIEW, ids=JOB),
     "web:job_tensorboard": page(get=P.VIEW, ids=JOB),
     "web:job_stream": page(get=P.VIEW, ids=JOB),
     "web:job_cancel": page(post=P.JOB_WRITE, ids=JOB),

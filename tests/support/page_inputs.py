@@ -10,6 +10,8 @@ PAGES = [
     ("/billing", ("page", "waiting")),
     ("/jobs", ("status", "page", "q", "sort")),
     ("/jobs/export", ("status", "q", "sort")),
+    ("/jobs/{job}", ("tab", "q", "level", "before", "after")),
+    ("/jobs/{job}/log", ("q", "level")),
     ("/jobs/compare", ("job", "metric")),
     ("/adapters", ("page",)),
     ("/datasets", ("page", "q")),

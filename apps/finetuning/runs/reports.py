@@ -61,7 +61,7 @@ def _record(run: Run, job: FineTuningJob, event: wire.RunEvent) -> None:
             _record_checkpoint(run, job, event)
         case wire.LogLine():
             level = event.level if event.level in _LEVELS else "info"
-            events.append(job, level=level, message=event.message)
+            events.append(job, type="log", level=level, message=event.message)
         case _:
             assert_never(event)
 

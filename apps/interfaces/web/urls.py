@@ -11,7 +11,7 @@ from apps.interfaces.web.billing import budgets, charges, credit, invoices, paym
 from apps.interfaces.web.datasets import columns, detail, uploads
 from apps.interfaces.web.datasets import views as datasets
 from apps.interfaces.web.help import views as help_views
-from apps.interfaces.web.jobs import accuracy, comparison, job_list, tensorboard
+from apps.interfaces.web.jobs import accuracy, comparison, job_list, tabs, tensorboard
 from apps.interfaces.web.jobs import views as jobs
 from apps.interfaces.web.playground import rows, saved
 from apps.interfaces.web.playground import views as playground
@@ -44,6 +44,7 @@ urlpatterns = [
     path("jobs/export", job_list.export, name="job_export"),
     path("jobs/<str:job_id>", jobs.detail, name="job_detail"),
     path("jobs/<str:job_id>/chart", jobs.chart, name="job_chart"),
+    path("jobs/<str:job_id>/log", tabs.download_log, name="job_log"),
     path("jobs/<str:job_id>/tensorboard", tensorboard.download, name="job_tensorboard"),
     path("jobs/<str:job_id>/stream", jobs.stream, name="job_stream"),
     path("jobs/<str:job_id>/cancel", jobs.cancel, name="job_cancel"),
