@@ -227,6 +227,8 @@ class StepCompleted(Event, frozen=True, kw_only=True, tag="step_completed"):
     train_mean_token_accuracy: float | None = None  # for preferences: the share of pairs ranked correctly
     memory_bytes: Count | None = None  # reserved on a GPU, or resident on a CPU
     gpu_utilization: float | None = None  # 0 to 1
+    gpu_celsius: Rate | None = None
+    gpu_watts: Rate | None = None
     eta_seconds: float | None = None
 
 

@@ -109,6 +109,8 @@ def _record_step(run: Run, job: FineTuningJob, event: wire.StepCompleted) -> Non
         tokens_per_second=event.tokens_per_second,
         memory_bytes=event.memory_bytes,
         gpu_utilization=event.gpu_utilization,
+        gpu_celsius=event.gpu_celsius,
+        gpu_watts=event.gpu_watts,
         eta_seconds=event.eta_seconds,
         training_seconds=event.training_seconds,
         attempt=run.attempt,

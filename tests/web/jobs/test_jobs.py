@@ -51,7 +51,15 @@ def test_the_page_shows_what_a_running_job_has_done(floor, client_for, alice, cl
     attempt = claim()
     attempt.start()
     attempt.report(wire.StepCompleted, **step(1, 3.5))
-    attempt.report(wire.StepCompleted, **step(2, 2.25), memory_bytes=3 * 2**29, gpu_utilization=0.5, eta_seconds=90.9)
+    attempt.report(
+        wire.StepCompleted,
+        **step(2, 2.25),
+        memory_bytes=3 * 2**29,
+        gpu_utilization=0.5,
+        gpu_celsius=61.0,
+        gpu_watts=642.4,
+        eta_seconds=90.9,
+    )
     attempt.checkpoint(step=2, seconds=4.0)
 
     page = client_for(alice).get(f"/jobs/{job.pk}").content.decode()
@@ -60,7 +68,8 @@ def test_the_page_shows_what_a_running_job_has_done(floor, client_for, alice, cl
     assert "2.250" in page
     assert (curves["x"], curves["series"]["train_loss"], curves["checkpoints"]) == ([1, 2], [3.5, 2.25], [2])
     assert (curves["series"]["memory_gib"], curves["series"]["gpu_percent"]) == ([None, 1.5], [None, 50.0])
-    assert "GPU load" in page
+    assert (curves["series"]["gpu_celsius"][1], curves["series"]["gpu_watts"][1]) == (61.0, 642.4)
+    assert "GPU load" in page and ">61</span>°C" in page and ">642</span>W" in page
     assert re.search(r'<span data-live="time_left">1m \d\ds</span>', page)
     assert '<span data-live="percent">20</span>%' in page and "<title>20% " in page
     assert '<span data-live="throughput">900</span>' in page

@@ -3,10 +3,11 @@
 from apps.estimates.physics.gpus import GIB
 from apps.finetuning.models import FineTuningJob
 from apps.interfaces.web.charts import memory_charts
-from apps.interfaces.web.jobs.curves import metrics_of, with_number
+from apps.interfaces.web.jobs.curves import with_number
 from apps.interfaces.web.jobs.evaluation import evaluation_of
 from apps.interfaces.web.jobs.outcome import find_outcome, outcome_rows
 from apps.interfaces.web.jobs.recipe import recipe_lines, recipe_reasons
+from apps.interfaces.web.shell.live import with_units
 from apps.interfaces.web.wizard.compute_table import memory_parts
 from apps.interfaces.web.wizard.draft import Draft
 
@@ -16,7 +17,7 @@ _SHOWN_EVALUATIONS = 100
 def overview_of(job: FineTuningJob, *, speed: float | None) -> dict[str, object]:
     """Return what the tab shows; `speed` is that of the present attempt, in tokens per second."""
     evaluated = with_number(job, "valid_loss").order_by("-sequence")[:_SHOWN_EVALUATIONS]
-    last = metrics_of(job).order_by("sequence").last()
+    measured = with_number(job, "gpu_utilization").order_by("sequence").last()
     outcome = find_outcome(job)
     return {
         "evaluations": [event.data for event in reversed(evaluated)],
@@ -28,7 +29,7 @@ def overview_of(job: FineTuningJob, *, speed: float | None) -> dict[str, object]
         "reasons": recipe_reasons(job),
         "again_url": Draft.of_job(job).url(),
         "speed": outcome.actual_tokens_per_second if outcome else speed,
-        "has_gpu_load": bool(last and last.data.get("gpu_utilization") is not None),
+        "gpu": with_units(measured.data) if measured else None,
     }
 
 
