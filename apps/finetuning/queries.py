@@ -61,12 +61,17 @@ def list_events(*, job: FineTuningJob) -> QuerySet[JobEvent]:
 
 def list_news(*, job: FineTuningJob) -> QuerySet[JobEvent]:
     """Return the changes of state and the messages: all events but metrics and log lines."""
-    return job.events.exclude(type__in=("metrics", "log"))
+    return job.events.exclude(type__in=("metrics", "log")).defer("data")
 
 
 def list_log_lines(*, job: FineTuningJob) -> QuerySet[JobEvent]:
     """Return the lines that the job's trainers wrote."""
     return job.events.filter(type="log")
+
+
+def list_samples(*, job: FineTuningJob) -> QuerySet[JobEvent]:
+    """Return the model's answers to the sample prompts, by step; a later attempt repeats some steps."""
+    return job.events.filter(type="samples")
 
 
 def list_events_after(*, job: FineTuningJob, sequence: int, limit: int = 500) -> list[JobEvent]:

@@ -57,7 +57,7 @@ class SeededOrganization:
             "/", "/adapters", adapter, f"{adapter}/delete", "/usage",
             f"/playground?model={self.done.adapter_version.model_name}", "/playground/saved",
             "/nowhere", "/jobs", f"/jobs/{self.done.pk}", f"/jobs/{self.failed.pk}", f"/jobs/{self.running.pk}",
-            *(f"/jobs/{self.running.pk}?tab={tab}" for tab in ("log", "events", "dataset", "checkpoints")),
+            *(f"/jobs/{self.running.pk}?tab={tab}" for tab in ("samples", "log", "events", "dataset", "checkpoints")),
             f"/jobs/{self.capped.pk}", f"/jobs/compare?job={self.done.pk}&job={self.running.pk}",
             "/jobs/new", f"/jobs/new?dataset={self.done.training_file_id}", self.wizard,
             f"{self.wizard}&method=lora", f"{self.wizard}&method=lora&epochs=900",

@@ -96,6 +96,7 @@ STATEMENTS: dict[str, int] = {
     "web:job_detail dataset": 39,
     "web:job_detail events": 39,
     "web:job_detail log": 39,
+    "web:job_detail samples": 39,
     "web:job_export": 8,
     "web:job_list": 15,
     "web:job_log": 9,

@@ -10,7 +10,7 @@ PAGES = [
     ("/billing", ("page", "waiting")),
     ("/jobs", ("status", "page", "q", "sort")),
     ("/jobs/export", ("status", "q", "sort")),
-    ("/jobs/{job}", ("tab", "q", "level", "before", "after")),
+    ("/jobs/{job}", ("tab", "q", "level", "before", "after", "step")),
     ("/jobs/{job}/log", ("q", "level")),
     ("/jobs/compare", ("job", "metric")),
     ("/adapters", ("page",)),

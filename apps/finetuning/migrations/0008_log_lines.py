@@ -10,7 +10,7 @@ class Migration(migrations.Migration):
         migrations.AlterField(
             model_name='jobevent',
             name='type',
-            field=models.CharField(default='message', help_text='message | metrics | state | log', max_length=16),
+            field=models.CharField(default='message', help_text='message | metrics | state | log | samples', max_length=16),
         ),
         migrations.AddIndex(
             model_name='jobevent',

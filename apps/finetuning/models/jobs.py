@@ -136,7 +136,7 @@ class JobEvent(OrganizationModel):
     job = models.ForeignKey(FineTuningJob, on_delete=models.CASCADE, related_name="events")
     sequence = models.BigIntegerField()
     level = models.CharField(max_length=8, default="info")
-    type = models.CharField(max_length=16, default="message", help_text="message | metrics | state | log")
+    type = models.CharField(max_length=16, default="message", help_text="message | metrics | state | log | samples")
     message = models.CharField(max_length=1000)
     data = models.JSONField(default=dict)
     created_at = models.DateTimeField(db_default=Now())

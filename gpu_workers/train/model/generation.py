@@ -24,12 +24,16 @@ def write_answers(
     pad_id: int,
     max_tokens: int,
     is_over: Callable[[], bool],
+    max_seconds: float | None = None,
 ) -> list[list[int]]:
-    """Return a greedy answer to each prompt, without its end token; fewer answers if time runs out."""
+    """Return a greedy answer to each prompt, without its end token.
+
+    There are fewer answers if `is_over` says so between two batches. Answers are cut after `max_seconds` of a batch.
+    """
     answers: list[list[int]] = []
     while len(answers) < len(prompts) and not is_over():
         batch = _next_batch(prompts[len(answers) :], max_tokens)
-        answers += _write_batch(model, batch, stop_ids, pad_id, max_tokens)
+        answers += _write_batch(model, batch, stop_ids, pad_id, max_tokens, max_seconds)
     return answers
 
 
@@ -46,6 +50,7 @@ def _write_batch(
     stop_ids: Sequence[int],
     pad_id: int,
     max_tokens: int,
+    max_seconds: float | None,
 ) -> list[list[int]]:
     width = max(len(prompt) for prompt in prompts)
     ids_BT = np.full((len(prompts), width), pad_id, dtype=np.int64)
@@ -62,6 +67,7 @@ def _write_batch(
         top_p=None,
         top_k=None,
         max_new_tokens=max_tokens,
+        max_time=max_seconds,
         eos_token_id=list(stop_ids),
         pad_token_id=pad_id,
         stopping_criteria=[_beat_per_token],

@@ -164,3 +164,18 @@ def test_the_page_is_loaded_again_when_the_job_is_over(attempt, url, client_for,
     attempt.finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="No room."))
 
     assert client_for(alice).get(f"{url}?tab=log", headers=asked).headers["HX-Refresh"] == "true"
+
+
+def test_samples_show_the_model_before_training_beside_the_newest_or_a_chosen_step(attempt, url, show):
+    assert "No samples yet" in show(f"{url}?tab=samples")
+    for number, answer in ((0, "<Hello>"), (4, "Refund"), (6, "Billing")):
+        sample = wire.Sample(prompt="Charged twice", reference="billing", answer=answer)
+        attempt.report(wire.SamplesGenerated, step=number, samples=(sample,))
+
+    newest, chosen = show(f"{url}?tab=samples"), show(f"{url}?tab=samples&step=4")
+
+    assert all(text in newest for text in ("Charged twice", "Base model", "<Hello>", "Billing", "Step 6"))
+    assert "Refund" not in newest
+    assert "Refund" in chosen and "Billing" not in chosen and "<Hello>" in chosen
+    assert "Billing" in show(f"{url}?tab=samples&step=5")
+    assert "Sample answers at step 6" in show(f"{url}?tab=events")

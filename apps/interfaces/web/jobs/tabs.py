@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from django.db.models import QuerySet
 from django.http import HttpResponseBase
@@ -20,10 +21,18 @@ from apps.datasets.queries import RowPreview, list_token_counts, read_rows
 from apps.finetuning import queries
 from apps.finetuning.models import FineTuningJob, JobEvent
 from apps.finetuning.recipes.checkpoint_names import may_answer
+from apps.finetuning.recipes.stored_requests import StartFrom, stored_request
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.downloads import stream_download
 
-LABELS = {"": "Overview", "log": "Log", "events": "Events", "dataset": "Dataset", "checkpoints": "Checkpoints"}
+LABELS = {
+    "": "Overview",
+    "samples": "Samples",
+    "log": "Log",
+    "events": "Events",
+    "dataset": "Dataset",
+    "checkpoints": "Checkpoints",
+}
 _LEVELS = (("", "All levels"), ("info", "Information"), ("warn", "Warnings"), ("error", "Errors"))
 _ON_A_PAGE, _DOWNLOADED_LINES = 200, 10_000
 _MAX_WORDS = 6
@@ -70,6 +79,7 @@ def tab_links(job: FineTuningJob, chosen: str) -> list[dict[str, object]]:
 def context_of(request: OrganizationRequest, job: FineTuningJob, tab: str) -> dict[str, object]:
     """Return what a tab other than the overview shows."""
     makers: dict[str, Callable[[OrganizationRequest, FineTuningJob], dict[str, object]]] = {
+        "samples": _samples,
         "log": _log,
         "events": _events,
         "dataset": _dataset,
@@ -103,6 +113,23 @@ def download_log(request: OrganizationRequest, job_id: str) -> HttpResponseBase:
 
 
 # --- What each tab shows ----------------------------------------------------------------------------------------
+
+
+def _samples(request: OrganizationRequest, job: FineTuningJob) -> dict[str, object]:
+    by_step: dict[int, list[dict[str, str]]] = {
+        event.data["step"]: event.data["samples"] for event in queries.list_samples(job=job).order_by("sequence")
+    }
+    before = by_step.pop(0, [])
+    steps = sorted(by_step, reverse=True)
+    asked = sequence_of(request.GET.get("step", ""))
+    shown = asked if asked in by_step else max(steps, default=0)
+    answers = zip_longest(before, by_step.get(shown, []))
+    return {
+        "pairs": [(base or tuned, base, tuned) for base, tuned in answers],
+        "step": shown,
+        "steps": [(step, f"Step {step:,}") for step in steps],
+        "is_base": stored_request(job).start_from == StartFrom(),
+    }
 
 
 def _log(request: OrganizationRequest, job: FineTuningJob) -> dict[str, object]:
