@@ -5,11 +5,17 @@ meaning, a tag is never reused.
 """
 
 from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
 
 from apps.contracts.evaluation import EvaluationPlan, EvaluationReport
 from apps.contracts.failures import FailureCode
 from apps.contracts.struct import Count, Rate, Seconds, Steps
 from apps.contracts.struct import Struct as Struct
+
+MAX_SAMPLES, SAMPLE_CHARACTERS = 3, 1_000
+SampleText = Annotated[str, Meta(max_length=SAMPLE_CHARACTERS)]
 
 
 class Objective(StrEnum):
@@ -227,6 +233,8 @@ class StepCompleted(Event, frozen=True, kw_only=True, tag="step_completed"):
     train_mean_token_accuracy: float | None = None  # for preferences: the share of pairs ranked correctly
     memory_bytes: Count | None = None  # reserved on a GPU, or resident on a CPU
     gpu_utilization: float | None = None  # 0 to 1
+    gpu_celsius: Rate | None = None
+    gpu_watts: Rate | None = None
     eta_seconds: float | None = None
 
 
@@ -248,12 +256,29 @@ class CheckpointSaved(Event, frozen=True, kw_only=True, tag="checkpoint_saved"):
     train_loss: float | None = None
 
 
+class Sample(Struct, frozen=True, kw_only=True):
+    """A prompt, the answer that its row has, and the model's answer; each is cut."""
+
+    prompt: SampleText
+    reference: SampleText
+    answer: SampleText
+
+
+class SamplesGenerated(Event, frozen=True, kw_only=True, tag="samples_generated"):
+    """The answers of the model after `step` to the same prompts; step 0 is the model before training."""
+
+    step: Steps
+    samples: Annotated[tuple[Sample, ...], Meta(max_length=MAX_SAMPLES)]
+
+
 class LogLine(Event, frozen=True, kw_only=True, tag="log_line"):
     level: str  # "info" | "warn" | "error"
     message: str
 
 
-RunEvent = PhaseChanged | TrainingStarted | StepCompleted | EvaluationCompleted | CheckpointSaved | LogLine
+RunEvent = (
+    PhaseChanged | TrainingStarted | StepCompleted | EvaluationCompleted | CheckpointSaved | SamplesGenerated | LogLine
+)
 
 
 # --- outcomes ---------------------------------------------------------------------------------------------------

@@ -13,7 +13,14 @@ from apps.datasets.queries import list_versions
 from apps.finetuning.lifecycle import RUN_ACTIVE
 from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, JobEvent, Run, Worker
 
-_WITH = ("base_model", "training_file__dataset", "validation_file", "pool__gpu_type", "price_rule", "adapter_version")
+_WITH = (
+    "base_model",
+    "training_file__dataset",
+    "validation_file__dataset",
+    "pool__gpu_type",
+    "price_rule",
+    "adapter_version",
+)
 
 
 def get_job(*, organization: Organization | str, id: str) -> FineTuningJob:
@@ -50,6 +57,21 @@ def find_training_file(*, version: AdapterVersion) -> DatasetVersion | None:
 def list_events(*, job: FineTuningJob) -> QuerySet[JobEvent]:
     """Return the job's events, newest first."""
     return job.events.order_by("-sequence")
+
+
+def list_news(*, job: FineTuningJob) -> QuerySet[JobEvent]:
+    """Return the changes of state and the messages: all events but metrics and log lines."""
+    return job.events.exclude(type__in=("metrics", "log")).defer("data")
+
+
+def list_log_lines(*, job: FineTuningJob) -> QuerySet[JobEvent]:
+    """Return the lines that the job's trainers wrote."""
+    return job.events.filter(type="log")
+
+
+def list_samples(*, job: FineTuningJob) -> QuerySet[JobEvent]:
+    """Return the model's answers to the sample prompts, by step; a later attempt repeats some steps."""
+    return job.events.filter(type="samples")
 
 
 def list_events_after(*, job: FineTuningJob, sequence: int, limit: int = 500) -> list[JobEvent]:

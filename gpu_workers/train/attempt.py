@@ -170,6 +170,7 @@ class Attempt:
 
     def _export(self, trainer: RunTrainer, step: int) -> AdapterReady:
         best_step = trainer.progress.best.put_back(trainer)
+        trainer.progress.sample(step if best_step is None else best_step)
         folder = self._work_dir / ADAPTER_FOLDER
         weights = gather_trained(trainer.model) if is_sharded(trainer.model) else None
         digest = ""

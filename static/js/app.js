@@ -256,6 +256,7 @@
     while (n.childElementCount > Number(n.dataset.log || 2000)) n.firstElementChild.remove();
     if (n.dataset.follow) n.scrollTop = n.scrollHeight;
   }));
+  $$("[data-log]").forEach((n) => { n.scrollTop = n.scrollHeight; });
 
   // --- what must be done once for new content: local times, focus on an error summary, toasts that expire ---
   const STYLES = { date: { dateStyle: "medium" }, time: { timeStyle: "short" }, datetime: { dateStyle: "medium", timeStyle: "short" } };

@@ -59,6 +59,7 @@ class SeededOrganization:
             "/", "/adapters", adapter, f"{adapter}/delete", "/usage", "/usage/traffic?days=1",
             f"/playground?model={self.done.adapter_version.model_name}", "/playground/saved",
             "/nowhere", "/jobs", f"/jobs/{self.done.pk}", f"/jobs/{self.failed.pk}", f"/jobs/{self.running.pk}",
+            *(f"/jobs/{self.running.pk}?tab={tab}" for tab in ("samples", "log", "events", "dataset", "checkpoints")),
             f"/jobs/{self.capped.pk}", f"/jobs/compare?job={self.done.pk}&job={self.running.pk}",
             "/jobs/new", f"/jobs/new?dataset={self.done.training_file_id}", self.wizard,
             f"{self.wizard}&method=lora", f"{self.wizard}&method=lora&epochs=900",
@@ -118,6 +119,23 @@ def lived(floor: TrainingSetup) -> SeededOrganization:
     deploy(version=done.adapter_version, by="system")
     record_verdict(version=done.adapter_version, is_accepted=True, reason="", parity=CERTIFIED, now=db_now())
     return SeededOrganization(floor, done, failed, running, capped)
+
+
+def test_a_log_grows_while_the_job_runs(open_page: Open, floor: TrainingSetup, alice: User) -> None:
+    job = floor.job()
+    attempt = claim(floor)
+    for number in range(60):
+        attempt.report(wire.LogLine, level="info", message=f"line {number}")
+    page = open_page(f"/jobs/{job.pk}?tab=log&q=line", user=alice)
+    log = page.get_by_role("region", name="Log lines")
+    page.get_by_role("searchbox", name="Search the log").fill("kept")
+
+    attempt.report(wire.LogLine, level="warn", message="the newest line")
+    page.evaluate("() => htmx.trigger('#job-live', 'log')")
+
+    expect(log.get_by_text("the newest line")).to_be_visible()
+    wait_on(page, lambda: log.evaluate("n => n.scrollTop > 0 && n.scrollHeight - n.scrollTop - n.clientHeight < 2"))
+    expect(page.get_by_role("searchbox", name="Search the log")).to_have_value("kept")
 
 
 def test_a_job_shows_its_newest_state_when_answers_are_late(

@@ -222,7 +222,7 @@ def _pages(platform: Platform, findings: Findings) -> Turn:
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             method, path, fixed, names = next(turns)
-            address = path.format(file=tenant.file_id)
+            address = path.format(file=tenant.file_id, job=tenant.job_id)
 
             def call(values: dict[str, str], method: str = method, address: str = address, fixed: Any = fixed) -> None:
                 body = {"params" if method == "GET" else "data": fixed | values}

@@ -17,6 +17,7 @@ from django.urls import reverse
 from apps.datasets.inspection.inspections import inspect_version
 from apps.datasets.models import DatasetVersion
 from apps.datasets.operations import count_tokens
+from apps.interfaces.web.jobs.tabs import LABELS
 from apps.interfaces.web.wizard.steps import STEPS
 from tests.guards.url_fixtures import URLS
 from tests.guards.world import MAKERS, SHARED, Tenant, World, build_world, undone
@@ -27,7 +28,8 @@ PAGES = sorted(
     name
     for name, url in URLS.items()
     if name.startswith(("web:", "staff:")) and url.kind in KINDS and "GET" in url.methods and name != "web:job_new"
-) + [f"web:job_new {step}" for step in STEPS]
+)
+PAGES += [f"web:job_new {step}" for step in STEPS] + [f"web:job_detail {tab}" for tab in LABELS if tab]
 # A GET that writes, and why it may.
 WRITES = {
     "web:audit_download": "a download is recorded in the audit log",
@@ -100,9 +102,15 @@ STATEMENTS: dict[str, int] = {
     "web:job_cancel_many": 10,
     "web:job_chart": 13,
     "web:job_compare": 16,
-    "web:job_detail": 45,
+    "web:job_detail": 42,
+    "web:job_detail checkpoints": 39,
+    "web:job_detail dataset": 39,
+    "web:job_detail events": 39,
+    "web:job_detail log": 39,
+    "web:job_detail samples": 39,
     "web:job_export": 8,
     "web:job_list": 15,
+    "web:job_log": 9,
     "web:job_new compute": 23,
     "web:job_new dataset": 15,
     "web:job_new method": 29,
@@ -209,13 +217,13 @@ def _reader(name: str, world: World, tenant: Tenant) -> str:
 
 def _asked(name: str, tenant: Tenant) -> tuple[str, dict[str, str]]:
     """Return a page's address and the query that names objects of the tenant."""
-    view, _, step = name.partition(" ")
+    view, _, part_of_page = name.partition(" ")
     url = URLS[view]
     ids = {
         part: tenant.ids[kind] if kind in MAKERS else SHARED[kind](tenant.installation)
         for part, kind in {**url.ids, **url.refs}.items()
     }
-    query = {**url.data, "step": step} if step else {}
+    query = {**url.data, "tab" if view == "web:job_detail" else "step": part_of_page} if part_of_page else {}
     return (
         reverse(view, kwargs={part: ids[part] for part in url.ids}),
         query | {part: ids[part] for part in url.refs},

@@ -155,6 +155,7 @@ URLS: dict[str, Url] = {
     "web:job_detail": page(get=P.VIEW, ids=JOB),
     "web:job_cancel_many": page(get=P.JOB_WRITE, post=P.JOB_WRITE, refs={"job": "job"}),
     "web:job_chart": page(get=P.VIEW, ids=JOB),
+    "web:job_log": page(get=P.VIEW, ids=JOB),
     "web:job_tensorboard": page(get=P.VIEW, ids=JOB),
     "web:job_stream": page(get=P.VIEW, ids=JOB),
     "web:job_cancel": page(post=P.JOB_WRITE, ids=JOB),

@@ -13,6 +13,8 @@ PAGES = [
     ("/jobs", ("status", "after", "before", "q", "sort")),
     ("/jobs/cancel", ("job",)),
     ("/jobs/export", ("status", "q", "sort")),
+    ("/jobs/{job}", ("tab", "q", "level", "before", "after", "step")),
+    ("/jobs/{job}/log", ("q", "level")),
     ("/jobs/compare", ("job", "metric")),
     ("/adapters", ("serving", "method", "after", "before", "q", "sort")),
     ("/adapters/export", ("serving", "q", "sort")),

@@ -137,7 +137,7 @@ class JobEvent(OrganizationModel):
     job = models.ForeignKey(FineTuningJob, on_delete=models.CASCADE, related_name="events")
     sequence = models.BigIntegerField()
     level = models.CharField(max_length=8, default="info")
-    type = models.CharField(max_length=16, default="message", help_text="message | metrics | state")
+    type = models.CharField(max_length=16, default="message", help_text="message | metrics | state | log | samples")
     message = models.CharField(max_length=1000)
     data = models.JSONField(default=dict)
     created_at = models.DateTimeField(db_default=Now())
@@ -146,4 +146,6 @@ class JobEvent(OrganizationModel):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["job", "sequence"], name="job_event_once")]
+        # Most events are metrics; the pages that list the others do not read them.
+        indexes = [models.Index(fields=["job", "sequence"], condition=~Q(type="metrics"), name="job_event_words")]
         triggers = [pgtrigger.Protect(name="job_event_append_only", operation=pgtrigger.Update)]

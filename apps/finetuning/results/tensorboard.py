@@ -19,6 +19,8 @@ TAGS = {
     "epoch": "train/epoch",
     "memory_bytes": "system/memory_bytes",
     "gpu_utilization": "system/gpu_utilization",
+    "gpu_celsius": "system/gpu_celsius",
+    "gpu_watts": "system/gpu_watts",
     "valid_loss": "eval/loss",
     "valid_mean_token_accuracy": "eval/mean_token_accuracy",
 }

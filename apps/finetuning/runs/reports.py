@@ -2,6 +2,7 @@
 
 from typing import assert_never
 
+import msgspec
 from django.db import transaction
 
 from apps.contracts import runs as wire
@@ -9,7 +10,7 @@ from apps.contracts.worker_api import EventsResponse
 from apps.core.database.clock import db_now
 from apps.core.database.transitions import advance
 from apps.core.errors import RateLimited
-from apps.finetuning import events
+from apps.finetuning import events, queries
 from apps.finetuning.lifecycle import RUN_TRANSITIONS, RunStatus
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent, Run
 from apps.finetuning.results.checkpoints import forget_checkpoints
@@ -20,6 +21,7 @@ from apps.finetuning.runs.uploads import find_upload, require_complete
 _EVENTS_AT_ONCE, _EVENTS_A_SECOND = 5_000, 20
 _LEVELS = ("info", "warn", "error")
 _EVENTS_OF_A_STEP = 20  # a checkpoint's own step and evaluation are among the last 20 events
+_MAX_SAMPLED_STEPS = 100
 _OF_A_CHECKPOINT = ("train_mean_token_accuracy", "valid_loss", "valid_mean_token_accuracy")
 
 
@@ -59,9 +61,11 @@ def _record(run: Run, job: FineTuningJob, event: wire.RunEvent) -> None:
             _record_evaluation(job, event)
         case wire.CheckpointSaved():
             _record_checkpoint(run, job, event)
+        case wire.SamplesGenerated():
+            _record_samples(job, event)
         case wire.LogLine():
             level = event.level if event.level in _LEVELS else "info"
-            events.append(job, level=level, message=event.message)
+            events.append(job, type="log", level=level, message=event.message)
         case _:
             assert_never(event)
 
@@ -75,6 +79,13 @@ def _record_evaluation(job: FineTuningJob, event: wire.EvaluationCompleted) -> N
         valid_loss=event.valid_loss,
         valid_mean_token_accuracy=event.valid_mean_token_accuracy,
     )
+
+
+def _record_samples(job: FineTuningJob, event: wire.SamplesGenerated) -> None:
+    """Record the samples of a step; ignore them if the job has enough."""
+    if event.samples and queries.list_samples(job=job).count() < _MAX_SAMPLED_STEPS:
+        message = f"Sample answers at step {event.step}"
+        events.append(job, type="samples", message=message, step=event.step, samples=msgspec.to_builtins(event.samples))
 
 
 def _start_training(run: Run, job: FineTuningJob, event: wire.TrainingStarted) -> None:
@@ -109,6 +120,8 @@ def _record_step(run: Run, job: FineTuningJob, event: wire.StepCompleted) -> Non
         tokens_per_second=event.tokens_per_second,
         memory_bytes=event.memory_bytes,
         gpu_utilization=event.gpu_utilization,
+        gpu_celsius=event.gpu_celsius,
+        gpu_watts=event.gpu_watts,
         eta_seconds=event.eta_seconds,
         training_seconds=event.training_seconds,
         attempt=run.attempt,

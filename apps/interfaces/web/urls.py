@@ -30,7 +30,7 @@ from apps.interfaces.web.billing import (
 from apps.interfaces.web.datasets import changes, columns, dataset_list, detail, row_editor, uploads
 from apps.interfaces.web.datasets import views as datasets
 from apps.interfaces.web.help import views as help_views
-from apps.interfaces.web.jobs import accuracy, comparison, job_list, tensorboard
+from apps.interfaces.web.jobs import accuracy, comparison, job_list, tabs, tensorboard
 from apps.interfaces.web.jobs import views as jobs
 from apps.interfaces.web.playground import rows, saved
 from apps.interfaces.web.playground import views as playground
@@ -64,6 +64,7 @@ urlpatterns = [
     path("jobs/cancel", job_list.cancel_many, name="job_cancel_many"),
     path("jobs/<str:job_id>", jobs.detail, name="job_detail"),
     path("jobs/<str:job_id>/chart", jobs.chart, name="job_chart"),
+    path("jobs/<str:job_id>/log", tabs.download_log, name="job_log"),
     path("jobs/<str:job_id>/tensorboard", tensorboard.download, name="job_tensorboard"),
     path("jobs/<str:job_id>/stream", jobs.stream, name="job_stream"),
     path("jobs/<str:job_id>/cancel", jobs.cancel, name="job_cancel"),

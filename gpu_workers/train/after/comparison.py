@@ -12,7 +12,9 @@ from apps.contracts.evaluation import Comparison, EvaluationPlan, EvaluationRepo
 from gpu_workers.train.after.graders import grade
 from gpu_workers.train.after.intervals import compare_ratio, compare_scores
 from gpu_workers.train.after.judge import Judge, Question, Verdicts
-from gpu_workers.train.after.scoring import Example, RowScore, score_row, write_answers
+from gpu_workers.train.after.scoring import RowScore, score_row
+from gpu_workers.train.data.examples import Example
+from gpu_workers.train.model.generation import write_answers
 
 _SHOWN_ROWS = 20
 _SHOWN_CHARACTERS = 400

@@ -24,9 +24,10 @@ from gpu_workers.common.events import TRAINING_FILE
 from gpu_workers.train.after.comparison import Examiner, Findings
 from gpu_workers.train.after.judge import Judge
 from gpu_workers.train.after.probe_rows import build_probe, choose_rows, first_chat, score_rows
-from gpu_workers.train.after.scoring import Example, as_example, logprobs_of, score_logits
-from gpu_workers.train.data.encoding import IGNORED, load_renderer
-from gpu_workers.train.data.rows import PairRow, Pairs, encode
+from gpu_workers.train.after.scoring import logprobs_of, score_logits
+from gpu_workers.train.data.encoding import load_renderer
+from gpu_workers.train.data.examples import Example, as_example, preferred
+from gpu_workers.train.data.rows import Pairs, encode
 from gpu_workers.train.data.selection import select_rows
 from gpu_workers.train.model.hardware import detect
 from gpu_workers.train.model.loading import quantization_config
@@ -246,15 +247,9 @@ def _examples(path: Path, spec: RunSpec, renderer: ChatRenderer, keep: Sequence[
     recipe = spec.hyperparameters
     rows = encode(path, renderer, recipe, keep=keep)
     if isinstance(rows, Pairs):
-        return [_preferred(pair) for pair in rows.rows]
+        return [preferred(pair) for pair in rows.rows]
     is_chat = recipe.objective is Objective.SUPERVISED
     return [as_example(rows.input_ids[i], rows.labels[i], can_be_asked=is_chat) for i in range(len(rows))]
-
-
-def _preferred(pair: PairRow) -> Example:
-    """Return the preferred answer of a preference row: the one that should become likelier."""
-    prompt, chosen = pair["prompt_ids"], pair["chosen_ids"]
-    return as_example(prompt + chosen, [IGNORED] * len(prompt) + chosen, can_be_asked=True)
 
 
 def _pad_id(config: PreTrainedConfig) -> int:

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 
 from apps.contracts.chat import ChatRenderer, parse_row, split_lines
 from apps.contracts.parity import ParityChat, ParityProbe, ParityRow
-from gpu_workers.train.after.scoring import Example, token_logprobs
+from gpu_workers.train.after.scoring import token_logprobs
+from gpu_workers.train.data.examples import Example
 
 _ROWS = 6
 _ROW_TOKENS = 256

@@ -9,7 +9,7 @@ import torch
 import torch.distributed
 from accelerate import Accelerator
 from torch.utils.data import Dataset
-from transformers import PreTrainedModel, TrainerCallback, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerState, TrainingArguments
 
 from apps.contracts.runs import RunSpec
 from gpu_workers.common.artifacts import folder_bytes, read_manifest
@@ -45,6 +45,7 @@ class RunTrainer:
     add_callback: Callable[[TrainerCallback], None]
     train: Callable[..., Any]
     state: TrainerState
+    processing_class: PreTrainedTokenizerBase
     progress: RunCallback
     events: EventWriter
     eval_collator: Callable[..., dict[str, torch.Tensor]]
@@ -158,4 +159,5 @@ class RunTrainer:
                     train_loss=progress.mean_recent_loss,
                 )
             )
+        progress.sample_at_checkpoint(step)
         progress.watch.start()

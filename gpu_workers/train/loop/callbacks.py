@@ -15,7 +15,7 @@ from apps.contracts.runs import StepCompleted
 from gpu_workers.common.events import UNNUMBERED, EventWriter
 from gpu_workers.train.failures import TrainingFailed
 from gpu_workers.train.loop.checkpoint import Progress
-from gpu_workers.train.model.memory import gpu_utilization, memory_bytes
+from gpu_workers.train.model.memory import memory_bytes, read_gpu
 from gpu_workers.train.model.sharding import whole
 
 REPORT_INTERVAL_SECONDS = 0.25
@@ -176,7 +176,7 @@ class ProgressCallback(TrainerCallback):
         self.trained_tokens += int(n_trained)
         self.tokens = None if self.tokens is None else self.tokens + int(n_tokens)
         self.recent_losses.append(loss)
-        seconds = self.watch.seconds
+        seconds, gpu = self.watch.seconds, read_gpu()
         self._reported_at = time.monotonic()
         self._events.write(
             StepCompleted(
@@ -192,7 +192,9 @@ class ProgressCallback(TrainerCallback):
                 training_seconds=seconds,
                 train_mean_token_accuracy=n_correct / n_scored if n_scored else None,
                 memory_bytes=memory_bytes(),
-                gpu_utilization=gpu_utilization(),
+                gpu_utilization=gpu.utilization,
+                gpu_celsius=gpu.celsius,
+                gpu_watts=gpu.watts,
                 eta_seconds=self._eta_seconds(state, seconds),
             )
         )

@@ -1,5 +1,6 @@
 """The callback of a run: the rehearsal, the sampler's epoch, evaluations, early stopping, and when to save."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from apps.contracts.runs import (
     Phase,
     PhaseChanged,
     RunSpec,
+    SamplesGenerated,
     TrainingStarted,
 )
 from gpu_workers.common.events import UNNUMBERED, EventWriter
@@ -25,12 +27,14 @@ from gpu_workers.train.loop.early_stopping import BestWeights
 from gpu_workers.train.loop.evaluation import Evaluation, evaluate
 from gpu_workers.train.loop.rehearsal import checkpoint_interval_seconds, rehearse
 from gpu_workers.train.loop.trainer_protocol import ResumableTrainer
+from gpu_workers.train.model.samples import SampleWriter
 
 _MAX_EPOCH_CHECKPOINTS = 20
 _MAX_SAVING_SHARE = 0.05  # of an epoch's time, for the checkpoint at its end
 _MIN_SECONDS_APART = 1.0
 _EVALUATION_SHARE = 0.1  # of training's time
 _MIN_EVALUATED_ROWS = 256
+_SAMPLES_SHARE = 0.02  # of training's time, for the samples at checkpoints
 
 
 class RunCallback(ProgressCallback):
@@ -69,6 +73,8 @@ class RunCallback(ProgressCallback):
         self.saves_last_step = bool(spec.exports) and spec.hyperparameters.method is not Method.FULL
         self._spec = spec
         self._sampler = sampler
+        self._samples: SampleWriter | None = None
+        self._sampled_seconds = 0.0  # at checkpoints
 
     def _bounded(self, rows: Rows, spec: RunSpec, steps_per_epoch: int, events: EventWriter) -> Rows | SomeRows:
         """Return the rows that an evaluation reads: as many as keep all evaluations at about a tenth of training time.
@@ -123,6 +129,11 @@ class RunCallback(ProgressCallback):
                 f"Rehearsed the longest batch, an evaluation and a checkpoint in {measured.seconds:.1f} s; "
                 f"a checkpoint takes {measured.save_seconds:.2f} s and is written every {self.interval_seconds:.0f} s."
             )
+            if self._spec.parallelism == "single" and not self._spec.hyperparameters.cpu_offload:
+                rows, objective = self.validation or self._training, self._spec.hyperparameters.objective
+                self._samples = SampleWriter(rows, self.trainer.processing_class, objective)
+            if state.global_step == 0 and not self.is_announced:
+                self.sample(0)
             # Announce the start, once per attempt, even if training begins again with smaller batches.
             if not self.is_announced:
                 self._events.write(
@@ -139,6 +150,28 @@ class RunCallback(ProgressCallback):
         super().on_train_begin(args, state, control, **kwargs)
         if self._evaluated_step < state.global_step and self.is_evaluation_due(state):
             self._evaluate(state, control)  # the attempt before ended between a step and its evaluation
+
+    def sample_at_checkpoint(self, step: int) -> None:
+        """Sample, unless samples have already taken their share of the time."""
+        if self._sampled_seconds <= _SAMPLES_SHARE * self.watch.seconds:
+            began = time.monotonic()
+            self.sample(step)
+            self._sampled_seconds += time.monotonic() - began
+
+    def sample(self, step: int) -> None:
+        """Report the model's answers to the same few prompts. Call it while the time is not billed.
+
+        Training goes on without samples if they fail, for example because memory runs out.
+        """
+        if self._samples is None or not self._samples.prompts or self._stop.is_set:
+            return
+        try:
+            samples = self._samples.write(self.trainer.unwrapped_model)
+        except Exception as error:  # noqa: BLE001 - a run does not end because of an extra
+            self._samples = None
+            self.say(f"There are no more samples: the model could not answer ({type(error).__name__}).", level="warn")
+            return
+        self._events.write(SamplesGenerated(sequence=UNNUMBERED, step=step, samples=samples))
 
     def say(self, message: str, *, level: str = "info") -> None:
         self._events.write(LogLine(sequence=UNNUMBERED, level=level, message=message))

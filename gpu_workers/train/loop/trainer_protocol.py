@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import peft
 import torch
-from transformers import PreTrainedModel, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState, TrainingArguments
 
 from gpu_workers.train.data.encoding import TokenRow
 from gpu_workers.train.data.rows import PairRow
@@ -27,6 +27,7 @@ class ResumableTrainer(Protocol):
     progress: "RunCallback"
     eval_collator: Callable[..., dict[str, torch.Tensor]]  # makes a batch of validation rows
     work_dir: Path
+    processing_class: PreTrainedTokenizerBase
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Compute the loss and the gradients of one micro-batch."""

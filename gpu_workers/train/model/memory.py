@@ -2,7 +2,9 @@
 
 import os
 import resource
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -41,11 +43,30 @@ def free_bytes() -> int:
     return min(available, limit)
 
 
-def gpu_utilization() -> float | None:
-    """Return the share of recent time in which the GPU worked, or None if it is unknown."""
+class GpuReading(NamedTuple):
+    """The share of recent time in which the GPU worked, its temperature and its power; None if unknown."""
+
+    utilization: float | None = None
+    celsius: float | None = None
+    watts: float | None = None
+
+
+def read_gpu() -> GpuReading:
+    """Return what the driver measures on this process's GPU; some cards do not measure everything."""
     if not torch.cuda.is_available() or pynvml is None:
+        return GpuReading()
+    return GpuReading(
+        _measured(lambda: torch.cuda.utilization() / 100),
+        _measured(lambda: float(torch.cuda.temperature())),
+        _measured(lambda: torch.cuda.power_draw() / 1000),
+    )
+
+
+def _measured(read: Callable[[], float]) -> float | None:
+    try:
+        return read()
+    except pynvml.NVMLError:
         return None
-    return torch.cuda.utilization() / 100
 
 
 def peak_allocated_bytes() -> int | None:

@@ -39,6 +39,8 @@ def points_of(events: Sequence[ChildEvent]) -> list[MetricPoint]:
                     "train/epoch": event.epoch,
                     "system/memory_bytes": event.memory_bytes,
                     "system/gpu_utilization": event.gpu_utilization,
+                    "system/gpu_celsius": event.gpu_celsius,
+                    "system/gpu_watts": event.gpu_watts,
                 }
             case EvaluationCompleted():
                 values = {"eval/loss": event.valid_loss, "eval/token_accuracy": event.valid_mean_token_accuracy}

@@ -9,7 +9,16 @@ import safetensors.torch
 import torch
 
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import EvaluationCompleted, LogLine, Method, Objective, StepCompleted, Stopped, TrainingStarted
+from apps.contracts.runs import (
+    EvaluationCompleted,
+    LogLine,
+    Method,
+    Objective,
+    SamplesGenerated,
+    StepCompleted,
+    Stopped,
+    TrainingStarted,
+)
 from gpu_workers.common.events import AdapterReady, CheckpointReady, EventWriter
 from gpu_workers.train.attempt import _smaller
 from gpu_workers.train.failures import TrainingFailed
@@ -89,6 +98,27 @@ def test_a_run_interrupted_at_random_steps_ends_with_identical_weights(
     tensors = whole.tensors()
     assert last.tensors().keys() == tensors.keys()
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in last.tensors().items())
+
+
+def test_the_same_prompts_are_answered_before_training_and_after(validated):
+    first, *_, last = validated.of(SamplesGenerated)
+
+    assert (first.step, last.step) == (0, STEPS)
+    assert [each.prompt for each in first.samples] == [each.prompt for each in last.samples]
+    assert len(first.samples) == 3 and all(each.prompt and each.reference for each in first.samples)
+
+
+def test_a_run_goes_on_if_samples_fail(tiny_model, tmp_path, monkeypatch):
+    def fail(*args: object, **kwargs: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("gpu_workers.train.model.samples.write_answers", fail)
+
+    tried = attempt(tmp_path, tiny_model, ROWS)
+
+    assert tried.outcome.step == STEPS and not tried.of(SamplesGenerated)
+    [told] = [line.message for line in tried.of(LogLine) if "samples" in line.message]
+    assert "OutOfMemoryError" in told
 
 
 def test_a_rehearsal_leaves_no_trace(validated, tiny_model, tmp_path, monkeypatch):

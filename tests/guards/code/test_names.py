@@ -26,7 +26,7 @@ OTHER_MEANINGS = {
     "queue": "a queue of the broker, a pool or the gateway",
     "record": "a verb: to write down",
     "retry": "a new attempt at a call; a job that repeats another",
-    "sample": "the first rows of a file; a measured value",
+    "sample": "the first rows of a file; a measured value; an answer of the model in training",
     "server": "an HTTP server",
     "step": "an optimizer step; a step of the wizard",
     "sweep": "a periodic deletion",

@@ -36,7 +36,7 @@ def checkpoint(attempt) -> Checkpoint:
 
 def test_a_member_tries_a_checkpoint_in_the_playground_while_the_job_runs(checkpoint, client_for, alice) -> None:
     client = client_for(alice)
-    assert "Try" in client.get(f"/jobs/{checkpoint.job_id}").content.decode()
+    assert "Try" in client.get(f"/jobs/{checkpoint.job_id}?tab=checkpoints").content.decode()
 
     answer = client.post(f"/checkpoints/{checkpoint.pk}/try")
 

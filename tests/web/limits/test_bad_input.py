@@ -25,11 +25,13 @@ def file_id(floor) -> str:
 
 
 @few_or_all
-def test_no_query_breaks_a_page(alone, browser, file_id) -> None:
-    chosen = {"training_file": file_id, "model": "anneal-demo", "step": "compute"}
+def test_no_query_breaks_a_page(alone, browser, floor, file_id) -> None:
+    wizard = {"training_file": file_id, "model": "anneal-demo", "step": "compute"}
+    chosen = {"/jobs/new": wizard, "/jobs/{job}": {"tab": "log"}}
+    job = floor.job()
     for page, names in PAGES:
         for query in _inputs(names, alone):
-            answer = browser.get(page.format(file=file_id), (chosen if page == "/jobs/new" else {}) | query)
+            answer = browser.get(page.format(file=file_id, job=job.pk), query | chosen.get(page, {}))
             assert answer.status_code < 500, (page, list(query), str(query)[:80])
 
 

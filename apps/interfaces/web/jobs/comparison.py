@@ -84,12 +84,12 @@ class ComparedJob:
         comparisons = report.comparisons if report else ()
         graded = {f"{label_of(each.name)}, tuned": f"{each.tuned.value:.3f}" for each in comparisons}
         return {
-            "Training loss at the end": _loss(smoothed(trained)[-1][1] if trained else None),
-            "Lowest evaluation loss": _loss(self.best_loss),
+            "Train loss at the end, smoothed": _loss(smoothed(trained)[-1][1] if trained else None),
+            "Eval loss, best": _loss(self.best_loss),
             **graded,
             "Steps": f"{number(self.job.step)} of {number(self.job.total_steps)}",
-            "Tokens per second": number(round(speed)) if speed else NONE,
-            "Time billed": duration(self.job.billed_gpu_ms / 1000) if self.job.billed_gpu_ms else NONE,
+            "Throughput, mean tokens/s": number(round(speed)) if speed else NONE,
+            "GPU time billed": duration(self.job.billed_gpu_ms / 1000) if self.job.billed_gpu_ms else NONE,
             "Cost": usd(self.job.cost_nano),
         }
 

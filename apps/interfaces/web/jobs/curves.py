@@ -22,6 +22,8 @@ _CURVES = (
     "tokens_per_second",
     "memory_gib",
     "gpu_percent",
+    "gpu_celsius",
+    "gpu_watts",
 )
 
 

@@ -37,7 +37,10 @@ def outcome_rows(point: CalibrationPoint | None) -> list[OutcomeRow]:
     return [
         _row("Peak memory", peak, point.actual_peak_bytes, memory),
         _row(
-            "Tokens per second", (point.estimated_tokens_per_second, None, None), point.actual_tokens_per_second, _speed
+            "Throughput, mean tokens/s",
+            (point.estimated_tokens_per_second, None, None),
+            point.actual_tokens_per_second,
+            _speed,
         ),
         _row("Training time", seconds, point.actual_seconds, duration),
         _row("Cost", cost, point.actual_cost_nano, usd),

@@ -1,10 +1,10 @@
 """One fine-tuning job with its live chart, and the actions on it."""
 
 import datetime
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from django.contrib import messages
 from django.http import HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
@@ -12,16 +12,13 @@ from django.shortcuts import redirect, render
 from django.utils.cache import patch_vary_headers
 from django.views.decorators.http import require_POST, require_safe
 
-from apps.accounts.models import Membership, User
+from apps.accounts.models import User
 from apps.accounts.queries import list_keys
 from apps.accounts.roles import Permission, has_permission
 from apps.adapters.models import AdapterVersion
 from apps.core.database.clock import db_now
 from apps.core.http.forms import domain_errors_shown
 from apps.core.money import NANO_PER_CENT, usd_decimal
-from apps.datasets.lifecycle import DatasetVersionStatus
-from apps.datasets.queries import download_url as file_url
-from apps.estimates.physics.gpus import GIB
 from apps.finetuning import queries
 from apps.finetuning.jobs import control
 from apps.finetuning.jobs.explanations import explain
@@ -29,24 +26,18 @@ from apps.finetuning.jobs.progress import get_progress, percent_of
 from apps.finetuning.jobs.retries import retry_job
 from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus, RunStatus
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.recipes.checkpoint_names import may_answer
 from apps.finetuning.runs import attempts
 from apps.finetuning.runs.queue_order import queue_position
 from apps.finetuning.usage import charges
-from apps.interfaces.web.charts import memory_charts
-from apps.interfaces.web.jobs.curves import curves_of, metrics_of, with_number
-from apps.interfaces.web.jobs.evaluation import evaluation_of
-from apps.interfaces.web.jobs.outcome import find_outcome, outcome_rows
-from apps.interfaces.web.jobs.recipe import method_words, recipe_lines, recipe_reasons, recipe_samples
+from apps.interfaces.web.jobs import tabs
+from apps.interfaces.web.jobs.curves import curves_of, with_number
+from apps.interfaces.web.jobs.overview import attempts_of, overview_of
+from apps.interfaces.web.jobs.recipe import method_words, recipe_samples
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.live import Watcher, follow_job
-from apps.interfaces.web.wizard.compute_table import memory_parts
 from apps.interfaces.web.wizard.draft import Draft, start_of
 from apps.interfaces.web.wizard.forms import CapForm
 from apps.serving.queries import serving_states
-
-_SHOWN_EVALUATIONS = 100
-_SHOWN_EVENTS = 200
 
 
 @dataclass(frozen=True)
@@ -64,13 +55,19 @@ class ShownPhase:
 @require_safe
 @organization_view(Permission.VIEW)
 def detail(request: OrganizationRequest, job_id: str) -> HttpResponse:
-    """Show one job; when its state changes, htmx asks again for the parts that depend on it."""
+    """Show one job with the tab of the address. While it is live, htmx asks again for its state and the tab's news."""
     job = queries.get_job(organization=request.organization, id=job_id)
-    target = request.headers.get("HX-Target", "").partition("#")[2]
-    part = ("#news" if target == "events" else "#state") if request.htmx else ""
-    response = render(request, f"jobs/detail.html{part}", _detail(job, request.membership))
+    tab = tabs.chosen_tab(request)
+    if request.htmx and request.headers.get("HX-Target", "").endswith("#tab-news"):
+        news = tabs.context_of(request, job, tab) if tab else attempts_of(job)
+        context = {"job": job, **_rights(request, job), **news}
+        response = render(request, f"jobs/_{tab or 'overview'}.html#news", context)
+    elif request.htmx:
+        response = render(request, "jobs/detail.html#state", _state(request, job))
+    else:
+        response = render(request, "jobs/detail.html", _page(request, job, tab))
     patch_vary_headers(response, ["HX-Request", "HX-Target"])
-    if part and job.status in JOB_TERMINAL:
+    if request.htmx and job.status in JOB_TERMINAL:
         response.headers["HX-Refresh"] = "true"  # its report, certificate and files appear in many places on the page
     return response
 
@@ -90,17 +87,12 @@ def stream(request: OrganizationRequest, job_id: str) -> HttpResponseBase:
         return opened
     after = request.headers.get("Last-Event-ID") or request.GET.get("after", "0")
     response = StreamingHttpResponse(
-        follow_job(watcher=_watcher(request), job_id=job_id, after=_sequence(after)),
+        follow_job(watcher=_watcher(request), job_id=job_id, after=tabs.sequence_of(after)),
         content_type="text/event-stream",
     )
     response.headers["Cache-Control"] = "no-store"
     response.headers["X-Accel-Buffering"] = "no"
     return response
-
-
-def _sequence(text: str) -> int:
-    """Return the number that a browser sends back; return 0, the start, for anything else."""
-    return int(text) if re.fullmatch("[0-9]{1,9}", text) else 0
 
 
 @require_safe
@@ -184,55 +176,50 @@ def title_of(job: FineTuningJob) -> str:
     return job.suffix or f"{job.base_model.display_name} on {job.training_file.dataset.name}"
 
 
-def _detail(job: FineTuningJob, membership: Membership) -> dict[str, object]:
+def _rights(request: OrganizationRequest, job: FineTuningJob) -> dict[str, bool]:
+    return {
+        "is_live": job.status not in JOB_TERMINAL,
+        "may_write": has_permission(request.membership.role, Permission.JOB_WRITE),
+    }
+
+
+def _page(request: OrganizationRequest, job: FineTuningJob, tab: str) -> dict[str, object]:
+    state = _state(request, job)
+    chosen = tabs.context_of(request, job, tab) if tab else overview_of(job, speed=state["progress"].tokens_per_second)
+    return {
+        **state,
+        **chosen,
+        "tab": tab or "overview",
+        "tabs": tabs.tab_links(job, tab),
+        "samples": recipe_samples(job, model=start_of(job)),
+    }
+
+
+def _state(request: OrganizationRequest, job: FineTuningJob) -> dict[str, Any]:
+    """Return what stands above the tabs."""
     losses = with_number(job, "train_loss").order_by("sequence")
-    evaluated = with_number(job, "valid_loss")
-    best = evaluated.order_by("number", "sequence").first()
-    last = metrics_of(job).order_by("sequence").last()
+    best = with_number(job, "valid_loss").order_by("number", "sequence").first()
     now, is_live = db_now(), job.status not in JOB_TERMINAL
-    progress = get_progress(job=job, now=now)
-    outcome = find_outcome(job)
-    is_file_deleted = job.training_file.status == DatasetVersionStatus.DELETED
     return {
         "job": job,
         "title": title_of(job),
         "owner": _owner_of(job),
         "phases": _phases(job, now),
-        "progress": progress,
+        "progress": get_progress(job=job, now=now),
         "loss": losses.values_list("number", flat=True).last(),
         "first_loss": losses.values_list("number", flat=True).first(),
         "best": best.data if best else None,
-        "evaluations": [event.data for event in reversed(list(evaluated.order_by("-sequence")[:_SHOWN_EVALUATIONS]))],
         "estimated_seconds": _estimated_seconds(job, is_live=is_live),
         "billed_seconds": job.billed_gpu_ms / 1000,
         "is_minimum": not is_live and job.billed_gpu_ms > charges.trained_ms(job=job),
         "queue_position": _queue_position(job, now),
         "pause": _pause_state(job),
-        "evaluation": evaluation_of(job.adapter_version),
         "explanation": (why := explain(job=job, now=now)),
         "retry_url": Draft.of_job(job, changes=why.suggestion.change.recipe).url() if why else "",
         "retry_cap": usd_decimal(why.suggestion.hold_nano) if why and why.suggestion.hold_nano else "",
-        "checkpoints": list(queries.list_checkpoints(job=job)[:10]),
-        "runs": list(job.runs.order_by("attempt").select_related("worker")),
-        "peak_bytes": max((run.peak_memory_bytes or 0 for run in job.runs.all()), default=0),
-        "memory": _memory_bar(job),
-        "events": [
-            {"level": event.level, "message": event.message, "detail": "", "at": event.created_at}
-            for event in queries.list_events(job=job).exclude(type="metrics")[:_SHOWN_EVENTS]
-        ],
-        "outcome": outcome_rows(outcome),
         "is_served": _is_served(job.adapter_version),
         "method": method_words(job),
-        "recipe": recipe_lines(job),
-        "reasons": recipe_reasons(job),
-        "samples": recipe_samples(job, model=start_of(job)),
-        "again_url": Draft.of_job(job).url(),
-        "is_live": is_live,
-        "may_write": has_permission(membership.role, Permission.JOB_WRITE),
-        "may_try_checkpoints": has_permission(membership.role, Permission.ADAPTER_WRITE) and may_answer(job),
-        "speed": outcome.actual_tokens_per_second if outcome else progress.tokens_per_second,
-        "has_gpu_load": bool(last and last.data.get("gpu_utilization") is not None),
-        "file_url": "" if is_file_deleted else file_url(version=job.training_file),
+        **_rights(request, job),
     }
 
 
@@ -311,10 +298,3 @@ def _span(length: datetime.timedelta) -> str:
 def _queue_position(job: FineTuningJob, now: datetime.datetime) -> int | None:
     run = queries.get_active_run(job=job) if job.status == JobStatus.QUEUED else None
     return queue_position(run=run, now=now) if run and run.status == RunStatus.QUEUED else None
-
-
-def _memory_bar(job: FineTuningJob) -> memory_charts.MemoryBar | None:
-    if not job.estimate:
-        return None
-    parts = memory_parts((part["key"], part["bytes"]) for part in job.estimate["parts"])
-    return memory_charts.memory_bar(parts, job.estimate["capacity_bytes"] / GIB)

@@ -86,6 +86,19 @@ def test_bodies_that_are_too_deep_or_too_large_are_refused(attempt):
         assert answered == status, body[:20]
 
 
+def test_samples_beyond_their_bounds_are_refused_and_those_of_too_many_steps_ignored(attempt, monkeypatch):
+    sample = {"prompt": "p", "reference": "r", "answer": "a"}
+    for samples in ([sample | {"answer": "x" * 1001}], [sample] * 4):
+        event = {"type": "samples_generated", "sequence": attempt.sequence + 1, "step": 1, "samples": samples}
+        body = json.dumps({"events": [event]}).encode()
+        assert post(f"leases/{attempt.lease.id}/events", body, attempt.lease.token)[0] == 400
+
+    monkeypatch.setattr(reports, "_MAX_SAMPLED_STEPS", 2)
+    for number in range(4):
+        attempt.report(wire.SamplesGenerated, step=number, samples=(wire.Sample(**sample),))
+    assert JobEvent.objects.filter(type="samples").count() == 2
+
+
 def test_a_line_with_nul_is_kept_without_it(attempt):
     line = r'{"type":"log_line","sequence":%d,"level":"info","message":"a\u0000\u0000 b \\u0000 \\\u0000"}'
     body = b'{"events": [%b]}' % (line % (attempt.sequence + 1)).encode()

@@ -1,0 +1,46 @@
+"""The first tab of a job's page: its charts, and its recipe and results beside the estimate."""
+
+from apps.estimates.physics.gpus import GIB
+from apps.finetuning.models import FineTuningJob
+from apps.interfaces.web.charts import memory_charts
+from apps.interfaces.web.jobs.curves import with_number
+from apps.interfaces.web.jobs.evaluation import evaluation_of
+from apps.interfaces.web.jobs.outcome import find_outcome, outcome_rows
+from apps.interfaces.web.jobs.recipe import recipe_lines, recipe_reasons
+from apps.interfaces.web.shell.live import with_units
+from apps.interfaces.web.wizard.compute_table import memory_parts
+from apps.interfaces.web.wizard.draft import Draft
+
+_SHOWN_EVALUATIONS = 100
+
+
+def overview_of(job: FineTuningJob, *, speed: float | None) -> dict[str, object]:
+    """Return what the tab shows; `speed` is that of the present attempt, in tokens per second."""
+    evaluated = with_number(job, "valid_loss").order_by("-sequence")[:_SHOWN_EVALUATIONS]
+    measured = with_number(job, "gpu_utilization").order_by("sequence").last()
+    outcome = find_outcome(job)
+    return {
+        "evaluations": [event.data for event in reversed(evaluated)],
+        "evaluation": evaluation_of(job.adapter_version),
+        **attempts_of(job),
+        "memory": _memory_bar(job),
+        "outcome": outcome_rows(outcome),
+        "recipe": recipe_lines(job),
+        "reasons": recipe_reasons(job),
+        "again_url": Draft.of_job(job).url(),
+        "speed": outcome.actual_tokens_per_second if outcome else speed,
+        "gpu": with_units(measured.data) if measured else None,
+    }
+
+
+def attempts_of(job: FineTuningJob) -> dict[str, object]:
+    """Return the attempts, and the most memory that one took."""
+    runs = list(job.runs.order_by("attempt"))
+    return {"runs": runs, "peak_bytes": max((run.peak_memory_bytes or 0 for run in runs), default=0)}
+
+
+def _memory_bar(job: FineTuningJob) -> memory_charts.MemoryBar | None:
+    if not job.estimate:
+        return None
+    parts = memory_parts((part["key"], part["bytes"]) for part in job.estimate["parts"])
+    return memory_charts.memory_bar(parts, job.estimate["capacity_bytes"] / GIB)
