@@ -73,3 +73,30 @@ def test_a_killed_engine_leaves_no_orphan_and_answers_again(platform: Platform, 
 
     until(lambda: not any(map(is_alive, [launcher, *titles])), 10, "engine processes are still there")
     assert platform.wait_until_answers(job.fine_tuned_model, 180)
+
+
+def test_a_paused_job_whose_trainer_is_killed_ends_once_and_is_paid_once(platform: Platform, file_id: str):
+    before = platform.wait_for_settled_books()
+    job_id = platform.create_job(file_id, epochs=2)
+    until(lambda: _said(platform, job_id, "Step"), 300, "no first step")
+    jobs = platform.client.fine_tuning.jobs
+    platform.pause(job_id)
+    until(lambda: platform.job(job_id).status == "paused", 120, "the job does not pause")
+    paused = platform.job(job_id)
+    resumed = f"Resumed from step {jobs.checkpoints.list(job_id).data[0].step_number}."
+    jobs.resume(job_id)
+    until(lambda: resumed in platform.messages(job_id), 300, "the job does not resume at its checkpoint")
+    platform.kill("trainer")
+
+    job = platform.wait_for_end(job_id)
+
+    assert job.status == "succeeded", job.error
+    messages = platform.messages(job.id)
+    assert messages.count("The job has successfully completed") == 1
+    assert "Lost contact with the worker" in messages
+    assert paused.model_extra["held_usd"] == "0"
+    assert float(job.model_extra["cost_usd"]) > float(paused.model_extra["cost_usd"]) > 0
+    after = platform.wait_for_settled_books()
+    assert after["ledger_sum_nano"] == 0
+    charged = float(after["training_usd"]) - float(before["training_usd"])
+    assert charged == pytest.approx(float(job.model_extra["cost_usd"]))

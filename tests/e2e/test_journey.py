@@ -87,7 +87,7 @@ def mailed_link(platform: Platform, email: str) -> str:
 
     def look() -> str | None:
         mails = [path.read_text() for path in (platform.home / "mail").glob("*.log")]
-        found = [re.search(r"^http\S+$", mail, re.MULTILINE) for mail in mails if f"To: {email}" in mail]
-        return found[0][0] if found and found[0] else None
+        found = [re.search(r": (http\S+)$", mail, re.MULTILINE) for mail in mails if f"To: {email}" in mail]
+        return found[0][1] if found and found[0] else None
 
     return until(look, 60, f"no mail to {email}")

@@ -1,4 +1,4 @@
-"""A short main job through every real process, and the death of its trainer."""
+"""A short main job through every real process."""
 
 import json
 import os
@@ -17,13 +17,9 @@ from tests.e2e.platform import ROOT, Platform, until
 _JUDGED_ROWS = 2
 
 
-class Interrupted(NamedTuple):
-    """A job that paused at a checkpoint, resumed there, lost its trainer, and ended; it was graded by a judge.
+class Trained(NamedTuple):
+    """A job that ended and was graded by a judge. All tokens between the two bills are the judge's."""
 
-    The bills are of before and after it; all tokens between them are the judge's.
-    """
-
-    paused: Any
     ended: Any
     before: dict[str, Any]
     after: dict[str, Any]
@@ -31,56 +27,32 @@ class Interrupted(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def interrupted(platform: Platform, file_id: str) -> Interrupted:
+def trained(platform: Platform, file_id: str) -> Trained:
     before = platform.wait_for_settled_books()
     judge = {"type": "judge", "model": platform.model, "instructions": "Is it the same intent?"}
     job_id = platform.create_job(
         file_id,
-        epochs=2,
-        recipe={"epochs": 2, "validation_share": 0.02},
+        epochs=1,
+        recipe={"epochs": 1, "validation_share": 0.02},
         evaluation={"grader": judge, "max_rows": 8, "max_answers": _JUDGED_ROWS},
     )
-    until(lambda: any(m.startswith("Step") for m in platform.messages(job_id)), 300, "no first step")
-    jobs = platform.client.fine_tuning.jobs
-    platform.pause(job_id)
-    until(lambda: platform.job(job_id).status == "paused", 120, "the job does not pause")
-    paused = platform.job(job_id)
-    resumed = f"Resumed from step {jobs.checkpoints.list(job_id).data[0].step_number}."
-    jobs.resume(job_id)
-    until(lambda: resumed in platform.messages(job_id), 300, "the job does not resume at its checkpoint")
-    platform.kill("trainer")
-
     job = platform.wait_for_end(job_id)
     assert job.status == "succeeded", job.error
     report = platform.client.models.retrieve(job.fine_tuned_model).model_extra["evaluation"]
     tokens = report["judge_input_tokens"] + report["judge_output_tokens"]
-    billed = before["tokens_billed"] + tokens  # nobody else has asked anything since
+    billed = before["tokens_billed"] + tokens  # no other request was made since
     until(lambda: platform.billing()["tokens_billed"] == billed, 60, f"the bill is not {tokens} tokens longer")
     after = platform.wait_for_settled_books()
     platform.wait_until_answers(job.fine_tuned_model)
-    return Interrupted(paused, job, before, after, report)
+    return Trained(job, before, after, report)
 
 
 @pytest.fixture(scope="module")
-def model(interrupted: Interrupted) -> str:
-    return interrupted.ended.fine_tuned_model
+def model(trained: Trained) -> str:
+    return trained.ended.fine_tuned_model
 
 
-def test_a_paused_job_whose_trainer_is_killed_ends_once_and_is_paid_once(platform: Platform, interrupted: Interrupted):
-    paused, job, before, after, _ = interrupted
-
-    messages = platform.messages(job.id)
-    assert messages.count("The job has successfully completed") == 1
-    assert "The worker fell silent" in messages
-    assert paused.model_extra["held_usd"] == "0"
-    assert float(job.model_extra["cost_usd"]) > float(paused.model_extra["cost_usd"]) > 0
-    assert after["ledger_sum_nano"] == 0
-    assert float(after["training_usd"]) - float(before["training_usd"]) == pytest.approx(
-        float(job.model_extra["cost_usd"])
-    )
-
-
-def test_a_job_becomes_a_model_that_answers_and_is_paid_once(platform: Platform, model: str):
+def test_a_job_becomes_a_model_that_answers_and_is_paid_once(platform: Platform, trained: Trained, model: str):
     text = platform.ask(model, "I lost my card, what now?")
     streamed = platform.client.chat.completions.create(
         model=model,
@@ -96,21 +68,22 @@ def test_a_job_becomes_a_model_that_answers_and_is_paid_once(platform: Platform,
     assert chunks[-1].usage.completion_tokens > 0
     bill = platform.wait_for_settled_books()
     assert bill["ledger_sum_nano"] == 0
-    assert bill["tokens_billed"] > 0
+    assert bill["tokens_billed"] > trained.after["tokens_billed"]
+    assert float(bill["training_usd"]) - float(trained.before["training_usd"]) == pytest.approx(
+        float(trained.ended.model_extra["cost_usd"])
+    )
     # What the gateway set aside returns when it has nothing more to do.
     until(lambda: float(platform.billing()["held_usd"]) == 0, 120, "money is still held")
 
 
-def test_a_judge_on_the_real_engine_grades_both_models_and_its_tokens_are_billed(
-    platform: Platform, interrupted: Interrupted
-):
-    report = interrupted.report
+def test_a_judge_on_the_real_engine_grades_both_models_and_its_tokens_are_billed(platform: Platform, trained: Trained):
+    report = trained.report
 
     assert (report["grader"], report["judge"], report["answers"]) == ("judge", platform.model, _JUDGED_ROWS)
     assert report["judge_calls"] == 2 * _JUDGED_ROWS, report["notes"]
     assert report["judge_input_tokens"] > 100 * report["judge_calls"]
     assert report["judge_output_tokens"] >= report["judge_calls"]
-    assert float(interrupted.after["inference_usd"]) > float(interrupted.before["inference_usd"])
+    assert float(trained.after["inference_usd"]) > float(trained.before["inference_usd"])
     [graded] = [one for one in report["comparisons"] if one["name"] == "judge"]
     assert graded["rows"] == _JUDGED_ROWS, report["notes"]
     assert all(0 <= graded[side]["value"] <= 1 for side in ("base", "tuned"))
