@@ -45,6 +45,7 @@ PAGES = [
             "lora_alpha",
             "validation_share",
             "needed_by",
+            "within",
             "cap",
             "pool",
             "sort",

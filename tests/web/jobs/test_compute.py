@@ -107,7 +107,7 @@ def test_what_needs_a_worker_first_is_sorted_and_late_like_the_rest_and_has_no_b
     assert spans["b200"] < spans["h100"] < spans["a100"]
     assert by_finish.index("b200") < by_finish.index("h100") < by_finish.index("a100")
     assert by_cost != by_finish
-    assert "Late:" in rows(late)["b200"] and "once a worker is online" in rows(late)["b200"]
+    assert "Late:" in rows(late)["b200"] and "when a worker comes online" in rows(late)["b200"]
     badges = [key for badge in ("Recommended", "Cheapest", "Fastest") for key in badged(page, badge)]
     assert badges and not {"b200", "l4"} & set(badges)
 
@@ -127,13 +127,32 @@ def test_when_nothing_is_in_time_it_says_so_and_recommends_nothing(compute) -> N
     page = compute(needed_by=due(0.05))
 
     assert badged(page, "Recommended") == []
-    assert "No pool is sure to be done by then" in page
+    assert "No pool is certain to finish by then" in page
     assert "Late:" in rows(page)["a100"]
 
 
-@pytest.mark.parametrize(("value", "said"), [("tomorrow", "Enter a date and a time."), ("2001-01-01T10:00Z", "passed")])
-def test_a_wrong_deadline_is_said_and_nothing_is_quoted(compute, value, said) -> None:
-    page = compute(needed_by=value, status=422)
+def test_of_a_number_of_hours_and_a_date_the_earlier_deadline_counts(compute) -> None:
+    late = "No pool is certain to finish by then"
+
+    assert late in compute(within="72", needed_by=due(0.05))
+    assert late not in compute(within="72") and late not in compute(within="72", needed_by=due(100))
+    late_ones = [
+        {key for key, row in rows(page).items() if "Late:" in row}
+        for page in (compute(within="1", needed_by=due(100)), compute(within="1"), compute(needed_by=due(100)))
+    ]
+    assert late_ones[0] == late_ones[1] != late_ones[2]
+
+
+@pytest.mark.parametrize(
+    ("deadline", "said"),
+    [
+        ({"needed_by": "tomorrow"}, "Enter a date and a time."),
+        ({"needed_by": "2001-01-01T10:00Z"}, "passed"),
+        ({"within": "3"}, "Choose one of 1, 2, 4, 8, 24, 72 hours."),
+    ],
+)
+def test_a_wrong_deadline_is_said_and_nothing_is_quoted(compute, deadline, said) -> None:
+    page = compute(**deadline, status=422)
 
     assert "<h1>Choose compute</h1>" in page
     assert said in page
@@ -157,7 +176,7 @@ def test_several_gpus_are_offered_where_a_worker_has_them_and_quoted_with_the_re
     few, many, chosen = compute(), compute(several="1"), compute(pool="h200:4")
 
     assert "h200:4" not in rows(few)
-    assert "more with several GPUs" in few
+    assert "more with multiple GPUs" in few
     assert " disabled" not in rows(many)["h200:4"]  # its worker has eight
     assert "A worker of this pool has 1 GPU." in rows(many)["h100:2"]
     assert " disabled" in rows(many)["h100:2"]

@@ -24,7 +24,7 @@ METHOD_NAMES = (
     "method", "objective", "shown", *RECIPE_FIELDS, "suffix", *AfterTrainingForm.base_fields,
     *TrackingForm.base_fields,
 )  # fmt: skip
-NAMES = (*FILE_NAMES, "model", *METHOD_NAMES, "pool", "cap", "needed_by")
+NAMES = (*FILE_NAMES, "model", *METHOD_NAMES, "pool", "cap", "within", "needed_by")
 
 
 @dataclass(frozen=True)

@@ -56,20 +56,20 @@ class RecipeForm(forms.Form):
     train_on = forms.ChoiceField(label="Trained", choices=TRAINED, help_text="Which tokens of a conversation count.")
     epochs = forms.IntegerField(
         label="Epochs",
-        help_text="How often each row is seen.",
+        help_text="How many times each row is used.",
         widget=forms.NumberInput(attrs=_NUMBER),
     )
     learning_rate = forms.FloatField(
         label="Learning rate",
-        help_text="At its highest; it falls to zero by the end.",
+        help_text="The peak. It falls to zero by the end.",
         widget=forms.NumberInput(attrs=_DECIMAL),
     )
     batch_size = forms.IntegerField(
-        label="Batch", help_text="Rows per optimizer step.", widget=forms.NumberInput(attrs=_NUMBER)
+        label="Batch", help_text="Rows per training step.", widget=forms.NumberInput(attrs=_NUMBER)
     )
     max_length = forms.IntegerField(
         label="Longest row",
-        help_text="Tokens; what is longer is cut.",
+        help_text="In tokens. Longer rows are cut.",
         widget=forms.NumberInput(attrs=_NUMBER),
     )
     lora_rank = forms.TypedChoiceField(
@@ -82,7 +82,7 @@ class RecipeForm(forms.Form):
         coerce=_READ["use_rslora"],
         choices=[("False", "alpha / rank"), ("True", "alpha / √rank: rsLoRA")],
         label="Scaled by",
-        help_text="How much an adapter of higher rank counts.",
+        help_text="How the adapter's strength depends on its rank.",
     )
     lora_alpha = forms.IntegerField(
         label="Alpha",
@@ -92,24 +92,24 @@ class RecipeForm(forms.Form):
     cpu_offload = forms.TypedChoiceField(
         coerce=lambda text: text == "True",
         choices=[("False", "On the GPU"), ("True", "In the host's memory")],
-        label="Keep the weights",
-        help_text="In the host's memory a larger model fits, and is slower.",
+        label="Weight offloading",
+        help_text="Host memory fits larger models but is slower.",
     )
     validation_share = forms.FloatField(
         label="Held-out share",
-        help_text="Share of the rows kept for validation, 0 to 0.5; equal rows stay together.",
+        help_text="Share of rows kept for validation, 0 to 0.5. Equal rows stay together.",
         widget=forms.NumberInput(attrs=_DECIMAL),
     )
     seed = forms.IntegerField(
         label="Seed",
-        help_text="Decides which rows are held out and their order.",
+        help_text="Decides the order of rows and which ones are held out.",
         widget=forms.NumberInput(attrs=_NUMBER),
     )
     suffix = forms.RegexField(
         SUFFIX,
         required=False,
         label="Name",
-        help_text="Becomes a part of the model's name. Lower-case letters, digits and hyphens.",
+        help_text="Becomes part of the model name. Lower-case letters, digits and hyphens.",
         error_messages={"invalid": "Use up to 64 of a-z, 0-9 and -, with a letter or digit first and last."},
         widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "off", "spellcheck": "false"}),
     )
@@ -256,6 +256,9 @@ class RecipeForm(forms.Form):
         return cleaned
 
 
+_DEADLINES = {1: "1 hour", 2: "2 hours", 4: "4 hours", 8: "8 hours", 24: "24 hours", 72: "3 days"}  # by hours
+
+
 class CapForm(forms.Form):
     """The most a run may cost. An empty field means the suggested cap."""
 
@@ -286,6 +289,14 @@ class CapForm(forms.Form):
 class ComputeForm(CapForm):
     """When the adapter is needed, and the most a run may cost. Empty fields mean any time and the suggested cap."""
 
+    within = forms.TypedChoiceField(
+        required=False,
+        label="Needed within",
+        coerce=int,
+        empty_value=None,
+        choices=[("", "Any time"), *((hours, f"Within {words}") for hours, words in _DEADLINES.items())],
+        error_messages={"invalid_choice": f"Choose one of {', '.join(map(str, _DEADLINES))} hours."},
+    )
     needed_by = forms.CharField(
         required=False,
         label="Needed by",
@@ -294,7 +305,7 @@ class ComputeForm(CapForm):
 
     def __init__(self, given: Mapping[str, str]) -> None:
         moment = given.get("needed_by", "").removesuffix("Z")  # as the date input expects it
-        super().__init__({"cap": given.get("cap", ""), "needed_by": moment})
+        super().__init__({"cap": given.get("cap", ""), "within": given.get("within", ""), "needed_by": moment})
 
     def clean_needed_by(self) -> datetime.datetime | None:
         """Read a moment without a zone as UTC, because the page's script sends UTC only."""
@@ -307,13 +318,21 @@ class ComputeForm(CapForm):
             raise forms.ValidationError("Enter a date and a time.") from error
         moment = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
         if moment <= db_now():
-            raise forms.ValidationError("This moment has passed.")
+            raise forms.ValidationError("This time has passed.")
         return moment
+
+    def clean(self) -> dict[str, Any]:
+        """Add the deadline: the earlier one, if both fields have one."""
+        cleaned: dict[str, Any] = super().clean() or self.cleaned_data
+        moment, hours = cleaned.get("needed_by"), cleaned.get("within")
+        soon = db_now() + datetime.timedelta(hours=hours) if hours else None
+        cleaned["deadline"] = min(moment, soon) if moment and soon else moment or soon
+        return cleaned
 
     @property
     def deadline(self) -> datetime.datetime | None:
         """Return the deadline of a checked form; return None if there is none or it is wrong."""
-        moment: datetime.datetime | None = self.cleaned_data.get("needed_by")
+        moment: datetime.datetime | None = self.cleaned_data.get("deadline")
         return moment
 
 

@@ -69,7 +69,7 @@ _LISTED = (
         heading="Choose compute",
         context=compute_context,
         opens_next="pool",
-        fields=("method", *LIVE_FIELDS, "pool", "cap", "needed_by"),
+        fields=("method", *LIVE_FIELDS, "pool", "cap", "within", "needed_by"),
         forms=("form", "compute_form"),
         params=("compute.pool", "compute.gpu_count", "budget.max_cost_usd"),
     ),
