@@ -97,7 +97,7 @@ def _require_room(organization: Organization, by: User, email: str, now: datetim
     with all_tenants():
         sent = Invitation.objects.filter(email=email, created_at__gt=now - _A_DAY).count()
     if sent >= MAX_TO_ADDRESS:
-        message = f"{email} had {MAX_TO_ADDRESS} invitations to Anneal today. Send another one tomorrow."
+        message = f"{email} had {MAX_TO_ADDRESS} invitations today. Send another one tomorrow."
         raise TooManyInvitations(message, param="email")
 
 

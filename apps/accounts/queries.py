@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from django.conf import settings
 from django.db import connection
 from django.db.models import Exists, OuterRef, QuerySet
 
@@ -173,7 +174,7 @@ def name_of_actor(*, organization: Organization, actor: str) -> str:
     if actor.startswith("key_"):
         key = ApiKey.objects.for_organization(organization).filter(pk=actor).first()
         return f"API key {key.name}" if key else "an API key"
-    return "Anneal"
+    return settings.BRAND_NAME
 
 
 def names_of_actors(*, organization: Organization | None, actors: set[str]) -> dict[str, str]:
@@ -188,4 +189,4 @@ def names_of_actors(*, organization: Organization | None, actors: set[str]) -> d
     if organization:
         keys = keys.for_organization(organization)
     names |= {key.pk: f"API key {key.name}" for key in keys}
-    return {actor: names.get(actor, "Anneal" if actor == "system" else actor) for actor in actors}
+    return {actor: names.get(actor, settings.BRAND_NAME if actor == "system" else actor) for actor in actors}

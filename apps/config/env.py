@@ -11,6 +11,7 @@ from apps.core.http.loopback import is_loopback
 from apps.core.money import usd_to_nano
 
 ROOT = Path(__file__).resolve().parents[2]
+_LOGO_BYTES = 64 * 1024
 
 
 class MissingVariable(Exception):
@@ -58,6 +59,10 @@ class Env:
     operator_mfa: bool
     most_unpaid_organizations: int
     welcome_credit_nano: int
+    brand_name: str
+    brand_hue: int | None
+    brand_logo: Path | None
+    support_email: str
     trusted_proxies: str
     web_requests_per_minute: int
     web_seconds_per_minute: int
@@ -72,6 +77,7 @@ def read_env() -> Env:
 
 def _parse(environ: Mapping[str, str]) -> Env:
     home = Path(environ.get("ANNEAL_HOME", ROOT / ".anneal"))
+    brand_name = environ.get("ANNEAL_BRAND_NAME") or "Anneal"
     public_url = environ.get("ANNEAL_PUBLIC_URL", "http://127.0.0.1:8000")
     return Env(
         home=home,
@@ -89,7 +95,7 @@ def _parse(environ: Mapping[str, str]) -> Env:
         object_store=environ.get("ANNEAL_OBJECT_STORE", f"file://{home}/objects"),
         email_url=environ.get("ANNEAL_EMAIL_URL", "console://"),
         mail_folder=environ.get("ANNEAL_MAIL_FOLDER", ""),
-        from_email=environ.get("ANNEAL_FROM_EMAIL", "Anneal <anneal@localhost>"),
+        from_email=environ.get("ANNEAL_FROM_EMAIL", f"{brand_name} <anneal@localhost>"),
         base_model_roots=tuple(Path(part) for part in environ.get("ANNEAL_BASE_MODEL_ROOTS", "").split(":") if part),
         hub_url=environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/"),
         allowed_hosts=tuple(h for h in environ.get("ANNEAL_ALLOWED_HOSTS", "").split(",") if h),
@@ -106,6 +112,10 @@ def _parse(environ: Mapping[str, str]) -> Env:
         stall_seconds=max(int(environ.get("ANNEAL_STALL_SECONDS", "900")), 60),
         most_unpaid_organizations=int(environ.get("ANNEAL_MOST_UNPAID_ORGANIZATIONS", "3")),
         welcome_credit_nano=_dollars(environ, "ANNEAL_WELCOME_CREDIT_USD"),
+        brand_name=brand_name,
+        brand_hue=_hue(environ),
+        brand_logo=_logo(environ),
+        support_email=environ.get("ANNEAL_SUPPORT_EMAIL", ""),
         operator_mfa=_switch(environ, "ANNEAL_OPERATOR_MFA", default=not is_loopback(public_url)),
         trusted_proxies=environ.get("FORWARDED_ALLOW_IPS", ""),
         web_requests_per_minute=int(environ.get("ANNEAL_WEB_REQUESTS_PER_MINUTE", "600")),
@@ -141,6 +151,27 @@ def _dollars(environ: Mapping[str, str], name: str) -> int:
     if nano < 0:
         raise MalformedVariable(f"{name} must not be negative, and is {text}.")
     return nano
+
+
+def _hue(environ: Mapping[str, str]) -> int | None:
+    """Read an angle of the colour wheel; return None if it is not set. Raises MalformedVariable."""
+    text = environ.get("ANNEAL_BRAND_HUE", "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and int(text) < 360):
+        raise MalformedVariable(f"ANNEAL_BRAND_HUE is a whole number from 0 to 359, not {text!r}.")
+    return int(text)
+
+
+def _logo(environ: Mapping[str, str]) -> Path | None:
+    """Return the path of an SVG file; return None if it is not set. Raises MalformedVariable."""
+    text = environ.get("ANNEAL_BRAND_LOGO", "")
+    if not text:
+        return None
+    path = Path(text)
+    if path.suffix != ".svg" or not path.is_file() or path.stat().st_size > _LOGO_BYTES:
+        raise MalformedVariable(f"ANNEAL_BRAND_LOGO is the path of an SVG file of at most 64 KiB, not {text!r}.")
+    return path
 
 
 def _required(environ: Mapping[str, str], name: str) -> str:

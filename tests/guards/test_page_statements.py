@@ -5,6 +5,7 @@ A page that gains a statement fails here: fetch it with the others, or raise its
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,6 +75,8 @@ STATEMENTS: dict[str, int] = {
     "web:audit_download": 9,
     "web:billing": 19,
     "web:billing_page": 10,
+    "web:brand_logo": 2,
+    "web:brand_style": 2,
     "web:budget_end": 12,
     "web:budget_list": 19,
     "web:charge_why": 14,
@@ -167,8 +170,10 @@ def clients(world: World) -> dict[str, Client]:
 
 
 @pytest.fixture(autouse=True)
-def _payments_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def _all_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "STRIPE_WEBHOOK_SECRET", "whsec_guard")
+    monkeypatch.setattr(settings, "BRAND_HUE", 20)
+    monkeypatch.setattr(settings, "BRAND_LOGO", Path(__file__).parents[2] / "static" / "favicon.svg")
 
 
 def test_every_page_has_a_number_and_every_number_a_page() -> None:

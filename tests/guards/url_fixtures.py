@@ -130,6 +130,8 @@ URLS: dict[str, Url] = {
     "web:organization_switch": person("POST", refs={"organization": "organization"}),
     "web:accuracy": public("figures over several organizations' runs, above a floor; tests/web/jobs/test_accuracy.py"),
     "web:search": page(get=P.VIEW),
+    "web:brand_logo": public("the operator's logo; tests/web/shell/test_branding.py"),
+    "web:brand_style": public("the operator's colour; tests/web/shell/test_branding.py"),
     "web:theme": public("a cookie of the reader's own", "POST", data={"theme": "dark"}),
     # datasets and jobs
     "web:dataset_list": page(get=P.VIEW),

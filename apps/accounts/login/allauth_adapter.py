@@ -62,7 +62,7 @@ class AccountAdapter(DefaultAccountAdapter):
         self._queue({"kind": "email_confirmation", "address_id": emailconfirmation.email_address.pk})
 
     def send_mail(self, template_prefix: str, email: str, context: dict[str, object]) -> None:
-        site = {"name": "Anneal", "domain": settings.PUBLIC_URL}
+        site = {"name": settings.BRAND_NAME, "domain": settings.PUBLIC_URL}
         message = self.render_mail(template_prefix, email, {"email": email, "current_site": site, **context})
         self._queue({"kind": "plain", "to": email, "subject": message.subject, "body": message.body})
 

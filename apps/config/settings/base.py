@@ -245,9 +245,11 @@ ACCOUNT_RATE_LIMITS = {
 MAX_UNPAID_ORGANIZATIONS = ENV.most_unpaid_organizations
 # Granted to the first organization that a person founds, once the person's address is confirmed. 0: nothing.
 WELCOME_CREDIT_NANO = ENV.welcome_credit_nano
+BRAND_NAME, BRAND_HUE, BRAND_LOGO = ENV.brand_name, ENV.brand_hue, ENV.brand_logo
+SUPPORT_EMAIL = ENV.support_email
 MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
 MFA_ADAPTER = "apps.accounts.login.second_factor.SecondFactorAdapter"
-MFA_TOTP_ISSUER = "Anneal"
+MFA_TOTP_ISSUER = ENV.brand_name
 MFA_TOTP_TOLERANCE = 1  # accepts codes of the step before and after: RFC 6238 §5.2
 MFA_FORMS = {
     "authenticate": "apps.accounts.login.forms.SecondFactorForm",

@@ -8,6 +8,7 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 from django import template
+from django.conf import settings
 from django.forms import (
     BoundField,
     CheckboxInput,
@@ -297,6 +298,24 @@ def icon(name: str, size: str = "", label: str = "", tone: str = "") -> SafeStri
 @cache
 def _sprite() -> str:
     return static("icons.svg")
+
+
+@register.simple_tag
+def brand() -> str:
+    """Return the name of this service, as its operator calls it."""
+    return settings.BRAND_NAME
+
+
+@register.simple_tag
+def has_brand(part: str) -> bool:
+    """Return whether the operator has set a `hue` or a `logo`."""
+    return getattr(settings, f"BRAND_{part.upper()}") is not None
+
+
+@register.simple_tag
+def support_email() -> str:
+    """Return the address that people write to for help; return "" if there is none."""
+    return settings.SUPPORT_EMAIL
 
 
 @register.simple_tag

@@ -245,7 +245,7 @@ def test_an_address_gets_three_mails_a_day_from_all_organizations(organization, 
         invite(organization, alice, "victim@example.com")
 
     with tenant(organization=others[-1], user=owner):
-        with pytest.raises(TooManyInvitations, match="3 invitations to Anneal today"):
+        with pytest.raises(TooManyInvitations, match="3 invitations today"):
             invite(others[-1], owner, "victim@example.com")
         invite(others[-1], owner, "friend@example.com")
     age(hours=25)

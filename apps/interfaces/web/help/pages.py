@@ -14,9 +14,9 @@ _ROOT = Path(__file__).resolve().parents[4]
 
 
 class Audience(StrEnum):
-    USERS = "Use Anneal"
+    USERS = "For users"
     PROGRAMS = "Build with the API"
-    OPERATORS = "Run Anneal"
+    OPERATORS = "For operators"
 
 
 @dataclass(frozen=True)

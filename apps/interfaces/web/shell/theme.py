@@ -1,14 +1,26 @@
-"""The reader's choice between light and dark, kept in a cookie so that the first paint uses it."""
+"""The look of the pages: the reader's light or dark theme, and the operator's own logo and accent colour.
 
-from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest
+The theme is kept in a cookie, so that the first paint uses it.
+"""
+
+from csp.decorators import csp
+from django.conf import settings
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBadRequest
 from django.shortcuts import redirect
 from django.utils.http import url_has_allowed_host_and_scheme
-from django.views.decorators.http import require_POST
+from django.views.decorators.cache import cache_control
+from django.views.decorators.http import require_POST, require_safe
 
 from apps.interfaces.web.shell.access import public_view
 from apps.interfaces.web.shell.frame import THEME_COOKIE, THEMES
 
 ONE_YEAR_SECONDS = 365 * 24 * 3600
+# The accents of static/css/00-tokens.css: lightness, and so contrast, stay the same at every hue.
+_ACCENTS = (
+    ":root{{--accent:light-dark(oklch(0.530 0.190 {0}),oklch(0.735 0.130 {0}));"
+    "--accent-soft:light-dark(oklch(0.960 0.020 {0}),oklch(0.262 0.052 {0}));"
+    "--accent-line:light-dark(oklch(0.800 0.085 {0}),oklch(0.420 0.095 {0}))}}"
+)
 
 
 @public_view
@@ -24,6 +36,27 @@ def switch(request: HttpRequest) -> HttpResponse:
     else:
         response.delete_cookie(THEME_COOKIE, samesite="Lax")
     return response
+
+
+@public_view
+@require_safe
+@cache_control(public=True, max_age=3600)
+@csp({"default-src": ["'none'"], "style-src": ["'unsafe-inline'"], "sandbox": True})
+def logo(request: HttpRequest) -> HttpResponse:
+    """Send the operator's SVG file. It is shown as an image, and its own policy keeps it from running anything."""
+    if settings.BRAND_LOGO is None:
+        raise Http404
+    return HttpResponse(settings.BRAND_LOGO.read_bytes(), content_type="image/svg+xml")
+
+
+@public_view
+@require_safe
+@cache_control(public=True, max_age=3600)
+def accent(request: HttpRequest) -> HttpResponse:
+    """Send the style sheet with the accents of the operator's hue."""
+    if settings.BRAND_HUE is None:
+        raise Http404
+    return HttpResponse(_ACCENTS.format(settings.BRAND_HUE), content_type="text/css")
 
 
 def _back(request: HttpRequest) -> HttpResponse:
