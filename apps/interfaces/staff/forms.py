@@ -28,20 +28,18 @@ _MONEY = {"max_digits": 15, "decimal_places": 9, "min_value": Decimal(0)}
 
 
 class PoolForm(forms.Form):
-    name = forms.SlugField(
-        max_length=40, label="Name", help_text="Names its queue and its price. Cannot be changed later."
-    )
+    name = forms.SlugField(max_length=40, label="Name", help_text="Used for the queue and price. Can't be changed.")
     gpu_type = forms.ModelChoiceField(queryset=GpuType.objects.none(), label="GPU type", empty_label="Choose a type")
     region = forms.CharField(max_length=40, label="Region", initial="local")
     memory_gib = forms.FloatField(
         min_value=0.1, max_value=100_000, label="Memory one job may use, GiB", help_text="For each GPU."
     )
-    is_spot = forms.BooleanField(required=False, label="Spot: machines may be taken away")
+    is_spot = forms.BooleanField(required=False, label="Spot (interruptible)")
     interruptions_per_hour = forms.FloatField(
         required=False,
         max_value=3600,
         label="Expected interruptions an hour",
-        help_text="For one machine: 0.05 is one in twenty hours. Quotes add the work to be done again.",
+        help_text="For one machine: 0.05 is one in twenty hours. Estimates include expected rework.",
     )
 
     def __init__(self, data: QueryDict | None = None, *, initial: dict[str, object] | None = None) -> None:
@@ -63,6 +61,26 @@ class PoolForm(forms.Form):
     def spot_interruptions(self) -> float | None:
         """Return the interruptions per hour of a spot pool; return None for other pools."""
         return self.cleaned_data["interruptions_per_hour"] if self.cleaned_data["is_spot"] else None
+
+
+class NewPoolForm(PoolForm):
+    """A pool with its first price, so that one form opens it."""
+
+    price_usd = forms.DecimalField(
+        required=False,
+        label="Price of a GPU-hour in dollars",
+        help_text="You can set it later. Nothing can start on the pool before.",
+        **_MONEY,  # type: ignore[arg-type]
+    )
+
+    def __init__(self, data: QueryDict | None = None) -> None:
+        super().__init__(data)
+        memory = self.fields["memory_gib"]
+        memory.required, memory.help_text = False, "For each GPU. Leave empty to use all of the type's memory."
+
+    @property
+    def memory_bytes(self) -> int:
+        return super().memory_bytes if self.cleaned_data["memory_gib"] else self.cleaned_data["gpu_type"].memory_bytes
 
 
 class PoolEditForm(PoolForm):
@@ -129,7 +147,7 @@ class OptionalJson(forms.JSONField):
 
 
 class BaseModelForm(forms.Form):
-    name = forms.SlugField(max_length=80, label="Name", help_text="What customers send as the model.")
+    name = forms.SlugField(max_length=80, label="Name", help_text="Model ID used in API requests.")
     display_name = forms.CharField(max_length=120, label="Shown as")
     path = forms.CharField(
         max_length=400, required=False, label="Path on the workers", help_text="Or give a repository."
@@ -220,10 +238,10 @@ class QuotaForm(forms.Form):
     gpu_seconds_per_month = QuantityField(GPU_TIME, label="GPU time a month")
     storage_bytes = QuantityField(BYTES, label="Storage")
     requests_per_minute = QuantityField(
-        count_of("requests", example="6,000 requests", tails=_A_MINUTE), label="Requests a minute"
+        count_of("requests", example="6,000 requests", tails=_A_MINUTE), label="Requests per minute"
     )
     tokens_per_minute = QuantityField(
-        count_of("tokens", example="2 million tokens", tails=_A_MINUTE), label="Tokens a minute"
+        count_of("tokens", example="2 million tokens", tails=_A_MINUTE), label="Tokens per minute"
     )
     concurrent_requests = QuantityField(
         count_of("requests", example="256 requests", tails=_AT_ONCE), label="Requests at the same time"
@@ -278,7 +296,7 @@ class AdjustmentForm(forms.Form):
 
 class PoolCostForm(forms.Form):
     pool = forms.ModelChoiceField(queryset=GpuPool.objects.none(), label="Pool")
-    cost_usd = forms.DecimalField(label="An hour of one GPU costs us", **_MONEY)  # type: ignore[arg-type]
+    cost_usd = forms.DecimalField(label="Cost of one GPU-hour", **_MONEY)  # type: ignore[arg-type]
     from_day = forms.DateField(label="From", widget=forms.DateInput(attrs={"type": "date"}))
 
     def __init__(self, data: QueryDict | None = None, *, initial: dict[str, object] | None = None) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from django.conf import settings
 from django.contrib import messages
+from django.db import transaction
 from django.db.models import Count, Min, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
@@ -18,39 +19,55 @@ from apps.core.database.clock import db_now
 from apps.core.http.forms import domain_errors_on
 from apps.core.http.shown_once import keep_secret, take_secret
 from apps.core.messages.outbox import list_failing
+from apps.core.money import usd_to_nano
 from apps.estimates.physics.gpus import GIB
 from apps.finetuning import queries
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE, RunStatus
 from apps.finetuning.models import GpuPool, Run, Worker, WorkerKind
 from apps.finetuning.pools import operations
+from apps.finetuning.pools.prices import price_sku
 from apps.finetuning.quotes.pool_facts import live_worker_filter, newest_probes, seconds_ahead, training_sku
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
-from apps.interfaces.staff.forms import PoolEditForm, PoolForm, WorkerTokenForm
+from apps.interfaces.staff.forms import NewPoolForm, PoolEditForm, WorkerTokenForm
 
 _SESSION_COMMAND = "admission_command"
 _REPLICA_PORT = 8003  # as in deploy/compose.yaml
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
-@operator_view
+@sensitive_operator_view
 def index(request: HttpRequest) -> HttpResponse:
-    """List the pools, and the platform's debts and faults above them; a POST creates a pool."""
-    form = PoolForm(request.POST or None)
+    """List the pools, and the platform's debts and faults above them; a POST creates a pool, and sets its price."""
+    form = NewPoolForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
-        with domain_errors_on(form):
-            pool = operations.create_pool(
-                name=form.cleaned_data["name"],
-                gpu_type=form.cleaned_data["gpu_type"],
-                region=form.cleaned_data["region"],
-                memory_bytes=form.memory_bytes,
-                interruptions_per_hour=form.spot_interruptions,
-                by=operator_id(request),
-            )
-            messages.success(request, f"The pool {pool.name} is open. Set its price, then admit a worker.")
+        with domain_errors_on(form), transaction.atomic():
+            pool = _create_pool(form, by=operator_id(request))
+            next_step = "Admit a worker" if form.cleaned_data["price_usd"] else "Set its price, then admit a worker"
+            messages.success(request, f"The pool {pool.name} is open. {next_step}.")
             return redirect("staff:pool_detail", pool_id=pool.pk)
     status = 422 if request.method == "POST" else 200
     context = {"rows": list_loads(list(queries.list_pools())), "form": form, "stuck": list_failing()}
     return render(request, "staff/machines/pools.html", context, status=status)
+
+
+def _create_pool(form: NewPoolForm, *, by: str) -> GpuPool:
+    """Create the pool and set its price, if the form has one. Raises InvalidValue."""
+    data = form.cleaned_data
+    pool = operations.create_pool(
+        name=data["name"],
+        gpu_type=data["gpu_type"],
+        region=data["region"],
+        memory_bytes=form.memory_bytes,
+        interruptions_per_hour=form.spot_interruptions,
+        by=by,
+    )
+    if data["price_usd"]:
+        price_nano = usd_to_nano(data["price_usd"])
+        price_sku(
+            sku=training_sku(pool), price_nano=price_nano, organization=None, tiers=(), effective_from=None, by=by,
+            now=db_now(),
+        )  # fmt: skip
+    return pool
 
 
 @never_cache
