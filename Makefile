@@ -101,8 +101,8 @@ migrations: setup-dev ## write migrations for changed models
 shell: setup ## a Django shell as the role of management commands, all tenants in view
 	$(MANAGE) shell
 
-screenshots: setup-dev ## a picture of every page of a running demo, into .anneal/screenshots
-	$(WEB) -m scripts.screenshots
+screenshots: setup-dev ## a picture of every page of a running demo, into .anneal/screenshots; README=1 renews the README's
+	$(WEB) -m scripts.screenshots $(if $(README),--readme)
 
 clean: ## remove the environments and all data under .anneal
 	rm -rf .venv .venv-engines .anneal .mypy_cache .ruff_cache .pytest_cache
