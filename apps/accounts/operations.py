@@ -280,7 +280,7 @@ def issue_key(
     """Create an API key that may do at most what its maker may. Raises InvalidValue, PermissionDenied."""
     _require_scopes(organization, frozenset(scopes), by)
     if expires_at is not None and expires_at <= now:
-        raise InvalidValue("The key would be expired at once.", param="expires_at")
+        raise InvalidValue("This key would expire immediately. Choose a later date.", param="expires_at")
     issued = _issue(
         api_keys.new_secret(api_keys.LIVE_PREFIX), organization=organization, kind=KeyKind.SECRET,
         name=_clean_name(name), scopes=sorted(scopes), created_by=by, created_at=now, expires_at=expires_at,

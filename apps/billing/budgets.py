@@ -292,7 +292,7 @@ def _check(
     organization_id: str, scope: str, target: str, limit_nano: int, mode: str, thresholds: tuple[int, ...]
 ) -> None:
     if limit_nano <= 0:
-        raise InvalidValue("A budget is a positive amount.", param="limit_usd")
+        raise InvalidValue("The budget must be a positive amount.", param="limit_usd")
     if mode not in BudgetMode.values:
         raise InvalidValue(f"mode is one of {', '.join(BudgetMode.values)}.", param="mode")
     if not all(1 <= threshold <= 1000 for threshold in thresholds):
@@ -307,7 +307,10 @@ def _check(
     if scope not in is_known:
         raise InvalidValue(f"scope is one of {', '.join(BudgetScope.values)}.", param="scope")
     if not is_known[BudgetScope(scope)]:
-        raise InvalidValue("Name a label as name=value, a key or member by its id; nothing for all.", param="target")
+        raise InvalidValue(
+            "Name a label as name=value, or a key or member by its id. Leave it empty for the organization.",
+            param="target",
+        )
 
 
 @transaction.atomic

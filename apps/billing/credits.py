@@ -49,7 +49,9 @@ def set_credit_aside(
     lot = CreditLot.objects.select_for_update().get(organization_id=wallet.owner_id, reference=reference)
     free = min(lot.remaining_nano - lot.held_nano, wallet.balance_nano)
     if free < amount_nano and not is_partial_allowed:
-        raise InvalidValue("That much of the payment is not unspent any more.", param="amount", available_nano=free)
+        raise InvalidValue(
+            "Less of this payment is still unspent. Enter a smaller amount.", param="amount", available_nano=free
+        )
     held_nano = min(amount_nano, free)
     if held_nano <= 0:
         return None

@@ -228,14 +228,14 @@ def set_price(
     check_price(sku=sku, unit=unit, price_nano=price_nano, per=per, tiers=tiers)
     begin = effective_from or now
     if begin < now:
-        raise InvalidValue("A price begins now or later: what was used keeps its price.", param="effective_from")
+        raise InvalidValue("A price can't start in the past.", param="effective_from")
     owner = key_of(organization)
     lock(f"price:{sku}:{owner}")
     rules = PriceRule.objects.select_for_update().filter(sku=sku, organization_id=owner)
     before = rules.filter(effective_from__lt=begin).order_by("-effective_from").first()
     after = rules.filter(effective_from__gte=begin).order_by("effective_from").first()
     if after and after.effective_from == begin:
-        raise InvalidValue("Another price begins at that moment already.", param="effective_from")
+        raise InvalidValue("Another price already starts at that time.", param="effective_from")
     if before and (before.effective_to is None or before.effective_to > begin):
         before.effective_to = begin
         before.save(update_fields=["effective_to"])
@@ -270,7 +270,7 @@ def check_price(*, sku: str, unit: str, price_nano: int, per: int, tiers: Sequen
             "Training is priced by gpu_ms, inference by tokens, warm by warm_ms, storage by byte_hours.", param="unit"
         )
     if price_nano < 0 or per <= 0:
-        raise InvalidValue("A price is not negative and buys at least one unit.", param="price_nano")
+        raise InvalidValue("A price can't be negative and must cover at least one unit.", param="price_nano")
     if tiers and unit == "gpu_ms":
         raise InvalidValue(
             "Volume tiers are for tokens and storage; give a customer a GPU price of its own.", param="tiers"
@@ -278,4 +278,4 @@ def check_price(*, sku: str, unit: str, price_nano: int, per: int, tiers: Sequen
     steps = [Tier(0, price_nano), *tiers]
     for lower, upper in itertools.pairwise(steps):
         if upper.from_units <= lower.from_units or not 0 <= upper.price_nano <= lower.price_nano:
-            raise InvalidValue("Each tier begins above the one before and costs no more.", param="tiers")
+            raise InvalidValue("Each tier must start above the previous one and cost no more.", param="tiers")

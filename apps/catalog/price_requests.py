@@ -37,7 +37,7 @@ def request_price(
     """Ask for a price of one organization or of all; it counts once another operator approves. Raises InvalidValue."""
     check_price(sku=sku, unit=unit_of(sku), price_nano=price_nano, per=per, tiers=tiers)
     if effective_from and effective_from < now:
-        raise InvalidValue("A price begins now or later: what was used keeps its price.", param="effective_from")
+        raise InvalidValue("A price can't start in the past.", param="effective_from")
     wanted = PriceRequest.objects.create(
         organization=organization,
         sku=sku,
@@ -96,7 +96,7 @@ def list_waiting_prices() -> QuerySet[PriceRequest]:
 def _locked(request_id: str) -> PriceRequest:
     wanted = PriceRequest.objects.select_for_update().get(pk=request_id)
     if wanted.decided_at is not None:
-        raise InvalidState("It was decided already.", param="status")
+        raise InvalidState("This was already decided.", param="status")
     return wanted
 
 

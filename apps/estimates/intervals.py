@@ -30,9 +30,7 @@ TIME = PredictionInterval(
 # A probe measures the pool itself; the remaining error comes from another model, length and batch. The factors are
 # medians, over sources and GPU types, of the same quantiles, with each row predicted from another of its source and
 # type.
-PROBED = PredictionInterval(
-    p10=0.81, p50=1.0, p90=1.23, origin="spread of this pool's own probe, carried over to this job"
-)
+PROBED = PredictionInterval(p10=0.81, p50=1.0, p90=1.23, origin="spread of this pool's benchmark, applied to this job")
 # Repeats of one training loop on an otherwise idle machine still vary: clocks, allocator, data loader.
 GPU_REPEATS = PredictionInterval(p10=0.98, p50=1.0, p90=1.02, origin="repeats of one training loop")
 # On a CPU, a whole job shares its machine for minutes with this platform, the probe for seconds. In quiet runs the

@@ -71,10 +71,10 @@ def set_auto_recharge(
     if not 0 <= threshold_cents <= LARGEST_CENTS:
         raise InvalidValue(f"Choose between $0 and ${LARGEST_CENTS // 100:,}.", param="threshold_usd")
     if monthly_cap_cents < amount_cents:
-        raise InvalidValue("The most in a month covers at least one charge.", param="monthly_cap_usd")
+        raise InvalidValue("The monthly maximum must cover at least one charge.", param="monthly_cap_usd")
     customer = get_customer(organization=organization)
     if is_enabled and (customer is None or not customer.has_card):
-        raise InvalidState("Add a card first: it is what is charged.", param="is_enabled")
+        raise InvalidState("Add a card first.", param="is_enabled")
     order = get_auto_recharge(organization=organization)
     order.is_enabled, order.threshold_cents = is_enabled, threshold_cents
     order.amount_cents, order.monthly_cap_cents = amount_cents, monthly_cap_cents

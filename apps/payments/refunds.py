@@ -92,7 +92,7 @@ def approve_refund(*, refund: CardRefund, by: str) -> None:
     if row.requested_by == by:
         raise PermissionDenied("Another operator must approve what you asked for.")
     if not try_advance(row, to=RefundStatus.REQUESTED, transitions=REFUND, approved_by=by):
-        raise InvalidState("It was decided already.", param="status")
+        raise InvalidState("This was already decided.", param="status")
     audit.record(organization=row.organization_id, by=by, action="refund.approved", target=row.pk)
     _publish(row)
 
@@ -102,7 +102,7 @@ def reject_refund(*, refund: CardRefund, by: str) -> None:
     """Reject a refund that waits, and free its credit; its requester may withdraw it this way. Raises InvalidState."""
     row = _locked(refund)
     if row.status != RefundStatus.WAITING:
-        raise InvalidState("It was decided already.", param="status")
+        raise InvalidState("This was already decided.", param="status")
     _apply_failure(row, "Rejected by an operator")
     audit.record(organization=row.organization_id, by=by, action="refund.rejected", target=row.pk)
 

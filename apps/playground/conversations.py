@@ -1,6 +1,7 @@
 """The newest conversations of a member, which the playground can open again."""
 
 import datetime
+import re
 
 import msgspec
 from django.db import transaction
@@ -14,6 +15,7 @@ from apps.playground.transcripts import PlaySettings, Transcript
 
 MAX_CONVERSATIONS = 50
 MAX_BYTES = 64 * 1024
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # as JSON writes it: an escaped backslash before it is a backslash
 
 
 class TooLongToKeep(DomainError):
@@ -73,5 +75,5 @@ def require_storable(kept: Transcript | PlaySettings) -> None:
             f"This is too long for the history: it has {len(encoded):,} bytes of at most {MAX_BYTES:,}. "
             "Clear the conversation to begin a new one."
         )
-    if rb"\u0000" in encoded:
+    if _NUL.search(encoded):
         raise InvalidValue("A text holds a NUL character. Remove it.", param="messages")

@@ -73,7 +73,9 @@ def roll_back(*, alias: Alias, by: str, now: datetime.datetime) -> Alias:
     if alias.canary_version_id is not None:
         alias.canary_version, alias.canary_percent = None, 0
     elif alias.previous_version is None or not _is_deployed(alias.previous_version):
-        raise InvalidState("There is no earlier version to return to: it never moved, or that one is served no more.")
+        raise InvalidState(
+            "There is no earlier version to return to: the alias never moved, or that version is no longer served."
+        )
     else:
         alias.version, alias.previous_version = alias.previous_version, alias.version
     return _save(alias, by=by, now=now, action="alias.rolled_back")
@@ -101,7 +103,9 @@ def require_unaliased(*, version: AdapterVersion) -> None:
 
 def _create(version: AdapterVersion, name: str, canary_percent: int) -> Alias:
     if canary_percent:
-        raise InvalidValue("There is no such alias yet, so there is nothing to try beside.", param="canary_percent")
+        raise InvalidValue(
+            "This alias doesn't exist yet, so there is no version to compare with.", param="canary_percent"
+        )
     if not _NAME.fullmatch(name) or _LIKE_A_VERSION.fullmatch(name):
         raise InvalidValue(
             "An alias has 3 to 40 lower-case letters, digits and hyphens, as in `production`, and does not look like "

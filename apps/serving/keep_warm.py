@@ -44,13 +44,13 @@ def keep_warm(*, version: AdapterVersion, by: str, now: datetime.datetime) -> De
     if deployment.pinned_at is not None:
         return deployment
     if price.price_nano and get_balance(organization=version.organization_id).available_nano <= 0:
-        raise QuotaExceeded("There is no credit to keep it warm with. Add credit first.")
+        raise QuotaExceeded("Your balance is empty. Add credit to keep it warm.")
     with system():  # all tenants share the places; only the sum leaves this block
         places = sum(ready_replicas().filter(base_model=base_model).values_list("capacity", flat=True))
         kept = _kept().filter(adapter_version__adapter__base_model=base_model).count()
     if kept + 1 > MAX_KEPT_SHARE * places:
         raise QuotaExceeded(
-            "As many adapters of this base model are kept warm as its replicas can afford. Try later.",
+            "The replicas of this base model can't keep more adapters warm. Try again later.",
             code="no_place_left",
         )
     deployment.pinned_at = deployment.warm_billed_until = now

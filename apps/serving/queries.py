@@ -208,9 +208,9 @@ def serving_states(*, versions: Iterable[AdapterVersion]) -> dict[str, ServingSt
     return states | ({id: ServingState(ServingStatus.COLD, _COLD) for id in silent & _cold_ids()} if silent else {})
 
 
-_FILES_ONLY = "No engine loads it as an adapter, and it has no replica of its own. It is delivered as files."
+_FILES_ONLY = "No engine can load it as an adapter, and it has no replica of its own. You can download its files."
 _WAITING = "Waiting for a replica of its base model to load it."
-_COLD = "No replica holds it, for it was not asked for lately. A request brings it back, and waits while it loads."
+_COLD = "It was unloaded because it had no recent requests. The next request loads it and waits."
 
 
 def _cold_ids() -> set[str]:

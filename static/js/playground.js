@@ -260,7 +260,7 @@
     fill();
   };
   const empty = (column) => {
-    const hint = make("p", "sm faint", "Replies stream in here, with tokens, time and cost.");
+    const hint = make("p", "sm faint", "Replies appear here, with tokens, time and cost.");
     hint.dataset.playEmpty = "";
     $("[data-play-log]", column).replaceChildren(hint);
   };

@@ -21,7 +21,7 @@
       } catch (error) {
         if (error instanceof Refused || run.stopped) throw error;
       }
-      if (tries >= TRIES) throw new Refused("The server cannot be reached. Choose the same file later: the upload goes on where it stopped.");
+      if (tries >= TRIES) throw new Refused("The server cannot be reached. Choose the same file later: the upload continues where it stopped.");
       run.say("Waiting for the server");
       await pause(tries);
     }
@@ -49,7 +49,7 @@
       run.urls.delete(number); // expired, or the server it was for is gone
       if (!run.stopped) { run.say("Waiting for the server"); await pause(tries); }
     }
-    throw new Refused("A part could not be stored. Choose the same file again: the upload goes on where it stopped.");
+    throw new Refused("A part could not be stored. Choose the same file again: the upload continues where it stopped.");
   };
 
   const sign = async (run, number) => {
@@ -92,7 +92,7 @@
     await Promise.all(Array.from({ length: LANES }, () => lane(run)));
     await run.going;
     button.hidden = true;
-    run.say("Sent, being put together");
+    run.say("Processing…");
     const { url } = await ask(run, `${run.base}/${run.plan.id}/complete`, {});
     localStorage.removeItem(remembered(run.file));
     location.assign(url);
@@ -127,7 +127,7 @@
         form.querySelector("[data-upload-left]").textContent = left;
       },
       pause() {
-        this.say(`Paused: ${size(this.sent)} of ${size(file.size)} are safe`, "Goes on here, or when the same file is chosen again");
+        this.say(`Paused: ${size(this.sent)} of ${size(file.size)} saved`, "Continues here, or when you choose the same file again");
         this.going = new Promise((done) => { this.resume = done; }).then(() => {
           [this.resume, this.started, this.before] = [null, performance.now(), this.sent];
           label("Pause");
@@ -147,7 +147,7 @@
     send(run, form).catch((error) => {
       const isStopped = run.stopped;
       run.stop();
-      if (!isStopped) fail(form, error.message || "The upload failed. Choose the same file again: it goes on where it stopped.");
+      if (!isStopped) fail(form, error.message || "The upload failed. Choose the same file again: it continues where it stopped.");
     });
   };
 })();

@@ -34,7 +34,7 @@
     const meter = $("[data-upload-row] svg", form);
     meter.setAttribute("aria-valuenow", done);
     $("rect", meter).setAttribute("width", done);
-    $("[data-upload-note]", form).textContent = e.loaded < e.total ? `${size(e.loaded)} of ${size(e.total)}, ${size(speed)}/s` : "Sent, being stored";
+    $("[data-upload-note]", form).textContent = e.loaded < e.total ? `${size(e.loaded)} of ${size(e.total)}, ${size(speed)}/s` : "Processing…";
     $("[data-upload-left]", form).textContent = e.loaded < e.total && seconds > 1 && speed > 0 ? span((e.total - e.loaded) / speed) : "";
   };
 

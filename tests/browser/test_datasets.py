@@ -37,7 +37,7 @@ def test_an_uploaded_file_appears_checked_and_its_rows_can_be_walked(
 
     page.set_input_files("input[type=file]", file)
     page.get_by_role("button", name="Upload").click()
-    expect(page.get_by_text("being checked line by line")).to_be_visible()
+    expect(page.get_by_text("checking the file line by line")).to_be_visible()
     validate(DatasetVersion.objects.get().pk)
 
     page.locator("nav.rows a", has_text="Where is card 6?").click()

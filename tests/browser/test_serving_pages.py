@@ -87,7 +87,7 @@ def test_an_alias_is_deleted_only_after_a_second_look(open_page: Open, version: 
     page.get_by_label("Type production to confirm").fill("production")
     page.get_by_role("button", name="Delete alias").click()
 
-    expect(page.locator("#aliases")).to_contain_text("A name that stays while versions change")
+    expect(page.locator("#aliases")).to_contain_text("A stable name for your app")
     assert not Alias.objects.exists()
 
 
@@ -202,7 +202,7 @@ def test_an_answer_is_kept_and_the_prompt_shown_as_the_model_reads_it(
     expect(page.locator("#copy-as-javascript-code")).to_contain_text("new OpenAI")
     page.get_by_role("dialog").get_by_role("button", name="Close").first.click()
     page.get_by_role("button", name="Clear").click()
-    expect(page.get_by_role("region", name="Column 1")).to_contain_text("Replies stream in here")
+    expect(page.get_by_role("region", name="Column 1")).to_contain_text("Replies appear here")
 
 
 def test_the_training_prompt_is_there_and_comes_back(open_page: Open, version: AdapterVersion, alice: User) -> None:

@@ -96,7 +96,7 @@ def test_a_large_file_goes_in_parts_and_a_reload_resumes_it(open_page: Open, ali
     page.set_input_files("input[type=file]", file)
     page.get_by_role("button", name="Upload").click()
 
-    expect(page.get_by_text("being checked line by line")).to_be_visible(timeout=240_000)
+    expect(page.get_by_text("checking the file line by line")).to_be_visible(timeout=240_000)
     version = DatasetVersion.objects.get()
     assert read_object(version.object_key) == CONTENT
     assert Upload.objects.count() == 1, "the reload went on with the upload that was begun"
@@ -125,24 +125,24 @@ def test_a_large_file_can_be_paused_and_goes_on_after_it(open_page: Open, alice:
     page.get_by_role("button", name="Upload").click()
     _wait_for_parts(page, 4)
     page.get_by_role("button", name="Pause").click()
-    expect(page.get_by_text("are safe")).to_be_visible()
+    expect(page.get_by_text("saved")).to_be_visible()
     page.wait_for_timeout(300)  # what was under way has ended: nothing more is sent
     before = len(sent)
     page.wait_for_timeout(700)
     assert len(sent) == before
-    expect(page.get_by_text("are safe")).to_be_visible()
+    expect(page.get_by_text("saved")).to_be_visible()
 
     page.reload()  # a pause outlives the page; what told of it goes when the file goes on
     expect(page.get_by_text("large.jsonl stopped at")).to_be_visible()
     page.set_input_files("input[type=file]", file)
     page.get_by_role("button", name="Upload").click()
     page.get_by_role("button", name="Pause").click()
-    expect(page.get_by_text("are safe")).to_be_visible()
+    expect(page.get_by_text("saved")).to_be_visible()
     expect(page.get_by_text("large.jsonl stopped at")).to_be_hidden()
     page.unroute_all(behavior="ignoreErrors")
     page.get_by_role("button", name="Resume").click()
 
-    expect(page.get_by_text("being checked line by line")).to_be_visible(timeout=240_000)
+    expect(page.get_by_text("checking the file line by line")).to_be_visible(timeout=240_000)
     assert read_object(DatasetVersion.objects.get().object_key) == CONTENT
 
 
@@ -165,7 +165,7 @@ def test_a_part_being_signed_when_its_file_is_paused_waits_for_it_to_go_on(
     assert sent == []
 
     page.get_by_role("button", name="Resume").click()
-    expect(page.get_by_text("being checked line by line")).to_be_visible(timeout=240_000)
+    expect(page.get_by_text("checking the file line by line")).to_be_visible(timeout=240_000)
     assert read_object(DatasetVersion.objects.get().object_key) == CONTENT
 
 
@@ -176,7 +176,7 @@ def test_a_file_sent_twice_at_once_is_uploaded_once(open_page: Open, alice: User
     for _ in range(2):
         page.keyboard.press("Control+Enter")
 
-    expect(page.get_by_text("being checked line by line")).to_be_visible(timeout=240_000)
+    expect(page.get_by_text("checking the file line by line")).to_be_visible(timeout=240_000)
     assert Upload.objects.count() == 1
 
 
@@ -201,7 +201,7 @@ def test_an_upload_outlives_the_server_it_began_on(
     page.unroute("**/objects/**/p00006*")
     server.append(Server(port))
 
-    expect(page.get_by_text("being checked line by line")).to_be_visible(timeout=240_000)
+    expect(page.get_by_text("checking the file line by line")).to_be_visible(timeout=240_000)
     assert read_object(DatasetVersion.objects.get().object_key) == CONTENT
     page.close()  # it would go on asking the server that is about to end
     open_page.complaints.clear()  # type: ignore[attr-defined] - requests refused meanwhile are what this is about
@@ -252,7 +252,7 @@ def test_parts_go_straight_to_a_bucket_by_presigned_addresses_and_resume_there(
     expect(page.get_by_text("large.jsonl stopped at")).to_be_hidden()
     held[1].continue_()
 
-    expect(page.get_by_text("being checked line by line")).to_be_visible(timeout=240_000)
+    expect(page.get_by_text("checking the file line by line")).to_be_visible(timeout=240_000)
     assert read_object(DatasetVersion.objects.get().object_key) == CONTENT
     assert sent and all(address.startswith(f"{bucket}/uploads/org/") for address in sent)
     assert len(set(sent)) < uploads.count_parts(Upload.objects.get()), "what had arrived was not sent again"

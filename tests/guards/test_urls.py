@@ -464,7 +464,7 @@ def test_a_refusal_in_its_shell_shows_nothing_of_another_tenant(role: str, world
 
     assert answers[0] == answers[1]
     assert (answers[0][0], forbidden.status_code) == (404, 403)
-    assert "There is nothing here" in answers[0][1] and "You don't have access" in html.unescape(forbidden.text)
+    assert "Page not found" in answers[0][1] and "You don't have access" in html.unescape(forbidden.text)
     assert_no_leak(forbidden, world.rival)
 
 

@@ -155,7 +155,7 @@ class ScriptedPlatform:
             "pool": "local-cpu",
             "gpu_type": "CPU",
             "is_launchable": self.live_workers > 0 and not self.block_reason,
-            "block_reason": self.block_reason if self.live_workers else "No worker of this pool is online.",
+            "block_reason": self.block_reason if self.live_workers else "No worker is online.",
             "live_workers": self.live_workers,
             "cost_usd": {"p10": "0.03", "p50": "0.04", "p90": "0.06"},
             "estimate": {"peak_bytes": 2**30, "capacity_bytes": 2**33, "train_seconds_p50": 230.0},

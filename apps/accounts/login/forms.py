@@ -19,7 +19,7 @@ from apps.core.database.tenancy import system, tenant
 SESSION_INVITATION = "invitation_token"
 
 
-_HELP_ON_PASSWORDS = "At least 10 characters, and not one of the common ones."
+_HELP_ON_PASSWORDS = "At least 10 characters. Avoid common passwords."
 
 
 class PlainFields:
@@ -69,7 +69,7 @@ class ChangePasswordForm(PlainFields, allauth_forms.ChangePasswordForm):
     revoke_keys = forms.BooleanField(
         required=False,
         label="Revoke my API keys too",
-        help_text="Choose this if another person may know your password. Your sessions elsewhere end in any case.",
+        help_text="Choose this if another person may know your password. You are signed out elsewhere in any case.",
     )
 
     def save(self) -> None:
@@ -93,7 +93,7 @@ class ResetPasswordKeyForm(PlainFields, allauth_forms.ResetPasswordKeyForm):
     keep_keys = forms.BooleanField(
         required=False,
         label="Keep my API keys",
-        help_text="Otherwise they are revoked: another person may have changed the password.",
+        help_text="Your keys are revoked otherwise, in case another person changed the password.",
     )
 
     def save(self) -> None:

@@ -120,7 +120,7 @@ class Migration(InitialMigration):
                 ('scope', models.CharField(choices=[('organization', 'the whole organization'), ('label', 'a metadata label'), ('key', 'an API key'), ('member', 'a member')], max_length=16)),
                 ('target', models.CharField(blank=True, help_text='name=value, or the id of the key or member.', max_length=600)),
                 ('limit_nano', models.BigIntegerField()),
-                ('mode', models.CharField(choices=[('alert', 'alert only'), ('block', 'alert, and start nothing beyond it'), ('pause', 'alert, start nothing beyond it, and pause running jobs')], max_length=8)),
+                ('mode', models.CharField(choices=[('alert', 'Alert only'), ('block', 'Alert and block new usage'), ('pause', 'Alert, block new usage and pause running jobs')], max_length=8)),
                 ('thresholds', models.JSONField(default=list, help_text='Percent of the limit at which to alert, each once a month.')),
                 ('created_by', models.CharField(max_length=64)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),

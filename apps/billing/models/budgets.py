@@ -17,9 +17,9 @@ class BudgetScope(models.TextChoices):
 
 
 class BudgetMode(models.TextChoices):
-    ALERT = "alert", "alert only"
-    BLOCK = "block", "alert, and start nothing beyond it"
-    PAUSE = "pause", "alert, start nothing beyond it, and pause running jobs"
+    ALERT = "alert", "Alert only"
+    BLOCK = "block", "Alert and block new usage"
+    PAUSE = "pause", "Alert, block new usage and pause running jobs"
 
 
 class Budget(OrganizationModel):

@@ -178,7 +178,7 @@ def _check_last(messages: tuple[ChatMessage, ...], number: int, param: str) -> N
         raise RowError(
             number,
             RowErrorCode.LAST_MESSAGE_NOT_ASSISTANT,
-            f"The last message is from {last.role.value}, so nothing after it can be learned.",
+            f"The last message is from {last.role.value}, so there is no answer to learn from.",
             param=f"{param}[{len(messages) - 1}].role",
             fix="End the conversation with the assistant's answer.",
         )

@@ -146,7 +146,7 @@ def _inflate(chunks: Iterable[bytes]) -> Iterator[bytes]:
             if piece:
                 yield piece
     if not decoder.eof:
-        message = "The gzip archive ends in its middle: it was cut off on the way."
+        message = "The gzip archive ends in its middle: it was cut off during upload."
         raise Rejected(FileErrorCode.TRUNCATED_FILE, message, "Upload the whole file again.")
 
 

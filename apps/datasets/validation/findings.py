@@ -44,7 +44,7 @@ def _name_last_error(error: LineError) -> LineError:
     return LineError(
         line=error.line,
         code=FileErrorCode.TRUNCATED_LAST_LINE,
-        message="The file ends in the middle of its last line: it was cut off on the way.",
+        message="The file ends in the middle of its last line: it was cut off during upload.",
         fix="Upload the whole file again.",
     )
 
@@ -55,7 +55,7 @@ def too_few_rows(rows: int, line: int, *, is_text: bool) -> LineError:
             line=line,
             code=FileErrorCode.EMPTY_FILE,
             message="The file is empty.",
-            fix=f"Write at least {MIN_ROWS} rows, one JSON object a line.",
+            fix=f"Write at least {MIN_ROWS} rows, one JSON object per line.",
         )
     return LineError(
         line=line,

@@ -182,8 +182,8 @@ class FileValidator:
             listed = ", ".join(f"`{name[:40]}`" for name in self.columns[:12]) or "no columns at all"
             raise Rejected(
                 FileErrorCode.UNKNOWN_COLUMNS,
-                f"Which columns are to be learned is not clear: the rows have {listed}.",
-                "Say which column is what, or use `messages`.",
+                f"We couldn't tell which columns to train on. Found: {listed}.",
+                "Map the columns, or provide a `messages` column.",
             )
 
     @property

@@ -133,7 +133,7 @@ def _choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
         first, fixes = quotes[0], quotes[0].estimate.fixes
         ways = " ".join(fix.text for fix in fixes) or "Choose a smaller base model."
         raise DoesNotFit(
-            f"The job fits no open pool. {first.pool.name}: {first.estimate.reason} {ways}",
+            f"The job doesn't fit any open pool. {first.pool.name}: {first.estimate.reason} {ways}",
             param="compute.pool",
             fixes=[msgspec.to_builtins(fix) for fix in fixes],
         )
@@ -187,12 +187,12 @@ def note_fault(*, job_id: str) -> None:
     if faults.filter(created_at__gt=now - _FAULTS_APART).exists():
         return
     if faults.count() < _MAX_FAULTS:
-        events.append(job, level="warn", message="A fault of ours delays the job: trying again", is_fault=True)
+        events.append(job, level="warn", message="A problem on our side delays the job. Trying again", is_fault=True)
         return
     _refuse(
         job,
         DomainError(
-            "A fault of ours kept the job from starting. Nothing was charged: try it again.",
+            "We couldn't start the job because of a problem on our side. Nothing was charged. Try again.",
             code=FailureCode.INTERNAL_ERROR.value,
         ),
         now,

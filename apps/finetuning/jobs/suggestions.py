@@ -32,7 +32,7 @@ from apps.finetuning.recipes.training_data import Counted
 
 _SHORTEST = 64  # tokens; training on shorter rows is not worth a run
 _A_ROW = re.compile(r"^Line \d+: ")  # how messages name a refused row, here and in the worker
-_NEW_FILE = "What another file costs is quoted as soon as it is uploaded."
+_NEW_FILE = "You'll see the price of another file after you upload it."
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,8 +121,8 @@ def _reach_the_answers(job: FineTuningJob) -> Iterator[Change]:
     """Suggest for rows that were cut until no trained token was left."""
     yield from _longer_rows(job)
     yield from _train_on_inputs(recipe_of(job))
-    text = "Shorten the rows: the base model takes no longer ones."
-    yield Change(text=text, no_price=f"Which rows may be shortened is yours to say. {_NEW_FILE}")
+    text = "Shorten the rows: they are longer than the base model's context."
+    yield Change(text=text, no_price=f"You decide which rows to shorten. {_NEW_FILE}")
 
 
 def _longer_rows(job: FineTuningJob) -> Iterator[Change]:
@@ -151,7 +151,7 @@ def _smaller(job: FineTuningJob) -> Iterator[Change]:
         yield Change(text=f"Shorten rows to {length:,} tokens, or use a larger GPU.", recipe={"max_length": length})
         length //= 2
     text = "Choose a smaller base model or a larger GPU: the rows are short already."
-    yield Change(text=text, no_price="What each would cost is quoted as soon as it is chosen.")
+    yield Change(text=text, no_price="You'll see each price when you choose it.")
 
 
 def _servable(job: FineTuningJob) -> Iterator[Change]:
@@ -191,7 +191,7 @@ def _repair_file(job: FineTuningJob) -> Iterator[Change]:
         yield Change(text=text, repairs=files)
     else:
         if recipe_of(job).validation_share and job.validation_file is None:
-            text = "Hold no rows out: the file has too few different ones to leave some for training."
+            text = "Turn off the validation split: the file has too few different rows."
             yield Change(text=text, recipe={"validation_share": 0.0})
         yield from _reach_the_answers(job)
 

@@ -271,7 +271,7 @@ def _block_reason(state: PoolState, estimate: Estimate, base_model: BaseModel) -
     if state.price is None:
         return "No price is set for this pool."
     if not state.live_workers:
-        return "No worker of this pool is online."
+        return "No worker is online."
     if estimate.gpu_count > state.gpus_per_worker:
         return f"A worker of this pool has {state.gpus_per_worker} GPU{'s' if state.gpus_per_worker > 1 else ''}."
     if estimate.cost_nano_p90 is None:

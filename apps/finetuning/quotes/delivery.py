@@ -99,7 +99,7 @@ def whole_model_prices(
 def why_no_gguf() -> str:
     """Return why no worker can write GGUF, "" if one can. The converter decides which models it takes."""
     trainers = Worker.objects.filter(kind=WorkerKind.TRAINER, revoked_at=None, software__has_key=_CONVERTER)
-    return "" if trainers.exists() else "GGUF is not offered: no worker here has llama.cpp's converter installed."
+    return "" if trainers.exists() else "GGUF export isn't available on this installation."
 
 
 def required_exports(*, base_model: BaseModel, recipe: Hyperparameters, asked: Sequence[str]) -> list[str]:

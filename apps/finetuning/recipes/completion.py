@@ -116,15 +116,15 @@ def choose_longest_row(base_model: BaseModel, longest_row_tokens: int | None, *,
         limit = next((step for step in sorted({usual, *LIMITS, context}) if max(least, longest) <= step), context)
         if longest <= limit <= context:
             return limit, f"{limit:,} tokens: your longest row has {longest:,}, so none is cut."
-        return context, f"{context:,} tokens: what the model takes in at once; your longest row has {longest:,}."
-    whose = "what the model takes in at once" if usual == context else "this model's own recipe, which was tried on it"
+        return context, f"{context:,} tokens: the model's context length; your longest row has {longest:,}."
+    whose = "the model's context length" if usual == context else "the tested default of this model"
     return usual, f"{usual:,} tokens: {whose}."
 
 
 def choose_validation_share(rows: int | None, *, is_text: bool) -> tuple[float, str]:
     """Return the default for the share of rows that are held out, 0 to 1, and its reason, without a validation file."""
     if is_text:
-        return 0.0, "0: running text is read once, so nothing is learned by heart."
+        return 0.0, "0: running text is read once, so it isn't memorized."
     if rows is None or rows < _FEWEST_TO_HOLD_OUT:
         return 0.0, f"0: below {_FEWEST_TO_HOLD_OUT} rows, the held-out rows would be too few to judge by."
     share = 0.05 if rows <= _MOST_FOR_LARGE_SHARE else 0.01
@@ -137,7 +137,7 @@ def _choice(name: str, wanted: Mapping[str, object], rules: "_Rules") -> RecipeC
         value = wanted[name]
         if name == "max_length" and is_number(value) and value <= _MAX_ROW:
             value = min(value, rules.context)
-        reason = "You set it." if value == wanted[name] else "What you set, cut to the model's context."
+        reason = "You set it." if value == wanted[name] else "Your value, limited to the model's context length."
         return RecipeChoice(name=name, value=value, is_auto=False, reason=reason)
     value, reason = rules.of(name)
     return RecipeChoice(name=name, value=value, is_auto=True, reason=reason)
@@ -205,7 +205,7 @@ class _Rules:
             is_text = self._objective is Objective.TEXT
             return choose_longest_row(self._base_model, self._data.longest_row_tokens, is_text=is_text)
         if name in self._own:
-            return self._own[name], "This model's own recipe, which was tried on it."
+            return self._own[name], "Tested default of this model."
         rule = getattr(self, f"_{name}", None)
         return rule() if rule is not None else _PLAIN[name]
 
@@ -215,15 +215,15 @@ class _Rules:
     def _epochs(self) -> tuple[int, str]:
         rows = self._data.rows
         if self._objective is Objective.TEXT:
-            return 1, "1 epoch: running text is read once, more would be learned by heart."
+            return 1, "1 epoch: more would memorize running text."
         if self._objective.is_preference:
-            return 1, "1 epoch: preferences are overdone quickly."
+            return 1, "1 epoch: preferences overfit quickly."
         if rows is None:
-            return 3, "3 epochs: usual for adapters on answers."
+            return 3, "3 epochs: the usual choice for adapters."
         for most, epochs in ((100, 5), (10_000, 3), (100_000, 2)):
             if rows <= most:
                 return epochs, f"{rows:,} rows: {epochs} epochs."
-        return 1, f"{rows:,} rows: 1 epoch, each new row teaches more than one seen before."
+        return 1, f"{rows:,} rows: 1 epoch, because new rows teach more than repeated ones."
 
     def _learning_rate(self) -> tuple[float, str]:
         is_full = self._method is Method.FULL
@@ -246,10 +246,10 @@ class _Rules:
         rows = self._data.rows
         if rows is not None and rows < 256:
             return 8, f"8 rows a step: with {rows} rows, 16 would leave too few steps."
-        return 16, "16 rows a step: steady gradients, enough steps."
+        return 16, "16 rows per step: stable gradients and enough steps."
 
     def _lora_rank(self) -> tuple[int, str]:
-        return 16, "16: enough for most tasks, and quick to serve."
+        return 16, "16: enough for most tasks, and fast to serve."
 
     def _lora_alpha(self) -> tuple[int, str]:
         rank = self._value("lora_rank")
@@ -263,7 +263,7 @@ class _Rules:
     def _lora_dropout(self) -> tuple[float, str]:
         if self._objective.is_preference:
             return 0.0, "0: both answers must be judged by the same model."
-        return 0.05, "0.05: a little, against learning rows by heart."
+        return 0.05, "0.05: a little, to avoid memorizing rows."
 
     @property
     def has_validation(self) -> bool:
@@ -311,19 +311,19 @@ class _Rules:
 
 
 _PLAIN: dict[str, tuple[object, str]] = {
-    "warmup_ratio": (0.03, "3 % of the steps: the first ones are the roughest."),
+    "warmup_ratio": (0.03, "3% of the steps, because the first steps are the least stable."),
     "lr_scheduler": ("cosine", "Cosine: falls smoothly to zero."),
-    "weight_decay": (0.0, "0: adapters are small enough without."),
-    "max_grad_norm": (1.0, "1: a rare wild row cannot undo the others."),
-    "target_modules": (Hyperparameters().target_modules, "All linear layers: leaving some out costs quality."),
-    "use_dora": (False, "Off: slower, and its result is a whole model, not an adapter."),
-    "use_rslora": (False, "Off, alpha / rank: the root helps from rank 64 on."),
-    "cpu_offload": (False, "On the GPU: moving them for each layer is slow."),
+    "weight_decay": (0.0, "0: small adapters don't need it."),
+    "max_grad_norm": (1.0, "1: limits the effect of outlier examples."),
+    "target_modules": (Hyperparameters().target_modules, "All linear layers. Training fewer costs quality."),
+    "use_dora": (False, "Off. It is slower, and its result is a whole model, not an adapter."),
+    "use_rslora": (False, "Off (alpha / rank). rsLoRA helps at rank 64 and above."),
+    "cpu_offload": (False, "On the GPU. Offloading saves GPU memory but is slow."),
     "packing": (None, "Where the attention kernel keeps rows apart."),
     "dpo_beta": (0.1, "0.1: usual."),
     "orpo_beta": (0.1, "0.1: usual."),
-    "train_on": ("assistant", "The assistant's answers: what is asked need not be learned."),
-    "seed": (42, "42: the same each time."),
+    "train_on": ("assistant", "Trains on assistant replies only."),
+    "seed": (42, "42: the same in each run."),
 }
 _ORDER = (
     "epochs", "learning_rate", "batch_size", "max_length", "early_stopping_patience", "eval_steps", "warmup_ratio",

@@ -149,8 +149,8 @@ def _whole(name: str, low: float, high: float, text: str, *, is_nullable: bool =
 
 
 LIMITS_OF_EVERY_MODEL = (
-    _whole("epochs", 1, 100, "How often each row is seen."),
-    _whole("batch_size", 1, 1024, "Rows per optimizer step."),
+    _whole("epochs", 1, 100, "How many times each row is used."),
+    _whole("batch_size", 1, 1024, "Rows per training step."),
     _number("learning_rate", MIN_LEARNING_RATE, 1.0, "At its highest."),
     _number("warmup_ratio", 0.0, 0.5, "Share of the steps in which the learning rate rises."),
     Limit(name="lr_scheduler", text="How the learning rate falls.", options=SCHEDULERS),

@@ -125,7 +125,7 @@ def _lease(run: Run, job: FineTuningJob, worker: Worker, now: datetime.datetime)
         resume_from=checkpoint,
     )
     try_advance(job, to=JobStatus.RUNNING, transitions=JOB_TRANSITIONS, started_at=job.started_at or now)
-    events.append(job, type="state", message=f"Claimed by a worker of {run.pool.name}", attempt=run.attempt)
+    events.append(job, type="state", message=f"Picked up by {run.pool.name}", attempt=run.attempt)
     return ClaimResponse(
         spec=build_spec(run=run, job=job, checkpoint=checkpoint),
         lease_id=lease.id,
@@ -286,7 +286,7 @@ def _reclaim(run_id: str) -> bool:
         **NO_LEASE,
     )
     if is_lost:
-        events.append(job, type="state", level="warn", message="The worker fell silent", attempt=run.attempt)
+        events.append(job, type="state", level="warn", message="Lost contact with the worker", attempt=run.attempt)
         attempts.continue_or_give_up(job=job, run=run, code=FailureCode.WORKER_LOST, now=now)
     return is_lost
 

@@ -69,7 +69,7 @@ def install_base_model(request: HttpRequest, base_model_id: str) -> HttpResponse
 def retire_base_model(request: HttpRequest, base_model_id: str) -> HttpResponse:
     base_model = get_object_or_404(BaseModel, pk=base_model_id, retired_at=None)
     operations.retire_base_model(base_model=base_model, by=operator_id(request), now=db_now())
-    messages.success(request, f"{base_model.display_name} takes no new jobs; its adapters go on answering.")
+    messages.success(request, f"{base_model.display_name} takes no new jobs. Its adapters keep answering.")
     return redirect("staff:base_model_list")
 
 

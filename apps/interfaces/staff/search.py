@@ -35,6 +35,6 @@ def show(request: HttpRequest) -> HttpResponse:
         "cpu",
         Worker.objects.filter(revoked_at=None).select_related("pool").order_by("hostname", "id"),
         ("hostname", "id"),
-        lambda row: Hit(row.hostname, row.pool.name, reverse("staff:pool_detail", args=[row.pool_id])),
+        lambda row: Hit(row.hostname, row.pool.name, reverse("staff:worker_detail", args=[row.pk])),
     )
     return render_hits(request, [organizations, pools, workers], prefix="found-staff")

@@ -126,7 +126,11 @@ def test_a_validation_file_and_a_share_exclude_each_other(sdk, file_id):
         ),
         ({"extra_body": {"evaluation": {"max_rows": 0}}}, "evaluation.max_rows", "invalid_value"),
         ({"extra_body": {"exports": ["onnx"]}}, "exports[0]", "invalid_value"),
-        ({"extra_body": {"exports": ["gguf"]}}, "exports", "invalid_value"),  # no worker here has the converter
+        (
+            {"extra_body": {"exports": ["gguf"]}},
+            "exports",
+            "invalid_value",
+        ),  # GGUF export isn't available the converter
         ({"extra_body": {"evaluation": {"grader": {"type": "judge"}}}}, "evaluation.grader", "invalid_value"),
         ({"method": {"type": "reinforcement"}}, "method.type", "invalid_value"),
         ({"method": {"type": "dpo"}}, "training_file", "invalid_training_file"),
@@ -156,7 +160,7 @@ def test_a_job_too_large_for_any_pool_is_told_what_would_fit(sdk, floor, file_id
     floor.pool.memory_bytes = 1_000_000
     floor.pool.save(update_fields=["memory_bytes"])
 
-    with pytest.raises(openai.BadRequestError, match="fits no open pool") as refused:
+    with pytest.raises(openai.BadRequestError, match="doesn't fit any open pool") as refused:
         create(sdk, file_id)
 
     assert (refused.value.code, refused.value.param) == ("job_too_large", "compute.pool")

@@ -87,7 +87,7 @@ def test_a_coming_price_takes_over_at_its_moment_and_another_fits_in_before_it()
 
 @pytest.mark.django_db
 def test_what_was_used_keeps_its_price() -> None:
-    with pytest.raises(InvalidValue, match="now or later"):
+    with pytest.raises(InvalidValue, match="in the past"):
         price(1, effective_from=NOW - DAY)
 
 

@@ -51,7 +51,7 @@ def test_an_adapter_without_a_place_is_cold_and_not_waited_for(organization, rep
     with tenant(organization=organization):
         states = serving_states(versions=versions)
     assert [states[version.pk].state for version in versions] == ["cold", "loaded", "loaded"]
-    assert "asked for" in states[versions[0].pk].reason
+    assert "no recent requests" in states[versions[0].pk].reason
 
 
 def test_a_request_brings_a_cold_adapter_back_and_the_replica_is_told(replica, versions) -> None:

@@ -77,5 +77,5 @@ def test_without_a_price_or_a_place_it_is_refused(version) -> None:
         keep_warm(version=version, by="user_1", now=db_now())
     price(version)
     version.adapter.base_model.replicas.update(capacity=1)
-    with pytest.raises(QuotaExceeded, match="kept warm"):
+    with pytest.raises(QuotaExceeded, match="keep more adapters warm"):
         keep_warm(version=version, by="user_1", now=db_now())

@@ -39,7 +39,7 @@ def test_findings_are_listed_and_lead_to_their_rows(looked_at, alice, client_for
 
     assert "1 row repeats an earlier row" in body
     assert "1 row is nearly the same as an earlier one" in body
-    assert "1 row seems to hold an e-mail address" in body
+    assert "1 row may contain an email address" in body
     assert "1 row over 256 tokens will be cut" in body
     assert "1 row of these trains nothing and is left out" in body
     for code, line in (("exact_copy", 12), ("near_copy", 13), ("personal_email", 4), ("over", 14), ("untrained", 14)):
@@ -150,7 +150,7 @@ def test_large_files_are_compared_by_a_task_and_the_page_looks_again(
     compare(looked_at.pk, held_out.pk)
     after = client_for(alice).get(page).content.decode()
 
-    assert "being looked through" in before and 'every 2s"' in before
+    assert "checking the rows" in before and 'every 2s"' in before
     assert "9 rows stand in the validation file too" in after and 'every 2s"' not in after
 
 
@@ -172,5 +172,5 @@ def test_a_file_nobody_looked_through_yet_is_looked_through_by_a_task(organizati
 
     body = client_for(alice).get(page_of(version)).content.decode()
 
-    assert "being looked through" in body and 'every 2s"' in body
+    assert "checking the rows" in body and 'every 2s"' in body
     assert OutboxMessage.objects.filter(topic="dataset.inspect").count() == 1

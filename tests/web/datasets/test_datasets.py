@@ -188,7 +188,7 @@ def test_a_large_file_is_counted_by_a_task(version, alice, client_for, monkeypat
     for _ in range(2):
         body = client_for(alice).get(page_of(version)).content.decode()
 
-    assert "being counted" in body
+    assert "counting…" in body
     assert OutboxMessage.objects.filter(topic="dataset.count").count() == 1
 
 
@@ -257,7 +257,7 @@ def test_bad_rows_are_dropped_with_one_click(organization, alice, client_for) ->
     make_base_model()
     version = make_ready_version(organization, jsonl() + b"{broken\n")
     client = client_for(alice)
-    assert "Drop bad rows" in client.get(page_of(version)).content.decode()
+    assert "Remove bad rows" in client.get(page_of(version)).content.decode()
 
     response = client.post(reverse("web:dataset_repair", args=[version.pk]), {"mode": "drop"})
     made = DatasetVersion.objects.get(derived_from=version)
@@ -318,6 +318,6 @@ def test_only_a_file_with_bad_rows_offers_to_repair_them(organization, alice, cl
         for version in (short, bad)
     ]
 
-    assert ["Repair rows" in page for page in pages] == [False, True]
+    assert ["Fix rows" in page for page in pages] == [False, True]
     with pytest.raises(NotRepairable, match="too few"):
         repair_version(version=short, mode=RepairMode.DROP, by=alice.pk, now=db_now())

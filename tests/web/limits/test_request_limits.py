@@ -344,7 +344,7 @@ def test_a_person_gets_a_page_and_htmx_a_notice() -> None:
         await ask(application, "a", "/jobs")
         status, body, headers = await ask(application, "a", "/jobs")
         assert status == 429 and headers["content-type"].startswith("text/html") and "retry-after" in headers
-        assert "That was too much at once" in body.decode() and "60 s" in body.decode()
+        assert "Too many requests" in body.decode() and "60 s" in body.decode()
         status, body, headers = await ask(application, "a", "/jobs", hx_request="true")
         assert (status, body, headers["hx-reswap"]) == (429, b"", "none")
         assert "60 s" in json.loads(headers["hx-trigger"])["toast"]["text"]

@@ -18,7 +18,7 @@ def test_a_member_asks_an_operator_grants_and_the_member_reads_the_answer(organi
     assert "No requests yet" in text(member.get("/credit"))
 
     sent = member.post("/credit", {"amount_usd": "2.50", "note": "To try the sample"}, follow=True)
-    assert "waiting for the operator" in text(sent) and "Request sent" in text(sent)
+    assert "has your request" in text(sent) and "Request sent" in text(sent)
     books = text(operator.get("/staff/books"))
     assert all(word in books for word in ("To try the sample", bob.email, "$2.50"))
     form = text(operator.get(f"/staff/organizations/{organization.pk}/adjust"))

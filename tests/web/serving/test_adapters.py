@@ -85,7 +85,7 @@ def test_what_was_trained_further_names_both_ends(version, floor, claim, client_
     later = text(client_for(vera).get(f"/adapters/{job.adapter_version_id}"))
     earlier = text(client_for(vera).get(f"/adapters/{version.pk}"))
 
-    assert f'Began with</dt><dd class="trunc"><a class="link" href="/adapters/{version.pk}">' in later
+    assert f'Started from</dt><dd class="trunc"><a class="link" href="/adapters/{version.pk}">' in later
     assert f'Trained further in</dt><dd class="trunc"><a class="link" href="/jobs/{job.pk}">triage-more' in earlier
 
 
@@ -174,7 +174,7 @@ def test_a_merged_model_may_be_served_once_it_has_a_replica_of_its_own(organizat
     assert "Serve it" not in before and 'id="aliases"' not in before
     assert "any OpenAI client" not in before and "any OpenAI client" in serving
     assert "Files only</span>" in before and "Files only" not in serving and "Warm</span>" in serving
-    assert "Stop serving" in serving and "Keep it warm" not in serving and 'id="warm"' not in serving
+    assert "Stop serving" in serving and "Keep warm" not in serving and 'id="warm"' not in serving
     assert "Serve it" in stopped
     client.post(f"{url}/deploy")
     assert version.model_name in {route.model_name for route in list_routes() if route.upstreams}

@@ -117,7 +117,7 @@ def test_a_member_gets_a_token_for_inference_alone_and_for_minutes(organization,
 
 def test_a_viewer_gets_no_token_and_is_told_why(floor, client_for, vera):
     assert client_for(vera).post("/playground/token").status_code == 403
-    assert "may look but not send" in text(client_for(vera).get("/playground"))
+    assert "can't send messages" in text(client_for(vera).get("/playground"))
 
 
 def test_a_token_is_never_given_for_a_link(client_for, bob):

@@ -184,3 +184,7 @@ def test_a_viewer_keeps_nothing_and_is_offered_nothing_to_save(client_for, vera)
     assert keep(client_for(vera)).status_code == 403
     assert save(client_for(vera)).status_code == 403
     assert "Save these settings" not in text(client_for(vera).get("/playground"))
+
+
+def test_text_that_looks_like_an_escaped_nul_is_kept(client_for, bob):
+    assert keep(client_for(bob), columns=[[TURNS[0] | {"content": r"a\u0000b"}]]).status_code == 200

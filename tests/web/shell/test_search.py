@@ -84,7 +84,7 @@ def test_operators_find_organizations_and_pools_with_or_without_one_of_their_own
     assert found == {"Organizations": [f"/staff/organizations/{acme.pk}"]}
     assert "GPU pools" in hits(client_for(olga), "local-cpu", path="/staff/search")
     worker = Worker.objects.select_related("pool").first()
-    assert hits(client_for(olga), worker.pk, path="/staff/search") == {"Workers": [f"/staff/pools/{worker.pool_id}"]}
+    assert hits(client_for(olga), worker.pk, path="/staff/search") == {"Workers": [f"/staff/workers/{worker.pk}"]}
     shell = client_for(olga).get("/staff/pools").content.decode()
     assert 'hx-get="/staff/search"' in shell and 'hx-get="/search"' not in shell
     make_organization("Olga's", owner=olga)

@@ -26,9 +26,9 @@ def operator_page(olga, client_for):
 def test_a_quiet_installation_shows_its_pools_and_no_alert(floor, operator_page):
     page = operator_page("/staff/")
 
-    assert "Needs you" not in page
+    assert "Needs your attention" not in page
     assert floor.pool.name in page and "1 of 1" in page
-    assert "Nothing waits" in page and "No failures" in page
+    assert "No queued jobs" in page and "No failures" in page
 
 
 def test_decisions_that_wait_are_counted_and_lead_to_their_page(floor, organization, alice, operator_page):

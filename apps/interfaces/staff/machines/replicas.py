@@ -81,9 +81,9 @@ def accept_room(request: HttpRequest, replica_id: str) -> HttpResponse:
     form = ReplicaRoomForm(request.POST)
     if form.is_valid():
         operations.accept_room(replica=replica, by=operator_id(request), **form.cleaned_data)
-        messages.success(request, "Its room counts as it reports it.")
+        messages.success(request, "Its reported capacity was accepted.")
     else:
-        messages.error(request, "Its room is three whole numbers up to 10,000.")
+        messages.error(request, "Capacity is three whole numbers up to 10,000.")
     return redirect("staff:replica_detail", replica_id=replica.pk)
 
 

@@ -89,5 +89,5 @@ def resolve(request: HttpRequest, difference_id: str) -> HttpResponse:
     if note:
         reconciliation.resolve_difference(difference_id=difference_id, by=operator_id(request), note=note, now=db_now())
     else:
-        messages.error(request, "Say what was done about it.")
+        messages.error(request, "Enter what you did about it.")
     return redirect("staff:payment_list")

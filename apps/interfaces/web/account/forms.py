@@ -13,16 +13,16 @@ from apps.core.http.forms import LARGEST_INTEGER
 from apps.interfaces.web.shell.time_zone import time_zones
 
 ROLE_WORDS = {
-    "viewer": "sees everything, changes nothing",
-    "member": "works with datasets, jobs and adapters, calls models, makes own keys",
-    "admin": "all of that, and manages members, deletes adapters, reads the audit log",
-    "owner": "everything, the organization too",
+    "viewer": "Read-only access",
+    "member": "Works with datasets, jobs and adapters, calls models, and creates own keys",
+    "admin": "Everything a member can do, plus manage members, delete adapters and read the audit log",
+    "owner": "Full control, including organization settings",
 }
 SCOPE_WORDS = {
     Permission.VIEW: "Read everything",
     Permission.DATASET_WRITE: "Upload and delete datasets",
     Permission.JOB_WRITE: "Create and cancel fine-tuning jobs",
-    Permission.ADAPTER_WRITE: "Serve adapters and stop serving them",
+    Permission.ADAPTER_WRITE: "Deploy and undeploy adapters",
     Permission.ADAPTER_DELETE: "Delete adapters",
     Permission.INFERENCE: "Call models: chat and completions",
     Permission.AUDIT_READ: "Read the audit log",
@@ -48,7 +48,7 @@ class PersonForm(forms.Form):
     wants_balance_mail = forms.BooleanField(
         required=False,
         label="Low balance",
-        help_text="When less is left than your organization spent in 3 days. For owners and admins, at most daily.",
+        help_text="When the balance is below 3 days of spending. For owners and admins, at most daily.",
     )
     wants_budget_mail = forms.BooleanField(
         required=False, label="Budgets", help_text="At each threshold of a budget. For owners and admins."
@@ -90,23 +90,23 @@ def grantable_roles(by: Membership) -> list[str]:
 
 
 _NOT_AT_FIRST = {Permission.ADAPTER_DELETE, Permission.AUDIT_READ}
-_OWN_LIMIT = "For model calls with this key. Left empty, only the organization's limits apply."
+_OWN_LIMIT = "For model calls with this key. Leave empty to use only the organization's limits."
 
 
 class KeyForm(forms.Form):
-    name = forms.CharField(max_length=80, label="Name", help_text="What will use it, such as “nightly evaluation”.")
+    name = forms.CharField(max_length=80, label="Name", help_text="Such as “nightly evaluation”.")
     scopes = forms.MultipleChoiceField(
-        label="This key may", widget=forms.CheckboxSelectMultiple, error_messages={"required": "Choose at least one."}
+        label="Permissions", widget=forms.CheckboxSelectMultiple, error_messages={"required": "Choose at least one."}
     )
     expires = forms.ChoiceField(label="Expires after", required=False, choices=list(EXPIRY_DAYS.items()), initial="90")
     requests_per_minute = forms.IntegerField(
-        min_value=1, max_value=LARGEST_INTEGER, required=False, label="Requests a minute", help_text=_OWN_LIMIT
+        min_value=1, max_value=LARGEST_INTEGER, required=False, label="Requests per minute", help_text=_OWN_LIMIT
     )
     tokens_per_minute = forms.IntegerField(
-        min_value=1, max_value=LARGEST_INTEGER, required=False, label="Tokens a minute"
+        min_value=1, max_value=LARGEST_INTEGER, required=False, label="Tokens per minute"
     )
     concurrent_requests = forms.IntegerField(
-        min_value=1, max_value=LARGEST_INTEGER, required=False, label="Requests at once"
+        min_value=1, max_value=LARGEST_INTEGER, required=False, label="Concurrent requests"
     )
 
     def __init__(self, data: QueryDict | None = None, *, by: Membership) -> None:

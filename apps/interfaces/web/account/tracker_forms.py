@@ -14,7 +14,7 @@ class TrackerForm(forms.Form):
         label="Key or token",
         max_length=400,
         widget=forms.PasswordInput({"autocomplete": "off"}),
-        help_text="Kept encrypted, sent only to the tracker, never shown again.",
+        help_text="Stored encrypted, sent only to the tracker, and never shown again.",
     )
     url = forms.CharField(
         label="Tracking server",
@@ -35,7 +35,7 @@ class TrackingForm(forms.Form):
         for kind in [kind for kind in self.fields if kind not in stored]:
             del self.fields[kind]
         for field in self.fields.values():
-            field.help_text = "Left empty: not reported there."
+            field.help_text = "Leave empty to skip this tracker."
             field.widget.attrs |= {"autocomplete": "off", "spellcheck": "false"}
 
     @property

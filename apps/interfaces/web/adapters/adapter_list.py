@@ -106,7 +106,7 @@ def _find(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]
         AffectedRow(
             version.pk,
             version.adapter.name,
-            f"Requests to {version.model_name} fail at once. Its files are kept, and you can serve it again.",
+            f"Requests to {version.model_name} fail immediately. Its files are kept, and you can serve it again.",
             reverse("web:adapter_detail", args=[version.pk]),
         )
         for version in list_versions(organization=request.organization).filter(pk__in=ids)

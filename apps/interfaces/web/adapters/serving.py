@@ -66,7 +66,7 @@ def _find_aliases(request: OrganizationRequest, ids: Sequence[str]) -> list[Affe
         AffectedRow(
             alias.pk,
             alias.name,
-            f"Requests for {alias.model_name} are refused. The versions stay and answer under their own names.",
+            f"Requests for {alias.model_name} are refused. The versions keep their own names and keep answering.",
             reverse("web:adapter_detail", args=[alias.version_id]),
         )
         for alias in aliases.list_aliases(organization=request.organization).filter(pk__in=ids)
@@ -100,9 +100,9 @@ def keep_warm(request: OrganizationRequest, version_id: str) -> HttpResponse:
     def act() -> str:
         if "off" in request.POST:
             warmth.let_cool(version=version, by=request.membership.user_id, now=db_now())
-            return "It is loaded on demand again, and costs nothing while no requests come."
+            return "The adapter loads on demand again. It costs nothing while idle."
         warmth.keep_warm(version=version, by=request.membership.user_id, now=db_now())
-        return "It is kept warm; the time it is loaded is charged by the millisecond."
+        return "The adapter is kept warm. You pay by the millisecond while it is loaded."
 
     return _act(request, version_id, act)
 

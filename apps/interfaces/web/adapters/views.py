@@ -144,7 +144,7 @@ def deploy(request: OrganizationRequest, version_id: str) -> HttpResponse:
     version = queries.get_version(organization=request.organization, id=version_id)
     with domain_errors_shown(request):
         operations.deploy(version=version, by=request.membership.user_id)
-        messages.success(request, "It is being loaded and answers in a moment.")
+        messages.success(request, "Loading. It answers in a moment.")
     return redirect("web:adapter_detail", version_id=version.pk)
 
 

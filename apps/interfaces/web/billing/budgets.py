@@ -45,7 +45,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
                     if error.param == "target":
                         error.param = data["scope"]  # the field that holds the target
                     raise
-                messages.success(request, "The budget is in force; what the month has cost so far counts.")
+                messages.success(request, "Budget saved. Spend so far this month counts.")
                 return redirect("web:budget_list")
     return _page(request, form, KeyLabelsForm(organization=request.organization))
 
@@ -101,7 +101,7 @@ def label_key(request: OrganizationRequest) -> HttpResponse:
         labels=form.cleaned_data["labels"],
         by=request.membership.user_id,
     )
-    messages.success(request, "Requests with this key are charged back by these labels from now on.")
+    messages.success(request, "Labels saved. They apply to new requests with this key.")
     return redirect("web:budget_list")
 
 

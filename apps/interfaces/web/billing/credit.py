@@ -33,7 +33,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
                     note=form.cleaned_data["note"],
                     by=request.user,
                 )
-                messages.success(request, "Request sent. You get the answer by email.")
+                messages.success(request, "Request sent. You'll get the answer by email.")
                 return redirect("web:credit")
     requests = list(list_requests(organization=request.organization)[:_SHOWN])
     context = {

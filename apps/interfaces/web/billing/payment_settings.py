@@ -41,11 +41,11 @@ class TopUpForm(forms.Form):
 
 
 class AutoRechargeForm(forms.Form):
-    is_enabled = forms.BooleanField(required=False, label="Charge the card when credit runs low")
-    threshold_usd = forms.DecimalField(label="When less is left than", min_value=Decimal(0), **_USD)
+    is_enabled = forms.BooleanField(required=False, label="Charge my card when credit runs low")
+    threshold_usd = forms.DecimalField(label="When the balance falls below", min_value=Decimal(0), **_USD)
     amount_usd = forms.DecimalField(label="Charge", **_USD)
     monthly_cap_usd = forms.DecimalField(
-        label="At most in a month", help_text="Without tax; months are UTC.", min_value=Decimal(0), **_USD
+        label="Monthly maximum", help_text="Excludes tax. Months are UTC.", min_value=Decimal(0), **_USD
     )
 
     def in_cents(self) -> dict[str, int]:

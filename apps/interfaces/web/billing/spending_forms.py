@@ -25,13 +25,13 @@ class BudgetForm(forms.Form):
     key = forms.ChoiceField(required=False, label="Key")
     member = forms.ChoiceField(required=False, label="Member")
     label = forms.CharField(max_length=577, required=False, label="Label", help_text="name=value, such as team=search")
-    limit_usd = forms.DecimalField(label="A month, at most", min_value=Decimal("0.01"), max_digits=12, decimal_places=2)
-    mode = forms.ChoiceField(choices=BudgetMode.choices, label="When it is reached", initial=BudgetMode.BLOCK)
+    limit_usd = forms.DecimalField(label="Monthly limit", min_value=Decimal("0.01"), max_digits=12, decimal_places=2)
+    mode = forms.ChoiceField(choices=BudgetMode.choices, label="At the limit", initial=BudgetMode.BLOCK)
     thresholds = forms.CharField(
         max_length=200,
         label="Alert at, percent",
         initial=", ".join(map(str, DEFAULT_THRESHOLDS)),
-        help_text="Each once a month.",
+        help_text="Sent once a month each.",
     )
 
     def __init__(self, data: QueryDict | None = None, *, organization: Organization) -> None:
@@ -96,6 +96,6 @@ class ProfileForm(forms.Form):
         max_length=1000, required=False, label="Address", widget=forms.Textarea(attrs={"rows": 3})
     )
     chargeback_label = forms.SlugField(
-        max_length=64, label="Charge back by label", help_text="Invoices are split by the values of this label."
+        max_length=64, label="Group invoices by label", help_text="Invoices show a total for each value of this label."
     )
-    is_daily_report_wanted = forms.BooleanField(required=False, label="Mail owners and admins what each day cost")
+    is_daily_report_wanted = forms.BooleanField(required=False, label="Send a daily cost email to owners and admins")

@@ -19,11 +19,11 @@ from apps.finetuning.recipes.completion import choose_longest_row, choose_valida
 ROWS_BEFORE = 2  # shown above the row that a link points at; a phone's list shows three rows
 VIEWS = (("chat", "Chat"), ("tokens", "Tokens"), ("json", "JSON"))
 SHARES = (
-    (0, "None held out"),
-    (1, "1 % held out"),
-    (5, "5 % held out"),
-    (10, "10 % held out"),
-    (20, "20 % held out"),
+    (0, "No validation split"),
+    (1, "1% validation split"),
+    (5, "5% validation split"),
+    (10, "10% validation split"),
+    (20, "20% validation split"),
 )
 DEFAULT_SEED = 42
 TRAINED = (

@@ -69,7 +69,7 @@ def _repair_context(version: DatasetVersion, mode: RepairMode, skip: str) -> dic
     after = skipped + _ROWS_PREVIEWED
     tabs = [
         {"label": label, "url": f"?mode={each}", "current": each == mode}
-        for each, label in ((RepairMode.REPAIR, "Fix what can be fixed"), (RepairMode.DROP, "Drop bad rows"))
+        for each, label in ((RepairMode.REPAIR, "Fix what can be fixed"), (RepairMode.DROP, "Remove bad rows"))
     ]
     return {
         "version": version,

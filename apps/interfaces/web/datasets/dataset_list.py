@@ -20,7 +20,7 @@ from apps.datasets.lifecycle import UNVALIDATED, DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.finetuning.usage.quotas import get_quota
 from apps.finetuning.usage.storage import counted_bytes
-from apps.interfaces.web.datasets.viewer import chosen_model, model_options
+from apps.interfaces.web.datasets.address import chosen_model, model_options
 from apps.interfaces.web.datasets.views import IN_PARTS_FROM_BYTES, UploadForm, upload_command
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.listing import Filter, Listing, render_list

@@ -45,13 +45,13 @@ _WHAT_ROWS = {
 _FOUND = {
     FindingCode.EXACT_COPY: ("repeats an earlier row", "repeat an earlier row"),
     FindingCode.NEAR_COPY: ("is nearly the same as an earlier one", "are nearly the same as an earlier one"),
-    FindingCode.CONFLICTING_ANSWERS: ("answers an earlier row otherwise", "answer an earlier row otherwise"),
+    FindingCode.CONFLICTING_ANSWERS: ("contradicts an earlier row", "contradict an earlier row"),
     FindingCode.EMPTY_TARGET: ("trains nothing", "train nothing"),
-    FindingCode.EMAIL: ("seems to hold an e-mail address", "seem to hold e-mail addresses"),
-    FindingCode.PHONE: ("seems to hold a phone number", "seem to hold phone numbers"),
-    FindingCode.CARD: ("seems to hold a card number", "seem to hold card numbers"),
-    FindingCode.IBAN: ("seems to hold an IBAN", "seem to hold IBANs"),
-    FindingCode.KEY: ("seems to hold a secret key", "seem to hold secret keys"),
+    FindingCode.EMAIL: ("may contain an email address", "may contain email addresses"),
+    FindingCode.PHONE: ("may contain a phone number", "may contain phone numbers"),
+    FindingCode.CARD: ("may contain a card number", "may contain card numbers"),
+    FindingCode.IBAN: ("may contain an IBAN", "may contain IBANs"),
+    FindingCode.KEY: ("may contain a secret key", "may contain secret keys"),
 }  # fmt: skip
 
 
@@ -255,7 +255,7 @@ def _found(address: Address, looked: RowContext) -> list[FileCheck]:
     if not {FindingCode.EXACT_COPY, FindingCode.NEAR_COPY} & findings.keys():
         checks.append(FileCheck("ok", "No row repeats another"))
     if not any(code.startswith("personal_") for code in findings):
-        checks.append(FileCheck("ok", "No e-mail addresses, phone or card numbers, IBANs or keys found"))
+        checks.append(FileCheck("ok", "No email addresses, phone or card numbers, IBANs or keys found"))
     return checks + _compared(address, looked) + _overlaps(address, looked)
 
 

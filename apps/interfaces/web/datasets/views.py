@@ -27,7 +27,7 @@ class UploadForm(forms.Form):
         required=False,
         max_length=120,
         label="Name",
-        help_text="Left empty: the file's name. The same name again adds a version.",
+        help_text="Defaults to the file name. Reuse a name to add a new version.",
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
     )
     file = forms.FileField(label="File", allow_empty_file=True, max_length=1000)

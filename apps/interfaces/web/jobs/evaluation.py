@@ -4,7 +4,7 @@ from apps.adapters.models import AdapterVersion
 from apps.contracts.evaluation import Comparison
 from apps.finetuning.results.provenance import label_of, report_of
 
-_TONES = {"better": "ok", "worse": "bad", "level": ""}
+_VERDICTS = {"better": ("better", "ok"), "worse": ("worse", "bad"), "level": ("no difference", "")}  # label and tone
 
 
 def evaluation_of(version: AdapterVersion | None) -> dict[str, object] | None:
@@ -16,11 +16,12 @@ def evaluation_of(version: AdapterVersion | None) -> dict[str, object] | None:
 
 
 def _row(found: Comparison) -> dict[str, object]:
+    verdict, tone = _VERDICTS[found.verdict]
     values = (("Base", found.base), ("Tuned", found.tuned), ("Difference", found.difference))
     return {
         "label": label_of(found.name),
-        "verdict": found.verdict,
-        "tone": _TONES[found.verdict],
+        "verdict": verdict,
+        "tone": tone,
         "values": [
             {"label": label, "value": interval.value, "low": interval.low, "high": interval.high}
             for label, interval in values

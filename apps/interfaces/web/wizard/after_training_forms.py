@@ -43,52 +43,52 @@ class AfterTrainingForm(forms.Form):
     grader = forms.ChoiceField(
         label="Grade answers by",
         choices=[(kind.value, name) for kind, name in GRADER_NAMES.items()],
-        help_text="Base and tuned model answer the held-out rows; each answer gets 0 to 1.",
+        help_text="We run both models on the validation rows and score each answer from 0 to 1.",
     )
     operation = forms.ChoiceField(label="The answer", choices=_OPERATIONS)
     reference = forms.CharField(
         required=False,
         max_length=1_000,
         label="Text",
-        help_text="Left empty: the row's own answer.",
+        help_text="Defaults to the row's own answer.",
         widget=forms.TextInput(attrs=_PLAIN),
     )
     pattern = forms.CharField(
         required=False,
         max_length=MAX_PATTERN_CHARACTERS,
         label="Pattern",
-        help_text="1 where it is found in the answer; ^ and $ pin it to its ends.",
+        help_text="Scores 1 if the answer matches. Use ^ and $ to match the whole answer.",
         widget=forms.TextInput(attrs=_PLAIN | {"class": "mono"}),
     )
     schema = forms.CharField(
         required=False,
         max_length=MAX_SCHEMA_CHARACTERS,
         label="JSON schema",
-        help_text=f"1 where the answer is JSON and valid. Up to {MAX_SCHEMA_CHARACTERS:,} characters; by API 16 KiB.",
+        help_text=f"Scores 1 if the answer is valid JSON. Up to {MAX_SCHEMA_CHARACTERS:,} characters; by API 16 KiB.",
         widget=forms.Textarea(attrs=_PLAIN | {"class": "mono", "rows": 6}),
     )
     judge = forms.ChoiceField(
         required=False,
         label="Judge",
-        help_text="Reads question, answer and the row's own answer, both models' alike, through the gateway.",
+        help_text="Sees the question, the answer and the row's own answer, for both models.",
     )
     criterion = forms.CharField(
         required=False,
         max_length=MAX_CRITERION_CHARACTERS,
         label="What it looks for",
-        help_text="Left empty: how well the answer says what the row's own answer says.",
+        help_text="Default: how well the answer matches the row's own answer.",
         widget=forms.Textarea(attrs={"rows": 3}),
     )
     merged = forms.BooleanField(
         required=False,
         label="Merged model, 16 bits",
-        help_text="The whole model with the adapter in it, as safetensors, for engines without adapters.",
+        help_text="The whole model with the adapter merged in, as safetensors. For engines without adapter support.",
     )
 
     gguf = forms.BooleanField(
         required=False,
         label="GGUF, 16 bits",
-        help_text="The merged model in one file for llama.cpp, by its own converter; not of every architecture.",
+        help_text="The merged model as one file for llama.cpp. Not available for every architecture.",
     )
 
     def __init__(

@@ -25,10 +25,10 @@ from apps.interfaces.web.wizard.plan import Plan, StepContext
 from apps.interfaces.web.wizard.recipe_words import other_values
 
 _WORDS = {
-    "lora": "Trains a small adapter beside the frozen model. The usual choice.",
-    "qlora": "The same, with the frozen model in 4 bits: less memory, slower.",
-    "dora": "Trains direction and size of each weight apart: a little better at low ranks, slower.",
-    "qdora": "DoRA over a model in 4 bits.",
+    "lora": "Trains a small adapter on top of the frozen model. Best default.",
+    "qlora": "LoRA with a 4-bit base model. Uses less memory, trains slower.",
+    "dora": "Trains the direction and size of each weight separately. Slightly better at low ranks, slower.",
+    "qdora": "DoRA with a 4-bit base model.",
     "full": "Trains every weight.",
 }
 
@@ -119,7 +119,11 @@ def _delivery_words(kind: TrainingKind, base_model: BaseModel, served: str) -> l
     if kind.delivered_as == "adapter":
         return []
     size_bytes = whole_model_bytes(base_model=base_model)
-    what = "a whole model" if kind.method is Method.FULL else "a merged model, because the engine refuses the adapter"
+    what = (
+        "a whole model"
+        if kind.method is Method.FULL
+        else "a merged model, because the serving engine can't load the adapter"
+    )
     return [f"Delivered as {what}{f', {bytes_(size_bytes)}' if size_bytes else ''}; {served}."]
 
 
@@ -129,4 +133,4 @@ def _serving_words(organization: Organization, base_model: BaseModel) -> str:
     if prices is None:
         return "not served here"
     cost = f", {usd(prices[0])} and {usd(prices[1])} per million tokens in and out" if None not in prices else ""
-    return f"served only on a replica of its own, where the operator gives it one{cost}"
+    return f"served only on its own replica, if the operator provides one{cost}"

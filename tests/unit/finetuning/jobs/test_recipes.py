@@ -148,12 +148,12 @@ def test_what_lies_outside_the_limits_is_refused_by_name(asked, method):
 @pytest.mark.parametrize(
     ("longest", "objective", "chosen", "why"),
     [
-        (None, Objective.SUPERVISED, 256, "256 tokens: this model's own recipe, which was tried on it."),
+        (None, Objective.SUPERVISED, 256, "256 tokens: the tested default of this model."),
         (99, Objective.SUPERVISED, 256, "256 tokens: your longest row has 99, so none is cut."),
         (300, Objective.SUPERVISED, 512, "512 tokens: your longest row has 300, so none is cut."),
         (600, Objective.DPO, 800, "800 tokens: your longest row has 600, so none is cut."),
-        (900, Objective.SUPERVISED, 800, "800 tokens: what the model takes in at once; your longest row has 900."),
-        (600, Objective.TEXT, 256, "256 tokens: this model's own recipe, which was tried on it."),
+        (900, Objective.SUPERVISED, 800, "800 tokens: the model's context length; your longest row has 900."),
+        (600, Objective.TEXT, 256, "256 tokens: the tested default of this model."),
     ],
 )
 def test_the_longest_row_cuts_nothing_where_the_model_can(longest, objective, chosen, why):

@@ -41,7 +41,7 @@ TOOL = {
     ],
     "tools": [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}],
 }
-NEW_FILE = "What another file costs is quoted as soon as it is uploaded."
+NEW_FILE = "You'll see the price of another file after you upload it."
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ FAILURES = {
     "no trained token at all": Failure(
         FailureCode.NO_TRAINABLE_TOKENS,
         recipe=TRAINED_ALL | {"max_length": 512},
-        obstacle=f"Which rows may be shortened is yours to say. {NEW_FILE}",
+        obstacle=f"You decide which rows to shorten. {NEW_FILE}",
     ),
     "bad rows": Failure(INVALID, {"training_file": "repair"}, spoil=spoil_rows),
     "no rows": Failure(INVALID, spoil=spoil_all, obstacle=NEW_FILE),
@@ -122,7 +122,7 @@ FAILURES = {
         OOM, {"max_length": 64}, {"method": "qlora", "max_length": 128}, spoil=lengthen(500)
     ),
     "too large, rows short": Failure(
-        OOM, recipe={"method": "qlora"}, obstacle="What each would cost is quoted as soon as it is chosen."
+        OOM, recipe={"method": "qlora"}, obstacle="You'll see each price when you choose it."
     ),
     "not servable": Failure(
         FailureCode.ADAPTER_REJECTED,
@@ -267,7 +267,7 @@ def test_a_failure_without_a_free_worker_is_priced_and_says_what_is_in_the_way(f
     advice = why_of(job).suggestion
 
     assert advice.price_nano > 0 and advice.hold_nano is None
-    assert advice.obstacle == "local-cpu: No worker of this pool is online."
+    assert advice.obstacle == "local-cpu: No worker is online."
 
 
 def test_what_was_refused_before_it_ran_is_started_again_at_its_price(floor, reload):

@@ -103,7 +103,7 @@ def test_a_job_that_cannot_be_admitted_by_a_fault_of_ours_fails_after_minutes(cr
 
     failed = reload(job)
     assert (failed.status, failed.error_code, failed.hold_id) == ("failed", "internal_error", "")
-    assert "try it again" in failed.error_message
+    assert "Try again" in failed.error_message
 
 
 def test_a_job_waits_until_it_is_known_what_repeats_its_validation_file(floor, organization, reload, monkeypatch):

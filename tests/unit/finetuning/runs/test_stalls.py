@@ -46,7 +46,7 @@ def test_a_stalled_run_resumes_once_from_its_checkpoint_and_fails_the_second_tim
     assert second.claimed.spec.resume_from.step == 4
     assert (job.status, job.error_code, job.cost_nano) == ("failed", "stalled", 0)
     explanation = explain(job=job, now=db_now())
-    assert explanation.blame == "platform" and "stood still twice" in explanation.cause
+    assert explanation.blame == "platform" and "stalled twice" in explanation.cause
     assert ("Reported", STALLED.message) in [(each.name, each.value) for each in explanation.evidence]
     assert "start the job again" in explanation.suggestion.text
 

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.usefixtures("clock")
 CAP_EVENT = "Paused at the spend cap; the last checkpoint is kept"
 FAILURE = {"code": "internal_error", "message": "KeyError: 'x'", "cause": "A fault of our own software."}
 STALLED = {
-    "code": "stalled", "blame": "platform", "message": "No step for 900 s.", "cause": "The run stood still twice."
+    "code": "stalled", "blame": "platform", "message": "No step for 900 s.", "cause": "The run stalled twice."
 }  # fmt: skip
-NO_WORKER = {"code": "cannot_launch", "blame": "customer", "message": "No worker of this pool is online."}
+NO_WORKER = {"code": "cannot_launch", "blame": "customer", "message": "No worker is online."}
 Train = Callable[[], Any]
 
 
@@ -133,8 +133,8 @@ def test_old_events_of_a_running_job_are_not_acted_on(
     ("end", "words"),
     [
         (become("failed", error=FAILURE), "failed: A fault of our own software. Reported: KeyError: 'x'"),
-        (become("failed", error=STALLED), "failed: The run stood still twice. Reported: No step for 900 s."),
-        (become("failed", error=NO_WORKER), "failed: No worker of this pool is online."),
+        (become("failed", error=STALLED), "failed: The run stalled twice. Reported: No step for 900 s."),
+        (become("failed", error=NO_WORKER), "failed: No worker is online."),
         (become("cancelled"), "was cancelled."),
     ],
 )
@@ -240,7 +240,7 @@ def test_a_trainer_that_is_not_ready_yet_is_waited_for_before_the_job_is_created
 ) -> None:
     scripted.fates = [[succeed]]
     scripted.live_workers = 0
-    busy = {"message": "local-cpu: No worker of this pool is online.", "code": "cannot_launch"}
+    busy = {"message": "local-cpu: No worker is online.", "code": "cannot_launch"}
     scripted.refusals["/jobs$"] = [(400, busy)]
     scripted.refusals["/estimates$"] = []
 
