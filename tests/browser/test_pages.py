@@ -219,6 +219,16 @@ def test_a_list_keeps_its_rows_when_an_answer_fails_and_says_so(
     complaints[:] = [text for text in complaints if "502" not in text]
 
 
+def test_live_figures_are_written_as_the_page_wrote_them(open_page: Open, running: FineTuningJob, alice: User) -> None:
+    page = open_page(f"/jobs/{running.pk}", user=alice)
+
+    figures = {"train_loss": 0.3912, "throughput": 1255.4}
+    page.evaluate("(data) => document.dispatchEvent(new CustomEvent('metric', {detail: {data}}))", figures)
+
+    expect(page.locator("[data-live=train_loss]")).to_have_text("0.391")
+    expect(page.locator("[data-live=throughput]")).to_have_text("1,255")
+
+
 def test_the_charts_legend_names_what_is_drawn(open_page: Open, running: FineTuningJob, alice: User) -> None:
     page = open_page(f"/jobs/{running.pk}", user=alice)
     page.locator("#loss-chart canvas").wait_for()
