@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from http import HTTPStatus
 from typing import IO, Any, cast
 from urllib.parse import unquote
@@ -33,6 +33,7 @@ MACHINE_PREFIXES = ("/v1/", "/api/", "/internal/", "/objects/")
 REQUEST_ID_HEADER = "x-request-id"
 PROCESSOR_SECONDS = "anneal.processor_seconds"  # key in the scope
 PROCESSOR_SECONDS_HEADER = b"x-anneal-processor-seconds"  # between processes of ours, never to a client
+_BODY = "anneal.body"  # key in the scope: the file of the body
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{8,64}")
 
 MIB = 1024 * 1024
@@ -117,7 +118,13 @@ class DjangoApplication(ASGIHandler):
         try:
             await super().handle(scope, receive, send)
         finally:
+            if body := scope.pop(_BODY, None):  # Django leaves it open if the answer cannot be sent
+                body.close()
             await sync_to_async(_end_visit)(scope)
+
+    def create_request(self, scope: Mapping[str, Any], body_file: IO[bytes]) -> tuple[Any, Any]:
+        cast(Scope, scope)[_BODY] = body_file
+        return super().create_request(scope, body_file)
 
 
 class ReportProcessorSeconds:

@@ -72,7 +72,7 @@ def test_the_page_shows_what_a_running_job_has_done(floor, client_for, alice, cl
     assert "GPU load" in page and ">61</span>°C" in page and ">642</span>W" in page
     assert re.search(r'<span data-live="time_left">1m \d\ds</span>', page)
     assert '<span data-live="percent">20</span>%' in page and "<title>20% " in page
-    assert '<span data-live="throughput">900</span>' in page
+    assert '<span data-live="throughput" data-format="int">900</span>' in page
 
 
 def test_every_value_of_the_recipe_stands_on_the_page_with_its_reason(floor, client_for, alice):

@@ -1,6 +1,7 @@
-"""How often a request waits for its thread: each time it competes with all other threads for the interpreter."""
+"""What Django as an ASGI application costs a request: visits to its thread, and the file of its body."""
 
 import asyncio
+import tempfile
 from typing import Any
 
 import pytest
@@ -49,3 +50,36 @@ def test_all_middleware_and_the_view_take_one_visit(visits: list[Any]) -> None:
     assert dict(start["headers"])[b"x-request-id"].startswith(b"req_")
     assert seconds > 0
     assert len(visits) <= 4, visits  # begin, answer, close, end
+
+
+def test_a_body_is_closed_when_its_answer_cannot_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies: list[Any] = []
+
+    class Body(tempfile.SpooledTemporaryFile[bytes]):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            bodies.append(self)
+
+    monkeypatch.setattr(tempfile, "SpooledTemporaryFile", Body)
+
+    async def scenario() -> None:
+        coming = iter([{"type": "http.request", "body": b"{}", "more_body": False}])
+
+        async def receive() -> Any:
+            for message in coming:
+                return message
+            return await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            raise OSError("The connection is gone.")
+
+        scope: dict[str, Any] = {
+            "type": "http", "method": "POST", "path": "/v1/nothing", "query_string": b"", "scheme": "http",
+            "headers": [(b"host", b"localhost")], "client": ("10.0.0.1", 1), "server": ("localhost", 80),
+        }  # fmt: skip
+        await DjangoApplication()(scope, receive, send)
+
+    with pytest.raises(OSError, match="gone"):
+        asyncio.run(scenario())
+
+    assert [body.closed for body in bodies] == [True]
