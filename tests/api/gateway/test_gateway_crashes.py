@@ -95,6 +95,7 @@ def cost_of(tenant: Tenant) -> int:
     )
 
 
+@pytest.mark.chaos
 def test_answers_given_before_kill_9_are_charged_once_and_the_rest_costs_nothing(gateway, tenant, engine):
     engine.scripts["crash"] = Script(tokens=("x",) * 5, delay_seconds=0.002)
     answered: list[str] = []
@@ -224,6 +225,7 @@ def database_away() -> Iterator[None]:
             superuser.execute(f'GRANT CONNECT ON DATABASE "{name}" TO PUBLIC, anneal_gateway')
 
 
+@pytest.mark.chaos
 def test_known_customers_are_served_and_metered_while_the_database_is_away(gateway, tenant):
     body = {"model": BASE_MODEL, "prompt": "Hi", "max_tokens": 5}
     http = gateway.http(tenant.key)

@@ -271,6 +271,7 @@ def test_what_has_no_hashes_is_installed_apart_from_what_has() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_the_installer_comes_from_the_index_and_then_from_the_cache(
     environment: Environment, own_installer: Path, index: ThreadingHTTPServer
 ) -> None:

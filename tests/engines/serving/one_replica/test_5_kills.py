@@ -56,7 +56,8 @@ def kill(process: Process) -> None:
     os.kill(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("victim", ["engine_core", pytest.param("launcher", marks=pytest.mark.chaos)])
+@pytest.mark.chaos
+@pytest.mark.parametrize("victim", ["engine_core", "launcher"])
 def test_kill_9_during_the_start_leaves_no_orphan_for_10_seconds(replica: Replica, victim: str) -> None:
     engine_core = replica.wait_for_title("VLLM::EngineCor")
     state, processes = replica.get_state(), replica.list_processes()
