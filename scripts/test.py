@@ -37,7 +37,7 @@ DURATIONS = ROOT / ".ci" / "durations.json"
 PYTHONS = {"web": ROOT / ".venv/bin/python", "engines": ROOT / ".venv-engines/bin/python"}
 # Each environment has its own pytest settings; paths are relative to the repository's root in both.
 CONFIGURATIONS = {"web": "pyproject.toml", "engines": "tests/engines/pytest.ini"}
-WITH_NIGHTLY = ("unit", "web", "api", "integration", "serving", "e2e")
+WITH_NIGHTLY = ("unit", "web", "api", "integration", "training", "serving", "e2e")
 QUICK_SECONDS = 60
 STOP_SECONDS = 60
 SLOWEST = 10

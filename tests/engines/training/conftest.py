@@ -13,6 +13,7 @@ from apps.contracts.runs import Method
 from gpu_workers.common.api_client import ApiClient
 from gpu_workers.common.config import WorkerConfig
 from gpu_workers.train.loop import callbacks
+from gpu_workers.train.model import samples
 from gpu_workers.trainer.agent import Agent
 from gpu_workers.trainer.children.executor import SubprocessExecutor
 from gpu_workers.trainer.children.fork_server import ForkServer
@@ -22,6 +23,14 @@ from tests.support.engines.attempts import Tried, attempt
 from tests.support.engines.models import BASE_MODEL
 from tests.support.engines.rows import SMALL, make_rows
 from tests.twins.control_plane import CREDENTIAL, ControlPlane, serve_control_plane
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_samples() -> Iterator[None]:
+    """Samples of full length took a quarter of the time of these short runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(samples, "_MAX_ANSWER_TOKENS", 4)
+        yield
 
 
 @pytest.fixture(scope="session")

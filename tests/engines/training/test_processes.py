@@ -102,7 +102,12 @@ def alone(tiny_model, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("parallelism", "method"),
-    [("ddp", Method.LORA), ("fsdp", Method.LORA), ("fsdp", Method.QLORA), ("fsdp", Method.FULL)],
+    [
+        ("ddp", Method.LORA),
+        ("fsdp", Method.QLORA),
+        pytest.param("fsdp", Method.LORA, marks=pytest.mark.nightly),
+        pytest.param("fsdp", Method.FULL, marks=pytest.mark.nightly),
+    ],
 )
 def test_two_processes_lose_as_one_does(tiny_model, tmp_path, alone, fork_server, parallelism, method):
     recipe = msgspec.structs.replace(PLAIN, method=method)
@@ -121,7 +126,12 @@ def test_two_processes_lose_as_one_does(tiny_model, tmp_path, alone, fork_server
 
 
 @pytest.mark.parametrize(
-    ("parallelism", "method"), [("ddp", Method.LORA), ("fsdp", Method.LORA), ("fsdp", Method.QLORA)]
+    ("parallelism", "method"),
+    [
+        pytest.param("ddp", Method.LORA, marks=pytest.mark.nightly),
+        ("fsdp", Method.LORA),
+        pytest.param("fsdp", Method.QLORA, marks=pytest.mark.nightly),
+    ],
 )
 def test_two_processes_prefer_as_one_does(tiny_model, tmp_path, alone, fork_server, parallelism, method):
     """ORPO, which has no reference to bring along."""

@@ -60,7 +60,15 @@ def validated(tiny_model, tmp_path_factory):
         return attempt(tmp_path_factory.mktemp("validated"), tiny_model, ROWS, validation=unlike(ROWS))
 
 
-@pytest.mark.parametrize(("kind", "interruptions"), [("supervised", 3), ("full", 1), ("dpo", 1), ("orpo", 1)])
+@pytest.mark.parametrize(
+    ("kind", "interruptions"),
+    [
+        ("supervised", 3),
+        ("dpo", 1),
+        pytest.param("full", 1, marks=pytest.mark.nightly),
+        pytest.param("orpo", 1, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_run_interrupted_at_random_steps_ends_with_identical_weights(
     tiny_model, tmp_path, monkeypatch, validated, fully_trained, kind, interruptions
 ):
