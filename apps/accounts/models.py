@@ -42,6 +42,9 @@ class User(AbstractBaseUser):
     time_zone = models.CharField(
         max_length=64, blank=True, db_default="", help_text="IANA name; empty: the zone of the person's browser."
     )
+    language = models.CharField(
+        max_length=8, blank=True, db_default="", help_text="Of pages and mails; empty: of the browser, and English mails."
+    )
     created_at = models.DateTimeField(db_default=Now())
 
     objects: ClassVar[UserManager] = UserManager()

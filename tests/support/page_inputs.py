@@ -91,7 +91,7 @@ FORMS = [
         ("limit_usd", "thresholds", "scope", "label"),
     ),
     ("/budgets/key-labels", {}, ("key", "labels")),
-    ("/account", {}, ("name", "time_zone", "wants_job_mail")),
+    ("/account", {}, ("name", "time_zone", "language", "wants_job_mail")),
     ("/account/sessions", {}, ("session",)),
     ("/notifications/read", {}, ("notification",)),
     ("/credit", {"amount_usd": "5"}, ("amount_usd", "note")),

@@ -103,7 +103,7 @@ MIDDLEWARE = [
     "allauth.account.middleware.AccountMiddleware",
     "apps.accounts.login.sessions.EndIdleOperatorSessions",
     "apps.accounts.login.sessions.NoteLastSeen",
-    "apps.interfaces.web.shell.time_zone.UseTimeZone",
+    "apps.interfaces.web.shell.preferences.UsePreferences",
     "apps.core.http.asgi.RefuseNulMiddleware",
     "apps.accounts.login.viewing.LimitViewing",
 ]
@@ -134,6 +134,7 @@ TEMPLATES = [
                 )
             ],
             "builtins": [
+                "django.templatetags.i18n",
                 "django_cotton.templatetags.cotton",
                 "template_partials.templatetags.partials",
                 "apps.core.templatetags.ui",
@@ -320,9 +321,11 @@ FILE_UPLOAD_HANDLERS = ["django.core.files.uploadhandler.TemporaryFileUploadHand
 DATA_UPLOAD_MAX_MEMORY_SIZE = 2 * 1024 * 1024
 
 LANGUAGE_CODE = "en"
+LANGUAGES = [("en", "English"), ("de", "Deutsch")]
+LOCALE_PATHS = [ROOT / "locale"]
+FORMAT_MODULE_PATH = "apps.config.formats"  # figures look the same in all languages
 TIME_ZONE = "UTC"
 USE_TZ = True
-USE_I18N = False
 
 _mail = read_mail_url(ENV.email_url)
 DEFAULT_FROM_EMAIL = ENV.from_email

@@ -4,13 +4,14 @@ import datetime
 from dataclasses import fields
 
 from django import forms
+from django.conf import settings
 from django.http import QueryDict
 
 from apps.accounts.models import Membership
 from apps.accounts.queries import KeyLimits
 from apps.accounts.roles import ROLES, SCOPES, Permission, has_permission
 from apps.core.http.forms import LARGEST_INTEGER
-from apps.interfaces.web.shell.time_zone import time_zones
+from apps.interfaces.web.shell.preferences import time_zones
 
 ROLE_WORDS = {
     "viewer": "Read-only access",
@@ -39,6 +40,12 @@ class PersonForm(forms.Form):
         label="Time zone",
         choices=lambda: [("", "The zone of this browser"), *((name, name.replace("_", " ")) for name in time_zones())],
         help_text="For the times on all pages. The API and exports stay in UTC.",
+    )
+    language = forms.ChoiceField(
+        required=False,
+        label="Language",
+        choices=lambda: [("", "The language of this browser"), *settings.LANGUAGES],
+        help_text="For pages and emails. The API and logs stay in English.",
     )
     wants_job_mail = forms.BooleanField(
         required=False,
