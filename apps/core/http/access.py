@@ -9,6 +9,7 @@ from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied as PageForbidden
 from django.db import DataError
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.utils.translation import gettext
 from django_htmx.http import HttpResponseClientRedirect
 
 from apps.core.errors import DomainError, NotFound, PermissionDenied
@@ -54,7 +55,9 @@ def answer(request: HttpRequest, run: Callable[[], HttpResponseBase]) -> HttpRes
         raise PageForbidden(error.message) from error
     except DataError as error:
         logger.warning("refused by the database: %s", error)
-        text = "A value is too large, too long or holds a character that cannot be stored. Go back and change it."
+        text = gettext(
+            "A value is too large, too long or holds a character that cannot be stored. Go back and change it."
+        )
         return error_page(request, 400, message=text)
     except DomainError as error:
         page = error_page(request, int(error.status), message=error.message)

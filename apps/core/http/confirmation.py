@@ -13,6 +13,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.http import urlencode
+from django.utils.translation import gettext
 
 from apps.core.errors import DomainError, InvalidValue, NotFound
 
@@ -64,19 +65,22 @@ def confirm(request: Request, action: ConfirmedAction[Request]) -> HttpResponse:
     ids = list(dict.fromkeys(given.getlist(action.parameter)))
     try:
         if not 0 < len(ids) <= MAX_ROWS:
-            raise InvalidValue(f"Choose between 1 and {MAX_ROWS} {action.nouns[1]} in the list.")
+            raise InvalidValue(
+                gettext("Choose between 1 and %(most)s %(nouns)s in the list.")
+                % {"most": MAX_ROWS, "nouns": action.nouns[1]}
+            )
         rows = action.find(request, [pk for pk in ids if "\x00" not in pk])
     except InvalidValue as error:
         messages.error(request, error.message)
         return redirect(action.list_url_name)
     if not rows:
-        raise NotFound(f"No such {action.nouns[0]}.")
+        raise NotFound(gettext("No such %(nouns)s.") % {"nouns": action.nouns[0]})
     back = rows[0].url if len(rows) == 1 and rows[0].url else reverse(action.list_url_name)
     typed, problem = action.name(rows), ""
     if request.method == "POST":
         if " ".join(request.POST.get("confirm", "").split()) == typed:
             return _carry_out(request, action, rows, back)
-        problem = f"Type {typed} to confirm."
+        problem = gettext("Type %(typed)s to confirm.") % {"typed": typed}
     else:
         refused = request.session.pop(_SESSION_REFUSED, {})
         rows = [replace(row, refusal=refused.get(row.id, "")) for row in rows]
@@ -84,8 +88,9 @@ def confirm(request: Request, action: ConfirmedAction[Request]) -> HttpResponse:
         "action": action,
         "rows": rows,
         "back": back,
-        "title": f"{action.verb} {typed}?",
-        "button": f"{action.verb} {action.nouns[0] if len(rows) == 1 else typed}",
+        "title": gettext("%(verb)s %(what)s?") % {"verb": action.verb, "what": typed},
+        "button": gettext("%(verb)s %(what)s")
+        % {"verb": action.verb, "what": action.nouns[0] if len(rows) == 1 else typed},
         "gone": len(ids) - len(rows),
         "has_refusals": any(row.refusal for row in rows),
         "typed": typed,
@@ -105,7 +110,7 @@ def _carry_out(
         except DomainError as error:
             refused[row.id] = error.message
     if done := [row for row in rows if row.id not in refused]:
-        messages.success(request, f"{action.done} {action.name(done)}.")
+        messages.success(request, gettext("%(done)s %(what)s.") % {"done": action.done, "what": action.name(done)})
     if not refused:
         return redirect(back)
     request.session[_SESSION_REFUSED] = refused

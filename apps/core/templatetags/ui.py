@@ -23,7 +23,9 @@ from django.templatetags.static import static
 from django.utils import timezone
 from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext, gettext_noop
 
+from apps.core.messages.translation import later
 from apps.core.money import dollars, nano_to_usd
 
 register = template.Library()
@@ -31,7 +33,8 @@ register = template.Library()
 MINUS = "\N{MINUS SIGN}"
 NONE = "\N{EN DASH}"
 GIB = 1 << 30
-_METHODS = {"lora": "LoRA", "qlora": "QLoRA", "full": "Full fine-tuning"}
+_METHODS = {"lora": "LoRA", "qlora": "QLoRA", "full": later("Full fine-tuning")}
+_ROLES = (gettext_noop("owner"), gettext_noop("admin"), gettext_noop("member"), gettext_noop("viewer"))
 _ICON = '<svg class="{}" {}><use href="{}#{}"/></svg>'
 _TICKED = re.compile("`([^`]+)`")
 _UNNAMED = SafeString('aria-hidden="true"')
@@ -49,62 +52,62 @@ class StatusLabel(NamedTuple):
 
 # All states that a page may show, of any object, in the words of docs/CONTEXT.md.
 STATUSES: dict[str, StatusLabel] = {
-    "validating_files": StatusLabel("Checking data", "info", live=True),
-    "validating": StatusLabel("Checking data", "info", live=True),
-    "uploading": StatusLabel("Uploading", "info", live=True),
-    "queued": StatusLabel("Queued", "", "clock"),
-    "leased": StatusLabel("Starting", "info", live=True),
-    "running": StatusLabel("Training", "info", live=True),
-    "pausing": StatusLabel("Pausing", "warn", "pause"),
-    "paused": StatusLabel("Paused", "warn", "pause"),
-    "succeeded": StatusLabel("Succeeded", "ok", "check"),
-    "failed": StatusLabel("Failed", "bad", "circle-alert"),
-    "cancelled": StatusLabel("Cancelled", "line", "ban"),
-    "lost": StatusLabel("Lost contact", "warn", "unplug"),
-    "ready": StatusLabel("Ready", "ok", "check"),
-    "checking": StatusLabel("Being certified", "info", live=True),
-    "uncertified": StatusLabel("Not certified", "", "circle-alert"),
-    "refused": StatusLabel("Refused", "bad", "circle-alert"),
-    "no_certificate": StatusLabel("None", "line", "circle-alert"),
-    "files_only": StatusLabel("Files only", "line", "download"),
-    "uploaded": StatusLabel("Uploaded", "", "clock"),
-    "invalid": StatusLabel("Has errors", "bad", "circle-alert"),
-    "rejected": StatusLabel("Rejected", "bad", "circle-alert"),
-    "error": StatusLabel("Failed", "bad", "circle-alert"),
-    "deleting": StatusLabel("Deleting", "warn", "trash-2"),
-    "deleted": StatusLabel("Deleted", "line", "trash-2"),
-    "loading": StatusLabel("Loading", "info", live=True),
-    "loaded": StatusLabel("Warm", "ok", "check"),
-    "serving": StatusLabel("Serving", "ok", "check"),
-    "waiting": StatusLabel("Waiting to load", "", "clock"),
-    "cold": StatusLabel("Cold", "", "power"),
-    "off": StatusLabel("Not serving", "line", "power"),
-    "unloading": StatusLabel("Unloading", "warn", "power"),
-    "active": StatusLabel("Active", "ok", "check"),
-    "granted": StatusLabel("Granted", "ok", "check"),
-    "declined": StatusLabel("Declined", "line", "ban"),
-    "revoked": StatusLabel("Revoked", "line", "ban"),
-    "expired": StatusLabel("Expired", "line", "clock"),
-    "invited": StatusLabel("Invited", "", "mail"),
-    "requested": StatusLabel("Requested", "", "clock"),
-    "open": StatusLabel("Waiting for payment", "", "clock"),
-    "needs_response": StatusLabel("Needs a response", "warn", "circle-alert"),
-    "under_review": StatusLabel("Under review", "", "clock"),
-    "action_required": StatusLabel("To be confirmed", "warn", "circle-alert"),
-    "paid": StatusLabel("Paid", "ok", "check"),
-    "won": StatusLabel("Won", "ok", "check"),
-    "dispute_lost": StatusLabel("Lost", "bad", "ban"),
-    "suspended": StatusLabel("Suspended", "bad", "ban"),
-    "online": StatusLabel("Online", "ok", "check"),
-    "idle": StatusLabel("Idle", "ok", "check"),
-    "busy": StatusLabel("Busy", "info", live=True),
-    "cordoned": StatusLabel("Cordoned", "warn", "ban"),
-    "draining": StatusLabel("Draining", "warn", "power"),
-    "drained": StatusLabel("Drained", "line", "power"),
-    "offline": StatusLabel("Offline", "bad", "unplug"),
-    "admitted": StatusLabel("Admitted", "", "plug"),
-    "installed": StatusLabel("Installed", "ok", "check"),
-    "not_installed": StatusLabel("Not installed", "line"),
+    "validating_files": StatusLabel(later("Checking data"), "info", live=True),
+    "validating": StatusLabel(later("Checking data"), "info", live=True),
+    "uploading": StatusLabel(later("Uploading"), "info", live=True),
+    "queued": StatusLabel(later("Queued"), "", "clock"),
+    "leased": StatusLabel(later("Starting"), "info", live=True),
+    "running": StatusLabel(later("Training"), "info", live=True),
+    "pausing": StatusLabel(later("Pausing"), "warn", "pause"),
+    "paused": StatusLabel(later("Paused"), "warn", "pause"),
+    "succeeded": StatusLabel(later("Succeeded"), "ok", "check"),
+    "failed": StatusLabel(later("Failed"), "bad", "circle-alert"),
+    "cancelled": StatusLabel(later("Cancelled"), "line", "ban"),
+    "lost": StatusLabel(later("Lost contact"), "warn", "unplug"),
+    "ready": StatusLabel(later("Ready"), "ok", "check"),
+    "checking": StatusLabel(later("Being certified"), "info", live=True),
+    "uncertified": StatusLabel(later("Not certified"), "", "circle-alert"),
+    "refused": StatusLabel(later("Refused"), "bad", "circle-alert"),
+    "no_certificate": StatusLabel(later("None"), "line", "circle-alert"),
+    "files_only": StatusLabel(later("Files only"), "line", "download"),
+    "uploaded": StatusLabel(later("Uploaded"), "", "clock"),
+    "invalid": StatusLabel(later("Has errors"), "bad", "circle-alert"),
+    "rejected": StatusLabel(later("Rejected"), "bad", "circle-alert"),
+    "error": StatusLabel(later("Failed"), "bad", "circle-alert"),
+    "deleting": StatusLabel(later("Deleting"), "warn", "trash-2"),
+    "deleted": StatusLabel(later("Deleted"), "line", "trash-2"),
+    "loading": StatusLabel(later("Loading"), "info", live=True),
+    "loaded": StatusLabel(later("Warm"), "ok", "check"),
+    "serving": StatusLabel(later("Serving"), "ok", "check"),
+    "waiting": StatusLabel(later("Waiting to load"), "", "clock"),
+    "cold": StatusLabel(later("Cold"), "", "power"),
+    "off": StatusLabel(later("Not serving"), "line", "power"),
+    "unloading": StatusLabel(later("Unloading"), "warn", "power"),
+    "active": StatusLabel(later("Active"), "ok", "check"),
+    "granted": StatusLabel(later("Granted"), "ok", "check"),
+    "declined": StatusLabel(later("Declined"), "line", "ban"),
+    "revoked": StatusLabel(later("Revoked"), "line", "ban"),
+    "expired": StatusLabel(later("Expired"), "line", "clock"),
+    "invited": StatusLabel(later("Invited"), "", "mail"),
+    "requested": StatusLabel(later("Requested"), "", "clock"),
+    "open": StatusLabel(later("Waiting for payment"), "", "clock"),
+    "needs_response": StatusLabel(later("Needs a response"), "warn", "circle-alert"),
+    "under_review": StatusLabel(later("Under review"), "", "clock"),
+    "action_required": StatusLabel(later("To be confirmed"), "warn", "circle-alert"),
+    "paid": StatusLabel(later("Paid"), "ok", "check"),
+    "won": StatusLabel(later("Won"), "ok", "check"),
+    "dispute_lost": StatusLabel(later("Lost"), "bad", "ban"),
+    "suspended": StatusLabel(later("Suspended"), "bad", "ban"),
+    "online": StatusLabel(later("Online"), "ok", "check"),
+    "idle": StatusLabel(later("Idle"), "ok", "check"),
+    "busy": StatusLabel(later("Busy"), "info", live=True),
+    "cordoned": StatusLabel(later("Cordoned"), "warn", "ban"),
+    "draining": StatusLabel(later("Draining"), "warn", "power"),
+    "drained": StatusLabel(later("Drained"), "line", "power"),
+    "offline": StatusLabel(later("Offline"), "bad", "unplug"),
+    "admitted": StatusLabel(later("Admitted"), "", "plug"),
+    "installed": StatusLabel(later("Installed"), "ok", "check"),
+    "not_installed": StatusLabel(later("Not installed"), "line"),
 }
 
 
@@ -181,6 +184,12 @@ def method_name(method: str) -> str:
 
 
 @register.filter
+def role_name(role: str) -> str:
+    """Return a member's role in the reader's language."""
+    return gettext(role) if role in _ROLES else role
+
+
+@register.filter
 def lines(items: Iterable[object]) -> str:
     """Return one item a line."""
     return "\n".join(map(str, items))
@@ -189,7 +198,7 @@ def lines(items: Iterable[object]) -> str:
 @register.filter
 def ticks(text: str) -> SafeString:
     """Render text in backticks as code, and escape the rest."""
-    return SafeString(_TICKED.sub(r"<code>\1</code>", escape(text)))
+    return SafeString(_TICKED.sub(r"<code>\1</code>", str(escape(text))))
 
 
 @register.filter
@@ -247,7 +256,7 @@ def about(seconds: float | None) -> str:
     if seconds is None:
         return NONE
     if seconds < 60:
-        return "under 1 min"
+        return gettext("under 1 min")
     if round(seconds / 60) < 60:
         return f"{round(seconds / 60)} min"
     return duration(round(seconds / 60) * 60)
@@ -257,12 +266,12 @@ def about(seconds: float | None) -> str:
 def ago(moment: datetime.datetime | None) -> str:
     """Format how long ago a moment was, or how far ahead it lies."""
     if moment is None:
-        return "never"
+        return gettext("never")
     seconds = (timezone.now() - moment).total_seconds()
     span = _span_in_words(abs(seconds))
     if span is None:
-        return "just now"
-    return f"{span} ago" if seconds > 0 else f"in {span}"
+        return gettext("just now")
+    return gettext("%(span)s ago") % {"span": span} if seconds > 0 else gettext("in %(span)s") % {"span": span}
 
 
 @register.simple_tag
@@ -272,7 +281,7 @@ def moment(value: datetime.datetime | None, style: str = "ago") -> SafeString | 
     Without a choice, app.js rewrites it in the zone of the reader's browser.
     """
     if value is None:
-        return "never" if style == "ago" else NONE
+        return gettext("never") if style == "ago" else NONE
     utc = value.astimezone(datetime.UTC)
     zone = timezone.get_current_timezone()
     text = ago(value) if style == "ago" else f"{value.astimezone(zone):{_FORMATS[style]}}"

@@ -5,6 +5,7 @@ from functools import partial, wraps
 from typing import Concatenate, ParamSpec
 
 from django.http import HttpRequest, HttpResponseBase
+from django.utils.translation import gettext
 
 from apps.accounts.login.second_factor import require_of_operator
 from apps.accounts.login.sessions import require_recent_sign_in
@@ -47,7 +48,7 @@ def operator_id(request: HttpRequest) -> str:
 
 def _as_operator(request: HttpRequest, run: Callable[[], HttpResponseBase]) -> HttpResponseBase:
     if not getattr(request.user, "is_operator", False):
-        raise PermissionDenied("These pages are for the operators of this installation.")
+        raise PermissionDenied(gettext("These pages are for the operators of this installation."))
     if elsewhere := require_of_operator(request):
         return elsewhere
     with system():

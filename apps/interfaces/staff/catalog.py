@@ -7,6 +7,7 @@ from django.db import transaction
 from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.catalog import operations, price_requests, queries
@@ -41,8 +42,12 @@ def base_models(request: HttpRequest) -> HttpResponse:
                 by=operator_id(request),
                 now=db_now(),
             )
-            wait = "" if added.is_installed else " Its files are being read from the hub."
-            messages.success(request, f"{added.display_name} was added.{wait} Set its token prices next.")
+            wait = "" if added.is_installed else gettext(" Its files are being read from the hub.")
+            messages.success(
+                request,
+                gettext("%(display_name)s was added.%(wait)s Set its token prices next.")
+                % {"display_name": added.display_name, "wait": wait},
+            )
             return redirect("staff:base_model_list")
     status = 422 if request.method == "POST" else 200
     on_offer = queries.list_base_models()
@@ -60,7 +65,11 @@ def install_base_model(request: HttpRequest, base_model_id: str) -> HttpResponse
     base_model = get_object_or_404(BaseModel, pk=base_model_id, retired_at=None)
     with domain_errors_shown(request):
         operations.request_install(base_model=base_model, by=operator_id(request), now=db_now())
-        messages.success(request, f"The files of {base_model.display_name} are being read from the hub.")
+        messages.success(
+            request,
+            gettext("The files of %(display_name)s are being read from the hub.")
+            % {"display_name": base_model.display_name},
+        )
     return redirect("staff:base_model_list")
 
 
@@ -69,7 +78,11 @@ def install_base_model(request: HttpRequest, base_model_id: str) -> HttpResponse
 def retire_base_model(request: HttpRequest, base_model_id: str) -> HttpResponse:
     base_model = get_object_or_404(BaseModel, pk=base_model_id, retired_at=None)
     operations.retire_base_model(base_model=base_model, by=operator_id(request), now=db_now())
-    messages.success(request, f"{base_model.display_name} takes no new jobs. Its adapters keep answering.")
+    messages.success(
+        request,
+        gettext("%(display_name)s takes no new jobs. Its adapters keep answering.")
+        % {"display_name": base_model.display_name},
+    )
     return redirect("staff:base_model_list")
 
 
@@ -87,8 +100,10 @@ def prices(request: HttpRequest) -> HttpResponse:
                     transaction.set_rollback(True)
             if _is_confirmed(request, form):
                 is_waiting = isinstance(made, PriceRequest)
-                words = "The price waits for another operator." if is_waiting else "The price was set."
-                messages.success(request, f"{words} Existing quotes keep their price.")
+                words = (
+                    gettext("The price waits for another operator.") if is_waiting else gettext("The price was set.")
+                )
+                messages.success(request, gettext("%(words)s Existing quotes keep their price.") % {"words": words})
                 return redirect("staff:price_list")
             data = form.cleaned_data
             preview = preview_price(
@@ -140,5 +155,5 @@ def decide_price(request: HttpRequest, request_id: str) -> HttpResponse:
     act = price_requests.approve_price if is_approval else price_requests.reject_price
     with domain_errors_shown(request):
         act(request_id=wanted.pk, by=operator_id(request), now=db_now())
-        messages.success(request, f"The price was {'set' if is_approval else 'rejected'}.")
+        messages.success(request, gettext("The price was set.") if is_approval else gettext("The price was rejected."))
     return redirect("staff:price_list")

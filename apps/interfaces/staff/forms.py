@@ -8,6 +8,7 @@ from operator import attrgetter
 from django import forms
 from django.http import QueryDict
 from django.utils import timezone
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
@@ -15,6 +16,7 @@ from apps.catalog.models import BaseModel, GpuType
 from apps.catalog.pricing import Tier
 from apps.catalog.queries import list_base_models, list_gpu_types
 from apps.core.ids import new_id
+from apps.core.messages.translation import later
 from apps.core.money import usd_to_nano
 from apps.core.templatetags.ui import bytes_
 from apps.estimates.physics.gpus import GIB
@@ -28,18 +30,22 @@ _MONEY = {"max_digits": 15, "decimal_places": 9, "min_value": Decimal(0)}
 
 
 class PoolForm(forms.Form):
-    name = forms.SlugField(max_length=40, label="Name", help_text="Used for the queue and price. Can't be changed.")
-    gpu_type = forms.ModelChoiceField(queryset=GpuType.objects.none(), label="GPU type", empty_label="Choose a type")
-    region = forms.CharField(max_length=40, label="Region", initial="local")
-    memory_gib = forms.FloatField(
-        min_value=0.1, max_value=100_000, label="Memory one job may use, GiB", help_text="For each GPU."
+    name = forms.SlugField(
+        max_length=40, label=later("Name"), help_text=later("Used for the queue and price. Can't be changed.")
     )
-    is_spot = forms.BooleanField(required=False, label="Spot (interruptible)")
+    gpu_type = forms.ModelChoiceField(
+        queryset=GpuType.objects.none(), label=later("GPU type"), empty_label="Choose a type"
+    )
+    region = forms.CharField(max_length=40, label=later("Region"), initial="local")
+    memory_gib = forms.FloatField(
+        min_value=0.1, max_value=100_000, label=later("Memory one job may use, GiB"), help_text=later("For each GPU.")
+    )
+    is_spot = forms.BooleanField(required=False, label=later("Spot (interruptible)"))
     interruptions_per_hour = forms.FloatField(
         required=False,
         max_value=3600,
-        label="Expected interruptions an hour",
-        help_text="For one machine: 0.05 is one in twenty hours. Estimates include expected rework.",
+        label=later("Expected interruptions an hour"),
+        help_text=later("For one machine: 0.05 is one in twenty hours. Estimates include expected rework."),
     )
 
     def __init__(self, data: QueryDict | None = None, *, initial: dict[str, object] | None = None) -> None:
@@ -50,7 +56,7 @@ class PoolForm(forms.Form):
         cleaned: dict[str, object] = super().clean() or self.cleaned_data
         is_unsaid = not cleaned.get("interruptions_per_hour") and "interruptions_per_hour" not in self.errors
         if cleaned.get("is_spot") and is_unsaid:
-            self.add_error("interruptions_per_hour", "Say how often a machine of a spot pool is taken away.")
+            self.add_error("interruptions_per_hour", gettext("Say how often a machine of a spot pool is taken away."))
         return cleaned
 
     @property
@@ -68,15 +74,15 @@ class NewPoolForm(PoolForm):
 
     price_usd = forms.DecimalField(
         required=False,
-        label="Price of a GPU-hour in dollars",
-        help_text="You can set it later. Nothing can start on the pool before.",
+        label=later("Price of a GPU-hour in dollars"),
+        help_text=later("You can set it later. Nothing can start on the pool before."),
         **_MONEY,  # type: ignore[arg-type]
     )
 
     def __init__(self, data: QueryDict | None = None) -> None:
         super().__init__(data)
         memory = self.fields["memory_gib"]
-        memory.required, memory.help_text = False, "For each GPU. Leave empty to use all of the type's memory."
+        memory.required, memory.help_text = False, gettext("For each GPU. Leave empty to use all of the type's memory.")
 
     @property
     def memory_bytes(self) -> int:
@@ -89,8 +95,10 @@ class PoolEditForm(PoolForm):
     is_open = forms.BooleanField(required=False, label="Accepts new jobs")
     serves_whole_models = forms.BooleanField(
         required=False,
-        label="May serve whole models",
-        help_text="Merged and fully trained ones, each on a replica of its own. Customers are told before training.",
+        label=later("May serve whole models"),
+        help_text=later(
+            "Merged and fully trained ones, each on a replica of its own. Customers are told before training."
+        ),
     )
 
     def __init__(self, data: QueryDict | None = None, *, initial: dict[str, object] | None = None) -> None:
@@ -101,7 +109,7 @@ class PoolEditForm(PoolForm):
 class WorkerTokenForm(forms.Form):
     kind = forms.ChoiceField(
         choices=WorkerKind.choices,
-        label="What joins",
+        label=later("What joins"),
         widget=forms.RadioSelect,
         initial=WorkerKind.TRAINER,
     )
@@ -109,14 +117,14 @@ class WorkerTokenForm(forms.Form):
         queryset=BaseModel.objects.none(),
         required=False,
         empty_label="Choose a base model",
-        label="Base model",
-        help_text="Served with its adapters.",
+        label=later("Base model"),
+        help_text=later("Served with its adapters."),
     )
     whole_model = forms.CharField(
         required=False,
         max_length=200,
-        label="Or a customer's whole model",
-        help_text="The name of a merged or fully trained model, ft:…, which the replica then serves alone.",
+        label=later("Or a customer's whole model"),
+        help_text=later("The name of a merged or fully trained model, ft:…, which the replica then serves alone."),
     )
 
     def __init__(self, data: QueryDict | None = None, *, initial: dict[str, object] | None = None) -> None:
@@ -129,7 +137,7 @@ class WorkerTokenForm(forms.Form):
             return None
         found = AdapterVersion.objects.filter(model_name=name, deleted_at=None).select_related("adapter__base_model")
         if (version := found.first()) is None:
-            raise forms.ValidationError("No customer has a model of this name.")
+            raise forms.ValidationError(gettext("No customer has a model of this name."))
         return version
 
 
@@ -147,58 +155,65 @@ class OptionalJson(forms.JSONField):
 
 
 class BaseModelForm(forms.Form):
-    name = forms.SlugField(max_length=80, label="Name", help_text="Model ID used in API requests.")
-    display_name = forms.CharField(max_length=120, label="Shown as")
+    name = forms.SlugField(max_length=80, label=later("Name"), help_text=later("Model ID used in API requests."))
+    display_name = forms.CharField(max_length=120, label=later("Shown as"))
     path = forms.CharField(
-        max_length=400, required=False, label="Path on the workers", help_text="Or give a repository."
+        max_length=400, required=False, label=later("Path on the workers"), help_text=later("Or give a repository.")
     )
-    repo = forms.CharField(max_length=160, required=False, label="Hub repository", help_text="organization/name")
-    revision = forms.CharField(max_length=64, required=False, label="Revision", help_text="A commit: 40 hex digits.")
+    repo = forms.CharField(max_length=160, required=False, label=later("Hub repository"), help_text="organization/name")
+    revision = forms.CharField(
+        max_length=64, required=False, label=later("Revision"), help_text=later("A commit: 40 hex digits.")
+    )
     config = OptionalJson(
-        required=False, label="config.json", help_text="The repository's own, for the model's dimensions."
+        required=False, label="config.json", help_text=later("The repository's own, for the model's dimensions.")
     )
     hub_token = forms.CharField(
         max_length=200,
         required=False,
-        label="Token of a gated repository",
+        label=later("Token of a gated repository"),
         widget=forms.PasswordInput(attrs={"autocomplete": "off"}),
-        help_text="Encrypted, and never shown again.",
+        help_text=later("Encrypted, and never shown again."),
     )
-    licence = forms.CharField(max_length=80, required=False, label="Licence")
+    licence = forms.CharField(max_length=80, required=False, label=later("Licence"))
 
 
 def _sku_choices() -> list[tuple[str, str | list[tuple[str, str]]]]:
     """Return every SKU that can be charged, in groups."""
     groups = itertools.groupby(list_skus(only_installed=True).values(), attrgetter("group"))
-    return [("", "Choose what to price"), *((name, [(sku.code, str(sku)) for sku in skus]) for name, skus in groups)]
+    return [
+        ("", gettext("Choose what to price")),
+        *((name, [(sku.code, str(sku)) for sku in skus]) for name, skus in groups),
+    ]
 
 
 class PriceForm(forms.Form):
     sku = forms.ChoiceField(
-        label="What to price",
+        label=later("What to price"),
         error_messages={"invalid_choice": "%(value)s is not a SKU of this installation: choose one from the list."},
-        help_text="Add a pool or install a base model to price it.",
+        help_text=later("Add a pool or install a base model to price it."),
     )
-    price_usd = forms.DecimalField(label="Price in dollars", **_MONEY)  # type: ignore[arg-type]
+    price_usd = forms.DecimalField(label=later("Price in dollars"), **_MONEY)  # type: ignore[arg-type]
     organization = forms.ModelChoiceField(
         queryset=Organization.objects.none(),
         required=False,
         empty_label="Everybody",
-        label="For",
-        help_text="A price for one customer waits for a second operator.",
+        label=later("For"),
+        help_text=later("A price for one customer waits for a second operator."),
     )
     effective_from = forms.DateTimeField(
         required=False,
-        label="From",
-        help_text="Leave empty to start at once.",
+        label=later("From"),
+        help_text=later("Leave empty to start at once."),
         widget=forms.DateTimeInput(attrs={"type": "datetime-local"}),
     )
     tiers = forms.CharField(
         required=False,
         max_length=2000,
-        label="Volume tiers",
+        label=later("Volume tiers"),
         widget=forms.Textarea(attrs={"rows": 2}),
-        help_text="One tier per line: units in a month, a colon, the price beyond them. Example: 100000000: 0.05",
+        help_text=later(
+            "One tier per line: units in a month, a colon, the price beyond them. Example: 100000000: 0.05"
+        ),
     )
 
     def __init__(self, data: QueryDict | None = None, *, initial: dict[str, object] | None = None) -> None:
@@ -222,7 +237,9 @@ class PriceForm(forms.Form):
             try:
                 tiers.append(Tier(int(units), usd_to_nano(Decimal(price.strip()))))
             except (ValueError, ArithmeticError) as error:
-                raise forms.ValidationError(f"{line.strip()!r} is not units: dollars.") from error
+                raise forms.ValidationError(
+                    gettext("%(line)s is not units: dollars.") % {"line": repr(line.strip())}
+                ) from error
         return tiers
 
 
@@ -233,25 +250,27 @@ _A_MINUTE = ("a minute", "per minute")
 class QuotaForm(forms.Form):
     """The limits of one organization, each with what it uses. An empty field lifts its limit."""
 
-    concurrent_gpus = QuantityField(count_of("GPUs", example="2 GPUs", tails=_AT_ONCE), label="GPUs at the same time")
-    queued_jobs = QuantityField(count_of("jobs", example="20 jobs", tails=_AT_ONCE), label="Unfinished jobs")
-    gpu_seconds_per_month = QuantityField(GPU_TIME, label="GPU time a month")
-    storage_bytes = QuantityField(BYTES, label="Storage")
+    concurrent_gpus = QuantityField(
+        count_of("GPUs", example="2 GPUs", tails=_AT_ONCE), label=later("GPUs at the same time")
+    )
+    queued_jobs = QuantityField(count_of("jobs", example="20 jobs", tails=_AT_ONCE), label=later("Unfinished jobs"))
+    gpu_seconds_per_month = QuantityField(GPU_TIME, label=later("GPU time a month"))
+    storage_bytes = QuantityField(BYTES, label=later("Storage"))
     requests_per_minute = QuantityField(
-        count_of("requests", example="6,000 requests", tails=_A_MINUTE), label="Requests per minute"
+        count_of("requests", example="6,000 requests", tails=_A_MINUTE), label=later("Requests per minute")
     )
     tokens_per_minute = QuantityField(
-        count_of("tokens", example="2 million tokens", tails=_A_MINUTE), label="Tokens per minute"
+        count_of("tokens", example="2 million tokens", tails=_A_MINUTE), label=later("Tokens per minute")
     )
     concurrent_requests = QuantityField(
-        count_of("requests", example="256 requests", tails=_AT_ONCE), label="Requests at the same time"
+        count_of("requests", example="256 requests", tails=_AT_ONCE), label=later("Requests at the same time")
     )
     weight = forms.IntegerField(
         min_value=1,
         max_value=100,
-        label="Scheduling weight",
+        label=later("Scheduling weight"),
         initial=1,
-        help_text="With 2, its jobs get twice the share of a busy pool.",
+        help_text=later("With 2, its jobs get twice the share of a busy pool."),
     )
 
     def __init__(
@@ -268,36 +287,57 @@ class QuotaForm(forms.Form):
 
 def _use_in_words(demand: Demand) -> dict[str, str]:
     """Return the use of each limit, now and in the last 30 days."""
-    days = "in the last 30 days"
+    days = gettext("in the last 30 days")
     month, recent = gpu_time(demand.gpu_seconds_of_month), gpu_time(demand.gpu_seconds)
     return {
-        "concurrent_gpus": f"Now {demand.gpus}. At most {demand.most_gpus} {days}.",
-        "queued_jobs": f"Now {demand.jobs}. At most {demand.most_jobs} {days}.",
-        "gpu_seconds_per_month": f"{month} this month. {recent} {days}.",
-        "storage_bytes": f"Now {bytes_(demand.storage_bytes)}. At most {bytes_(demand.most_storage_bytes)} {days}.",
-        "requests_per_minute": f"{demand.requests:,} {days}. At most {demand.most_requests_of_day:,} on one day.",
-        "tokens_per_minute": f"{demand.tokens:,} {days}. At most {demand.most_tokens_of_day:,} on one day.",
+        "concurrent_gpus": gettext("Now %(gpus)s. At most %(most_gpus)s %(days)s.")
+        % {"gpus": demand.gpus, "most_gpus": demand.most_gpus, "days": days},
+        "queued_jobs": gettext("Now %(jobs)s. At most %(most_jobs)s %(days)s.")
+        % {"jobs": demand.jobs, "most_jobs": demand.most_jobs, "days": days},
+        "gpu_seconds_per_month": gettext("%(month)s this month. %(recent)s %(days)s.")
+        % {"month": month, "recent": recent, "days": days},
+        "storage_bytes": gettext("Now %(storage_bytes)s. At most %(most_storage_bytes)s %(days)s.")
+        % {
+            "storage_bytes": bytes_(demand.storage_bytes),
+            "most_storage_bytes": bytes_(demand.most_storage_bytes),
+            "days": days,
+        },
+        "requests_per_minute": gettext("%(requests)s %(days)s. At most %(most_requests_of_day)s on one day.")
+        % {
+            "requests": f"{demand.requests:,}",
+            "days": days,
+            "most_requests_of_day": f"{demand.most_requests_of_day:,}",
+        },
+        "tokens_per_minute": gettext("%(tokens)s %(days)s. At most %(most_tokens_of_day)s on one day.")
+        % {"tokens": f"{demand.tokens:,}", "days": days, "most_tokens_of_day": f"{demand.most_tokens_of_day:,}"},
     }
 
 
 class AdjustmentForm(forms.Form):
     once = forms.RegexField(r"^adj_[0-9a-z]{26}$", widget=forms.HiddenInput, initial=partial(new_id, "adj"))
     amount_usd = forms.DecimalField(
-        label="Amount in dollars",
+        label=later("Amount in dollars"),
         max_digits=15,
         decimal_places=9,
-        help_text="Negative takes credit away. Above $100 in 24 hours, by you or for them, a second operator approves.",
+        help_text=later(
+            "Negative takes credit away. Above $100 in 24 hours, by you or for them, a second operator approves."
+        ),
     )
     refund_of = forms.CharField(
-        max_length=64, required=False, label="Refund of a job", help_text="Its id, to give back what it was charged."
+        max_length=64,
+        required=False,
+        label=later("Refund of a job"),
+        help_text=later("Its id, to give back what it was charged."),
     )
-    reason = forms.CharField(max_length=300, label="Reason", help_text="Kept in the ledger and shown to the customer.")
+    reason = forms.CharField(
+        max_length=300, label=later("Reason"), help_text=later("Kept in the ledger and shown to the customer.")
+    )
 
 
 class PoolCostForm(forms.Form):
-    pool = forms.ModelChoiceField(queryset=GpuPool.objects.none(), label="Pool")
-    cost_usd = forms.DecimalField(label="Cost of one GPU-hour", **_MONEY)  # type: ignore[arg-type]
-    from_day = forms.DateField(label="From", widget=forms.DateInput(attrs={"type": "date"}))
+    pool = forms.ModelChoiceField(queryset=GpuPool.objects.none(), label=later("Pool"))
+    cost_usd = forms.DecimalField(label=later("Cost of one GPU-hour"), **_MONEY)  # type: ignore[arg-type]
+    from_day = forms.DateField(label=later("From"), widget=forms.DateInput(attrs={"type": "date"}))
 
     def __init__(self, data: QueryDict | None = None, *, initial: dict[str, object] | None = None) -> None:
         super().__init__(data, initial=initial)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from django import forms
+from django.utils.translation import gettext
 
 from apps.core.http.forms import LARGEST_BIG_INTEGER, LARGEST_INTEGER
 from apps.core.templatetags.ui import duration
@@ -39,19 +40,29 @@ class Units:
         """Return the quantity. Raises ValidationError."""
         found = _NUMBER.fullmatch(text.lower().replace("gpu-", "gpu ").strip())
         if found is None:
-            raise forms.ValidationError(f"Write a number with its unit, such as {self.example}.")
+            raise forms.ValidationError(
+                gettext("Write a number with its unit, such as %(example)s.") % {"example": self.example}
+            )
         number, unit = Decimal(found[1].replace(",", "")), " ".join(found[2].split())
         for tail in self.tails:
             unit = unit.removesuffix(tail).rstrip()
         size = self.read.get(" ".join(word.removesuffix("s") or word for word in unit.split()))
         if size is None:
-            unknown = f"{unit!r} is not a unit here" if unit else "The unit is missing"
-            raise forms.ValidationError(f"{unknown}: write it like {self.example}.")
+            unknown = (
+                gettext("%(unit)s is not a unit here") % {"unit": repr(unit)}
+                if unit
+                else gettext("The unit is missing")
+            )
+            raise forms.ValidationError(
+                gettext("%(unknown)s: write it like %(example)s.") % {"unknown": unknown, "example": self.example}
+            )
         value = number * size
         if value > self.largest:
-            raise forms.ValidationError(f"Write at most {self.words(self.largest)}.")
+            raise forms.ValidationError(gettext("Write at most %(largest)s.") % {"largest": self.words(self.largest)})
         if value != int(value) and size == 1:
-            raise forms.ValidationError(f"Write a whole number, such as {self.example}.")
+            raise forms.ValidationError(
+                gettext("Write a whole number, such as %(example)s.") % {"example": self.example}
+            )
         return int(value)
 
 
@@ -79,7 +90,7 @@ GPU_TIME = Units(
 
 def gpu_time(seconds: float) -> str:
     """Return used GPU time: in hours, from one hour on."""
-    return duration(seconds) if seconds < 3600 else f"{seconds / 3600:,.1f} hours"
+    return duration(seconds) if seconds < 3600 else gettext("%(seconds)s hours") % {"seconds": f"{seconds / 3600:,.1f}"}
 
 
 class QuantityField(forms.CharField):

@@ -10,6 +10,7 @@ from django.core.paginator import Page, Paginator
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from apps.accounts.models import Organization
@@ -19,6 +20,7 @@ from apps.billing.books.credit_requests import list_requests
 from apps.billing.queries import get_balance, get_balances, get_spending
 from apps.core.database.clock import db_now
 from apps.core.http.forms import domain_errors_shown
+from apps.core.messages.translation import later
 from apps.datasets.queries import list_versions
 from apps.finetuning.jobs import control
 from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus
@@ -36,8 +38,8 @@ _NEWEST_JOBS = 20
 _NEWEST_REQUESTS = 5
 _EVENTS_SHOWN = 200
 _MAX_QUERY_CHARACTERS = 80
-_STATES = [("", "All")] + [
-    (status.value, status.capitalize())
+_STATES = [("", later("All"))] + [
+    (status.value, later(status.capitalize()))
     for status in (JobStatus.QUEUED, JobStatus.RUNNING, JobStatus.SUCCEEDED, JobStatus.FAILED)
 ]
 
@@ -168,7 +170,7 @@ def quota(request: HttpRequest, organization_id: str) -> HttpResponse:
     form = QuotaForm(request.POST or None, initial=limits, demand=demand)
     if request.method == "POST" and form.is_valid():
         set_quota(organization=organization, by=operator_id(request), now=db_now(), **form.limits())
-        messages.success(request, f"The limits of {organization.name} were saved.")
+        messages.success(request, gettext("The limits of %(name)s were saved.") % {"name": organization.name})
         return redirect("staff:quota_list")
     context = {"tenant": organization, "form": form}
     return render(request, "staff/tenants/quota.html", context, status=422 if request.method == "POST" else 200)
@@ -224,7 +226,7 @@ def cancel_job(request: HttpRequest, job_id: str) -> HttpResponse:
     shown = get_object_or_404(_jobs(), pk=job_id)
     with domain_errors_shown(request):
         control.request_cancellation(job=shown, by=operator_id(request), now=db_now())
-        messages.success(request, "The job is being cancelled.")
+        messages.success(request, gettext("The job is being cancelled."))
     return redirect("staff:job_detail", job_id=shown.pk)
 
 

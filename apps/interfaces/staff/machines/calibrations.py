@@ -6,9 +6,11 @@ import msgspec
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.utils.translation import gettext
 from django.views.decorators.http import require_POST, require_safe
 
 from apps.core.errors import InvalidValue
+from apps.core.messages.translation import later
 from apps.estimates.calibration import PHYSICS, Calibration
 from apps.finetuning import queries
 from apps.finetuning.models import CalibrationVersion, GpuPool, PoolAccuracy
@@ -17,7 +19,11 @@ from apps.finetuning.quotes.pool_facts import list_shape_probes
 from apps.interfaces.staff.access import operator_id, operator_view
 
 _SHOWN = 50
-_LEFT_OUT = (("resumed", "resumed"), ("out_of_memory", "out of memory"), ("other_physics", "other formulas"))
+_LEFT_OUT = (
+    ("resumed", "resumed"),
+    ("out_of_memory", later("out of memory")),
+    ("other_physics", later("other formulas")),
+)
 
 
 @require_safe
@@ -47,11 +53,14 @@ def use(request: HttpRequest, pool_id: str) -> HttpResponse:
     pool = get_object_or_404(queries.list_pools(), pk=pool_id)
     text = request.POST.get("number", "")
     if text and not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise InvalidValue("A version is a whole number.", param="number")
+        raise InvalidValue(gettext("A version is a whole number."), param="number")
     number = int(text) if text else None
     calibrations.use_version(pool=pool, number=number, by=operator_id(request))
-    what = "no calibration" if number is None else f"calibration {number}"
-    messages.success(request, f"Quotes of {pool.name} use {what} until you choose otherwise.")
+    what = gettext("no calibration") if number is None else gettext("calibration %(number)s") % {"number": number}
+    messages.success(
+        request,
+        gettext("Quotes of %(name)s use %(what)s until you choose otherwise.") % {"name": pool.name, "what": what},
+    )
     return redirect("staff:pool_calibrations", pool_id=pool.pk)
 
 
@@ -61,7 +70,7 @@ def follow(request: HttpRequest, pool_id: str) -> HttpResponse:
     """Always quote with the newest version."""
     pool = get_object_or_404(queries.list_pools(), pk=pool_id)
     calibrations.follow_newest(pool=pool, by=operator_id(request))
-    messages.success(request, f"Quotes of {pool.name} use its newest calibration.")
+    messages.success(request, gettext("Quotes of %(name)s use its newest calibration.") % {"name": pool.name})
     return redirect("staff:pool_calibrations", pool_id=pool.pk)
 
 

@@ -10,6 +10,7 @@ from django.db import transaction
 from django.db.models import Count, Min, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.utils.translation import gettext
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
@@ -42,8 +43,15 @@ def index(request: HttpRequest) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         with domain_errors_on(form), transaction.atomic():
             pool = _create_pool(form, by=operator_id(request))
-            next_step = "Admit a worker" if form.cleaned_data["price_usd"] else "Set its price, then admit a worker"
-            messages.success(request, f"The pool {pool.name} is open. {next_step}.")
+            next_step = (
+                gettext("Admit a worker")
+                if form.cleaned_data["price_usd"]
+                else gettext("Set its price, then admit a worker")
+            )
+            messages.success(
+                request,
+                gettext("The pool %(name)s is open. %(next_step)s.") % {"name": pool.name, "next_step": next_step},
+            )
             return redirect("staff:pool_detail", pool_id=pool.pk)
     status = 422 if request.method == "POST" else 200
     context = {"rows": list_loads(list(queries.list_pools())), "form": form, "stuck": list_failing()}
@@ -90,7 +98,7 @@ def detail(request: HttpRequest, pool_id: str) -> HttpResponse:
                 interruptions_per_hour=form.spot_interruptions,
                 by=operator_id(request),
             )
-            messages.success(request, f"The pool {pool.name} was saved.")
+            messages.success(request, gettext("The pool %(name)s was saved.") % {"name": pool.name})
             return redirect("staff:pool_detail", pool_id=pool.pk)
         pool = queries.list_pools().get(pk=pool_id)  # as it was
     return _detail(request, pool, form, status=422)

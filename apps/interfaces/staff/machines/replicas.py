@@ -5,6 +5,7 @@ from django.contrib import messages
 from django.db.models import Count, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.utils.translation import gettext
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
@@ -58,8 +59,8 @@ def drain(request: HttpRequest, replica_id: str) -> HttpResponse:
     replica = get_object_or_404(Replica, pk=replica_id)
     is_out = "off" not in request.POST
     operations.drain_replica(replica=replica, is_draining=is_out, by=operator_id(request))
-    words = "gives its adapters to the others" if is_out else "takes adapters again"
-    messages.success(request, f"The replica {words}.")
+    words = gettext("gives its adapters to the others") if is_out else gettext("takes adapters again")
+    messages.success(request, gettext("The replica %(words)s.") % {"words": words})
     return redirect("staff:replica_detail", replica_id=replica.pk)
 
 
@@ -69,7 +70,7 @@ def accept(request: HttpRequest, replica_id: str) -> HttpResponse:
     """Accept the address that the replica gave at enrolment."""
     replica = get_object_or_404(Replica, pk=replica_id)
     operations.accept_address(replica=replica, by=operator_id(request))
-    messages.success(request, f"Requests may be sent to {replica.url}.")
+    messages.success(request, gettext("Requests may be sent to %(url)s.") % {"url": replica.url})
     return redirect("staff:replica_detail", replica_id=replica.pk)
 
 
@@ -81,9 +82,9 @@ def accept_room(request: HttpRequest, replica_id: str) -> HttpResponse:
     form = ReplicaRoomForm(request.POST)
     if form.is_valid():
         operations.accept_room(replica=replica, by=operator_id(request), **form.cleaned_data)
-        messages.success(request, "Its reported capacity was accepted.")
+        messages.success(request, gettext("Its reported capacity was accepted."))
     else:
-        messages.error(request, "Capacity is three whole numbers up to 10,000.")
+        messages.error(request, gettext("Capacity is three whole numbers up to 10,000."))
     return redirect("staff:replica_detail", replica_id=replica.pk)
 
 
@@ -93,7 +94,7 @@ def clear(request: HttpRequest, replica_id: str) -> HttpResponse:
     """Clear an isolated replica, so that it gets requests again."""
     replica = get_object_or_404(Replica, pk=replica_id)
     clear_replica(replica=replica, by=operator_id(request))
-    messages.success(request, "The replica gets requests again.")
+    messages.success(request, gettext("The replica gets requests again."))
     return redirect("staff:replica_detail", replica_id=replica.pk)
 
 

@@ -10,6 +10,7 @@ from django.views.decorators.http import require_POST, require_safe
 from apps.accounts.queries import names_of_actors
 from apps.core.audit_log import AuditFilter, list_entries
 from apps.core.database.clock import db_now
+from apps.core.messages.translation import later
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE
 from apps.finetuning.models import JobEvent, Run, Worker
 from apps.finetuning.pools import operations
@@ -19,10 +20,10 @@ from apps.interfaces.staff.access import operator_id, operator_view
 _SHOWN = 50
 _RECENT = datetime.timedelta(hours=24)
 _ACTIONS = {
-    "cordon": (operations.cordon, "takes no new work"),
-    "uncordon": (operations.uncordon, "takes work again"),
-    "drain": (operations.drain, "gives up its run and takes no new work"),
-    "revoke": (operations.revoke, "may not connect any more"),
+    "cordon": (operations.cordon, later("takes no new work")),
+    "uncordon": (operations.uncordon, later("takes work again")),
+    "drain": (operations.drain, later("gives up its run and takes no new work")),
+    "revoke": (operations.revoke, later("may not connect any more")),
 }
 
 

@@ -6,6 +6,7 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
+from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from apps.accounts.models import Organization, User
@@ -82,7 +83,10 @@ def adjust(request: HttpRequest, organization_id: str) -> HttpResponse:
                     id=form.cleaned_data["once"],  # a double click makes only one adjustment
                 )
                 is_waiting = made.status == AdjustmentStatus.REQUESTED
-                messages.success(request, "It waits for another operator." if is_waiting else "It is in the ledger.")
+                messages.success(
+                    request,
+                    gettext("It waits for another operator.") if is_waiting else gettext("It is in the ledger."),
+                )
                 return redirect("staff:books")
         except ValueError as error:
             form.add_error("amount_usd", str(error))
@@ -103,7 +107,7 @@ def decide(request: HttpRequest, adjustment_id: str) -> HttpResponse:
     act = approve_adjustment if request.POST.get("decision") == "approve" else reject_adjustment
     with domain_errors_shown(request):
         decided = act(adjustment_id=wanted.pk, by=operator_id(request), now=db_now())
-        messages.success(request, f"The adjustment was {decided.status}.")
+        messages.success(request, gettext("The adjustment was %(status)s.") % {"status": decided.status})
     return redirect("staff:books")
 
 
@@ -116,7 +120,7 @@ def decline(request: HttpRequest, request_id: str) -> HttpResponse:
         decline_request(
             request_id=asked.pk, reason=request.POST.get("reason", "")[:300], by=operator_id(request), now=db_now()
         )
-        messages.success(request, "Declined. The customer gets the reason by email.")
+        messages.success(request, gettext("Declined. The customer gets the reason by email."))
     return redirect("staff:books")
 
 
@@ -134,7 +138,7 @@ def margin(request: HttpRequest) -> HttpResponse:
             from_day=form.cleaned_data["from_day"],
             by=operator_id(request),
         )
-        messages.success(request, "The cost counts from that day's month on.")
+        messages.success(request, gettext("The cost counts from that day's month on."))
         return redirect("staff:margin")
     before = (month - datetime.timedelta(days=1)).replace(day=1)
     after = (month + datetime.timedelta(days=32)).replace(day=1)

@@ -4,11 +4,13 @@ from django import forms
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from apps.billing.models import CreditLot
 from apps.core.database.clock import db_now
 from apps.core.http.forms import domain_errors_on, domain_errors_shown
+from apps.core.messages.translation import later
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.payments import reconciliation, webhooks
 from apps.payments.lifecycle import RefundStatus
@@ -21,13 +23,13 @@ _SHOWN = 50
 
 class RefundForm(forms.Form):
     amount_usd = forms.DecimalField(
-        label="Credit to send back",
+        label=later("Credit to send back"),
         max_digits=9,
         decimal_places=2,
         min_value=0,
-        help_text="Above $100 in 24 hours, by you or to them, a second operator approves.",
+        help_text=later("Above $100 in 24 hours, by you or to them, a second operator approves."),
     )
-    reason = forms.CharField(max_length=300, label="Reason", help_text="Kept with the refund.")
+    reason = forms.CharField(max_length=300, label=later("Reason"), help_text=later("Kept with the refund."))
 
 
 @require_safe
@@ -61,7 +63,10 @@ def refund(request: HttpRequest, topup_id: str) -> HttpResponse:
                 reason=form.cleaned_data["reason"],
             )
             is_waiting = made.status == RefundStatus.WAITING
-            messages.success(request, "It waits for another operator." if is_waiting else "The refund is on its way.")
+            messages.success(
+                request,
+                gettext("It waits for another operator.") if is_waiting else gettext("The refund is on its way."),
+            )
             return redirect("staff:payment_list")
     lot = CreditLot.objects.filter(reference=topup.reference).first()
     unspent = lot.remaining_nano - lot.held_nano if lot else 0
@@ -77,7 +82,9 @@ def decide(request: HttpRequest, refund_id: str) -> HttpResponse:
     is_approval = request.POST.get("decision") == "approve"
     with domain_errors_shown(request):
         (approve_refund if is_approval else reject_refund)(refund=wanted, by=operator_id(request))
-        messages.success(request, "The refund is on its way." if is_approval else "The refund was rejected.")
+        messages.success(
+            request, gettext("The refund is on its way.") if is_approval else gettext("The refund was rejected.")
+        )
     return redirect("staff:payment_list")
 
 
@@ -89,5 +96,5 @@ def resolve(request: HttpRequest, difference_id: str) -> HttpResponse:
     if note:
         reconciliation.resolve_difference(difference_id=difference_id, by=operator_id(request), note=note, now=db_now())
     else:
-        messages.error(request, "Enter what you did about it.")
+        messages.error(request, gettext("Enter what you did about it."))
     return redirect("staff:payment_list")

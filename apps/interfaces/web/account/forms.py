@@ -6,62 +6,67 @@ from dataclasses import fields
 from django import forms
 from django.conf import settings
 from django.http import QueryDict
+from django.utils.translation import gettext
 
 from apps.accounts.models import Membership
 from apps.accounts.queries import KeyLimits
 from apps.accounts.roles import ROLES, SCOPES, Permission, has_permission
 from apps.core.http.forms import LARGEST_INTEGER
+from apps.core.messages.translation import later
 from apps.interfaces.web.shell.preferences import time_zones
 
 ROLE_WORDS = {
-    "viewer": "Read-only access",
-    "member": "Works with datasets, jobs and adapters, calls models, and creates own keys",
-    "admin": "Everything a member can do, plus manage members, delete adapters and read the audit log",
-    "owner": "Full control, including organization settings",
+    "viewer": later("Read-only access"),
+    "member": later("Works with datasets, jobs and adapters, calls models, and creates own keys"),
+    "admin": later("Everything a member can do, plus manage members, delete adapters and read the audit log"),
+    "owner": later("Full control, including organization settings"),
 }
 SCOPE_WORDS = {
-    Permission.VIEW: "Read everything",
-    Permission.DATASET_WRITE: "Upload and delete datasets",
-    Permission.JOB_WRITE: "Create and cancel fine-tuning jobs",
-    Permission.ADAPTER_WRITE: "Deploy and undeploy adapters",
-    Permission.ADAPTER_DELETE: "Delete adapters",
-    Permission.INFERENCE: "Call models: chat and completions",
-    Permission.AUDIT_READ: "Read the audit log",
+    Permission.VIEW: later("Read everything"),
+    Permission.DATASET_WRITE: later("Upload and delete datasets"),
+    Permission.JOB_WRITE: later("Create and cancel fine-tuning jobs"),
+    Permission.ADAPTER_WRITE: later("Deploy and undeploy adapters"),
+    Permission.ADAPTER_DELETE: later("Delete adapters"),
+    Permission.INFERENCE: later("Call models: chat and completions"),
+    Permission.AUDIT_READ: later("Read the audit log"),
 }
-EXPIRY_DAYS = {"30": "30 days", "90": "90 days", "365": "One year", "": "Never"}
+EXPIRY_DAYS = {"30": later("30 days"), "90": later("90 days"), "365": later("One year"), "": later("Never")}
 
 
 class PersonForm(forms.Form):
     name = forms.CharField(
-        max_length=120, required=False, label="Your name", widget=forms.TextInput({"autocomplete": "name"})
+        max_length=120, required=False, label=later("Your name"), widget=forms.TextInput({"autocomplete": "name"})
     )
     time_zone = forms.ChoiceField(
         required=False,
-        label="Time zone",
-        choices=lambda: [("", "The zone of this browser"), *((name, name.replace("_", " ")) for name in time_zones())],
-        help_text="For the times on all pages. The API and exports stay in UTC.",
+        label=later("Time zone"),
+        choices=lambda: [
+            ("", gettext("The zone of this browser")),
+            *((name, name.replace("_", " ")) for name in time_zones()),
+        ],
+        help_text=later("For the times on all pages. The API and exports stay in UTC."),
     )
     language = forms.ChoiceField(
         required=False,
-        label="Language",
-        choices=lambda: [("", "The language of this browser"), *settings.LANGUAGES],
-        help_text="For pages and emails. The API and logs stay in English.",
+        label=later("Language"),
+        choices=lambda: [("", gettext("The language of this browser")), *settings.LANGUAGES],
+        help_text=later("For pages and emails. The API and logs stay in English."),
     )
     wants_job_mail = forms.BooleanField(
         required=False,
-        label="Fine-tunes that you created",
-        help_text="When one succeeds, fails or is paused.",
+        label=later("Fine-tunes that you created"),
+        help_text=later("When one succeeds, fails or is paused."),
     )
     wants_balance_mail = forms.BooleanField(
         required=False,
-        label="Low balance",
-        help_text="When the balance is below 3 days of spending. For owners and admins, at most daily.",
+        label=later("Low balance"),
+        help_text=later("When the balance is below 3 days of spending. For owners and admins, at most daily."),
     )
     wants_budget_mail = forms.BooleanField(
-        required=False, label="Budgets", help_text="At each threshold of a budget. For owners and admins."
+        required=False, label=later("Budgets"), help_text=later("At each threshold of a budget. For owners and admins.")
     )
     wants_invoice_mail = forms.BooleanField(
-        required=False, label="Invoices", help_text="After each month with charges. For owners."
+        required=False, label=later("Invoices"), help_text=later("After each month with charges. For owners.")
     )
 
     def clean_name(self) -> str:
@@ -69,16 +74,16 @@ class PersonForm(forms.Form):
 
 
 class OrganizationForm(forms.Form):
-    name = forms.CharField(max_length=80, label="Name", widget=forms.TextInput({"autocomplete": "organization"}))
+    name = forms.CharField(max_length=80, label=later("Name"), widget=forms.TextInput({"autocomplete": "organization"}))
 
 
 class InviteForm(forms.Form):
-    email = forms.EmailField(label="Email", widget=forms.EmailInput({"autocomplete": "off"}))
-    role = forms.ChoiceField(label="Role", initial="member")
+    email = forms.EmailField(label=later("Email"), widget=forms.EmailInput({"autocomplete": "off"}))
+    role = forms.ChoiceField(label=later("Role"), initial="member")
     accepted_by = forms.ChoiceField(
-        label="Who can accept",
+        label=later("Who can accept"),
         required=False,
-        choices=[("address", "Only the owner of this address"), ("anyone", "Anyone with the link, once")],
+        choices=[("address", later("Only the owner of this address")), ("anyone", later("Anyone with the link, once"))],
     )
 
     def only_for_address(self) -> bool | None:
@@ -88,7 +93,7 @@ class InviteForm(forms.Form):
 
     def __init__(self, data: QueryDict | None = None, *, by: Membership) -> None:
         super().__init__(data)
-        self.fields["role"].choices = [(role, role.capitalize()) for role in grantable_roles(by)]  # type: ignore[attr-defined]
+        self.fields["role"].choices = [(role, gettext(role).capitalize()) for role in grantable_roles(by)]  # type: ignore[attr-defined]
 
 
 def grantable_roles(by: Membership) -> list[str]:
@@ -97,23 +102,27 @@ def grantable_roles(by: Membership) -> list[str]:
 
 
 _NOT_AT_FIRST = {Permission.ADAPTER_DELETE, Permission.AUDIT_READ}
-_OWN_LIMIT = "For model calls with this key. Leave empty to use only the organization's limits."
+_OWN_LIMIT = later("For model calls with this key. Leave empty to use only the organization's limits.")
 
 
 class KeyForm(forms.Form):
-    name = forms.CharField(max_length=80, label="Name", help_text="Such as “nightly evaluation”.")
+    name = forms.CharField(max_length=80, label=later("Name"), help_text=later("Such as “nightly evaluation”."))
     scopes = forms.MultipleChoiceField(
-        label="Permissions", widget=forms.CheckboxSelectMultiple, error_messages={"required": "Choose at least one."}
+        label=later("Permissions"),
+        widget=forms.CheckboxSelectMultiple,
+        error_messages={"required": later("Choose at least one.")},
     )
-    expires = forms.ChoiceField(label="Expires after", required=False, choices=list(EXPIRY_DAYS.items()), initial="90")
+    expires = forms.ChoiceField(
+        label=later("Expires after"), required=False, choices=list(EXPIRY_DAYS.items()), initial="90"
+    )
     requests_per_minute = forms.IntegerField(
-        min_value=1, max_value=LARGEST_INTEGER, required=False, label="Requests per minute", help_text=_OWN_LIMIT
+        min_value=1, max_value=LARGEST_INTEGER, required=False, label=later("Requests per minute"), help_text=_OWN_LIMIT
     )
     tokens_per_minute = forms.IntegerField(
-        min_value=1, max_value=LARGEST_INTEGER, required=False, label="Tokens per minute"
+        min_value=1, max_value=LARGEST_INTEGER, required=False, label=later("Tokens per minute")
     )
     concurrent_requests = forms.IntegerField(
-        min_value=1, max_value=LARGEST_INTEGER, required=False, label="Concurrent requests"
+        min_value=1, max_value=LARGEST_INTEGER, required=False, label=later("Concurrent requests")
     )
 
     def __init__(self, data: QueryDict | None = None, *, by: Membership) -> None:

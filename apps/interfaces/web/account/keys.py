@@ -8,6 +8,7 @@ from django.db.models.functions import Coalesce, Lower, Now
 from django.http import HttpResponse, HttpResponseBase
 from django.shortcuts import redirect
 from django.utils.timesince import timesince
+from django.utils.translation import gettext
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_safe
 
@@ -18,33 +19,34 @@ from apps.core.database.clock import db_now
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.http.forms import domain_errors_on
 from apps.core.http.shown_once import keep_secret, take_secret
+from apps.core.messages.translation import later
 from apps.interfaces.web.account.forms import KeyForm
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, require
 from apps.interfaces.web.shell.listing import Filter, Listing, render_list
 
 _SESSION_ISSUED = "issued_key"
 _LIST = Listing[ApiKey](
-    name="API keys",
-    hint="Name, prefix or maker",
+    name=later("API keys"),
+    hint=later("Name, prefix or maker"),
     url_name="web:key_list",
     export_url_name="web:key_export",
     searched=("name", "prefix", "id", "created_by__name", "created_by__email"),
     filters={
         "status": Filter(
-            "State",
+            later("State"),
             {
-                "": ("All", Q()),
-                "active": ("Active", Q(revoked_at=None) & (Q(expires_at=None) | Q(expires_at__gt=Now()))),
-                "expired": ("Expired", Q(revoked_at=None, expires_at__lte=Now())),
-                "revoked": ("Revoked", Q(revoked_at__isnull=False)),
+                "": (later("All"), Q()),
+                "active": (later("Active"), Q(revoked_at=None) & (Q(expires_at=None) | Q(expires_at__gt=Now()))),
+                "expired": (later("Expired"), Q(revoked_at=None, expires_at__lte=Now())),
+                "revoked": (later("Revoked"), Q(revoked_at__isnull=False)),
             },
         )
     },
     orders={
-        "": ("Newest first", ("-created_at", "-id")),
-        "oldest": ("Oldest first", ("created_at", "id")),
-        "name": ("By name", ("sorted_name", "id")),
-        "used": ("Last used first", ("-used_at", "-id")),
+        "": (later("Newest first"), ("-created_at", "-id")),
+        "oldest": (later("Oldest first"), ("created_at", "id")),
+        "name": (later("By name"), ("sorted_name", "id")),
+        "used": (later("Last used first"), ("-used_at", "-id")),
     },
 )
 _EXPORTED = ("id", "name", "prefix", "status", "scopes", "created_by", "created_at", "last_used_at", "expires_at")
@@ -133,13 +135,16 @@ def _find(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]
 
 def _effect_of(key: ApiKey, now: datetime.datetime) -> str:
     if key.status(now=now) != "active":
-        return f"It is {key.status(now=now)} already."
+        return gettext("It is %(status)s already.") % {"status": key.status(now=now)}
     used = (
-        f"It was last used {timesince(key.last_used_at, now, depth=1)} ago."
+        gettext("It was last used %(ago)s ago.") % {"ago": timesince(key.last_used_at, now, depth=1)}
         if key.last_used_at
-        else "It was never used."
+        else gettext("It was never used.")
     )
-    return f"Programs that use {key.prefix}… stop working at once. {used}"
+    return gettext("Programs that use %(prefix)s… stop working at once. %(used)s") % {
+        "prefix": key.prefix,
+        "used": used,
+    }
 
 
 def _revoke(request: OrganizationRequest, key_id: str) -> None:
@@ -148,12 +153,12 @@ def _revoke(request: OrganizationRequest, key_id: str) -> None:
 
 _REVOKE = ConfirmedAction[OrganizationRequest](
     parameter="key",
-    verb="Revoke",
-    nouns=("API key", "API keys"),
-    warning="A revoked key never works again. Create a new key for the programs that need one.",
-    done="Revoked",
+    verb=later("Revoke"),
+    nouns=(later("API key"), later("API keys")),
+    warning=later("A revoked key never works again. Create a new key for the programs that need one."),
+    done=later("Revoked"),
     list_url_name="web:key_list",
-    list_title="API keys",
+    list_title=later("API keys"),
     find=_find,
     act=_revoke,
 )

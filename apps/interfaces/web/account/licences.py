@@ -4,6 +4,7 @@ from django.contrib import messages
 from django.http import HttpResponse
 from django.shortcuts import redirect
 from django.utils.http import url_has_allowed_host_and_scheme
+from django.utils.translation import gettext
 from django.views.decorators.http import require_POST
 
 from apps.accounts.roles import Permission
@@ -25,7 +26,11 @@ def accept(request: OrganizationRequest) -> HttpResponse:
         by=request.membership.user_id,
         now=db_now(),
     )
-    messages.success(request, f"{base_model.licence or 'The licence'} is accepted for {request.organization.name}.")
+    messages.success(
+        request,
+        gettext("%(licence)s is accepted for %(name)s.")
+        % {"licence": base_model.licence or "The licence", "name": request.organization.name},
+    )
     back = request.POST.get("next", "")
     is_ours = url_has_allowed_host_and_scheme(back, allowed_hosts={request.get_host()}, require_https=False)
     return redirect(back if is_ours else "web:job_new")

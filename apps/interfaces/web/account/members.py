@@ -8,6 +8,8 @@ from django.db.models import CharField, Q, QuerySet, Value
 from django.db.models.functions import Coalesce, Lower, NullIf
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
+from django.utils.functional import lazy
+from django.utils.translation import gettext
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
@@ -20,21 +22,27 @@ from apps.core.database.tenancy import system
 from apps.core.errors import DomainError, InvalidState, InvalidValue, NotFound
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.http.forms import domain_errors_on
+from apps.core.messages.translation import later
 from apps.interfaces.web.account.forms import ROLE_WORDS, InviteForm, grantable_roles
 from apps.interfaces.web.shell.access import SESSION_ORGANIZATION, OrganizationRequest, organization_view, public_view
 from apps.interfaces.web.shell.listing import Filter, Listing, render_list
 
+_capitalized = lazy(lambda role: gettext(role).capitalize(), str)
 _LIST = Listing[Membership](
-    name="members",
-    hint="Name or email",
+    name=later("members"),
+    hint=later("Name or email"),
     url_name="web:member_list",
     export_url_name="web:member_export",
     searched=("user__name", "user__email"),
-    filters={"role": Filter("Role", {"": ("All", Q())} | {role: (role.capitalize(), Q(role=role)) for role in ROLES})},
+    filters={
+        "role": Filter(
+            later("Role"), {"": (later("All"), Q())} | {role: (_capitalized(role), Q(role=role)) for role in ROLES}
+        )
+    },
     orders={
-        "": ("Oldest first", ("created_at", "id")),
-        "newest": ("Newest first", ("-created_at", "-id")),
-        "name": ("By name", ("sorted_name", "id")),
+        "": (later("Oldest first"), ("created_at", "id")),
+        "newest": (later("Newest first"), ("-created_at", "-id")),
+        "name": (later("By name"), ("sorted_name", "id")),
     },
 )
 
@@ -55,7 +63,7 @@ def _page(request: OrganizationRequest, form: InviteForm, status: int = 200) -> 
         "form": form,
         "may_manage": may_manage,
         "grantable": grantable,
-        "role_options": [(role, role.capitalize()) for role in grantable],
+        "role_options": [(role, gettext(role).capitalize()) for role in grantable],
         "role_words": ROLE_WORDS.items(),
     }
     return render_list(request, "organization/members.html", page, context, status=status)
@@ -89,7 +97,7 @@ def invite(request: OrganizationRequest) -> HttpResponse:
                 by=request.membership.user,
                 now=db_now(),
             )
-            messages.success(request, f"Invitation sent to {form.cleaned_data['email']}.")
+            messages.success(request, gettext("Invitation sent to %(email)s.") % {"email": form.cleaned_data["email"]})
             return redirect("web:member_list")
     return _page(request, form, status=422)
 
@@ -108,7 +116,7 @@ def change_role(request: OrganizationRequest, membership_id: str) -> HttpRespons
     except (InvalidState, InvalidValue) as error:
         messages.error(request, error.message)
     else:
-        messages.success(request, f"The role is now {changed.role}.")
+        messages.success(request, gettext("The role is now %(role)s.") % {"role": gettext(changed.role)})
     return redirect("web:member_list")
 
 
@@ -125,8 +133,11 @@ def _find(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]
 
 
 def _effect_of(request: OrganizationRequest, member: Membership) -> str:
-    who = "You lose" if member.pk == request.membership.pk else "They lose"
-    return f"{who} access to {request.organization.name}. API keys and open invitations of this member stop working."
+    who = gettext("You lose") if member.pk == request.membership.pk else gettext("They lose")
+    return gettext("%(who)s access to %(name)s. API keys and open invitations of this member stop working.") % {
+        "who": who,
+        "name": request.organization.name,
+    }
 
 
 def _remove(request: OrganizationRequest, membership_id: str) -> None:
@@ -137,12 +148,12 @@ def _remove(request: OrganizationRequest, membership_id: str) -> None:
 
 _REMOVE = ConfirmedAction[OrganizationRequest](
     parameter="member",
-    verb="Remove",
-    nouns=("member", "members"),
-    warning="To bring the member back, send an invitation. Revoked keys never work again.",
-    done="Removed",
+    verb=later("Remove"),
+    nouns=(later("member"), later("members")),
+    warning=later("To bring the member back, send an invitation. Revoked keys never work again."),
+    done=later("Removed"),
     list_url_name="web:member_list",
-    list_title="Members",
+    list_title=later("Members"),
     find=_find,
     act=_remove,
 )
@@ -158,7 +169,7 @@ def revoke_invitation(request: OrganizationRequest, invitation_id: str) -> HttpR
     except InvalidState as error:
         messages.error(request, error.message)
     else:
-        messages.success(request, "Invitation withdrawn.")
+        messages.success(request, gettext("Invitation withdrawn."))
     return redirect("web:member_list")
 
 
@@ -193,5 +204,5 @@ def _join(request: HttpRequest, token: str, user: User) -> HttpResponse:
         return render(request, "organization/invitation_closed.html", {"reason": error.message}, status=error.status)
     request.session.pop(SESSION_INVITATION, None)
     request.session[SESSION_ORGANIZATION] = membership.organization_id
-    messages.success(request, f"Welcome to {membership.organization.name}.")
+    messages.success(request, gettext("Welcome to %(name)s.") % {"name": membership.organization.name})
     return redirect("/")

@@ -4,6 +4,7 @@ from django.conf import settings as site
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.accounts import operations, queries
@@ -37,7 +38,7 @@ def settings(request: OrganizationRequest) -> HttpResponse:
             operations.rename_organization(
                 organization=request.organization, name=form.cleaned_data["name"], by=request.membership.user
             )
-            messages.success(request, "Saved.")
+            messages.success(request, gettext("Saved."))
             return redirect("web:organization_settings")
     context = {
         "form": form,
@@ -56,12 +57,12 @@ def second_factor(request: OrganizationRequest) -> HttpResponse:
     """
     is_required = request.POST.get("is_required") == "on"
     if is_required and not has_second_factor(request.membership.user):
-        messages.error(request, "Add a second factor to your own account first.")
+        messages.error(request, gettext("Add a second factor to your own account first."))
         return redirect("mfa_index")
     operations.set_second_factor_policy(
         organization=request.organization, is_required=is_required, by=request.membership.user
     )
-    messages.success(request, "Saved.")
+    messages.success(request, gettext("Saved."))
     return redirect("web:organization_settings")
 
 
@@ -73,7 +74,7 @@ def switch(request: HttpRequest) -> HttpResponse:
     wanted = request.POST.get("organization", "")
     memberships = queries.list_memberships_of(user=request.user)
     if all(membership.organization_id != wanted for membership in memberships):
-        raise NotFound("No such organization.")
+        raise NotFound(gettext("No such organization."))
     request.session[SESSION_ORGANIZATION] = wanted
     return redirect("/")
 
@@ -90,7 +91,8 @@ def create(request: HttpRequest) -> HttpResponse:
                 founded = operations.list_founded(user=request.user)
                 if len(founded) >= site.MAX_UNPAID_ORGANIZATIONS and not has_paid_lot(organizations=founded):
                     raise QuotaExceeded(
-                        f"You have created {len(founded)} organizations. Pay into one of them to create more.",
+                        gettext("You have created %(count)s organizations. Pay into one of them to create more.")
+                        % {"count": len(founded)},
                         param="name",
                     )
             organization = operations.create_organization(

@@ -3,13 +3,15 @@
 from django.contrib import messages
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods
 
 from apps.accounts.models import User
+from apps.core.messages.translation import later
 from apps.interfaces.web.account.forms import PersonForm
 from apps.interfaces.web.shell.access import PersonRequest, person_view
 
-_THEMES = (("", "System"), ("light", "Light"), ("dark", "Dark"))
+_THEMES = (("", later("System")), ("light", later("Light")), ("dark", later("Dark")))
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -20,7 +22,7 @@ def show(request: PersonRequest) -> HttpResponse:
     form = PersonForm(request.POST or None, initial=given)
     if request.method == "POST" and form.is_valid():
         User.objects.filter(pk=request.user.pk).update(**form.cleaned_data)
-        messages.success(request, "Saved.")
+        messages.success(request, gettext("Saved."))
         return redirect("web:account")
     context = {"form": form, "themes": _THEMES}
     return render(request, "account/profile.html", context, status=422 if form.errors else 200)

@@ -6,6 +6,7 @@ from django import forms
 from django.contrib import messages
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext, ngettext
 from django.views.decorators.http import require_http_methods
 
 from apps.accounts.login.sessions import end_sessions, list_sessions, require_recent_sign_in
@@ -61,17 +62,20 @@ def _end(request: PersonRequest) -> HttpResponse:
     if form.is_valid():
         chosen = form.cleaned_data["session"]
         ended = end_sessions(user=request.user, but=request.session.session_key or "", session_id=chosen)
-        messages.success(request, f"Signed out of {ended} session{'' if ended == 1 else 's'}.")
+        messages.success(
+            request,
+            ngettext("Signed out of %(ended)s session.", "Signed out of %(ended)s sessions.", ended) % {"ended": ended},
+        )
     else:
-        messages.error(request, "There is no such session. Choose one from the list.")
+        messages.error(request, gettext("There is no such session. Choose one from the list."))
     return redirect("web:session_list")
 
 
 def describe_device(user_agent: str) -> str:
     """Return the browser and the system in words."""
-    browser = next((name for mark, name in _BROWSERS.items() if mark in user_agent), "Unknown browser")
+    browser = next((name for mark, name in _BROWSERS.items() if mark in user_agent), gettext("Unknown browser"))
     system = next((name for mark, name in _SYSTEMS.items() if mark in user_agent), "")
-    return f"{browser} on {system}" if system else browser
+    return gettext("%(browser)s on %(system)s") % {"browser": browser, "system": system} if system else browser
 
 
 def shorten_address(address: str) -> str:

@@ -3,24 +3,26 @@
 from collections.abc import Collection, Mapping
 
 from django import forms
+from django.utils.translation import gettext
 
+from apps.core.messages.translation import later
 from apps.finetuning.recipes.stored_requests import StoredRequest
 from apps.finetuning.runs.trackers import NAMES
 
 
 class TrackerForm(forms.Form):
-    kind = forms.ChoiceField(label="Tracker", choices=list(NAMES.items()))
+    kind = forms.ChoiceField(label=later("Tracker"), choices=list(NAMES.items()))
     key = forms.CharField(
-        label="Key or token",
+        label=later("Key or token"),
         max_length=400,
         widget=forms.PasswordInput({"autocomplete": "off"}),
-        help_text="Stored encrypted, sent only to the tracker, and never shown again.",
+        help_text=later("Stored encrypted, sent only to the tracker, and never shown again."),
     )
     url = forms.CharField(
-        label="Tracking server",
+        label=later("Tracking server"),
         max_length=400,
         required=False,
-        help_text="For MLflow only, such as https://mlflow.example.com.",
+        help_text=later("For MLflow only, such as https://mlflow.example.com."),
     )
 
 
@@ -28,14 +30,14 @@ class TrackingForm(forms.Form):
     """A project for each tracker whose key is stored. If a field is empty, the job does not report to that tracker."""
 
     wandb = forms.CharField(required=False, max_length=128, label="W&B project")
-    mlflow = forms.CharField(required=False, max_length=128, label="MLflow experiment")
+    mlflow = forms.CharField(required=False, max_length=128, label=later("MLflow experiment"))
 
     def __init__(self, given: Mapping[str, str], *, stored: Collection[str]) -> None:
         super().__init__({name: given.get(name, "") for name in self.base_fields})
         for kind in [kind for kind in self.fields if kind not in stored]:
             del self.fields[kind]
         for field in self.fields.values():
-            field.help_text = "Leave empty to skip this tracker."
+            field.help_text = gettext("Leave empty to skip this tracker.")
             field.widget.attrs |= {"autocomplete": "off", "spellcheck": "false"}
 
     @property

@@ -3,6 +3,7 @@
 from django.contrib import messages
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.accounts.roles import Permission, has_permission
@@ -31,7 +32,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
                     by=request.membership.user_id,
                     now=db_now(),
                 )
-                messages.success(request, f"The key of {NAMES[given['kind']]} is stored.")
+                messages.success(request, gettext("The key of %(kind)s is stored.") % {"kind": NAMES[given["kind"]]})
                 return redirect("web:tracker_list")
     context = {
         "form": form,
@@ -47,5 +48,5 @@ def index(request: OrganizationRequest) -> HttpResponse:
 @organization_view(Permission.JOB_WRITE)
 def remove(request: OrganizationRequest, kind: str) -> HttpResponse:
     remove_tracker_key(organization=request.organization, kind=kind, by=request.membership.user_id)
-    messages.success(request, f"The key of {NAMES[kind]} is removed.")
+    messages.success(request, gettext("The key of %(kind)s is removed.") % {"kind": NAMES[kind]})
     return redirect("web:tracker_list")

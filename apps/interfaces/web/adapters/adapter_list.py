@@ -7,6 +7,7 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Lower
 from django.http import HttpResponse, HttpResponseBase
 from django.urls import reverse
+from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_safe
 
 from apps.accounts.roles import Permission, has_permission
@@ -15,6 +16,7 @@ from apps.adapters.queries import get_version, list_versions
 from apps.contracts.runs import Method
 from apps.core.database.clock import db_now
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
+from apps.core.messages.translation import later
 from apps.core.templatetags.ui import method_name
 from apps.finetuning.queries import find_jobs_of_adapters
 from apps.interfaces.web.adapters.views import CHANGING
@@ -25,30 +27,31 @@ from apps.serving.operations import undeploy
 from apps.serving.queries import serving_states
 
 _LIST = Listing[AdapterVersion](
-    name="adapters",
-    hint="Name, model or base model",
+    name=later("adapters"),
+    hint=later("Name, model or base model"),
     url_name="web:adapter_list",
     export_url_name="web:adapter_export",
     searched=("adapter__name", "model_name", "adapter__base_model__display_name", "id"),
     filters={
         "serving": Filter(
-            "Serving",
+            later("Serving"),
             {
-                "": ("All", Q()),
-                "on": ("Serving", Q(is_deployed=True)),
-                "off": ("Not serving", Q(is_deployed=False)),
+                "": (later("All"), Q()),
+                "on": (later("Serving"), Q(is_deployed=True)),
+                "off": (later("Not serving"), Q(is_deployed=False)),
             },
         ),
         "method": Filter(
-            "Method",
-            {"": ("Any method", Q())} | {method.value: (method_name(method), Q(method=method)) for method in Method},
+            later("Method"),
+            {"": (later("Any method"), Q())}
+            | {method.value: (method_name(method), Q(method=method)) for method in Method},
         ),
     },
     orders={
-        "": ("Newest first", ("-created_at", "-id")),
-        "oldest": ("Oldest first", ("created_at", "id")),
-        "name": ("By name", ("name", "id")),
-        "size": ("Largest first", ("-bytes", "-id")),
+        "": (later("Newest first"), ("-created_at", "-id")),
+        "oldest": (later("Oldest first"), ("created_at", "id")),
+        "name": (later("By name"), ("name", "id")),
+        "size": (later("Largest first"), ("-bytes", "-id")),
     },
 )
 _EXPORTED = (
@@ -106,7 +109,8 @@ def _find(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]
         AffectedRow(
             version.pk,
             version.adapter.name,
-            f"Requests to {version.model_name} fail immediately. Its files are kept, and you can serve it again.",
+            gettext("Requests to %(model_name)s fail immediately. Its files are kept, and you can serve it again.")
+            % {"model_name": version.model_name},
             reverse("web:adapter_detail", args=[version.pk]),
         )
         for version in list_versions(organization=request.organization).filter(pk__in=ids)
@@ -120,12 +124,12 @@ def _stop(request: OrganizationRequest, version_id: str) -> None:
 
 _STOP = ConfirmedAction[OrganizationRequest](
     parameter="version",
-    verb="Stop serving",
-    nouns=("adapter", "adapters"),
-    warning="Programs that use these names get an error until you serve them again.",
-    done="Stopped serving",
+    verb=later("Stop serving"),
+    nouns=(later("adapter"), later("adapters")),
+    warning=later("Programs that use these names get an error until you serve them again."),
+    done=later("Stopped serving"),
     list_url_name="web:adapter_list",
-    list_title="Adapters",
+    list_title=later("Adapters"),
     find=_find,
     act=_stop,
 )

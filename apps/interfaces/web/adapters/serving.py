@@ -7,6 +7,7 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
+from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.accounts.roles import Permission
@@ -15,6 +16,7 @@ from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, NotFound
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.http.forms import domain_errors_shown
+from apps.core.messages.translation import later
 from apps.finetuning.results.checkpoint_models import serve_checkpoint
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.serving import aliases
@@ -38,7 +40,11 @@ def point_alias(request: OrganizationRequest, version_id: str) -> HttpResponse:
             now=db_now(),
         )
         share = f"{alias.canary_percent} % of " if alias.canary_percent else ""
-        return f"{share}{alias.name} is answered by {version.label} within a second."
+        return gettext("%(share)s%(name)s is answered by %(label)s within a second.") % {
+            "share": share,
+            "name": alias.name,
+            "label": version.label,
+        }
 
     return _act(request, version_id, act)
 
@@ -50,7 +56,7 @@ def roll_back_alias(request: OrganizationRequest, alias_id: str) -> HttpResponse
 
     def act() -> str:
         back = aliases.roll_back(alias=alias, by=request.membership.user_id, now=db_now())
-        return f"{back.name} is answered by {back.version.label} again."
+        return gettext("%(name)s is answered by %(label)s again.") % {"name": back.name, "label": back.version.label}
 
     return _act(request, alias.version_id, act)
 
@@ -66,7 +72,8 @@ def _find_aliases(request: OrganizationRequest, ids: Sequence[str]) -> list[Affe
         AffectedRow(
             alias.pk,
             alias.name,
-            f"Requests for {alias.model_name} are refused. The versions keep their own names and keep answering.",
+            gettext("Requests for %(model_name)s are refused. The versions keep their own names and keep answering.")
+            % {"model_name": alias.model_name},
             reverse("web:adapter_detail", args=[alias.version_id]),
         )
         for alias in aliases.list_aliases(organization=request.organization).filter(pk__in=ids)
@@ -80,12 +87,12 @@ def _delete_alias(request: OrganizationRequest, alias_id: str) -> None:
 
 _DELETE_ALIAS = ConfirmedAction[OrganizationRequest](
     parameter="alias",
-    verb="Delete",
-    nouns=("alias", "aliases"),
-    warning="Programs that use this name get an error.",
-    done="Deleted",
+    verb=later("Delete"),
+    nouns=(later("alias"), later("aliases")),
+    warning=later("Programs that use this name get an error."),
+    done=later("Deleted"),
     list_url_name="web:adapter_list",
-    list_title="Adapters",
+    list_title=later("Adapters"),
     find=_find_aliases,
     act=_delete_alias,
 )
@@ -100,9 +107,9 @@ def keep_warm(request: OrganizationRequest, version_id: str) -> HttpResponse:
     def act() -> str:
         if "off" in request.POST:
             warmth.let_cool(version=version, by=request.membership.user_id, now=db_now())
-            return "The adapter loads on demand again. It costs nothing while idle."
+            return gettext("The adapter loads on demand again. It costs nothing while idle.")
         warmth.keep_warm(version=version, by=request.membership.user_id, now=db_now())
-        return "The adapter is kept warm. You pay by the millisecond while it is loaded."
+        return gettext("The adapter is kept warm. You pay by the millisecond while it is loaded.")
 
     return _act(request, version_id, act)
 

@@ -7,6 +7,7 @@ from django.http import HttpResponse, HttpResponseBase, HttpResponseRedirect
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.cache import patch_vary_headers
+from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from apps.accounts.roles import Permission, has_permission
@@ -16,6 +17,7 @@ from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.http.forms import domain_errors_shown
+from apps.core.messages.translation import later
 from apps.core.objects.store import attachment
 from apps.finetuning.queries import find_jobs_of_adapters
 from apps.finetuning.results.missing_parts import list_missing
@@ -69,7 +71,7 @@ def _detail(version: AdapterVersion, request: OrganizationRequest) -> dict[str, 
         "evaluation": evaluation_of(version),
         "papers": [
             {"label": label, "url": f"{_download_address(version)}?{urlencode({'file': name})}"}
-            for label, name in (("Model card", CARD_FILE), ("Reproducibility file", BUNDLE_FILE))
+            for label, name in ((gettext("Model card"), CARD_FILE), (gettext("Reproducibility file"), BUNDLE_FILE))
         ],
         "exports": [
             {
@@ -94,8 +96,11 @@ def _detail(version: AdapterVersion, request: OrganizationRequest) -> dict[str, 
     }
 
 
-_EXPORTS = {"merged_16bit": "Merged model, 16 bits", "gguf": "GGUF, 16 bits"}
-_LABELS = {"train_loss": "Train loss, mean of the last 50 reports", "valid_loss": "Eval loss of these weights"}
+_EXPORTS = {"merged_16bit": later("Merged model, 16 bits"), "gguf": "GGUF, 16 bits"}
+_LABELS = {
+    "train_loss": later("Train loss, mean of the last 50 reports"),
+    "valid_loss": later("Eval loss of these weights"),
+}
 
 
 def _download_address(version: AdapterVersion) -> str:
@@ -144,7 +149,7 @@ def deploy(request: OrganizationRequest, version_id: str) -> HttpResponse:
     version = queries.get_version(organization=request.organization, id=version_id)
     with domain_errors_shown(request):
         operations.deploy(version=version, by=request.membership.user_id)
-        messages.success(request, "Loading. It answers in a moment.")
+        messages.success(request, gettext("Loading. It answers in a moment."))
     return redirect("web:adapter_detail", version_id=version.pk)
 
 
@@ -158,7 +163,7 @@ def delete(request: OrganizationRequest, version_id: str) -> HttpResponse:
     if request.method != "POST":
         return render(request, "adapters/delete.html", context)
     if request.POST.get("confirm", "").strip() != name:
-        context["problem"] = f"Type {name} to confirm."
+        context["problem"] = gettext("Type %(name)s to confirm.") % {"name": name}
         return render(request, "adapters/delete.html", context, status=422)
     try:
         operations.delete_model(
@@ -170,5 +175,5 @@ def delete(request: OrganizationRequest, version_id: str) -> HttpResponse:
     except DomainError as error:
         context["problem"] = error.message
         return render(request, "adapters/delete.html", context, status=422)
-    messages.success(request, f"{version.model_name} was deleted.")
+    messages.success(request, gettext("%(model_name)s was deleted.") % {"model_name": version.model_name})
     return redirect("web:adapter_list")

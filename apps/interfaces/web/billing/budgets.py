@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from django.contrib import messages
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.accounts.queries import list_keys, list_members
@@ -14,6 +15,7 @@ from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, InvalidState
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.http.forms import domain_errors_on
+from apps.core.messages.translation import later
 from apps.core.money import usd_to_nano
 from apps.core.templatetags.ui import usd
 from apps.interfaces.web.billing.spending_forms import BudgetForm, KeyLabelsForm
@@ -45,7 +47,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
                     if error.param == "target":
                         error.param = data["scope"]  # the field that holds the target
                     raise
-                messages.success(request, "Budget saved. Spend so far this month counts.")
+                messages.success(request, gettext("Budget saved. Spend so far this month counts."))
                 return redirect("web:budget_list")
     return _page(request, form, KeyLabelsForm(organization=request.organization))
 
@@ -62,8 +64,8 @@ def _find(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]
         AffectedRow(
             budget.pk,
             names.get(budget.target, budget.target),
-            f"The limit of {usd(budget.limit_nano)} a month no longer applies. Jobs and requests that it held back can "
-            "start.",
+            gettext("The limit of %(limit)s a month no longer applies. Jobs and requests that it held back can start.")
+            % {"limit": usd(budget.limit_nano)},
         )
         for budget in list_budgets(organization=request.organization).filter(pk__in=ids)
     ]
@@ -73,17 +75,17 @@ def _end(request: OrganizationRequest, budget_id: str) -> None:
     if not end_budget(
         organization=request.organization, budget_id=budget_id, by=request.membership.user_id, now=db_now()
     ):
-        raise InvalidState("The budget has ended already.")
+        raise InvalidState(gettext("The budget has ended already."))
 
 
 _END = ConfirmedAction[OrganizationRequest](
     parameter="budget",
-    verb="End the budget of",
-    nouns=("budget", "budgets"),
-    warning="You can set a new budget at any time. What the month has cost so far counts for it.",
-    done="Ended the budget of",
+    verb=later("End the budget of"),
+    nouns=(later("budget"), later("budgets")),
+    warning=later("You can set a new budget at any time. What the month has cost so far counts for it."),
+    done=later("Ended the budget of"),
     list_url_name="web:budget_list",
-    list_title="Budgets",
+    list_title=later("Budgets"),
     find=_find,
     act=_end,
 )
@@ -101,7 +103,7 @@ def label_key(request: OrganizationRequest) -> HttpResponse:
         labels=form.cleaned_data["labels"],
         by=request.membership.user_id,
     )
-    messages.success(request, "Labels saved. They apply to new requests with this key.")
+    messages.success(request, gettext("Labels saved. They apply to new requests with this key."))
     return redirect("web:budget_list")
 
 
@@ -135,6 +137,6 @@ def _page(request: OrganizationRequest, form: BudgetForm, labels: KeyLabelsForm)
 
 
 def _names_of_targets(request: OrganizationRequest) -> dict[str, str]:
-    names = {"": "The whole organization"}  # the target of its own budget
+    names = {"": gettext("The whole organization")}  # the target of its own budget
     names |= {key.pk: key.name for key in list_keys(organization=request.organization)}
     return names | {each.user_id: str(each.user) for each in list_members(organization=request.organization)}

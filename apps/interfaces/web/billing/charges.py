@@ -2,6 +2,7 @@
 
 from django.http import Http404, HttpResponse
 from django.shortcuts import render
+from django.utils.translation import gettext
 from django.views.decorators.http import require_safe
 
 from apps.accounts.models import Organization
@@ -61,6 +62,7 @@ def _job(organization: Organization, charge: Charge) -> dict[str, object]:
         "is_minimum": job is not None and job.billed_gpu_ms > sum(run.billed_gpu_ms for run in runs),
         "minimum_seconds": MINIMUM_SECONDS,
         "postings": [
-            (posted.get_kind_display(), posted) for posted in list_postings(organization=organization, hold=charge.hold)
+            (gettext(posted.get_kind_display()), posted)
+            for posted in list_postings(organization=organization, hold=charge.hold)
         ],
     }

@@ -3,6 +3,7 @@
 from django.contrib import messages
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods
 
 from apps.accounts.roles import Permission, has_permission
@@ -33,7 +34,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
                     note=form.cleaned_data["note"],
                     by=request.user,
                 )
-                messages.success(request, "Request sent. You'll get the answer by email.")
+                messages.success(request, gettext("Request sent. You'll get the answer by email."))
                 return redirect("web:credit")
     requests = list(list_requests(organization=request.organization)[:_SHOWN])
     context = {

@@ -4,6 +4,7 @@ from django.contrib import messages
 from django.http import HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
+from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_safe
 
 from apps.accounts.models import Organization
@@ -40,7 +41,7 @@ def show(request: OrganizationRequest) -> HttpResponse:
             set_profile(
                 organization=request.organization, by=request.membership.user_id, now=db_now(), **form.cleaned_data
             )
-            messages.success(request, "The billing profile was saved.")
+            messages.success(request, gettext("The billing profile was saved."))
             return redirect("web:invoice_list")
     holds = list(list_open_holds(organization=request.organization)[: _SHOWN + 1])
     context = {
@@ -61,7 +62,12 @@ def show(request: OrganizationRequest) -> HttpResponse:
 def prices(request: OrganizationRequest) -> HttpResponse:
     """Show every price that this organization pays now."""
     rules = list_active_prices(prefix="", organization=request.organization)
-    groups = {"training": "GPU time", "inference": "Tokens", "warm": "Kept warm", "storage": "Storage"}
+    groups = {
+        "training": gettext("GPU time"),
+        "inference": gettext("Tokens"),
+        "warm": gettext("Kept warm"),
+        "storage": gettext("Storage"),
+    }
     skus = name_skus(rule.sku for rule in rules)
     grouped = [
         (title, [(rule, skus[rule.sku].name) for rule in rules if rule.sku.startswith(f"{kind}:")])

@@ -10,6 +10,7 @@ from django import forms
 from django.contrib import messages
 from django.http import Http404, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext
 from django.views.decorators.http import require_POST, require_safe
 from django_htmx.http import HttpResponseClientRedirect
 
@@ -18,6 +19,7 @@ from apps.billing.queries import get_balance
 from apps.core.database.clock import db_now
 from apps.core.http.forms import domain_errors_on
 from apps.core.messages import outbox
+from apps.core.messages.translation import later
 from apps.core.money import NANO_PER_CENT
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.payments import autorecharge
@@ -33,7 +35,7 @@ _USD: dict[str, Any] = {"max_digits": 9, "decimal_places": 2}
 
 
 class TopUpForm(forms.Form):
-    amount_usd = forms.DecimalField(label="Amount in dollars", initial=50, **_USD)
+    amount_usd = forms.DecimalField(label=later("Amount in dollars"), initial=50, **_USD)
 
     @property
     def amount_cents(self) -> int:
@@ -41,11 +43,11 @@ class TopUpForm(forms.Form):
 
 
 class AutoRechargeForm(forms.Form):
-    is_enabled = forms.BooleanField(required=False, label="Charge my card when credit runs low")
-    threshold_usd = forms.DecimalField(label="When the balance falls below", min_value=Decimal(0), **_USD)
-    amount_usd = forms.DecimalField(label="Charge", **_USD)
+    is_enabled = forms.BooleanField(required=False, label=later("Charge my card when credit runs low"))
+    threshold_usd = forms.DecimalField(label=later("When the balance falls below"), min_value=Decimal(0), **_USD)
+    amount_usd = forms.DecimalField(label=later("Charge"), **_USD)
     monthly_cap_usd = forms.DecimalField(
-        label="Monthly maximum", help_text="Excludes tax. Months are UTC.", min_value=Decimal(0), **_USD
+        label=later("Monthly maximum"), help_text=later("Excludes tax. Months are UTC."), min_value=Decimal(0), **_USD
     )
 
     def in_cents(self) -> dict[str, int]:
@@ -149,7 +151,9 @@ def auto_recharge(request: OrganizationRequest) -> HttpResponse:
                 by=request.membership.user_id,
                 **form.in_cents(),
             )
-            messages.success(request, f"Auto-recharge is {'on' if is_enabled else 'off'}.")
+            messages.success(
+                request, gettext("Auto-recharge is on.") if is_enabled else gettext("Auto-recharge is off.")
+            )
             return redirect("web:billing")
     return _page(request, recharge_form=form, status=422)
 

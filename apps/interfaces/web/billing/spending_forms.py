@@ -5,33 +5,39 @@ from typing import Any
 
 from django import forms
 from django.http import QueryDict
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.accounts.queries import list_keys, list_members
 from apps.billing.budgets import DEFAULT_THRESHOLDS
 from apps.billing.models import BudgetMode, BudgetScope
+from apps.core.messages.translation import later
 
 _ASKED_FOR = {
-    BudgetScope.KEY: "Choose an API key.",
-    BudgetScope.MEMBER: "Choose a member.",
-    BudgetScope.LABEL: "Enter a label as name=value, such as team=search.",
+    BudgetScope.KEY: later("Choose an API key."),
+    BudgetScope.MEMBER: later("Choose a member."),
+    BudgetScope.LABEL: later("Enter a label as name=value, such as team=search."),
 }
 
 
 class BudgetForm(forms.Form):
     """A budget. `target` is what the scope names: `name=value` of a label, or the chosen key or member."""
 
-    scope = forms.ChoiceField(choices=BudgetScope.choices, label="For")
-    key = forms.ChoiceField(required=False, label="Key")
-    member = forms.ChoiceField(required=False, label="Member")
-    label = forms.CharField(max_length=577, required=False, label="Label", help_text="name=value, such as team=search")
-    limit_usd = forms.DecimalField(label="Monthly limit", min_value=Decimal("0.01"), max_digits=12, decimal_places=2)
-    mode = forms.ChoiceField(choices=BudgetMode.choices, label="At the limit", initial=BudgetMode.BLOCK)
+    scope = forms.ChoiceField(choices=BudgetScope.choices, label=later("For"))
+    key = forms.ChoiceField(required=False, label=later("Key"))
+    member = forms.ChoiceField(required=False, label=later("Member"))
+    label = forms.CharField(
+        max_length=577, required=False, label=later("Label"), help_text=later("name=value, such as team=search")
+    )
+    limit_usd = forms.DecimalField(
+        label=later("Monthly limit"), min_value=Decimal("0.01"), max_digits=12, decimal_places=2
+    )
+    mode = forms.ChoiceField(choices=BudgetMode.choices, label=later("At the limit"), initial=BudgetMode.BLOCK)
     thresholds = forms.CharField(
         max_length=200,
-        label="Alert at, percent",
+        label=later("Alert at, percent"),
         initial=", ".join(map(str, DEFAULT_THRESHOLDS)),
-        help_text="Sent once a month each.",
+        help_text=later("Sent once a month each."),
     )
 
     def __init__(self, data: QueryDict | None = None, *, organization: Organization) -> None:
@@ -45,7 +51,7 @@ class BudgetForm(forms.Form):
         try:
             return tuple(int(part) for part in self.cleaned_data["thresholds"].replace("%", "").split(",") if part)
         except ValueError as error:
-            raise forms.ValidationError("Whole percentages, with commas between: 50, 80, 100.") from error
+            raise forms.ValidationError(gettext("Whole percentages, with commas between: 50, 80, 100.")) from error
 
     def clean(self) -> dict[str, Any]:
         """Require what the chosen scope names; the page shows that field alone."""
@@ -62,20 +68,23 @@ class BudgetForm(forms.Form):
 
 
 class CreditRequestForm(forms.Form):
-    amount_usd = forms.DecimalField(label="Amount", min_value=Decimal("0.01"), max_digits=12, decimal_places=2)
+    amount_usd = forms.DecimalField(label=later("Amount"), min_value=Decimal("0.01"), max_digits=12, decimal_places=2)
     note = forms.CharField(
         max_length=300,
         required=False,
-        label="What for",
-        help_text="The operator reads it.",
+        label=later("What for"),
+        help_text=later("The operator reads it."),
         widget=forms.Textarea(attrs={"rows": 3}),
     )
 
 
 class KeyLabelsForm(forms.Form):
-    key = forms.ChoiceField(label="Key")
+    key = forms.ChoiceField(label=later("Key"))
     labels = forms.CharField(
-        required=False, max_length=2000, label="Labels", help_text="name=value, with commas between: team=search"
+        required=False,
+        max_length=2000,
+        label=later("Labels"),
+        help_text=later("name=value, with commas between: team=search"),
     )
 
     def __init__(self, data: QueryDict | None = None, *, organization: Organization) -> None:
@@ -86,16 +95,20 @@ class KeyLabelsForm(forms.Form):
     def clean_labels(self) -> dict[str, str]:
         pairs = [part.partition("=") for part in self.cleaned_data["labels"].split(",") if part.strip()]
         if not all(name.strip() and value.strip() for name, _, value in pairs):
-            raise forms.ValidationError("A label is name=value.")
+            raise forms.ValidationError(gettext("A label is name=value."))
         return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 class ProfileForm(forms.Form):
-    legal_name = forms.CharField(max_length=200, required=False, label="Billed to")
+    legal_name = forms.CharField(max_length=200, required=False, label=later("Billed to"))
     address = forms.CharField(
-        max_length=1000, required=False, label="Address", widget=forms.Textarea(attrs={"rows": 3})
+        max_length=1000, required=False, label=later("Address"), widget=forms.Textarea(attrs={"rows": 3})
     )
     chargeback_label = forms.SlugField(
-        max_length=64, label="Group invoices by label", help_text="Invoices show a total for each value of this label."
+        max_length=64,
+        label=later("Group invoices by label"),
+        help_text=later("Invoices show a total for each value of this label."),
     )
-    is_daily_report_wanted = forms.BooleanField(required=False, label="Send a daily cost email to owners and admins")
+    is_daily_report_wanted = forms.BooleanField(
+        required=False, label=later("Send a daily cost email to owners and admins")
+    )

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from django.http import HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from django.urls import reverse
+from django.utils.translation import gettext
 from django.views.decorators.http import require_safe
 
 from apps.accounts.roles import Permission
 from apps.billing.usage.traffic import KEPT_DAYS, TrafficSum, list_traffic, list_traffic_of_models, total_of
 from apps.core.database.clock import db_now
 from apps.core.http.csv_text import csv_chunks
+from apps.core.messages.translation import later
 from apps.core.money import usd_decimal
 from apps.interfaces.web.billing.usage import model_label, usage_tabs
 from apps.interfaces.web.charts.day_charts import Days, stacked_days
@@ -21,7 +23,7 @@ from apps.interfaces.web.shell.access import OrganizationRequest, organization_v
 from apps.interfaces.web.shell.downloads import stream_download
 from apps.interfaces.web.shell.periods import Period, period_of
 
-PRESETS = {1: "24 hours", 7: "7 days", 30: "30 days", 90: "90 days"}
+PRESETS = {1: later("24 hours"), 7: later("7 days"), 30: later("30 days"), 90: later("90 days")}
 _MODEL_LENGTH = 200
 _CSV_HEADER = (
     "begin", "model", "requests", "left_by_client", "rate_limited", "no_credit_or_budget", "model_not_found",
@@ -59,8 +61,14 @@ def show(request: OrganizationRequest) -> HttpResponse:
         "model_rows": [] if model else [(model_label(each.model_name), each) for each in models],
         "requests": _request_plot(parts, period),
         "latencies": [
-            ("Time to the first token", latency_chart(_times(parts, period), [each.first_token_ms for each in parts])),
-            ("Time to the whole answer", latency_chart(_times(parts, period), [each.latency_ms for each in parts])),
+            (
+                gettext("Time to the first token"),
+                latency_chart(_times(parts, period), [each.first_token_ms for each in parts]),
+            ),
+            (
+                gettext("Time to the whole answer"),
+                latency_chart(_times(parts, period), [each.latency_ms for each in parts]),
+            ),
         ],
         "kept_days": KEPT_DAYS,
         "export_url": f"{reverse('web:usage_traffic_export')}?{period.query(model=model)}",
@@ -109,19 +117,23 @@ def _request_plot(parts: Sequence[TrafficSum], period: Period) -> Days:
         {"Answered": each.answered, "Left by client": each.aborted, "Refused": each.refused, "Failed": each.failed}
         for each in parts
     ]
-    series = ["Answered", "Left by client", "Refused", "Failed"]
+    series = [gettext("Answered"), gettext("Left by client"), gettext("Refused"), gettext("Failed")]
     return stacked_days(list(zip(_times(parts, period), counts, strict=True)), series=series, is_money=False)
 
 
 def _endings(total: TrafficSum) -> list[Ending]:
     counts = (
-        ("Answered", "", total.answered),
-        ("Left by the client", "before the end of the answer; what was written is charged", total.aborted),
-        ("Rate limit", "429", total.rate_limited),
-        ("No credit, or a budget reached", "429", total.over_quota),
-        ("Unknown model", "404", total.not_found),
-        ("Other invalid requests", "400 to 422", total.invalid),
-        ("Failed", "500 and 503: not charged", total.failed),
+        (gettext("Answered"), "", total.answered),
+        (
+            gettext("Left by the client"),
+            gettext("before the end of the answer; what was written is charged"),
+            total.aborted,
+        ),
+        (gettext("Rate limit"), "429", total.rate_limited),
+        (gettext("No credit, or a budget reached"), "429", total.over_quota),
+        (gettext("Unknown model"), "404", total.not_found),
+        (gettext("Other invalid requests"), "400 to 422", total.invalid),
+        (gettext("Failed"), gettext("500 and 503: not charged"), total.failed),
     )
     return [Ending(label, note, count, count / (total.requests or 1)) for label, note, count in counts]
 

@@ -9,6 +9,7 @@ from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from django.urls import reverse
+from django.utils.translation import gettext
 from django.views.decorators.http import require_safe
 
 from apps.accounts.models import Organization
@@ -24,6 +25,7 @@ from apps.billing.usage.storage import STORED
 from apps.billing.usage.traffic import list_hourly_costs
 from apps.core.database.clock import db_now
 from apps.core.http.csv_text import csv_chunks
+from apps.core.messages.translation import later
 from apps.core.money import rated
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.queries import list_jobs
@@ -33,15 +35,16 @@ from apps.interfaces.web.shell.access import OrganizationRequest, organization_v
 from apps.interfaces.web.shell.downloads import stream_download
 from apps.interfaces.web.shell.periods import Period, period_of
 
-PRESETS = {7: "7 days", 30: "30 days", 90: "90 days"}
+PRESETS = {7: later("7 days"), 30: later("30 days"), 90: later("90 days")}
 _MOST_DAYS = 366
 _MOST_EXPORTED = 10_000
-TRAINING = "Training"
+TRAINING = later("Training")
 _SERIES_SHOWN = 5  # more colours are hard to distinguish; the remaining models share one series
-_OTHER = "Other models"
+_OTHER = later("Other models")
 _PAGE = 20
 _JOBS_SHOWN = 10
-_GROUPS = {"key": "Key", "member": "Member", "label": "Label"}
+_GROUPS = {"key": later("Key"), "member": later("Member"), "label": later("Label")}
+_GROUP_WORDS = {"key": later("key"), "member": later("member"), "label": later("label")}
 # The columns of each table as CSV.
 _HEADERS: dict[str, tuple[str, ...]] = {
     "lines": (
@@ -56,9 +59,9 @@ _HEADERS: dict[str, tuple[str, ...]] = {
 _WITHOUT = "without"
 # Reasons of movements between the wallet and the slices held for requests: apps/billing/usage/slices.py.
 _REASONS_OF_SLICES: dict[tuple[str, str], str] = {
-    (PostingKind.HOLD, ""): "requests in progress",
-    (PostingKind.SETTLE, "slice returned"): "requests, the unused part",
-    (PostingKind.SETTLE, "slice expired"): "requests, the unused part",
+    (PostingKind.HOLD, ""): later("requests in progress"),
+    (PostingKind.SETTLE, later("slice returned")): later("requests, the unused part"),
+    (PostingKind.SETTLE, later("slice expired")): later("requests, the unused part"),
 }
 
 
@@ -135,6 +138,7 @@ def show(request: OrganizationRequest) -> HttpResponse:
         "plot": _plot(request.organization, period, series, training, models),
         "groups": [(f"?{period.query(by=name)}#by", title, name == group) for name, title in _GROUPS.items()],
         "group": _GROUPS[group],
+        "group_word": _GROUP_WORDS[group],
         "group_export_url": exports[group],
         "grouped": _grouped(request.organization, group, spending),
         "movements": _movements(request.organization, page.object_list),
@@ -163,7 +167,10 @@ def export(request: OrganizationRequest) -> HttpResponseBase:
 
 def usage_tabs(current: str, period: Period) -> list[dict[str, object]]:
     """Return the tabs of the usage pages, which keep the period."""
-    pages = (("usage", "Spending", reverse("web:usage")), ("traffic", "Traffic", reverse("web:usage_traffic")))
+    pages = (
+        ("usage", gettext("Spending"), reverse("web:usage")),
+        ("traffic", gettext("Traffic"), reverse("web:usage_traffic")),
+    )
     return [
         {"label": label, "url": f"{url}?{period.query()}", "current": name == current} for name, label, url in pages
     ]
@@ -292,7 +299,7 @@ def _movement(posted: LedgerTransaction, source: str) -> Movement:
         url = reverse("web:charge_why", args=[f"series-{source.removeprefix('usage:')}"])
     return Movement(
         at=posted.created_at,
-        words=posted.get_kind_display(),
+        words=gettext(posted.get_kind_display()),
         reason=source if is_job else _reason(posted),
         url=url,
         wallet_nano=moved[AccountKind.WALLET],
@@ -310,8 +317,10 @@ def _reason(posted: LedgerTransaction) -> str:
     if subject == STORED:
         return STORED
     if sku.startswith("warm:"):
-        return f"{model_label(subject)}, kept warm"
-    return f"{model_label(subject)}, {'output' if ':output:' in sku else 'input'} tokens"
+        return gettext("%(subject)s, kept warm") % {"subject": model_label(subject)}
+    return (gettext("%(model)s, output tokens") if ":output:" in sku else gettext("%(model)s, input tokens")) % {
+        "model": model_label(subject)
+    }
 
 
 def _csv_rows(organization: Organization, table: str, period: Period) -> Iterable[tuple[object, ...]]:

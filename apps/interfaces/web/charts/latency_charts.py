@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+from django.utils.translation import gettext
+
 from apps.core.templatetags.ui import milliseconds
 from apps.interfaces.web.charts.axes import YTick, decimal_steps, path, round_steps
 from apps.interfaces.web.charts.day_charts import Block, Days, OverlaidLine, lay_out
@@ -18,7 +20,13 @@ def latency_chart(times: Sequence[str], values: Sequence[tuple[int | None, int |
     right = width - 4
     steps = round_steps(0, peak or 1, decimal_steps(peak or 1))
     contents: list[tuple[str, str, int, tuple[Block, ...]]] = [
-        (time, f"{time}: median {milliseconds(median)}, 95th percentile {milliseconds(high)}", 0, ())
+        (
+            time,
+            gettext("%(time)s: median %(median)s, 95th percentile %(high)s")
+            % {"time": time, "median": milliseconds(median), "high": milliseconds(high)},
+            0,
+            (),
+        )
         for time, (median, high) in zip(times, values, strict=True)
     ]
     columns = lay_out(contents, left=left, right=right)
@@ -37,7 +45,7 @@ def latency_chart(times: Sequence[str], values: Sequence[tuple[int | None, int |
         width=width, height=height, left=left, right=right, top=top, bottom=bottom,
         columns=columns,
         y_ticks=tuple(YTick(y=y_of(step), label=_label(step, steps[-1])) for step in steps),
-        lines=(line("one", "Median", medians), line("two", "95th percentile", highs)),
+        lines=(line("one", gettext("Median"), medians), line("two", gettext("95th percentile"), highs)),
     )  # fmt: skip
 
 

@@ -5,11 +5,13 @@ from urllib.parse import urlencode
 
 from django.http import HttpRequest
 from django.urls import reverse
+from django.utils.translation import gettext
 
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
 from apps.contracts.chat import RowKind, TrainOn
 from apps.contracts.split import Split
+from apps.core.messages.translation import later
 from apps.datasets import queries
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.rows import kind_of
@@ -17,18 +19,18 @@ from apps.datasets.token_counts import LIMITS
 from apps.finetuning.recipes.completion import choose_longest_row, choose_validation_share
 
 ROWS_BEFORE = 2  # shown above the row that a link points at; a phone's list shows three rows
-VIEWS = (("chat", "Chat"), ("tokens", "Tokens"), ("json", "JSON"))
+VIEWS = (("chat", later("Chat")), ("tokens", later("Tokens")), ("json", "JSON"))
 SHARES = (
-    (0, "No validation split"),
-    (1, "1% validation split"),
-    (5, "5% validation split"),
-    (10, "10% validation split"),
-    (20, "20% validation split"),
+    (0, later("No validation split")),
+    (1, later("1% validation split")),
+    (5, later("5% validation split")),
+    (10, later("10% validation split")),
+    (20, later("20% validation split")),
 )
 DEFAULT_SEED = 42
 TRAINED = (
-    (TrainOn.ASSISTANT, "Answers trained"),
-    (TrainOn.ALL, "Answers and inputs trained"),
+    (TrainOn.ASSISTANT, later("Answers trained")),
+    (TrainOn.ALL, later("Answers and inputs trained")),
 )  # `train_on` of a recipe
 
 
@@ -91,7 +93,7 @@ def limit_options(model: BaseModel | None) -> list[tuple[int, str]]:
     longest = model.context_length if model else LIMITS[-1]
     own = {min(model.default_recipe.get("max_length", longest), longest)} if model else set()
     limits = {longest, *own, *(each for each in LIMITS if each < longest)}
-    return [(limit, f"{limit:,} tokens") for limit in sorted(limits)]
+    return [(limit, gettext("%(limit)s tokens") % {"limit": f"{limit:,}"}) for limit in sorted(limits)]
 
 
 def _usual_limit(version: DatasetVersion, model: BaseModel | None, count: TokenCount | None) -> int:

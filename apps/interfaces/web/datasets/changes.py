@@ -5,6 +5,7 @@ from urllib.parse import urlencode
 from django.http import HttpResponse
 from django.shortcuts import render
 from django.utils.cache import patch_vary_headers
+from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods
 
 from apps.accounts.roles import Permission
@@ -36,7 +37,10 @@ def changes(request: OrganizationRequest, file_id: str) -> HttpResponse:
     context: dict[str, object] = {
         "version": version,
         "since": since,
-        "others": [(each.pk, f"Version {each.number}, {each.filename}") for each in siblings],
+        "others": [
+            (each.pk, gettext("Version %(number)s, %(filename)s") % {"number": each.number, "filename": each.filename})
+            for each in siblings
+        ],
         "is_waiting": is_waiting,
     }
     if since and found:
@@ -57,7 +61,7 @@ def _chosen(
         return next(earlier, siblings[0] if siblings else None)
     since = queries.get_version(organization=request.organization, id=wanted, param="since")
     if since.dataset_id != version.dataset_id:
-        raise queries.UnknownFile("The two files are not versions of the same dataset.", param="since")
+        raise queries.UnknownFile(gettext("The two files are not versions of the same dataset."), param="since")
     return since
 
 
@@ -65,9 +69,9 @@ def _listed(
     request: OrganizationRequest, version: DatasetVersion, since: DatasetVersion, found: Changes
 ) -> dict[str, object]:
     kinds = {
-        "changed": ("Changed", found.changed, found.first_changed),
-        "added": ("Added", found.added, found.first_added),
-        "removed": ("Removed", found.removed, found.first_removed),
+        "changed": (gettext("Changed"), found.changed, found.first_changed),
+        "added": (gettext("Added"), found.added, found.first_added),
+        "removed": (gettext("Removed"), found.removed, found.first_removed),
     }
     asked = request.GET.get("show", "")
     show = asked if asked in kinds else next((kind for kind, (_, count, _) in kinds.items() if count), "changed")

@@ -2,6 +2,7 @@
 
 from django.http import HttpResponse, QueryDict
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.accounts.roles import Permission
@@ -69,7 +70,10 @@ def _repair_context(version: DatasetVersion, mode: RepairMode, skip: str) -> dic
     after = skipped + _ROWS_PREVIEWED
     tabs = [
         {"label": label, "url": f"?mode={each}", "current": each == mode}
-        for each, label in ((RepairMode.REPAIR, "Fix what can be fixed"), (RepairMode.DROP, "Remove bad rows"))
+        for each, label in (
+            (RepairMode.REPAIR, gettext("Fix what can be fixed")),
+            (RepairMode.DROP, gettext("Remove bad rows")),
+        )
     ]
     return {
         "version": version,

@@ -7,6 +7,7 @@ from typing import Any
 from django.conf import settings
 from django.db.models import Q, QuerySet
 from django.http import HttpResponse, HttpResponseBase
+from django.utils.translation import gettext, ngettext
 from django.views.decorators.http import require_http_methods, require_safe
 
 from apps.accounts.models import Organization
@@ -14,6 +15,7 @@ from apps.accounts.roles import Permission, has_permission
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.http.confirmation import MAX_ROWS, AffectedRow, ConfirmedAction, confirm
+from apps.core.messages.translation import later
 from apps.core.templatetags.ui import bytes_
 from apps.datasets import operations, queries
 from apps.datasets.lifecycle import UNVALIDATED, DatasetVersionStatus
@@ -27,27 +29,27 @@ from apps.interfaces.web.shell.listing import Filter, Listing, render_list
 
 _OLDER_SHOWN = 5
 _LIST = Listing[DatasetVersion](
-    name="datasets",
-    hint="Name, file or id",
+    name=later("datasets"),
+    hint=later("Name, file or id"),
     url_name="web:dataset_list",
     export_url_name="web:dataset_export",
     searched=("dataset__name", "filename", "id"),
     filters={
         "status": Filter(
-            "State",
+            later("State"),
             {
-                "": ("All", Q()),
-                "ready": ("Ready", Q(status=DatasetVersionStatus.READY)),
-                "invalid": ("Has errors", Q(status=DatasetVersionStatus.INVALID)),
-                "checking": ("Checking data", Q(status__in=UNVALIDATED)),
+                "": (later("All"), Q()),
+                "ready": (later("Ready"), Q(status=DatasetVersionStatus.READY)),
+                "invalid": (later("Has errors"), Q(status=DatasetVersionStatus.INVALID)),
+                "checking": (later("Checking data"), Q(status__in=UNVALIDATED)),
             },
         )
     },
     orders={
-        "": ("Newest first", ("-created_at", "-id")),
-        "oldest": ("Oldest first", ("created_at", "id")),
-        "name": ("By name", ("dataset_name", "id")),
-        "size": ("Largest first", ("-bytes", "-id")),
+        "": (later("Newest first"), ("-created_at", "-id")),
+        "oldest": (later("Oldest first"), ("created_at", "id")),
+        "name": (later("By name"), ("dataset_name", "id")),
+        "size": (later("Largest first"), ("-bytes", "-id")),
     },
 )
 _EXPORTED = ("dataset", "version", "id", "filename", "status", "rows", "bytes", "jobs", "uploaded_at")
@@ -59,7 +61,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
     """List the datasets by their newest version, with the tokens that a model counts in it."""
     model = chosen_model(request)
     models = {name: (label, Q()) for name, label in model_options()}
-    listing = replace(_LIST, filters={**_LIST.filters, "model": Filter("Count tokens for", models)})
+    listing = replace(_LIST, filters={**_LIST.filters, "model": Filter(gettext("Count tokens for"), models)})
     page = listing.page(request, queries.list_newest(organization=request.organization))
     counts = {count.version_id: count for count in queries.list_token_counts(versions=page.rows, base_model=model)}
     older = queries.list_older(newest=page.rows, most=_OLDER_SHOWN)
@@ -109,10 +111,18 @@ def _find(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]
     datasets: QuerySet[Any] = queries.list_datasets(organization=request.organization).filter(pk__in=ids)
     found = list(datasets.values_list("pk", "name", "version_count", "bytes"))
     if (files := sum(count for _, _, count, _ in found)) > MAX_ROWS:
-        raise InvalidValue(f"These datasets have {files} files. Choose fewer: at most {MAX_ROWS} are deleted at once.")
+        raise InvalidValue(
+            gettext("These datasets have %(files)s files. Choose fewer: at most %(most)s are deleted at once.")
+            % {"files": files, "most": MAX_ROWS}
+        )
     return [
         AffectedRow(
-            pk, name, f"{f'Its {count} versions are' if count > 1 else 'Its file is'} deleted, {bytes_(size)} in all."
+            pk,
+            name,
+            ngettext(
+                "Its file is deleted, %(size)s in all.", "Its %(count)s versions are deleted, %(size)s in all.", count
+            )
+            % {"count": count, "size": bytes_(size)},
         )
         for pk, name, count, size in found
     ]
@@ -126,12 +136,12 @@ def _delete(request: OrganizationRequest, dataset_id: str) -> None:
 
 _DELETE = ConfirmedAction[OrganizationRequest](
     parameter="dataset",
-    verb="Delete",
-    nouns=("dataset", "datasets"),
-    warning="This cannot be undone. Adapters trained on these files are kept.",
-    done="Deleted",
+    verb=later("Delete"),
+    nouns=(later("dataset"), later("datasets")),
+    warning=later("This cannot be undone. Adapters trained on these files are kept."),
+    done=later("Deleted"),
     list_url_name="web:dataset_list",
-    list_title="Datasets",
+    list_title=later("Datasets"),
     find=_find,
     act=_delete,
 )

@@ -5,12 +5,14 @@ from dataclasses import dataclass, replace
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils.cache import patch_vary_headers
+from django.utils.translation import gettext, ngettext, ngettext_lazy
 from django.views.decorators.http import require_http_methods
 
 from apps.accounts.queries import name_of_actor
 from apps.accounts.roles import Permission, has_permission
 from apps.contracts.chat import RowKind, TrainOn
 from apps.contracts.held_rows import Repeats
+from apps.core.messages.translation import later
 from apps.datasets import queries
 from apps.datasets.inspection import comparisons
 from apps.datasets.inspection.inspector import FindingCode
@@ -38,21 +40,43 @@ from apps.interfaces.web.shell.access import OrganizationRequest, organization_v
 
 _MAX_JOBS, _MAX_OVERLAPS, _MAX_VERSIONS = 50, 6, 100
 _WHAT_ROWS = {
-    "chat": ("conversation", "Every row ends with an answer to learn from"),
-    "preference": ("preference", "Every row has two different answers"),
-    "text": ("text", "Every row has text to learn from"),
+    "chat": (
+        later("%(rows)s conversation rows, at least %(least)s needed"),
+        later("Every row ends with an answer to learn from"),
+    ),
+    "preference": (
+        later("%(rows)s preference rows, at least %(least)s needed"),
+        later("Every row has two different answers"),
+    ),
+    "text": (later("%(rows)s text rows, at least %(least)s needed"), later("Every row has text to learn from")),
 }
 _FOUND = {
-    FindingCode.EXACT_COPY: ("repeats an earlier row", "repeat an earlier row"),
-    FindingCode.NEAR_COPY: ("is nearly the same as an earlier one", "are nearly the same as an earlier one"),
-    FindingCode.CONFLICTING_ANSWERS: ("contradicts an earlier row", "contradict an earlier row"),
-    FindingCode.EMPTY_TARGET: ("trains nothing", "train nothing"),
-    FindingCode.EMAIL: ("may contain an email address", "may contain email addresses"),
-    FindingCode.PHONE: ("may contain a phone number", "may contain phone numbers"),
-    FindingCode.CARD: ("may contain a card number", "may contain card numbers"),
-    FindingCode.IBAN: ("may contain an IBAN", "may contain IBANs"),
-    FindingCode.KEY: ("may contain a secret key", "may contain secret keys"),
-}  # fmt: skip
+    FindingCode.EXACT_COPY: ngettext_lazy(
+        "%(rows)s row repeats an earlier row", "%(rows)s rows repeat an earlier row", "number"
+    ),
+    FindingCode.NEAR_COPY: ngettext_lazy(
+        "%(rows)s row is nearly the same as an earlier one",
+        "%(rows)s rows are nearly the same as an earlier one",
+        "number",
+    ),
+    FindingCode.CONFLICTING_ANSWERS: ngettext_lazy(
+        "%(rows)s row contradicts an earlier row", "%(rows)s rows contradict an earlier row", "number"
+    ),
+    FindingCode.EMPTY_TARGET: ngettext_lazy("%(rows)s row trains nothing", "%(rows)s rows train nothing", "number"),
+    FindingCode.EMAIL: ngettext_lazy(
+        "%(rows)s row may contain an email address", "%(rows)s rows may contain email addresses", "number"
+    ),
+    FindingCode.PHONE: ngettext_lazy(
+        "%(rows)s row may contain a phone number", "%(rows)s rows may contain phone numbers", "number"
+    ),
+    FindingCode.CARD: ngettext_lazy(
+        "%(rows)s row may contain a card number", "%(rows)s rows may contain card numbers", "number"
+    ),
+    FindingCode.IBAN: ngettext_lazy("%(rows)s row may contain an IBAN", "%(rows)s rows may contain IBANs", "number"),
+    FindingCode.KEY: ngettext_lazy(
+        "%(rows)s row may contain a secret key", "%(rows)s rows may contain secret keys", "number"
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -155,13 +179,22 @@ def _origin(version: DatasetVersion) -> tuple[str, str] | None:
     if source is None or not version.repair:
         return None
     if version.repair == COPY:
-        return "A copy of", ""
+        return gettext("A copy of"), ""
     if version.repair == EDIT:
-        return "Made from", f", with line {layout.edited_line:,} {'deleted' if layout.dropped else 'changed'}"
+        return "Made from", (
+            gettext(", with line %(line)s deleted") if layout.dropped else gettext(", with line %(line)s changed")
+        ) % {"line": f"{layout.edited_line:,}"}
     if layout.split:
-        part = "validation" if version.repair == HELD else "training"
-        return f"The {part} rows of {source.dataset.name},", f", split with seed {layout.split.seed}"
-    return "Repaired from", f": {layout.repaired:,} rows repaired, {layout.dropped:,} left out"
+        of = (
+            gettext("The validation rows of %(name)s,")
+            if version.repair == HELD
+            else gettext("The training rows of %(name)s,")
+        )
+        return of % {"name": source.dataset.name}, gettext(", split with seed %(seed)s") % {"seed": layout.split.seed}
+    return gettext("Repaired from"), gettext(": %(repaired)s rows repaired, %(dropped)s left out") % {
+        "repaired": f"{layout.repaired:,}",
+        "dropped": f"{layout.dropped:,}",
+    }
 
 
 def _is_undoable(version: DatasetVersion, siblings: list[DatasetVersion]) -> bool:
@@ -181,7 +214,10 @@ def _others(version: DatasetVersion) -> list[tuple[str, str]]:
     """Return the files that it can be compared with."""
     versions = queries.list_versions(organization=version.organization_id).defer("errors", "line_offsets")
     return [
-        (other.pk, f"Validation: {other.dataset.name}, {other.filename}")
+        (
+            other.pk,
+            gettext("Validation: %(name)s, %(filename)s") % {"name": other.dataset.name, "filename": other.filename},
+        )
         for other in versions.filter(status=DatasetVersionStatus.READY).exclude(pk=version.pk)[:100]
     ]
 
@@ -190,18 +226,26 @@ def _checks(address: Address, looked: RowContext, refusal: LineError | None) -> 
     version = address.version
     if version.status == DatasetVersionStatus.INVALID:
         return [
-            FileCheck("bad", f"Line {error['line']:,}: {error['message']}", error["fix"], address.at(error["line"]))
+            FileCheck(
+                "bad",
+                gettext("Line %(line)s: %(message)s") % {"line": f"{error['line']:,}", "message": error["message"]},
+                error["fix"],
+                address.at(error["line"]),
+            )
             for error in version.errors
         ]
     if version.status != DatasetVersionStatus.READY:
         return []
     what, is_whole = _WHAT_ROWS[version.kind or "chat"]
     checks = [
-        FileCheck("ok", f"{version.rows:,} {what} rows, at least {MIN_ROWS} needed"),
+        FileCheck(
+            "ok",
+            what % {"rows": f"{version.rows:,}", "least": MIN_ROWS},
+        ),
         FileCheck("ok", is_whole),
     ]
     if refusal:
-        text = f"Line {refusal.line:,}: {refusal.message}"
+        text = gettext("Line %(line)s: %(message)s") % {"line": f"{refusal.line:,}", "message": refusal.message}
         checks.append(FileCheck("bad", text, refusal.fix, address.at(refusal.line)))
     if looked.count:
         checks += _length_checks(looked.count, address)
@@ -211,25 +255,38 @@ def _checks(address: Address, looked: RowContext, refusal: LineError | None) -> 
 def _length_checks(count: TokenCount, address: Address) -> list[FileCheck]:
     limit = address.limit
     if count.longest_row_tokens <= limit:
-        return [FileCheck("ok", f"Every row fits in {limit:,} tokens")]
+        return [FileCheck("ok", gettext("Every row fits in %(limit)s tokens") % {"limit": f"{limit:,}"})]
     cut = cut_at(count, limit)
     if kind_of(address.version) is RowKind.TEXT:
-        over = f"{cut.over:,} {_plural(cut.over, 'row')}" if cut else "Some rows"
+        over = _rows(cut.over) if cut else gettext("Some rows")
         return [
             FileCheck(
-                "ok", f"{over} over {limit:,} tokens: trained in pieces, nothing is cut", "", _find(address, OVER)
+                "ok",
+                gettext("%(rows)s over %(limit)s tokens: trained in pieces, nothing is cut")
+                % {"rows": over, "limit": f"{limit:,}"},
+                "",
+                _find(address, OVER),
             )
         ]
     if cut is None:
-        return [FileCheck("warn", f"Some rows are longer than {limit:,} tokens and will be cut")]
+        return [
+            FileCheck(
+                "warn", gettext("Some rows are longer than %(limit)s tokens and will be cut") % {"limit": f"{limit:,}"}
+            )
+        ]
     lost = 0 if address.train_on is TrainOn.ALL else cut.untrained
-    text = f"{cut.over:,} {_plural(cut.over, 'row')} over {limit:,} tokens will be cut"
+    text = gettext("%(rows)s over %(limit)s tokens will be cut") % {"rows": _rows(cut.over), "limit": f"{limit:,}"}
     checks = [FileCheck("warn", text, "", _find(address, OVER))]
     if lost:
-        verbs = ("trains", "is") if lost == 1 else ("train", "are")
-        text = f"{lost:,} {_plural(lost, 'row')} of these {verbs[0]} nothing and {verbs[1]} left out"
+        text = ngettext(
+            "%(rows)s row of these trains nothing and is left out",
+            "%(rows)s rows of these train nothing and are left out",
+            lost,
+        ) % {"rows": f"{lost:,}"}
         checks.append(
-            FileCheck("warn", text, "Raise the limit or shorten what comes before the answer.", _find(address, LOST))
+            FileCheck(
+                "warn", text, gettext("Raise the limit or shorten what comes before the answer."), _find(address, LOST)
+            )
         )
     return checks
 
@@ -239,23 +296,19 @@ def _found(address: Address, looked: RowContext) -> list[FileCheck]:
         return []
     findings = {found["code"]: found for found in looked.inspection.findings}
     if FindingCode.NOT_INSPECTED in findings:
-        text = "The rows were not inspected"
-        checks = [FileCheck("warn", text, "That takes longer than the file's size allows. Split the file.")]
+        text = gettext("The rows were not inspected")
+        checks = [FileCheck("warn", text, gettext("That takes longer than the file's size allows. Split the file."))]
         return checks + _compared(address, looked) + _overlaps(address, looked)
     checks = []
-    for code, (one, many) in _FOUND.items():
+    for code, sentence in _FOUND.items():
         if code in findings:
             rows = findings[code]["rows"]
             level = "info" if code.startswith("personal_") and code != FindingCode.KEY else "warn"
-            checks.append(
-                FileCheck(
-                    level, f"{rows:,} {_plural(rows, 'row')} {one if rows == 1 else many}", "", _find(address, code)
-                )
-            )
+            checks.append(FileCheck(level, sentence % {"number": rows, "rows": f"{rows:,}"}, "", _find(address, code)))
     if not {FindingCode.EXACT_COPY, FindingCode.NEAR_COPY} & findings.keys():
-        checks.append(FileCheck("ok", "No row repeats another"))
+        checks.append(FileCheck("ok", gettext("No row repeats another")))
     if not any(code.startswith("personal_") for code in findings):
-        checks.append(FileCheck("ok", "No email addresses, phone or card numbers, IBANs or keys found"))
+        checks.append(FileCheck("ok", gettext("No email addresses, phone or card numbers, IBANs or keys found")))
     return checks + _compared(address, looked) + _overlaps(address, looked)
 
 
@@ -265,18 +318,23 @@ def _compared(address: Address, looked: RowContext) -> list[FileCheck]:
         return []
     equal, near = looked.repeats.count(Repeats.A_ROW), looked.repeats.count(Repeats.NEARLY_A_ROW)
     if not equal and not near:
-        return [FileCheck("ok", "No row repeats the validation file")]
-    return _shared(equal, near, "the validation file", (_find(address, SHARED), _find(address, NEARLY_SHARED)))
+        return [FileCheck("ok", gettext("No row repeats the validation file"))]
+    return _shared(equal, near, gettext("the validation file"), (_find(address, SHARED), _find(address, NEARLY_SHARED)))
 
 
 def _shared(equal: int, near: int, file: str, urls: tuple[str, str] = ("", "")) -> list[FileCheck]:
     checks = []
     if equal:
-        text = f"{equal:,} {_plural(equal, 'row')} {'stands' if equal == 1 else 'stand'} in {file} too"
-        checks.append(FileCheck("warn", text, "They are not trained on.", urls[0]))
+        text = ngettext("%(rows)s row stands in %(file)s too", "%(rows)s rows stand in %(file)s too", equal) % {
+            "rows": f"{equal:,}",
+            "file": file,
+        }
+        checks.append(FileCheck("warn", text, gettext("They are not trained on."), urls[0]))
     if near:
-        text = f"{near:,} {_plural(near, 'row')} nearly {'repeats' if near == 1 else 'repeat'} one of {file}"
-        checks.append(FileCheck("warn", text, "They are not trained on.", urls[1]))
+        text = ngettext(
+            "%(rows)s row nearly repeats one of %(file)s", "%(rows)s rows nearly repeat one of %(file)s", near
+        ) % {"rows": f"{near:,}", "file": file}
+        checks.append(FileCheck("warn", text, gettext("They are not trained on."), urls[1]))
     return checks
 
 
@@ -307,5 +365,5 @@ def _find(address: Address, code: str) -> str:
     return address.url(find=str(code), q="", first=1, line=1)
 
 
-def _plural(count: int, word: str) -> str:
-    return word if count == 1 else f"{word}s"
+def _rows(count: int) -> str:
+    return ngettext("%(rows)s row", "%(rows)s rows", count) % {"rows": f"{count:,}"}

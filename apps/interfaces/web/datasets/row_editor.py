@@ -4,6 +4,7 @@ from django.contrib import messages
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.accounts.queries import name_of_actor
@@ -34,7 +35,11 @@ def edit(request: OrganizationRequest, file_id: str) -> HttpResponse:
                 by=request.membership.user_id,
                 now=db_now(),
             )
-            messages.success(request, f"Version {edited.number} has your change. Version {version.number} is kept.")
+            messages.success(
+                request,
+                gettext("Version %(number)s has your change. Version %(number2)s is kept.")
+                % {"number": edited.number, "number2": version.number},
+            )
             return redirect(_page(edited.pk, line))
         except NotFound:
             raise
@@ -68,7 +73,11 @@ def restore(request: OrganizationRequest, file_id: str) -> HttpResponse:
     version = queries.get_version(organization=request.organization, id=file_id)
     with domain_errors_shown(request):
         restored = edits.restore_version(version=version, by=request.membership.user_id, now=db_now())
-        messages.success(request, f"Version {restored.number} is a copy of version {version.number}.")
+        messages.success(
+            request,
+            gettext("Version %(number)s is a copy of version %(number2)s.")
+            % {"number": restored.number, "number2": version.number},
+        )
         return redirect("web:dataset_detail", restored.pk)
     return redirect("web:dataset_detail", version.pk)
 
@@ -83,7 +92,11 @@ def split(request: OrganizationRequest, file_id: str) -> HttpResponse:
         trained, held = splits.split_version(
             version=version, split=Split(share / 100, seed), by=request.membership.user_id, now=db_now()
         )
-        messages.success(request, f"The rows are in two new datasets: {trained.dataset.name} and {held.dataset.name}.")
+        messages.success(
+            request,
+            gettext("The rows are in two new datasets: %(name)s and %(name2)s.")
+            % {"name": trained.dataset.name, "name2": held.dataset.name},
+        )
         return redirect(f"{reverse('web:dataset_detail', args=[trained.pk])}?share=0&against={held.pk}")
     return redirect("web:dataset_detail", version.pk)
 

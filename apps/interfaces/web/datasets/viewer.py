@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 
 import msgspec
+from django.utils.translation import gettext
 
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer
@@ -18,6 +19,7 @@ from apps.contracts.chat import (
     TrainOn,
 )
 from apps.contracts.held_rows import Repeats
+from apps.core.messages.translation import later
 from apps.datasets import queries
 from apps.datasets.inspection import comparisons, inspections
 from apps.datasets.inspection.inspector import FindingCode, hints_of
@@ -41,24 +43,24 @@ ROWS_SHOWN = 20
 LOST, HELD_OUT, OVER, SHARED, NEARLY_SHARED = "untrained", "held_out", "over", "shared", "nearly_shared"
 ERRORS = "errors"
 FILTERS = {
-    ERRORS: "With errors",
-    FindingCode.EXACT_COPY: "Copies",
-    FindingCode.NEAR_COPY: "Near copies",
-    FindingCode.CONFLICTING_ANSWERS: "Different answers",
-    FindingCode.EMPTY_TARGET: "Nothing to train",
-    OVER: "Over the limit",
-    LOST: "Nothing trained within the limit",
-    FindingCode.EMAIL: "E-mail addresses",
-    FindingCode.PHONE: "Phone numbers",
-    FindingCode.CARD: "Card numbers",
+    ERRORS: later("With errors"),
+    FindingCode.EXACT_COPY: later("Copies"),
+    FindingCode.NEAR_COPY: later("Near copies"),
+    FindingCode.CONFLICTING_ANSWERS: later("Different answers"),
+    FindingCode.EMPTY_TARGET: later("Nothing to train"),
+    OVER: later("Over the limit"),
+    LOST: later("Nothing trained within the limit"),
+    FindingCode.EMAIL: later("E-mail addresses"),
+    FindingCode.PHONE: later("Phone numbers"),
+    FindingCode.CARD: later("Card numbers"),
     FindingCode.IBAN: "IBANs",
-    FindingCode.KEY: "Secret keys",
-    SHARED: "In the validation file too",
-    NEARLY_SHARED: "Nearly in the validation file",
-    HELD_OUT: "Held out",
+    FindingCode.KEY: later("Secret keys"),
+    SHARED: later("In the validation file too"),
+    NEARLY_SHARED: later("Nearly in the validation file"),
+    HELD_OUT: later("Held out"),
 }
 _REPEATS = {SHARED: Repeats.A_ROW, NEARLY_SHARED: Repeats.NEARLY_A_ROW}
-_REPEAT_FLAGS = {Repeats.A_ROW: "in both", Repeats.NEARLY_A_ROW: "nearly in both"}
+_REPEAT_FLAGS = {Repeats.A_ROW: later("in both"), Repeats.NEARLY_A_ROW: later("nearly in both")}
 
 
 @dataclass(frozen=True)
@@ -225,20 +227,20 @@ def _flags(
         flags.append(("bad", "error"))
     if sides and max(side.n_tokens for side in sides) > address.limit and not isinstance(row, TextRow):
         nothing = not any(side.truncate(address.limit).n_trained for side in sides)
-        flags.append(("warn", "nothing trained" if nothing else "cut"))
+        flags.append(("warn", gettext("nothing trained") if nothing else "cut"))
     flags += [("warn", "e-mail" if hint == "email" else hint.value) for hint in sorted(hints_of(row))]
     copy = _copy_of(row.line_number, looked)
     if copy:
         flags.append(("warn", copy))
     if looked.held is not None and row.line_number <= len(looked.held) and looked.held[row.line_number - 1]:
-        flags.append(("accent", "held out"))
+        flags.append(("accent", gettext("held out")))
     repeats = (looked.repeats or b"")[row.line_number - 1 : row.line_number]
     flags += [("warn", _REPEAT_FLAGS[Repeats(mark)]) for mark in repeats if mark]
     return tuple(flags)
 
 
 def _copy_of(line: int, looked: RowContext) -> str:
-    words = {"exact_copy": "copy", "near_copy": "near copy"}
+    words = {"exact_copy": "copy", "near_copy": gettext("near copy")}
     for found in looked.inspection.findings if looked.inspection else []:
         if found["code"] in words and any(row["line"] == line for row in found["first"]):
             return words[found["code"]]

@@ -5,6 +5,7 @@ from django.conf import settings
 from django.contrib import messages
 from django.http import HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_safe
 
 from apps.accounts.roles import Permission
@@ -12,6 +13,7 @@ from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.http.forms import domain_errors_on
+from apps.core.messages.translation import later
 from apps.core.objects.store import CHUNK_BYTES
 from apps.datasets import operations, queries
 from apps.datasets.intake import versions as intake
@@ -26,11 +28,11 @@ class UploadForm(forms.Form):
     name = forms.CharField(
         required=False,
         max_length=120,
-        label="Name",
-        help_text="Defaults to the file name. Reuse a name to add a new version.",
+        label=later("Name"),
+        help_text=later("Defaults to the file name. Reuse a name to add a new version."),
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
     )
-    file = forms.FileField(label="File", allow_empty_file=True, max_length=1000)
+    file = forms.FileField(label=later("File"), allow_empty_file=True, max_length=1000)
 
 
 def upload_command(separator: str = " ") -> str:
@@ -96,12 +98,12 @@ def delete(request: OrganizationRequest, file_id: str) -> HttpResponse:
     if request.method != "POST":
         return render(request, "datasets/delete.html", context)
     if request.POST.get("confirm", "").strip() != version.filename:
-        context["problem"] = f"Type {version.filename} to confirm."
+        context["problem"] = gettext("Type %(filename)s to confirm.") % {"filename": version.filename}
         return render(request, "datasets/delete.html", context, status=422)
     try:
         operations.delete_version(version=version, by=request.membership.user_id, now=db_now())
     except DomainError as error:
         context["problem"] = error.message
         return render(request, "datasets/delete.html", context, status=422)
-    messages.success(request, f"{version.filename} was deleted.")
+    messages.success(request, gettext("%(filename)s was deleted.") % {"filename": version.filename})
     return redirect("web:dataset_list")

@@ -8,11 +8,13 @@ import msgspec
 from django.http import HttpResponse
 from django.shortcuts import render
 from django.utils.http import urlencode
+from django.utils.translation import gettext
 from django.views.decorators.http import require_safe
 
 from apps.accounts.roles import Permission
 from apps.contracts.runs import Hyperparameters
 from apps.core.errors import NotFound
+from apps.core.messages.translation import later
 from apps.core.templatetags.ui import NONE, duration, number, usd
 from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import FineTuningJob
@@ -29,12 +31,12 @@ from apps.interfaces.web.wizard.recipe_words import NAMES, value_in_words
 MIN_JOBS = 2
 # The curves to choose from: their name in a job's metrics, their label, and whether they are smoothed.
 _METRICS = (
-    ("train_loss", "Training loss", True),
-    ("valid_loss", "Evaluation loss", False),
-    ("train_mean_token_accuracy", "Training accuracy", True),
-    ("valid_mean_token_accuracy", "Evaluation accuracy", False),
-    ("learning_rate", "Learning rate", False),
-    ("tokens_per_second", "Speed, tokens/s", True),
+    ("train_loss", later("Training loss"), True),
+    ("valid_loss", later("Evaluation loss"), False),
+    ("train_mean_token_accuracy", later("Training accuracy"), True),
+    ("valid_mean_token_accuracy", later("Evaluation accuracy"), False),
+    ("learning_rate", later("Learning rate"), False),
+    ("tokens_per_second", later("Speed, tokens/s"), True),
 )
 
 
@@ -101,7 +103,7 @@ def show(request: OrganizationRequest) -> HttpResponse:
     wanted = list(dict.fromkeys(request.GET.getlist("job")))[:MAX_CURVES]
     known = {job.pk: job for job in list_jobs(organization=request.organization).filter(pk__in=wanted)}
     if len(known) < len(wanted):
-        raise NotFound("No such job.")
+        raise NotFound(gettext("No such job."))
     compared = [ComparedJob(known[pk], tone_of(index)) for index, pk in enumerate(wanted)]
     metric = next((each for each in _METRICS if each[0] == request.GET.get("metric")), _METRICS[0])
     name, label, is_noisy = metric

@@ -1,10 +1,17 @@
 """The report that compares base and tuned model, as tables for the job page and the adapter page."""
 
+from django.utils.translation import gettext
+
 from apps.adapters.models import AdapterVersion
 from apps.contracts.evaluation import Comparison
+from apps.core.messages.translation import later
 from apps.finetuning.results.provenance import label_of, report_of
 
-_VERDICTS = {"better": ("better", "ok"), "worse": ("worse", "bad"), "level": ("no difference", "")}  # label and tone
+_VERDICTS = {
+    "better": ("better", "ok"),
+    "worse": ("worse", "bad"),
+    "level": (later("no difference"), ""),
+}  # label and tone
 
 
 def evaluation_of(version: AdapterVersion | None) -> dict[str, object] | None:
@@ -17,7 +24,7 @@ def evaluation_of(version: AdapterVersion | None) -> dict[str, object] | None:
 
 def _row(found: Comparison) -> dict[str, object]:
     verdict, tone = _VERDICTS[found.verdict]
-    values = (("Base", found.base), ("Tuned", found.tuned), ("Difference", found.difference))
+    values = ((gettext("Base"), found.base), (gettext("Tuned"), found.tuned), (gettext("Difference"), found.difference))
     return {
         "label": label_of(found.name),
         "verdict": verdict,

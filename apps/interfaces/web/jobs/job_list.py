@@ -4,11 +4,13 @@ from collections.abc import Sequence
 
 from django.db.models import Q
 from django.http import HttpResponse, HttpResponseBase
+from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_safe
 
 from apps.accounts.roles import Permission, has_permission
 from apps.core.database.clock import db_now
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
+from apps.core.messages.translation import later
 from apps.core.money import usd_decimal
 from apps.core.templatetags.ui import number, usd
 from apps.finetuning import queries
@@ -21,29 +23,29 @@ from apps.interfaces.web.shell.access import OrganizationRequest, organization_v
 from apps.interfaces.web.shell.listing import Filter, Listing, render_list
 
 _STATES = {
-    JobStatus.RUNNING: "Training",
-    JobStatus.QUEUED: "Queued",
-    JobStatus.PAUSED: "Paused",
-    JobStatus.SUCCEEDED: "Succeeded",
-    JobStatus.FAILED: "Failed",
-    JobStatus.CANCELLED: "Cancelled",
+    JobStatus.RUNNING: later("Training"),
+    JobStatus.QUEUED: later("Queued"),
+    JobStatus.PAUSED: later("Paused"),
+    JobStatus.SUCCEEDED: later("Succeeded"),
+    JobStatus.FAILED: later("Failed"),
+    JobStatus.CANCELLED: later("Cancelled"),
 }
 _LIST = Listing[FineTuningJob](
-    name="fine-tunes",
-    hint="Name, dataset or model",
+    name=later("fine-tunes"),
+    hint=later("Name, dataset or model"),
     url_name="web:job_list",
     export_url_name="web:job_export",
     searched=("suffix", "training_file__dataset__name", "base_model__display_name", "base_model__name", "id"),
     filters={
         "status": Filter(
-            "State",
-            {"": ("All", Q())} | {status.value: (label, Q(status=status)) for status, label in _STATES.items()},
+            later("State"),
+            {"": (later("All"), Q())} | {status.value: (label, Q(status=status)) for status, label in _STATES.items()},
         )
     },
     orders={
-        "": ("Newest first", ("-created_at", "-id")),
-        "oldest": ("Oldest first", ("created_at", "id")),
-        "cost": ("Highest cost first", ("-cost_nano", "-id")),
+        "": (later("Newest first"), ("-created_at", "-id")),
+        "oldest": (later("Oldest first"), ("created_at", "id")),
+        "cost": (later("Highest cost first"), ("-cost_nano", "-id")),
     },
 )
 _EXPORTED = (
@@ -94,14 +96,21 @@ def _find(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]
 
 def _effect_of(job: FineTuningJob) -> str:
     if job.status in JOB_TERMINAL:
-        return f"It has ended as {job.status}. Nothing changes."
+        return gettext("It has ended as %(status)s. Nothing changes.") % {"status": job.status}
     if job.started_at is None:
-        return "It leaves the queue. You pay nothing, and the amount held for it returns to your balance."
-    at = f" at step {number(job.step)} of {number(job.total_steps)}" if job.total_steps else ""
-    kept = f"It stops{at} and keeps its last checkpoint."
+        return gettext("It leaves the queue. You pay nothing, and the amount held for it returns to your balance.")
+    at = (
+        gettext(" at step %(step)s of %(total_steps)s")
+        % {"step": number(job.step), "total_steps": number(job.total_steps)}
+        if job.total_steps
+        else ""
+    )
+    kept = gettext("It stops%(at)s and keeps its last checkpoint.") % {"at": at}
     if job.status == JobStatus.PAUSED:
-        return f"{kept} You paid {usd(job.cost_nano)}."
-    return f"{kept} You pay for what was trained so far. The rest of the amount held returns to your balance."
+        return gettext("%(kept)s You paid %(cost)s.") % {"kept": kept, "cost": usd(job.cost_nano)}
+    return gettext(
+        "%(kept)s You pay for what was trained so far. The rest of the amount held returns to your balance."
+    ) % {"kept": kept}
 
 
 def _cancel(request: OrganizationRequest, job_id: str) -> None:
@@ -111,12 +120,12 @@ def _cancel(request: OrganizationRequest, job_id: str) -> None:
 
 _CANCEL = ConfirmedAction[OrganizationRequest](
     parameter="job",
-    verb="Cancel",
-    nouns=("fine-tune", "fine-tunes"),
-    warning="A cancelled fine-tune cannot be continued.",
-    done="Cancelling",
+    verb=later("Cancel"),
+    nouns=(later("fine-tune"), later("fine-tunes")),
+    warning=later("A cancelled fine-tune cannot be continued."),
+    done=later("Cancelling"),
     list_url_name="web:job_list",
-    list_title="Fine-tunes",
+    list_title=later("Fine-tunes"),
     find=_find,
     act=_cancel,
 )

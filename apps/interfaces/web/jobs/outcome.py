@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from django.utils.translation import gettext
+
 from apps.core.templatetags.ui import duration, memory, number, usd
 from apps.finetuning.lifecycle import CalibrationOutcome
 from apps.finetuning.models import CalibrationPoint, FineTuningJob
@@ -35,15 +37,15 @@ def outcome_rows(point: CalibrationPoint | None) -> list[OutcomeRow]:
     peak = (point.estimated_peak_bytes, point.estimated_peak_bytes_p10, point.estimated_peak_bytes_p90)
     cost = (point.estimated_cost_nano, point.estimated_cost_nano_p10, point.estimated_cost_nano_p90)
     return [
-        _row("Peak memory", peak, point.actual_peak_bytes, memory),
+        _row(gettext("Peak memory"), peak, point.actual_peak_bytes, memory),
         _row(
-            "Throughput, mean tokens/s",
+            gettext("Throughput, mean tokens/s"),
             (point.estimated_tokens_per_second, None, None),
             point.actual_tokens_per_second,
             _speed,
         ),
-        _row("Training time", seconds, point.actual_seconds, duration),
-        _row("Cost", cost, point.actual_cost_nano, usd),
+        _row(gettext("Training time"), seconds, point.actual_seconds, duration),
+        _row(gettext("Cost"), cost, point.actual_cost_nano, usd),
     ]
 
 

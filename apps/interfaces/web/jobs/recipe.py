@@ -3,6 +3,7 @@
 from functools import partial
 
 import msgspec
+from django.utils.translation import gettext
 
 from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.money import usd_decimal
@@ -22,7 +23,11 @@ def method_words(job: FineTuningJob) -> str:
     """Return how the job trains, such as "QLoRA, rank 16"."""
     recipe = _recipe(job)
     name = kind_of(base_model=job.base_model, recipe=recipe).name
-    return name if recipe.method is Method.FULL else f"{name}, rank {recipe.lora_rank}"
+    return (
+        name
+        if recipe.method is Method.FULL
+        else gettext("%(method)s, rank %(rank)s") % {"method": name, "rank": recipe.lora_rank}
+    )
 
 
 def recipe_lines(job: FineTuningJob) -> list[tuple[str, str]]:
@@ -30,19 +35,19 @@ def recipe_lines(job: FineTuningJob) -> list[tuple[str, str]]:
     recipe = _recipe(job)
     kind = kind_of(base_model=job.base_model, recipe=recipe)
     scaled = " / √rank" if recipe.use_rslora else ""
-    adapter = [("Rank, alpha", f"{recipe.lora_rank}, {recipe.lora_alpha}{scaled}")]
+    adapter = [(gettext("Rank, alpha"), f"{recipe.lora_rank}, {recipe.lora_alpha}{scaled}")]
     return [
-        ("Dataset", job.training_file.dataset.name),
-        ("Base model", job.base_model.display_name),
-        ("Method", f"{kind.name}, NF4" if recipe.quantization else kind.name),
-        ("Trained", _trained(recipe)),
+        (gettext("Dataset"), job.training_file.dataset.name),
+        (gettext("Base model"), job.base_model.display_name),
+        (gettext("Method"), f"{kind.name}, NF4" if recipe.quantization else kind.name),
+        (gettext("Trained"), _trained(recipe)),
         *([] if recipe.method is Method.FULL else adapter),
-        ("Learning rate", f"{recipe.learning_rate:g}, {recipe.lr_scheduler}"),
-        ("Batch", _batch(recipe)),
-        ("Epochs", str(recipe.epochs)),
-        ("Longest row", f"{recipe.max_length:,} tokens"),
-        ("Early stopping", value_in_words("early_stopping_patience", recipe.early_stopping_patience)),
-        ("Seed", str(recipe.seed)),
+        (gettext("Learning rate"), f"{recipe.learning_rate:g}, {recipe.lr_scheduler}"),
+        (gettext("Batch"), _batch(recipe)),
+        (gettext("Epochs"), str(recipe.epochs)),
+        (gettext("Longest row"), gettext("%(max_length)s tokens") % {"max_length": f"{recipe.max_length:,}"}),
+        (gettext("Early stopping"), value_in_words("early_stopping_patience", recipe.early_stopping_patience)),
+        (gettext("Seed"), str(recipe.seed)),
     ]
 
 
@@ -83,13 +88,15 @@ def _values(job: FineTuningJob, recipe: Hyperparameters) -> dict[str, object]:
 
 def _trained(recipe: Hyperparameters) -> str:
     if recipe.objective.is_preference:
-        return f"Preferences, {recipe.objective.upper()}"
-    return "Every token" if recipe.objective is Objective.TEXT else dict(TRAINED)[recipe.train_on]
+        return gettext("Preferences, %(objective)s") % {"objective": recipe.objective.upper()}
+    return gettext("Every token") if recipe.objective is Objective.TEXT else dict(TRAINED)[recipe.train_on]
 
 
 def _batch(recipe: Hyperparameters) -> str:
     parts = recipe.gradient_accumulation_steps
-    return f"{recipe.batch_size} rows" + (f" in {parts} parts" if parts > 1 else "")
+    if parts > 1:
+        return gettext("%(rows)s rows in %(parts)s parts") % {"rows": recipe.batch_size, "parts": parts}
+    return gettext("%(rows)s rows") % {"rows": recipe.batch_size}
 
 
 def _recipe(job: FineTuningJob) -> Hyperparameters:

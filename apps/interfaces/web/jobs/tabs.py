@@ -10,11 +10,13 @@ from django.http import HttpResponseBase
 from django.urls import reverse
 from django.utils.http import urlencode
 from django.utils.text import Truncator
+from django.utils.translation import gettext
 from django.views.decorators.http import require_safe
 
 from apps.accounts.roles import Permission, has_permission
 from apps.contracts.chat.rows import ChatRow, PreferenceRow, TextRow
 from apps.core.database.search import with_words
+from apps.core.messages.translation import later
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.queries import RowPreview, list_token_counts, read_rows
@@ -26,14 +28,19 @@ from apps.interfaces.web.shell.access import OrganizationRequest, organization_v
 from apps.interfaces.web.shell.downloads import stream_download
 
 LABELS = {
-    "": "Overview",
-    "samples": "Samples",
-    "log": "Log",
-    "events": "Events",
-    "dataset": "Dataset",
-    "checkpoints": "Checkpoints",
+    "": later("Overview"),
+    "samples": later("Samples"),
+    "log": later("Log"),
+    "events": later("Events"),
+    "dataset": later("Dataset"),
+    "checkpoints": later("Checkpoints"),
 }
-_LEVELS = (("", "All levels"), ("info", "Information"), ("warn", "Warnings"), ("error", "Errors"))
+_LEVELS = (
+    ("", later("All levels")),
+    ("info", later("Information")),
+    ("warn", later("Warnings")),
+    ("error", later("Errors")),
+)
 _ON_A_PAGE, _DOWNLOADED_LINES = 200, 10_000
 _MAX_WORDS = 6
 _FIRST_ROWS, _FIRST_TURNS = 3, 12
@@ -127,7 +134,7 @@ def _samples(request: OrganizationRequest, job: FineTuningJob) -> dict[str, obje
     return {
         "pairs": [(base or tuned, base, tuned) for base, tuned in answers],
         "step": shown,
-        "steps": [(step, f"Step {step:,}") for step in steps],
+        "steps": [(step, gettext("Step %(step)s") % {"step": f"{step:,}"}) for step in steps],
         "is_base": stored_request(job).start_from == StartFrom(),
     }
 
@@ -211,7 +218,7 @@ def _turns(preview: RowPreview) -> list[tuple[str, str]]:
         case PreferenceRow() as row:
             turns = [(str(each.role), each.content) for each in row.prompt]
             turns += [("preferred", each.content) for each in row.preferred]
-            turns += [("not preferred", each.content) for each in row.non_preferred]
+            turns += [(gettext("not preferred"), each.content) for each in row.non_preferred]
         case TextRow(text=text):
             turns = [("text", text)]
         case None:

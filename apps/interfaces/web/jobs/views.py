@@ -10,6 +10,7 @@ from django.contrib import messages
 from django.http import HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
 from django.shortcuts import redirect, render
 from django.utils.cache import patch_vary_headers
+from django.utils.translation import gettext, gettext_noop
 from django.views.decorators.http import require_POST, require_safe
 
 from apps.accounts.models import User
@@ -115,13 +116,13 @@ stream.access = _open_stream.access  # type: ignore[attr-defined]
 @require_POST
 @organization_view(Permission.JOB_WRITE)
 def cancel(request: OrganizationRequest, job_id: str) -> HttpResponse:
-    return _act(request, job_id, control.request_cancellation, "The job is being cancelled.")
+    return _act(request, job_id, control.request_cancellation, gettext("The job is being cancelled."))
 
 
 @require_POST
 @organization_view(Permission.JOB_WRITE)
 def pause(request: OrganizationRequest, job_id: str) -> HttpResponse:
-    return _act(request, job_id, control.request_pause, "Saving a checkpoint, then pausing.")
+    return _act(request, job_id, control.request_pause, gettext("Saving a checkpoint, then pausing."))
 
 
 @require_POST
@@ -130,10 +131,10 @@ def resume(request: OrganizationRequest, job_id: str) -> HttpResponse:
     """Queue a paused job again. `cap` sets a new spend cap; it is required if the old one stopped the job."""
     form = CapForm(request.POST)
     if not form.is_valid():
-        messages.error(request, "The new cap is an amount in dollars, such as 2.50.")
+        messages.error(request, gettext("The new cap is an amount in dollars, such as 2.50."))
         return redirect("web:job_detail", job_id=job_id)
     act = partial(control.resume, spend_cap_nano=form.cap_nano)
-    return _act(request, job_id, act, "The job is queued again.")
+    return _act(request, job_id, act, gettext("The job is queued again."))
 
 
 @require_POST
@@ -143,11 +144,11 @@ def retry(request: OrganizationRequest, job_id: str) -> HttpResponse:
     job = queries.get_job(organization=request.organization, id=job_id)
     form = CapForm(request.POST)
     if not form.is_valid():
-        messages.error(request, "The cap is an amount in dollars, such as 2.50.")
+        messages.error(request, gettext("The cap is an amount in dollars, such as 2.50."))
         return redirect("web:job_detail", job_id=job_id)
     with domain_errors_shown(request):
         again = retry_job(job=job, by=request.membership.user_id, now=db_now(), spend_cap_nano=form.cap_nano)
-        messages.success(request, "Started again with the change.")
+        messages.success(request, gettext("Started again with the change."))
         return redirect("web:job_detail", job_id=again.pk)
     return redirect("web:job_detail", job_id=job_id)
 
@@ -173,7 +174,10 @@ def _act(request: OrganizationRequest, job_id: str, act: Callable[..., object], 
 
 
 def title_of(job: FineTuningJob) -> str:
-    return job.suffix or f"{job.base_model.display_name} on {job.training_file.dataset.name}"
+    return job.suffix or gettext("%(model)s on %(dataset)s") % {
+        "model": job.base_model.display_name,
+        "dataset": job.training_file.dataset.name,
+    }
 
 
 def _rights(request: OrganizationRequest, job: FineTuningJob) -> dict[str, bool]:
@@ -227,7 +231,7 @@ def _owner_of(job: FineTuningJob) -> str:
     """Return the person who created the job, or the name of the key that did; "" if it is gone."""
     if job.created_by.startswith("key_"):
         key = list_keys(organization=job.organization).filter(pk=job.created_by).first()
-        return f"key {key.name}" if key else ""
+        return gettext("key %(name)s") % {"name": key.name} if key else ""
     person = User.objects.filter(pk=job.created_by).first()
     return str(person) if person else ""
 
@@ -261,29 +265,35 @@ def _phases(job: FineTuningJob, now: datetime.datetime) -> list[ShownPhase]:
     queued, taken, trained = (run.created_at, run.leased_at, run.training_started_at) if run else (None, None, None)
     now = run.finished_at or now if run else now
     spans = {
-        "Validate": (job.created_at, job.queued_at),
-        "Queue": (queued or job.queued_at, taken),
-        "Boot": (taken, trained),
-        "Train": (trained, job.finished_at),
+        gettext_noop("Validate"): (job.created_at, job.queued_at),
+        gettext_noop("Queue"): (queued or job.queued_at, taken),
+        gettext_noop("Boot"): (taken, trained),
+        gettext_noop("Train"): (trained, job.finished_at),
     }
     phases = []
     whole = sum(_seconds(*span) for span in spans.values()) if job.finished_at else 0.0
     for name, (begun, ended) in spans.items():
-        is_train = name == "Train"
+        is_train, shown = name == "Train", gettext(name)
         if begun is None:
-            phases.append(ShownPhase(name, long=is_train))
+            phases.append(ShownPhase(shown, long=is_train))
         elif ended is not None:
-            attempt = f", attempt {run.attempt}" if run and is_train and run.attempt > 1 else ""
+            attempt = (
+                gettext(", attempt %(attempt)s") % {"attempt": run.attempt}
+                if run and is_train and run.attempt > 1
+                else ""
+            )
             share = round(12 * _seconds(begun, ended) / whole) if whole else None
-            phases.append(ShownPhase(name, "done", _span(ended - begun) + attempt, long=is_train, share=share))
+            phases.append(ShownPhase(shown, "done", _span(ended - begun) + attempt, long=is_train, share=share))
         else:
             percent = percent_of(job) if is_train else None
-            phases.append(ShownPhase(name, "now", f"{percent}%" if is_train else _span(now - begun), percent, is_train))
+            phases.append(
+                ShownPhase(shown, "now", f"{percent}%" if is_train else _span(now - begun), percent, is_train)
+            )
     marks: dict[str, str] = {JobStatus.FAILED: "failed", JobStatus.CANCELLED: "stopped", JobStatus.PAUSED: "stopped"}
     if mark := marks.get(job.status):
         last = max((index for index, phase in enumerate(phases) if phase.state), default=0)
         phases[last] = replace(phases[last], state=mark, percent=None)
-    return [*phases, ShownPhase("Ready", "done" if job.status == JobStatus.SUCCEEDED else "")]
+    return [*phases, ShownPhase(gettext("Ready"), "done" if job.status == JobStatus.SUCCEEDED else "")]
 
 
 def _seconds(begun: datetime.datetime | None, ended: datetime.datetime | None) -> float:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from django.http import JsonResponse
 from django.urls import reverse
+from django.utils.translation import gettext
 from django.views.decorators.http import require_POST
 
 from apps.accounts.models import Organization
@@ -69,7 +70,7 @@ def copy_as(request: OrganizationRequest) -> JsonResponse:
         body = decode_body(request.body, _any_body)
         return JsonResponse({one["key"]: one["code"] for one in request_samples(body)})
     except RecursionError:
-        refused: DomainError = InvalidJson("The body is nested too deeply. Flatten it.")
+        refused: DomainError = InvalidJson(gettext("The body is nested too deeply. Flatten it."))
     except DomainError as error:
         refused = error
     return JsonResponse(refused.as_openai(), status=refused.status)

@@ -8,6 +8,7 @@ from django.contrib import messages
 from django.http import HttpResponse, JsonResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils.translation import gettext
 from django.views.decorators.http import require_POST, require_safe
 from django_htmx.http import HttpResponseClientRedirect
 
@@ -16,6 +17,7 @@ from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.http.forms import domain_errors_on
 from apps.core.http.json_bodies import decode_body
+from apps.core.messages.translation import later
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.playground.conversations import MAX_CONVERSATIONS, delete_conversations, keep_conversation, list_conversations
 from apps.playground.presets import delete_preset, list_presets, save_preset
@@ -34,7 +36,7 @@ class PresetForm(forms.Form):
     """The name of a preset. `settings` are the page's, as JSON."""
 
     name = forms.CharField(max_length=60)
-    is_shared = forms.BooleanField(label="Share with the organization", required=False)
+    is_shared = forms.BooleanField(label=later("Share with the organization"), required=False)
     settings = forms.CharField(widget=forms.HiddenInput({"data-play-settings": ""}))
 
 
@@ -85,7 +87,7 @@ def create_preset(request: OrganizationRequest) -> HttpResponse:
                 settings=decode_body(form.cleaned_data["settings"].encode(), _settings_decoder),
                 now=db_now(),
             )
-            messages.success(request, f"“{preset.name}” is saved.")
+            messages.success(request, gettext("“%(name)s” is saved.") % {"name": preset.name})
             shown = QueryDict(urlsplit(request.htmx.current_url or "").query).get("conversation", "")
             query = QueryDict(mutable=True)
             query.update({"preset": preset.pk} | ({"conversation": shown} if shown else {}))

@@ -6,6 +6,7 @@ from itertools import zip_longest
 
 from django.http import HttpResponse, JsonResponse
 from django.shortcuts import render
+from django.utils.translation import gettext
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 from django_htmx.http import trigger_client_event
@@ -21,6 +22,7 @@ from apps.catalog.pricing import MILLION
 from apps.catalog.queries import inference_sku, list_active_prices, list_base_models
 from apps.contracts.serving import LoadState
 from apps.core.database.clock import db_now
+from apps.core.messages.translation import later
 from apps.core.money import rated
 from apps.datasets.queries import find_system_message
 from apps.finetuning.queries import find_training_file
@@ -34,10 +36,10 @@ from apps.serving.aliases import list_aliases
 from apps.serving.queries import serving_states
 
 _ADAPTERS_OFFERED = 200
-_FORMATS = (("", "Text"), ("json_object", "JSON object"), ("json_schema", "JSON schema"))
+_FORMATS = (("", later("Text")), ("json_object", later("JSON object")), ("json_schema", later("JSON schema")))
 _NOTES: dict[str, str] = {
     LoadState.LOADED: "",
-    "cold": "cold, the first answer waits while it loads",
+    "cold": later("cold, the first answer waits while it loads"),
     LoadState.FAILED: "failed",
     LoadState.REJECTED: "refused",
 }
@@ -89,7 +91,7 @@ def show(request: OrganizationRequest) -> HttpResponse:
         "conversation": request.GET.get("conversation", ""),
         "settings": settings or PlaySettings(system=training_prompt, temperature=0, max_tokens=128),
         "formats": _FORMATS,
-        "votes": (("up", "Good"), ("down", "Bad")),
+        "votes": (("up", gettext("Good")), ("down", gettext("Bad"))),
         "bases": bases,
         "groups": _groups(bases, adapters),
         "has_adapters": bool(adapters),
@@ -117,7 +119,7 @@ def _training_prompt_field(request: OrganizationRequest, training_prompt: str) -
     if training_prompt:
         context = {"training_prompt": training_prompt, "settings": PlaySettings(system=training_prompt)}
         return render(request, "adapters/playground.html#system", context)
-    text = "The training data of these models has no system message."
+    text = gettext("The training data of these models has no system message.")
     return trigger_client_event(HttpResponse(status=204), "toast", {"text": text})
 
 

@@ -8,6 +8,7 @@ from typing import Concatenate, ParamSpec, cast
 from django.db import InternalError
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import redirect
+from django.utils.translation import gettext
 from django_htmx.middleware import HtmxDetails
 from psycopg.errors import ReadOnlySqlTransaction
 
@@ -93,9 +94,12 @@ def organization_view(
 def require(membership: Membership, permission: Permission) -> None:
     """Raise PermissionDenied unless the member's role grants `permission` and the organization is not suspended."""
     if membership.organization.suspended_at:
-        raise PermissionDenied("This organization is suspended. Write to the operator of this installation.")
+        raise PermissionDenied(gettext("This organization is suspended. Write to the operator of this installation."))
     if not has_permission(membership.role, permission):
-        raise PermissionDenied(f"Your role, {membership.role}, does not allow this. An owner or admin can change it.")
+        raise PermissionDenied(
+            gettext("Your role, %(role)s, does not allow this. An owner or admin can change it.")
+            % {"role": gettext(membership.role)}
+        )
 
 
 def _as_person(request: HttpRequest, run: Callable[[], HttpResponseBase]) -> HttpResponseBase:
@@ -109,11 +113,13 @@ def _as_member(request: HttpRequest, permission: Permission, run: Callable[[], H
             is_operator = getattr(request.user, "is_operator", False)
             return redirect("staff:home" if is_operator else "web:organization_create")
         if membership.organization.requires_second_factor:
-            why = f"{membership.organization.name} asks its members for a second factor."
+            why = gettext("%(name)s asks its members for a second factor.") % {"name": membership.organization.name}
             if elsewhere := require_second_factor(request, why=why):
                 return elsewhere
         if viewing_of(request) and not has_permission(membership.role, permission):
-            raise PermissionDenied("You see what viewers of the organization see, and this page is not for them.")
+            raise PermissionDenied(
+                gettext("You see what viewers of the organization see, and this page is not for them.")
+            )
         require(membership, permission)
         return run()
 
@@ -133,7 +139,7 @@ def _entering(request: HttpRequest) -> Iterator[Membership | None]:
         except InternalError as error:
             if isinstance(error.__cause__, ReadOnlySqlTransaction):
                 raise PermissionDenied(
-                    "You are viewing an organization and cannot change or download anything."
+                    gettext("You are viewing an organization and cannot change or download anything.")
                 ) from error
             raise
         finally:

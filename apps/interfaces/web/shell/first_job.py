@@ -11,6 +11,7 @@ from django.contrib import messages
 from django.db import transaction
 from django.http import HttpResponse
 from django.shortcuts import redirect
+from django.utils.translation import gettext
 from django.views.decorators.http import require_POST
 
 from apps.accounts.models import Organization
@@ -79,10 +80,10 @@ def train(request: OrganizationRequest) -> HttpResponse:
     """Store the sample file and start its job, at most once per form; the job waits until the file is checked."""
     once, cap = request.POST.get("once", "")[:60], request.POST.get("cap_nano", "")
     if not once or not cap.isdecimal() or len(cap) > 18:
-        messages.error(request, "Open the overview again and press the button there.")
+        messages.error(request, gettext("Open the overview again and press the button there."))
         return redirect("web:overview")
     if get_balance(organization=request.organization).available_nano < int(cap):
-        messages.error(request, "Your balance does not cover this job. Request credit first.")
+        messages.error(request, gettext("Your balance does not cover this job. Request credit first."))
         return redirect("web:credit")
     with domain_errors_shown(request), transaction.atomic():  # a refused job leaves no file behind
         asked = JobRequest(

@@ -4,12 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from django.conf import settings
 from django.db.models import Model, Q, QuerySet
 from django.http import HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from django.urls import reverse
 from django.utils.cache import patch_vary_headers
 from django.utils.http import urlencode
+from django.utils.translation import gettext, override
 
 from apps.accounts.models import SavedView
 from apps.accounts.queries import list_saved_views
@@ -85,10 +87,12 @@ class Listing(Generic[Row]):
         """Return the rows that the request asks for as a CSV file, at most `_MAX_EXPORTED`."""
         asked = self._read(request)
         found = list(self._choose(rows, asked).order_by(*self.orders[asked["sort"]][1])[:_MAX_EXPORTED])
+        with override(settings.LANGUAGE_CODE):
+            name = self.name.replace(" ", "-").lower()
         return stream_download(
             request,
             csv_chunks(header, [cells(row) for row in found]),
-            filename=f"{self.name.replace(' ', '-').lower()}.csv",
+            filename=f"{name}.csv",
             content_type="text/csv; charset=utf-8",
         )
 
@@ -181,7 +185,7 @@ class ListPage(Generic[Row]):
         fields = [
             (name, each.label, [(value, label) for value, (label, _) in each.choices.items()]) for name, each in others
         ]
-        fields.append(("sort", "Order", [(value, label) for value, (label, _) in self.listing.orders.items()]))
+        fields.append(("sort", gettext("Order"), [(value, label) for value, (label, _) in self.listing.orders.items()]))
         return [
             {"name": name, "label": label, "options": options, "value": self.asked[name]}
             for name, label, options in fields

@@ -6,8 +6,10 @@ from functools import cache
 from django.conf import settings
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
+from django.utils.translation import gettext
 
 from apps.accounts.roles import Permission, has_permission
+from apps.core.messages.translation import later
 from apps.interfaces.web.help.pages import page_of_view
 from apps.payments.stripe.gateway import is_configured
 
@@ -59,56 +61,80 @@ class Section:
 
 
 MAIN = (
-    Place(label="Overview", icon="layout-dashboard", url_name="web:overview", views=("web:overview",), go="o"),
-    Place(label="Datasets", icon="database", url_name="web:dataset_list", views=("web:dataset_",), go="d"),
-    Place(label="Fine-tunes", icon="workflow", url_name="web:job_list", views=("web:job_",), go="f", live=True),
-    Place(label="Adapters", icon="boxes", url_name="web:adapter_list", views=("web:adapter_",), go="a"),
-    Place(label="Playground", icon="message-square", url_name="web:playground", views=("web:playground",), go="p"),
+    Place(label=later("Overview"), icon="layout-dashboard", url_name="web:overview", views=("web:overview",), go="o"),
+    Place(label=later("Datasets"), icon="database", url_name="web:dataset_list", views=("web:dataset_",), go="d"),
+    Place(label=later("Fine-tunes"), icon="workflow", url_name="web:job_list", views=("web:job_",), go="f", live=True),
+    Place(label=later("Adapters"), icon="boxes", url_name="web:adapter_list", views=("web:adapter_",), go="a"),
+    Place(
+        label=later("Playground"), icon="message-square", url_name="web:playground", views=("web:playground",), go="p"
+    ),
 )
 ACCOUNT = (
-    Place(label="Usage", icon="chart-column", url_name="web:usage", views=("web:usage",), go="u"),
-    Place(label="Billing", icon="credit-card", url_name="web:billing", views=("web:billing",), is_payments=True),
-    Place(label="API keys", icon="key-round", url_name="web:key_list", views=("web:key_",), go="k"),
-    Place(label="Members", icon="users", url_name="web:member_list", views=("web:member_", "web:invitation_"), go="m"),
-    Place(label="Budgets", icon="gauge", url_name="web:budget_list", views=("web:budget_",), go="b"),
+    Place(label=later("Usage"), icon="chart-column", url_name="web:usage", views=("web:usage",), go="u"),
+    Place(label=later("Billing"), icon="credit-card", url_name="web:billing", views=("web:billing",), is_payments=True),
+    Place(label=later("API keys"), icon="key-round", url_name="web:key_list", views=("web:key_",), go="k"),
     Place(
-        label="Invoices",
+        label=later("Members"),
+        icon="users",
+        url_name="web:member_list",
+        views=("web:member_", "web:invitation_"),
+        go="m",
+    ),
+    Place(label=later("Budgets"), icon="gauge", url_name="web:budget_list", views=("web:budget_",), go="b"),
+    Place(
+        label=later("Invoices"),
         icon="receipt",
         url_name="web:invoice_list",
         views=("web:invoice_", "web:price_", "web:charge_"),
         go="i",
     ),
-    Place(label="Help", icon="book-open", url_name="web:help", views=("web:help",), go="h"),
+    Place(label=later("Help"), icon="book-open", url_name="web:help", views=("web:help",), go="h"),
 )
 OPERATOR = (
-    Place(label="Installation", icon="layout-dashboard", url_name="staff:home", views=("staff:home",)),
-    Place(label="Pools", icon="server", url_name="staff:pool_list", views=("staff:pool_", "staff:worker_")),
-    Place(label="Replicas", icon="activity", url_name="staff:replica_list", views=("staff:replica_",)),
-    Place(label="Base models", icon="brain-circuit", url_name="staff:base_model_list", views=("staff:base_model_",)),
-    Place(label="Prices", icon="tag", url_name="staff:price_list", views=("staff:price_",)),
-    Place(label="Payments", icon="credit-card", url_name="staff:payment_list", views=("staff:payment_",)),
-    Place(label="Quotas", icon="gauge", url_name="staff:quota_list", views=("staff:quota_",)),
-    Place(label="Jobs", icon="list", url_name="staff:job_list", views=("staff:job_",)),
-    Place(label="Books", icon="receipt", url_name="staff:books", views=("staff:books", "staff:adjustment_")),
-    Place(label="Margin", icon="coins", url_name="staff:margin", views=("staff:margin",)),
-    Place(label="Audit log", icon="history", url_name="staff:audit", views=("staff:audit",)),
-    Place(label="Organizations", icon="building-2", url_name="staff:organization_list", views=("staff:organization_",)),
+    Place(label=later("Installation"), icon="layout-dashboard", url_name="staff:home", views=("staff:home",)),
+    Place(label=later("Pools"), icon="server", url_name="staff:pool_list", views=("staff:pool_", "staff:worker_")),
+    Place(label=later("Replicas"), icon="activity", url_name="staff:replica_list", views=("staff:replica_",)),
+    Place(
+        label=later("Base models"), icon="brain-circuit", url_name="staff:base_model_list", views=("staff:base_model_",)
+    ),
+    Place(label=later("Prices"), icon="tag", url_name="staff:price_list", views=("staff:price_",)),
+    Place(label=later("Payments"), icon="credit-card", url_name="staff:payment_list", views=("staff:payment_",)),
+    Place(label=later("Quotas"), icon="gauge", url_name="staff:quota_list", views=("staff:quota_",)),
+    Place(label=later("Jobs"), icon="list", url_name="staff:job_list", views=("staff:job_",)),
+    Place(label=later("Books"), icon="receipt", url_name="staff:books", views=("staff:books", "staff:adjustment_")),
+    Place(label=later("Margin"), icon="coins", url_name="staff:margin", views=("staff:margin",)),
+    Place(label=later("Audit log"), icon="history", url_name="staff:audit", views=("staff:audit",)),
+    Place(
+        label=later("Organizations"),
+        icon="building-2",
+        url_name="staff:organization_list",
+        views=("staff:organization_",),
+    ),
 )
 ACTIONS = (
-    Action(label="New fine-tune", icon="plus", url_name="web:job_new", permission=Permission.JOB_WRITE, key="n"),
-    Action(label="Upload a dataset", icon="upload", url_name="web:dataset_upload", permission=Permission.DATASET_WRITE),
-    Action(label="Create an API key", icon="key-round", url_name="web:key_list", permission=Permission.KEY_MANAGE),
+    Action(label=later("New fine-tune"), icon="plus", url_name="web:job_new", permission=Permission.JOB_WRITE, key="n"),
     Action(
-        label="Organization settings",
+        label=later("Upload a dataset"),
+        icon="upload",
+        url_name="web:dataset_upload",
+        permission=Permission.DATASET_WRITE,
+    ),
+    Action(
+        label=later("Create an API key"), icon="key-round", url_name="web:key_list", permission=Permission.KEY_MANAGE
+    ),
+    Action(
+        label=later("Organization settings"),
         icon="settings",
         url_name="web:organization_settings",
         permission=Permission.VIEW,
     ),
-    Action(label="Audit log", icon="history", url_name="web:audit", permission=Permission.AUDIT_READ),
-    Action(label="Prices", icon="tag", url_name="web:price_list", permission=Permission.VIEW),
-    Action(label="Experiment trackers", icon="activity", url_name="web:tracker_list", permission=Permission.VIEW),
-    Action(label="Estimates and actuals", icon="gauge", url_name="web:accuracy", permission=Permission.VIEW),
-    Action(label="Your account", icon="user", url_name="web:account", permission=Permission.VIEW),
+    Action(label=later("Audit log"), icon="history", url_name="web:audit", permission=Permission.AUDIT_READ),
+    Action(label=later("Prices"), icon="tag", url_name="web:price_list", permission=Permission.VIEW),
+    Action(
+        label=later("Experiment trackers"), icon="activity", url_name="web:tracker_list", permission=Permission.VIEW
+    ),
+    Action(label=later("Estimates and actuals"), icon="gauge", url_name="web:accuracy", permission=Permission.VIEW),
+    Action(label=later("Your account"), icon="user", url_name="web:account", permission=Permission.VIEW),
 )
 
 
@@ -116,9 +142,9 @@ def sections(request: HttpRequest) -> list[Section]:
     """Return the sidebar of this request, with the operator's part only for operators."""
     match = request.resolver_match
     view = match.view_name if match else ""
-    listed: list[tuple[str, tuple[Place, ...]]] = [("", MAIN), ("Account", ACCOUNT)]
+    listed: list[tuple[str, tuple[Place, ...]]] = [("", MAIN), (gettext("Account"), ACCOUNT)]
     if getattr(request.user, "is_operator", False):
-        listed.append(("Operator", OPERATOR))
+        listed.append((gettext("Operator"), OPERATOR))
     return [Section(label=label, links=_links(places, view)) for label, places in listed]
 
 

@@ -8,6 +8,9 @@ from typing import Any, Literal
 from django import forms
 from django.http import QueryDict
 from django.utils.http import urlencode
+from django.utils.translation import gettext
+
+from apps.core.messages.translation import later
 
 _DAY = datetime.timedelta(days=1)
 _HOUR = datetime.timedelta(hours=1)
@@ -18,16 +21,16 @@ class PeriodForm(forms.Form):
     """The first and the last UTC day."""
 
     first = forms.DateField(
-        label="From",
+        label=later("From"),
         input_formats=["%Y-%m-%d"],
         widget=forms.DateInput(format="%Y-%m-%d", attrs={"type": "date"}),
-        error_messages={"required": "Choose the first day.", "invalid": "Write the day as 2026-11-03."},
+        error_messages={"required": later("Choose the first day."), "invalid": later("Write the day as 2026-11-03.")},
     )
     last = forms.DateField(
-        label="To",
+        label=later("To"),
         input_formats=["%Y-%m-%d"],
         widget=forms.DateInput(format="%Y-%m-%d", attrs={"type": "date"}),
-        error_messages={"required": "Choose the last day.", "invalid": "Write the day as 2026-11-03."},
+        error_messages={"required": later("Choose the last day."), "invalid": later("Write the day as 2026-11-03.")},
     )
 
     def __init__(self, data: QueryDict | None, *, today: datetime.date, most_days: int, **options: Any) -> None:
@@ -38,11 +41,11 @@ class PeriodForm(forms.Form):
         cleaned: dict[str, Any] = super().clean() or self.cleaned_data
         first, last = cleaned.get("first"), cleaned.get("last")
         if last and last > self._today:
-            self.add_error("last", f"Choose {self._today} or an earlier day.")
+            self.add_error("last", gettext("Choose %(today)s or an earlier day.") % {"today": self._today})
         elif first and last and first > last:
-            self.add_error("last", "Choose a day that is not before the first one.")
+            self.add_error("last", gettext("Choose a day that is not before the first one."))
         elif first and last and (last - first).days >= self._most_days:
-            self.add_error("first", f"Choose at most {self._most_days} days.")
+            self.add_error("first", gettext("Choose at most %(most_days)s days.") % {"most_days": self._most_days})
         return cleaned
 
 
@@ -70,6 +73,10 @@ class Period:
         """Return the step of charts: hours up to a week, days beyond it."""
         return "hour" if self.until - self.since <= _MOST_HOURLY else "day"
 
+    @property
+    def step_word(self) -> str:
+        return gettext("hour") if self.step == "hour" else gettext("day")
+
     def query(self, **more: str) -> str:
         """Return the query of an address that shows this period."""
         return urlencode({name: value for name, value in (self.asked | more).items() if value})
@@ -91,7 +98,10 @@ def period_of(
         first, last = form.cleaned_data["first"], form.cleaned_data["last"]
         since = datetime.datetime.combine(first, datetime.time(), datetime.UTC)
         until = datetime.datetime.combine(last, datetime.time(), datetime.UTC) + _DAY
-        query, words = {"first": str(first), "last": str(last)}, f"{first:%-d %b %Y} to {last:%-d %b %Y}"
+        query, words = (
+            {"first": str(first), "last": str(last)},
+            gettext("%(first)s to %(last)s") % {"first": f"{first:%-d %b %Y}", "last": f"{last:%-d %b %Y}"},
+        )
         days = 0
     else:
         until = tomorrow if days > 1 else now.replace(minute=0, second=0, microsecond=0) + _HOUR

@@ -4,6 +4,7 @@ from django.contrib import messages
 from django.http import HttpResponse, QueryDict
 from django.shortcuts import redirect
 from django.urls import reverse
+from django.utils.translation import gettext
 from django.views.decorators.http import require_POST
 
 from apps.accounts.operations import delete_view, save_view
@@ -21,11 +22,11 @@ _MAX_QUERY_CHARACTERS = 2_000
 def save(request: OrganizationRequest) -> HttpResponse:
     listing = request.POST.get("listing", "")
     if listing not in _LISTS:
-        raise NotFound("No such list.")
+        raise NotFound(gettext("No such list."))
     query = QueryDict(request.POST.get("query", "")[:_MAX_QUERY_CHARACTERS]).urlencode()
     with domain_errors_shown(request):
         view = save_view(membership=request.membership, listing=listing, name=request.POST.get("name", ""), query=query)
-        messages.success(request, f"Saved the view “{view.name}”.")
+        messages.success(request, gettext("Saved the view “%(name)s”.") % {"name": view.name})
     return redirect(f"{reverse(listing)}?{query}")
 
 
@@ -33,5 +34,5 @@ def save(request: OrganizationRequest) -> HttpResponse:
 @organization_view(Permission.VIEW)
 def delete(request: OrganizationRequest, view_id: str) -> HttpResponse:
     view = delete_view(membership=request.membership, view_id=view_id)
-    messages.success(request, f"Deleted the view “{view.name}”.")
+    messages.success(request, gettext("Deleted the view “%(name)s”.") % {"name": view.name})
     return redirect(view.listing)

@@ -2,6 +2,7 @@
 
 from django.http import HttpResponse
 from django.urls import reverse
+from django.utils.translation import gettext
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
@@ -36,7 +37,11 @@ def _kinds(membership: Membership) -> list[HitKind]:
             "database",
             list_dataset_versions(organization=organization).defer("line_offsets", "errors", "layout"),
             ("dataset__name", "filename", "id"),
-            lambda row: Hit(row.dataset.name, f"version {row.number}, {row.filename}", _url("dataset_detail", row.pk)),
+            lambda row: Hit(
+                row.dataset.name,
+                gettext("version %(number)s, %(filename)s") % {"number": row.number, "filename": row.filename},
+                _url("dataset_detail", row.pk),
+            ),
         ),
         HitKind(
             "Fine-tunes",
@@ -78,7 +83,7 @@ def _base_models() -> HitKind:
         ("display_name", "name", "repo"),
         lambda row: Hit(
             row.display_name,
-            row.name if row.is_installed else "not installed, estimate only",
+            row.name if row.is_installed else gettext("not installed, estimate only"),
             Draft({}).url(model=row.name),
         ),
     )

@@ -4,6 +4,7 @@ from html import escape
 
 from django import template
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext
 
 from apps.interfaces.web.charts.memory_charts import MemoryBar
 
@@ -14,7 +15,7 @@ register = template.Library()
 def memory_bar(bar: MemoryBar, size: str = "", label: str = "", unit: str = "GiB") -> SafeString:
     """Draw the memory a job needs of one card. `label` replaces the sentence that describes it."""
     capacity = f"{bar.capacity:.1f}".removesuffix(".0")
-    does_not_fit = "" if bar.fits else ", does not fit"
+    does_not_fit = "" if bar.fits else gettext(", does not fit")
     said = escape(label or f"{bar.need:.1f} of {capacity} {unit}{does_not_fit}")
     names = escape(" ".join(name for name in ("vbar", size, "" if bar.fits else "over") if name))
     segments = "".join(

@@ -5,24 +5,27 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, cast
 
 from django import forms
+from django.utils.text import format_lazy
+from django.utils.translation import gettext
 
 from apps.contracts.evaluation import MAX_PATTERN_CHARACTERS, EvaluationPlan, Grader, GraderKind, problem_of
+from apps.core.messages.translation import later
 from apps.finetuning.quotes.delivery import GGUF, MERGED_16BIT
 from apps.finetuning.recipes.stored_requests import StoredRequest
 
 GRADER_NAMES = {
-    GraderKind.EXACT_MATCH: "Exact match",
-    GraderKind.STRING_CHECK: "String check",
-    GraderKind.REGEX: "Regular expression",
-    GraderKind.JSON_SCHEMA: "JSON schema",
+    GraderKind.EXACT_MATCH: later("Exact match"),
+    GraderKind.STRING_CHECK: later("String check"),
+    GraderKind.REGEX: later("Regular expression"),
+    GraderKind.JSON_SCHEMA: later("JSON schema"),
     GraderKind.ROUGE_L: "ROUGE-L",
-    GraderKind.JUDGE: "A judge model",
+    GraderKind.JUDGE: later("A judge model"),
 }
 _OPERATIONS = (
-    ("eq", "is equal to"),
-    ("ne", "is not equal to"),
+    ("eq", later("is equal to")),
+    ("ne", later("is not equal to")),
     ("like", "contains"),
-    ("ilike", "contains, in any case"),
+    ("ilike", later("contains, in any case")),
 )
 # All choices are kept in the address, which front doors cut at 8 KB. A schema grows when it is URL-encoded.
 MAX_SCHEMA_CHARACTERS = 3_000
@@ -41,54 +44,59 @@ class AfterTrainingForm(forms.Form):
     """The grader of the comparison with the base model, and the exports. A valid form has `graded_by` and `exports`."""
 
     grader = forms.ChoiceField(
-        label="Grade answers by",
+        label=later("Grade answers by"),
         choices=[(kind.value, name) for kind, name in GRADER_NAMES.items()],
-        help_text="We run both models on the validation rows and score each answer from 0 to 1.",
+        help_text=later("We run both models on the validation rows and score each answer from 0 to 1."),
     )
-    operation = forms.ChoiceField(label="The answer", choices=_OPERATIONS)
+    operation = forms.ChoiceField(label=later("The answer"), choices=_OPERATIONS)
     reference = forms.CharField(
         required=False,
         max_length=1_000,
-        label="Text",
-        help_text="Defaults to the row's own answer.",
+        label=later("Text"),
+        help_text=later("Defaults to the row's own answer."),
         widget=forms.TextInput(attrs=_PLAIN),
     )
     pattern = forms.CharField(
         required=False,
         max_length=MAX_PATTERN_CHARACTERS,
-        label="Pattern",
-        help_text="Scores 1 if the answer matches. Use ^ and $ to match the whole answer.",
+        label=later("Pattern"),
+        help_text=later("Scores 1 if the answer matches. Use ^ and $ to match the whole answer."),
         widget=forms.TextInput(attrs=_PLAIN | {"class": "mono"}),
     )
     schema = forms.CharField(
         required=False,
         max_length=MAX_SCHEMA_CHARACTERS,
-        label="JSON schema",
-        help_text=f"Scores 1 if the answer is valid JSON. Up to {MAX_SCHEMA_CHARACTERS:,} characters; by API 16 KiB.",
+        label=later("JSON schema"),
+        help_text=format_lazy(
+            later("Scores 1 if the answer is valid JSON. Up to {characters} characters; by API 16 KiB."),
+            characters=f"{MAX_SCHEMA_CHARACTERS:,}",
+        ),
         widget=forms.Textarea(attrs=_PLAIN | {"class": "mono", "rows": 6}),
     )
     judge = forms.ChoiceField(
         required=False,
-        label="Judge",
-        help_text="Sees the question, the answer and the row's own answer, for both models.",
+        label=later("Judge"),
+        help_text=later("Sees the question, the answer and the row's own answer, for both models."),
     )
     criterion = forms.CharField(
         required=False,
         max_length=MAX_CRITERION_CHARACTERS,
-        label="What it looks for",
-        help_text="Default: how well the answer matches the row's own answer.",
+        label=later("What it looks for"),
+        help_text=later("Default: how well the answer matches the row's own answer."),
         widget=forms.Textarea(attrs={"rows": 3}),
     )
     merged = forms.BooleanField(
         required=False,
-        label="Merged model, 16 bits",
-        help_text="The whole model with the adapter merged in, as safetensors. For engines without adapter support.",
+        label=later("Merged model, 16 bits"),
+        help_text=later(
+            "The whole model with the adapter merged in, as safetensors. For engines without adapter support."
+        ),
     )
 
     gguf = forms.BooleanField(
         required=False,
         label="GGUF, 16 bits",
-        help_text="The merged model as one file for llama.cpp. Not available for every architecture.",
+        help_text=later("The merged model as one file for llama.cpp. Not available for every architecture."),
     )
 
     def __init__(
@@ -135,14 +143,17 @@ class AfterTrainingForm(forms.Form):
         by = self.graded_by
         match by.kind:
             case GraderKind.STRING_CHECK:
-                what = "the row's own answer" if by.reference is None else repr(by.reference)
-                return f"the answer {dict(_OPERATIONS)[by.operation]} {what}"
+                what = gettext("the row's own answer") if by.reference is None else repr(by.reference)
+                return gettext("the answer %(operation)s %(what)s") % {
+                    "operation": dict(_OPERATIONS)[by.operation],
+                    "what": what,
+                }
             case GraderKind.REGEX:
-                return f"{by.pattern} is found"
+                return gettext("%(pattern)s is found") % {"pattern": by.pattern}
             case GraderKind.JSON_SCHEMA:
-                return "valid against your JSON schema"
+                return gettext("valid against your JSON schema")
             case GraderKind.JUDGE:
-                return f"judged by {by.model}"
+                return gettext("judged by %(model)s") % {"model": by.model}
         return GRADER_NAMES[by.kind]
 
     def clean(self) -> dict[str, Any]:

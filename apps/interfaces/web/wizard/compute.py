@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from functools import partial
 
+from django.utils.translation import gettext
+
 from apps.contracts.runs import Method
 from apps.core.errors import DomainError
 from apps.core.money import usd_decimal
@@ -60,7 +62,7 @@ def compute_context(request: OrganizationRequest, plan: Plan) -> StepContext:
         "scatter_label": scatter_label(rows, view=view),
         "picture": picture_rows(rows, view=view),
         "samples": samples(plan, chosen),
-        "needs": "Fix the highlighted fields" if _errors(plan) else "",
+        "needs": gettext("Fix the highlighted fields") if _errors(plan) else "",
     }
     return StepContext(values, quote, problem)
 

@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from django.utils.translation import gettext
+
+from apps.core.messages.translation import later
 from apps.core.money import nano_to_usd, rated
 from apps.core.templatetags.ui import about, memory, usd, usd_hour
 from apps.estimates.physics.gpus import GIB
@@ -14,25 +17,25 @@ from apps.finetuning.quotes.options import PoolQuote, Remedy, finish_seconds
 from apps.interfaces.web.charts import memory_charts, scatter_charts
 
 HOUR_MS = 3_600_000
-ORDERS = (("", "Recommended"), ("cost", "Cost"), ("finish", "Finish"))
+ORDERS = (("", later("Recommended")), ("cost", later("Cost")), ("finish", later("Finish")))
 _FAR_COST = 4  # times the cheapest cost: above it, an option that another one beats is not drawn
 _DATED_SECONDS = 20 * 3600  # a finish later than this is shown with its date
 _LABELLED_POINTS = 8  # of the scatter; with more points, only the important ones are labelled
 # The memory groups that people distinguish, in the order of the bar. The estimate has finer parts.
 _GROUPS = (
-    ("Weights", ("weights",)),
-    ("Activations", ("activations",)),
-    ("Adapter, optimizer", ("adapter", "gradients", "optimizer")),
-    ("Logits and loss", ("logits",)),
-    ("Dequantisation", ("dequantization",)),
-    ("Framework, reserve", ("framework", "allocator")),
+    (later("Weights"), ("weights",)),
+    (later("Activations"), ("activations",)),
+    (later("Adapter, optimizer"), ("adapter", "gradients", "optimizer")),
+    (later("Logits and loss"), ("logits",)),
+    (later("Dequantisation"), ("dequantization",)),
+    (later("Framework, reserve"), ("framework", "allocator")),
 )
 _BOTTLENECKS = {
     "compute": "arithmetic",
-    "memory_bandwidth": "memory bandwidth",
-    "interconnect": "the link between GPUs",
-    "host_link": "the link to the host's memory",
-    "fixed_cost": "fixed cost of each step",
+    "memory_bandwidth": later("memory bandwidth"),
+    "interconnect": later("the link between GPUs"),
+    "host_link": later("the link to the host's memory"),
+    "fixed_cost": later("fixed cost of each step"),
 }
 
 
@@ -68,9 +71,9 @@ class DeadlineMark(NamedTuple):
 
 
 _DEADLINE_MARKS = {
-    "yes": DeadlineMark("circle-check", "In time", ""),
-    "maybe": DeadlineMark("triangle-alert", "May be late", "warn"),
-    "no": DeadlineMark("circle-x", "Late", "bad"),
+    "yes": DeadlineMark("circle-check", later("In time"), ""),
+    "maybe": DeadlineMark("triangle-alert", later("May be late"), "warn"),
+    "no": DeadlineMark("circle-x", later("Late"), "bad"),
 }
 
 
@@ -132,8 +135,12 @@ class ComputeRow:
     @property
     def memory_words(self) -> str:
         if not self.quoted.estimate.fits:
-            return f"Needs {memory(self.quoted.estimate.peak_bytes)}"
-        return f"{self.bar.percent}%, little headroom" if self.bar.tight else f"{self.bar.percent}%"
+            return gettext("Needs %(peak_bytes)s") % {"peak_bytes": memory(self.quoted.estimate.peak_bytes)}
+        return (
+            gettext("%(percent)s%%, little headroom") % {"percent": self.bar.percent}
+            if self.bar.tight
+            else f"{self.bar.percent}%"
+        )
 
     @property
     def memory_tone(self) -> str:
@@ -142,7 +149,11 @@ class ComputeRow:
     @property
     def free(self) -> str:
         estimate = self.quoted.estimate
-        return f"{memory(estimate.headroom_bytes)} free" if estimate.fits else ""
+        return (
+            gettext("%(headroom_bytes)s free") % {"headroom_bytes": memory(estimate.headroom_bytes)}
+            if estimate.fits
+            else ""
+        )
 
     @property
     def short_way(self) -> RemedyRow | None:
@@ -163,7 +174,7 @@ class ComputeRow:
     def wait(self) -> str:
         queue = self.quoted.estimate.queue_seconds
         whole = about(self.finish_seconds)
-        return f"{whole}, {about(queue)} in queue" if queue else whole
+        return gettext("%(whole)s, %(queue)s in queue") % {"whole": whole, "queue": about(queue)} if queue else whole
 
     @property
     def deadline(self) -> DeadlineMark | None:
@@ -223,8 +234,8 @@ def _remedy_row(way: Remedy, view: TableView) -> RemedyRow:
     if way.pool:
         changes["pool"] = way.pool
     short = {
-        "method": "QLoRA fits" if fix.method == "qlora" else "LoRA fits",
-        "max_length": f"{fix.max_length or 0:,} tokens a row fit",
+        "method": "QLoRA fits" if fix.method == "qlora" else gettext("LoRA fits"),
+        "max_length": gettext("%(tokens)s tokens a row fit") % {"tokens": f"{fix.max_length or 0:,}"},
     }.get(fix.key, "")
     return RemedyRow(
         text=fix.text,

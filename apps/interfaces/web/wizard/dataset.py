@@ -1,5 +1,7 @@
 """The wizard's dataset step: the organization's files, and a validation file."""
 
+from django.utils.translation import gettext
+
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.queries import list_versions
 from apps.interfaces.web.shell.access import OrganizationRequest
@@ -18,6 +20,6 @@ def dataset_context(request: OrganizationRequest, plan: Plan) -> StepContext:
                 (version.pk, f"{version.dataset.name}, version {version.number}: {version.filename}")
                 for version in ready
             ],
-            "needs": "Needs a base model" if chosen else "Needs a dataset",
+            "needs": gettext("Needs a base model") if chosen else gettext("Needs a dataset"),
         }
     )

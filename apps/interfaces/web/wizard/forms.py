@@ -7,12 +7,14 @@ from functools import partial
 from typing import Any
 
 from django import forms
+from django.utils.translation import gettext
 
 from apps.catalog.models import BaseModel
 from apps.contracts.chat import TrainOn
 from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
+from apps.core.messages.translation import later
 from apps.core.money import usd_to_nano
 from apps.finetuning.jobs.creation import SUFFIX
 from apps.finetuning.recipes import completion
@@ -26,14 +28,14 @@ ADAPTER_FIELDS = ("lora_rank", "use_rslora", "lora_alpha")
 # The fields that other values depend on. Changing one of these changes every value the user has not set.
 _READ: dict[str, Callable[[str], Any]] = {"lora_rank": int, "use_rslora": lambda text: text == "True"}
 _DECISIVE = tuple(_READ)
-_OURS = "Our choice: "
+_OURS = later("Our choice: ")
 _OBJECTIVES = {
-    Objective.DPO: "DPO: against the starting model",
-    Objective.ORPO: "ORPO: also learns the better one",
+    Objective.DPO: later("DPO: against the starting model"),
+    Objective.ORPO: later("ORPO: also learns the better one"),
 }
 TRAINED = (
-    (TrainOn.ASSISTANT.value, "Answers"),
-    (TrainOn.ALL.value, "Answers and inputs"),
+    (TrainOn.ASSISTANT.value, later("Answers")),
+    (TrainOn.ALL.value, later("Answers and inputs")),
 )
 _NO_SHAPE: Mapping[str, object] = {}
 _NUMBER = {"inputmode": "numeric", "autocomplete": "off"}
@@ -51,66 +53,70 @@ class RecipeForm(forms.Form):
     differ from the choice.
     """
 
-    method = forms.ChoiceField(label="Method")
-    objective = forms.ChoiceField(label="Preferences by", help_text="How the better answer is told from the other.")
-    train_on = forms.ChoiceField(label="Trained", choices=TRAINED, help_text="Which tokens of a conversation count.")
+    method = forms.ChoiceField(label=later("Method"))
+    objective = forms.ChoiceField(
+        label=later("Preferences by"), help_text=later("How the better answer is told from the other.")
+    )
+    train_on = forms.ChoiceField(
+        label=later("Trained"), choices=TRAINED, help_text=later("Which tokens of a conversation count.")
+    )
     epochs = forms.IntegerField(
-        label="Epochs",
-        help_text="How many times each row is used.",
+        label=later("Epochs"),
+        help_text=later("How many times each row is used."),
         widget=forms.NumberInput(attrs=_NUMBER),
     )
     learning_rate = forms.FloatField(
-        label="Learning rate",
-        help_text="The peak. It falls to zero by the end.",
+        label=later("Learning rate"),
+        help_text=later("The peak. It falls to zero by the end."),
         widget=forms.NumberInput(attrs=_DECIMAL),
     )
     batch_size = forms.IntegerField(
-        label="Batch", help_text="Rows per training step.", widget=forms.NumberInput(attrs=_NUMBER)
+        label=later("Batch"), help_text=later("Rows per training step."), widget=forms.NumberInput(attrs=_NUMBER)
     )
     max_length = forms.IntegerField(
-        label="Longest row",
-        help_text="In tokens. Longer rows are cut.",
+        label=later("Longest row"),
+        help_text=later("In tokens. Longer rows are cut."),
         widget=forms.NumberInput(attrs=_NUMBER),
     )
     lora_rank = forms.TypedChoiceField(
         coerce=int,
         choices=[(rank, str(rank)) for rank in completion.SERVABLE_RANKS],
-        label="Rank",
-        help_text="Size of the adapter.",
+        label=later("Rank"),
+        help_text=later("Size of the adapter."),
     )
     use_rslora = forms.TypedChoiceField(
         coerce=_READ["use_rslora"],
         choices=[("False", "alpha / rank"), ("True", "alpha / √rank: rsLoRA")],
-        label="Scaled by",
-        help_text="How the adapter's strength depends on its rank.",
+        label=later("Scaled by"),
+        help_text=later("How the adapter's strength depends on its rank."),
     )
     lora_alpha = forms.IntegerField(
-        label="Alpha",
-        help_text="Strength of the adapter; often twice the rank.",
+        label=later("Alpha"),
+        help_text=later("Strength of the adapter; often twice the rank."),
         widget=forms.NumberInput(attrs=_NUMBER),
     )
     cpu_offload = forms.TypedChoiceField(
         coerce=lambda text: text == "True",
-        choices=[("False", "On the GPU"), ("True", "In the host's memory")],
-        label="Weight offloading",
-        help_text="Host memory fits larger models but is slower.",
+        choices=[("False", later("On the GPU")), ("True", later("In the host's memory"))],
+        label=later("Weight offloading"),
+        help_text=later("Host memory fits larger models but is slower."),
     )
     validation_share = forms.FloatField(
-        label="Held-out share",
-        help_text="Share of rows kept for validation, 0 to 0.5. Equal rows stay together.",
+        label=later("Held-out share"),
+        help_text=later("Share of rows kept for validation, 0 to 0.5. Equal rows stay together."),
         widget=forms.NumberInput(attrs=_DECIMAL),
     )
     seed = forms.IntegerField(
-        label="Seed",
-        help_text="Decides the order of rows and which ones are held out.",
+        label=later("Seed"),
+        help_text=later("Decides the order of rows and which ones are held out."),
         widget=forms.NumberInput(attrs=_NUMBER),
     )
     suffix = forms.RegexField(
         SUFFIX,
         required=False,
-        label="Name",
-        help_text="Becomes part of the model name. Lower-case letters, digits and hyphens.",
-        error_messages={"invalid": "Use up to 64 of a-z, 0-9 and -, with a letter or digit first and last."},
+        label=later("Name"),
+        help_text=later("Becomes part of the model name. Lower-case letters, digits and hyphens."),
+        error_messages={"invalid": later("Use up to 64 of a-z, 0-9 and -, with a letter or digit first and last.")},
         widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "off", "spellcheck": "false"}),
     )
 
@@ -157,7 +163,7 @@ class RecipeForm(forms.Form):
         self._offer_objectives()
         self._explain(chosen.values(), limits, changed={name for name in written if shown.get(name) != written[name]})
         for name in set(shape) & set(self.fields):
-            self.fields[name].help_text = "As in what this job continues."
+            self.fields[name].help_text = gettext("As in what this job continues.")
             self.fields[name].widget.attrs["readonly"] = True
             if isinstance(self.fields[name], forms.TypedChoiceField):
                 self.fields[name].choices = [(written[name], written[name])]  # type: ignore[attr-defined]
@@ -256,7 +262,14 @@ class RecipeForm(forms.Form):
         return cleaned
 
 
-_DEADLINES = {1: "1 hour", 2: "2 hours", 4: "4 hours", 8: "8 hours", 24: "24 hours", 72: "3 days"}  # by hours
+_DEADLINES = {  # by hours
+    1: later("Within 1 hour"),
+    2: later("Within 2 hours"),
+    4: later("Within 4 hours"),
+    8: later("Within 8 hours"),
+    24: later("Within 24 hours"),
+    72: later("Within 3 days"),
+}
 
 
 class CapForm(forms.Form):
@@ -264,7 +277,7 @@ class CapForm(forms.Form):
 
     cap = forms.DecimalField(
         required=False,
-        label="Spend cap",
+        label=later("Spend cap"),
         max_digits=16,
         decimal_places=9,
         widget=forms.TextInput(attrs={"inputmode": "decimal", "autocomplete": "off", "class": "num"}),
@@ -276,7 +289,7 @@ class CapForm(forms.Form):
     def clean_cap(self) -> Decimal | None:
         cap: Decimal | None = self.cleaned_data["cap"]
         if cap is not None and cap <= 0:
-            raise forms.ValidationError("The spend cap must be above zero.")
+            raise forms.ValidationError(gettext("The spend cap must be above zero."))
         return cap
 
     @property
@@ -291,15 +304,15 @@ class ComputeForm(CapForm):
 
     within = forms.TypedChoiceField(
         required=False,
-        label="Needed within",
+        label=later("Needed within"),
         coerce=int,
         empty_value=None,
-        choices=[("", "Any time"), *((hours, f"Within {words}") for hours, words in _DEADLINES.items())],
-        error_messages={"invalid_choice": f"Choose one of {', '.join(map(str, _DEADLINES))} hours."},
+        choices=[("", later("Any time")), *_DEADLINES.items()],
+        error_messages={"invalid_choice": later("Choose one of 1, 2, 4, 8, 24, 72 hours.")},
     )
     needed_by = forms.CharField(
         required=False,
-        label="Needed by",
+        label=later("Needed by"),
         widget=forms.DateTimeInput(attrs={"type": "datetime-local", "autocomplete": "off", "data-utc": ""}),
     )
 
@@ -315,10 +328,10 @@ class ComputeForm(CapForm):
         try:
             moment = datetime.datetime.fromisoformat(text)
         except ValueError as error:
-            raise forms.ValidationError("Enter a date and a time.") from error
+            raise forms.ValidationError(gettext("Enter a date and a time.")) from error
         moment = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
         if moment <= db_now():
-            raise forms.ValidationError("This time has passed.")
+            raise forms.ValidationError(gettext("This time has passed."))
         return moment
 
     def clean(self) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from django.utils.translation import gettext
+
 from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer
@@ -10,6 +12,7 @@ from apps.contracts.chat import RowError, TrainOn
 from apps.contracts.evaluation import EvaluationPlan
 from apps.contracts.runs import Method, Objective
 from apps.core.errors import DomainError
+from apps.core.messages.translation import later
 from apps.core.templatetags.ui import bytes_, usd
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.queries import read_rows
@@ -25,11 +28,11 @@ from apps.interfaces.web.wizard.plan import Plan, StepContext
 from apps.interfaces.web.wizard.recipe_words import other_values
 
 _WORDS = {
-    "lora": "Trains a small adapter on top of the frozen model. Best default.",
-    "qlora": "LoRA with a 4-bit base model. Uses less memory, trains slower.",
-    "dora": "Trains the direction and size of each weight separately. Slightly better at low ranks, slower.",
-    "qdora": "DoRA with a 4-bit base model.",
-    "full": "Trains every weight.",
+    "lora": later("Trains a small adapter on top of the frozen model. Best default."),
+    "qlora": later("LoRA with a 4-bit base model. Uses less memory, trains slower."),
+    "dora": later("Trains the direction and size of each weight separately. Slightly better at low ranks, slower."),
+    "qdora": later("DoRA with a 4-bit base model."),
+    "full": later("Trains every weight."),
 }
 
 
@@ -52,13 +55,13 @@ def method_context(request: OrganizationRequest, plan: Plan) -> StepContext:
     try:
         quoted = {key: best_quote(quotes) for key, quotes in plan.quotes_of_kinds(kinds).items()}
     except DomainError as error:
-        return StepContext(values | {"needs": "No quote for these choices"}, problem=error)
+        return StepContext(values | {"needs": gettext("No quote for these choices")}, problem=error)
     costs = {key: quote.estimate.cost_nano_p50 for key, quote in quoted.items() if quote}
     values |= {
         "methods": partial(_choices, kinds, quoted, plan),  # called by the page only, not by the live panel
         "method_prices": [(kind.key, costs.get(kind.key)) for kind in kinds],
         "method_needs": [(key, quote.estimate.peak_bytes if quote else None) for key, quote in quoted.items()],
-        "needs": "Fix the highlighted fields" if form.errors else "",
+        "needs": gettext("Fix the highlighted fields") if form.errors else "",
     }
     return StepContext(values, quoted.get(form.kind.key))
 
@@ -107,8 +110,8 @@ def _choice(kind: TrainingKind, quoted: Mapping[str, PoolQuote | None], plan: Pl
     assert form is not None and plan.base_model is not None
     return {
         "value": kind.key,
-        "title": kind.name,
-        "text": " ".join([_WORDS[kind.key], *_delivery_words(kind, plan.base_model, served)]),
+        "title": gettext(kind.name),
+        "text": " ".join([f"{_WORDS[kind.key]}", *_delivery_words(kind, plan.base_model, served)]),
         "quote": quoted.get(kind.key),
         "checked": kind.key == form.kind.key,
     }
@@ -120,17 +123,24 @@ def _delivery_words(kind: TrainingKind, base_model: BaseModel, served: str) -> l
         return []
     size_bytes = whole_model_bytes(base_model=base_model)
     what = (
-        "a whole model"
+        gettext("a whole model")
         if kind.method is Method.FULL
-        else "a merged model, because the serving engine can't load the adapter"
+        else gettext("a merged model, because the serving engine can't load the adapter")
     )
-    return [f"Delivered as {what}{f', {bytes_(size_bytes)}' if size_bytes else ''}; {served}."]
+    if size_bytes:
+        what = f"{what}, {bytes_(size_bytes)}"
+    return [gettext("Delivered as %(what)s; %(served)s.") % {"what": what, "served": served}]
 
 
 def _serving_words(organization: Organization, base_model: BaseModel) -> str:
     """Return whether a whole model can be served here, and at which price."""
     prices = whole_model_prices(organization=organization, base_model=base_model)
     if prices is None:
-        return "not served here"
-    cost = f", {usd(prices[0])} and {usd(prices[1])} per million tokens in and out" if None not in prices else ""
-    return f"served only on its own replica, if the operator provides one{cost}"
+        return gettext("not served here")
+    cost = (
+        gettext(", %(prices)s and %(prices2)s per million tokens in and out")
+        % {"prices": usd(prices[0]), "prices2": usd(prices[1])}
+        if None not in prices
+        else ""
+    )
+    return gettext("served only on its own replica, if the operator provides one%(cost)s") % {"cost": cost}

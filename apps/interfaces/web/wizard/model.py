@@ -1,5 +1,7 @@
 """The wizard's model step: base models, and what the organization trained before and can train further."""
 
+from django.utils.translation import gettext
+
 from apps.adapters.queries import list_versions
 from apps.catalog.queries import list_base_models
 from apps.contracts.runs import Method
@@ -31,7 +33,7 @@ def model_context(request: OrganizationRequest, plan: Plan) -> StepContext:
             "hidden_count": 0 if is_all else len(others),
             "all_url": plan.draft.url("model") + "&all=1",
             "usable_url": plan.draft.url("model") if "all" in request.GET and usable else "",
-            "needs": "Priced at the next step" if preselected else "Needs a base model",
+            "needs": gettext("Priced at the next step") if preselected else gettext("Needs a base model"),
         }
     )
 
@@ -49,6 +51,6 @@ def _continued(plan: Plan, chosen: str) -> list[dict[str, object]]:
         if version.method != Method.FULL
     ]
     if plan.start and plan.start.start_from.name and all(one["name"] != chosen for one in found):
-        title = "Checkpoint" if plan.start.start_from.checkpoint else chosen
+        title = gettext("Checkpoint") if plan.start.start_from.checkpoint else chosen
         found.insert(0, {"name": chosen, "title": title, "base": plan.start.base_model.display_name, "made": ""})
     return found

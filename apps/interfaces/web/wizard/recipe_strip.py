@@ -1,5 +1,7 @@
 """The strip above every step: dataset, base model, method and schedule, each with a link to change it."""
 
+from django.utils.translation import gettext, ngettext
+
 from apps.contracts.runs import Hyperparameters, Method
 from apps.core.templatetags.ui import number, tokens
 from apps.finetuning.quotes.options import PoolQuote
@@ -15,12 +17,17 @@ def recipe_strip(plan: Plan, quoted: PoolQuote | None, *, step: str) -> list[dic
     recipe = form.recipe if form and is_chosen and form.is_valid() else None
     version, model = plan.version, plan.base_model
     method = _method_words(form.kind, recipe) if form and recipe else ("", "")
-    batch = f"batch {recipe.batch_size}, up to {number(recipe.max_length)} tokens a row" if recipe else ""
+    batch = (
+        gettext("batch %(batch_size)s, up to %(max_length)s tokens a row")
+        % {"batch_size": recipe.batch_size, "max_length": number(recipe.max_length)}
+        if recipe
+        else ""
+    )
     parts = (
-        ("Dataset", version.dataset.name if version else "", _dataset_detail(plan), "dataset"),
-        ("Base model", model.display_name if model else "", _model_detail(plan), "model"),
-        ("Method", *method, "method"),
-        ("Schedule", _schedule(recipe.epochs, quoted) if recipe else "", batch, "method"),
+        (gettext("Dataset"), version.dataset.name if version else "", _dataset_detail(plan), "dataset"),
+        (gettext("Base model"), model.display_name if model else "", _model_detail(plan), "model"),
+        (gettext("Method"), *method, "method"),
+        (gettext("Schedule"), _schedule(recipe.epochs, quoted) if recipe else "", batch, "method"),
     )
     return [
         {"name": name, "value": value, "detail": detail, "url": plan.draft.url(step) if step in reachable else ""}
@@ -29,18 +36,28 @@ def recipe_strip(plan: Plan, quoted: PoolQuote | None, *, step: str) -> list[dic
 
 
 def _method_words(kind: TrainingKind, recipe: Hyperparameters) -> tuple[str, str]:
-    rate = f"rate {recipe.learning_rate:g}"
+    rate = gettext("rate %(learning_rate)s") % {"learning_rate": f"{recipe.learning_rate:g}"}
     if recipe.method is Method.FULL:
-        return kind.name, f"every weight, {rate}"
+        return kind.name, gettext("every weight, %(rate)s") % {"rate": rate}
     scaled = " / √rank" if recipe.use_rslora else ""
-    return f"{kind.name}, rank {recipe.lora_rank}", f"alpha {recipe.lora_alpha}{scaled}, {rate}"
+    return gettext("%(method)s, rank %(rank)s") % {"method": kind.name, "rank": recipe.lora_rank}, gettext(
+        "alpha %(lora_alpha)s%(scaled)s, %(rate)s"
+    ) % {
+        "lora_alpha": recipe.lora_alpha,
+        "scaled": scaled,
+        "rate": rate,
+    }
 
 
 def _dataset_detail(plan: Plan) -> str:
     if plan.version is None:
         return ""
-    rows = f"{number(plan.version.rows)} rows"
-    return f"{rows}, {tokens(plan.count.tokens)} tokens" if plan.count else rows
+    rows = gettext("%(rows)s rows") % {"rows": number(plan.version.rows)}
+    return (
+        gettext("%(rows)s, %(tokens)s tokens") % {"rows": rows, "tokens": tokens(plan.count.tokens)}
+        if plan.count
+        else rows
+    )
 
 
 def _model_detail(plan: Plan) -> str:
@@ -48,10 +65,17 @@ def _model_detail(plan: Plan) -> str:
     if model is None:
         return ""
     if plan.start and plan.start.start_from.name:
-        return f"continues {plan.draft.get('model')}"
-    return f"{tokens(model.parameter_count)} parameters, {model.licence or 'licence not stated'}"
+        return gettext("continues %(model)s") % {"model": plan.draft.get("model")}
+    return gettext("%(count)s parameters, %(licence)s") % {
+        "count": tokens(model.parameter_count),
+        "licence": model.licence or gettext("licence not stated"),
+    }
 
 
 def _schedule(epochs: int, quoted: PoolQuote | None) -> str:
-    words = f"{epochs} epoch{'' if epochs == 1 else 's'}"
-    return f"{words}, {number(quoted.estimate.steps)} steps" if quoted else words
+    words = ngettext("%(epochs)s epoch", "%(epochs)s epochs", epochs) % {"epochs": epochs}
+    return (
+        gettext("%(words)s, %(steps)s steps") % {"words": words, "steps": number(quoted.estimate.steps)}
+        if quoted
+        else words
+    )

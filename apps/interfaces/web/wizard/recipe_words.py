@@ -4,35 +4,38 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from django.utils.translation import gettext, ngettext
+
 from apps.contracts.runs import Hyperparameters, Method
+from apps.core.messages.translation import later
 from apps.finetuning.recipes.completion import RecipeChoice
 from apps.interfaces.web.wizard.forms import RECIPE_FIELDS, TRAINED
 
 # The settings of a recipe as pages name them.
 NAMES = {
-    "epochs": "Epochs",
-    "learning_rate": "Learning rate",
-    "batch_size": "Batch",
-    "max_length": "Longest row",
-    "early_stopping_patience": "Early stopping",
-    "eval_steps": "Evaluations",
-    "warmup_ratio": "Warm-up",
-    "lr_scheduler": "Schedule",
-    "weight_decay": "Weight decay",
-    "max_grad_norm": "Gradient norm limit",
-    "lora_rank": "Rank",
+    "epochs": later("Epochs"),
+    "learning_rate": later("Learning rate"),
+    "batch_size": later("Batch"),
+    "max_length": later("Longest row"),
+    "early_stopping_patience": later("Early stopping"),
+    "eval_steps": later("Evaluations"),
+    "warmup_ratio": later("Warm-up"),
+    "lr_scheduler": later("Schedule"),
+    "weight_decay": later("Weight decay"),
+    "max_grad_norm": later("Gradient norm limit"),
+    "lora_rank": later("Rank"),
     "use_dora": "DoRA",
     "use_rslora": "rsLoRA",
-    "lora_alpha": "Alpha",
-    "lora_dropout": "Adapter dropout",
-    "target_modules": "Adapted layers",
-    "cpu_offload": "In host memory",
-    "packing": "Packing",
-    "dpo_beta": "Beta",
-    "orpo_beta": "Beta",
-    "train_on": "Trained",
-    "validation_share": "Held-out share",
-    "seed": "Seed",
+    "lora_alpha": later("Alpha"),
+    "lora_dropout": later("Adapter dropout"),
+    "target_modules": later("Adapted layers"),
+    "cpu_offload": later("In host memory"),
+    "packing": later("Packing"),
+    "dpo_beta": later("Beta"),
+    "orpo_beta": later("Beta"),
+    "train_on": later("Trained"),
+    "validation_share": later("Held-out share"),
+    "seed": later("Seed"),
 }
 _OF_ADAPTER = frozenset({"lora_rank", "use_dora", "use_rslora", "lora_alpha", "lora_dropout", "target_modules"})
 
@@ -83,23 +86,27 @@ def _without_effect(recipe: Hyperparameters) -> set[str]:
 
 
 def _switch(value: bool) -> str:
-    return "on" if value else "off"
+    return gettext("on") if value else gettext("off")
 
 
 _WORDS: dict[str, Callable[[Any], str]] = {
     "learning_rate": "{:g}".format,
-    "batch_size": "{} rows a step".format,
-    "max_length": "{:,} tokens".format,
+    "batch_size": lambda rows: gettext("%(batch_size)s rows a step") % {"batch_size": rows},
+    "max_length": lambda count: gettext("%(max_length)s tokens") % {"max_length": f"{count:,}"},
     "early_stopping_patience": lambda count: (
-        "off" if count is None else f"after {count} evaluations without a lower loss"
+        gettext("off")
+        if count is None
+        else gettext("after %(count)s evaluations without a lower loss") % {"count": count}
     ),
-    "eval_steps": lambda steps: f"{steps:,} step{'s' if steps > 1 else ''} apart",
-    "warmup_ratio": "{:.0%} of the steps".format,
+    "eval_steps": lambda steps: (
+        ngettext("%(steps)s step apart", "%(steps)s steps apart", steps) % {"steps": f"{steps:,}"}
+    ),
+    "warmup_ratio": lambda ratio: gettext("%(warmup_ratio)s of the steps") % {"warmup_ratio": f"{ratio:.0%}"},
     "weight_decay": "{:g}".format,
     "max_grad_norm": "{:g}".format,
     "lora_dropout": "{:g}".format,
     "target_modules": lambda names: ", ".join(name.removesuffix("_proj") for name in names),
-    "packing": lambda value: "where the machine can" if value is None else _switch(value),
+    "packing": lambda value: gettext("where the machine can") if value is None else _switch(value),
     "use_dora": _switch,
     "use_rslora": _switch,
     "cpu_offload": _switch,

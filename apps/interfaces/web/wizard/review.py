@@ -2,9 +2,12 @@
 
 import secrets
 
+from django.utils.translation import gettext
+
 from apps.billing.queries import get_balance
 from apps.catalog.licences import is_licence_missing
 from apps.contracts.runs import Hyperparameters, Objective
+from apps.core.messages.translation import later
 from apps.core.money import NANO_PER_CENT
 from apps.finetuning.usage.charges import MINIMUM_SECONDS
 from apps.interfaces.web.shell.access import OrganizationRequest
@@ -15,9 +18,9 @@ from apps.interfaces.web.wizard.plan import Plan, StepContext
 from apps.interfaces.web.wizard.recipe_words import value_in_words
 
 FILES = {
-    "adapter": "Adapter",
-    "model": "Model, 16 bits",
-    "merged_16bit": "Merged model, 16 bits",
+    "adapter": later("Adapter"),
+    "model": later("Model, 16 bits"),
+    "merged_16bit": later("Merged model, 16 bits"),
     "gguf": "GGUF, 16 bits",
 }
 
@@ -59,7 +62,7 @@ def review_context(request: OrganizationRequest, plan: Plan) -> StepContext:
         "method_url": plan.draft.url(step="method"),
         "review_url": plan.draft.url(step="review"),
         "must_accept": must_accept,
-        "needs": "" if named else "Choose compute again",
+        "needs": "" if named else gettext("Choose compute again"),
     }
     return StepContext(values, named, problem)
 
@@ -77,38 +80,58 @@ def _full_recipe(plan: Plan) -> list[tuple[str, str, bool]]:
     recipe, changed = form.recipe, form.changed
     trained = dict(TRAINED).get(recipe.train_on, "")
     objective = {
-        Objective.SUPERVISED: ("Trained", trained, "train_on" in changed),
-        Objective.TEXT: ("Trained", "Every token", False),
+        Objective.SUPERVISED: (gettext("Trained"), trained, "train_on" in changed),
+        Objective.TEXT: (gettext("Trained"), gettext("Every token"), False),
     }
     return [
-        objective.get(form.chosen_objective) or ("Preferences by", form.chosen_objective.upper(), False),
-        ("Method", f"{form.kind.name}, NF4" if recipe.quantization else form.kind.name, False),
-        ("Epochs", str(recipe.epochs), "epochs" in changed),
-        ("Learning rate", f"{recipe.learning_rate:g}, {recipe.lr_scheduler}", "learning_rate" in changed),
-        ("Early stopping", value_in_words("early_stopping_patience", recipe.early_stopping_patience), False),
-        ("Warm-up", f"{recipe.warmup_ratio:.0%} of the steps", False),
-        ("Batch", f"{recipe.batch_size} rows a step", "batch_size" in changed),
-        ("Longest row", f"{recipe.max_length:,} tokens", "max_length" in changed),
+        objective.get(form.chosen_objective) or (gettext("Preferences by"), form.chosen_objective.upper(), False),
+        (gettext("Method"), f"{form.kind.name}, NF4" if recipe.quantization else form.kind.name, False),
+        (gettext("Epochs"), str(recipe.epochs), "epochs" in changed),
+        (gettext("Learning rate"), f"{recipe.learning_rate:g}, {recipe.lr_scheduler}", "learning_rate" in changed),
+        (gettext("Early stopping"), value_in_words("early_stopping_patience", recipe.early_stopping_patience), False),
+        (
+            gettext("Warm-up"),
+            gettext("%(warmup_ratio)s of the steps") % {"warmup_ratio": f"{recipe.warmup_ratio:.0%}"},
+            False,
+        ),
+        (
+            gettext("Batch"),
+            gettext("%(batch_size)s rows a step") % {"batch_size": recipe.batch_size},
+            "batch_size" in changed,
+        ),
+        (
+            gettext("Longest row"),
+            gettext("%(max_length)s tokens") % {"max_length": f"{recipe.max_length:,}"},
+            "max_length" in changed,
+        ),
         *(_adapter_lines(recipe, set(changed)) if form.kind.key != "full" else []),
-        ("Weight decay", f"{recipe.weight_decay:g}", False),
-        ("Gradient norm limit", f"{recipe.max_grad_norm:g}", False),
-        ("Held out", f"{recipe.validation_share:.0%} of the rows", "validation_share" in changed),
+        (gettext("Weight decay"), f"{recipe.weight_decay:g}", False),
+        (gettext("Gradient norm limit"), f"{recipe.max_grad_norm:g}", False),
+        (
+            gettext("Held out"),
+            gettext("%(validation_share)s of the rows") % {"validation_share": f"{recipe.validation_share:.0%}"},
+            "validation_share" in changed,
+        ),
         *_beta_lines(recipe),
-        ("Seed", str(recipe.seed), "seed" in changed),
+        (gettext("Seed"), str(recipe.seed), "seed" in changed),
     ]
 
 
 def _beta_lines(recipe: Hyperparameters) -> list[tuple[str, str, bool]]:
     betas = {Objective.DPO: recipe.dpo_beta, Objective.ORPO: recipe.orpo_beta}
-    return [("Beta", f"{betas[recipe.objective]:g}", False)] if recipe.objective in betas else []
+    return [(gettext("Beta"), f"{betas[recipe.objective]:g}", False)] if recipe.objective in betas else []
 
 
 def _adapter_lines(recipe: Hyperparameters, changed: set[str]) -> list[tuple[str, str, bool]]:
     modules = ", ".join(name.removesuffix("_proj") for name in recipe.target_modules)
     scaled = "alpha / √rank (rsLoRA)" if recipe.use_rslora else "alpha / rank"
     return [
-        ("Rank, alpha", f"{recipe.lora_rank}, {recipe.lora_alpha}", bool({"lora_rank", "lora_alpha"} & changed)),
-        ("Scaled by", scaled, "use_rslora" in changed),
-        ("Adapter dropout", f"{recipe.lora_dropout:g}", False),
-        ("Adapted layers", modules, False),
+        (
+            gettext("Rank, alpha"),
+            f"{recipe.lora_rank}, {recipe.lora_alpha}",
+            bool({"lora_rank", "lora_alpha"} & changed),
+        ),
+        (gettext("Scaled by"), scaled, "use_rslora" in changed),
+        (gettext("Adapter dropout"), f"{recipe.lora_dropout:g}", False),
+        (gettext("Adapted layers"), modules, False),
     ]

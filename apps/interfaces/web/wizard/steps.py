@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from apps.core.errors import DomainError
+from apps.core.messages.translation import later
 from apps.interfaces.web.shell.access import OrganizationRequest
 from apps.interfaces.web.wizard.compute import compute_context
 from apps.interfaces.web.wizard.dataset import dataset_context
@@ -39,7 +40,7 @@ class Step:
 _LISTED = (
     Step(
         name="dataset",
-        heading="Choose a dataset",
+        heading=later("Choose a dataset"),
         context=dataset_context,
         opens_next="dataset",
         fields=(*FILE_NAMES, "pool", "cap"),
@@ -48,7 +49,7 @@ _LISTED = (
     ),
     Step(
         name="model",
-        heading="Choose a base model",
+        heading=later("Choose a base model"),
         context=model_context,
         opens_next="model",
         fields=("model", "pool", "cap"),
@@ -57,7 +58,7 @@ _LISTED = (
     ),
     Step(
         name="method",
-        heading="Choose a method",
+        heading=later("Choose a method"),
         context=method_context,
         opens_next="method",
         fields=(*METHOD_NAMES, "pool", "cap"),
@@ -66,14 +67,14 @@ _LISTED = (
     ),
     Step(
         name="compute",
-        heading="Choose compute",
+        heading=later("Choose compute"),
         context=compute_context,
         opens_next="pool",
         fields=("method", *LIVE_FIELDS, "pool", "cap", "within", "needed_by"),
         forms=("form", "compute_form"),
         params=("compute.pool", "compute.gpu_count", "budget.max_cost_usd"),
     ),
-    Step(name="review", heading="Review and launch", context=review_context),
+    Step(name="review", heading=later("Review and launch"), context=review_context),
 )
 STEPS = {step.name: step for step in _LISTED}
 

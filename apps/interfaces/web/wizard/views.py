@@ -11,6 +11,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 from apps.accounts.roles import Permission
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, NotFound
+from apps.core.messages.translation import later
 from apps.finetuning.jobs.creation import create_job
 from apps.finetuning.jobs.requests import JobRequest
 from apps.interfaces.web.datasets.preparation import prepare as prepare_file
@@ -23,6 +24,14 @@ from apps.interfaces.web.wizard.steps import STEPS, choose_step, list_reachable,
 
 # The parts that htmx asks for by target: the price alone, or the price with its table.
 _PARTS = {"price-live": "wizard/live/method.html", "compute-live": "wizard/live/compute.html"}
+
+_NAMES = {
+    "dataset": later("Dataset"),
+    "model": later("Model"),
+    "method": later("Method"),
+    "compute": later("Compute"),
+    "review": later("Review"),
+}
 
 
 @never_cache
@@ -118,7 +127,7 @@ def _steps(plan: Plan, now: str) -> list[dict[str, str]]:
     reachable, names = list_reachable(plan.draft), list(STEPS)
     return [
         {
-            "name": name.capitalize(),
+            "name": _NAMES[name],
             "state": "now" if name == now else "done" if index < names.index(now) and name in reachable else "",
             "url": plan.draft.url(name),
         }
