@@ -10,6 +10,7 @@ import hmac
 
 from django.conf import settings
 from django.db import transaction
+from django.utils.translation import gettext
 
 from apps.accounts.login.addresses import has_verified_address
 from apps.accounts.models import Invitation, Membership, NotificationKind, Organization, User
@@ -169,7 +170,7 @@ def accept_invitation(*, token: str, user: User, now: datetime.datetime) -> Memb
     notify(
         organization=invitation.organization_id,
         kind=NotificationKind.MEMBER,
-        title=f"{user} joined as {invitation.role}",
+        title=lambda: gettext("%(user)s joined as %(role)s") % {"user": user, "role": gettext(invitation.role)},
         path="/members",
         key=f"joined:{invitation.pk}",
         users=[member.user_id for member in members if member.role in MANAGERS],

@@ -8,6 +8,7 @@ from django.contrib.auth.base_user import AbstractBaseUser, BaseUserManager
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models.functions import Coalesce, Lower, Now
+from django.utils.translation import gettext_noop
 
 from apps.accounts.roles import ROLE_CHOICES
 from apps.core.database.policies import OWN_ORGANIZATION
@@ -43,7 +44,10 @@ class User(AbstractBaseUser):
         max_length=64, blank=True, db_default="", help_text="IANA name; empty: the zone of the person's browser."
     )
     language = models.CharField(
-        max_length=8, blank=True, db_default="", help_text="Of pages and mails; empty: of the browser, and English mails."
+        max_length=8,
+        blank=True,
+        db_default="",
+        help_text="Of pages and mails; empty: of the browser, and English mails.",
     )
     created_at = models.DateTimeField(db_default=Now())
 
@@ -151,12 +155,12 @@ class SavedView(OrganizationModel):
 
 
 class NotificationKind(models.TextChoices):
-    JOB = "job", "Fine-tune"
-    BALANCE = "balance", "Low balance"
-    BUDGET = "budget", "Budget"
-    INVOICE = "invoice", "Invoice"
-    CREDIT = "credit", "Credit"
-    MEMBER = "member", "Member"
+    JOB = "job", gettext_noop("Fine-tune")
+    BALANCE = "balance", gettext_noop("Low balance")
+    BUDGET = "budget", gettext_noop("Budget")
+    INVOICE = "invoice", gettext_noop("Invoice")
+    CREDIT = "credit", gettext_noop("Credit")
+    MEMBER = "member", gettext_noop("Member")
 
 
 class Notification(OrganizationModel):

@@ -6,9 +6,11 @@ Every function that decides or counts runs under the wallet's lock, so two holds
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from django.db import transaction
 from django.db.models import F, Q, QuerySet, Sum
+from django.utils.translation import gettext
 
 from apps.accounts.models import ApiKey, NotificationKind, Organization, key_of
 from apps.accounts.notices.notifications import MANAGERS, notify
@@ -139,13 +141,13 @@ def describe(budget: Budget) -> str:
     """Return whose spending the budget limits, as part of a sentence."""
     match budget.scope:
         case BudgetScope.ORGANIZATION:
-            return "the organization"
+            return gettext("the organization")
         case BudgetScope.LABEL:
             return budget.target
         case BudgetScope.KEY:
-            return f"key {budget.target}"
+            return gettext("key %(name)s") % {"name": budget.target}
         case _:
-            return f"member {budget.target}"
+            return gettext("member %(name)s") % {"name": budget.target}
 
 
 def month_of(now: datetime.datetime) -> datetime.date:
@@ -222,6 +224,15 @@ def _period(budget: Budget, now: datetime.datetime) -> BudgetPeriod:
     )
 
 
+def _alert_title(budget: Budget, threshold: int) -> str:
+    limit = dollars(budget.limit_nano)
+    return gettext("Budget of %(of)s: %(threshold)s%% of %(limit)s spent") % {
+        "of": describe(budget),
+        "threshold": threshold,
+        "limit": limit,
+    }
+
+
 def _alert(budget: Budget, period: BudgetPeriod) -> None:
     for threshold in budget.thresholds:
         if period.spent_nano * 100 < budget.limit_nano * threshold:
@@ -239,7 +250,7 @@ def _alert(budget: Budget, period: BudgetPeriod) -> None:
             notify(
                 organization=budget.organization_id,
                 kind=NotificationKind.BUDGET,
-                title=f"Budget of {describe(budget)}: {threshold}% of {dollars(budget.limit_nano)} spent",
+                title=partial(_alert_title, budget, threshold),
                 path="/budgets",
                 key=key,
                 roles=MANAGERS,

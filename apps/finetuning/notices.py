@@ -1,5 +1,8 @@
 """What the creator of a job is told when it succeeded, failed or was paused: a notification, and a mail."""
 
+from django.utils.functional import lazy
+from django.utils.translation import gettext
+
 from apps.accounts.models import NotificationKind, User
 from apps.accounts.notices.notifications import notify
 from apps.billing.budgets import attribution_of_actor
@@ -20,7 +23,7 @@ def publish_end(*, job: FineTuningJob, by: str = "") -> None:
     notify(
         organization=job.organization_id,
         kind=NotificationKind.JOB,
-        title=_title(job),
+        title=lambda: _title(job),
         path=_path(job),
         key=key,
         users=[_creator_id(job)],
@@ -42,13 +45,19 @@ def send(*, job_id: str, status: str) -> None:
     user = User.objects.filter(pk=_creator_id(job), is_active=True, wants_job_mail=True).first()
     if user is None:
         return
-    render_mail("job_ended", to=[user.email], job=job, title=_title(job), path=_path(job)).send()
+    title = lazy(_title, str)(job)
+    render_mail("job_ended", to=[user.email], language=user.language, job=job, title=title, path=_path(job)).send()
 
 
 def _title(job: FineTuningJob) -> str:
-    states = {JobStatus.SUCCEEDED: "is ready", JobStatus.PAUSED: "is paused"}
-    name = job.suffix or job.training_file.dataset.name
-    return f"Your fine-tune {states.get(JobStatus(job.status), 'failed')}: {name}"
+    match job.status:
+        case JobStatus.SUCCEEDED:
+            title = gettext("Your fine-tune is ready: %(name)s")
+        case JobStatus.PAUSED:
+            title = gettext("Your fine-tune is paused: %(name)s")
+        case _:
+            title = gettext("Your fine-tune failed: %(name)s")
+    return title % {"name": job.suffix or job.training_file.dataset.name}
 
 
 def _path(job: FineTuningJob) -> str:

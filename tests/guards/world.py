@@ -267,8 +267,8 @@ def _card_refund(tenant: Tenant) -> str:
 
 def _notification(tenant: Tenant) -> str:
     notify(
-        organization=tenant.organization, kind=NotificationKind.JOB, title=tenant.canary, path="/jobs", key="canary",
-        users=[tenant.owner.pk],
+        organization=tenant.organization, kind=NotificationKind.JOB, title=lambda: tenant.canary, path="/jobs",
+        key="canary", users=[tenant.owner.pk],
     )  # fmt: skip
     return Notification.objects.get(organization=tenant.organization, key="canary").pk
 

@@ -39,6 +39,7 @@ def _invitation(payload: Payload) -> EmailMessage | None:
     return render_mail(
         "invitation",
         to=[invitation.email],
+        language=sender.language,
         invitation=invitation,
         link=link,
         organization=plain_name(invitation.organization.name),
@@ -52,12 +53,14 @@ def _password_reset(payload: Payload) -> EmailMessage | None:
         return None
     token = allauth_settings.PASSWORD_RESET_TOKEN_GENERATOR().make_token(user)
     link = _link("account_reset_password_from_key", uidb36=user.pk, key=token)
-    return render_mail("password_reset", to=[payload["email"]], user=user, link=link)
+    return render_mail("password_reset", to=[payload["email"]], language=user.language, user=user, link=link)
 
 
 def _account_exists(payload: Payload) -> EmailMessage:
     links = {"sign_in": _link("account_login"), "reset": _link("account_reset_password")}
-    return render_mail("account_exists", to=[payload["email"]], email=payload["email"], **links)
+    email = payload["email"]
+    language = User.objects.filter(email=email).values_list("language", flat=True).first() or ""
+    return render_mail("account_exists", to=[email], language=language, email=email, **links)
 
 
 def _email_confirmation(payload: Payload) -> EmailMessage | None:
@@ -65,7 +68,9 @@ def _email_confirmation(payload: Payload) -> EmailMessage | None:
     if address is None:
         return None
     link = _link("account_confirm_email", key=EmailConfirmationHMAC(address).key)
-    return render_mail("email_confirmation", to=[address.email], address=address, link=link)
+    return render_mail(
+        "email_confirmation", to=[address.email], language=address.user.language, address=address, link=link
+    )
 
 
 def _plain(payload: Payload) -> EmailMessage:

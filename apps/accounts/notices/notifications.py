@@ -1,10 +1,12 @@
 """Notifications: what happened in an organization, for each member whom it concerns, with an unread mark."""
 
 import datetime
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
+from django.conf import settings
 from django.db.models import F, Window
 from django.db.models.functions import RowNumber
+from django.utils.translation import override
 
 from apps.accounts.models import Membership, Notification, NotificationKind, Organization, User, key_of
 from apps.accounts.roles import ROLES, Permission, has_permission
@@ -23,7 +25,7 @@ def notify(
     *,
     organization: Organization | str,
     kind: NotificationKind,
-    title: str,
+    title: Callable[[], str],
     path: str,
     key: str,
     roles: Collection[str] = (),
@@ -31,16 +33,18 @@ def notify(
 ) -> None:
     """Notify the members with one of these roles, or those of these people who are members.
 
-    Run it in the transaction of the event. A repeated `key` is the same event. `path` is the page about it.
+    Run it in the transaction of the event. A repeated `key` is the same event. `title` is asked
+    in English: not every process that notifies may read the languages of people. `path` is the page about it.
     """
     require_transaction()
     organization_id = key_of(organization)
     members = Membership.objects.filter(organization_id=organization_id)
     members = members.filter(user_id__in=users) if users else members.filter(role__in=roles)
     fields = {"organization_id": organization_id, "kind": kind, "path": path, "key": key}
-    title = title[: Notification._meta.get_field("title").max_length]
+    with override(settings.LANGUAGE_CODE):
+        text = title()[: Notification._meta.get_field("title").max_length]
     rows = [
-        Notification(user_id=user_id, title=title, **fields) for user_id in members.values_list("user_id", flat=True)
+        Notification(user_id=user_id, title=text, **fields) for user_id in members.values_list("user_id", flat=True)
     ]
     Notification.objects.bulk_create(rows, ignore_conflicts=True)
 

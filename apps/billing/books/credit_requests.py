@@ -116,7 +116,7 @@ def _answer(
     notify(
         organization=request.organization_id,
         kind=NotificationKind.CREDIT,
-        title=subject,
+        title=lambda: subject,
         path="/credit",
         key=f"credit-request:{request.pk}",
         users=[request.requested_by],

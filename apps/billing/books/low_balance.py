@@ -8,6 +8,7 @@ from functools import partial
 
 from django.db import transaction
 from django.db.models import F, Sum
+from django.utils.translation import gettext
 
 from apps.accounts.models import NotificationKind
 from apps.accounts.notices.notifications import MANAGERS, notify
@@ -56,7 +57,10 @@ def _warn(row: tuple[str, int, int], *, now: datetime.datetime) -> int:
     notify(
         organization=organization_id,
         kind=NotificationKind.BALANCE,
-        title=f"Your balance is low: {dollars(available_nano // NANO_PER_CENT * NANO_PER_CENT)}",
+        title=lambda: (
+            gettext("Your balance is low: %(available)s")
+            % {"available": dollars(available_nano // NANO_PER_CENT * NANO_PER_CENT)}
+        ),
         path="/credit",
         key=key,
         roles=MANAGERS,

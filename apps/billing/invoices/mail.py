@@ -4,6 +4,7 @@ import datetime
 from collections.abc import Collection
 
 from django.db import transaction
+from django.utils.functional import lazy
 
 from apps.accounts.models import Membership, Organization
 from apps.accounts.notices.notifications import MANAGERS, PAYERS
@@ -30,7 +31,7 @@ def send_alert(*, alert_id: str) -> None:
         wanted="budget",
         alert=alert,
         budget=alert.budget,
-        of=describe(alert.budget),
+        of=lazy(describe, str)(alert.budget),
         is_over=alert.spent_nano >= alert.budget.limit_nano,
     )
 
@@ -105,6 +106,8 @@ def _send(
     readers = Membership.objects.filter(organization=organization, role__in=roles, user__is_active=True)
     if wanted:
         readers = readers.filter(**{f"user__wants_{wanted}_mail": True})
-    addresses = list(readers.order_by("user__email").values_list("user__email", flat=True))
-    if addresses:
-        render_mail(template, to=addresses, organization=organization, **context).send()
+    addresses: dict[str, list[str]] = {}
+    for address, language in readers.order_by("user__email").values_list("user__email", "user__language"):
+        addresses.setdefault(language, []).append(address)
+    for language, to in addresses.items():
+        render_mail(template, to=to, language=language, organization=organization, **context).send()

@@ -12,6 +12,8 @@ from typing import Any
 
 from django.db import transaction
 from django.db.models import F
+from django.utils.formats import date_format
+from django.utils.translation import gettext
 
 from apps.accounts.models import ApiKey, NotificationKind, Organization
 from apps.accounts.notices.notifications import PAYERS, notify
@@ -127,7 +129,9 @@ def _write(organization_id: str, month: datetime.date, lines: list[_Line], profi
     notify(
         organization=organization_id,
         kind=NotificationKind.INVOICE,
-        title=f"Invoice {number} for {month:%B %Y}",
+        title=lambda: (
+            gettext("Invoice %(number)s for %(month)s") % {"number": number, "month": date_format(month, "F Y")}
+        ),
         path=f"/invoices/{invoice.pk}",
         key=key,
         roles=PAYERS,

@@ -4,6 +4,7 @@ import pgtrigger
 from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
+from django.utils.translation import gettext_noop
 
 from apps.core.database.tenancy import OrganizationModel
 from apps.core.ids import IdField
@@ -17,9 +18,9 @@ class BudgetScope(models.TextChoices):
 
 
 class BudgetMode(models.TextChoices):
-    ALERT = "alert", "Alert only"
-    BLOCK = "block", "Alert and block new usage"
-    PAUSE = "pause", "Alert, block new usage and pause running jobs"
+    ALERT = "alert", gettext_noop("Alert only")
+    BLOCK = "block", gettext_noop("Alert and block new usage")
+    PAUSE = "pause", gettext_noop("Alert, block new usage and pause running jobs")
 
 
 class Budget(OrganizationModel):

@@ -7,6 +7,7 @@ import pgtrigger
 from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
+from django.utils.translation import gettext_noop
 
 from apps.core.database.policies import OWN_ORGANIZATION
 from apps.core.database.tenancy import OrganizationModel
@@ -66,30 +67,30 @@ class AccountKind(models.TextChoices):
 class PostingKind(models.TextChoices):
     """What a ledger transaction is for, with the words that its organization reads."""
 
-    GRANT = "grant", "Credit granted"
-    HOLD = "hold", "Held"
-    SETTLE = "settle", "Charge settled, hold released"
-    REFUND = "refund", "Given back"
-    USAGE = "usage", "Usage charged"
-    TOPUP = "topup", "Paid in"
-    EXPIRY = "expiry", "Credit expired"
-    ADJUSTMENT = "adjustment", "Adjusted by the operator"
-    REBATE = "rebate", "Given back for volume"
-    REVERSAL = "reversal", "Reversed"
-    DEBT_PAID = "debt_paid", "Debt paid"
-    PAYMENT_REVERSED = "payment_reversed", "Payment taken back"
-    PAYMENT_REFUNDED = "payment_refunded", "Paid back"
-    RELEASE = "release", "Hold released"
-    STRIPE_FEE = "stripe_fee", "Stripe's fee"
+    GRANT = "grant", gettext_noop("Credit granted")
+    HOLD = "hold", gettext_noop("Held")
+    SETTLE = "settle", gettext_noop("Charge settled, hold released")
+    REFUND = "refund", gettext_noop("Given back")
+    USAGE = "usage", gettext_noop("Usage charged")
+    TOPUP = "topup", gettext_noop("Paid in")
+    EXPIRY = "expiry", gettext_noop("Credit expired")
+    ADJUSTMENT = "adjustment", gettext_noop("Adjusted by the operator")
+    REBATE = "rebate", gettext_noop("Given back for volume")
+    REVERSAL = "reversal", gettext_noop("Reversed")
+    DEBT_PAID = "debt_paid", gettext_noop("Debt paid")
+    PAYMENT_REVERSED = "payment_reversed", gettext_noop("Payment taken back")
+    PAYMENT_REFUNDED = "payment_refunded", gettext_noop("Paid back")
+    RELEASE = "release", gettext_noop("Hold released")
+    STRIPE_FEE = "stripe_fee", gettext_noop("Stripe's fee")
 
 
 class HoldPurpose(models.TextChoices):
     """What money is set aside for. Holds for a refund or dispute are of one lot."""
 
-    JOB = "job", "job"
-    INFERENCE = "inference", "inference slice"
-    CARD_REFUND = "card_refund", "card refund"
-    DISPUTE = "dispute", "disputed payment"
+    JOB = "job", gettext_noop("job")
+    INFERENCE = "inference", gettext_noop("inference slice")
+    CARD_REFUND = "card_refund", gettext_noop("card refund")
+    DISPUTE = "dispute", gettext_noop("disputed payment")
 
 
 class HoldStatus(models.TextChoices):

@@ -4,6 +4,7 @@ import pgtrigger
 from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
+from django.utils.translation import gettext_noop
 
 from apps.billing.models.ledger import BALANCED, LedgerTransaction
 from apps.core.database.tenancy import OrganizationModel
@@ -18,8 +19,8 @@ _KEEP_REMAINING = """
 class LotKind(models.TextChoices):
     """Paid credit can be refunded to the card it came from; promotional credit cannot."""
 
-    PAID = "paid"
-    PROMOTIONAL = "promotional"
+    PAID = "paid", gettext_noop("Paid")
+    PROMOTIONAL = "promotional", gettext_noop("Promotional")
 
 
 WELCOME = "welcome:"  # a lot's reference, followed by the id of the person who founded its organization

@@ -11,13 +11,15 @@ from functools import cache
 from django.conf import settings
 from django.core.mail import EmailMultiAlternatives
 from django.template.loader import render_to_string
+from django.utils.translation import override
 
 
-def render_mail(template: str, *, to: Sequence[str], **context: object) -> EmailMultiAlternatives:
-    """Return the mail that `mail/<template>.txt` describes; its first line is the subject."""
-    text = render_to_string(f"mail/{template}.txt", context | {"public_url": settings.PUBLIC_URL})
-    subject, _, body = text.strip().partition("\n")
-    return write_mail(subject, body, to=to)
+def render_mail(template: str, *, to: Sequence[str], language: str, **context: object) -> EmailMultiAlternatives:
+    """Return the mail that `mail/<template>.txt` describes; its first line is the subject. "" is English."""
+    with override(language or settings.LANGUAGE_CODE):
+        text = render_to_string(f"mail/{template}.txt", context | {"public_url": settings.PUBLIC_URL})
+        subject, _, body = text.strip().partition("\n")
+        return write_mail(subject, body, to=to)
 
 
 def write_mail(subject: str, body: str, *, to: Sequence[str]) -> EmailMultiAlternatives:

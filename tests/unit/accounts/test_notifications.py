@@ -21,7 +21,12 @@ from tests.factories.accounts import make_user
 
 def tell(organization: Organization, key: str = "k", **readers: list[str] | tuple[str, ...]) -> None:
     notify(
-        organization=organization, kind=NotificationKind.BUDGET, title="x" * 300, path="/budgets", key=key, **readers
+        organization=organization,
+        kind=NotificationKind.BUDGET,
+        title=lambda: "x" * 300,
+        path="/budgets",
+        key=key,
+        **readers,
     )
 
 

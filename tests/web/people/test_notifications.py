@@ -1,6 +1,7 @@
 """The page of notifications: what concerns the reader, page by page, with an unread mark."""
 
 import html
+from functools import partial
 
 import pytest
 
@@ -19,7 +20,7 @@ def noted(organization, alice, bob):
             notify(
                 organization=organization,
                 kind=NotificationKind.JOB,
-                title=f"Event {number:02} of {user.email}",
+                title=partial("Event {:02} of {}".format, number, user.email),
                 path=f"/jobs/ftjob-{number}",
                 key=f"{number}",
                 users=[user.pk],
