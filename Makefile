@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev setup-gguf demo demo-ci dev test test-quick test-unit test-browser test-engines test-e2e \
-        test-durations nightly chaos fuzz check audit fix migrations shell screenshots clean
+        test-durations nightly chaos fuzz check audit fix migrations translations shell screenshots clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/; s/%/NAME/' | expand -t 16
@@ -97,6 +97,9 @@ fix: setup-dev ## format and repair what ruff can
 
 migrations: setup-dev ## write migrations for changed models
 	$(WEB) -m scripts.with_services --role owner manage.py makemigrations
+
+translations: setup ## add new texts to the catalogues in locale, and compile what is translated
+	$(WEB) -m scripts.assets.translations
 
 shell: setup ## a Django shell as the role of management commands, all tenants in view
 	$(MANAGE) shell

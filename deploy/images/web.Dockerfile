@@ -16,6 +16,7 @@ COPY manage.py ./
 COPY apps apps
 COPY templates templates
 COPY static static
+COPY locale locale
 COPY docs docs
 COPY CHANGELOG.md ./
 # Hashed and compressed once, here; the values only satisfy the settings and are in no later layer's environment.

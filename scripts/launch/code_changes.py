@@ -7,7 +7,7 @@ from scripts.processes import REPOSITORY, Tier
 from scripts.supervision import Supervision
 
 WATCHED = {
-    ".venv": ("apps", "templates", "static"),
+    ".venv": ("apps", "templates", "static", "locale"),
     ".venv-engines": ("gpu_workers", "apps/contracts", "apps/estimates"),
 }
 

@@ -1,6 +1,6 @@
 """Rewrite static/icons.svg from an unpacked lucide-static package; the names come from static/vendor/VENDOR.toml.
 
-npm pack lucide-static@1.62.0 && tar xzf lucide-static-1.62.0.tgz && python scripts/build_icons.py package
+npm pack lucide-static@1.62.0 && tar xzf lucide-static-1.62.0.tgz && python scripts/assets/build_icons.py package
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-STATIC = Path(__file__).resolve().parent.parent / "static"
+STATIC = Path(__file__).resolve().parents[2] / "static"
 # 1.75 instead of lucide's 2: the sprite is drawn at 16 px, where 2 looks heavier than Geist at 13 px.
 STROKE = 'stroke="currentColor" stroke-width="1.75" stroke-linecap="round" stroke-linejoin="round"'
 

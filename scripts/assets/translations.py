@@ -1,9 +1,7 @@
 """The catalogues of `locale`: what pages and mails say, in languages other than English.
 
-    python -m scripts.translations extract   # add new texts to the catalogues, without a translation; drop unused ones
-    python -m scripts.translations compile   # write the .mo files, which Django reads
-
-No program beyond Python is needed. A text without a translation is shown in English.
+`make translations` adds the texts that templates and code mark to each .po file, drops those that are gone, and writes
+the .mo file, which Django reads. It needs no program beyond Python. A text without a translation is shown in English.
 """
 
 import ast
@@ -16,11 +14,11 @@ from typing import NamedTuple
 
 from django.utils.translation.template import templatize
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 LOCALE = ROOT / "locale"
 _STRING = r"""u?('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")"""
 _TEMPLATE_CALL = re.compile(rf"(?:\b(?:gettext|ngettext)|_)\(\s*{_STRING}(?:\s*,\s*{_STRING})?")
-_PYTHON_CALLS = {"_", "gettext", "gettext_lazy", "gettext_noop", "ngettext", "ngettext_lazy"}
+_PYTHON_CALLS = {"gettext", "gettext_noop", "ngettext", "ngettext_lazy", "later"}
 
 
 class Text(NamedTuple):
@@ -46,7 +44,7 @@ def find_texts() -> dict[Text, list[str]]:
             found[text].add(str(path.relative_to(ROOT)))
     for path in sorted((ROOT / "apps").rglob("*.py")):
         source = path.read_text()
-        if "django.utils.translation" in source:
+        if "translation import" in source:
             for text in _texts_of_code(source):
                 found[text].add(str(path.relative_to(ROOT)))
     return {text: sorted(paths) for text, paths in sorted(found.items(), key=lambda item: (min(item[1]), item[0]))}
@@ -63,7 +61,7 @@ def _texts_of_code(source: str) -> list[Text]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _PYTHON_CALLS:
             words = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-            texts += [Text(*words)] if words else []
+            texts += [Text(*words[: 2 if node.func.id.startswith("ngettext") else 1])] if words else []
     return texts
 
 
@@ -128,17 +126,16 @@ def _quote(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
-def main(verb: str) -> int:
+def main() -> int:
+    texts = find_texts()
     for path in sorted(LOCALE.rglob("*.po")):
+        write_catalogue(path, read_catalogue(path), texts)
         catalogue = read_catalogue(path)
-        if verb == "extract":
-            write_catalogue(path, catalogue, find_texts())
-        missing = sum(not all(words) for words in read_catalogue(path).translations.values())
-        if verb == "compile":
-            path.with_suffix(".mo").write_bytes(compiled(catalogue))
-        print(f"{path.relative_to(ROOT)}: {missing} texts without a translation")
+        path.with_suffix(".mo").write_bytes(compiled(catalogue))
+        missing = sum(not all(words) for words in catalogue.translations.values())
+        print(f"{path.relative_to(ROOT)}: {missing} of {len(texts)} texts without a translation")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main())
