@@ -23,7 +23,7 @@ from apps.serving.operations import deploy
 from tests.factories.finetuning import TrainingSetup, make_pool, make_training_file, make_worker
 from tests.factories.usage import make_record
 from tests.support.attempts import REPORT, Attempt, step
-from tests.support.browser import DRAWN, check_page, hold_first, wait_on
+from tests.support.browser import DRAWN, check_page, find_overflow, hold_first, wait_on
 
 Open = Callable[..., Page]
 WIDTHS = (1440, 390)
@@ -341,3 +341,17 @@ def _forget_refusals(page: Page, open_page: Open) -> None:
     complaints: list[str] = open_page.complaints  # type: ignore[attr-defined]
     if "epochs=900" in page.url or page.url.endswith("/nowhere"):
         complaints[:] = [text for text in complaints if "422" not in text and "404" not in text]
+
+
+def test_german_is_as_narrow_as_the_narrowest_window(open_page: Open, lived: SeededOrganization, alice: User) -> None:
+    User.objects.filter(pk=alice.pk).update(language="de")
+    page = open_page("/account", user=alice, width=390)
+
+    expect(page.locator("html")).to_have_attribute("lang", "de")
+    wide = {}
+    paths = [path for path in lived.paths() if path != "/nowhere" and "epochs=" not in path]  # these are refused
+    for path in ("/account", "/members", "/keys", "/budgets", "/datasets", *paths):
+        page.goto(path)
+        if excess := find_overflow(page):
+            wide[path] = excess
+    assert not wide

@@ -1,0 +1,92 @@
+"""Pages and mails are in the reader's language; the API stays in English."""
+
+import html
+import re
+
+from django.urls import reverse
+
+from apps.core.messages.mail import render_mail
+from tests.factories.finetuning import TrainingSetup
+
+GERMAN = {"HTTP_ACCEPT_LANGUAGE": "de-DE,de;q=0.9,en;q=0.5"}
+PAGES = [
+    "overview",
+    "account",
+    "dataset_list",
+    "dataset_upload",
+    "job_list",
+    "job_new",
+    "adapter_list",
+    "playground",
+    "usage",
+    "usage_traffic",
+    "invoice_list",
+    "credit",
+    "price_list",
+    "budget_list",
+    "key_list",
+    "member_list",
+    "organization_settings",
+    "audit",
+    "tracker_list",
+    "notification_list",
+    "accuracy",
+]
+# Code, long lists of choices, and the reasons that a job keeps as they were written.
+_CODE = re.compile(r"<(script|style|pre|code|kbd|svg|option|details)\b.*?</\1>", re.DOTALL)
+# Words of every English sentence that no German one has.
+_ENGLISH = re.compile(r"\b(?:the|and|your|you|with|this|that|of|are|yet|for|from)\b", re.IGNORECASE)
+
+
+def words(response) -> str:
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", _CODE.sub("", response.content.decode()))).split())
+
+
+def test_a_page_is_in_the_language_that_its_reader_chose_else_in_that_of_the_browser(organization, alice, client_for):
+    client = client_for(alice)
+    by_browser = client.get("/members", **GERMAN)
+    assert "Mitglieder" in words(by_browser) and '<html lang="de"' in by_browser.content.decode()
+    assert "Accept-Language" in by_browser["Vary"] and by_browser["Content-Language"] == "de"
+
+    client.post("/account", {"language": "en"}, **GERMAN)
+    assert "Members" in words(client.get("/members", **GERMAN))
+    client.post("/account", {"language": "de"})
+    assert "Mitglieder" in words(client.get("/members"))
+    assert client.post("/account", {"language": "xx"}).status_code == 422
+
+
+def test_a_visitor_reads_the_sign_in_page_in_the_language_of_the_browser(client_for):
+    assert "Passwort vergessen?" in words(client_for(None).get(reverse("account_login"), **GERMAN))
+    assert "Forgot your password?" in words(client_for(None).get(reverse("account_login"), HTTP_ACCEPT_LANGUAGE="fr"))
+
+
+def test_the_api_answers_in_english_whatever_the_caller_accepts(client):
+    answer = client.get("/v1/files", **GERMAN)
+
+    assert answer.status_code == 401 and "key" in answer.json()["error"]["message"]
+    assert "Content-Language" not in answer
+
+
+def test_a_mail_is_in_the_language_of_its_reader():
+    facts = {"email": "a@example.com", "sign_in": "https://x.example", "reset": "https://x.example"}
+
+    german = render_mail("account_exists", to=["a@example.com"], language="de", **facts)
+    english = render_mail("account_exists", to=["a@example.com"], language="", **facts)
+
+    assert german.subject.startswith("Sie haben schon ein Konto") and 'lang="de"' in str(german.alternatives[0][0])
+    assert english.subject.startswith("You already have an account") and 'lang="en"' in str(english.alternatives[0][0])
+
+
+def test_german_pages_hold_no_english_sentence(organization, alice, client_for):
+    job = TrainingSetup(organization).job()
+    client = client_for(alice)
+    addresses = [reverse(f"web:{name}") for name in PAGES]
+    addresses += [reverse("web:job_detail", args=[job.pk]), reverse("web:dataset_detail", args=[job.training_file_id])]
+
+    found = {}
+    for address in addresses:
+        text = words(client.get(address, **GERMAN, follow=True))
+        if english := [text[max(0, match.start() - 40) : match.end() + 40] for match in _ENGLISH.finditer(text)]:
+            found[address] = english
+
+    assert not found
