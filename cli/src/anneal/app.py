@@ -1,0 +1,51 @@
+"""The command `anneal`: its groups, its global options, and failures as one sentence with an exit code."""
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from anneal.commands import account, chat, estimates, files, jobs, models
+from anneal.failures import ExitCode, Failure
+from anneal.output import notice
+from anneal.session import session_of
+
+
+class Commands(TyperGroup):
+    """Runs a command, and prints a failure in place of a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Failure as failure:
+            if session_of(ctx).as_json:
+                sys.stderr.write(json.dumps({"error": failure.details}) + "\n")
+            else:
+                notice(failure.message)
+            raise typer.Exit(failure.exit_code) from failure
+        except KeyboardInterrupt:
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.callback()
+def main(
+    context: typer.Context,
+    base_url: Annotated[str | None, typer.Option(envvar="ANNEAL_BASE_URL", help="The installation's address.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="ANNEAL_API_KEY", hidden=True)] = None,
+) -> None:
+    """Fine-tune models with Anneal: files, jobs, models and chat from the command line."""
+    session = session_of(context)
+    session.given_url, session.given_key = base_url or None, api_key or None
+
+
+for command in (account.login, account.logout, account.usage, chat.chat):
+    app.command()(command)
+app.command(context_settings=estimates.OFFLINE)(estimates.estimate)
+app.add_typer(files.app, name="files")
+app.add_typer(jobs.app, name="jobs")
+app.add_typer(models.app, name="models")
