@@ -7,11 +7,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
 from anneal.failures import ExitCode, Failure
 
+JOBS = "/v1/fine_tuning/jobs"
 ATTEMPTS = 5
 PATIENT_ATTEMPTS = 40  # of commands that follow a job: five minutes without a connection
 _LONGEST_WAIT = 8.0
@@ -19,6 +21,15 @@ _MOST_ASKED = 120.0  # of a Retry-After that is obeyed
 _EXIT_CODES = {401: ExitCode.SIGNED_OUT, 403: ExitCode.SIGNED_OUT, 404: ExitCode.NOT_FOUND}
 _RETRIED = frozenset({408, 409, 429, 500, 502, 503, 504})
 _PAGE = 100
+
+
+def job_path(job_id: str) -> str:
+    return f"{JOBS}/{quote(job_id, safe='')}"
+
+
+def model_path(name: str, *, is_own: bool = False) -> str:
+    """Return the address of a model, in OpenAI's API or our own. Names have `:` and may have `/`."""
+    return f"{'/api' if is_own else ''}/v1/models/{quote(name, safe=':/')}"
 
 
 class Api:

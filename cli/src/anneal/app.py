@@ -20,13 +20,23 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except Failure as failure:
-            if session_of(ctx).as_json:
-                sys.stderr.write(json.dumps({"error": failure.details}) + "\n")
-            else:
-                notice(failure.message)
-            raise typer.Exit(failure.exit_code) from failure
+            raise _ended(ctx, failure) from failure
+        except BrokenPipeError:  # Typer ends quietly: the reader has seen enough
+            raise
+        except OSError as error:
+            place = f"{error.filename}: " if error.filename else ""
+            raise _ended(ctx, Failure(f"{place}{error.strerror or error}.", ExitCode.LOCAL)) from error
         except KeyboardInterrupt:
             raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+def _ended(context: Any, failure: Failure) -> typer.Exit:
+    """Print a failure and return the exception that ends the command."""
+    if session_of(context).as_json:
+        sys.stderr.write(json.dumps({"error": failure.details}) + "\n")
+    else:
+        notice(failure.message)
+    return typer.Exit(failure.exit_code)
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)

@@ -11,6 +11,7 @@ class ExitCode(IntEnum):
     NOT_FOUND = 4
     REFUSED = 5
     UNREACHABLE = 6  # no connection, or the service kept failing or limiting calls
+    LOCAL = 7  # a file on this machine cannot be read or written
     INTERRUPTED = 130
 
 
@@ -22,6 +23,7 @@ MEANINGS = {
     ExitCode.NOT_FOUND: "The object does not exist.",
     ExitCode.REFUSED: "Anneal refused the request. The message names the field and the fix.",
     ExitCode.UNREACHABLE: "Anneal did not answer, or still failed or limited calls after several attempts.",
+    ExitCode.LOCAL: "A file or folder on this machine cannot be read or written.",
     ExitCode.INTERRUPTED: "You pressed Ctrl-C. Jobs keep running.",
 }
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import typer
@@ -41,6 +40,9 @@ class Session:
     def api(self) -> Api:
         if not self.key:
             text = f"There is no API key for {self.base_url}. Run `anneal login`, or set ANNEAL_API_KEY."
+            raise Failure(text, ExitCode.SIGNED_OUT)
+        if not (self.key.isascii() and self.key.isprintable()):
+            text = "The API key has characters that no key has. Copy it again from the page API keys."
             raise Failure(text, ExitCode.SIGNED_OUT)
         return Api(self.base_url, self.key, transport=transport)
 
@@ -77,10 +79,13 @@ class Session:
 def clean_url(text: str) -> str:
     """Return the address without a trailing slash and without `/v1`. Raises Failure for anything but HTTP."""
     url = text.strip().rstrip("/").removesuffix("/v1")
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise Failure(f"{text!r} is no address. Give one such as https://anneal.example.com.", ExitCode.USAGE)
-    return url
+    try:
+        parts = httpx.URL(url)
+        if parts.scheme in ("http", "https") and parts.host:
+            return url
+    except httpx.InvalidURL:
+        pass
+    raise Failure(f"{text!r} is not an address. Give one such as https://anneal.example.com.", ExitCode.USAGE)
 
 
 def session_of(context: typer.Context) -> Session:

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from anneal.api import PATIENT_ATTEMPTS, Api
+from anneal.api import PATIENT_ATTEMPTS, Api, job_path
 from anneal.failures import ExitCode
 from anneal.output import console, dollars, fields, moment, notice, plain, span
 
@@ -30,7 +30,7 @@ _CURVE_WIDTH, _SHOWN_EVENTS = 60, 6
 def new_events(api: Api, job_id: str, *, last_id: str | None, limit: int = _MOST_EVENTS) -> list[dict[str, Any]]:
     """Return the events after `last_id`, the oldest first; without it, the latest ones."""
     found: list[dict[str, Any]] = []
-    for event in api.pages(f"/v1/fine_tuning/jobs/{job_id}/events", limit=limit):
+    for event in api.pages(f"{job_path(job_id)}/events", limit=limit):
         if event["id"] == last_id:
             break
         found.append(event)
@@ -42,7 +42,7 @@ def follow(api: Api, job_id: str, *, tail: int) -> Iterator[tuple[dict[str, Any]
     api.attempts = PATIENT_ATTEMPTS
     last_id: str | None = None
     while True:
-        job = api.get(f"/v1/fine_tuning/jobs/{job_id}")
+        job = api.get(job_path(job_id))
         # Once there was an event, all later ones are read; before, only the latest.
         events = new_events(api, job_id, last_id=last_id, limit=_MOST_EVENTS if last_id else tail)
         last_id = events[-1]["id"] if events else last_id

@@ -46,8 +46,13 @@ def test_a_wrong_key_is_not_stored(anneal, db, tmp_path) -> None:
     assert list((tmp_path / "home").rglob("credentials.json")) == []
 
 
-def test_an_address_that_is_none_is_refused(anneal) -> None:
-    assert anneal("usage", key="k", address="ftp://x").exit_code == 2
+@pytest.mark.parametrize("address", ["ftp://x", "http://[::1", "http://x:port", "anneal"])
+def test_what_is_not_an_address_is_refused(anneal, address: str) -> None:
+    assert anneal("usage", key="k", address=address).exit_code == 2
+
+
+def test_what_cannot_be_a_key_is_refused(anneal, network) -> None:
+    assert (anneal("usage", key="schlüssel").exit_code, network.calls) == (3, [])
 
 
 # --- models -----------------------------------------------------------------------------------------------------------

@@ -1,9 +1,11 @@
 """`anneal jobs`: the price before the start, following, steering and comparing."""
 
 import json
+from io import StringIO
 
 import pytest
 from anneal import watching
+from rich.console import Console
 
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
@@ -163,15 +165,19 @@ def test_jobs_are_listed_over_several_pages(anneal, sdk, file_id, monkeypatch) -
     assert len(anneal("jobs", "list", "--limit", "1", "--json").json["data"]) == 1
 
 
-def test_the_live_view_draws_the_loss() -> None:
-    view = watching.View()
-    view.add(
-        [
-            {"data": {"train_loss": loss}, "created_at": 0, "level": "info", "message": "", "id": str(loss)}
-            for loss in (4.0, 2.0, 1.0, 1.0)
-        ]
-    )
+def test_a_terminal_shows_progress_and_the_curve_of_the_loss(anneal, running, monkeypatch) -> None:
+    drawn = StringIO()
+    monkeypatch.setattr(watching, "console", lambda: Console(file=drawn, force_terminal=True, width=100))
+    anneal("jobs", "cancel", running[0])
+    running[1].finish(wire.Stopped(reason=wire.StopReason.CANCELLED))
 
-    assert watching.curve(view.losses) == "█▃▁▁"
+    watched = anneal("jobs", "watch", running[0])
+
+    assert watched.exit_code == 1 and "cancelled" in watched.output
+    assert "step 2 of 10" in drawn.getvalue() and "█▁" in drawn.getvalue() and "1.2500" in drawn.getvalue()
+
+
+def test_a_curve_has_the_width_of_a_line() -> None:
+    assert watching.curve([4.0, 2.0, 1.0, 1.0]) == "█▃▁▁"
     assert len(watching.curve([float(n) for n in range(500)])) == 60
     assert watching.curve([]) == ""

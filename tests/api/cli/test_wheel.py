@@ -65,6 +65,9 @@ def test_the_wheel_does_a_customers_work_in_a_bare_environment(
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    completing = {"_ANNEAL_COMPLETE": "complete_bash", "COMP_WORDS": "anneal mod", "COMP_CWORD": "1"}
+    completed = subprocess.run([bare / "anneal"], env=environment | completing, capture_output=True, text=True)
+    assert completed.stdout.split() == ["models"], completed.stderr
     assert "12 rows" in anneal("files", "check", "rows.jsonl")
     assert json.loads(anneal("files", "upload", "rows.jsonl", "--no-wait", "--json"))["status"] == "uploaded"
     job = json.loads(anneal("jobs", "create", "--model", "anneal-demo", "--file", file_id, "--yes", "--json"))

@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.table import Table
 
-from anneal.api import Api
+from anneal.api import Api, job_path, model_path
 from anneal.output import dollars, table
 
 _LATEST = 100  # events in which the last losses are looked for
@@ -32,9 +32,9 @@ def comparison_table(found: dict[str, Any]) -> Table:
 
 
 def _compared(api: Api, job_id: str) -> dict[str, Any]:
-    job = api.get(f"/v1/fine_tuning/jobs/{job_id}")
+    job = api.get(job_path(job_id))
     losses: dict[str, float] = {}
-    for event in api.get(f"/v1/fine_tuning/jobs/{job_id}/events", limit=_LATEST)["data"]:
+    for event in api.get(f"{job_path(job_id)}/events", limit=_LATEST)["data"]:
         for name in ("train_loss", "valid_loss"):
             if (value := (event["data"] or {}).get(name)) is not None:
                 losses.setdefault(name, value)
@@ -48,5 +48,5 @@ def _compared(api: Api, job_id: str) -> dict[str, Any]:
 
 def _scores(api: Api, model: str | None) -> dict[str, float]:
     """Return the numbers of the report on held-out rows, if there is one."""
-    report = api.get(f"/v1/models/{model}").get("evaluation") if model else None
+    report = api.get(model_path(model)).get("evaluation") if model else None
     return {name: value for name, value in (report or {}).items() if isinstance(value, int | float)}

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from anneal.api import JOBS, job_path
 from anneal.commands.comparison import comparison, comparison_table
 from anneal.commands.estimates import options_table
 from anneal.commands.requests import JobOptions, read_body
@@ -16,7 +17,6 @@ from anneal.watching import FAILED, event_line, exit_code_of, follow, job_text, 
 from anneal.watching import watch as watch_job
 
 app = typer.Typer(no_args_is_help=True, help="Create, follow and steer fine-tuning jobs.")
-_JOBS = "/v1/fine_tuning/jobs"
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The id of a job, ftjob-….")]
 MaxCost = Annotated[str | None, typer.Option(help="The most that the job may cost, in dollars.")]
@@ -54,7 +54,7 @@ def create(
         exports=export or [], pool=pool, max_cost=max_cost, seed=seed,
     )  # fmt: skip
     request = options.request(read_body(body))
-    rehearsal = session.api.post(_JOBS, request | {"dry_run": True})
+    rehearsal = session.api.post(JOBS, request | {"dry_run": True})
     if dry_run:
         emit(context, rehearsal, lambda: options_table(rehearsal["pools"]))
         if not as_json:
@@ -67,7 +67,7 @@ def create(
     confirm_price(rehearsal["hold_usd"], "Start?", is_accepted=yes)
     if rehearsal["hold_usd"] is not None:  # what was accepted is the cap, even if prices change now
         request["budget"] = {**request.get("budget", {}), "max_cost_usd": rehearsal["hold_usd"]}
-    job = session.api.post(_JOBS, request, headers={"Idempotency-Key": str(uuid.uuid4())})
+    job = session.api.post(JOBS, request, headers={"Idempotency-Key": str(uuid.uuid4())})
     if not watch:
         emit(context, job, lambda: f"{job_text(job)}\nFollow it with `anneal jobs watch {job['id']}`.")
         return
@@ -82,7 +82,7 @@ def list_jobs(
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
-    found = list(session_of(context).api.pages(_JOBS, limit=limit))
+    found = list(session_of(context).api.pages(JOBS, limit=limit))
     rows = (
         (
             job["id"], job["status"], job["model"], f"{job['step']}/{job['total_steps'] or '-'}",
@@ -97,7 +97,7 @@ def list_jobs(
 @app.command()
 def show(context: typer.Context, job: JobId, as_json: AsJson = False) -> None:
     """Show one job; a failed one with its cause and the suggested change."""
-    found = session_of(context).api.get(f"{_JOBS}/{job}")
+    found = session_of(context).api.get(job_path(job))
     emit(context, found, lambda: job_text(found))
 
 
@@ -164,7 +164,7 @@ def resume(
     context: typer.Context, job: JobId, max_cost: MaxCost = None, yes: Yes = False, as_json: AsJson = False
 ) -> None:
     """Continue a paused job from its checkpoint, also with a new spend cap."""
-    found = session_of(context).api.get(f"{_JOBS}/{job}")
+    found = session_of(context).api.get(job_path(job))
     cap = found["spend_cap_usd"] if max_cost is None else max_cost
     left = None if cap is None else str(max(Decimal(0), _amount(cap) - Decimal(found["cost_usd"] or 0)))
     confirm_price(left, "Resume?", is_accepted=yes)
@@ -176,7 +176,7 @@ def retry(
     context: typer.Context, job: JobId, max_cost: MaxCost = None, yes: Yes = False, as_json: AsJson = False
 ) -> None:
     """Start a failed job again with the change that Anneal suggests."""
-    found = session_of(context).api.get(f"{_JOBS}/{job}")
+    found = session_of(context).api.get(job_path(job))
     advice = (found["error"] or {}).get("suggestion") or {}
     if found["status"] == FAILED:  # the server refuses any other
         notice(advice.get("text", ""))
@@ -188,7 +188,7 @@ def retry(
 
 def _act(context: typer.Context, job_id: str, action: str, max_cost: str | None = None, *, prefix: str = "") -> None:
     body = {"budget": {"max_cost_usd": max_cost}} if max_cost is not None else None
-    job = session_of(context).api.post(f"{prefix}{_JOBS}/{job_id}/{action}", body)
+    job = session_of(context).api.post(f"{prefix}{job_path(job_id)}/{action}", body)
     emit(context, job, lambda: job_text(job))
 
 

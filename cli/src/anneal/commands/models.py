@@ -2,9 +2,11 @@
 
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
+from anneal.api import Api, model_path
 from anneal.failures import ExitCode, Failure
 from anneal.output import AsJson, emit, moment, notice, size, table
 from anneal.session import session_of
@@ -37,7 +39,7 @@ def pull(
     Run the same command again after an interruption: it continues, and fetches nothing that is there already.
     """
     api = session_of(context).api
-    listed = api.get(f"/api/v1/models/{model}/files")["data"]
+    listed = api.get(f"{model_path(model, is_own=True)}/files")["data"]
     wanted = [file for file in listed if file["export"] == export]
     if not wanted:
         names = ", ".join(sorted({file["export"] for file in listed if file["export"]})) or "none"
@@ -57,13 +59,13 @@ def pull(
     )
 
 
-def _pulled(api: Any, model: str, file: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _pulled(api: Api, model: str, file: dict[str, Any], folder: Path) -> dict[str, Any]:
     target = folder / file["name"]
-    if target.parent.resolve() != folder.resolve():
+    if "/" in file["name"] or file["name"] in (".", ".."):  # it must stay in the folder
         raise Failure(f"The server lists a file with the name {file['name']!r}.", ExitCode.REFUSED)
     is_new = download(
         api,
-        f"/api/v1/models/{model}/files/{file['name']}",
+        f"{model_path(model, is_own=True)}/files/{quote(file['name'])}",
         target,
         size=file["bytes"],
         sha256=file["sha256"],
