@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import httpx
 
-from anneal.failures import ExitCode, Failure
+from anneal.failures import ConnectionLost, ExitCode, Failure
 
 JOBS = "/v1/fine_tuning/jobs"
 ATTEMPTS = 5
@@ -70,7 +70,7 @@ class Api:
         try:
             yield response
         except httpx.TransportError as error:
-            raise self._unreachable(error) from error
+            raise ConnectionLost(self._unreachable(error).message, ExitCode.UNREACHABLE) from error
         finally:
             response.close()
 

@@ -40,3 +40,7 @@ class Failure(Exception):
     @property
     def code(self) -> object:
         return self.details.get("code")
+
+
+class ConnectionLost(Failure):
+    """The connection ended in the middle of an answer."""

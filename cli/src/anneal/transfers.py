@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,13 +13,13 @@ from typing import Any
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from anneal.api import Api
-from anneal.failures import ExitCode, Failure
+from anneal.failures import ConnectionLost, ExitCode, Failure
 from anneal.output import console, plain
 from anneal.session import Session
 
 PART_BYTES = 8 * 1024**2
 _MOST_PARTS = 10_000
-_BLOCK_BYTES = 1024**2
+_KEPT_SECONDS = 24 * 3600  # of an upload that was begun; the server forgets it after an hour
 _CLOSED = ("upload_closed", "upload_not_found")
 
 
@@ -73,6 +74,9 @@ class Begun:
         self.kept_in.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         content = {"upload_id": self.upload_id, "part_bytes": self.part_bytes, "part_ids": self.part_ids}
         self.kept_in.write_text(json.dumps(content))
+        for other in self.kept_in.parent.iterdir():
+            if other.stat().st_mtime < time.time() - _KEPT_SECONDS:
+                other.unlink(missing_ok=True)
 
     def forget(self) -> None:
         self.kept_in.unlink(missing_ok=True)
@@ -133,9 +137,13 @@ def download(api: Api, address: str, target: Path, *, size: int, sha256: str, pa
     part = target.with_name(f"{target.name}.part")
     had_part = part.exists()
     with progress(target.name, size) as shown:
-        for _ in range(api.attempts):
-            if _fetch(api, address, part, size, params, shown) >= size:
+        for attempt in range(1, api.attempts + 1):
+            try:
+                _fetch(api, address, part, size, params, shown)
                 break
+            except ConnectionLost:  # what arrived is kept
+                if attempt == api.attempts:
+                    raise
     if part.stat().st_size == size and hash_of(part) == sha256:
         part.replace(target)
         return True
@@ -146,20 +154,19 @@ def download(api: Api, address: str, target: Path, *, size: int, sha256: str, pa
     raise Failure(text, ExitCode.UNREACHABLE)
 
 
-def _fetch(api: Api, address: str, part: Path, size: int, params: dict[str, str], shown: Progressing) -> int:
-    """Append what is missing, as far as the connection lasts; return the bytes that are there."""
+def _fetch(api: Api, address: str, part: Path, size: int, params: dict[str, str], shown: Progressing) -> None:
+    """Append what is missing. Raises ConnectionLost where the connection ends."""
     there = part.stat().st_size if part.exists() else 0
     if there >= size > 0:
-        return there
-    headers = {"Range": f"bytes={there}-"} if there else {}
+        return
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={there}-"} if there else {})
     with api.stream("GET", address, params=params, headers=headers) as response:
         is_rest = response.status_code == 206
         shown.bar.update(shown.task, completed=there if is_rest else 0)
         with part.open("ab" if is_rest else "wb") as file:
-            for chunk in response.iter_bytes(_BLOCK_BYTES):
+            for chunk in response.iter_bytes():
                 file.write(chunk)
                 shown.advance(len(chunk))
-    return part.stat().st_size
 
 
 def hash_of(path: Path) -> str:

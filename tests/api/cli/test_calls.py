@@ -2,6 +2,7 @@
 
 import json
 import stat
+from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -73,6 +74,38 @@ def test_a_model_is_pulled_from_where_a_download_stopped(anneal, model, floor, n
     assert {file["name"] for file in pulled.json["files"]} >= {WEIGHTS, "README.md", "adapter_config.json"}
     assert list(folder.glob("*.part")) == []
     assert len(network.calls) == 1 and "0 downloaded" in again.output
+
+
+def test_a_download_that_breaks_goes_on_at_once(anneal, model, floor, network, tmp_path) -> None:
+    whole, inner = adapter_files(floor.base_model)[WEIGHTS], network.inner
+
+    class Breaking(httpx.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            yield whole[:500]
+            raise httpx.ReadError("connection reset")
+
+    class Once(httpx.BaseTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            if request.url.path.endswith(WEIGHTS):
+                network.inner = inner
+                return httpx.Response(200, stream=Breaking())
+            return inner.handle_request(request)
+
+    network.inner = Once()
+
+    assert anneal("models", "pull", model, "--to", str(tmp_path / "model")).exit_code == 0
+    assert (tmp_path / "model" / WEIGHTS).read_bytes() == whole
+    assert [call.headers.get("Range") for call in network.calls if call.url.path.endswith(WEIGHTS)] == [
+        None, "bytes=500-",
+    ]  # fmt: skip
+
+
+def test_a_folder_that_cannot_be_written_is_named(anneal, model, tmp_path) -> None:
+    (tmp_path / "file").touch()
+
+    failed = anneal("models", "pull", model, "--to", str(tmp_path / "file"))
+
+    assert failed.exit_code == 7 and str(tmp_path / "file") in failed.errors
 
 
 def test_a_part_of_another_file_is_replaced(anneal, model, floor, tmp_path) -> None:

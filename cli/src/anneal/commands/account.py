@@ -2,10 +2,13 @@
 
 from typing import Annotated
 
+import httpx
 import typer
 
-from anneal.output import AsJson, dollars, emit, fields
+from anneal.output import AsJson, dollars, emit, fields, notice
 from anneal.session import session_of
+
+_THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 
 
 def login(
@@ -19,6 +22,9 @@ def login(
     """
     session = session_of(context)
     session.given_url = base_url or session.given_url or typer.prompt("Address", default=session.base_url, err=True)
+    address = httpx.URL(session.base_url)
+    if address.scheme == "http" and address.host not in _THIS_MACHINE:
+        notice("This address is not encrypted, so others on the network can read the key. Use https if you can.")
     session.given_key = session.given_key or typer.prompt("API key", hide_input=True, err=True).strip()
     found = session.api.get("/api/v1/me")
     session.store_key(session.given_key)
