@@ -105,8 +105,8 @@ screenshots: setup-dev ## a picture of every page of a running demo, into .annea
 	$(WEB) -m scripts.screenshots $(if $(README),--readme)
 
 cli: setup-dev ## the wheel of the command line, into dist/, and its reference in docs/cli.md
-	$(WEB) scripts/build_cli.py
-	$(WEB) -m scripts.cli_reference
+	$(WEB) -m cli.wheel
+	$(WEB) -m cli.reference
 
 clean: ## remove the environments and all data under .anneal
 	rm -rf .venv .venv-engines .anneal dist .mypy_cache .ruff_cache .pytest_cache

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import typer
 from anneal.app import app
 
-from scripts import cli_reference
+from cli import reference
 
 
 def commands(command: typer.core.TyperGroup) -> Iterator[tuple[str, list[str]]]:
@@ -17,7 +17,7 @@ def commands(command: typer.core.TyperGroup) -> Iterator[tuple[str, list[str]]]:
 
 
 def test_the_reference_is_that_of_the_commands() -> None:
-    assert cli_reference.PAGE.read_text() == cli_reference.page(), "run make cli"
+    assert reference.PAGE.read_text() == reference.page(), "run make cli"
 
 
 def test_every_command_prints_json_on_request() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import build_cli
+from cli import wheel as builder
 from scripts.installation import installer
 from scripts.installation.commands import REQUIREMENTS, version_of
 from scripts.installation.packages import install_locked
@@ -25,7 +25,7 @@ OLDER = [pytest.param(version, marks=pytest.mark.nightly) for version in ("3.12"
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
-    build_cli.build(folder)
+    builder.build(folder)
     return next(folder.glob("*.whl"))
 
 

@@ -1,6 +1,6 @@
 """Write the reference of the command line, which is the end of docs/cli.md, from the commands themselves.
 
-python -m scripts.cli_reference
+python -m cli.reference
 """
 
 import re

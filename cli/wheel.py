@@ -1,6 +1,6 @@
 """Build the wheel of the command line into dist/: `anneal`, with copies of the server's own row checks and estimates.
 
-    python scripts/build_cli.py
+    python -m cli.wheel
 
 The copies are made anew each time: every module of `apps` that the command line imports, directly or not, as
 `anneal.apps`, with its imports renamed. The wheel has neither Django nor the rest of the server.
@@ -15,8 +15,6 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it runs as a file
 
 from scripts.installation import installer
 from scripts.installation.commands import REPOSITORY, run
