@@ -8,7 +8,9 @@ import httpx
 import pytest
 from anneal.output import dollars
 
+from apps.adapters.models import AdapterVersion
 from tests.factories.finetuning import adapter_files
+from tests.factories.serving import load, make_replica
 from tests.support.attempts import Attempt
 
 WEIGHTS = "adapter_model.safetensors"
@@ -121,6 +123,19 @@ def test_models_are_listed_and_unknown_ones_are_not_found(anneal, model) -> None
     assert model in anneal("models", "list").output
     assert anneal("models", "pull", "ft:anneal-demo:acme:no:1").exit_code == 4
     assert anneal("models", "pull", model, "--export", "gguf").exit_code == 4
+
+
+def test_a_model_is_deployed_stopped_and_named_by_an_alias(anneal, model, floor) -> None:
+    stopped = anneal("models", "deploy", model, "--stop", "--json")
+    deployed = anneal("models", "deploy", model)
+    early = anneal("models", "alias", "production", model)
+    load(AdapterVersion.objects.get(model_name=model), make_replica(floor.base_model, "http://127.0.0.1:1"))
+    named = anneal("models", "alias", "production", model)
+
+    assert (stopped.exit_code, stopped.json["model"]) == (0, model)
+    assert deployed.exit_code == 0 and f"{model} is " in deployed.output
+    assert early.exit_code == 5 and "No replica has loaded this version yet" in early.errors
+    assert named.exit_code == 0 and f"stands for {model}." in named.output
 
 
 # --- estimates --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`anneal models`: list models, and download the files of a fine-tuned one."""
+"""`anneal models`: list models, download the files of a fine-tuned one, deploy it, and move aliases."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +12,9 @@ from anneal.output import AsJson, emit, moment, notice, size, table
 from anneal.session import session_of
 from anneal.transfers import download
 
-app = typer.Typer(no_args_is_help=True, help="List and download models.")
+app = typer.Typer(no_args_is_help=True, help="List, download and deploy models.")
+
+TunedModel = Annotated[str, typer.Argument(help="The name of a fine-tuned model, ft:….")]
 
 
 @app.command("list")
@@ -29,7 +31,7 @@ def list_models(context: typer.Context, as_json: AsJson = False) -> None:
 @app.command()
 def pull(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="The name of a fine-tuned model, ft:…")],
+    model: TunedModel,
     to: Annotated[Path | None, typer.Option(help="The folder. By default, it has the model's name.")] = None,
     export: Annotated[str | None, typer.Option(help="merged_16bit or gguf, if the job made it.")] = None,
     as_json: AsJson = False,
@@ -57,6 +59,34 @@ def pull(
         f"{folder} has {len(files)} files, {size(sum(file['bytes'] for file in files))}: "
         f"{fetched} downloaded, all with the right SHA-256.",
     )
+
+
+@app.command()
+def deploy(
+    context: typer.Context,
+    model: TunedModel,
+    is_stopped: Annotated[bool, typer.Option("--stop", help="Stop serving it.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Start serving a fine-tuned model, or stop it."""
+    address = f"{model_path(model, is_own=True)}/serving"
+    found = session_of(context).api.post(address, {"is_served": not is_stopped})
+    emit(context, found, f"{model} is {found['state']}. {found['reason'] or ''}".strip())
+
+
+@app.command()
+def alias(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The name that stays while versions change, such as production.")],
+    model: TunedModel,
+    canary: Annotated[int, typer.Option(min=0, max=99, help="Send only this percentage of the requests to it.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Point an alias at a version of a model."""
+    body = {"name": name, "version": model, "canary_percent": canary}
+    found = session_of(context).api.post("/api/v1/aliases", body)
+    share = f", and sends {canary} % of its requests to {found['canary_version']}" if canary else ""
+    emit(context, found, f"{found['model']} stands for {found['version']}{share}.")
 
 
 def _pulled(api: Api, model: str, file: dict[str, Any], folder: Path) -> dict[str, Any]:
