@@ -102,6 +102,15 @@ def _post(network, path: str):
     return type(before)("POST", f"http://testserver{path}", headers={"Authorization": before.headers["Authorization"]})
 
 
+def test_parquet_needs_its_reader(anneal, tmp_path, monkeypatch) -> None:
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1 and no table")
+    monkeypatch.setattr("anneal.commands.files.find_spec", lambda name: None)
+
+    refused = anneal("files", "check", str(tmp_path / "rows.parquet"))
+
+    assert refused.exit_code == 2 and "anneal[parquet]" in refused.errors
+
+
 def test_a_wrong_mapping_is_refused_before_anything_is_sent(anneal, rows, network) -> None:
     refused = anneal("files", "upload", str(rows), "--mapping", json.dumps({"format": "bot"}), "--json")
 

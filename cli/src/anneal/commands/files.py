@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from anneal.session import Session, session_of
 from anneal.transfers import upload as send
 from apps.core.errors import DomainError
 from apps.datasets.problems import LineError
+from apps.datasets.validation.containers import Container
 from apps.datasets.validation.formats import Mapping, read_mapping
 from apps.datasets.validation.validator import ValidationReport, validate_file
 
@@ -56,7 +58,9 @@ def upload(
     if check_first:
         report = check_file(path, given)
         if not report.is_valid:
-            raise Failure(f"{_text_of(path, report)}\nNothing was uploaded.", ExitCode.NEGATIVE)
+            emit(context, _check_object(path, report), lambda: _text_of(path, report))
+            notice("Nothing was uploaded.")
+            raise typer.Exit(ExitCode.NEGATIVE)
     try:
         file = send(session, path, purpose=purpose, mapping=msgspec.to_builtins(given))
     except KeyboardInterrupt:
@@ -91,7 +95,7 @@ def list_files(
 
 def check_file(path: Path, mapping: Mapping | None = None) -> ValidationReport:
     report = validate_file(_blocks(path), filename=path.name, mapping=mapping)
-    if report.container == "parquet" and any("pyarrow" in each.message for each in report.errors):
+    if report.container == Container.PARQUET and find_spec("pyarrow") is None:
         text = "Parquet is read by pyarrow, which is not installed. Install anneal[parquet], or upload with --no-check."
         raise Failure(text, ExitCode.USAGE)
     return report
