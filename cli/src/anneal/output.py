@@ -85,10 +85,11 @@ def dollars(usd: str | None, *, is_limit: bool = False) -> str | None:
     """Return an amount for people: cents, or two digits of less than a cent. A limit is rounded up."""
     if usd is None:
         return None
-    amount = Decimal(usd)
+    amount = abs(Decimal(usd))
     digits = 2 if amount == 0 or amount >= Decimal("0.01") else 1 - amount.adjusted()
     step = Decimal(1).scaleb(-digits)
-    return f"${amount.quantize(step, rounding=ROUND_CEILING) if is_limit else round(amount, digits):,f}"
+    sign = "-" if Decimal(usd) < 0 else ""
+    return f"{sign}${amount.quantize(step, rounding=ROUND_CEILING) if is_limit else round(amount, digits):,f}"
 
 
 def moment(unix: float | None) -> str | None:

@@ -155,7 +155,7 @@ def test_a_limit_is_never_shown_lower_than_it_is() -> None:
     shown = [dollars(usd, is_limit=True) for usd in ("0.121", "0.0000521", "3", "1234.5601", "0")]
 
     assert shown == ["$0.13", "$0.000053", "$3.00", "$1,234.57", "$0.00"]
-    assert dollars("0.121") == "$0.12"
+    assert [dollars("0.121"), dollars("-12.5")] == ["$0.12", "-$12.50"]
 
 
 # --- chat, and calls that do not succeed at once ----------------------------------------------------------------------
