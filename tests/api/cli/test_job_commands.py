@@ -55,7 +55,9 @@ def test_the_cap_is_the_amount_that_was_shown(anneal, file_id) -> None:
 
 def test_a_request_in_a_file_is_sent_and_options_take_precedence(anneal, file_id, tmp_path) -> None:
     body = tmp_path / "job.json"
-    body.write_text(json.dumps({"model": "anneal-demo", "training_file": "x", "seed": 3, "metadata": {"a": "b"}}))
+    body.write_text(
+        json.dumps({"model": "anneal-demo", "training_file": "x", "seed": 3, "metadata": {"a": "b"}, "budget": None})
+    )
 
     job = anneal("jobs", "create", "--body", str(body), "--file", file_id, "--metadata", "c=d", "--yes", "--json")
 
@@ -70,10 +72,17 @@ def test_a_refusal_is_one_sentence_that_names_the_field(anneal, floor) -> None:
     assert json.loads(as_json.errors)["error"]["param"] == "training_file"
 
 
-def test_wrong_words_are_refused_before_anything_is_sent(anneal, network) -> None:
-    wrong = [anneal(*CREATE), anneal(*CREATE, "--file", "f", "--epochs", "two"), anneal("jobs", "compare", "ftjob-1")]
+def test_wrong_words_are_refused_before_anything_is_sent(anneal, network, tmp_path) -> None:
+    body = tmp_path / "job.json"
+    body.write_text('{"lora": [8]}')
+    wrong = [
+        anneal(*CREATE),
+        anneal(*CREATE, "--file", "f", "--epochs", "two"),
+        anneal(*CREATE, "--file", "f", "--body", str(body)),
+        anneal("jobs", "compare", "ftjob-1"),
+    ]
 
-    assert [each.exit_code for each in wrong] == [2, 2, 2] and network.calls == []
+    assert [each.exit_code for each in wrong] == [2, 2, 2, 2] and network.calls == []
     assert "--file" in wrong[0].errors and "--epochs" in wrong[1].errors
 
 

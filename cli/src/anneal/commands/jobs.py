@@ -66,7 +66,7 @@ def create(
         raise Failure(refusal["message"], ExitCode.REFUSED, details=refusal)
     confirm_price(rehearsal["hold_usd"], "Start?", is_accepted=yes)
     if rehearsal["hold_usd"] is not None:  # what was accepted is the cap, even if prices change now
-        request["budget"] = {**request.get("budget", {}), "max_cost_usd": rehearsal["hold_usd"]}
+        request["budget"] = {**(request.get("budget") or {}), "max_cost_usd": rehearsal["hold_usd"]}
     job = session.api.post(JOBS, request, headers={"Idempotency-Key": str(uuid.uuid4())})
     if not watch:
         emit(context, job, lambda: f"{job_text(job)}\nFollow it with `anneal jobs watch {job['id']}`.")

@@ -39,11 +39,11 @@ class JobOptions:
             "seed": self.seed,
             "quantization": self.quantization,
             "exports": self.exports or None,
-            "metadata": body.get("metadata", {}) | _pairs(self.metadata, "--metadata") or None,
-            "recipe": body.get("recipe", {}) | _settings(self.settings) or None,
-            "lora": body.get("lora", {}) | _present(rank=self.rank) or None,
-            "compute": body.get("compute", {}) | _present(pool=self.pool) or None,
-            "budget": body.get("budget", {}) | _present(max_cost_usd=self.max_cost) or None,
+            "metadata": _object(body, "metadata") | _pairs(self.metadata, "--metadata") or None,
+            "recipe": _object(body, "recipe") | _settings(self.settings) or None,
+            "lora": _object(body, "lora") | _present(rank=self.rank) or None,
+            "compute": _object(body, "compute") | _present(pool=self.pool) or None,
+            "budget": _object(body, "budget") | _present(max_cost_usd=self.max_cost) or None,
             "method": self._method(body),
         }
         request = body | _present(**given)
@@ -58,9 +58,9 @@ class JobOptions:
         )
         if self.method is None and not chosen:
             return None
-        sent = body.get("method", {})
-        kind = self.method or sent.get("type", "supervised")
-        before = sent.get(kind, {}).get("hyperparameters", {})
+        sent = _object(body, "method")
+        kind = self.method or str(sent.get("type", "supervised"))
+        before = _object(_object(sent, kind), "hyperparameters")
         return {"type": kind, kind: {"hyperparameters": before | chosen}}
 
 
@@ -75,6 +75,14 @@ def read_body(file: IO[str] | None) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise typer.BadParameter("The file holds no JSON object.", param_hint="--body")
     return found
+
+
+def _object(body: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a member of the body, empty if it is missing or null. Raises BadParameter for anything but an object."""
+    found = body.get(name)
+    if found is None or isinstance(found, dict):
+        return found or {}
+    raise typer.BadParameter(f"{name!r} must be an object.", param_hint="--body")
 
 
 def _present(**values: object) -> dict[str, Any]:
