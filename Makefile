@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev setup-gguf demo demo-ci dev test test-quick test-unit test-browser test-engines test-e2e \
-        test-durations nightly chaos fuzz check audit fix migrations translations shell screenshots clean
+        test-durations nightly chaos fuzz check audit fix migrations translations shell screenshots cli clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/; s/%/NAME/' | expand -t 16
@@ -107,5 +107,9 @@ shell: setup ## a Django shell as the role of management commands, all tenants i
 screenshots: setup-dev ## a picture of every page of a running demo, into .anneal/screenshots; README=1 renews the README's
 	$(WEB) -m scripts.screenshots $(if $(README),--readme)
 
+cli: setup-dev ## the wheel of the command line, into dist/, and its reference in docs/cli.md
+	$(WEB) -m cli.wheel
+	$(WEB) -m cli.reference
+
 clean: ## remove the environments and all data under .anneal
-	rm -rf .venv .venv-engines .anneal .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-engines .anneal dist .mypy_cache .ruff_cache .pytest_cache

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from apps.contracts.chat import RowError, RowErrorCode
+from apps.contracts.chat.errors import RowError, RowErrorCode
 
 MIN_ROWS = 10
 MAX_ROWS = 2_000_000

@@ -12,7 +12,6 @@ from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
-from django.core.files.uploadedfile import UploadedFile
 from msgspec import inspect
 
 from apps.core.errors import DomainError, InvalidJson, InvalidValue, MissingParameter, UnknownParameter
@@ -233,7 +232,7 @@ def _shown(value: object) -> str:
             return "a list" if value else "[]"
         case float() if not math.isfinite(value):
             return "a number that is too large"
-        case UploadedFile():
+        case object(chunks=_):  # an uploaded file: Django's type, which the command line does not have
             return "a file"
         case str():
             return _cut(json.dumps(value[: _MAX_SHOWN + 1], ensure_ascii=False))

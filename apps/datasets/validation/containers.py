@@ -14,7 +14,8 @@ from typing import NoReturn
 
 import msgspec
 
-from apps.contracts.chat import Line, RowErrorCode, split_lines
+from apps.contracts.chat.errors import RowErrorCode
+from apps.contracts.chat.lines import Line, split_lines
 from apps.datasets.problems import MAX_LINE_BYTES, FileErrorCode, LineError, Rejected, too_long
 from apps.datasets.stream import CHUNK_BYTES, UTF8_MARK, limited_expansion
 from apps.datasets.validation.parquet import parquet_lines

@@ -1,6 +1,6 @@
 """The problems of a whole file, collected while its rows are read."""
 
-from apps.contracts.chat import RowErrorCode
+from apps.contracts.chat.errors import RowErrorCode
 from apps.datasets.problems import KEPT_PROBLEMS, MAX_ROWS, MIN_ROWS, FileErrorCode, LineError, too_many_rows
 
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 import msgspec
 
-from apps.contracts.chat import RowKind
+from apps.contracts.chat.rows import RowKind
 from apps.core.errors import InvalidValue
 from apps.core.http.json_bodies import explain
 

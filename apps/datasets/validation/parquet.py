@@ -12,6 +12,7 @@ from typing import IO, cast
 
 from apps.datasets.problems import MAX_ROWS, FileErrorCode, Rejected, too_many_rows
 from apps.datasets.stream import CHUNK_BYTES, require_proportion
+from apps.datasets.validation import parquet_child
 from apps.datasets.validation.parquet_child import EXIT_NO_MEMORY, EXIT_TOO_MANY_ROWS
 
 _ROOT = Path(__file__).resolve().parents[3]
@@ -30,7 +31,7 @@ def parquet_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
         file.seek(0)
         file.flush()
         child = subprocess.Popen(
-            [sys.executable, "-B", "-m", "apps.datasets.validation.parquet_child", str(MAX_ROWS)],
+            [sys.executable, "-B", "-m", parquet_child.__name__, str(MAX_ROWS)],
             cwd=_ROOT,
             env={"ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1"},
             stdin=file,

@@ -7,7 +7,10 @@ valid; it passes every uncertain block to the strict parser, line by line.
 import msgspec
 from msgspec import UNSET
 
-from apps.contracts.chat import Line, RowError, RowKind, parse_row_as
+from apps.contracts.chat.errors import RowError
+from apps.contracts.chat.lines import Line
+from apps.contracts.chat.parsing import parse_row_as
+from apps.contracts.chat.rows import RowKind
 from apps.datasets.problems import MAX_LINE_BYTES, LineError, from_row_error, too_long
 
 MAX_MESSAGES = 2_000

@@ -8,8 +8,9 @@ from itertools import chain, islice
 
 import msgspec
 
-from apps.contracts.chat import Line, RowError, RowKind
-from apps.contracts.chat.lines import parse_json
+from apps.contracts.chat.errors import RowError
+from apps.contracts.chat.lines import Line, parse_json
+from apps.contracts.chat.rows import RowKind
 from apps.datasets.problems import (
     MAX_LINE_BYTES,
     MIN_ROWS,

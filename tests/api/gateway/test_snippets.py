@@ -53,3 +53,6 @@ def test_snippets_answer_as_pasted(public_url, world):
     assert (answer["choices"][0]["message"]["content"], answer["model"]) == ("Hello there.", world.acme.model_name)
     assert said(sys.executable, "-c", code["python"]) == "Hello there.\n"
     assert f'baseURL: "{public_url}/v1"' in code["javascript"]
+    path = os.pathsep.join(["cli/src", environ.get("PYTHONPATH", "")])
+    environ |= {"ANNEAL_BASE_URL": public_url, "PYTHONPATH": path}
+    assert said(sys.executable, "-m", "anneal", "chat", world.acme.model_name, "It's me") == "Hello there.\n"

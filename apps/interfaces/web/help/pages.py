@@ -92,6 +92,12 @@ PAGES = (
         ("web:key_",),
     ),
     HelpPage(
+        "command-line",
+        "docs/cli.md",
+        "Files, jobs, models and chat from a terminal or a script",
+        Audience.PROGRAMS,
+    ),
+    HelpPage(
         "accounts",
         "docs/security/accounts.md",
         "Sign-up, second factors, roles, API keys, the audit log",

@@ -1,0 +1,151 @@
+"""Calls to the public API: retries with back-off, pages, and the server's errors as one sentence."""
+
+import contextlib
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from anneal.failures import ConnectionLost, ExitCode, Failure
+
+JOBS = "/v1/fine_tuning/jobs"
+ATTEMPTS = 5
+PATIENT_ATTEMPTS = 40  # of commands that follow a job: five minutes without a connection
+_LONGEST_WAIT = 8.0
+_MOST_ASKED = 120.0  # of a Retry-After that is obeyed
+_EXIT_CODES = {401: ExitCode.SIGNED_OUT, 403: ExitCode.SIGNED_OUT, 404: ExitCode.NOT_FOUND}
+_RETRIED = frozenset({408, 409, 429, 500, 502, 503, 504})
+_PAGE = 100
+
+
+def job_path(job_id: str) -> str:
+    return f"{JOBS}/{quote(job_id, safe='')}"
+
+
+def model_path(name: str, *, is_own: bool = False) -> str:
+    """Return the address of a model, in OpenAI's API or our own. Names have `:` and may have `/`."""
+    return f"{'/api' if is_own else ''}/v1/models/{quote(name, safe=':/')}"
+
+
+class Api:
+    """One connection to an installation, with one key."""
+
+    def __init__(self, base_url: str, key: str, *, transport: httpx.BaseTransport | None = None) -> None:
+        self.base_url = base_url
+        self.attempts = ATTEMPTS
+        self._http = httpx.Client(
+            base_url=base_url,
+            headers={"Authorization": f"Bearer {key}", "User-Agent": "anneal-cli"},
+            timeout=httpx.Timeout(120, connect=10),
+            transport=transport,
+        )
+
+    def get(self, path: str, **params: object) -> Any:
+        sent = {name: value for name, value in params.items() if value is not None}
+        return _json(self.send("GET", path, params=sent))
+
+    def post(self, path: str, body: object = None, **options: Any) -> Any:
+        return _json(self.send("POST", path, **({} if body is None else {"json": body}), **options))
+
+    def send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Return the whole answer. Raises Failure for a refusal, or once no attempt succeeded."""
+        return self._attempt(lambda: self._http.request(method, path, **options))
+
+    @contextlib.contextmanager
+    def stream(self, method: str, path: str, **options: Any) -> Iterator[httpx.Response]:
+        """Give an answer whose body is read piece by piece. Only its beginning is retried."""
+
+        def begin() -> httpx.Response:
+            response = self._http.send(self._http.build_request(method, path, **options), stream=True)
+            if not response.is_success:
+                response.read()
+            return response
+
+        response = self._attempt(begin)
+        try:
+            yield response
+        except httpx.TransportError as error:
+            raise ConnectionLost(self._unreachable(error).message, ExitCode.UNREACHABLE) from error
+        finally:
+            response.close()
+
+    def pages(self, path: str, *, limit: int, **params: object) -> Iterator[dict[str, Any]]:
+        """Yield up to `limit` objects of a list."""
+        after, left = None, limit
+        while left > 0:
+            page = self.get(path, limit=min(left, _PAGE), after=after, **params)
+            yield from page["data"]
+            left -= len(page["data"])
+            if not page["has_more"] or not page["data"]:
+                return
+            after = page["data"][-1]["id"]
+
+    def _attempt(self, send: Callable[[], httpx.Response]) -> httpx.Response:
+        for attempt in range(1, self.attempts + 1):
+            try:
+                response = send()
+            except httpx.TransportError as error:
+                if attempt == self.attempts:
+                    raise self._unreachable(error) from error
+                reason, wait = f"{self.base_url} does not answer", _back_off(attempt)
+            else:
+                if response.is_success:
+                    return response
+                if not _is_retried(response) or attempt == self.attempts:
+                    raise refusal(response)
+                reason = "Anneal limits calls" if response.status_code == 429 else "Anneal failed to answer"
+                wait = _asked_wait(response) or _back_off(attempt)
+            sys.stderr.write(f"{reason}. Next attempt in {max(1, round(wait))} s.\n")
+            time.sleep(wait)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _unreachable(self, error: httpx.TransportError) -> Failure:
+        text = f"{self.base_url} does not answer ({error or type(error).__name__}). Check the address and the network."
+        return Failure(text, ExitCode.UNREACHABLE)
+
+
+def refusal(response: httpx.Response) -> Failure:
+    """Return the server's error as a failure with one sentence."""
+    status = response.status_code
+    try:
+        found = json.loads(response.text)["error"]
+        message = str(found["message"])
+    except (ValueError, KeyError, TypeError):
+        found, message = None, f"The answer has the status {status} and is not Anneal's. Check the base URL."
+    if status == 401:
+        message += " Run `anneal login`, or set ANNEAL_API_KEY."
+    is_temporary = _is_retried(response)
+    return Failure(
+        message, ExitCode.UNREACHABLE if is_temporary else _EXIT_CODES.get(status, ExitCode.REFUSED), details=found
+    )
+
+
+def _json(response: httpx.Response) -> Any:
+    try:
+        return response.json()
+    except ValueError as error:
+        text = "The answer is not JSON. Check that the base URL is that of an Anneal installation."
+        raise Failure(text, ExitCode.REFUSED) from error
+
+
+def _is_retried(response: httpx.Response) -> bool:
+    """Return what the server says about another attempt, else whether its status is a temporary one."""
+    told = response.headers.get("x-should-retry")
+    return told == "true" if told in ("true", "false") else response.status_code in _RETRIED
+
+
+def _asked_wait(response: httpx.Response) -> float | None:
+    for name, per_second in (("retry-after-ms", 1000), ("retry-after", 1)):
+        with contextlib.suppress(ValueError):
+            asked = float(response.headers.get(name, "")) / per_second
+            return asked if 0 < asked <= _MOST_ASKED else None
+    return None
+
+
+def _back_off(attempt: int) -> float:
+    return float(min(_LONGEST_WAIT, 0.5 * 2 ** (attempt - 1)) * random.uniform(0.75, 1))  # noqa: S311

@@ -1,0 +1,61 @@
+"""The command `anneal`: its groups, its global options, and failures as one sentence with an exit code."""
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from anneal.commands import account, chat, estimates, files, jobs, models
+from anneal.failures import ExitCode, Failure
+from anneal.output import notice
+from anneal.session import session_of
+
+
+class Commands(TyperGroup):
+    """Runs a command, and prints a failure in place of a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Failure as failure:
+            raise _ended(ctx, failure) from failure
+        except BrokenPipeError:  # Typer ends quietly: the reader has seen enough
+            raise
+        except OSError as error:
+            place = f"{error.filename}: " if error.filename else ""
+            raise _ended(ctx, Failure(f"{place}{error.strerror or error}.", ExitCode.LOCAL)) from error
+        except KeyboardInterrupt:
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+def _ended(context: Any, failure: Failure) -> typer.Exit:
+    """Print a failure and return the exception that ends the command."""
+    if session_of(context).as_json:
+        sys.stderr.write(json.dumps({"error": failure.details}) + "\n")
+    else:
+        notice(failure.message)
+    return typer.Exit(failure.exit_code)
+
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.callback()
+def main(
+    context: typer.Context,
+    base_url: Annotated[str | None, typer.Option(envvar="ANNEAL_BASE_URL", help="The installation's address.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="ANNEAL_API_KEY", hidden=True)] = None,
+) -> None:
+    """Fine-tune models with Anneal: files, jobs, models and chat from the command line."""
+    session = session_of(context)
+    session.given_url, session.given_key = base_url or None, api_key or None
+
+
+for command in (account.login, account.logout, account.usage, chat.chat):
+    app.command()(command)
+app.command(context_settings=estimates.OFFLINE)(estimates.estimate)
+app.add_typer(files.app, name="files")
+app.add_typer(jobs.app, name="jobs")
+app.add_typer(models.app, name="models")

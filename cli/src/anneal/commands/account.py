@@ -1,0 +1,57 @@
+"""`anneal login`, `logout` and `usage`."""
+
+from typing import Annotated
+
+import httpx
+import typer
+
+from anneal.output import AsJson, dollars, emit, fields, notice
+from anneal.session import session_of
+
+_THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
+
+
+def login(
+    context: typer.Context,
+    base_url: Annotated[str | None, typer.Option(help="The address of the installation.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check an API key and store it for this user.
+
+    The key is read from a prompt or from standard input, never from the command line, which other users can see.
+    """
+    session = session_of(context)
+    session.given_url = base_url or session.given_url or typer.prompt("Address", default=session.base_url, err=True)
+    address = httpx.URL(session.base_url)
+    if address.scheme == "http" and address.host not in _THIS_MACHINE:
+        notice("This address is not encrypted, so others on the network can read the key. Use https if you can.")
+    session.given_key = session.given_key or typer.prompt("API key", hide_input=True, err=True).strip()
+    found = session.api.get("/api/v1/me")
+    session.store_key(session.given_key)
+    organization = found["organization"]["name"]
+    emit(
+        context,
+        found | {"base_url": session.base_url, "stored_in": str(session.credentials_file)},
+        f"You are signed in to {session.base_url} as {organization}. The key is in {session.credentials_file}.",
+    )
+
+
+def logout(context: typer.Context, as_json: AsJson = False) -> None:
+    """Delete the stored API key of this address. The key itself stays valid until you revoke it."""
+    session = session_of(context)
+    session.store_key(None)
+    emit(context, {"base_url": session.base_url, "deleted": True}, f"The key for {session.base_url} is deleted here.")
+
+
+def usage(context: typer.Context, as_json: AsJson = False) -> None:
+    """Show the credit, and what training and inference have cost."""
+    found = session_of(context).api.get("/api/v1/billing")
+    lines = [
+        ("Available", dollars(found["available_usd"])),
+        ("On hold", dollars(found["held_usd"])),
+        ("Training", dollars(found["training_usd"])),
+        ("Inference", dollars(found["inference_usd"])),
+        ("Tokens billed", f"{found['tokens_billed']:,}"),
+        ("Requests not charged yet", found["unrated_requests"] or None),
+    ]
+    emit(context, found, lambda: fields(lines))

@@ -1,0 +1,168 @@
+"""`anneal files`: check a file here, upload it, and list files."""
+
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from anneal.failures import ExitCode, Failure
+from anneal.output import AsJson, emit, fields, moment, notice, size, table
+from anneal.session import Session, session_of
+from anneal.transfers import upload as send
+from apps.core.errors import DomainError
+from apps.datasets.problems import LineError
+from apps.datasets.validation.containers import Container
+from apps.datasets.validation.formats import Mapping, read_mapping
+from apps.datasets.validation.validator import ValidationReport, validate_file
+
+app = typer.Typer(no_args_is_help=True, help="Check, upload and list files.")
+_SHOWN_ERRORS = 20
+_BLOCK_BYTES = 256 * 1024
+_POLL_SECONDS = 1.0
+
+LocalFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True, help="The file.")]
+GivenMapping = Annotated[
+    str | None,
+    typer.Option("--mapping", help='The columns, as JSON: {"format": "prompt_completion", "columns": {"prompt": "q"}}'),
+]
+
+
+@app.command()
+def check(context: typer.Context, path: LocalFile, mapping: GivenMapping = None, as_json: AsJson = False) -> None:
+    """Check a training file on this machine, by the same rules and with the same messages as the server.
+
+    The server also checks that each row fits the base model's chat template. Exits with 1 if there are problems.
+    """
+    report = check_file(path, read_given(mapping))
+    emit(context, _check_object(path, report), lambda: _text_of(path, report))
+    if not report.is_valid:
+        raise typer.Exit(ExitCode.NEGATIVE)
+
+
+@app.command()
+def upload(
+    context: typer.Context,
+    path: LocalFile,
+    purpose: Annotated[str, typer.Option(help="fine-tune or evals.")] = "fine-tune",
+    mapping: GivenMapping = None,
+    check_first: Annotated[bool, typer.Option("--check/--no-check", help="Check the file here first.")] = True,
+    wait: Annotated[bool, typer.Option(help="Wait until the server has checked the file.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Upload a file in parts. Run the same command again after an interruption: it continues within an hour."""
+    session, given = session_of(context), read_given(mapping)
+    if check_first:
+        report = check_file(path, given)
+        if not report.is_valid:
+            emit(context, _check_object(path, report), lambda: _text_of(path, report))
+            notice("Nothing was uploaded.")
+            raise typer.Exit(ExitCode.NEGATIVE)
+    try:
+        file = send(session, path, purpose=purpose, mapping=msgspec.to_builtins(given))
+    except KeyboardInterrupt:
+        notice("The upload stopped. Run the same command again within an hour to continue.")
+        raise
+    if wait:
+        file = wait_for_file(session, file)
+    emit(context, file, lambda: file_text(file))
+    if file["status"] == "error":
+        raise typer.Exit(ExitCode.NEGATIVE)
+
+
+@app.command("list")
+def list_files(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many.")] = 20,
+    purpose: Annotated[str | None, typer.Option(help="fine-tune, evals or fine-tune-results.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List files, newest first."""
+    found = list(session_of(context).api.pages("/v1/files", limit=limit, purpose=purpose))
+    rows = (
+        (
+            file["id"], file["filename"], file["purpose"], file["status"],
+            file.get("validation", {}).get("rows"), size(file["bytes"]), moment(file["created_at"]),
+        )
+        for file in found
+    )  # fmt: skip
+    head = ("ID", "NAME", "PURPOSE", "STATUS", "ROWS", "SIZE", "CREATED")
+    emit(context, {"object": "list", "data": found}, lambda: table(head, rows))
+
+
+def check_file(path: Path, mapping: Mapping | None = None) -> ValidationReport:
+    report = validate_file(_blocks(path), filename=path.name, mapping=mapping)
+    if report.container == Container.PARQUET and find_spec("pyarrow") is None:
+        text = "Parquet is read by pyarrow, which is not installed. Install anneal[parquet], or upload with --no-check."
+        raise Failure(text, ExitCode.USAGE)
+    return report
+
+
+def read_given(mapping: str | None) -> Mapping | None:
+    try:
+        return read_mapping(mapping)
+    except DomainError as error:
+        raise Failure(error.message, ExitCode.USAGE, details=dict(error.as_openai()["error"])) from error
+
+
+def wait_for_file(session: Session, file: dict[str, Any]) -> dict[str, Any]:
+    """Return the file once the server has checked it."""
+    while file["status"] == "uploaded":
+        time.sleep(_POLL_SECONDS)
+        file = session.api.get(f"/v1/files/{file['id']}")
+    return file
+
+
+def file_text(file: dict[str, Any]) -> str:
+    """Return what a person wants to know of an uploaded file, with its first problems."""
+    validation = file.get("validation") or {}
+    counts = (validation.get("tokens") or {}).items()
+    facts = fields(
+        [
+            ("File", file["id"]),
+            ("Name", file["filename"]),
+            ("Status", file["status"]),
+            ("Rows", validation.get("rows")),
+            *((f"Tokens, {model}", f"{count['tokens']:,}") for model, count in counts),
+        ]
+    )
+    problems = [msgspec.convert(each, LineError) for each in validation.get("errors", ())]
+    return "\n".join([facts, *_problem_lines(problems, validation.get("error_count", 0))])
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield from iter(lambda: file.read(_BLOCK_BYTES), b"")
+
+
+def _check_object(path: Path, report: ValidationReport) -> dict[str, Any]:
+    return {
+        "object": "file.check",
+        "path": str(path),
+        "sha256": report.sha256,
+        "kind": report.kind or None,
+        "format": report.mapping.format if report.mapping else None,
+        "container": report.container or None,
+        "validation": {
+            "rows": report.rows,
+            "error_count": report.error_count,
+            "errors": [msgspec.to_builtins(each) for each in report.errors],
+        },
+    }
+
+
+def _text_of(path: Path, report: ValidationReport) -> str:
+    count = "1 row" if report.rows == 1 else f"{report.rows:,} rows"
+    if report.is_valid:
+        return f"{path}: {count}, {report.kind}, read as {report.container}. No problems."
+    lines = _problem_lines(report.errors, report.error_count)
+    return "\n".join([f"{path}: {count}.", *lines])
+
+
+def _problem_lines(problems: "tuple[LineError, ...] | list[LineError]", count: int) -> list[str]:
+    lines = [f"Line {each.line}: {each.message} {each.fix} [{each.code}]" for each in problems[:_SHOWN_ERRORS]]
+    more = count - len(lines)
+    return lines + ([f"{more:,} more. Print all with --json."] if more > 0 else [])

@@ -1,0 +1,219 @@
+"""`anneal jobs`: create, follow and steer fine-tuning jobs."""
+
+import uuid
+from decimal import Decimal
+from typing import Annotated, Any
+
+import typer
+
+from anneal.api import JOBS, job_path
+from anneal.commands.comparison import comparison, comparison_table
+from anneal.commands.estimates import options_table
+from anneal.commands.requests import JobOptions, read_body
+from anneal.failures import ExitCode, Failure
+from anneal.output import AsJson, Yes, confirm_price, console, dollars, emit, emit_line, moment, notice, plain, table
+from anneal.session import Session, session_of
+from anneal.watching import FAILED, event_line, exit_code_of, follow, job_text, new_events
+from anneal.watching import watch as watch_job
+
+app = typer.Typer(no_args_is_help=True, help="Create, follow and steer fine-tuning jobs.")
+
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="The id of a job, ftjob-….")]
+MaxCost = Annotated[str | None, typer.Option(help="The most that the job may cost, in dollars.")]
+
+
+@app.command()
+def create(
+    context: typer.Context,
+    model: Annotated[str | None, typer.Option(help="The base model, or a fine-tuned one to continue.")] = None,
+    file: Annotated[str | None, typer.Option(help="The id of the training file.")] = None,
+    validation_file: Annotated[str | None, typer.Option(help="The id of the validation file.")] = None,
+    method: Annotated[str | None, typer.Option(help="supervised, dpo, orpo or text.")] = None,
+    suffix: Annotated[str | None, typer.Option(help="A part of the model's name.")] = None,
+    epochs: Annotated[str | None, typer.Option(help="A number, or auto.")] = None,
+    batch_size: Annotated[str | None, typer.Option(help="A number, or auto.")] = None,
+    rank: Annotated[int | None, typer.Option(help="The LoRA rank.")] = None,
+    quantization: Annotated[str | None, typer.Option(help="nf4 for QLoRA.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="A setting of the recipe: epochs=2.")] = None,
+    metadata: Annotated[list[str] | None, typer.Option(help="A label of yours: team=support.")] = None,
+    export: Annotated[list[str] | None, typer.Option(help="merged_16bit or gguf.")] = None,
+    pool: Annotated[str | None, typer.Option(help="An option of the estimate, such as h200:4.")] = None,
+    max_cost: MaxCost = None,
+    seed: Annotated[int | None, typer.Option(help="The seed.")] = None,
+    body: Annotated[typer.FileText | None, typer.Option(help="The request as JSON; options take precedence.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the price and whether it would start.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow the job until it ends.")] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Create a job. Before it starts, you see the most it can cost and are asked."""
+    session = session_of(context)
+    options = JobOptions(
+        model=model, file=file, validation_file=validation_file, method=method, suffix=suffix, epochs=epochs,
+        batch_size=batch_size, rank=rank, quantization=quantization, settings=set_ or [], metadata=metadata or [],
+        exports=export or [], pool=pool, max_cost=max_cost, seed=seed,
+    )  # fmt: skip
+    request = options.request(read_body(body))
+    rehearsal = session.api.post(JOBS, request | {"dry_run": True})
+    if dry_run:
+        emit(context, rehearsal, lambda: options_table(rehearsal["pools"]))
+        if not as_json:
+            console().print(plain(_would(rehearsal)))
+        if not rehearsal["would_start"]:
+            raise typer.Exit(ExitCode.REFUSED)
+        return
+    if refusal := rehearsal["refusal"]:
+        raise Failure(refusal["message"], ExitCode.REFUSED, details=refusal)
+    confirm_price(rehearsal["hold_usd"], "Start?", is_accepted=yes)
+    if rehearsal["hold_usd"] is not None:  # what was accepted is the cap, even if prices change now
+        request["budget"] = {**(request.get("budget") or {}), "max_cost_usd": rehearsal["hold_usd"]}
+    job = session.api.post(JOBS, request, headers={"Idempotency-Key": str(uuid.uuid4())})
+    if not watch:
+        emit(context, job, lambda: f"{job_text(job)}\nFollow it with `anneal jobs watch {job['id']}`.")
+        return
+    notice(f"{job['id']} is created.")
+    _watch(context, session, job["id"])
+
+
+@app.command("list")
+def list_jobs(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List jobs, newest first."""
+    found = list(session_of(context).api.pages(JOBS, limit=limit))
+    rows = (
+        (
+            job["id"], job["status"], job["model"], f"{job['step']}/{job['total_steps'] or '-'}",
+            dollars(job["cost_usd"]), moment(job["created_at"]), job["fine_tuned_model"],
+        )
+        for job in found
+    )  # fmt: skip
+    head = ("ID", "STATUS", "BASE MODEL", "STEP", "COST", "CREATED", "MODEL")
+    emit(context, {"object": "list", "data": found}, lambda: table(head, rows))
+
+
+@app.command()
+def show(context: typer.Context, job: JobId, as_json: AsJson = False) -> None:
+    """Show one job; a failed one with its cause and the suggested change."""
+    found = session_of(context).api.get(job_path(job))
+    emit(context, found, lambda: job_text(found))
+
+
+@app.command()
+def watch(context: typer.Context, job: JobId, as_json: AsJson = False) -> None:
+    """Follow a job with its loss until it ends. Ctrl-C leaves it running. Exits with 1 unless it succeeds.
+
+    With --json, each event is one line, and the last line is the job.
+    """
+    _watch(context, session_of(context), job)
+
+
+def _watch(context: typer.Context, session: Session, job_id: str) -> None:
+    as_json = session.as_json
+    job = watch_job(session.api, job_id, on_event=_printer(is_json=as_json), is_drawn=not as_json)
+    if as_json:
+        emit_line(job)
+    else:
+        console().print(plain(job_text(job)))
+    raise typer.Exit(exit_code_of(job))
+
+
+@app.command()
+def logs(
+    context: typer.Context,
+    job: JobId,
+    is_followed: Annotated[bool, typer.Option("--follow", "-f", help="Print new events until the job ends.")] = False,
+    tail: Annotated[int, typer.Option(min=1, max=100_000, help="How many of the latest events.")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """Print the events of a job, oldest first; with --json, one on each line."""
+    api, show_event = session_of(context).api, _printer(is_json=as_json)
+    if not is_followed:
+        for event in new_events(api, job, last_id=None, limit=tail):
+            show_event(event)
+        return
+    try:
+        for _, events in follow(api, job, tail=tail):
+            for event in events:
+                show_event(event)
+    except KeyboardInterrupt:
+        notice(f"{job} keeps running.")
+        raise
+
+
+def _printer(*, is_json: bool) -> Any:
+    return emit_line if is_json else lambda event: console().print(event_line(event))
+
+
+@app.command()
+def pause(context: typer.Context, job: JobId, as_json: AsJson = False) -> None:
+    """Pause a running job at a checkpoint. A paused job costs nothing."""
+    _act(context, job, "pause")
+
+
+@app.command()
+def cancel(context: typer.Context, job: JobId, as_json: AsJson = False) -> None:
+    """Cancel a job. The steps that it has trained are charged."""
+    _act(context, job, "cancel")
+
+
+@app.command()
+def resume(
+    context: typer.Context, job: JobId, max_cost: MaxCost = None, yes: Yes = False, as_json: AsJson = False
+) -> None:
+    """Continue a paused job from its checkpoint, also with a new spend cap."""
+    found = session_of(context).api.get(job_path(job))
+    cap = found["spend_cap_usd"] if max_cost is None else max_cost
+    left = None if cap is None else str(max(Decimal(0), _amount(cap) - Decimal(found["cost_usd"] or 0)))
+    confirm_price(left, "Resume?", is_accepted=yes)
+    _act(context, job, "resume", max_cost)
+
+
+@app.command()
+def retry(
+    context: typer.Context, job: JobId, max_cost: MaxCost = None, yes: Yes = False, as_json: AsJson = False
+) -> None:
+    """Start a failed job again with the change that Anneal suggests."""
+    found = session_of(context).api.get(job_path(job))
+    advice = (found["error"] or {}).get("suggestion") or {}
+    if found["status"] == FAILED:  # the server refuses any other
+        notice(advice.get("text", ""))
+        cap = advice.get("hold_usd") if max_cost is None else str(_amount(max_cost))
+        confirm_price(cap, "Start?", is_accepted=yes)
+        max_cost = cap
+    _act(context, job, "retry", max_cost, prefix="/api")
+
+
+def _act(context: typer.Context, job_id: str, action: str, max_cost: str | None = None, *, prefix: str = "") -> None:
+    body = {"budget": {"max_cost_usd": max_cost}} if max_cost is not None else None
+    job = session_of(context).api.post(f"{prefix}{job_path(job_id)}/{action}", body)
+    emit(context, job, lambda: job_text(job))
+
+
+def _amount(text: str) -> Decimal:
+    try:
+        return Decimal(text.removeprefix("$"))
+    except ArithmeticError:
+        raise typer.BadParameter(f"{text!r} is no amount in dollars, such as 2.50.", param_hint="--max-cost") from None
+
+
+@app.command()
+def compare(
+    context: typer.Context,
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB JOB...", help="The ids of two or more jobs.")],
+    as_json: AsJson = False,
+) -> None:
+    """Compare jobs: the settings in which they differ, their losses, results and costs."""
+    if len(set(jobs)) < 2:
+        raise typer.BadParameter("Name at least two jobs.", param_hint="JOB")
+    found = comparison(session_of(context).api, list(dict.fromkeys(jobs)))
+    emit(context, found, lambda: comparison_table(found))
+
+
+def _would(rehearsal: dict[str, Any]) -> str:
+    if refusal := rehearsal["refusal"]:
+        return f"It would not start: {refusal['message']}"
+    hold = dollars(rehearsal["hold_usd"], is_limit=True)
+    return f"It would start on {rehearsal['pool']} and cost at most {hold}."

@@ -1,0 +1,104 @@
+"""`anneal models`: list models, download the files of a fine-tuned one, deploy it, and move aliases."""
+
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from anneal.api import Api, model_path
+from anneal.failures import ExitCode, Failure
+from anneal.output import AsJson, emit, moment, notice, size, table
+from anneal.session import session_of
+from anneal.transfers import download
+
+app = typer.Typer(no_args_is_help=True, help="List, download and deploy models.")
+
+TunedModel = Annotated[str, typer.Argument(help="The name of a fine-tuned model, ft:….")]
+
+
+@app.command("list")
+def list_models(context: typer.Context, as_json: AsJson = False) -> None:
+    """List base models, your fine-tuned models and aliases."""
+    found = session_of(context).api.get("/v1/models")
+    rows = (
+        (model["id"], model.get("alias_of") or model.get("parent"), model.get("status"), moment(model["created"]))
+        for model in found["data"]
+    )
+    emit(context, found, lambda: table(("MODEL", "MADE FROM", "STATUS", "CREATED"), rows))
+
+
+@app.command()
+def pull(
+    context: typer.Context,
+    model: TunedModel,
+    to: Annotated[Path | None, typer.Option(help="The folder. By default, it has the model's name.")] = None,
+    export: Annotated[str | None, typer.Option(help="merged_16bit or gguf, if the job made it.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Download the files of a model and check the SHA-256 of each.
+
+    Run the same command again after an interruption: it continues, and fetches nothing that is there already.
+    """
+    api = session_of(context).api
+    listed = api.get(f"{model_path(model, is_own=True)}/files")["data"]
+    wanted = [file for file in listed if file["export"] == export]
+    if not wanted:
+        names = ", ".join(sorted({file["export"] for file in listed if file["export"]})) or "none"
+        raise Failure(f"{model} has no files of the export {export}. Its exports: {names}.", ExitCode.NOT_FOUND)
+    folder = to or Path(model.replace(":", "-").replace("/", "-"))
+    try:
+        files = [_pulled(api, model, file, folder) for file in wanted]
+    except KeyboardInterrupt:
+        notice("The download stopped. Run the same command again to continue.")
+        raise
+    fetched = sum(file["is_new"] for file in files)
+    emit(
+        context,
+        {"object": "model.pull", "model": model, "folder": str(folder), "files": files},
+        f"{folder} has {len(files)} files, {size(sum(file['bytes'] for file in files))}: "
+        f"{fetched} downloaded, all with the right SHA-256.",
+    )
+
+
+@app.command()
+def deploy(
+    context: typer.Context,
+    model: TunedModel,
+    is_stopped: Annotated[bool, typer.Option("--stop", help="Stop serving it.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Start serving a fine-tuned model, or stop it."""
+    address = f"{model_path(model, is_own=True)}/serving"
+    found = session_of(context).api.post(address, {"is_served": not is_stopped})
+    emit(context, found, f"{model} is {found['state']}. {found['reason'] or ''}".strip())
+
+
+@app.command()
+def alias(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The name that stays while versions change, such as production.")],
+    model: TunedModel,
+    canary: Annotated[int, typer.Option(min=0, max=99, help="Send only this percentage of the requests to it.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Point an alias at a version of a model."""
+    body = {"name": name, "version": model, "canary_percent": canary}
+    found = session_of(context).api.post("/api/v1/aliases", body)
+    share = f", and sends {canary} % of its requests to {found['canary_version']}" if canary else ""
+    emit(context, found, f"{found['model']} stands for {found['version']}{share}.")
+
+
+def _pulled(api: Api, model: str, file: dict[str, Any], folder: Path) -> dict[str, Any]:
+    target = folder / file["name"]
+    if "/" in file["name"] or file["name"] in (".", ".."):  # it must stay in the folder
+        raise Failure(f"The server lists a file with the name {file['name']!r}.", ExitCode.REFUSED)
+    is_new = download(
+        api,
+        f"{model_path(model, is_own=True)}/files/{quote(file['name'])}",
+        target,
+        size=file["bytes"],
+        sha256=file["sha256"],
+        params={"export": file["export"]} if file["export"] else {},
+    )
+    return {"name": file["name"], "bytes": file["bytes"], "sha256": file["sha256"], "is_new": is_new}

@@ -1,0 +1,118 @@
+"""The body of a request for a job, from the options of the command line."""
+
+import json
+from dataclasses import dataclass
+from typing import IO, Any
+
+import typer
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """Options of `anneal jobs create`; None and empty lists were not given."""
+
+    model: str | None
+    file: str | None
+    validation_file: str | None
+    method: str | None
+    suffix: str | None
+    epochs: str | None
+    batch_size: str | None
+    rank: int | None
+    quantization: str | None
+    settings: list[str]
+    metadata: list[str]
+    exports: list[str]
+    pool: str | None
+    max_cost: str | None
+    seed: int | None
+
+    def request(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the body with the options in it. Raises BadParameter if the model or the file is missing."""
+        given = {
+            "model": self.model,
+            "training_file": self.file,
+            "validation_file": self.validation_file,
+            "suffix": self.suffix,
+            "seed": self.seed,
+            "quantization": self.quantization,
+            "exports": self.exports or None,
+            "metadata": _object(body, "metadata") | _pairs(self.metadata, "--metadata") or None,
+            "recipe": _object(body, "recipe") | _settings(self.settings) or None,
+            "lora": _object(body, "lora") | _present(rank=self.rank) or None,
+            "compute": _object(body, "compute") | _present(pool=self.pool) or None,
+            "budget": _object(body, "budget") | _present(max_cost_usd=self.max_cost) or None,
+            "method": self._method(body),
+        }
+        request = body | _present(**given)
+        for name, option in (("model", "--model"), ("training_file", "--file")):
+            if name not in request:
+                raise typer.BadParameter("It is missing.", param_hint=option)
+        return request
+
+    def _method(self, body: dict[str, Any]) -> dict[str, Any] | None:
+        chosen = _present(
+            n_epochs=_number(self.epochs, "--epochs"), batch_size=_number(self.batch_size, "--batch-size")
+        )
+        if self.method is None and not chosen:
+            return None
+        sent = _object(body, "method")
+        kind = self.method or str(sent.get("type", "supervised"))
+        before = _object(_object(sent, kind), "hyperparameters")
+        return {"type": kind, kind: {"hyperparameters": before | chosen}}
+
+
+def read_body(file: IO[str] | None) -> dict[str, Any]:
+    """Return the JSON object of a file, empty without one. Raises BadParameter."""
+    if file is None:
+        return {}
+    try:
+        found = json.load(file)
+    except ValueError as error:
+        raise typer.BadParameter(f"The file is not JSON: {error}.", param_hint="--body") from error
+    if not isinstance(found, dict):
+        raise typer.BadParameter("The file holds no JSON object.", param_hint="--body")
+    return found
+
+
+def _object(body: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a member of the body, empty if it is missing or null. Raises BadParameter for anything but an object."""
+    found = body.get(name)
+    if found is None or isinstance(found, dict):
+        return found or {}
+    raise typer.BadParameter(f"{name!r} must be an object.", param_hint="--body")
+
+
+def _present(**values: object) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _number(text: str | None, option: str) -> int | str | None:
+    if text is None or text == AUTO:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is neither a whole number nor auto.", param_hint=option) from None
+
+
+def _pairs(words: list[str], option: str) -> dict[str, str]:
+    pairs = [word.partition("=") for word in words]
+    for name, sign, _ in pairs:
+        if not (name and sign):
+            raise typer.BadParameter(f"{name!r} has no value: write name=value.", param_hint=option)
+    return {name: value for name, _, value in pairs}
+
+
+def _settings(words: list[str]) -> dict[str, Any]:
+    """Return settings of the recipe. A value that is JSON, such as a number, true or null, is sent as that."""
+    return {name: _value(text) for name, text in _pairs(words, "--set").items()}
+
+
+def _value(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,92 @@
+"""What a command is run with: the service's address, the API key, and where both are stored."""
+
+import json
+import os
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import httpx
+import typer
+
+from anneal.api import Api
+from anneal.failures import ExitCode, Failure
+
+DEFAULT_BASE_URL = "http://127.0.0.1:8000"
+# Tests send the calls to an application in their own process.
+transport: httpx.BaseTransport | None = None
+
+
+@dataclass
+class Session:
+    """One run of the command. Options and environment variables take precedence over the stored values."""
+
+    given_url: str | None = None
+    given_key: str | None = None
+    as_json: bool = False
+    folder: Path = field(default_factory=lambda: Path(typer.get_app_dir("anneal")))
+
+    @property
+    def base_url(self) -> str:
+        return clean_url(self.given_url or self._stored.get("current") or DEFAULT_BASE_URL)
+
+    @property
+    def key(self) -> str | None:
+        """Return the given key, or the one stored for this very address: no other service ever gets it."""
+        return self.given_key or self._stored.get("keys", {}).get(self.base_url)
+
+    @cached_property
+    def api(self) -> Api:
+        if not self.key:
+            text = f"There is no API key for {self.base_url}. Run `anneal login`, or set ANNEAL_API_KEY."
+            raise Failure(text, ExitCode.SIGNED_OUT)
+        if not (self.key.isascii() and self.key.isprintable()):
+            text = "The API key has characters that no key has. Copy it again from the page API keys."
+            raise Failure(text, ExitCode.SIGNED_OUT)
+        return Api(self.base_url, self.key, transport=transport)
+
+    def store_key(self, key: str | None) -> None:
+        """Store the key of the address, readable by this user only; None removes it."""
+        keys = self._stored.get("keys", {}) | {self.base_url: key}
+        kept = {url: each for url, each in keys.items() if each}
+        self._write({"current": self.base_url, "keys": kept})
+
+    def _write(self, content: dict[str, Any]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        new = self.credentials_file.with_suffix(".new")
+        new.unlink(missing_ok=True)
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(content, file, indent=2)
+        new.replace(self.credentials_file)
+
+    @property
+    def credentials_file(self) -> Path:
+        return self.folder / "credentials.json"
+
+    @property
+    def _stored(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self.credentials_file.read_text())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            text = f"{self.credentials_file} cannot be read. Delete it and run `anneal login` again."
+            raise Failure(text, ExitCode.SIGNED_OUT) from error
+        return found if isinstance(found, dict) else {}
+
+
+def clean_url(text: str) -> str:
+    """Return the address without a trailing slash and without `/v1`. Raises Failure for anything but HTTP."""
+    url = text.strip().rstrip("/").removesuffix("/v1")
+    try:
+        parts = httpx.URL(url)
+        if parts.scheme in ("http", "https") and parts.host:
+            return url
+    except httpx.InvalidURL:
+        pass
+    raise Failure(f"{text!r} is not an address. Give one such as https://anneal.example.com.", ExitCode.USAGE)
+
+
+def session_of(context: typer.Context) -> Session:
+    return context.find_root().ensure_object(Session)

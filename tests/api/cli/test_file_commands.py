@@ -1,0 +1,118 @@
+"""`anneal files`: checks like the server's, uploads that continue, and lists."""
+
+import json
+
+import pytest
+from anneal import transfers
+
+from apps.datasets.models import DatasetVersion
+from apps.datasets.tasks import validate
+from tests.factories.datasets import jsonl, make_version
+
+BAD = jsonl() + b'{"messages": [{"role": "user", "content": "x"}]}\n{"messages": 3}\n{oops\n'
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(jsonl())
+    return path
+
+
+@pytest.mark.parametrize("content", [BAD, b"", b'{"a": 1}\n', b"PK\x03\x04", b"q,a\n1,2\n", b"[1,"])
+def test_a_file_is_judged_as_the_server_judges_it(anneal, organization, tmp_path, content: bytes) -> None:
+    path = tmp_path / "rows.csv" if b"q,a" in content else tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    version = make_version(organization, content, filename=path.name)
+    validate(version.pk)
+    version.refresh_from_db()
+
+    here = anneal("files", "check", str(path), "--json")
+
+    assert (here.exit_code, version.status) == (1, "invalid")
+    assert here.json["validation"]["errors"] == version.errors
+    assert here.json["validation"]["error_count"] == version.error_count
+    assert here.json["sha256"] == version.sha256
+
+
+def test_a_problem_is_shown_with_its_line_and_fix(anneal, tmp_path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(BAD)
+
+    shown = anneal("files", "check", str(path))
+
+    assert shown.exit_code == 1
+    assert "Line 13: The last message is from user" in shown.output and "[invalid_json]" in shown.output
+
+
+def test_a_good_file_is_uploaded_and_listed(anneal, rows) -> None:
+    checked = anneal("files", "check", str(rows))
+    uploaded = anneal("files", "upload", str(rows), "--no-wait", "--json")
+    listed = anneal("files", "list", "--json")
+
+    assert (checked.exit_code, "No problems." in checked.output) == (0, True)
+    assert (uploaded.exit_code, uploaded.json["status"]) == (0, "uploaded")
+    assert [file["id"] for file in listed.json["data"]] == [uploaded.json["id"]]
+    assert uploaded.json["id"] in anneal("files", "list").output
+
+
+def test_a_bad_file_is_not_uploaded(anneal, tmp_path, network) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(BAD)
+
+    refused = anneal("files", "upload", str(path))
+
+    assert (refused.exit_code, network.calls) == (1, [])
+    assert "Nothing was uploaded." in refused.errors
+
+
+def test_an_interrupted_upload_continues_with_the_next_part(anneal, rows, network, monkeypatch) -> None:
+    monkeypatch.setattr(transfers, "PART_BYTES", 400)
+    network.cut = lambda request: (
+        request.url.path.endswith("/parts") and network.paths("POST").count(request.url.path) > 2
+    )
+    first = anneal("files", "upload", str(rows), "--no-wait")
+    network.cut, network.calls = lambda request: False, []
+
+    second = anneal("files", "upload", str(rows), "--no-wait", "--json")
+
+    parts = -(-rows.stat().st_size // 400)
+    assert first.exit_code == 6 and "does not answer" in first.errors
+    assert second.exit_code == 0 and "/v1/uploads" not in network.paths("POST")
+    assert len([path for path in network.paths("POST") if path.endswith("/parts")]) == parts - 2
+    stored = DatasetVersion.objects.get(pk=second.json["id"])
+    assert stored.bytes == rows.stat().st_size
+
+
+def test_an_upload_that_expired_meanwhile_begins_again(anneal, rows, network, monkeypatch) -> None:
+    monkeypatch.setattr(transfers, "PART_BYTES", 400)
+    network.cut = lambda request: request.url.path.endswith("/complete")
+    anneal("files", "upload", str(rows), "--no-wait")
+    network.cut = lambda request: False
+    upload = network.paths("POST")[-1].removesuffix("/complete")
+    network.inner.handle_request(_post(network, f"{upload}/cancel"))
+
+    again = anneal("files", "upload", str(rows), "--no-wait", "--json")
+
+    assert (again.exit_code, again.json["bytes"]) == (0, rows.stat().st_size)
+
+
+def _post(network, path: str):
+    before = network.calls[-1]
+    return type(before)("POST", f"http://testserver{path}", headers={"Authorization": before.headers["Authorization"]})
+
+
+def test_parquet_needs_its_reader(anneal, tmp_path, monkeypatch) -> None:
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1 and no table")
+    monkeypatch.setattr("anneal.commands.files.find_spec", lambda name: None)
+
+    refused = anneal("files", "check", str(tmp_path / "rows.parquet"))
+
+    assert refused.exit_code == 2 and "anneal[parquet]" in refused.errors
+
+
+def test_a_wrong_mapping_is_refused_before_anything_is_sent(anneal, rows, network) -> None:
+    refused = anneal("files", "upload", str(rows), "--mapping", json.dumps({"format": "bot"}), "--json")
+
+    assert (refused.exit_code, network.calls) == (2, [])
+    assert json.loads(refused.errors)["error"]["param"] == "mapping.format"
