@@ -61,6 +61,7 @@ class AccountKind(models.TextChoices):
     REFUND_CLEARING = "refund_clearing"
     BREAKAGE = "breakage"
     WRITEOFF = "writeoff"
+    ESTIMATE_LOSS = "estimate_loss"
 
 
 class PostingKind(models.TextChoices):
@@ -81,6 +82,7 @@ class PostingKind(models.TextChoices):
     PAYMENT_REFUNDED = "payment_refunded", "Paid back"
     RELEASE = "release", "Hold released"
     STRIPE_FEE = "stripe_fee", "Stripe's fee"
+    ESTIMATE_LOSS = "estimate_loss", "Time above the firm price, at our expense"
 
 
 class HoldPurpose(models.TextChoices):

@@ -69,6 +69,7 @@ def test_what_another_attempt_reported_counts_no_more(floor, claim):
     assert progress_of(job).tokens_per_second is None
 
 
+@pytest.mark.usefixtures("metered")
 def test_what_is_spent_holds_the_minimum_and_ends_at_the_charge(floor, claim):
     job = floor.job(spend_cap_nano=200 * MILLI_DOLLAR)
     attempt = claim()
