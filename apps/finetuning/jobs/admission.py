@@ -77,7 +77,7 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
         raise CannotLaunch("The job has no price.", param="compute.pool")
     if asked.shown_max_nano is not None and asked.shown_max_nano < cap_nano:
         raise MaximumRaised(
-            f"The maximum is now {dollars(cap_nano)} instead of {dollars(asked.shown_max_nano)}: check it, then launch.",
+            f"The maximum is now {dollars(cap_nano)} instead of {dollars(asked.shown_max_nano)}: check it and launch.",
             param="budget.max_cost_usd",
         )
     require_cap(cap_nano=cap_nano, least_nano=quoted.least_cap_nano or 0)

@@ -54,7 +54,7 @@ class PoolQuote:
         return self.pool.price_policy == PricePolicy.FIRM
 
     def maximum_nano(self, asked_nano: int | None) -> int | None:
-        """Return the most that a launch with this spend cap costs: with a firm price, never above the quoted maximum."""
+        """Return the most that a launch with this spend cap costs: with a firm price, at most the quoted maximum."""
         if asked_nano is None or self.cap_nano is None:
             return asked_nano or self.cap_nano
         return min(asked_nano, self.cap_nano) if self.is_firm else asked_nano
