@@ -181,8 +181,8 @@ def attribution_of(*, job: FineTuningJob) -> Attribution:
 
 
 def resume_hold_nano(*, job: FineTuningJob) -> int:
-    """Return the hold of a resume: the cap less the amount already paid, and above zero."""
-    return max(job.spend_cap_nano - get_captured_nano(source=job.pk), 1)
+    """Return the hold of a resume: the cap less the amount already paid."""
+    return job.spend_cap_nano - get_captured_nano(source=job.pk)
 
 
 def request_pause_at_cap(*, job: FineTuningJob, now: datetime.datetime) -> None:
@@ -203,11 +203,14 @@ def request_pause_at_cap(*, job: FineTuningJob, now: datetime.datetime) -> None:
 
 
 def _due_nano(job: FineTuningJob, status: JobStatus, gpu_ms: int) -> int:
-    """Return the cost of the job in its new status: past the limit of a firm price, no more than was charged before."""
+    """Return the cost of the job in its new status: past the limit of a firm price, no more than was charged before.
+
+    A pause leaves a nano-dollar of a firm price unpaid, because the hold of the resume must be above zero.
+    """
     cost = cost_of(job=job, gpu_ms=gpu_ms)
-    if job.overran_at is None or status == JobStatus.SUCCEEDED:
-        return cost
-    return min(cost, get_captured_nano(source=job.pk))
+    if job.overran_at is not None and status != JobStatus.SUCCEEDED:
+        return min(cost, get_captured_nano(source=job.pk))
+    return min(cost, job.spend_cap_nano - 1) if job.is_firm and status == JobStatus.PAUSED else cost
 
 
 def _settle(job: FineTuningJob, cost: int, status: JobStatus, gpu_ms: int) -> None:
