@@ -285,6 +285,30 @@ def settle_hold(*, hold_id: str, capture_nano: int, by: str, reason: str = "") -
 
 
 @transaction.atomic
+def record_estimate_loss(*, hold_id: str, total_nano: int, by: str) -> None:
+    """Post the part of a job's time that its firm price left unpaid, once the hold is settled.
+
+    It is revenue at the list price, given up as estimate loss, so it moves no credit. `total_nano` is the job's sum so
+    far: later settlements post the difference, which may be negative.
+    """
+    wallet = lock_wallet_of_hold(hold_id=hold_id)
+    found = Hold.objects.get(pk=hold_id)
+    lost = account(organization=None, kind=AccountKind.ESTIMATE_LOSS)
+    before = lost.entries.filter(organization_id=wallet.owner_id, transaction__source=found.source)
+    more_nano = total_nano + (before.aggregate(nano=Sum("amount_nano"))["nano"] or 0)
+    if more_nano:
+        post(
+            organization=wallet.owner_id,
+            kind=PostingKind.ESTIMATE_LOSS,
+            legs={lost: -more_nano, beside(wallet, AccountKind.REVENUE): more_nano},
+            by=by,
+            source=found.source,
+            idempotency_key=f"estimate_loss:{hold_id}",
+            request={"estimate_loss": hold_id, "total_nano": total_nano},
+        )
+
+
+@transaction.atomic
 def refund_source(*, organization: Organization | str, source: str, by: str, reason: str) -> int:
     """Refund everything captured for `source` and not refunded yet; return the amount."""
     wallet = lock_wallet(organization=organization)

@@ -38,6 +38,8 @@ MAX_RUNS = 1_200
 # With fewer finished runs, a tenth cannot be measured, and the physics' own interval stands. Grid points do not count
 # here, because they were measured alone and in order.
 _MIN_RUNS_FOR_SPREAD = 10
+# With fewer runs, their own spread does not even widen the range: one could be a fault.
+_MIN_RUNS_TO_WIDEN = 3
 # Spread (standard deviation of the logarithm) of the physics on uncalibrated hardware. _SPREAD_VOTES is its weight in
 # runs, _NEIGHBOUR_VOTES the weight of the pool's other runs beside a group's own. In the same simulation, 80 to 86 % of
 # runs then fall inside P10 to P90.
@@ -83,7 +85,8 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True):
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """The corrections from one pool's runs.
 
-    `number` counts the pool's versions, `physics` names the corrected formulas.
+    `number` counts the pool's versions, `physics` names the corrected formulas. `time_range` is the robust range of the
+    runs around their corrected times, and `days` counts the days on which they ended.
     """
 
     time: Learned = Learned()
@@ -92,6 +95,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     physics: str = PHYSICS
     runs: int = 0
     points: int = 0
+    time_range: Band = Band(0.0, 0.0)
+    days: int = 0
 
 
 class CrossValidation(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,11 +107,14 @@ class CrossValidation(msgspec.Struct, frozen=True, kw_only=True):
     calibrated: float | None
 
 
-def fit(observations: Sequence[Observation], *, number: int = 0) -> Calibration:
-    """Fit a pool's runs, given oldest first."""
+def fit(observations: Sequence[Observation], *, number: int = 0, days: int = 0) -> Calibration:
+    """Fit a pool's runs, given oldest first. `days` counts the days on which they ended."""
     recent = observations[-MAX_RUNS:]
+    time = _learn([(o.family, o.method, o.time_ratio) for o in recent])
     return Calibration(
-        time=_learn([(o.family, o.method, o.time_ratio) for o in recent]),
+        time=time,
+        time_range=_robust_range(time, [o for o in recent if not o.is_point]),
+        days=days,
         memory=_learn([(o.family, o.method, o.memory_ratio) for o in recent]),
         number=number,
         runs=sum(not o.is_point for o in recent),
@@ -131,6 +139,9 @@ def correct(calibration: Calibration, *, family: str, method: str) -> Correction
         time_factor=time[0],
         time_p10=time[1],
         time_p90=time[2],
+        time_low=math.exp(calibration.time_range.low),
+        time_high=math.exp(calibration.time_range.high),
+        days=calibration.days,
         memory_factor=memory[0],
         memory_p10=memory[1],
         memory_p90=memory[2],
@@ -288,6 +299,16 @@ def _band(key: str, learned: Learned, rows: Sequence[tuple[str, str, float]], we
     # Finite-sample correction of conformal prediction: one additional run is assumed beyond each end.
     reach = min(1.0, 0.9 * (learned.votes + 1) / learned.votes)
     return Band(min(0.0, _quantile(residuals, votes, 1 - reach)), max(0.0, _quantile(residuals, votes, reach)))
+
+
+def _robust_range(learned: Learned, runs: Sequence[Observation]) -> Band:
+    """Return the range of four fifths of the runs, from medians: one faulty run does not widen it."""
+    residuals = [math.log(o.time_ratio) - _offset(learned, o.family, o.method) for o in runs if o.time_ratio]
+    if len(residuals) < _MIN_RUNS_TO_WIDEN:
+        return Band(0.0, 0.0)
+    middle = median(residuals)
+    reach = _Z90 * _MAD_TO_SIGMA * median(abs(residual - middle) for residual in residuals)
+    return Band(min(0.0, middle - reach), max(0.0, middle + reach))
 
 
 def _levels_of(learned: Learned, family: str, method: str) -> Learned:

@@ -119,8 +119,9 @@ class QuoteRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Correction(msgspec.Struct, frozen=True, kw_only=True):
     """A pool's correction from finished runs: measured / predicted, as factors on the physics.
 
-    The `p10` and `p90` factors are of the residual spread around the corrected figure. `origin` names, for pages, the
-    data it was fitted on.
+    The `p10` and `p90` factors are of the residual spread around the corrected figure. While the runs are too few for
+    them, `time_low` and `time_high` are the least range of the time. `days` counts the days on which the runs ended.
+    `origin` names, for pages, the data it was fitted on.
     """
 
     origin: str
@@ -129,6 +130,9 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
     time_factor: float = 1.0
     time_p10: float | None = None  # None: the physics' own interval
     time_p90: float | None = None
+    time_low: float = 1.0
+    time_high: float = 1.0
+    days: int = 0
     memory_factor: float = 1.0
     memory_p10: float | None = None
     memory_p90: float | None = None

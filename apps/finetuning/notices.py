@@ -1,4 +1,6 @@
-"""What the creator of a job is told when it succeeded, failed or was paused: a notification, and a mail."""
+"""Notices of jobs: to the creator at a success, failure or pause, to operators when a firm price is overrun."""
+
+from django.conf import settings
 
 from django.utils.functional import lazy
 from django.utils.translation import gettext
@@ -32,6 +34,20 @@ def publish_end(*, job: FineTuningJob, by: str = "") -> None:
         topic="job.ended",
         key=key,
         payload={"job_id": job.pk, "status": job.status},
+        organization=job.organization_id,
+    )
+
+
+def alert_of_overrun(*, job: FineTuningJob) -> None:
+    """Queue a mail to the operators: the job paused at the limit of its firm price. Run it in that transaction."""
+    address = f"{settings.PUBLIC_URL}/staff/jobs/{job.pk}"
+    subject = "A job with a firm price was paused: it takes much longer than quoted"
+    body = f"{job.pk} paused at step {job.step} of {job.total_steps}. The customer pays nothing for this run.\n"
+    body += f"\nContinue it at your expense, or cancel it: {address}\n"
+    outbox.publish(
+        topic="mail",
+        key=f"job-overrun:{job.pk}:{job.firm_limit_nano}",
+        payload={"kind": "operators", "subject": subject, "body": body},
         organization=job.organization_id,
     )
 

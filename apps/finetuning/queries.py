@@ -86,7 +86,7 @@ def list_checkpoints(*, job: FineTuningJob) -> QuerySet[Checkpoint]:
 
 
 def get_active_run(*, job: FineTuningJob) -> Run | None:
-    return job.runs.filter(status__in=RUN_ACTIVE).select_related("worker", "pool").first()
+    return job.runs.filter(status__in=RUN_ACTIVE).select_related("worker", "pool", "resume_from").first()
 
 
 def list_pools() -> QuerySet[GpuPool]:

@@ -51,7 +51,7 @@ def train(
 
 
 def create_job(platform: Platform, stage: Stage, file_id: str, *, name: str, quantization: str | None) -> FineTuningJob:
-    """Show the estimate, and create the job with a spend cap far above it. Raises DemoFailed."""
+    """Show the estimate, and create the job with a cap far above it, for a metered pool. Raises DemoFailed."""
     quote = wait_for_quote(platform, stage, file_id, quantization=quantization)
     p90 = Decimal(quote.cost_usd.p90 or 0)
     balance = Decimal(platform.get("/billing", Billing).available_usd)
@@ -80,7 +80,8 @@ def create_job(platform: Platform, stage: Stage, file_id: str, *, name: str, qua
             raise
 
     job = until(create, lambda: trainer_hint(platform, file_id), platform, stage, "job", process="trainer")
-    stage.line("hold", f"${cap:.2f} set aside for {job.id}, far above the quote. What is not spent returns.")
+    held = Decimal(extra(job, JobMembers).spend_cap_usd or cap)
+    stage.line("hold", f"${held:.4f} set aside for {job.id}, the most that it can cost. What is not spent returns.")
     return job
 
 

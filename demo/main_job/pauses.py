@@ -17,6 +17,7 @@ PAUSE_REASONS = {
     "The spend cap is close": "it came close to its spend cap",
     "A budget of the organization is used up": "a budget of the organization is used up",
     "The organization is suspended": "the organization is suspended",
+    "Paused by us, unbilled": "it took much longer than quoted",
     "Pause requested": "a person paused it",
 }
 
@@ -34,18 +35,20 @@ def resume(platform: Platform, stage: Stage, job: FineTuningJob, *, is_watched: 
         balance = Decimal(platform.get("/billing", Billing).available_usd)
         raised = min(max(MIN_CAP_USD, 2 * cap), spent + balance)
         body = {"budget": {"max_cost_usd": str(raised)}}
-        text = (
-            f"The job paused because {reason}: ${spent:.4f} of ${cap:.4f} are spent. "
-            f"The cap is now ${raised:.2f}, and the job continues from its last checkpoint."
-        )
     try:
-        jobs.resume(job.id, extra_body=body)
+        resumed = jobs.resume(job.id, extra_body=body)
     except openai.APIStatusError as refused:
         if jobs.retrieve(job.id).status != JobStatus.PAUSED:
             return  # a person resumed or cancelled it
         text = f"The job paused because {reason}, and it cannot continue: {message_of(refused)}"
         is_short = refused.code == "insufficient_quota" or refused.param == "budget.max_cost_usd"
         raise DemoFailed(f"{text} {platform.operator_hint}" if is_short else text) from refused
+    if body:
+        now = Decimal(extra(resumed, JobMembers).spend_cap_usd or 0)
+        text = (
+            f"The job paused because {reason}: ${spent:.4f} of ${cap:.4f} are spent. "
+            f"The cap is now ${now:.2f}, and the job continues from its last checkpoint."
+        )
     stage.line("job", text)
 
 

@@ -17,7 +17,7 @@ from apps.contracts.parity import ParityResult
 from apps.core.database.clock import db_now
 from apps.core.templatetags.ui import usd
 from apps.datasets.inspection.inspections import inspect_version
-from apps.finetuning.models import FineTuningJob
+from apps.finetuning.models import FineTuningJob, GpuPool, PricePolicy
 from apps.finetuning.runs import leases
 from apps.serving.operations import deploy
 from tests.factories.finetuning import TrainingSetup, make_pool, make_training_file, make_worker
@@ -104,6 +104,7 @@ def lived(floor: TrainingSetup) -> SeededOrganization:
     make_pool("tiny", memory_bytes=2**20)
     done = floor.job(suffix="triage")
     claim(floor).succeed(floor.base_model, report=REPORT)
+    GpuPool.objects.update(price_policy=PricePolicy.METERED)
     capped = floor.job(suffix="capped", spend_cap_nano=60_000_000)
     attempt = claim(floor)
     attempt.beat(training_seconds=46.0)
@@ -258,6 +259,7 @@ def test_the_wizard_leads_from_a_dataset_to_a_launched_job(
     open_page: Open, floor: TrainingSetup, organization: Organization, alice: User
 ) -> None:
     make_training_file(organization, floor.base_model, rows=4_000)
+    GpuPool.objects.update(price_policy=PricePolicy.METERED)  # a cap above the quote is held
     page = open_page("/jobs/new", user=alice)
     proceed = page.locator("#wizard button.btn-primary[type=submit]")
 

@@ -324,6 +324,7 @@ URLS: dict[str, Url] = {
     "staff:viewing_stop": staff("POST"),
     "staff:job_detail": staff("GET", ids={"job_id": "job"}),
     "staff:job_cancel": staff("POST", ids={"job_id": "job"}),
+    "staff:job_continue": staff("POST", ids={"job_id": "job"}),
     "staff:books": staff("GET"),
     "staff:adjustment_create": staff(
         "GET",

@@ -18,7 +18,7 @@ from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest, Heartbeat
 from apps.core.database.clock import db_now
 from apps.core.objects.store import store
 from apps.finetuning.jobs import control
-from apps.finetuning.models import FineTuningJob, Run, RunUpload, Worker
+from apps.finetuning.models import FineTuningJob, GpuPool, PricePolicy, Run, RunUpload, Worker
 from apps.finetuning.runs import endings, leases, reports, uploads
 from apps.finetuning.runs.leases import Lease
 from tests.factories.finetuning import TrainingSetup, adapter_files, checkpoint_files, manifest_of
@@ -113,6 +113,12 @@ def _long_ago() -> Any:
 @pytest.fixture
 def floor(organization) -> TrainingSetup:
     return TrainingSetup(organization)
+
+
+@pytest.fixture
+def metered(floor: TrainingSetup) -> None:
+    """Have runs pause at their spend cap."""
+    GpuPool.objects.filter(pk=floor.pool.pk).update(price_policy=PricePolicy.METERED)
 
 
 @pytest.fixture

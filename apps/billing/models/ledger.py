@@ -62,6 +62,7 @@ class AccountKind(models.TextChoices):
     REFUND_CLEARING = "refund_clearing"
     BREAKAGE = "breakage"
     WRITEOFF = "writeoff"
+    ESTIMATE_LOSS = "estimate_loss"
 
 
 class PostingKind(models.TextChoices):
@@ -82,6 +83,7 @@ class PostingKind(models.TextChoices):
     PAYMENT_REFUNDED = "payment_refunded", gettext_noop("Paid back")
     RELEASE = "release", gettext_noop("Hold released")
     STRIPE_FEE = "stripe_fee", gettext_noop("Stripe's fee")
+    ESTIMATE_LOSS = "estimate_loss", gettext_noop("Time above the firm price, at our expense")
 
 
 class HoldPurpose(models.TextChoices):

@@ -11,6 +11,7 @@ from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.database.transitions import advance
 from apps.core.errors import DomainError, InvalidValue, Unavailable
+from apps.core.money import dollars
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.operations import request_count
 from apps.datasets.queries import find_refusal, find_token_count
@@ -47,6 +48,12 @@ class CannotLaunch(DomainError):
     code = "cannot_launch"
 
 
+class MaximumRaised(DomainError):
+    """The maximum of the job rose after its customer saw it; the message gives both."""
+
+    code = "maximum_raised"
+
+
 def is_ready_to_admit(job: FineTuningJob) -> bool:
     """Return whether the job's files are validated, counted and compared."""
     files = [job.training_file, *([job.validation_file] if job.validation_file else [])]
@@ -64,9 +71,15 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
     require_rows_to_train(job.training_file, job.validation_file)
     quoted = _choose_pool(job, now)
     estimate = quoted.estimate
-    cap_nano = stored_request(job).spend_cap_nano or quoted.cap_nano
-    if quoted.price is None or cap_nano is None:
+    asked = stored_request(job)
+    cap_nano = quoted.maximum_nano(asked.spend_cap_nano)
+    if quoted.price is None or cap_nano is None or quoted.cap_nano is None:
         raise CannotLaunch("The job has no price.", param="compute.pool")
+    if asked.shown_max_nano is not None and asked.shown_max_nano < cap_nano:
+        raise MaximumRaised(
+            f"The maximum is now {dollars(cap_nano)} instead of {dollars(asked.shown_max_nano)}: check it and launch.",
+            param="budget.max_cost_usd",
+        )
     require_cap(cap_nano=cap_nano, least_nano=quoted.least_cap_nano or 0)
     job.gpu_count = estimate.gpu_count
     require_any_storage(organization=job.organization_id)
@@ -90,6 +103,8 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
         estimate=snapshot(estimate) | outcomes.provenance(base_model=job.base_model, correction=quoted.correction),
         hyperparameters=msgspec.to_builtins(recipe),
         spend_cap_nano=cap_nano,
+        firm_max_nano=quoted.cap_nano if quoted.is_firm else None,
+        firm_limit_nano=quoted.pool.firm_limit_nano(quoted.cap_nano) if quoted.is_firm else None,
         hold_id=held.pk,
         queued_at=now,
         total_steps=estimate.steps,

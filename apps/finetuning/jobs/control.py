@@ -65,12 +65,20 @@ def dismiss_failure(*, job: FineTuningJob, by: str, now: datetime.datetime) -> N
 def resume(*, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nano: int | None = None) -> FineTuningJob:
     """Hold the rest of the cap (or of a new one) and queue a paused job again, from its last checkpoint.
 
-    Raises InvalidState unless the job is paused and its cap leaves room, InsufficientBalance, BudgetExceeded.
+    A cap above the maximum of a firm price means that maximum. Raises InvalidState unless the job is paused and its cap
+    leaves room, InsufficientBalance, BudgetExceeded.
     """
     job = _locked(job)
     if job.status != JobStatus.PAUSED:
         raise InvalidState(f"The job must be paused to be resumed; it is {job.status}.", param=_PARAM)
-    job.spend_cap_nano = job.spend_cap_nano if spend_cap_nano is None else spend_cap_nano
+    if job.overran_at:
+        raise InvalidState(
+            "We paused the job because it takes much longer than quoted. Our operators can continue it, and you pay "
+            f"at most {dollars(job.spend_cap_nano)}. You can also cancel it at no further cost.",
+            param=_PARAM,
+        )
+    if spend_cap_nano is not None:
+        job.spend_cap_nano = min(spend_cap_nano, job.firm_max_nano or spend_cap_nano)
     least_nano = charges.least_cap_of(job=job)
     if job.spend_cap_nano < least_nano:
         raise InvalidState(
@@ -101,6 +109,25 @@ def resume(*, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nan
         organization=job.organization_id, by=by, action="job.resumed", target=job.pk, cap_nano=job.spend_cap_nano
     )
     return job
+
+
+@transaction.atomic
+def continue_overrun(*, job: FineTuningJob, by: str, now: datetime.datetime) -> FineTuningJob:
+    """Resume a job that reached the limit of its firm price, up to the limit that follows; an operator asks for it.
+
+    Raises InvalidState unless the job waits for this, and the errors of `resume`.
+    """
+    job = _locked(job)
+    if job.status != JobStatus.PAUSED or job.overran_at is None or job.pool is None:
+        raise InvalidState("Only a job that paused at the limit of its firm price is continued here.", param=_PARAM)
+    job.firm_limit_nano = (job.firm_limit_nano or 0) + job.pool.firm_limit_nano(job.spend_cap_nano)
+    job.overran_at = None
+    job.save(update_fields=["firm_limit_nano", "overran_at"])
+    audit.record(
+        organization=job.organization_id, by=by, action="job.overrun_continued", target=job.pk,
+        limit_nano=job.firm_limit_nano,
+    )  # fmt: skip
+    return resume(job=job, by=by, now=now)
 
 
 def pause_jobs_of_budget(*, budget_id: str, now: datetime.datetime) -> int:

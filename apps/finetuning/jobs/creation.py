@@ -110,6 +110,7 @@ def _new_job(organization: Organization | str, request: JobRequest, by: str) -> 
                 pool=request.pool,
                 gpu_count=request.gpu_count,
                 spend_cap_nano=request.spend_cap_nano,
+                shown_max_nano=request.shown_max_nano,
                 fingerprint=request.fingerprint,
                 start_from=start_point.start_from,
                 asked=asked_hyperparameters(request),

@@ -1,6 +1,7 @@
 """Progress of a job: the share of its steps, its cost, its speed, and the time left at its own pace."""
 
 import datetime
+import math
 from dataclasses import dataclass
 from statistics import median
 
@@ -10,6 +11,10 @@ from apps.finetuning.models import FineTuningJob, JobEvent, Run
 from apps.finetuning.usage import charges
 
 _SPEED_REPORTS = 15  # a checkpoint's pause slows one report, but not the median of 15
+# The quoted pace counts as much as measured steps of this time, but of no larger share of the job. So the first steps
+# cause no jump, and the run's own pace decides from the first minute.
+_QUOTED_SECONDS, _QUOTED_SHARE = 20.0, 0.1
+_MOST_SECONDS = 1e8  # three years: a longer time means that a report is wrong
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,9 +22,9 @@ class _StepReport:
     """A worker's figures after a step; None if it did not report them."""
 
     reported_at: datetime.datetime
+    step: int
     tokens_per_second: float | None
     training_seconds: float
-    eta_seconds: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +32,7 @@ class JobProgress:
     """The progress of a job at one moment, as pages, streams and the API show it.
 
     `spent_nano` is the cost of stopping now, or the actual cost of a job that paused or ended. `seconds_left` runs to
-    the end of the job. It is None if unknown: in the queue, after the last step, and past the estimate.
+    the end of training, and is above 0. It is None if unknown: in the queue, after the last step, and while it pauses.
     """
 
     percent: int
@@ -67,9 +72,9 @@ def _reports(job: FineTuningJob, run: Run) -> list[_StepReport]:
     return [
         _StepReport(
             reported_at=reported_at,
+            step=data.get("step", 0),
             tokens_per_second=data.get("tokens_per_second"),
             training_seconds=data.get("training_seconds", 0.0),
-            eta_seconds=data.get("eta_seconds"),
         )
         for reported_at, data in steps.values_list("created_at", "data")[:_SPEED_REPORTS]
     ]
@@ -83,21 +88,33 @@ def _spent_nano(job: FineTuningJob, run: Run | None, reports: list[_StepReport],
 
 
 def _seconds_left(job: FineTuningJob, run: Run, reports: list[_StepReport], now: datetime.datetime) -> float | None:
-    if job.status != JobStatus.RUNNING or run.leased_at is None:
+    """Return the time left at the run's own pace, by the database's clock.
+
+    The pace is that of the steps so far, evaluations and checkpoints included, after some steps at the quoted pace.
+    Between reports the time left runs down, and more slowly the longer no step comes.
+    """
+    if job.status != JobStatus.RUNNING or run.leased_at is None or not job.total_steps:
         return None
-    undone = 1 - job.step / job.total_steps if job.total_steps else 1.0
-    if undone <= 0:
+    pace, begun_at = _quoted_pace(job), run.training_started_at
+    first = run.resume_from.step if run.resume_from else 0
+    since, step = (begun_at, job.step) if begun_at else (run.leased_at, first)
+    if begun_at and reports and (done := reports[0].step - first) > 0:
+        since = reports[0].reported_at
+        quoted = min(_QUOTED_SECONDS / pace, _QUOTED_SHARE * job.total_steps) if pace else 0.0
+        pace = (max((since - begun_at).total_seconds(), 0.0) + quoted * pace) / (done + quoted)
+    left = pace * (job.total_steps - step) + (0.0 if begun_at else _loading_seconds(job))
+    if not 0 < left < _MOST_SECONDS:
         return None
-    estimate = job.estimate
-    if reports and (pace := reports[0].eta_seconds) is not None:
-        reported_at = reports[0].reported_at
-        beside = (estimate.get("evaluation_seconds") or 0.0) + (estimate.get("checkpoint_seconds") or 0.0)
-        left = pace + beside * undone
-    else:
-        training, whole = estimate.get("train_seconds_p50"), estimate.get("run_seconds_p50")
-        if training is None:
-            return None
-        reported_at = run.leased_at
-        left = max((whole or training) - training, 0.0) + training * undone
-    left -= (now - reported_at).total_seconds()
-    return left if left > 0 else None
+    return left * math.exp(-max((now - since).total_seconds(), 0.0) / left) or None
+
+
+def _quoted_pace(job: FineTuningJob) -> float:
+    """Return the quoted seconds of a step with its share of evaluations and checkpoints; 0 if unknown."""
+    parts = ("train_seconds_p50", "evaluation_seconds", "checkpoint_seconds")
+    return sum(job.estimate.get(part) or 0.0 for part in parts) / (job.total_steps or 1)
+
+
+def _loading_seconds(job: FineTuningJob) -> float:
+    """Return the quoted seconds from a worker's claim to the first step."""
+    parts = ("startup_seconds", "download_seconds", "reference_seconds")
+    return sum(job.estimate.get(part) or 0.0 for part in parts)

@@ -19,7 +19,7 @@ class JobRequest:
 
     `hyperparameters` may be partial. `pool` and `gpu_count` None mean the cheapest; `pool` may be the key of an option,
     which includes its GPUs. `base_model` may name an adapter version or a checkpoint to continue from. `objective` None
-    follows the rows.
+    follows the rows. A job whose maximum is above `shown_max_nano` is not launched.
     """
 
     base_model: str
@@ -31,6 +31,7 @@ class JobRequest:
     pool: str | None = None
     gpu_count: int | None = None
     spend_cap_nano: int | None = None
+    shown_max_nano: int | None = None
     suffix: str = ""
     seed: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)

@@ -266,7 +266,7 @@ def _priced(change: Change, job: FineTuningJob, now: datetime.datetime) -> Sugge
         return Suggestion(change=change, price_nano=price_nano, pool=best.key, obstacle=obstacle)
     own_cap = wanted.spend_cap_nano or 0
     least_nano = max(price_nano or 0, best.least_cap_nano or 0)
-    hold_nano = own_cap if price_nano is not None and own_cap >= least_nano else best.cap_nano
+    hold_nano = best.maximum_nano(own_cap if price_nano is not None and own_cap >= least_nano else None)
     return Suggestion(change=change, price_nano=price_nano, hold_nano=hold_nano, pool=best.key)
 
 

@@ -2,7 +2,7 @@
 
 from apps.finetuning.models.calibrations import CalibrationPoint, CalibrationVersion, PoolAccuracy
 from apps.finetuning.models.jobs import FineTuningJob, JobEvent, Quota, TrackerKey
-from apps.finetuning.models.pools import GpuPool, ThroughputProbe, Worker, WorkerKind, WorkerToken
+from apps.finetuning.models.pools import GpuPool, PricePolicy, ThroughputProbe, Worker, WorkerKind, WorkerToken
 from apps.finetuning.models.runs import Checkpoint, Run, RunUpload
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "GpuPool",
     "JobEvent",
     "PoolAccuracy",
+    "PricePolicy",
     "Quota",
     "Run",
     "RunUpload",

@@ -70,6 +70,13 @@ class FineTuningJob(OrganizationModel):
     estimate = models.JSONField(default=dict, help_text="apps.estimates.quote.Estimate at the moment of launch")
     price_rule = models.ForeignKey("catalog.PriceRule", on_delete=models.PROTECT, related_name="+", null=True)
     spend_cap_nano = models.BigIntegerField(default=0)
+    firm_max_nano = models.BigIntegerField(
+        null=True, help_text="The quoted maximum, if the price was firm at launch; no cap is above it."
+    )
+    firm_limit_nano = models.BigIntegerField(
+        null=True, help_text="What the time of a run may cost before a job with a firm price pauses."
+    )
+    overran_at = models.DateTimeField(null=True, help_text="When it reached that limit; an operator continues it.")
     hold_id = models.CharField(max_length=40, blank=True)
     created_by = models.CharField(max_length=64)
     created_at = models.DateTimeField(db_default=Now())
@@ -112,6 +119,16 @@ class FineTuningJob(OrganizationModel):
                 | (~Q(status__in=sorted(JOB_TERMINAL)) & Q(finished_at=None)),
             ),
             models.CheckConstraint(name="job_cost_within_cap", condition=Q(cost_nano__lte=F("spend_cap_nano"))),
+            models.CheckConstraint(
+                name="job_cap_within_firm_max",
+                condition=Q(firm_max_nano=None, firm_limit_nano=None, overran_at=None)
+                | Q(
+                    firm_max_nano__isnull=False,
+                    firm_limit_nano__isnull=False,
+                    firm_max_nano__gte=F("spend_cap_nano"),
+                    firm_limit_nano__gte=F("firm_max_nano"),
+                ),
+            ),
             models.UniqueConstraint(
                 fields=["organization", "idempotency_key"],
                 name="job_idempotent",
@@ -123,6 +140,11 @@ class FineTuningJob(OrganizationModel):
             models.Index(fields=["pool", "status"], name="job_pool_status"),
         ]
         triggers = [status_trigger("job_status", JOB_TRANSITIONS)]
+
+    @property
+    def is_firm(self) -> bool:
+        """Return whether the job runs on past its cap, at the operator's expense: the cap is the quoted maximum."""
+        return self.firm_max_nano is not None and self.spend_cap_nano == self.firm_max_nano
 
     @property
     def adapter_name(self) -> str:

@@ -8,6 +8,13 @@ from apps.core.ids import IdField
 from apps.finetuning.models.constraints import paired
 
 
+class PricePolicy(models.TextChoices):
+    """What a run that is slower than quoted costs: at most the quoted maximum, or its time up to the spend cap."""
+
+    FIRM = "firm", "Firm: the customer pays at most the quoted maximum"
+    METERED = "metered", "Metered: the customer pays for the time, up to the spend cap"
+
+
 class GpuPool(models.Model):
     """Workers of one GPU type in one region, with one queue and one price."""
 
@@ -22,6 +29,13 @@ class GpuPool(models.Model):
     )
     is_spot = models.BooleanField(default=False, help_text="Its machines may be taken away at any moment.")
     interruptions_per_hour = models.FloatField(default=0.0, help_text="Expected of one machine; 0 unless spot.")
+    price_policy = models.CharField(max_length=8, choices=PricePolicy, default=PricePolicy.FIRM)
+    firm_factor = models.DecimalField(
+        max_digits=4,
+        decimal_places=2,
+        default=3,
+        help_text="A run with a firm price pauses once its time costs this many times the quoted maximum.",
+    )
     calibration = models.ForeignKey(
         "CalibrationVersion", on_delete=models.PROTECT, null=True, related_name="+", help_text="In use; null: none."
     )
@@ -39,10 +53,15 @@ class GpuPool(models.Model):
                 name="pool_interruptions_iff_spot",
                 condition=Q(is_spot=True, interruptions_per_hour__gt=0) | Q(is_spot=False, interruptions_per_hour=0),
             ),
+            models.CheckConstraint(name="pool_firm_factor", condition=Q(firm_factor__gte=1, firm_factor__lte=10)),
         ]
 
     def __str__(self) -> str:
         return self.name
+
+    def firm_limit_nano(self, maximum_nano: int) -> int:
+        """Return the value of the time after which a run with this quoted maximum pauses."""
+        return min(int(maximum_nano * self.firm_factor), models.BigIntegerField.MAX_BIGINT)
 
 
 class WorkerKind(models.TextChoices):

@@ -57,7 +57,7 @@ def refit_pool(*, pool_id: str, now: datetime.datetime) -> CalibrationVersion | 
     version = CalibrationVersion.objects.create(
         pool=pool,
         number=number,
-        calibration=msgspec.to_builtins(fit(observations, number=number)),
+        calibration=msgspec.to_builtins(fit(observations, number=number, days=_days(fitting))),
         fitted_on=msgspec.to_builtins(_fitted_on(points, fitting, observations)),
         last_point=fitting[-1].pk if fitting else 0,
         created_at=now,
@@ -153,6 +153,11 @@ def _fitted_on(
         time=cross_validate(observations, quantity="time_ratio"),
         memory=cross_validate(observations, quantity="memory_ratio"),
     )
+
+
+def _days(points: Sequence[CalibrationPoint]) -> int:
+    """Return the number of UTC days on which the runs ended."""
+    return len({point.created_at.astimezone(datetime.UTC).date() for point in points})
 
 
 def _count(names: Sequence[str]) -> dict[str, int]:

@@ -4,23 +4,29 @@ import datetime
 from collections import defaultdict
 from dataclasses import dataclass
 
-from django.db.models import Sum
+from django.db.models import OuterRef, QuerySet, Subquery, Sum
 
-from apps.billing.models import Hold, HoldPurpose, HoldStatus, PoolCost
+from apps.billing.models import AccountKind, Hold, HoldPurpose, HoldStatus, LedgerEntry, PoolCost
 from apps.core import audit
 from apps.core.errors import InvalidValue
-from apps.finetuning.models import GpuPool, Run, Worker, WorkerKind
+from apps.finetuning.models import FineTuningJob, GpuPool, Run, Worker, WorkerKind
 from apps.finetuning.usage.occupancy import held_gpu_seconds, seconds_between
 
 _HOUR_SECONDS = 3600
+_LOSSES_SHOWN = 50
 
 
 @dataclass(frozen=True)
 class Margin:
-    """A pool's month. `cost_nano` is None until an operator sets the GPU cost. Idle hours cost as much as busy ones."""
+    """A pool's month. `cost_nano` is None until an operator sets the GPU cost. Idle hours cost as much as busy ones.
+
+    `estimate_loss_nano` is the list price of the time above firm prices. The GPU cost includes that time, so the margin
+    does not subtract it again.
+    """
 
     pool: GpuPool
     revenue_nano: int
+    estimate_loss_nano: int
     online_gpu_seconds: float
     busy_gpu_seconds: float
     billed_gpu_seconds: float
@@ -48,21 +54,39 @@ class Margin:
         return round(seconds) * self.nano_per_gpu_hour // _HOUR_SECONDS
 
 
+@dataclass(frozen=True)
+class EstimateLoss:
+    """The list price of the time above a job's firm price that a month's settlements left unpaid."""
+
+    job: FineTuningJob
+    nano: int
+
+
 def list_margins(*, month: datetime.date, now: datetime.datetime) -> list[Margin]:
     """Return every pool's month so far. A worker is online from its admission until it was last seen."""
-    begin = datetime.datetime.combine(month, datetime.time(), datetime.UTC)
+    begin, end = _span(month, now)
     after = (month + datetime.timedelta(32)).replace(day=1)
-    end = min(datetime.datetime.combine(after, datetime.time(), datetime.UTC), now)
     # Of each pool the newest cost that starts before the month's end.
     costs = PoolCost.objects.filter(from_day__lt=after).order_by("from_day")
     cost_of_hour = dict(costs.values_list("pool_name", "nano_per_gpu_hour"))
     online, billed = _online(begin, end), _billed(begin, end)
     busy = held_gpu_seconds(Run.objects.all(), by="pool_id", begin=begin, end=end)
-    revenue = _revenue(begin, end)
+    revenue, lost = _revenue(begin, end), _losses(begin, end, by="pool")
     return [
-        Margin(pool, revenue[pool.pk], online[pool.pk], busy[pool.pk], billed[pool.pk], cost_of_hour.get(pool.name))
+        Margin(
+            pool, revenue[pool.pk], lost.get(pool.pk, 0), online[pool.pk], busy[pool.pk], billed[pool.pk],
+            cost_of_hour.get(pool.name),
+        )
         for pool in GpuPool.objects.order_by("name")
-    ]
+    ]  # fmt: skip
+
+
+def list_estimate_losses(*, month: datetime.date, now: datetime.datetime) -> list[EstimateLoss]:
+    """Return the month's largest estimate losses, at most `_LOSSES_SHOWN`, with their jobs."""
+    lost = _losses(*_span(month, now), by="pk")
+    largest = sorted((pk for pk, nano in lost.items() if nano), key=lambda pk: -lost[pk])[:_LOSSES_SHOWN]
+    jobs = FineTuningJob.objects.select_related("organization", "pool").in_bulk(largest)
+    return [EstimateLoss(jobs[pk], lost[pk]) for pk in largest if pk in jobs]
 
 
 def set_pool_cost(*, pool: GpuPool, nano_per_gpu_hour: int, from_day: datetime.date, by: str) -> PoolCost:
@@ -74,6 +98,23 @@ def set_pool_cost(*, pool: GpuPool, nano_per_gpu_hour: int, from_day: datetime.d
     )
     audit.record(organization=None, by=by, action="pool.cost_set", target=pool.pk, nano_per_gpu_hour=nano_per_gpu_hour)
     return cost
+
+
+def _span(month: datetime.date, now: datetime.datetime) -> tuple[datetime.datetime, datetime.datetime]:
+    """Return the month's begin and its end, which for the present month is now."""
+    after = (month + datetime.timedelta(32)).replace(day=1)
+    begin, end = (datetime.datetime.combine(day, datetime.time(), datetime.UTC) for day in (month, after))
+    return begin, min(end, now)
+
+
+def _losses(begin: datetime.datetime, end: datetime.datetime, *, by: str) -> dict[str, int]:
+    """Return the estimate losses posted in this time by a field of their job."""
+    entries: QuerySet[LedgerEntry] = LedgerEntry.objects.filter(
+        account__kind=AccountKind.ESTIMATE_LOSS, created_at__gte=begin, created_at__lt=end
+    )
+    of_job = FineTuningJob.objects.filter(pk=OuterRef("transaction__source")).values(by)
+    sums = entries.annotate(of=Subquery(of_job)).values("of").annotate(nano=-Sum("amount_nano"))
+    return dict(sums.order_by().values_list("of", "nano"))
 
 
 def _online(begin: datetime.datetime, end: datetime.datetime) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 import datetime
 import secrets
+from decimal import Decimal
 
 from django.db import transaction
 
@@ -13,10 +14,11 @@ from apps.contracts.worker_api import EnrollRequest, EnrollResponse
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, InvalidValue, NotFound, Status
-from apps.finetuning.models import GpuPool, ThroughputProbe, Worker, WorkerKind, WorkerToken
+from apps.finetuning.models import GpuPool, PricePolicy, ThroughputProbe, Worker, WorkerKind, WorkerToken
 from apps.finetuning.runs.leases import sha256_hex
 
 _TOKEN_LIFE = datetime.timedelta(hours=24)
+FIRM_FACTOR, MAX_FIRM_FACTOR = Decimal(3), 10
 _MAX_INTERRUPTIONS_PER_HOUR = 12.0  # with more than one in five minutes no job makes progress
 
 
@@ -35,6 +37,8 @@ def create_pool(
     region: str,
     memory_bytes: int,
     interruptions_per_hour: float | None = None,
+    price_policy: str = PricePolicy.FIRM,
+    firm_factor: Decimal = FIRM_FACTOR,
     by: str,
 ) -> GpuPool:
     """Open a pool, of spot machines if interruptions are expected.
@@ -44,7 +48,12 @@ def create_pool(
     if GpuPool.objects.filter(name=name).exists():
         raise InvalidValue(f"There is a pool named {name!r} already.", param="name")
     pool = GpuPool.objects.create(
-        name=name, gpu_type=gpu_type, region=region, memory_bytes=memory_bytes, **_spot(interruptions_per_hour)
+        name=name,
+        gpu_type=gpu_type,
+        region=region,
+        memory_bytes=memory_bytes,
+        **_spot(interruptions_per_hour),
+        **_policy(price_policy, firm_factor),
     )
     audit.record(organization=None, by=by, action="pool.created", target=pool.pk, name=name)
     return pool
@@ -59,9 +68,11 @@ def edit_pool(
     is_open: bool,
     serves_whole_models: bool = False,
     interruptions_per_hour: float | None = None,
+    price_policy: str = PricePolicy.FIRM,
+    firm_factor: Decimal = FIRM_FACTOR,
     by: str,
 ) -> GpuPool:
-    """Change a pool's settings.
+    """Change a pool's settings. Jobs keep the price policy they were launched with.
 
     Its name and GPU type cannot change: its price and history use them. Raises InvalidValue.
     """
@@ -71,12 +82,24 @@ def edit_pool(
         "is_open": is_open,
         "serves_whole_models": serves_whole_models,
     }
-    changes |= _spot(interruptions_per_hour)
+    changes |= _spot(interruptions_per_hour) | _policy(price_policy, firm_factor)
     for name, value in changes.items():
         setattr(pool, name, value)
     pool.save(update_fields=list(changes))
-    audit.record(organization=None, by=by, action="pool.edited", target=pool.pk, is_open=is_open, is_spot=pool.is_spot)
+    audit.record(
+        organization=None, by=by, action="pool.edited", target=pool.pk, is_open=is_open, is_spot=pool.is_spot,
+        price_policy=price_policy, firm_factor=str(firm_factor),
+    )  # fmt: skip
     return pool
+
+
+def _policy(price_policy: str, firm_factor: Decimal) -> dict[str, object]:
+    """Return the fields of a pool's price policy. Raises InvalidValue."""
+    if price_policy not in PricePolicy.values:
+        raise InvalidValue("Choose firm or metered.", param="price_policy")
+    if not (firm_factor.is_finite() and 1 <= firm_factor <= MAX_FIRM_FACTOR):
+        raise InvalidValue(f"Set a factor from 1 to {MAX_FIRM_FACTOR}.", param="firm_factor")
+    return {"price_policy": price_policy, "firm_factor": firm_factor}
 
 
 def _spot(interruptions_per_hour: float | None) -> dict[str, object]:

@@ -13,7 +13,7 @@ from apps.estimates.physics.gpus import GIB
 from apps.estimates.quote import Estimate
 from apps.estimates.ranking import RankedOption, Ranking, rank
 from apps.estimates.requests import Correction
-from apps.finetuning.models import GpuPool
+from apps.finetuning.models import GpuPool, PricePolicy
 from apps.finetuning.usage.charges import least_cap_nano
 
 _COUNT = re.compile("[1-9][0-9]{0,2}")
@@ -21,7 +21,10 @@ _COUNT = re.compile("[1-9][0-9]{0,2}")
 
 @dataclass(frozen=True)
 class PoolQuote:
-    """One option: a number of GPUs of one pool. `cap_nano` is the suggested spend cap, and the hold of a launch."""
+    """One option: a number of GPUs of one pool.
+
+    `cap_nano` is the quoted maximum: the suggested spend cap, and the hold of a launch.
+    """
 
     pool: GpuPool
     estimate: Estimate
@@ -44,6 +47,17 @@ class PoolQuote:
     def is_minimum(self) -> bool:
         """Return whether the minimum charge of a start exceeds the expected cost of training."""
         return (self.estimate.billed_seconds_p50 or 0) - 1 > (self.estimate.train_seconds_p50 or 0.0)
+
+    @property
+    def is_firm(self) -> bool:
+        """Return whether a run that is slower than quoted costs no more than the quoted maximum, and goes on."""
+        return self.pool.price_policy == PricePolicy.FIRM
+
+    def maximum_nano(self, asked_nano: int | None) -> int | None:
+        """Return the most that a launch with this spend cap costs: with a firm price, at most the quoted maximum."""
+        if asked_nano is None or self.cap_nano is None:
+            return asked_nano or self.cap_nano
+        return min(asked_nano, self.cap_nano) if self.is_firm else asked_nano
 
     @property
     def least_cap_nano(self) -> int | None:

@@ -6,7 +6,7 @@ from typing import TypedDict, Unpack
 from apps.adapters.models import AdapterVersion
 from apps.billing.budgets import Attribution, attribution_of_actor
 from apps.billing.models import Hold, HoldPurpose
-from apps.billing.operations import InsufficientBalance, hold, refund_source, settle_hold
+from apps.billing.operations import InsufficientBalance, hold, record_estimate_loss, refund_source, settle_hold
 from apps.billing.queries import get_captured_nano
 from apps.catalog.models import PriceRule
 from apps.contracts.failures import CAUSES, Blame, FailureCode
@@ -23,8 +23,8 @@ from apps.finetuning.lifecycle import (
     RunStatus,
 )
 from apps.finetuning.models import Checkpoint, FineTuningJob, Run
-from apps.finetuning.notices import publish_end
-from apps.finetuning.usage.charges import billed_ms, cost_of, is_at_cap, least_cap_nano
+from apps.finetuning.notices import alert_of_overrun, publish_end
+from apps.finetuning.usage.charges import billed_ms, cost_of, estimate_loss_nano, is_at_cap, least_cap_nano
 
 
 class JobChanges(TypedDict, total=False):
@@ -118,16 +118,22 @@ def succeed_job(
 
 
 def pause_job(*, job: FineTuningJob, now: datetime.datetime) -> None:
-    """Pause the job with its checkpoint: charge the durable steps and release the rest of the hold."""
+    """Pause the job with its checkpoint: charge the durable steps and release the rest of the hold.
+
+    A job that reached the limit of its firm price is charged nothing, and operators get a mail.
+    """
     try_advance(job, to=JobStatus.PAUSING, transitions=JOB_TRANSITIONS)
     gpu_ms = billed_ms(job=job)
-    cost = cost_of(job=job, gpu_ms=gpu_ms)
+    cost = _due_nano(job, JobStatus.PAUSED, gpu_ms)
     advance(
         job, to=JobStatus.PAUSED, transitions=JOB_TRANSITIONS, billed_gpu_ms=gpu_ms, cost_nano=cost, waiting_reason=""
     )
-    _settle(job, cost, JobStatus.PAUSED)
+    _settle(job, cost, JobStatus.PAUSED, gpu_ms)
     is_capped = job.pause_requested_by == "system" and is_at_cap(job=job, gpu_ms=gpu_ms)
     message = "Paused at the spend cap" if is_capped else "Paused"
+    if job.overran_at:
+        message = "Paused by us, unbilled, because the run takes much longer than quoted"
+        alert_of_overrun(job=job)
     events.append(
         job, type="state", message=f"{message}; the last checkpoint is kept", status=JobStatus.PAUSED, cost_nano=cost
     )
@@ -180,25 +186,42 @@ def resume_hold_nano(*, job: FineTuningJob) -> int:
 
 
 def request_pause_at_cap(*, job: FineTuningJob, now: datetime.datetime) -> None:
-    """Ask the run to checkpoint and stop, because continuing would cost more than the customer's cap.
+    """Ask the run to checkpoint and stop, because continuing would pass the customer's cap or the firm price's limit.
 
     A run that ends before it receives the request succeeds. So the event reports the request, and `pause_job` reports
     the pause.
     """
     changed = FineTuningJob.objects.filter(pk=job.pk, pause_requested_at=None).update(
-        pause_requested_at=now, pause_requested_by="system"
+        pause_requested_at=now, pause_requested_by="system", overran_at=now if job.is_firm else None
     )
     if changed:
         job.refresh_from_db()
         try_advance(job, to=JobStatus.PAUSING, transitions=JOB_TRANSITIONS)
-        message = "The spend cap is close: asked the worker to save a checkpoint"
+        reason = "The run takes much longer than quoted" if job.overran_at else "The spend cap is close"
+        message = f"{reason}: asked the worker to save a checkpoint"
         events.append(job, type="state", level="warn", message=message)
 
 
-def _settle(job: FineTuningJob, cost: int, status: JobStatus) -> None:
-    """Close the open hold: charge the cost not covered by earlier holds (closed at a pause), and return the rest."""
+def _due_nano(job: FineTuningJob, status: JobStatus, gpu_ms: int) -> int:
+    """Return the cost of the job in its new status: past the limit of a firm price, no more than was charged before.
+
+    A pause leaves a nano-dollar of a firm price unpaid, because the hold of the resume must be above zero.
+    """
+    cost = cost_of(job=job, gpu_ms=gpu_ms)
+    if job.overran_at is not None and status != JobStatus.SUCCEEDED:
+        return min(cost, get_captured_nano(source=job.pk))
+    return min(cost, job.spend_cap_nano - 1) if job.is_firm and status == JobStatus.PAUSED else cost
+
+
+def _settle(job: FineTuningJob, cost: int, status: JobStatus, gpu_ms: int) -> None:
+    """Close the open hold: charge the cost not covered by earlier holds (closed at a pause), and return the rest.
+
+    The value of the time that a firm price leaves unpaid is posted as estimate loss.
+    """
     rest = max(cost - get_captured_nano(source=job.pk), 0)
     settle_hold(hold_id=job.hold_id, capture_nano=rest, by="system", reason=f"{job.pk} {status}")
+    loss_nano = estimate_loss_nano(job=job, gpu_ms=gpu_ms, cost_nano=cost)
+    record_estimate_loss(hold_id=job.hold_id, total_nano=loss_nano, by="system")
 
 
 def _end_job(
@@ -211,7 +234,7 @@ def _end_job(
     level: str = "info",
     **changes: Unpack[JobChanges],
 ) -> None:
-    cost = cost_of(job=job, gpu_ms=gpu_ms)
+    cost = _due_nano(job, status, gpu_ms)
     is_held = bool(job.hold_id) and job.status != JobStatus.PAUSED
     advance(
         job,
@@ -224,7 +247,7 @@ def _end_job(
         **changes,
     )
     if is_held:
-        _settle(job, cost, status)
+        _settle(job, cost, status, gpu_ms)
     if not cost:
         refund_source(organization=job.organization_id, source=job.pk, by="system", reason=f"{job.pk} {status}")
     events.append(job, type="state", level=level, message=message, status=status, cost_nano=cost)

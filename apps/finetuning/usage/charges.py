@@ -54,10 +54,19 @@ def trained_ms(*, job: FineTuningJob) -> int:
 
 def cost_of(*, job: FineTuningJob, gpu_ms: int) -> int:
     """Return the cost of this GPU time at the job's own price, never above its cap."""
+    return min(value_of(job=job, gpu_ms=gpu_ms), job.spend_cap_nano)
+
+
+def value_of(*, job: FineTuningJob, gpu_ms: int) -> int:
+    """Return this GPU time at the job's own price, above the cap as well."""
     if job.price_rule is None:
         return 0
-    cost = rated(quantity=gpu_ms, price_nano=job.price_rule.price_nano, per=job.price_rule.per)
-    return min(cost, job.spend_cap_nano)
+    return rated(quantity=gpu_ms, price_nano=job.price_rule.price_nano, per=job.price_rule.per)
+
+
+def estimate_loss_nano(*, job: FineTuningJob, gpu_ms: int, cost_nano: int) -> int:
+    """Return the part of this time's value that a firm price leaves to the operator; 0 without a firm price."""
+    return max(value_of(job=job, gpu_ms=gpu_ms) - cost_nano, 0) if job.is_firm else 0
 
 
 def least_seconds(*, step_seconds: float) -> int:
@@ -80,12 +89,13 @@ def cheapest_start_nano(*, organization: Organization | str) -> int:
 
 
 def least_cap_of(*, job: FineTuningJob) -> int:
-    """Return the lowest cap with which an admitted job may resume."""
+    """Return the lowest cap with which an admitted job may resume: for a firm price at most the quoted maximum."""
     if job.price_rule is None:
         return 0
-    return least_cap_nano(
+    least_nano = least_cap_nano(
         price=job.price_rule, gpu_count=job.gpu_count, step_seconds=_step_seconds(job), billed_ms=job.billed_gpu_ms
     )
+    return least_nano if job.firm_max_nano is None else min(least_nano, job.firm_max_nano)
 
 
 def require_cap(*, cap_nano: int, least_nano: int) -> None:
@@ -100,11 +110,15 @@ def require_cap(*, cap_nano: int, least_nano: int) -> None:
 
 
 def is_at_cap(*, job: FineTuningJob, gpu_ms: int) -> bool:
-    """Return whether one more step and the time to stop, after this GPU time, would reach the cap."""
+    """Return whether one more step and the time to stop, after this GPU time, would reach the cap.
+
+    A firm price has a higher limit, because the run continues at the operator's expense.
+    """
     if job.price_rule is None:
         return False
-    quantity = gpu_ms + math.ceil((STOP_IN_ORDER_SECONDS + _step_seconds(job)) * 1000) * job.gpu_count
-    return rated(quantity=quantity, price_nano=job.price_rule.price_nano, per=job.price_rule.per) >= job.spend_cap_nano
+    stop_ms = math.ceil((STOP_IN_ORDER_SECONDS + _step_seconds(job)) * 1000) * job.gpu_count
+    limit_nano = job.firm_limit_nano if job.is_firm else None
+    return value_of(job=job, gpu_ms=gpu_ms + stop_ms) >= (limit_nano or job.spend_cap_nano)
 
 
 def _step_seconds(job: FineTuningJob) -> float:

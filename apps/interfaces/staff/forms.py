@@ -20,7 +20,8 @@ from apps.core.messages.translation import later
 from apps.core.money import usd_to_nano
 from apps.core.templatetags.ui import bytes_
 from apps.estimates.physics.gpus import GIB
-from apps.finetuning.models import GpuPool, WorkerKind
+from apps.finetuning.models import GpuPool, PricePolicy, WorkerKind
+from apps.finetuning.pools.operations import FIRM_FACTOR, MAX_FIRM_FACTOR
 from apps.finetuning.pools.prices import list_skus
 from apps.finetuning.usage.demand import Demand
 from apps.finetuning.usage.quotas import LIMITS
@@ -47,6 +48,22 @@ class PoolForm(forms.Form):
         label=later("Expected interruptions an hour"),
         help_text=later("For one machine: 0.05 is one in twenty hours. Estimates include expected rework."),
     )
+    price_policy = forms.ChoiceField(
+        choices=PricePolicy.choices,
+        label="If a run is slower than quoted",
+        widget=forms.RadioSelect,
+        initial=PricePolicy.FIRM,
+    )
+    firm_factor = forms.DecimalField(
+        required=False,
+        min_value=1,
+        max_value=MAX_FIRM_FACTOR,
+        max_digits=4,
+        decimal_places=2,
+        initial=FIRM_FACTOR,
+        label="Longest run at a firm price",
+        help_text="In quoted maximums. A run that reaches this pauses, unbilled, and you get an email.",
+    )
 
     def __init__(self, data: QueryDict | None = None, *, initial: dict[str, object] | None = None) -> None:
         super().__init__(data, initial=initial)
@@ -58,6 +75,9 @@ class PoolForm(forms.Form):
         if cleaned.get("is_spot") and is_unsaid:
             self.add_error("interruptions_per_hour", gettext("Say how often a machine of a spot pool is taken away."))
         return cleaned
+
+    def clean_firm_factor(self) -> Decimal:
+        return self.cleaned_data["firm_factor"] or FIRM_FACTOR
 
     @property
     def memory_bytes(self) -> int:

@@ -88,6 +88,7 @@ def _alerts() -> list[Alert]:
     prices = PriceRequest.objects.filter(decided_at=None).count()
     refunds = CardRefund.objects.filter(status=RefundStatus.WAITING).count()
     strangers = Replica.objects.filter(is_address_accepted=False).count()
+    overrun = FineTuningJob.objects.filter(status=JobStatus.PAUSED, overran_at__isnull=False).count()
     isolated = Replica.objects.filter(isolated_at__isnull=False).count()
     failing = len(list_failing())
     broken = sum(1 for check in list_newest_checks() if check.difference_count)
@@ -97,6 +98,7 @@ def _alerts() -> list[Alert]:
         ("tag", "", prices, "price to approve", reverse("staff:price_list")),
         ("credit-card", "", refunds, "card refund to approve", reverse("staff:payment_list")),
         ("server", "warn", strangers, "replica with an address to accept", reverse("staff:replica_list")),
+        ("clock", "warn", overrun, "job paused far above its quote", f"{reverse('staff:job_list')}?status=paused"),
         ("ban", "bad", isolated, "replica isolated after a fault", reverse("staff:replica_list")),
         ("circle-alert", "bad", failing, "message that cannot be delivered", reverse("staff:pool_list")),
         ("circle-alert", "bad", broken, "check of the books with differences", books),

@@ -40,7 +40,7 @@ _EVENTS_SHOWN = 200
 _MAX_QUERY_CHARACTERS = 80
 _STATES = [("", later("All"))] + [
     (status.value, later(status.capitalize()))
-    for status in (JobStatus.QUEUED, JobStatus.RUNNING, JobStatus.SUCCEEDED, JobStatus.FAILED)
+    for status in (JobStatus.QUEUED, JobStatus.RUNNING, JobStatus.PAUSED, JobStatus.SUCCEEDED, JobStatus.FAILED)
 ]
 
 
@@ -215,6 +215,7 @@ def job(request: HttpRequest, job_id: str) -> HttpResponse:
         ],
         "billed_seconds": shown.billed_gpu_ms / 1000,
         "may_cancel": shown.status not in JOB_TERMINAL,
+        "is_overrun": shown.status == JobStatus.PAUSED and shown.overran_at is not None,
     }
     return render(request, "staff/tenants/job.html", context)
 
@@ -227,6 +228,17 @@ def cancel_job(request: HttpRequest, job_id: str) -> HttpResponse:
     with domain_errors_shown(request):
         control.request_cancellation(job=shown, by=operator_id(request), now=db_now())
         messages.success(request, gettext("The job is being cancelled."))
+    return redirect("staff:job_detail", job_id=shown.pk)
+
+
+@require_POST
+@operator_view
+def continue_job(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Continue a job that reached the limit of its firm price, at the operator's expense."""
+    shown = get_object_or_404(_jobs(), pk=job_id)
+    with domain_errors_shown(request):
+        control.continue_overrun(job=shown, by=operator_id(request), now=db_now())
+        messages.success(request, "The job is queued again.")
     return redirect("staff:job_detail", job_id=shown.pk)
 
 

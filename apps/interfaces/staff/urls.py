@@ -59,6 +59,7 @@ urlpatterns = [
     path("jobs", tenants.jobs, name="job_list"),
     path("jobs/<str:job_id>", tenants.job, name="job_detail"),
     path("jobs/<str:job_id>/cancel", tenants.cancel_job, name="job_cancel"),
+    path("jobs/<str:job_id>/continue", tenants.continue_job, name="job_continue"),
     path("search", search.show, name="search"),
     path("organizations", tenants.organizations, name="organization_list"),
 ]

@@ -215,6 +215,7 @@ def test_a_dry_run_says_what_would_happen_and_leaves_nothing(post, ask) -> None:
     assert float(answer["hold_usd"]) == float(job["held_usd"])
 
 
+@pytest.mark.usefixtures("metered")
 def test_a_dry_run_gives_the_reason_a_launch_would_be_refused(post, ask) -> None:
     answer = post(JOBS, ask | {"dry_run": True, "budget": {"max_cost_usd": "5000"}})
 

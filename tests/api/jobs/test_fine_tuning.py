@@ -167,6 +167,7 @@ def test_a_job_too_large_for_any_pool_is_told_what_would_fit(sdk, floor, file_id
     assert refused.value.body["fixes"]
 
 
+@pytest.mark.usefixtures("metered")
 def test_an_empty_wallet_refuses_the_job_without_a_retry(sdk, floor, file_id):
     with pytest.raises(openai.RateLimitError) as refused:
         create(sdk, file_id, extra_body={"budget": {"max_cost_usd": "1000"}})

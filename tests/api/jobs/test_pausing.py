@@ -18,6 +18,7 @@ def test_pausing_a_queued_job_is_a_wrong_state(sdk, file_id):
     assert refused.value.code == "invalid_state"
 
 
+@pytest.mark.usefixtures("metered")
 def test_a_running_job_pauses_and_resumes_through_the_sdk(sdk, floor, file_id, claim):
     job = create(sdk, file_id, extra_body={"budget": {"max_cost_usd": "0.09"}})
     attempt: Attempt = claim()
@@ -37,6 +38,7 @@ def test_a_running_job_pauses_and_resumes_through_the_sdk(sdk, floor, file_id, c
     assert refused.value.code == "invalid_state"
 
 
+@pytest.mark.usefixtures("metered")
 def test_a_resume_may_raise_the_cap(api_client, key, floor, claim):
     job = floor.job(spend_cap_nano=60_000_000)
     attempt: Attempt = claim()

@@ -69,6 +69,17 @@ def test_below_ten_runs_the_range_stays_the_physics_own():
     assert (correction.time_p10, correction.time_p90, correction.memory_p90) == (None, None, None)
 
 
+def test_a_few_runs_that_took_longer_than_quoted_raise_the_least_range_and_one_fault_does_not():
+    slow, faulty, single = (
+        correct(fit(runs(*ratios), days=2), family="llama", method="lora")
+        for ratios in ([1.6, 1.7, 1.6], [1.0, 1.02, 5.0, 0.98, 1.0], [1.6])
+    )
+
+    assert slow.time_factor * slow.time_high == pytest.approx(1.6, rel=0.15)
+    assert faulty.time_high < 1.1
+    assert (single.time_low, single.time_high, slow.days) == (1.0, 1.0, 2)
+
+
 def test_memory_and_time_are_learned_apart():
     known = [Observation(family="llama", method="lora", time_ratio=None, memory_ratio=1.1) for _ in range(30)]
 

@@ -31,10 +31,10 @@ def test_a_probed_pool_is_quoted_from_its_probe(ask, probe):
 @pytest.mark.parametrize(
     ("waited_share", "middle", "upper"),
     [
-        (0.0, 1.0, 1.16),
-        (0.1, 1 / 0.9, 1.16 / 0.9),
-        (0.2, 1 / 0.8, 1.16 / 0.8),
-        (0.4, 1 / 0.8, 1 / 0.6),
+        (0.0, 1.0, 1.31),
+        (0.1, 1 / 0.9, 1.31 / 0.9),
+        (0.2, 1 / 0.8, 1.31 / 0.8),
+        (0.4, 1 / 0.8, 1.80),
         (0.78, 1 / 0.8, 4.5),
         (0.99, 1 / 0.8, 5.0),
         (7.0, 1 / 0.8, 5.0),
@@ -112,7 +112,7 @@ def test_the_probes_own_job_is_narrower_than_a_carried_one(ask, probe, models):
 def test_what_runs_taught_corrects_time_and_memory(ask, probe):
     learned = Correction(
         origin="25 finished runs", runs=25, time_factor=1.3, time_p10=0.9, time_p90=1.1, memory_factor=1.1,
-        memory_p10=0.98, memory_p90=1.02,
+        memory_p10=0.98, memory_p90=1.02, days=5,
     )  # fmt: skip
     plain, taught = (quote(request=ask(), pool=pool(probe, correction=each)) for each in (None, learned))
 
@@ -121,6 +121,24 @@ def test_what_runs_taught_corrects_time_and_memory(ask, probe):
     assert taught.tokens_per_second == pytest.approx(plain.tokens_per_second / 1.3)
     assert taught.peak_bytes == pytest.approx(1.1 * plain.peak_bytes, rel=1e-6)
     assert taught.peak_bytes_p90 == pytest.approx(1.1 * 1.02 * plain.peak_bytes, rel=1e-6)
+
+
+def test_runs_of_few_days_leave_the_variation_between_days_in_the_range(ask, probe):
+    quick = Correction(origin="12 finished runs", runs=12, time_p10=0.99, time_p90=1.01)
+    lasting = msgspec.structs.replace(quick, days=5)
+    few, many = (quote(request=ask(), pool=pool(probe, correction=each)) for each in (quick, lasting))
+
+    assert few.train_seconds_p90 == pytest.approx(1.25 * few.train_seconds_p50)
+    assert many.train_seconds_p90 == pytest.approx(1.01 * many.train_seconds_p50)
+
+
+def test_a_few_runs_widen_the_range_and_never_narrow_it(ask, probe):
+    def spread(**learned: float) -> float:
+        estimate = quote(request=ask(), pool=pool(probe, correction=Correction(origin="4 runs", runs=4, **learned)))
+        return estimate.train_seconds_p90 / estimate.train_seconds_p50
+
+    assert spread(time_high=1.02) == spread() == pytest.approx(1.31, abs=0.01)
+    assert spread(time_high=1.8) == pytest.approx(1.8)
 
 
 def test_more_gpus_finish_sooner_and_cost_is_of_all_of_them(ask, models, gpu_types):

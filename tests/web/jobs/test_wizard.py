@@ -212,6 +212,7 @@ def test_the_wizards_price_is_the_reviews_price_is_the_hold(chosen, floor, clien
     assert job.created_by == bob.pk
 
 
+@pytest.mark.usefixtures("metered")
 def test_a_cap_of_ones_own_is_what_is_held(chosen, client_for, bob) -> None:
     client = client_for(bob)
     review = page(client, **chosen, cap="2.5")
@@ -225,10 +226,12 @@ def test_a_cap_of_ones_own_is_what_is_held(chosen, client_for, bob) -> None:
 def test_a_review_whose_cap_does_not_pay_for_one_start_cannot_be_launched(chosen, client_for, bob) -> None:
     client = client_for(bob)
     review = page(client, **chosen, cap="0.0000001", step="review")
-    fields = posted(page(client, **chosen)) | {"cap_nano": "100"}
+    fields = posted(page(client, **chosen))
 
-    refused = client.post(URL, fields)
+    refused = client.post(URL, fields | {"cap": "0.0000001", "cap_nano": "100"})
+    risen = client.post(URL, fields | {"cap_nano": "59000000"})
 
+    assert "The maximum is now $0.06 instead of $0.059" in text(risen)
     compute = page(client, **chosen, cap="0.0000001", step="compute")
 
     assert 'id="id_cap_error"' in text(compute) and compute.status_code == 422
@@ -247,6 +250,7 @@ def test_the_same_review_sent_twice_launches_once(chosen, client_for, bob) -> No
     assert FineTuningJob.objects.count() == Hold.objects.count() == 1
 
 
+@pytest.mark.usefixtures("metered")
 def test_too_little_money_is_said_before_and_after(chosen, client_for, bob) -> None:
     client = client_for(bob)
     review = page(client, **chosen, cap="5000")

@@ -157,6 +157,7 @@ def test_a_finished_job_is_in_the_sum_and_in_the_ledger(floor, claim, client_for
     assert "Credit granted" in page
 
 
+@pytest.mark.usefixtures("metered")
 def test_what_a_pause_charged_is_in_the_sum_while_the_job_goes_on(floor, organization, claim, client_for, vera):
     job = floor.job(spend_cap_nano=500_000_000)
     attempt = claim()

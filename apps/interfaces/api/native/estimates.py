@@ -68,7 +68,9 @@ class RemedyObject(TypedDict):
 class OptionObject(TypedDict):
     """A number of GPUs of a pool. Money is in dollars, as exact decimal texts.
 
-    `cost_usd` includes the minimum charge. `least_cap_usd` is the lowest valid `budget.max_cost_usd`. `finish_seconds`
+    `cost_usd` includes the minimum charge. `hold_usd` is the maximum that you pay. If `price_policy` is "firm", a
+    slower run continues at our expense; if it is "metered", it pauses there. `least_cap_usd` is the lowest valid
+    `budget.max_cost_usd`. `finish_seconds`
     run from now and include queue, start-up and download. If no worker is online, they assume a free one.
     """
 
@@ -84,6 +86,7 @@ class OptionObject(TypedDict):
     live_workers: int
     badges: list[str]
     meets_needed_by: bool | None
+    price_policy: Literal["firm", "metered"]
     hold_usd: str | None
     least_cap_usd: str | None
     cost_usd: Percentiles[str | None]
@@ -235,6 +238,7 @@ def option_object(quoted: PoolQuote, ranking: Ranking, deadline_seconds: float |
         "live_workers": quoted.live_workers,
         "badges": badges,
         "meets_needed_by": meets,
+        "price_policy": "firm" if quoted.is_firm else "metered",
         "hold_usd": usd(quoted.cap_nano),
         "least_cap_usd": usd(quoted.least_cap_nano),
         "cost_usd": _percentiles([usd(getattr(estimate, f"cost_nano_{name}")) for name in _PERCENTILES]),

@@ -33,7 +33,11 @@ class MissingPartObject(TypedDict):
 
 
 class OurMembers(TypedDict):
-    """What a job has beside OpenAI's members. Amounts in dollars are exact decimal texts."""
+    """What a job has beside OpenAI's members. Amounts in dollars are exact decimal texts.
+
+    `spend_cap_usd` is the maximum that you pay. If `price_policy` is "firm", a slower run continues at our expense; if
+    it is "metered", it pauses there.
+    """
 
     recipe: dict[str, Any]
     recipe_choices: list[dict[str, Any]]
@@ -48,6 +52,7 @@ class OurMembers(TypedDict):
     seconds_remaining: float | None
     queue_position: int | None
     waiting_reason: str | None
+    price_policy: Literal["firm", "metered"] | None
     spend_cap_usd: str | None
     held_usd: str | None
     billed_gpu_seconds: float
@@ -222,6 +227,7 @@ def _ours(job: FineTuningJob, requested: StoredRequest, progress: JobProgress) -
         "seconds_remaining": None if progress.seconds_left is None else round(progress.seconds_left, 1),
         "queue_position": _queue_position(job),
         "waiting_reason": job.waiting_reason or None,
+        "price_policy": ("firm" if job.is_firm else "metered") if job.hold_id else None,
         "spend_cap_usd": usd(job.spend_cap_nano) if job.hold_id else None,
         "held_usd": usd(_held_nano(job)) if job.hold_id else None,
         "billed_gpu_seconds": job.billed_gpu_ms / 1000,

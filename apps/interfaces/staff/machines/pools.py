@@ -67,6 +67,8 @@ def _create_pool(form: NewPoolForm, *, by: str) -> GpuPool:
         region=data["region"],
         memory_bytes=form.memory_bytes,
         interruptions_per_hour=form.spot_interruptions,
+        price_policy=data["price_policy"],
+        firm_factor=data["firm_factor"],
         by=by,
     )
     if data["price_usd"]:
@@ -96,6 +98,8 @@ def detail(request: HttpRequest, pool_id: str) -> HttpResponse:
                 is_open=form.cleaned_data["is_open"],
                 serves_whole_models=form.cleaned_data["serves_whole_models"],
                 interruptions_per_hour=form.spot_interruptions,
+                price_policy=form.cleaned_data["price_policy"],
+                firm_factor=form.cleaned_data["firm_factor"],
                 by=operator_id(request),
             )
             messages.success(request, gettext("The pool %(name)s was saved.") % {"name": pool.name})
@@ -193,6 +197,8 @@ def _edit_form(pool: GpuPool) -> PoolEditForm:
             "serves_whole_models": pool.serves_whole_models,
             "is_spot": pool.is_spot,
             "interruptions_per_hour": pool.interruptions_per_hour or None,
+            "price_policy": pool.price_policy,
+            "firm_factor": pool.firm_factor,
         }
     )
 

@@ -25,7 +25,14 @@ from apps.contracts.addresses.replicas import AddressRefused
 from apps.contracts.worker_api import EnrollResponse
 from apps.core.money import NANO_PER_USD, usd_to_nano
 from apps.finetuning.models import GpuPool, WorkerKind
-from apps.finetuning.pools.operations import InvalidWorkerCredential, authenticate, create_pool, issue_worker_token
+from apps.finetuning.pools.operations import (
+    FIRM_FACTOR,
+    MAX_FIRM_FACTOR,
+    InvalidWorkerCredential,
+    authenticate,
+    create_pool,
+    issue_worker_token,
+)
 from apps.finetuning.quotes.pool_facts import training_sku
 from apps.serving.models import Replica
 
@@ -147,6 +154,7 @@ def _seed_pool(name: str, gpu_key: str, memory_bytes: int, price_nano: int, now:
         gpu_type=GpuType.objects.get(pk=gpu_key),
         region="local" if gpu_key == "cpu" else "unassigned",
         memory_bytes=memory_bytes,
+        firm_factor=Decimal(MAX_FIRM_FACTOR) if gpu_key == "cpu" else FIRM_FACTOR,  # a busy machine slows runs a lot
         by="system",
     )
     sku = training_sku(pool)

@@ -19,7 +19,7 @@ from apps.billing.queries import get_balance, get_balances, sum_lots
 from apps.core.database.clock import db_now
 from apps.core.http.forms import domain_errors_on, domain_errors_shown
 from apps.core.money import nano_to_usd, usd_to_nano
-from apps.finetuning.pools.margins import list_margins, set_pool_cost
+from apps.finetuning.pools.margins import list_estimate_losses, list_margins, set_pool_cost
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import AdjustmentForm, PoolCostForm
 
@@ -146,6 +146,7 @@ def margin(request: HttpRequest) -> HttpResponse:
     context = {
         "month": month,
         "margins": list_margins(month=month, now=now),
+        "losses": list_estimate_losses(month=month, now=now),
         "form": form,
         "previous": f"{address}?month={before:%Y-%m}",
         "next": f"{address}?month={after:%Y-%m}" if after <= month_of(now) else "",

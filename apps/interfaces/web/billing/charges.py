@@ -13,7 +13,7 @@ from apps.billing.usage.charge_details import Charge, find_charge, list_hours, l
 from apps.core.money import rated
 from apps.finetuning.models import FineTuningJob, Run
 from apps.finetuning.pools.prices import name_skus
-from apps.finetuning.usage.charges import MINIMUM_SECONDS
+from apps.finetuning.usage.charges import MINIMUM_SECONDS, estimate_loss_nano
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
 _HOURS_SHOWN = 800  # a little more than a month
@@ -61,6 +61,7 @@ def _job(organization: Organization, charge: Charge) -> dict[str, object]:
         "billed_seconds": job.billed_gpu_ms / 1000 if job else 0,
         "is_minimum": job is not None and job.billed_gpu_ms > sum(run.billed_gpu_ms for run in runs),
         "minimum_seconds": MINIMUM_SECONDS,
+        "estimate_loss_nano": job and estimate_loss_nano(job=job, gpu_ms=job.billed_gpu_ms, cost_nano=job.cost_nano),
         "postings": [
             (gettext(posted.get_kind_display()), posted)
             for posted in list_postings(organization=organization, hold=charge.hold)

@@ -255,8 +255,14 @@ def _pause_state(job: FineTuningJob) -> dict[str, object] | None:
         "hold_nano": attempts.resume_hold_nano(job=job),
         "is_at_cap": job.spend_cap_nano < (least_nano := charges.least_cap_of(job=job)),
         "least_cap_nano": least_nano,
-        "suggested_cap": usd_decimal(-(-max(2 * job.spend_cap_nano, least_nano) // NANO_PER_CENT) * NANO_PER_CENT),
+        "suggested_cap": usd_decimal(_suggested_cap_nano(job, least_nano)),
     }
+
+
+def _suggested_cap_nano(job: FineTuningJob, least_nano: int) -> int:
+    """Return twice the cap in whole cents, or the maximum of a firm price."""
+    doubled_nano = -(-max(2 * job.spend_cap_nano, least_nano) // NANO_PER_CENT) * NANO_PER_CENT
+    return min(doubled_nano, job.firm_max_nano or doubled_nano)
 
 
 def _phases(job: FineTuningJob, now: datetime.datetime) -> list[ShownPhase]:

@@ -30,7 +30,7 @@ def review_context(request: OrganizationRequest, plan: Plan) -> StepContext:
     quotes, problem = quotes_of(plan)
     named = next((quoted for quoted in quotes if quoted.key == plan.draft.get("pool")), None)
     cap_form = plan.compute_form
-    cap_nano = cap_form.cap_nano or (named.cap_nano if named else None)
+    cap_nano = named.maximum_nano(cap_form.cap_nano) if named else cap_form.cap_nano
     balance = get_balance(organization=plan.organization)
     left_nano = balance.available_nano - cap_nano if cap_nano is not None else None
     p50_nano = named.estimate.cost_nano_p50 if named else None
@@ -49,6 +49,7 @@ def review_context(request: OrganizationRequest, plan: Plan) -> StepContext:
         "missing_usd": _missing_dollars(-left_nano) if left_nano is not None and left_nano < 0 else "",
         "is_low": is_low,
         "may_lower": named is not None and balance.available_nano >= (named.least_cap_nano or 0),
+        "is_firm": named is not None and named.is_firm and cap_nano == named.cap_nano,
         "is_tight": cap_nano is not None and p50_nano is not None and cap_nano < p50_nano,
         "may_launch": bool(named and named.is_launchable and can_pay and not is_low and not must_accept),
         "minimum_seconds": MINIMUM_SECONDS,

@@ -62,7 +62,7 @@ def _launch(request: OrganizationRequest, plan: Plan) -> HttpResponse:
     cap_nano = request.POST.get("cap_nano", "")
     form = plan.form
     is_complete = plan.version is not None and form is not None and form.is_valid()
-    is_complete = is_complete and not plan.after.errors and not plan.tracking.errors
+    is_complete = is_complete and not (plan.after.errors or plan.tracking.errors or plan.compute_form.errors)
     if not is_complete or not re.fullmatch("[0-9]{1,18}", cap_nano):
         return redirect(plan.draft.url())
     assert plan.version is not None and form is not None
@@ -75,7 +75,8 @@ def _launch(request: OrganizationRequest, plan: Plan) -> HttpResponse:
         hyperparameters=form.changed | ({"use_dora": True} if form.kind.use_dora else {}),
         pool=plan.draft.get("pool") or None,
         gpu_count=None if ":" in plan.draft.get("pool") else 1,  # a key with ":" includes the number of GPUs
-        spend_cap_nano=int(cap_nano),
+        spend_cap_nano=plan.compute_form.cap_nano,
+        shown_max_nano=int(cap_nano),
         suffix=form.cleaned_data["suffix"],
         evaluation=plan.after.plan,
         exports=plan.after.exports,

@@ -242,6 +242,7 @@ def test_asked_twice_it_starts_one_job(fail):
     assert DatasetVersion.objects.filter(repair="repair").count() == 1
 
 
+@pytest.mark.usefixtures("metered")
 def test_the_cap_named_is_what_is_held(fail):
     assert retry(fail(FAILURES["loss zero"]), spend_cap_nano=123_000_000).spend_cap_nano == 123_000_000
 

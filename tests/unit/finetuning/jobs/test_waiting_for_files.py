@@ -184,6 +184,7 @@ def test_a_validation_that_ends_admits_its_jobs_at_once(create, reload):
     assert reload(job).status == "queued"
 
 
+@pytest.mark.usefixtures("metered")
 def test_credit_that_does_not_suffice_when_the_file_is_ready_fails_the_job(create, organization, reload):
     job = create(GOOD, spend_cap_nano=10**15)
 

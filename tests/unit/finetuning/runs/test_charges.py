@@ -20,6 +20,7 @@ from apps.finetuning.usage.charges import STOP_IN_ORDER_SECONDS, SpendCapTooLow
 from tests.factories.finetuning import probe_report
 from tests.support.attempts import charged, held_since, paused_at
 
+pytestmark = pytest.mark.usefixtures("metered")
 MILLI_DOLLAR = 1_000_000  # what one second costs in these tests, in nano-USD
 
 

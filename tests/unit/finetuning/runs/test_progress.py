@@ -30,23 +30,45 @@ def test_before_the_first_step_the_estimate_says_what_is_left(floor, claim):
     job = floor.job()
     claim()
 
-    begun, later = (progress_of(job, after_seconds=seconds).seconds_left for seconds in (0.0, 2.0))
+    begun, later, last = (progress_of(job, after_seconds=seconds).seconds_left for seconds in (0.0, 2.0, 60.0))
 
     assert begun == pytest.approx(job.estimate["run_seconds_p50"], abs=1.0)
-    assert later == pytest.approx(begun - 2.0, abs=1.0)
-    assert progress_of(job, after_seconds=3600.0).seconds_left is None  # slower than quoted: unknown
+    assert begun > later > last > 0.0  # slower than quoted, and never in the past
 
 
-def test_then_the_runs_own_pace_does(floor, claim):
+def test_the_runs_own_pace_takes_over_within_the_first_minute_without_a_jump(floor, claim):
+    """A run that takes twice the quoted time of a step: the time left approaches the true one from below."""
+    job = floor.job()
+    FineTuningJob.objects.filter(pk=job.pk).update(estimate={"train_seconds_p50": 1000.0})
+    attempt = claim()
+    attempt.report(wire.TrainingStarted, total_steps=1000, start_step=0, rows=100, trained_tokens_per_epoch=500)
+    before, shares = progress_of(job).seconds_left, []
+
+    for number in (1, 15, 30, 60, 150, 300, 600):
+        Run.objects.filter(job=job).update(training_started_at=db_now() - timedelta(seconds=2 * number))
+        attempt.report(wire.StepCompleted, **(step(number, 1.0) | {"total_steps": 1000}))
+        left = progress_of(job).seconds_left
+        shares.append(left / (2 * (1000 - number)))
+        assert left < 1.4 * before
+        before = left
+
+    assert shares == sorted(shares) and shares[0] < 0.6
+    assert shares[2] > 0.75 and shares[-1] > 0.95  # after one minute, and after twenty
+
+
+def test_without_a_report_the_time_left_runs_down_and_stays_above_zero(floor, claim):
     job = floor.job()
     attempt = claim().start()
-    attempt.report(wire.StepCompleted, **step(4, 1.0), eta_seconds=600.0)
+    attempt.report(wire.StepCompleted, **step(4, 1.0))
 
-    found = progress_of(job, after_seconds=60.0)
+    found = progress_of(job)
 
     assert found.percent == 40
-    assert found.seconds_left == pytest.approx(540.0, abs=5.0)
-    assert progress_of(job, after_seconds=700.0).seconds_left is None
+    assert found.seconds_left == pytest.approx(6 * 1800 / 5, rel=0.01)  # its four steps, and one at the quoted pace
+    assert progress_of(job, after_seconds=60.0).seconds_left == pytest.approx(found.seconds_left - 60.0, abs=1.0)
+    assert progress_of(job, after_seconds=86_400.0).seconds_left > 0.0
+    back = progress_of(job, after_seconds=-3600.0)  # a clock that went back
+    assert back.seconds_left == pytest.approx(found.seconds_left, abs=1.0)
 
 
 def test_after_the_last_step_and_while_it_pauses_the_rest_is_unknown(floor, claim):
@@ -60,7 +82,7 @@ def test_after_the_last_step_and_while_it_pauses_the_rest_is_unknown(floor, clai
 def test_what_another_attempt_reported_counts_no_more(floor, claim):
     job = floor.job()
     first = claim().start()
-    first.report(wire.StepCompleted, **step(4, 1.0), eta_seconds=600.0)
+    first.report(wire.StepCompleted, **step(4, 1.0))
     first.finish(wire.Stopped(reason="preempted", step=0, training_seconds=0.0))
 
     assert progress_of(job).seconds_left is None  # in the queue
@@ -69,6 +91,7 @@ def test_what_another_attempt_reported_counts_no_more(floor, claim):
     assert progress_of(job).tokens_per_second is None
 
 
+@pytest.mark.usefixtures("metered")
 def test_what_is_spent_holds_the_minimum_and_ends_at_the_charge(floor, claim):
     job = floor.job(spend_cap_nano=200 * MILLI_DOLLAR)
     attempt = claim()

@@ -13,6 +13,7 @@ from apps.finetuning.models import Checkpoint
 from apps.finetuning.runs import leases
 from tests.support.attempts import CREDIT_NANO, charged, paused_at
 
+pytestmark = pytest.mark.usefixtures("metered")
 MILLI_DOLLAR = 1_000_000  # what one second costs in these tests, in nano-USD
 
 
