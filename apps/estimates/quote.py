@@ -327,20 +327,24 @@ def _beside_seconds(pool: PoolFacts, times: Duration) -> float:
 
 
 def queue_seconds(pool: PoolFacts, gpu_count: int) -> float | None:
-    """Return the wait for a worker with this many GPUs, None without one.
+    """Return the wait for this many free GPUs of one worker, None without a worker that has them.
 
-    Only workers with at least k GPUs do the work that needs k. So the wait is the longest of these shares: of all work
-    over all workers, and of the larger work over the larger workers.
+    A run uses only its own GPUs of a worker. Only workers with at least k GPUs do the work that needs k. So the wait is
+    the longest of these shares: of all GPU time ahead over all GPUs, and of that of larger runs over the GPUs of larger
+    workers.
     """
     if not pool.live_workers:
         return None
-    waits = [pool.seconds_ahead / pool.live_workers]
-    needs = {need for need, _ in pool.ahead_by_gpus if 1 < need < gpu_count} | ({gpu_count} - {1})
-    for need in needs if pool.worker_gpus else ():
-        able = sum(1 for gpus in pool.worker_gpus if gpus >= need)
+    if any(free >= gpu_count for free in pool.free_gpus):
+        return 0.0
+    if not pool.worker_gpus:
+        return pool.seconds_ahead / pool.live_workers
+    waits = []
+    for need in {1, gpu_count} | {need for need, _ in pool.ahead_by_gpus if need < gpu_count}:
+        able = sum(gpus for gpus in pool.worker_gpus if gpus >= need)
         if not able:
             return None
-        waits.append(sum(seconds for gpus, seconds in pool.ahead_by_gpus if gpus >= need) / able)
+        waits.append(sum(gpus * seconds for gpus, seconds in pool.ahead_by_gpus if gpus >= need) / able)
     return max(waits)
 
 

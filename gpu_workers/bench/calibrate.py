@@ -28,7 +28,7 @@ from gpu_workers.common.api_client import ApiClient, ApiError, Unavailable, load
 from gpu_workers.common.config import read_config
 from gpu_workers.common.events import LOG_FILE, SPEC_FILE
 from gpu_workers.common.files import replace_file
-from gpu_workers.common.preflight import Machine, inspect_machine, list_gpu_memory
+from gpu_workers.common.preflight import Machine, inspect_machine, list_devices, list_gpu_memory
 from gpu_workers.trainer.children.executor import SubprocessExecutor
 from gpu_workers.trainer.probes import MODULE as PROBING_CHILD
 from gpu_workers.trainer.probes import PROBE_FILE
@@ -179,7 +179,7 @@ def measure_point(
         config=SHAPES[point.shape],
     )
     replace_file(work_dir / SPEC_FILE, msgspec.json.encode(request))
-    child = executor.start(work_dir, gpu_count=1)  # with several visible the trainer would use them all
+    child = executor.start(work_dir, devices=list_devices()[:1])  # with several visible the trainer would use them all
     if child.wait(timeout_seconds) is None:
         child.kill()
         return None, "took_too_long"
@@ -248,7 +248,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 
 def _is_gpu_busy() -> bool:
     """Return whether another process uses the first GPU, on which the points run; called between points."""
-    return any(gpu.free_bytes < (1 - _BUSY_GPU_SHARE) * gpu.total_bytes for gpu in list_gpu_memory()[:1])
+    return any(gpu.free_bytes < (1 - _BUSY_GPU_SHARE) * gpu.total_bytes for gpu in list_gpu_memory(list_devices()[:1]))
 
 
 if __name__ == "__main__":
