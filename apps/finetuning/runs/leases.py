@@ -2,6 +2,7 @@
 
 import datetime
 import hashlib
+import math
 import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ _URL_SECONDS = 3600
 _MIN_CHECKPOINT_SECONDS = 15.0
 _FAILURE_WINDOW = datetime.timedelta(days=30)
 _MIN_FAILURES = 3  # fewer are no evidence; until then the interval is the cautious one
+_HOST_BYTES = "job__estimate__host_bytes"  # of the machine's own memory, which runs on other GPUs share
 # A run that needs more GPUs than are free waits so long; then one worker keeps its free GPUs for it.
 _OVERTAKEN_AT_MOST = datetime.timedelta(minutes=10)
 # Parallelism that keeps the whole model on every GPU; any other is sharded.
@@ -105,7 +107,9 @@ def _claim(
     worker.refresh_from_db()
     if worker.kind != WorkerKind.TRAINER or worker.cordoned_at or worker.drain_requested_at or worker.revoked_at:
         return None
-    free = worker.gpu_count - leased_gpus(workers=[worker.pk]).get(worker.pk, 0)
+    held = list(worker.runs.filter(status__in=RUN_HOLDING_LEASE).values_list("job__gpu_count", _HOST_BYTES))
+    free = worker.gpu_count - sum(gpus for gpus, _ in held)
+    host_bytes = sum(needed or 0 for _, needed in held)
     if free_gpus is not None:
         free = min(free, free_gpus)
     if free <= 0:
@@ -116,8 +120,9 @@ def _claim(
     installed = None if base_models is None else frozenset(base_models)
     needs = {
         pk: gpus
-        for pk, model, gpus in jobs.values_list("pk", "base_model_id", "gpu_count")
-        if installed is None or model in installed
+        for pk, model, gpus, needed in jobs.values_list("pk", "base_model_id", "gpu_count", "estimate__host_bytes")
+        if (installed is None or model in installed)
+        and (not held or host_bytes + (needed or 0) <= (worker.memory_bytes or math.inf))
     }
     for candidate in order:
         need = needs.get(candidate.job_id)

@@ -177,7 +177,7 @@ def test_a_refused_point_does_not_end_the_measuring(plane: ControlPlane, tmp_pat
     into = tmp_path / "points.jsonl"
 
     with contextlib.closing(ApiClient(plane.url, credential="of nobody")) as api:
-        kept = calibrate._keep((POINT, report_of(POINT), ""), inspect_machine(tmp_path), into, api)
+        kept = calibrate.keep_point((POINT, report_of(POINT), ""), inspect_machine(tmp_path), into, api)
 
     assert kept and into.exists()
     assert "Not reported" in caplog.text
@@ -235,7 +235,7 @@ def test_a_point_of_a_busy_machine_is_kept_and_not_reported(plane: ControlPlane,
     into = tmp_path / "points.jsonl"
 
     with contextlib.closing(ApiClient(plane.url, credential=CREDENTIAL)) as api:
-        assert calibrate._keep((POINT, report_of(POINT), ""), inspect_machine(tmp_path), into, api)
+        assert calibrate.keep_point((POINT, report_of(POINT), ""), inspect_machine(tmp_path), into, api)
 
     assert json.loads(into.read_text())["is_busy"]
     assert plane.reports == []
