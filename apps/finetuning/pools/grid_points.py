@@ -7,6 +7,7 @@ import msgspec
 from apps.contracts.worker_api import ProbeReport
 from apps.estimates.calibration import Observation, predict_point
 from apps.estimates.errors import EstimateError
+from apps.estimates.models.architectures import from_config
 from apps.estimates.requests import PoolFacts
 from apps.finetuning.models import GpuPool, ThroughputProbe
 from apps.finetuning.quotes.computation import gpu_of, probe_row
@@ -44,7 +45,7 @@ def _observe(report: ProbeReport, pool: GpuPool, probe: ThroughputProbe | None) 
     except EstimateError:
         return None  # skip a shape that the estimator cannot read
     return Observation(
-        family=str((report.config or {})["model_type"]),
+        family=from_config(report.config or {}).model_type,
         method=report.method,
         time_ratio=predicted / report.tokens_per_second if predicted else None,
         memory_ratio=report.peak_memory_bytes / estimate.peak_bytes if estimate.peak_bytes else None,
