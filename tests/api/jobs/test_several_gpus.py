@@ -144,7 +144,7 @@ def test_a_worker_that_uses_more_gpus_than_it_leased_gets_fewer(launch, machine)
     assert claimed(machine, free_gpus=1) == one
     assert claimed(machine, free_gpus=99) == two
     launch(2)
-    assert claimed(machine, free_gpus=99) is None  # three of four are leased, whatever it says
+    assert claimed(machine, free_gpus=99) is None  # three of four are leased
 
 
 def test_leases_that_a_restarted_worker_does_not_know_end_at_once(launch, machine) -> None:
