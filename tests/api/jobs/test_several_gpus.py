@@ -173,6 +173,18 @@ def test_a_large_job_is_not_overtaken_for_ever(launch, machine) -> None:
     assert claimed(machine) == another
 
 
+def test_runs_on_one_machine_share_its_own_memory(launch, machine) -> None:
+    jobs = [launch(1), launch(1)]
+    needed = FineTuningJob.objects.get(pk=jobs[0]).estimate["host_bytes"]
+    assert needed > 3 * 2**30
+    Worker.objects.filter(pk=machine.pk).update(memory_bytes=2 * needed - 1)
+
+    assert [claimed(machine), claimed(machine)] == [jobs[0], None]
+
+    Worker.objects.filter(pk=machine.pk).update(memory_bytes=2 * needed)
+    assert claimed(machine) == jobs[1]
+
+
 @pytest.mark.django_db(transaction=True)
 def test_of_two_claims_at_once_the_second_counts_the_first(launch, machine, monkeypatch) -> None:
     jobs, order = [launch(4), launch(4)], leases.queue_order

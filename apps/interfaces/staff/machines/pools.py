@@ -136,7 +136,7 @@ def _admission_command(pool: GpuPool, kind: str, token: str) -> str:
 class PoolLoad:
     """A pool with its price, its trainers and its runs. `oldest_at` is when the longest waiting run was queued.
 
-    `gpus` are those of its live trainers, `leased` those that runs have.
+    `gpus` are those of all its trainers, `leased` those that runs have.
     """
 
     pool: GpuPool
@@ -155,8 +155,8 @@ def list_loads(pools: Sequence[GpuPool]) -> list[PoolLoad]:
     """Return the load of each pool, in a fixed number of queries."""
     prices = {rule.sku: rule for rule in list_active_prices(prefix="training:")}
     trainers = Worker.objects.filter(pool__in=pools, kind=WorkerKind.TRAINER)
-    joined = _counts(trainers.filter(revoked_at=None))
-    live = _counts(trainers.filter(live_worker_filter(db_now())), gpus=Sum(Worker.GPU_COUNT))
+    joined = _counts(trainers.filter(revoked_at=None), gpus=Sum(Worker.GPU_COUNT))
+    live = _counts(trainers.filter(live_worker_filter(db_now())))
     runs = Run.objects.filter(pool__in=pools)
     running = _counts(runs.filter(status__in=RUN_HOLDING_LEASE), gpus=Sum("job__gpu_count"))
     waiting = runs.filter(status=RunStatus.QUEUED)
@@ -169,7 +169,7 @@ def list_loads(pools: Sequence[GpuPool]) -> list[PoolLoad]:
             price=prices.get(training_sku(pool)),
             live=live[pool.pk][0],
             workers=joined[pool.pk][0],
-            gpus=live[pool.pk][1],
+            gpus=joined[pool.pk][1],
             leased=running[pool.pk][1],
             running=running[pool.pk][0],
             queued=queued[pool.pk][0],
