@@ -39,7 +39,7 @@ BUDGET_SECONDS = 570.0  # under ten minutes, the last report included
 _POINT_SECONDS = 240.0
 _BUSY_GPU_SHARE = 0.05  # memory share in use while no point runs: another process uses it
 # Nothing is loaded from the hub. A library that contacts it anyway would wait for a network that may be missing.
-OFFLINE = {"HF_HUBOFFLINE": "1"}
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 _OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "MemoryError")
 

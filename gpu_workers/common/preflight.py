@@ -122,7 +122,8 @@ def list_devices() -> tuple[str, ...]:
     A machine without GPUs, or without NVML, has one device. Raises GpuUnreachable if the driver is broken.
     """
     visible = visible_devices()
-    return _ask_each(lambda handle: str(pynvml.nvmlDeviceGetUUID(handle)), visible) or (visible or ("0",))[:1]
+    one = ("0",) if visible is None else visible[:1] or ("",)  # "": the operator hides every GPU
+    return _ask_each(lambda handle: str(pynvml.nvmlDeviceGetUUID(handle)), visible) or one
 
 
 def list_gpu_memory(devices: Collection[str] | None = None) -> tuple[GpuMemory, ...]:

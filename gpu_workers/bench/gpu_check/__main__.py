@@ -6,6 +6,7 @@ failed, and with 2 on a machine without CUDA.
 """
 
 import argparse
+import contextlib
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -75,10 +76,10 @@ class _Point(msgspec.Struct):
 
 def post_points(lines: bytes) -> None:
     """Report measured points with this worker's credential."""
-    api = calibrate.connect()
-    for point in msgspec.json.Decoder(_Point).decode_lines(lines):
-        if point.report is not None:
-            calibrate.report_point(point.report, api, busy_at=point.load_1m if point.is_busy else None)
+    with contextlib.closing(calibrate.connect()) as api:
+        for point in msgspec.json.Decoder(_Point).decode_lines(lines):
+            if point.report is not None:
+                calibrate.report_point(point.report, api, busy_at=point.load_1m if point.is_busy else None)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -77,7 +78,7 @@ class ProbeHere:
     def __init__(self, module: str, **_: object) -> None:
         assert module == probe.__name__
 
-    def start(self, work_dir: Path, *, gpu_count: int) -> "ProbeHere":
+    def start(self, work_dir: Path, *, devices: Sequence[str]) -> "ProbeHere":
         request = msgspec.json.decode((work_dir / SPEC_FILE).read_bytes(), type=ProbeRequest)
         report = probe.measure(request, work_dir, hub_token=None)
         (work_dir / PROBE_FILE).write_bytes(msgspec.json.encode(report))
@@ -222,7 +223,7 @@ def test_the_real_shapes_fit_an_80_gb_card_and_ten_minutes():
 def test_a_gpu_that_somebody_else_holds_is_busy(monkeypatch):
     def holding(gib: int) -> None:
         held = GpuMemory(total_bytes=80 * 2**30, free_bytes=(80 - gib) * 2**30)
-        monkeypatch.setattr(calibrate, "list_gpu_memory", lambda: (held,))
+        monkeypatch.setattr(calibrate, "list_gpu_memory", lambda _: (held,))
 
     holding(1)  # the driver's own
     assert not calibrate._is_gpu_busy()

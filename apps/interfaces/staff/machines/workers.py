@@ -69,4 +69,4 @@ def _newest_metrics(running: list[Run]) -> dict[str, object]:
 
 def _busy_gpu_seconds(runs: list[Run], now: datetime.datetime) -> float:
     spans = ((run.job.gpu_count, run.leased_at, run.finished_at) for run in runs if run.leased_at is not None)
-    return sum(gpus * seconds_between(*span, begin=now - _RECENT, end=now) for gpus, *span in spans)
+    return sum(gpus * seconds_between(since, until, begin=now - _RECENT, end=now) for gpus, since, until in spans)
