@@ -10,7 +10,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev setup-gguf demo demo-ci dev test test-quick test-unit test-browser test-engines test-e2e \
-        test-durations nightly chaos fuzz check audit fix migrations translations shell screenshots cli clean
+        test-durations nightly chaos fuzz check audit fix \
+        migrations translations shell screenshots cli gpu-check clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/; s/%/NAME/' | expand -t 16
@@ -75,6 +76,9 @@ bench-quotes: setup-dev # distinct quotes a second on one core, placement search
 
 bench-%: setup-dev ## one benchmark of tests/bench, e.g. make bench-estimates
 	$(WEB) -m tests.bench.$*
+
+gpu-check: setup ## on a new CUDA machine: drivers, kernels, training and vLLM against quotes; POST=1 reports the points
+	@$(ENGINES) -m gpu_workers.bench.gpu_check $(if $(POST),--post)
 
 # --- write -------------------------------------------------------------------------------------------------------
 

@@ -48,6 +48,8 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
     api_version: int = API_VERSION
     base_models: tuple[str, ...] | None = None  # ids installed here; None = will download
     software: Software = {}  # installed now, as at enrolment; {}: not reported
+    free_gpus: Count | None = None  # that no run of this worker uses; None: all that are not leased
+    leases: Annotated[tuple[Text, ...], Meta(max_length=64)] | None = None  # it works under these; None: not reported
 
 
 class ClaimResponse(Struct, frozen=True, kw_only=True):

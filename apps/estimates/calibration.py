@@ -13,10 +13,17 @@ from statistics import median
 
 import msgspec
 
-from apps.estimates.requests import Correction
+from apps.contracts.worker_api import ProbeReport
+from apps.estimates.intervals import whole_job_factor
+from apps.estimates.models import architectures
+from apps.estimates.quote import Estimate, quote
+from apps.estimates.requests import Correction, PoolFacts, QuoteRequest
 
 # Version of the formulas that ratios refer to. Change it with the formulas: a ratio to other formulas is useless.
 PHYSICS = "4"
+
+_TRAINED_SHARE = 0.5  # of a made-up row, as gpu_workers.bench.probe makes it
+_ROWS = 64  # an arbitrary number: rates do not depend on it
 
 _Z90 = 1.2816  # 90th percentile of the standard normal distribution
 
@@ -319,4 +326,34 @@ def _levels_of(learned: Learned, family: str, method: str) -> Learned:
         methods=learned.methods if method else nothing,
         families=learned.families if family else nothing,
         pairs=learned.pairs if _pair(family, method) in learned.pairs else nothing,
+    )
+
+
+def predict_point(report: ProbeReport, *, pool: PoolFacts) -> tuple[Estimate, float]:
+    """Return the estimate of a grid point as a job, and the tokens a second of its loop alone, as it was measured.
+
+    The speed is 0 without a time. Raises EstimateError.
+    """
+    estimate = quote(request=_request(report), pool=pool)
+    return estimate, whole_job_factor(pool) * (estimate.tokens_per_second or 0.0)
+
+
+def _request(report: ProbeReport) -> QuoteRequest:
+    tokens = _ROWS * report.micro_batch_size * report.sequence_length
+    return QuoteRequest(
+        architecture=architectures.from_config(report.config or {}),
+        method=report.method,
+        max_length=report.sequence_length,
+        batch_size=report.micro_batch_size,
+        epochs=1,
+        rows=_ROWS * report.micro_batch_size,
+        tokens=tokens,
+        trained_tokens=max(1, round(tokens * _TRAINED_SHARE)),
+        longest_row_tokens=report.sequence_length,
+        row_lengths=((report.sequence_length, _ROWS * report.micro_batch_size),),
+        lora_rank=report.lora_rank,
+        lora_dropout=0.0,
+        checkpoints=0,
+        micro_batch_size=report.micro_batch_size,
+        gradient_checkpointing=report.gradient_checkpointing,
     )

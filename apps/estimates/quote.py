@@ -11,6 +11,7 @@ from apps.estimates.intervals import PredictionInterval, memory_interval, time_i
 from apps.estimates.physics.gpus import GIB, Gpu
 from apps.estimates.physics.memory import MemoryPart
 from apps.estimates.physics.plans import TrainingPlan
+from apps.estimates.physics.states import publishing_bytes
 from apps.estimates.physics.throughput import ProbeRow, SpeedSource
 from apps.estimates.physics.timing import StepTime
 from apps.estimates.placement import ChosenPlan, Task, choose_plan, padded_length, task_of
@@ -97,7 +98,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     evaluation_seconds: float | None = None
     checkpoint_seconds: float | None = None
     reference_seconds: float | None = None  # DPO: the reference's pass over every row, before training; not billed
-    host_bytes: int = 0  # of the machine's own memory, if weights are offloaded to it
+    host_bytes: int = 0  # of a GPU machine's own memory: for offloaded weights, or for what follows training
     download_seconds: float = 0.0
     run_seconds_p10: float | None = None
     run_seconds_p50: float | None = None
@@ -186,7 +187,8 @@ def _quote(
         host_memory_bytes=pool.host_memory_bytes,
     )
     low, peak, high = spread.amounts(chosen.memory.peak_bytes, chosen.memory.parts[0].bytes)
-    reason = _obstacle(task, pool, chosen, high, gpu_count)
+    host_bytes = 0 if pool.gpu.is_cpu else max(chosen.memory.host_bytes, publishing_bytes(request.architecture))
+    reason = _obstacle(task, pool, chosen, high, host_bytes, gpu_count)
     times = duration(task, chosen.plan, pool)
     estimate = Estimate(
         gpu_key=pool.gpu.key,
@@ -211,7 +213,7 @@ def _quote(
         peak_bytes_p10=low,
         peak_bytes_p90=high,
         memory_origin=spread.origin,
-        host_bytes=chosen.memory.host_bytes,
+        host_bytes=host_bytes,
         download_seconds=_download_seconds(pool),
         is_spot=pool.is_spot,
         redone_is_billed=pool.bills_redone_work,
@@ -262,14 +264,16 @@ def _with_times(estimate: Estimate, request: QuoteRequest, pool: PoolFacts, time
     )
 
 
-def _obstacle(task: Task, pool: PoolFacts, placement: ChosenPlan, needed_bytes: int, gpu_count: int) -> str | None:
+def _obstacle(
+    task: Task, pool: PoolFacts, placement: ChosenPlan, needed_bytes: int, host_bytes: int, gpu_count: int
+) -> str | None:
     """Return why the job cannot run on this placement, None if it can."""
     if limit := _exceeded_limit(task.request):
         return f"The longest row has {padded_length(task.request):,} tokens; this base model reads at most {limit:,}."
-    if placement.fits:
+    if placement.fits and (pool.host_memory_bytes is None or host_bytes <= pool.host_memory_bytes):
         return None
     if needed_bytes <= pool.gpu.memory_bytes:
-        wanted, there = placement.memory.host_bytes / GIB, (pool.host_memory_bytes or 0) / GIB
+        wanted, there = host_bytes / GIB, (pool.host_memory_bytes or 0) / GIB
         return f"Needs {wanted:,.1f} GiB of the host's memory; a worker here has {there:,.1f} GiB."
     needed, held = needed_bytes / GIB, pool.gpu.memory_bytes / GIB
     rows = "one row" if placement.plan.micro_batch_size == 1 else f"{placement.plan.micro_batch_size} rows"
@@ -327,20 +331,24 @@ def _beside_seconds(pool: PoolFacts, times: Duration) -> float:
 
 
 def queue_seconds(pool: PoolFacts, gpu_count: int) -> float | None:
-    """Return the wait for a worker with this many GPUs, None without one.
+    """Return the wait for this many free GPUs of one worker, None without a worker that has them.
 
-    Only workers with at least k GPUs do the work that needs k. So the wait is the longest of these shares: of all work
-    over all workers, and of the larger work over the larger workers.
+    A run uses only its own GPUs of a worker. Only workers with at least k GPUs do the work that needs k. So the wait is
+    the longest of these shares: of all GPU time ahead over all GPUs, and of that of larger runs over the GPUs of larger
+    workers.
     """
     if not pool.live_workers:
         return None
-    waits = [pool.seconds_ahead / pool.live_workers]
-    needs = {need for need, _ in pool.ahead_by_gpus if 1 < need < gpu_count} | ({gpu_count} - {1})
-    for need in needs if pool.worker_gpus else ():
-        able = sum(1 for gpus in pool.worker_gpus if gpus >= need)
+    if any(free >= gpu_count for free in pool.free_gpus):
+        return 0.0
+    if not pool.worker_gpus:
+        return pool.seconds_ahead / pool.live_workers
+    waits = []
+    for need in {1, gpu_count} | {need for need, _ in pool.ahead_by_gpus if need < gpu_count}:
+        able = sum(gpus for gpus in pool.worker_gpus if gpus >= need)
         if not able:
             return None
-        waits.append(sum(seconds for gpus, seconds in pool.ahead_by_gpus if gpus >= need) / able)
+        waits.append(sum(gpus * seconds for gpus, seconds in pool.ahead_by_gpus if gpus >= need) / able)
     return max(waits)
 
 

@@ -163,6 +163,7 @@ class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
     host_memory_bytes: int | None = None  # of the smallest live worker; None: unknown
     worker_gpus: tuple[int, ...] = ()  # of each live worker; empty: unknown
     ahead_by_gpus: tuple[tuple[int, float], ...] = ()  # `seconds_ahead`, by the GPUs that the work needs
+    free_gpus: tuple[int, ...] = ()  # of each live worker, if no run waits
     is_spot: bool = False
     interruptions_per_hour: float = 0.0
     restart_seconds: float = 180.0

@@ -28,7 +28,7 @@ from gpu_workers.common.api_client import ApiClient, ApiError, Unavailable, load
 from gpu_workers.common.config import read_config
 from gpu_workers.common.events import LOG_FILE, SPEC_FILE
 from gpu_workers.common.files import replace_file
-from gpu_workers.common.preflight import Machine, inspect_machine, list_gpu_memory
+from gpu_workers.common.preflight import Machine, inspect_machine, list_devices, list_gpu_memory
 from gpu_workers.trainer.children.executor import SubprocessExecutor
 from gpu_workers.trainer.probes import MODULE as PROBING_CHILD
 from gpu_workers.trainer.probes import PROBE_FILE
@@ -39,7 +39,7 @@ BUDGET_SECONDS = 570.0  # under ten minutes, the last report included
 _POINT_SECONDS = 240.0
 _BUSY_GPU_SHARE = 0.05  # memory share in use while no point runs: another process uses it
 # Nothing is loaded from the hub. A library that contacts it anyway would wait for a network that may be missing.
-_OFFLINE = {"HF_HUB_OFFLINE": "1"}
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 _OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "MemoryError")
 
@@ -125,16 +125,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         machine = inspect_machine(Path(folder), gpu_key=given.gpu_key)
         if not machine.gpus[0].driver and _DRIVER_FILE.exists():
             parser.error("there is an NVIDIA driver here, but NVML does not answer: install nvidia-ml-py")
-        api = stack.enter_context(contextlib.closing(_connect())) if given.post else None
+        api = stack.enter_context(contextlib.closing(connect())) if given.post else None
         if given.into:
             given.into.parent.mkdir(parents=True, exist_ok=True)
-        executor = SubprocessExecutor(PROBING_CHILD, thread_limit=given.threads, environment=_OFFLINE)
+        executor = SubprocessExecutor(PROBING_CHILD, thread_limit=given.threads, environment=OFFLINE)
         points = measure_grid(machine, executor, Path(folder), budget_seconds=given.budget_seconds)
-        measured = [_keep(point, machine, given.into, api) for point in points]
+        measured = [keep_point(point, machine, given.into, api) for point in points]
     return 0 if any(measured) else 1
 
 
-def _connect() -> ApiClient:
+def connect() -> ApiClient:
     """Return a client of the control plane. Called before the measurements, to find a missing credential early."""
     config = read_config()
     return ApiClient(config.internal_url, credential=load_credential(config.credential_file).credential)
@@ -179,7 +179,7 @@ def measure_point(
         config=SHAPES[point.shape],
     )
     replace_file(work_dir / SPEC_FILE, msgspec.json.encode(request))
-    child = executor.start(work_dir, gpu_count=1)  # with several visible the trainer would use them all
+    child = executor.start(work_dir, devices=list_devices()[:1])  # with several visible the trainer would use them all
     if child.wait(timeout_seconds) is None:
         child.kill()
         return None, "took_too_long"
@@ -193,7 +193,7 @@ def measure_point(
         return None, "failed"
 
 
-def _keep(
+def keep_point(
     measured: tuple[GridPoint, ProbeReport | None, str], machine: Machine, into: Path | None, api: ApiClient | None
 ) -> bool:
     """Print, write and report one point; return whether it was measured."""
@@ -218,11 +218,11 @@ def _keep(
         with into.open("ab") as file:
             file.write(line)
     if api and report is not None:
-        _report(report, api, busy_at=conditions.load_1m if conditions.is_busy else None)
+        report_point(report, api, busy_at=conditions.load_1m if conditions.is_busy else None)
     return report is not None
 
 
-def _report(report: ProbeReport, api: ApiClient, *, busy_at: float | None) -> None:
+def report_point(report: ProbeReport, api: ApiClient, *, busy_at: float | None) -> None:
     """Report one point. A failure is only printed: the point is written, and the next ones are still measured."""
     if busy_at is not None:
         log.warning("Not reported: this machine is busy with something else (load %s).", busy_at)
@@ -248,7 +248,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 
 def _is_gpu_busy() -> bool:
     """Return whether another process uses the first GPU, on which the points run; called between points."""
-    return any(gpu.free_bytes < (1 - _BUSY_GPU_SHARE) * gpu.total_bytes for gpu in list_gpu_memory()[:1])
+    return any(gpu.free_bytes < (1 - _BUSY_GPU_SHARE) * gpu.total_bytes for gpu in list_gpu_memory(list_devices()[:1]))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -151,21 +151,30 @@ def read_serving_config(environ: Mapping[str, str] | None = None) -> ServingConf
 
 
 def child_environment(
-    *, threads: int, gpu_count: int | None = None, extra: Mapping[str, str] | None = None, has_network: bool = False
+    *,
+    threads: int,
+    devices: Sequence[str] | None = None,
+    extra: Mapping[str, str] | None = None,
+    has_network: bool = False,
 ) -> dict[str, str]:
     """Return the environment of a training child: this process's own without any Anneal, broker or cloud secret.
 
-    A child that needs no network does not learn of any proxy, such as HTTPS_PROXY. With `gpu_count` the child sees that
-    many of this process's GPUs: transformers trains on all visible ones.
+    A child that needs no network does not learn of any proxy, such as HTTPS_PROXY. With `devices` the child sees these
+    GPUs only: transformers trains on all visible ones.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_SECRET_PREFIXES)}
     if not has_network:
         kept = {name: value for name, value in kept.items() if not name.upper().endswith("_PROXY")}
     fixed = {} if threads <= 0 else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    if gpu_count is not None:
-        seen = kept.get("CUDA_VISIBLE_DEVICES", ",".join(str(index) for index in range(gpu_count)))
-        fixed["CUDA_VISIBLE_DEVICES"] = ",".join(seen.split(",")[:gpu_count])
+    if devices is not None:
+        fixed["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     return kept | fixed | dict(extra or {})
+
+
+def visible_devices() -> tuple[str, ...] | None:
+    """Return the GPUs to which CUDA_VISIBLE_DEVICES limits this process, None without a limit."""
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if value is None else tuple(each.strip() for each in value.split(",") if each.strip())
 
 
 def replace_environment(environment: Mapping[str, str]) -> None:

@@ -5,13 +5,14 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from apps.contracts.worker_api import GpuInfo
+from gpu_workers.common.config import visible_devices
 from gpu_workers.common.gguf_converter import PACKAGE as CONVERTER
 from gpu_workers.common.gguf_converter import converter_version
 
@@ -111,17 +112,30 @@ class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_gpus() -> tuple[GpuInfo, ...]:
-    """Return the GPUs that the driver reports, () without a driver; raises GpuUnreachable if the driver is broken."""
-    return _ask_each(lambda index: _describe(index, pynvml.nvmlSystemGetDriverVersion()))
+    """Return the GPUs that this process may use, () without a driver; raises GpuUnreachable if the driver is broken."""
+    return _ask_each(_describe, visible_devices())
 
 
-def list_gpu_memory() -> tuple[GpuMemory, ...]:
-    """Return each GPU's memory, () without a driver; raises GpuUnreachable if the driver is broken."""
-    return _ask_each(_memory)
+def list_devices() -> tuple[str, ...]:
+    """Return the name by which a child can be given each GPU that this process may use: its UUID.
+
+    A machine without GPUs, or without NVML, has one device. Raises GpuUnreachable if the driver is broken.
+    """
+    visible = visible_devices()
+    one = ("0",) if visible is None else visible[:1] or ("",)  # "": the operator hides every GPU
+    return _ask_each(lambda handle: str(pynvml.nvmlDeviceGetUUID(handle)), visible) or one
 
 
-def _ask_each(ask: Callable[[int], T]) -> tuple[T, ...]:
-    """Return NVML's answer for each GPU."""
+def list_gpu_memory(devices: Collection[str] | None = None) -> tuple[GpuMemory, ...]:
+    """Return the memory of these GPUs, or of each that this process may use; () without a driver.
+
+    Raises GpuUnreachable if the driver is broken.
+    """
+    return _ask_each(_memory, visible_devices() if devices is None else devices)
+
+
+def _ask_each(ask: Callable[[Any], T], devices: Collection[str] | None) -> tuple[T, ...]:
+    """Return NVML's answer for each of the devices, or for all of the machine."""
     if pynvml is None:
         return ()
     try:
@@ -131,15 +145,23 @@ def _ask_each(ask: Callable[[int], T]) -> tuple[T, ...]:
             return ()
         raise GpuUnreachable(f"NVML: {error}") from error
     try:
-        return tuple(ask(index) for index in range(pynvml.nvmlDeviceGetCount()))
+        names = map(str, range(pynvml.nvmlDeviceGetCount())) if devices is None else devices
+        return tuple(ask(_handle(name)) for name in names)
     except pynvml.NVMLError as error:
         raise GpuUnreachable(f"NVML: {error}") from error
     finally:
         pynvml.nvmlShutdown()
 
 
-def _memory(index: int) -> GpuMemory:
-    memory = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(index))
+def _handle(device: str) -> Any:
+    """Return NVML's handle of a device of CUDA_VISIBLE_DEVICES: a UUID, or a position on the bus."""
+    if device.isdigit():
+        return pynvml.nvmlDeviceGetHandleByIndex(int(device))
+    return pynvml.nvmlDeviceGetHandleByUUID(device)
+
+
+def _memory(handle: Any) -> GpuMemory:
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     return GpuMemory(total_bytes=int(memory.total), free_bytes=int(memory.free))
 
 
@@ -151,10 +173,9 @@ def catalog_key(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def _describe(index: int, driver: str) -> GpuInfo:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+def _describe(handle: Any) -> GpuInfo:
     name = pynvml.nvmlDeviceGetName(handle)
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle).total
+    memory, driver = pynvml.nvmlDeviceGetMemoryInfo(handle).total, pynvml.nvmlSystemGetDriverVersion()
     return GpuInfo(key=catalog_key(name), name=name, memory_bytes=int(memory), driver=driver)
 
 

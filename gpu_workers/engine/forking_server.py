@@ -25,6 +25,8 @@ from vllm.config import VllmConfig  # noqa: E402
 from vllm.entrypoints.launchers.api_server.entry import main  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
 
+from gpu_workers.engine.cpu_adapters import leave_out_rows_without_adapter  # noqa: E402
+
 gc.freeze()
 gc.enable()
 
@@ -59,5 +61,6 @@ def record_processes(file: Path) -> None:
 
 if __name__ == "__main__":
     fork_processes()
+    leave_out_rows_without_adapter()
     record_processes(Path(sys.argv.pop(1)))
     main()

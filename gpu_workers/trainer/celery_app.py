@@ -1,7 +1,7 @@
 """The doorbell: `train.wake` says that something may wait. Losing it, or getting it twice, is harmless.
 
-`celery -A gpu_workers.trainer.celery_app worker --queues train.<pool> --pool solo`. On SIGTERM the current run saves a
-checkpoint, reports and returns within 110 seconds.
+`celery -A gpu_workers.trainer.celery_app worker --queues train.<pool> --pool solo`. On SIGTERM the current runs save
+checkpoints, report and return within 110 seconds.
 """
 
 import logging
@@ -15,11 +15,13 @@ from celery.signals import setup_logging, worker_ready, worker_shutting_down
 from gpu_workers.common.api_client import ApiClient
 from gpu_workers.common.config import WorkerConfig, read_config
 from gpu_workers.common.enrolment import ensure_enrolled
-from gpu_workers.common.preflight import inspect_machine, list_gpus
+from gpu_workers.common.preflight import inspect_machine, list_devices, list_gpus
 from gpu_workers.trainer.agent import Agent
+from gpu_workers.trainer.children.cpu_threads import count_cores
 from gpu_workers.trainer.children.executor import MODULE as TRAINING_CHILD
 from gpu_workers.trainer.children.executor import SubprocessExecutor
 from gpu_workers.trainer.children.fork_server import ForkServer
+from gpu_workers.trainer.devices import Devices
 from gpu_workers.trainer.probes import MODULE as PROBING_CHILD
 from gpu_workers.trainer.probes import Prober
 from gpu_workers.trainer.publication import MODULE as PUBLISHING_CHILD
@@ -57,9 +59,11 @@ class WorkerProcess:
     def start(self, settings: WorkerConfig) -> Agent:
         """Enrol if needed, clean up after an earlier process, and return the agent."""
         settings.work_dir.mkdir(parents=True, exist_ok=True)
+        devices = Devices(list_devices())
+        count = len(devices.names)
         executor_of = partial(
             SubprocessExecutor,
-            thread_limit=settings.trainer_thread_limit,
+            thread_limit=settings.trainer_thread_limit or (count_cores() // count if count > 1 else 0),
             fork_server=None if list_gpus() else ForkServer(),
         )
         enrollment = ensure_enrolled(settings, kind="trainer")
@@ -68,9 +72,12 @@ class WorkerProcess:
         self.agent = Agent(
             settings,
             api,
+            devices=devices,
             executor=executor_of(TRAINING_CHILD),
             publisher=Publisher(executor_of(PUBLISHING_CHILD)),
-            prober=Prober(settings, api, gpu_key=machine.gpu_key, executor=executor_of(PROBING_CHILD)),
+            prober=Prober(
+                settings, api, gpu_key=machine.gpu_key, device=devices.names[0], executor=executor_of(PROBING_CHILD)
+            ),
         )
         self.agent.recover()
         if self.is_stopping:

@@ -30,10 +30,13 @@ _MAX_FAILURES = 3  # of one measurement in this process
 class Prober:
     """Runs each probe in a separate child. A probe is given up after three failures; a stopped one is no failure."""
 
-    def __init__(self, config: WorkerConfig, api: ApiClient, *, gpu_key: str, executor: SubprocessExecutor) -> None:
+    def __init__(
+        self, config: WorkerConfig, api: ApiClient, *, gpu_key: str, device: str, executor: SubprocessExecutor
+    ) -> None:
         self._config = config
         self._api = api
         self._gpu_key = gpu_key
+        self._device = device
         self._executor = executor
         self._failures: Counter[tuple[str, str]] = Counter()
         self._was_interrupted = False
@@ -93,7 +96,7 @@ class Prober:
         self, work_dir: Path, token: str | None, should_stop: Callable[[], bool], *, has_network: bool
     ) -> None:
         self._was_interrupted = False
-        child = self._executor.start(work_dir, hub_token=token, gpu_count=1, has_network=has_network)
+        child = self._executor.start(work_dir, hub_token=token, devices=[self._device], has_network=has_network)
         watch = ProgressWatch(least_seconds=_STALL_SECONDS)
         watch.follow(ChildActivity(child.leader, work_dir))
         while child.wait(0.2) is None:

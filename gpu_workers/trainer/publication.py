@@ -7,7 +7,7 @@ it is reported as missing with its cause.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,12 +91,16 @@ class Publisher:
         ready: AdapterReady,
         work_dir: Path,
         *,
+        devices: Sequence[str],
         secrets: Callable[[str], PublishSecrets],
         should_stop: Callable[[], bool],
         begun: Callable[[Child], None],
         watch: ProgressWatch,
     ) -> Published:
-        """Make every part that `spec` promises; call `secrets` before each child for the secrets it may receive."""
+        """Make every part that `spec` promises on the run's `devices`.
+
+        Call `secrets` before each child for the secrets it may receive.
+        """
         made: dict[str, Made] = {}
         for part in (EVALUATION, *spec.exports):
             for _ in range(_TRIES):
@@ -105,7 +109,8 @@ class Publisher:
                     break
                 known = secrets(part)
                 _file_of(work_dir, known.part).unlink(missing_ok=True)
-                child = self._executor.start(work_dir, hub_token=known.hub_token, more=msgspec.to_builtins(known))
+                more = msgspec.to_builtins(known)
+                child = self._executor.start(work_dir, hub_token=known.hub_token, devices=devices, more=more)
                 begun(child)
                 made[part] = self._wait(child, work_dir, part, limit_seconds(ready), should_stop, watch)
                 if not made[part].problem or made[part].is_lasting:

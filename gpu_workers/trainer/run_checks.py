@@ -5,6 +5,7 @@ The trainer's rehearsal decides about memory and disk; a run that would certainl
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from apps.contracts.adapter_files import MAX_RANK, MAX_SCALE, TARGET_MODULES, get_scale
@@ -25,11 +26,11 @@ class Refused(Exception):
         self.message = message
 
 
-def check_run(spec: RunSpec, work_dir: Path) -> tuple[str, ...]:
-    """Return warnings for the run's log. Raises Refused."""
+def check_run(spec: RunSpec, work_dir: Path, devices: Sequence[str]) -> tuple[str, ...]:
+    """Return warnings for the log of a run on these GPUs. Raises Refused."""
     _check_servable(spec)
     _check_disk(spec, work_dir)
-    return _check_memory(spec)
+    return _check_memory(spec, devices)
 
 
 def needed_disk_bytes(spec: RunSpec) -> int:
@@ -67,15 +68,15 @@ def _check_disk(spec: RunSpec, work_dir: Path) -> None:
         raise Refused(FailureCode.DISK_FULL, message)
 
 
-def _check_memory(spec: RunSpec) -> tuple[str, ...]:
+def _check_memory(spec: RunSpec, devices: Sequence[str]) -> tuple[str, ...]:
     needed = spec.estimated_peak_bytes
     if needed is None:
         return ()
     try:
-        memory = list_gpu_memory() or (_machine_memory(),)
+        memory = list_gpu_memory(devices) or (_machine_memory(),)
     except GpuUnreachable as error:
         raise Refused(FailureCode.GPU_FAULT, f"The driver of the GPU does not answer ({error}).") from error
-    smallest = min(memory[: spec.gpu_count], key=lambda each: each.free_bytes)
+    smallest = min(memory, key=lambda each: each.free_bytes)
     if needed > smallest.total_bytes:
         message = (
             f"The run needs {needed / _GIB:.1f} GiB by its estimate, the machine has {smallest.total_bytes / _GIB:.1f}."

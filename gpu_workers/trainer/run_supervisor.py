@@ -5,7 +5,7 @@ Nothing is reported once the lease is lost. Billing counts only what the control
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -42,7 +42,7 @@ from gpu_workers.common.events import (
 from gpu_workers.common.log_tail import tail_of_log
 from gpu_workers.common.transfers import Interrupted, StoreUnavailable, Transfers
 from gpu_workers.trainer.children.executor import Child, SubprocessExecutor
-from gpu_workers.trainer.lease_keeper import LeaseKeeper
+from gpu_workers.trainer.lease_keeper import LeaseKeeper, leave
 from gpu_workers.trainer.preparation import CheckpointBroken, prepare
 from gpu_workers.trainer.progress_watch import ChildActivity, ProgressWatch
 from gpu_workers.trainer.publication import EVALUATION, Publisher, PublishSecrets, alone, deliver
@@ -72,7 +72,10 @@ class StopAsked(Exception):
 
 
 class RunSupervisor:
-    """Executes one claimed run. `run` does everything; the rest of the agent knows none of its phases."""
+    """Executes one claimed run on `devices`. `run` does everything; the rest of the agent knows none of its phases.
+
+    `on_stuck` is called if the run does not end after the loss of its lease.
+    """
 
     def __init__(
         self,
@@ -82,10 +85,13 @@ class RunSupervisor:
         claim: ClaimResponse,
         work_dir: Path,
         *,
+        devices: Sequence[str],
         publisher: Publisher | None,
         is_stopping: Callable[[], bool],
+        on_stuck: Callable[[], None] = leave,
     ) -> None:
         self._config = config
+        self._devices = devices
         self._publisher = publisher
         self._api = api
         self._executor = executor
@@ -95,7 +101,7 @@ class RunSupervisor:
         self._is_stopping = is_stopping
         self._status = HeartbeatRequest()
         self._child: Child | None = None
-        self._keeper = LeaseKeeper(api, claim, status=self._current_status)
+        self._keeper = LeaseKeeper(api, claim, status=self._current_status, on_stuck=on_stuck)
         self._reporter = Reporter(api, self._lease, self._keeper)
         self._is_delivering = False
         self._watch = ProgressWatch(least_seconds=claim.stall_seconds)
@@ -166,7 +172,7 @@ class RunSupervisor:
         """Refuse a run that would certainly fail here, and fetch its files; raises the errors of `prepare`."""
         self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.DOWNLOADING))
         self._work_dir.mkdir(parents=True, exist_ok=True)
-        for warning in check_run(self._spec, self._work_dir):
+        for warning in check_run(self._spec, self._work_dir, self._devices):
             self._report(LogLine(sequence=UNNUMBERED, level="warn", message=warning))
         prepare(self._spec, self._work_dir, self._config, self._transfers, before_each=self._check)
 
@@ -176,7 +182,7 @@ class RunSupervisor:
         child = self._child = self._executor.start(
             self._work_dir,
             hub_token=self._spec.base_model.hub_token,
-            gpu_count=self._spec.gpu_count,
+            devices=self._devices,
             has_network=self._spec.base_model.path is None,  # the child fetches a base model of a repository
         )
         self._watch.follow(ChildActivity(child.leader, self._work_dir))
@@ -236,6 +242,7 @@ class RunSupervisor:
                 self._spec,
                 ready,
                 self._work_dir,
+                devices=self._devices,
                 secrets=self._publish_secrets,
                 should_stop=self._must_leave,
                 begun=self._watch_over,

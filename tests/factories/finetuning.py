@@ -39,9 +39,16 @@ def make_pool(name: str = "local-cpu", *, memory_bytes: int = 8 * GIB) -> GpuPoo
     return pool
 
 
-def make_worker(pool: GpuPool, *, credential: str = CREDENTIAL, base_model: BaseModel | None = None) -> Worker:
+def make_worker(
+    pool: GpuPool, *, credential: str = CREDENTIAL, base_model: BaseModel | None = None, gpus: int = 1
+) -> Worker:
+    gpu = {"key": pool.gpu_type_id, "name": "one", "memory_bytes": pool.memory_bytes}
     worker = Worker.objects.create(
-        pool=pool, hostname="here", credential_sha256=sha256_hex(credential), last_seen_at=db_now()
+        pool=pool,
+        hostname="here",
+        credential_sha256=sha256_hex(credential),
+        last_seen_at=db_now(),
+        gpus=[gpu] * gpus,
     )
     if base_model is not None:
         for method in ("lora", "qlora"):
@@ -131,13 +138,16 @@ def make_checkpoint(organization: Organization, base_model: BaseModel, *, step: 
 
 
 class TrainingSetup:
-    """A platform with one pool, one worker and one base model, and an organization with credit."""
+    """A platform with one pool, one worker and one base model, and an organization with credit.
+
+    The worker takes several runs at once.
+    """
 
     def __init__(self, organization: Organization) -> None:
         self.organization = organization
         self.base_model = make_base_model()
         self.pool = make_pool()
-        self.worker = make_worker(self.pool, base_model=self.base_model)
+        self.worker = make_worker(self.pool, base_model=self.base_model, gpus=4)
         give_credit(organization)
 
     def job(self, **request: Any) -> FineTuningJob:

@@ -12,6 +12,7 @@ from gpu_workers.common.api_client import ApiClient
 from gpu_workers.common.config import WorkerConfig
 from gpu_workers.trainer.agent import Agent
 from gpu_workers.trainer.children.executor import SubprocessExecutor
+from gpu_workers.trainer.devices import Devices
 from gpu_workers.trainer.probes import Prober
 from gpu_workers.trainer.publication import Publisher
 from tests.twins.control_plane import CREDENTIAL, ControlPlane, serve_control_plane
@@ -47,8 +48,12 @@ def make_agent(
     *,
     publisher: Publisher | None = None,
     probe_command: tuple[str, ...] = (),
+    devices: tuple[str, ...] = ("0",),
 ) -> Agent:
-    """An agent whose children run a script; with `probe_command` it also measures, by that command."""
+    """An agent whose children run a script; with `probe_command` it also measures, by that command.
+
+    `devices` stand for the GPUs of the machine.
+    """
     config = WorkerConfig(
         internal_url=plane.url,
         credential_file=tmp_path / "credential.json",
@@ -60,8 +65,8 @@ def make_agent(
     prober = None
     if probe_command:
         probing = SubprocessExecutor(thread_limit=1, command=probe_command)
-        prober = Prober(config, CLIENTS[-1], gpu_key="cpu", executor=probing)
-    agent = Agent(config, CLIENTS[-1], executor=executor, publisher=publisher, prober=prober)
+        prober = Prober(config, CLIENTS[-1], gpu_key="cpu", device=devices[0], executor=probing)
+    agent = Agent(config, CLIENTS[-1], devices=Devices(devices), executor=executor, publisher=publisher, prober=prober)
     agent.recover()
     return agent
 

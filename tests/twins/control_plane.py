@@ -77,8 +77,11 @@ class ControlPlane:
         self.trickle_seconds = 0.0  # objects are sent byte by byte, with so long between two
         self.is_down = False  # every request gets 503
         self.refuse_event: Callable[[RunEvent], bool] = lambda event: False
-        self._last_sequence = 0
-        self._lease: tuple[str, str] | None = None
+        self.stale: set[str] = set()  # runs whose leases are stale
+        self.cancelled: set[str] = set()  # runs whose customer asked to cancel them
+        self.ends: dict[str, RunOutcome] = {}  # by run
+        self._sequences: dict[str, int] = {}  # the last one, by lease
+        self._leases: dict[str, tuple[str, str]] = {}  # lease -> its token and run
         self.lock = threading.Lock()
         self.url = ""
 
@@ -103,6 +106,7 @@ class ControlPlane:
         attempt: int = 1,
         resume_from: CheckpointRef | None = None,
         checkpoint_interval_seconds: int = 300,
+        gpu_count: int = 1,
     ) -> RunSpec:
         spec = RunSpec(
             run_id=f"run_{attempt}",
@@ -115,6 +119,7 @@ class ControlPlane:
             hyperparameters=hyperparameters,
             resume_from=resume_from,
             checkpoint_interval_seconds=checkpoint_interval_seconds,
+            gpu_count=gpu_count,
         )
         self.queue.append(spec)
         return spec
@@ -150,8 +155,8 @@ class ControlPlane:
 
     def forget_lease(self) -> None:
         """Begin another attempt: what was reported stays readable in `events`."""
-        self._last_sequence = 0
-        self._lease = None
+        self._sequences.clear()
+        self._leases.clear()
 
     def wait_for(self, condition: Callable[[], bool], *, timeout_seconds: float = 60) -> None:
         deadline = time.monotonic() + timeout_seconds
@@ -186,9 +191,10 @@ class ControlPlane:
             return _ok(EnrollResponse(worker_id="worker_1", credential=CREDENTIAL, pool="cpu"))
         if path.startswith("/leases/"):
             lease_id, _, verb = path.removeprefix("/leases/").partition("/")
-            if self.is_lease_stale or (lease_id, token) != self._lease:
+            known, run_id = self._leases.get(lease_id, ("", ""))
+            if self.is_lease_stale or token != known or run_id in self.stale:
                 return _error(409, "stale_lease")
-            return getattr(self, f"_{verb}")(body)
+            return getattr(self, f"_{verb}")(body, lease_id)
         if token != CREDENTIAL:
             return _error(401, "invalid_credential")
         if path == "/claim":
@@ -205,17 +211,19 @@ class ControlPlane:
         return _error(404, "not_found")
 
     def _claim(self, body: bytes) -> tuple[int, bytes]:
-        msgspec.json.decode(body, type=ClaimRequest)
+        free = msgspec.json.decode(body, type=ClaimRequest).free_gpus
         self.claims += 1
-        if not self.queue:
+        spec = next((each for each in self.queue if free is None or each.gpu_count <= free), None)
+        if spec is None:
             return 204, b""
-        self._lease = (f"lease_{self.claims}", f"token_{self.claims}")
-        self._last_sequence = 0
+        self.queue.remove(spec)
+        lease_id, token = f"lease_{self.claims}", f"token_{self.claims}"
+        self._leases[lease_id] = token, spec.run_id
         return _ok(
             ClaimResponse(
-                spec=self.queue.pop(0),
-                lease_id=self._lease[0],
-                lease_token=self._lease[1],
+                spec=spec,
+                lease_id=lease_id,
+                lease_token=token,
                 lease_seconds=60,
                 heartbeat_seconds=self.heartbeat_seconds,
                 self_fence_seconds=self.self_fence_seconds,
@@ -223,27 +231,28 @@ class ControlPlane:
             )
         )
 
-    def _heartbeat(self, body: bytes) -> tuple[int, bytes]:
+    def _heartbeat(self, body: bytes, lease_id: str) -> tuple[int, bytes]:
         self.beats.append(msgspec.json.decode(body, type=HeartbeatRequest))
         return _ok(
             HeartbeatResponse(
                 lease_seconds=60,
-                is_cancel_requested=self.is_cancel_requested,
+                is_cancel_requested=self.is_cancel_requested or self._leases[lease_id][1] in self.cancelled,
                 is_pause_requested=self.is_pause_requested,
                 is_drain_requested=self.is_drain_requested,
             )
         )
 
-    def _events(self, body: bytes) -> tuple[int, bytes]:
+    def _events(self, body: bytes, lease_id: str) -> tuple[int, bytes]:
         reported = msgspec.json.decode(body, type=EventsRequest).events
         if any(self.refuse_event(event) for event in reported):
             return _error(400, "upload_incomplete")
-        fresh = [event for event in reported if event.sequence > self._last_sequence]
+        last = self._sequences.get(lease_id, 0)
+        fresh = [event for event in reported if event.sequence > last]
         self.events += fresh
-        self._last_sequence = max([self._last_sequence, *(event.sequence for event in fresh)])
-        return _ok(EventsResponse(accepted=len(fresh), last_sequence=self._last_sequence))
+        last = self._sequences[lease_id] = max([last, *(event.sequence for event in fresh)])
+        return _ok(EventsResponse(accepted=len(fresh), last_sequence=last))
 
-    def _uploads(self, body: bytes) -> tuple[int, bytes]:
+    def _uploads(self, body: bytes, lease_id: str) -> tuple[int, bytes]:
         request = msgspec.json.decode(body, type=UploadRequest)
         upload_id = f"{request.manifest.kind}-{request.manifest_sha256[:12]}"
         self.uploads[upload_id] = request.manifest
@@ -251,12 +260,12 @@ class ControlPlane:
         urls = {name: f"{self.url}/objects/uploads/{upload_id}/{name}" for name in names}
         return _ok(UploadResponse(upload_id=upload_id, files=urls))
 
-    def _judge(self, body: bytes) -> tuple[int, bytes]:
+    def _judge(self, body: bytes, lease_id: str) -> tuple[int, bytes]:
         return _ok(self.judge) if self.judge else _error(403, "insufficient_permissions")
 
-    def _finish(self, body: bytes) -> tuple[int, bytes]:
+    def _finish(self, body: bytes, lease_id: str) -> tuple[int, bytes]:
         self.outcomes.append(msgspec.json.decode(body, type=FinishRequest).outcome)
-        self._lease = None
+        self.ends[self._leases.pop(lease_id)[1]] = self.outcomes[-1]
         return _ok(FinishResponse(run_status="done", job_status="done"))
 
 

@@ -7,8 +7,9 @@ memory.
 import msgspec
 
 from apps.contracts.runs import Method
+from apps.estimates.models.architectures import Architecture, linear_layers
 from apps.estimates.models.shapes import Shape
-from apps.estimates.physics.gpus import MIB
+from apps.estimates.physics.gpus import GIB, MIB
 from apps.estimates.physics.plans import Parallelism, TrainingPlan
 from apps.estimates.physics.stacks import ANNEAL, StackProfile
 
@@ -32,6 +33,8 @@ _FP32 = 4
 # Resident set after importing torch, transformers, peft, trl and bitsandbytes on a CPU machine: measured 575,276 kB
 # (torch 2.13, transformers 5.19, trl 1.16); rounded up for the data loader and the tokenizer.
 CPU_PROCESS_BYTES = 640 * MIB
+GPU_PROCESS_BYTES = 3 * GIB  # in the host's memory: the interpreter, torch's libraries and the driver's context
+MERGE_BYTES = 32 * MIB  # rows that are merged at a time, in float32
 # DeepSpeed's reduce and all-gather buckets: 2e8 elements each in the configuration of transformers' DeepSpeed guide,
 # two of the first (overlap_comm). ZeRO-3 steps its optimizer over 1e9 parameters at a time (sub_group_size).
 _BUCKETS, _BUCKET_ELEMENTS = 3, 2e8
@@ -145,6 +148,24 @@ def passing_gradients(shape: Shape, width: int) -> float:
     """
     outside = shape.total - shape.layer * shape.n_layers
     return (outside + 2 * shape.layer) * (width + _FP32)
+
+
+def reading_bytes(largest_tensor_bytes: int) -> int:
+    """Return the host memory of a process that reads, merges and writes a model tensor by tensor (publishing).
+
+    Two tensors are there at a time: the one being written and the next one, of which rows are merged in float32.
+    """
+    return 2 * largest_tensor_bytes + MERGE_BYTES
+
+
+def publishing_bytes(a: Architecture) -> int:
+    """Return the host memory of publishing, evaluating and merging on a GPU machine, however large the model is.
+
+    The largest tensor is an embedding, a matrix, or all experts of a layer in one.
+    """
+    experts = (a.n_experts or 0) * 2 * (a.moe_intermediate_size or 0) * a.hidden_size
+    matrices = (layer.weights for layer in linear_layers(a))
+    return GPU_PROCESS_BYTES + reading_bytes(2 * max(a.vocab_size * a.hidden_size, experts, *matrices))
 
 
 def host_bytes(shape: Shape, plan: TrainingPlan, weights: float, state: TrainingState) -> float:

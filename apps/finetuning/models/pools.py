@@ -1,8 +1,8 @@
 """Models of GPU pools, the machines in them, and what they measured."""
 
 from django.db import models
-from django.db.models import Q
-from django.db.models.functions import Now
+from django.db.models import Func, Q, Value
+from django.db.models.functions import Greatest, Now
 
 from apps.core.ids import IdField
 from apps.finetuning.models.constraints import paired
@@ -113,6 +113,13 @@ class Worker(models.Model):
 
     tenancy_reason = "workers are shared by all tenants"
     app_access = "read"
+    # `gpu_count` as an expression.
+    GPU_COUNT = Greatest(Value(1), Func("gpus", function="jsonb_array_length", output_field=models.IntegerField()))
+
+    @property
+    def gpu_count(self) -> int:
+        """Return the number of its GPUs; a machine without any trains one job at a time and counts as one."""
+        return max(1, len(self.gpus))
 
 
 class ThroughputProbe(models.Model):

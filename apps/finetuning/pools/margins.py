@@ -122,7 +122,7 @@ def _online(begin: datetime.datetime, end: datetime.datetime) -> dict[str, float
     workers = Worker.objects.filter(kind=WorkerKind.TRAINER, created_at__lt=end, last_seen_at__gte=begin)
     for worker in workers:
         seconds = seconds_between(worker.created_at, worker.last_seen_at, begin=begin, end=end)
-        sums[worker.pool_id] += max(len(worker.gpus), 1) * seconds
+        sums[worker.pool_id] += worker.gpu_count * seconds
     return sums
 
 

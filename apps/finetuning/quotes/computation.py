@@ -170,6 +170,7 @@ def _facts(state: PoolState, base_model: BaseModel) -> PoolFacts:
         gpus_per_worker=max(1, state.gpus_per_worker),
         worker_gpus=state.worker_gpus,
         ahead_by_gpus=state.ahead_by_gpus,
+        free_gpus=state.free_gpus,
         host_memory_bytes=state.host_memory_bytes,
         is_spot=state.pool.is_spot,
         interruptions_per_hour=state.pool.interruptions_per_hour,

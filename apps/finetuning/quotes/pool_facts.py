@@ -19,7 +19,7 @@ from apps.contracts.runs import Method
 from apps.core.database.tenancy import system
 from apps.estimates.calibration import Calibration, correct
 from apps.estimates.requests import Correction
-from apps.finetuning.lifecycle import RUN_ACTIVE
+from apps.finetuning.lifecycle import RUN_ACTIVE, RunStatus
 from apps.finetuning.models import GpuPool, Run, ThroughputProbe, Worker, WorkerKind
 
 _SHOWN_SHAPES = 40
@@ -37,7 +37,8 @@ class PoolState:
     without its own measurement is derived from one of LoRA.
 
     `seconds_ahead` is the expected time of the waiting and running work, over all workers; `ahead_by_gpus` splits it by
-    the GPUs needed. `has_weights`: each live worker has loaded the base model before.
+    the GPUs needed. `free_gpus` lists the GPUs of each worker that a new job can have at once; it is empty while other
+    jobs wait. `has_weights`: each live worker has loaded the base model before.
 
     `correction` comes from finished runs of all tenants; it reveals none of them.
     """
@@ -52,17 +53,19 @@ class PoolState:
     has_weights: bool = False
     worker_gpus: tuple[int, ...] = ()
     ahead_by_gpus: tuple[tuple[int, float], ...] = ()
+    free_gpus: tuple[int, ...] = ()
     host_memory_bytes: int | None = None
 
 
 class LiveWorker(NamedTuple):
-    """A live worker. A CPU worker counts as one GPU: it trains one job at a time.
+    """A live worker. A CPU worker counts as one GPU: it trains one job at a time. `leased` GPUs are in use.
 
     `memory_bytes` is None if the machine has not reported it.
     """
 
     id: str
     gpus: int
+    leased: int
     memory_bytes: int | None
 
 
@@ -76,6 +79,7 @@ class OpenPools:
     fetched: Collection[str]  # the workers that hold the base model's files
     probes: Mapping[tuple[str, str], ThroughputProbe]  # by pool and method
     ahead: Mapping[str, Mapping[int, float]]
+    queues: Collection[str]  # the pools in which a run waits
 
     def states(self, *, family: str, method: str) -> list[PoolState]:
         """Return the pools' states for a job of this method; `family` is the architecture's model_type."""
@@ -89,6 +93,7 @@ class OpenPools:
             live_workers=len(workers),
             gpus_per_worker=max((worker.gpus for worker in workers), default=0),
             worker_gpus=tuple(worker.gpus for worker in workers),
+            free_gpus=() if pool.pk in self.queues else tuple(worker.gpus - worker.leased for worker in workers),
             host_memory_bytes=_least_memory(workers),
             probe=next((probe for each in _probed(method) if (probe := self.probes.get((pool.pk, each)))), None),
             seconds_ahead=sum(ahead.values()),
@@ -108,14 +113,16 @@ def find_open_pools(
     """Return the facts about the open pools for jobs on this model by these methods, at the organization's prices."""
     pools = GpuPool.objects.filter(is_open=True).select_related("gpu_type", "calibration").order_by("name")
     prices = list_active_prices(prefix="training:", organization=organization)
-    workers = _live_workers(now)
+    ahead, queues, leased = _work_ahead(Q(pool__is_open=True))
+    workers = _live_workers(now, leased)
     return OpenPools(
         pools=tuple(pools),
         prices={rule.sku: rule for rule in prices},
         workers=workers,
         fetched=_with_weights(base_model, [worker.id for each in workers.values() for worker in each]),
         probes=_newest_probes(base_model, methods),
-        ahead=_seconds_ahead(Q(pool__is_open=True)),
+        ahead=ahead,
+        queues=queues,
     )
 
 
@@ -143,16 +150,17 @@ def list_shape_probes(*, pool: GpuPool) -> list[ThroughputProbe]:
 
 
 def seconds_ahead(*, pool: GpuPool) -> float:
-    """Return the estimated seconds of remaining work of the pool's waiting and running runs."""
-    return sum(_seconds_ahead(Q(pool=pool))[pool.pk].values())
+    """Return the estimated GPU-seconds of remaining work of the pool's waiting and running runs."""
+    ahead, _, _ = _work_ahead(Q(pool=pool))
+    return sum(gpus * seconds for gpus, seconds in ahead[pool.pk].items())
 
 
-def _live_workers(now: datetime.datetime) -> dict[str, list[LiveWorker]]:
-    """Return the live workers by pool."""
+def _live_workers(now: datetime.datetime, leased: Mapping[str, int]) -> dict[str, list[LiveWorker]]:
+    """Return the live workers by pool; `leased` are the GPUs in use, by worker."""
     found: dict[str, list[LiveWorker]] = defaultdict(list)
     workers = Worker.objects.filter(live_worker_filter(now), pool__is_open=True)
     for pool_id, worker_id, gpus, memory_bytes in workers.values_list("pool_id", "pk", "gpus", "memory_bytes"):
-        found[pool_id].append(LiveWorker(worker_id, max(1, len(gpus)), memory_bytes))
+        found[pool_id].append(LiveWorker(worker_id, max(1, len(gpus)), leased.get(worker_id, 0), memory_bytes))
     return found
 
 
@@ -191,19 +199,28 @@ def _newest_probes(base_model: BaseModel, methods: Iterable[str]) -> dict[tuple[
     return {(probe.pool_id, probe.method): probe for probe in newest}
 
 
-def _seconds_ahead(of_pools: Q) -> dict[str, dict[int, float]]:
-    """Return the seconds ahead by pool and by the number of GPUs that the work needs."""
+def _work_ahead(of_pools: Q) -> tuple[dict[str, dict[int, float]], set[str], dict[str, int]]:
+    """Return the work of waiting and running runs, the pools in which runs wait, and the leased GPUs by worker.
+
+    The work is in seconds, by pool and by the number of GPUs that it needs.
+    """
     ahead: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    queues: set[str] = set()
+    leased: dict[str, int] = defaultdict(int)
     with system():  # the queue is shared: other tenants' work counts, but only the sum is shown
         runs = Run.objects.filter(of_pools, status__in=RUN_ACTIVE).values_list(
             "pool_id", "job__gpu_count", "job__step", "job__total_steps", "job__estimate__train_seconds_p50",
-            "job__estimate__run_seconds_p50",
+            "job__estimate__run_seconds_p50", "worker_id", "status",
         )  # fmt: skip
-        for pool_id, gpu_count, step, total_steps, training, whole in runs:
+        for pool_id, gpu_count, step, total_steps, training, whole, worker_id, status in runs:
+            if status == RunStatus.QUEUED:
+                queues.add(pool_id)
+            else:
+                leased[worker_id] += gpu_count
             done = step / total_steps if total_steps else 0.0
             beside = (whole or 0.0) - (training or 0.0) if whole and not step else 0.0  # download and start-up
             ahead[pool_id][gpu_count] += (training or 0.0) * (1.0 - done) + beside
-    return ahead
+    return ahead, queues, leased
 
 
 def correction_of(*, pool: GpuPool, family: str, method: str) -> Correction | None:

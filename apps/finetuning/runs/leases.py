@@ -2,8 +2,9 @@
 
 import datetime
 import hashlib
+import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,18 +36,23 @@ from apps.finetuning.lifecycle import (
     RunStatus,
 )
 from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, Run, Worker, WorkerKind
+from apps.finetuning.quotes.pool_facts import live_worker_filter
 from apps.finetuning.recipes.start_points import signed_ref, start_ref
 from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.runs import attempts, stalls
 from apps.finetuning.runs.queue_order import queue_order
 from apps.finetuning.runs.trackers import open_trackers
 from apps.finetuning.usage import charges
+from apps.finetuning.usage.occupancy import leased_gpus
 from apps.finetuning.usage.quotas import reason_to_wait, try_lock_quota
 
 _URL_SECONDS = 3600
 _MIN_CHECKPOINT_SECONDS = 15.0
 _FAILURE_WINDOW = datetime.timedelta(days=30)
 _MIN_FAILURES = 3  # fewer are no evidence; until then the interval is the cautious one
+_HOST_BYTES = "job__estimate__host_bytes"  # of the machine's own memory, which runs on other GPUs share
+# A run that needs more GPUs than are free waits so long; then one worker keeps its free GPUs for it.
+_OVERTAKEN_AT_MOST = datetime.timedelta(minutes=10)
 # Parallelism that keeps the whole model on every GPU; any other is sharded.
 _WHOLE_ON_EACH = {"single": "single", "ddp": "ddp"}
 
@@ -66,29 +72,81 @@ class Lease:
     token: str
 
 
-@transaction.atomic
 def claim(
-    *, worker: Worker, base_models: tuple[str, ...] | None, software: Mapping[str, str] | None = None
+    *,
+    worker: Worker,
+    base_models: tuple[str, ...] | None,
+    software: Mapping[str, str] | None = None,
+    free_gpus: int | None = None,
+    held: Collection[str] | None = None,
 ) -> ClaimResponse | None:
-    """Lease the next run of the worker's pool; return None if none may start.
+    """Lease the next run of the worker's pool that its free GPUs can take; return None if none may start.
 
-    `software` is the worker's currently installed software, if it reports it.
+    `software` is the worker's currently installed software, `free_gpus` the GPUs that it does not use, and `held` the
+    leases under which it works, if it reports them. Its other leases end at once: the process that had them is gone, or
+    never got the answer.
     """
+    if held is not None:
+        forgotten = Run.objects.filter(worker=worker, status__in=RUN_HOLDING_LEASE).exclude(lease_id__in=held)
+        for run_id, lease_id in list(forgotten.values_list("pk", "lease_id")):
+            _reclaim(run_id, lease_id=lease_id)
+    return _claim(worker, base_models, software, free_gpus)
+
+
+@transaction.atomic
+def _claim(
+    worker: Worker,
+    base_models: tuple[str, ...] | None,
+    software: Mapping[str, str] | None,
+    free_gpus: int | None,
+) -> ClaimResponse | None:
     now = db_now()
     changed = {"software": dict(software)} if software and dict(software) != worker.software else {}
+    # The update locks the worker's row: of two claims at once, the second counts the GPUs that the first has leased.
     Worker.objects.filter(pk=worker.pk).update(last_seen_at=now, **changed)
     worker.refresh_from_db()
     if worker.kind != WorkerKind.TRAINER or worker.cordoned_at or worker.drain_requested_at or worker.revoked_at:
         return None
+    held = list(worker.runs.filter(status__in=RUN_HOLDING_LEASE).values_list("job__gpu_count", _HOST_BYTES))
+    free = worker.gpu_count - sum(gpus for gpus, _ in held)
+    host_bytes = sum(needed or 0 for _, needed in held)
+    if free_gpus is not None:
+        free = min(free, free_gpus)
+    if free <= 0:
+        return None
     # Runs that do not fit the worker are not locked, however long the queue.
     order = queue_order(pool=worker.pool, now=now)
-    jobs = FineTuningJob.objects.filter(pk__in=[run.job_id for run in order], gpu_count__lte=max(1, len(worker.gpus)))
+    jobs = FineTuningJob.objects.filter(pk__in=[run.job_id for run in order], gpu_count__lte=worker.gpu_count)
     installed = None if base_models is None else frozenset(base_models)
-    fitting = {pk for pk, model in jobs.values_list("pk", "base_model_id") if installed is None or model in installed}
+    needs = {
+        pk: gpus
+        for pk, model, gpus, needed in jobs.values_list("pk", "base_model_id", "gpu_count", "estimate__host_bytes")
+        if (installed is None or model in installed)
+        and (not held or host_bytes + (needed or 0) <= (worker.memory_bytes or math.inf))
+    }
     for candidate in order:
-        if candidate.job_id in fitting and (response := _try_claim(candidate, worker, now)):
+        need = needs.get(candidate.job_id)
+        if need is None:
+            continue
+        if need > free:
+            if _keeps_gpus_for(candidate, need, worker, now):
+                return None
+        elif response := _try_claim(candidate, worker, now):
             return response
     return None
+
+
+def _keeps_gpus_for(candidate: Run, need: int, worker: Worker, now: datetime.datetime) -> bool:
+    """Return whether the worker lets no later run overtake this one, for which it has too few free GPUs.
+
+    Only the worker with the most free GPUs does; the others continue with smaller runs.
+    """
+    if now - candidate.created_at < _OVERTAKEN_AT_MOST or reason_to_wait(job=candidate.job, now=now):
+        return False
+    live = worker.pool.workers.filter(live_worker_filter(now))
+    able = {each.pk: each.gpu_count for each in live if each.gpu_count >= need}
+    leased = leased_gpus(workers=able)
+    return max(able, key=lambda pk: (able[pk] - leased.get(pk, 0), pk), default=None) == worker.pk
 
 
 def _try_claim(candidate: Run, worker: Worker, now: datetime.datetime) -> ClaimResponse | None:
@@ -271,7 +329,8 @@ def reclaim_expired_leases() -> int:
 
 
 @transaction.atomic
-def _reclaim(run_id: str) -> bool:
+def _reclaim(run_id: str, *, lease_id: str | None = None) -> bool:
+    """Take the run from its worker if its lease has expired, or is the given one."""
     job_id = Run.objects.values_list("job_id", flat=True).get(pk=run_id)
     job = FineTuningJob.objects.select_for_update().get(pk=job_id)
     run = Run.objects.get(pk=run_id)
@@ -280,7 +339,7 @@ def _reclaim(run_id: str) -> bool:
         run,
         to=RunStatus.LOST,
         transitions=RUN_TRANSITIONS,
-        guard={"lease_expires_at__lt": now},
+        guard={"lease_id": lease_id} if lease_id else {"lease_expires_at__lt": now},
         finished_at=now,
         failure_code=FailureCode.WORKER_LOST,
         **NO_LEASE,

@@ -1,11 +1,19 @@
-"""Held GPU time: from a worker's claim to the end of the attempt, billed or not."""
+"""Held GPUs and their time: from a worker's claim to the end of the attempt, billed or not."""
 
 import datetime
 from collections import defaultdict
+from collections.abc import Collection
 
-from django.db.models import QuerySet
+from django.db.models import QuerySet, Sum
 
+from apps.finetuning.lifecycle import RUN_HOLDING_LEASE
 from apps.finetuning.models import Run
+
+
+def leased_gpus(*, workers: Collection[str]) -> dict[str, int]:
+    """Return the number of GPUs that runs lease now, by worker; a worker without any has no entry."""
+    held = Run.objects.filter(worker__in=workers, status__in=RUN_HOLDING_LEASE)
+    return dict(held.order_by().values_list("worker").annotate(Sum("job__gpu_count")))
 
 
 def held_gpu_seconds(

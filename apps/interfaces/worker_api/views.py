@@ -75,7 +75,13 @@ def claim(request: HttpRequest) -> HttpResponse:
     body = _decode(request, wire.ClaimRequest)
     if body.api_version != wire.API_VERSION:
         raise InvalidValue(f"This platform speaks version {wire.API_VERSION}: update the worker.", param="api_version")
-    answer = leases.claim(worker=worker, base_models=body.base_models, software=body.software)
+    answer = leases.claim(
+        worker=worker,
+        base_models=body.base_models,
+        software=body.software,
+        free_gpus=body.free_gpus,
+        held=body.leases,
+    )
     return HttpResponse(status=204) if answer is None else _json(answer)
 
 

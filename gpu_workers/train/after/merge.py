@@ -1,7 +1,7 @@
 """The merge of an adapter into its 16-bit base, tensor by tensor, never into a 4-bit base.
 
-It needs memory for the adapter and the largest tensor only. Every product is computed in float32 and rounded once;
-merging in the dtype of the base rounds twice.
+It needs memory for the adapter and two tensors only (`reading_bytes` of the estimates). Every product is computed in
+float32 and rounded once; merging in the dtype of the base rounds twice.
 """
 
 import json
@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from apps.contracts.adapter_files import CONFIG_FILE, WEIGHTS_FILE
+from apps.estimates.physics.states import MERGE_BYTES
 from gpu_workers.common.pulse import beat
 from gpu_workers.train.model.tensor_files import Entry, list_tensors, read_tensor, write_tensors
 
@@ -30,6 +31,7 @@ _BESIDE = (
     INDEX_FILE,
 )
 _PREFIX = "base_model.model."
+_NUMBERS_AT_A_TIME = MERGE_BYTES // 4 // 2  # in float32, with the product beside them
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
@@ -77,17 +79,21 @@ class _Layers:
         self._scale = self._config["lora_alpha"] / (math.sqrt(rank) if self._config.get("use_rslora") else rank)
 
     def apply(self, name: str, weight_OI: torch.Tensor) -> torch.Tensor:
-        """Return the weight with its change, or as it is if the adapter has none for it."""
+        """Change the weight in place, if the adapter has a change for it, and return it."""
         module = _PREFIX + name.removesuffix(".weight")
         down_RI = self._tensors.pop(f"{module}.lora_A.weight", None)
         if down_RI is None:
             return weight_OI
         up_OR = self._tensors.pop(f"{module}.lora_B.weight")
-        changed_OI = weight_OI.float().addmm_(up_OR.float(), down_RI.float(), alpha=self._scale)
-        magnitude = self._magnitude(module)
-        if magnitude is None:
-            return changed_OI
-        return changed_OI * (magnitude.float() / torch.linalg.vector_norm(changed_OI, dim=1))[:, None]
+        magnitude_O, down_RI = self._magnitude(module), down_RI.float()
+        rows = max(1, _NUMBERS_AT_A_TIME // weight_OI.shape[1])
+        for begin in range(0, weight_OI.shape[0], rows):
+            part = slice(begin, begin + rows)
+            changed_OI = weight_OI[part].float().addmm_(up_OR[part].float(), down_RI, alpha=self._scale)
+            if magnitude_O is not None:
+                changed_OI *= (magnitude_O[part].float() / torch.linalg.vector_norm(changed_OI, dim=1))[:, None]
+            weight_OI[part] = changed_OI
+        return weight_OI
 
     def left(self) -> list[str]:
         return sorted(self._tensors)

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -118,18 +118,19 @@ class SubprocessExecutor:
         work_dir: Path,
         *,
         hub_token: str | None = None,
-        gpu_count: int | None = None,
+        devices: Sequence[str] | None = None,
         more: Mapping[str, object] | None = None,
         has_network: bool = True,
     ) -> Child:
         """Start the child on the spec in `work_dir`; pass secrets (`hub_token`, `more`) only through its standard
         input.
 
-        The child sees `gpu_count` of this machine's GPUs (None: all), and has no network unless `has_network`.
+        The child sees only these `devices` of the machine's GPUs (None: all), and has no network unless
+        `has_network`.
         """
         threads = choose_threads(limit=self._thread_limit)
         environment = child_environment(
-            threads=threads, gpu_count=gpu_count, extra=self._environment, has_network=has_network
+            threads=threads, devices=devices, extra=self._environment, has_network=has_network
         )
         with (work_dir / LOG_FILE).open("ab") as log:
             popen = self._spawn([str(work_dir / SPEC_FILE), str(work_dir)], log, environment, has_network=has_network)

@@ -1,9 +1,12 @@
 """A job on several GPUs of one machine: asked for, held, counted, claimed, placed and billed as so many."""
 
 import datetime
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 
 import pytest
+from django.db import connection, transaction
 
 from apps.billing.models import Hold
 from apps.contracts import runs as wire
@@ -12,6 +15,7 @@ from apps.finetuning.models import FineTuningJob, GpuPool, Run, Worker
 from apps.finetuning.runs import leases, reports
 from apps.finetuning.runs.leases import Lease, sha256_hex
 from apps.finetuning.usage import quotas
+from apps.finetuning.usage.occupancy import leased_gpus
 from tests.factories.market import Market
 
 URL, JOBS = "/api/v1/estimates", "/v1/fine_tuning/jobs"
@@ -19,8 +23,9 @@ URL, JOBS = "/api/v1/estimates", "/v1/fine_tuning/jobs"
 
 @pytest.fixture
 def market(organization) -> Market:
-    market = Market(organization)
-    quotas.set_quota(organization=organization, by="system", now=db_now(), concurrent_gpus=8)
+    with transaction.atomic():
+        market = Market(organization)
+        quotas.set_quota(organization=organization, by="system", now=db_now(), concurrent_gpus=8)
     GpuPool.objects.exclude(name__in=("h100", "h200")).update(is_open=False)
     return market
 
@@ -102,6 +107,108 @@ def test_more_than_the_worker_has_cannot_be_launched(post, body) -> None:
     error = post(JOBS, body | {"compute": {"pool": "h100", "gpu_count": 2}}, status=400)["error"]
 
     assert "A worker of this pool has 1 GPU." in error["message"]
+
+
+@pytest.fixture
+def machine(market) -> Worker:
+    """A machine with four GPUs."""
+    worker = Worker.objects.select_related("pool").get(pool__name="h200")
+    worker.gpus = worker.gpus[:4]
+    worker.save()
+    return worker
+
+
+@pytest.fixture
+def launch(post, body):
+    return lambda gpus: post(JOBS, body | {"compute": {"pool": "h200", "gpu_count": gpus}})["id"]
+
+
+def claimed(machine: Worker, **options) -> str | None:
+    answer = leases.claim(worker=machine, base_models=None, **options)
+    return answer and answer.spec.job_id
+
+
+def test_runs_lease_no_more_gpus_than_the_machine_has(launch, machine) -> None:
+    jobs = [launch(gpus) for gpus in (2, 1, 2, 1)]
+
+    taken = [claimed(machine) for _ in range(4)]
+
+    assert taken == [jobs[0], jobs[1], jobs[3], None]
+    assert leased_gpus(workers=[machine.pk]) == {machine.pk: 4}
+
+
+def test_a_worker_that_uses_more_gpus_than_it_leased_gets_fewer(launch, machine) -> None:
+    two, one = launch(2), launch(1)
+
+    assert claimed(machine, free_gpus=0) is None
+    assert claimed(machine, free_gpus=1) == one
+    assert claimed(machine, free_gpus=99) == two
+    launch(2)
+    assert claimed(machine, free_gpus=99) is None  # three of four are leased
+
+
+def test_leases_that_a_restarted_worker_does_not_know_end_at_once(launch, machine) -> None:
+    first, second = launch(2), launch(2)
+    known = leases.claim(worker=machine, base_models=None, held=())
+    assert claimed(machine, held=(known.lease_id,)) == second
+
+    assert claimed(machine, held=(known.lease_id,)) == second  # its next attempt
+
+    assert [(run.job_id, run.status) for run in Run.objects.order_by("created_at")] == [
+        (first, "leased"), (second, "lost"), (second, "leased"),
+    ]  # fmt: skip
+
+
+def test_a_large_job_is_not_overtaken_for_ever(launch, machine) -> None:
+    small, large, later = launch(2), launch(4), launch(1)
+    assert claimed(machine) == small
+    assert claimed(machine) == later
+    another = launch(1)
+    ten_minutes_ago = db_now() - datetime.timedelta(minutes=11)
+    Run.objects.filter(job=large).update(created_at=ten_minutes_ago)
+
+    assert claimed(machine) is None
+
+    FineTuningJob.objects.get(pk=large).runs.update(created_at=db_now())
+    assert claimed(machine) == another
+
+
+def test_runs_on_one_machine_share_its_own_memory(launch, machine) -> None:
+    jobs = [launch(1), launch(1)]
+    needed = FineTuningJob.objects.get(pk=jobs[0]).estimate["host_bytes"]
+    assert needed > 3 * 2**30
+    Worker.objects.filter(pk=machine.pk).update(memory_bytes=2 * needed - 1)
+
+    assert [claimed(machine), claimed(machine)] == [jobs[0], None]
+
+    Worker.objects.filter(pk=machine.pk).update(memory_bytes=2 * needed)
+    assert claimed(machine) == jobs[1]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_two_claims_at_once_the_second_counts_the_first(launch, machine, monkeypatch) -> None:
+    jobs, order = [launch(4), launch(4)], leases.queue_order
+    with ThreadPoolExecutor(2) as threads:
+        has_counted, other = threading.Event(), threading.Event()
+
+        def wait_for_the_other(**known):
+            has_counted.set()
+            other.wait(0.5)
+            return order(**known)
+
+        def claim() -> str | None:
+            try:
+                return claimed(machine)
+            finally:
+                other.set()
+                connection.close()
+
+        monkeypatch.setattr(leases, "queue_order", wait_for_the_other)
+        first = threads.submit(claim)
+        has_counted.wait(30)
+        second = threads.submit(claim)
+
+        assert (first.result(), second.result()) == (jobs[0], None)
 
 
 def test_the_quota_counts_gpus_not_runs(post, body, market) -> None:

@@ -17,6 +17,7 @@ from gpu_workers.train.model import samples
 from gpu_workers.trainer.agent import Agent
 from gpu_workers.trainer.children.executor import SubprocessExecutor
 from gpu_workers.trainer.children.fork_server import ForkServer
+from gpu_workers.trainer.devices import Devices
 from gpu_workers.trainer.publication import MODULE as PUBLISHING_CHILD
 from gpu_workers.trainer.publication import Publisher
 from tests.support.engines.attempts import Tried, attempt
@@ -91,7 +92,7 @@ def make_agent(
 ) -> Iterator[Callable[..., Agent]]:
     clients: list[ApiClient] = []
 
-    def make() -> Agent:
+    def make(devices: tuple[str, ...] = ("0",)) -> Agent:
         config = WorkerConfig(
             internal_url=plane.url,
             credential_file=tmp_path / "credential.json",
@@ -102,7 +103,9 @@ def make_agent(
         clients.append(ApiClient(plane.url, credential=CREDENTIAL))
         executor = SubprocessExecutor(thread_limit=1, fork_server=fork_server)
         publisher = Publisher(SubprocessExecutor(PUBLISHING_CHILD, thread_limit=1, fork_server=fork_server))
-        agent = Agent(config, clients[-1], executor=executor, publisher=publisher, prober=None)
+        agent = Agent(
+            config, clients[-1], devices=Devices(devices), executor=executor, publisher=publisher, prober=None
+        )
         agent.recover()
         return agent
 

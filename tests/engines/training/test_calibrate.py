@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -77,7 +78,7 @@ class ProbeHere:
     def __init__(self, module: str, **_: object) -> None:
         assert module == probe.__name__
 
-    def start(self, work_dir: Path, *, gpu_count: int) -> "ProbeHere":
+    def start(self, work_dir: Path, *, devices: Sequence[str]) -> "ProbeHere":
         request = msgspec.json.decode((work_dir / SPEC_FILE).read_bytes(), type=ProbeRequest)
         report = probe.measure(request, work_dir, hub_token=None)
         (work_dir / PROBE_FILE).write_bytes(msgspec.json.encode(report))
@@ -177,7 +178,7 @@ def test_a_refused_point_does_not_end_the_measuring(plane: ControlPlane, tmp_pat
     into = tmp_path / "points.jsonl"
 
     with contextlib.closing(ApiClient(plane.url, credential="of nobody")) as api:
-        kept = calibrate._keep((POINT, report_of(POINT), ""), inspect_machine(tmp_path), into, api)
+        kept = calibrate.keep_point((POINT, report_of(POINT), ""), inspect_machine(tmp_path), into, api)
 
     assert kept and into.exists()
     assert "Not reported" in caplog.text
@@ -222,7 +223,7 @@ def test_the_real_shapes_fit_an_80_gb_card_and_ten_minutes():
 def test_a_gpu_that_somebody_else_holds_is_busy(monkeypatch):
     def holding(gib: int) -> None:
         held = GpuMemory(total_bytes=80 * 2**30, free_bytes=(80 - gib) * 2**30)
-        monkeypatch.setattr(calibrate, "list_gpu_memory", lambda: (held,))
+        monkeypatch.setattr(calibrate, "list_gpu_memory", lambda _: (held,))
 
     holding(1)  # the driver's own
     assert not calibrate._is_gpu_busy()
@@ -235,7 +236,7 @@ def test_a_point_of_a_busy_machine_is_kept_and_not_reported(plane: ControlPlane,
     into = tmp_path / "points.jsonl"
 
     with contextlib.closing(ApiClient(plane.url, credential=CREDENTIAL)) as api:
-        assert calibrate._keep((POINT, report_of(POINT), ""), inspect_machine(tmp_path), into, api)
+        assert calibrate.keep_point((POINT, report_of(POINT), ""), inspect_machine(tmp_path), into, api)
 
     assert json.loads(into.read_text())["is_busy"]
     assert plane.reports == []

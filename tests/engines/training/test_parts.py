@@ -332,7 +332,7 @@ def test_a_missing_measurement_is_taken_and_reported(plane: ControlPlane, tiny_m
     )
     api = ApiClient(plane.url, credential=CREDENTIAL)
     executor = SubprocessExecutor(PROBING_CHILD, thread_limit=1, fork_server=fork_server)
-    prober = Prober(config, api, gpu_key="cpu", executor=executor)
+    prober = Prober(config, api, gpu_key="cpu", device="0", executor=executor)
 
     assert prober.run_one(should_stop=lambda: False)
     assert not prober.run_one(should_stop=lambda: False)

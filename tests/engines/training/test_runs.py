@@ -101,6 +101,23 @@ def assert_peft_loads(plane: ControlPlane, upload_id: str, model: Path, folder: 
     assert not torch.equal(loaded(prompt).logits, AutoModelForCausalLM.from_pretrained(model)(prompt).logits)
 
 
+def test_two_runs_at_once_each_end_with_the_adapter_of_one_alone(plane, tiny_model, make_agent, uninterrupted):
+    for attempt in (1, 2):
+        add_run(plane, tiny_model, attempt=attempt)
+
+    assert make_agent(devices=("GPU-a", "GPU-b")).drain() == 2
+
+    ended = next(
+        at for at, event in enumerate(plane.events) if isinstance(event, StepCompleted) and event.step == STEPS
+    )
+    assert [type(event) for event in plane.events[:ended]].count(TrainingStarted) == 2, "one after the other"
+    assert len(plane.outcomes) == 2
+    for outcome in plane.outcomes:
+        adapter = adapter_of(plane, outcome)
+        assert adapter.keys() == uninterrupted.keys()
+        assert all(torch.equal(adapter[name], tensor) for name, tensor in uninterrupted.items())
+
+
 def test_a_pause_saves_the_step_it_stops_at_and_ends_cleanly(plane, tiny_model, make_agent, tmp_path):
     long = msgspec.structs.replace(RECIPE, epochs=10 * RECIPE.epochs)  # no machine is through before the pause comes
     add_run(plane, tiny_model, hyperparameters=long)  # an interval longer than the run: the pause alone checkpoints

@@ -3,7 +3,6 @@
 import re
 import sys
 import threading
-from functools import partial
 
 import msgspec
 import pytest
@@ -12,8 +11,7 @@ from apps.contracts.failures import Blame, FailureCode
 from apps.contracts.runs import BaseModelRef, CheckpointSaved, Failed, Hyperparameters, Phase, Succeeded
 from apps.contracts.worker_api import ProbeRequest
 from gpu_workers.common.process_tree import list_descendants, read_command
-from gpu_workers.trainer import lease_keeper, probes, run_supervisor
-from gpu_workers.trainer.lease_keeper import LeaseKeeper
+from gpu_workers.trainer import agent, lease_keeper, probes, run_supervisor
 from tests.support.agent import ROWS, Draining, add_run, make_agent
 
 STALL_SECONDS = 3.0
@@ -100,18 +98,25 @@ def test_a_measurement_that_hangs_is_ended(plane, models, tmp_path):
     assert plane.reports == []
 
 
-def test_a_worker_that_hangs_itself_leaves_once_its_lease_is_gone(plane, models, tmp_path, monkeypatch):
+def test_a_worker_that_hangs_itself_leaves_once_its_lease_is_gone_and_its_other_runs_have_ended(
+    plane, models, tmp_path, monkeypatch, caplog
+):
     """Inside a driver's call, say: the control plane ends the run, and a supervisor starts another worker."""
-    left = threading.Event()
+    left, ends = threading.Event(), []
     monkeypatch.setattr(lease_keeper, "_STUCK_SECONDS", 0.2)
-    monkeypatch.setattr(run_supervisor, "LeaseKeeper", partial(LeaseKeeper, on_stuck=left.set))
-    monkeypatch.setattr(run_supervisor, "check_run", lambda spec, work_dir: left.wait(120) and ())
-    add_run(plane, models)
-    draining = Draining(make_agent(plane, tmp_path, "succeed"))
-    plane.wait_for(lambda: len(plane.beats) > 1)
+    monkeypatch.setattr(agent, "leave", lambda: (ends.append(dict(plane.ends)), left.set()))
+    hang = {"run_1": lambda: left.wait(120)}
+    monkeypatch.setattr(run_supervisor, "check_run", lambda spec, *_: hang.get(spec.run_id, tuple)() and ())
+    for attempt in (1, 2, 3):
+        add_run(plane, models, attempt=attempt)
+    draining = Draining(make_agent(plane, tmp_path, "wait", devices=("0", "1")))
+    plane.wait_for(lambda: any(beat.step for beat in plane.beats))
+    plane.stale.add("run_1")
+    plane.wait_for(lambda: "this process hangs" in caplog.text)
     assert not left.is_set()
 
-    plane.is_lease_stale = True
+    plane.cancelled.add("run_2")
     draining.join()
 
-    assert left.is_set() and plane.outcomes == []
+    assert left.is_set() and [*ends[0]] == ["run_2"]
+    assert [spec.run_id for spec in plane.queue] == ["run_3"]

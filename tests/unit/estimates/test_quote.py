@@ -281,6 +281,18 @@ def test_several_gpus_wait_for_the_workers_that_have_them(ask, models, gpu_types
 
     found = {each.gpu_count: each for each in quote_placements(task=task_of(request), pool=facts)}
 
-    assert found[1].queue_seconds == 300.0  # all work over all workers
-    assert found[2].queue_seconds == found[4].queue_seconds == 800.0  # what only the large one does
+    assert found[1].queue_seconds == (400 + 2 * 300 + 4 * 500) / 7  # all GPU time over all GPUs
+    assert found[2].queue_seconds == found[4].queue_seconds == (2 * 300 + 4 * 500) / 4  # what only the large one does
     assert found[8].queue_seconds is found[8].finish_seconds_p50 is None  # nobody has eight
+
+
+def test_a_job_starts_at_once_on_the_gpus_that_others_leave_free(ask, models, gpu_types):
+    request = ask(architecture=models["Llama-3.1-8B"], max_length=2048, longest_row_tokens=2048)
+    facts = pool(
+        None, gpu=gpu_types["h100-sxm-80"], live_workers=1, worker_gpus=(4,), gpus_per_worker=4, free_gpus=(2,),
+        seconds_ahead=1200.0, ahead_by_gpus=((2, 1200.0),),
+    )  # fmt: skip
+
+    found = {each.gpu_count: each for each in quote_placements(task=task_of(request), pool=facts)}
+
+    assert [found[count].queue_seconds for count in (1, 2, 4)] == [0.0, 0.0, 600.0]

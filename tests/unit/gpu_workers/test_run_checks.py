@@ -28,29 +28,31 @@ def make_spec(**changes) -> RunSpec:
 @pytest.fixture
 def card(monkeypatch):
     """A GPU of 24 GiB, 20 of them free."""
-    monkeypatch.setattr(run_checks, "list_gpu_memory", lambda: (GpuMemory(total_bytes=24 * GIB, free_bytes=20 * GIB),))
+    monkeypatch.setattr(
+        run_checks, "list_gpu_memory", lambda _: (GpuMemory(total_bytes=24 * GIB, free_bytes=20 * GIB),)
+    )
 
 
 def test_what_fits_passes_without_a_word(card, tmp_path):
-    assert check_run(make_spec(estimated_peak_bytes=18 * GIB), tmp_path) == ()
+    assert check_run(make_spec(estimated_peak_bytes=18 * GIB), tmp_path, ["0"]) == ()
 
 
 def test_memory_that_others_hold_is_told_and_left_to_the_rehearsal(card, tmp_path):
-    [warning] = check_run(make_spec(estimated_peak_bytes=22 * GIB), tmp_path)
+    [warning] = check_run(make_spec(estimated_peak_bytes=22 * GIB), tmp_path, ["0"])
 
     assert "20.0 are free" in warning and "22.0" in warning
 
 
 def test_an_estimate_above_the_whole_card_is_refused(card, tmp_path):
     with pytest.raises(Refused, match=r"needs 30\.0 GiB by its estimate, the machine has 24\.0") as refused:
-        check_run(make_spec(estimated_peak_bytes=30 * GIB), tmp_path)
+        check_run(make_spec(estimated_peak_bytes=30 * GIB), tmp_path, ["0"])
 
     assert refused.value.code is FailureCode.OUT_OF_MEMORY
 
 
 def test_a_machine_without_a_gpu_is_asked_for_its_own_memory(tmp_path):
     with pytest.raises(Refused, match="by its estimate"):
-        check_run(make_spec(estimated_peak_bytes=10**15), tmp_path)
+        check_run(make_spec(estimated_peak_bytes=10**15), tmp_path, ["0"])
 
 
 def test_rows_and_three_copies_of_a_checkpoint_need_room(card, tmp_path):
@@ -59,7 +61,7 @@ def test_rows_and_three_copies_of_a_checkpoint_need_room(card, tmp_path):
     spec = make_spec(resume_from=checkpoint)
 
     with pytest.raises(Refused, match="free disk") as refused:
-        check_run(spec, tmp_path)
+        check_run(spec, tmp_path, ["0"])
 
     assert refused.value.code is FailureCode.DISK_FULL
     assert needed_disk_bytes(spec) == 1000 + 3 * 10**17
@@ -75,10 +77,10 @@ def test_rows_and_three_copies_of_a_checkpoint_need_room(card, tmp_path):
 )
 def test_an_adapter_that_no_replica_takes_is_not_trained(card, tmp_path, changes, word):
     with pytest.raises(Refused, match=word) as refused:
-        check_run(make_spec(hyperparameters=Hyperparameters(**changes)), tmp_path)
+        check_run(make_spec(hyperparameters=Hyperparameters(**changes)), tmp_path, ["0"])
 
     assert refused.value.code is FailureCode.ADAPTER_REJECTED
 
 
 def test_dora_is_delivered_as_a_model_and_may_have_any_shape(card, tmp_path):
-    assert check_run(make_spec(hyperparameters=Hyperparameters(use_dora=True, lora_rank=1024)), tmp_path) == ()
+    assert check_run(make_spec(hyperparameters=Hyperparameters(use_dora=True, lora_rank=1024)), tmp_path, ["0"]) == ()

@@ -293,7 +293,8 @@ def test_workers_are_cordoned_drained_and_revoked(console, floor, action, field)
 
 
 def test_a_worker_shows_its_load_its_attempts_and_its_changes(console, floor, claim):
-    job = floor.job()
+    another, job = floor.job(), floor.job()
+    claim()
     claim().start().report(
         wire.StepCompleted, step=1, total_steps=10, epoch=0.1, train_loss=1.0, learning_rate=1e-3, grad_norm=None,
         trained_tokens=5, tokens_per_second=1.0, training_seconds=1.0, gpu_utilization=0.5, memory_bytes=3 * 2**30,
@@ -304,7 +305,8 @@ def test_a_worker_shows_its_load_its_attempts_and_its_changes(console, floor, cl
     pool = console.get(f"/staff/pools/{floor.pool.pk}").content.decode()
 
     assert f'href="/staff/jobs/{job.pk}"' in page and f'href="/staff/jobs/{job.pk}"' in pool
-    assert f'href="/staff/workers/{floor.worker.pk}"' in pool
+    assert f'href="/staff/workers/{floor.worker.pk}"' in pool and f'href="/staff/jobs/{another.pk}"' in pool
+    assert "Drain, moves 2 jobs" in page and "on 2 of 4 GPUs" in " ".join(pool.split())
     assert "worker.cordoned" in page and "Olga" in page and "Cordoned" in page
     assert "50%" in page and "3 GiB" in page
     assert f'href="/staff/workers/{floor.worker.pk}"' in console.get("/staff/audit").content.decode()

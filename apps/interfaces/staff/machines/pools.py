@@ -1,13 +1,14 @@
 """GPU pools: create, edit, and admit workers with a one-time token."""
 
 import datetime
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from django.conf import settings
 from django.contrib import messages
 from django.db import transaction
-from django.db.models import Count, Min, QuerySet
+from django.db.models import Aggregate, Count, Min, QuerySet, Sum
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils.translation import gettext
@@ -145,13 +146,18 @@ def _admission_command(pool: GpuPool, kind: str, token: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolLoad:
-    """A pool with its price, its trainers and its runs. `oldest_at` is when the longest waiting run was queued."""
+    """A pool with its price, its trainers and its runs. `oldest_at` is when the longest waiting run was queued.
+
+    `gpus` are those of all its trainers, `leased` those that runs have.
+    """
 
     pool: GpuPool
     sku: str
     price: PriceRule | None
     live: int
     workers: int
+    gpus: int
+    leased: int
     running: int
     queued: int
     oldest_at: datetime.datetime | None
@@ -161,10 +167,10 @@ def list_loads(pools: Sequence[GpuPool]) -> list[PoolLoad]:
     """Return the load of each pool, in a fixed number of queries."""
     prices = {rule.sku: rule for rule in list_active_prices(prefix="training:")}
     trainers = Worker.objects.filter(pool__in=pools, kind=WorkerKind.TRAINER)
-    joined = _counts(trainers.filter(revoked_at=None))
+    joined = _counts(trainers.filter(revoked_at=None), gpus=Sum(Worker.GPU_COUNT))
     live = _counts(trainers.filter(live_worker_filter(db_now())))
     runs = Run.objects.filter(pool__in=pools)
-    running = _counts(runs.filter(status__in=RUN_HOLDING_LEASE))
+    running = _counts(runs.filter(status__in=RUN_HOLDING_LEASE), gpus=Sum("job__gpu_count"))
     waiting = runs.filter(status=RunStatus.QUEUED)
     queued = _counts(waiting)
     oldest = dict(waiting.order_by().values_list("pool").annotate(Min("created_at")))
@@ -173,19 +179,22 @@ def list_loads(pools: Sequence[GpuPool]) -> list[PoolLoad]:
             pool=pool,
             sku=training_sku(pool),
             price=prices.get(training_sku(pool)),
-            live=live.get(pool.pk, 0),
-            workers=joined.get(pool.pk, 0),
-            running=running.get(pool.pk, 0),
-            queued=queued.get(pool.pk, 0),
+            live=live[pool.pk][0],
+            workers=joined[pool.pk][0],
+            gpus=joined[pool.pk][1],
+            leased=running[pool.pk][1],
+            running=running[pool.pk][0],
+            queued=queued[pool.pk][0],
             oldest_at=oldest.get(pool.pk),
         )
         for pool in pools
     ]
 
 
-def _counts(rows: QuerySet[Worker] | QuerySet[Run]) -> dict[str, int]:
-    """Return the number of rows by pool."""
-    return dict(rows.order_by().values_list("pool").annotate(Count("pk")))
+def _counts(rows: QuerySet[Worker] | QuerySet[Run], *, gpus: Aggregate | None = None) -> Mapping[str, tuple[int, int]]:
+    """Return the number of rows and the sum of `gpus` by pool."""
+    counts = rows.order_by().values_list("pool").annotate(Count("pk"), gpus=gpus or Count("pk"))
+    return defaultdict(lambda: (0, 0), {pool: (number, sum_of_gpus) for pool, number, sum_of_gpus in counts})
 
 
 def _edit_form(pool: GpuPool) -> PoolEditForm:
@@ -213,13 +222,15 @@ def _detail(
 ) -> HttpResponse:
     shown = take_secret(request, _SESSION_COMMAND, owner=pool.pk)
     workers = list(queries.list_workers(pool=pool))
-    runs = {run.worker_id: run for run in Run.objects.filter(worker__in=workers, status__in=RUN_HOLDING_LEASE)}
+    runs = defaultdict(list)
+    for run in Run.objects.filter(worker__in=workers, status__in=RUN_HOLDING_LEASE).order_by("leased_at", "pk"):
+        runs[run.worker_id].append(run)
     context: dict[str, object] = vars(list_loads([pool])[0]) | {
         "seconds_ahead": seconds_ahead(pool=pool),
         "form": form,
         "token_form": token_form or WorkerTokenForm(),
         "command": shown[1] if shown else "",
-        "members": [{"worker": worker, "run": runs.get(worker.pk)} for worker in workers],
+        "members": [{"worker": worker, "runs": runs[worker.pk]} for worker in workers],
         "probes": newest_probes(pool=pool),
     }
     return render(request, "staff/machines/pool.html", context, status=status)

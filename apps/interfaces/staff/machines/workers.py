@@ -22,7 +22,7 @@ _RECENT = datetime.timedelta(hours=24)
 _ACTIONS = {
     "cordon": (operations.cordon, later("takes no new work")),
     "uncordon": (operations.uncordon, later("takes work again")),
-    "drain": (operations.drain, later("gives up its run and takes no new work")),
+    "drain": (operations.drain, later("gives up its runs and takes no new work")),
     "revoke": (operations.revoke, later("may not connect any more")),
 }
 
@@ -34,17 +34,17 @@ def detail(request: HttpRequest, worker_id: str) -> HttpResponse:
     worker = get_object_or_404(Worker.objects.select_related("pool__gpu_type"), pk=worker_id)
     now = db_now()
     runs = list(worker.runs.select_related("job", "organization").order_by("-leased_at", "-pk")[:_SHOWN])
-    current = next((run for run in runs if run.status in RUN_HOLDING_LEASE), None)
+    running = [run for run in runs if run.status in RUN_HOLDING_LEASE]
     entries = list(list_entries(organization=None, chosen=AuditFilter(target=worker.pk))[:_SHOWN])
     names = names_of_actors(organization=None, actors={entry.actor for entry in entries})
-    metrics = _newest_metrics(current)
+    metrics = _newest_metrics(running)
     context = {
         "worker": worker,
         "runs": runs,
-        "current": current,
+        "running": running,
         "gpu_load": metrics.get("gpu_utilization"),
         "memory_bytes": metrics.get("memory_bytes"),
-        "busy_share": _busy_seconds(runs, now) / _RECENT.total_seconds(),
+        "busy_share": _busy_gpu_seconds(runs, now) / (worker.gpu_count * _RECENT.total_seconds()),
         "entries": [{"entry": entry, "who": names[entry.actor]} for entry in entries],
     }
     return render(request, "staff/machines/worker.html", context)
@@ -60,14 +60,14 @@ def act(request: HttpRequest, worker_id: str, action: str) -> HttpResponse:
     return redirect("staff:worker_detail", worker_id=worker.pk)
 
 
-def _newest_metrics(run: Run | None) -> dict[str, object]:
-    """Return the metrics of the last step that the attempt reported; none without an attempt."""
-    if run is None:
+def _newest_metrics(running: list[Run]) -> dict[str, object]:
+    """Return the metrics of the last step that the newest attempt reported; none without an attempt."""
+    if not running:
         return {}
-    events = JobEvent.objects.filter(job=run.job_id, type="metrics").order_by("-sequence")
+    events = JobEvent.objects.filter(job=running[0].job_id, type="metrics").order_by("-sequence")
     return events.values_list("data", flat=True).first() or {}
 
 
-def _busy_seconds(runs: list[Run], now: datetime.datetime) -> float:
-    spans = ((run.leased_at, run.finished_at) for run in runs if run.leased_at is not None)
-    return sum(seconds_between(*span, begin=now - _RECENT, end=now) for span in spans)
+def _busy_gpu_seconds(runs: list[Run], now: datetime.datetime) -> float:
+    spans = ((run.job.gpu_count, run.leased_at, run.finished_at) for run in runs if run.leased_at is not None)
+    return sum(gpus * seconds_between(since, until, begin=now - _RECENT, end=now) for gpus, since, until in spans)

@@ -1,0 +1,70 @@
+"""Several runs on one machine: each has its GPUs, and what happens to one does not happen to another."""
+
+import contextlib
+import os
+import re
+import signal
+from pathlib import Path
+
+import msgspec
+
+from apps.contracts.failures import FailureCode
+from apps.contracts.runs import Failed, Stopped, Succeeded
+from gpu_workers.trainer.children.executor import SubprocessExecutor
+from gpu_workers.trainer.publication import Publisher
+from tests.support.agent import Draining, add_run, make_agent
+
+GPUS = ("GPU-a", "GPU-b", "GPU-c")
+
+
+def children(tmp_path: Path) -> dict[str, tuple[int, str]]:
+    """Each run's living child: its process, and the GPUs it sees."""
+    found = {}
+    for file in (tmp_path / "work" / "runs").glob("*/child.json"):
+        with contextlib.suppress(OSError):
+            pid = msgspec.json.decode(file.read_bytes())["pid"]
+            text = Path(f"/proc/{pid}/environ").read_text()
+            found[file.parent.name.rpartition("-")[0]] = pid, re.search(r"CUDA_VISIBLE_DEVICES=([^\0]*)", text)[1]
+    return found
+
+
+def test_runs_share_a_machine_and_neither_cancel_nor_lost_lease_nor_crash_of_one_touches_another(
+    plane, models, tmp_path
+):
+    add_run(plane, models, attempt=1, gpu_count=2)
+    for attempt in (2, 3):
+        add_run(plane, models, attempt=attempt)
+    draining = Draining(make_agent(plane, tmp_path, "wait", devices=GPUS))
+
+    plane.wait_for(lambda: len(children(tmp_path)) == 2)
+    first = children(tmp_path)
+    assert {run: seen for run, (_, seen) in first.items()} == {"run_1": "GPU-a,GPU-b", "run_2": "GPU-c"}
+
+    plane.cancelled.add("run_1")
+    plane.wait_for(lambda: "run_3" in children(tmp_path))
+    second = children(tmp_path)
+    assert second["run_2"] == first["run_2"] and second["run_3"][1] == "GPU-a"
+
+    plane.stale.add("run_2")
+    plane.wait_for(lambda: "run_2" not in children(tmp_path))
+    assert children(tmp_path) == {"run_3": second["run_3"]}
+
+    os.kill(second["run_3"][0], signal.SIGKILL)
+    draining.join()
+
+    assert plane.ends.keys() == {"run_1", "run_3"}
+    assert isinstance(plane.ends["run_1"], Stopped) and plane.ends["run_1"].reason == "cancelled"
+    assert isinstance(plane.ends["run_3"], Failed) and plane.ends["run_3"].code is FailureCode.INTERNAL_ERROR
+
+
+def test_the_parts_after_training_are_made_on_the_gpus_of_the_run(plane, models, tmp_path):
+    add_run(plane, models, gpu_count=2)
+    seen = tmp_path / "seen"
+    publisher = Publisher(
+        SubprocessExecutor(thread_limit=1, command=("sh", "-c", f"echo $CUDA_VISIBLE_DEVICES >> {seen}"))
+    )
+
+    make_agent(plane, tmp_path, "succeed", publisher=publisher, devices=GPUS).drain()
+
+    assert set(seen.read_text().split()) == {"GPU-a,GPU-b"}
+    assert isinstance(plane.ends["run_1"], Succeeded)
