@@ -53,7 +53,7 @@ def test_a_listed_model_is_installed_from_the_hub_without_its_weights(hub):
 
 
 def test_a_gated_model_opens_to_its_token_alone(hub):
-    hub.token = "hf_right"
+    hub.only.token = "hf_right"
 
     refused = install(listed())
     assert not refused.is_installed

@@ -60,7 +60,7 @@ def fetching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dic
 
         def fetch(given: dict[str, object], spoiled: str) -> tuple[str, Hub]:
             shutil.rmtree(home, ignore_errors=True)
-            hub.token, hub.files = "hf_right", dict(whole)
+            hub.only.token, hub.only.revisions[COMMIT] = "hf_right", dict(whole)
             hub.fetched.clear()
             if spoiled:
                 hub.files[spoiled] = hub.files[spoiled][:-1] + b"!"
