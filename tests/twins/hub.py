@@ -200,7 +200,7 @@ class Hub:
 
 
 def is_lfs(name: str) -> bool:
-    return name.endswith((".safetensors", ".bin", "tokenizer.model"))
+    return name.endswith((".safetensors", ".bin", "tokenizer.json", "tokenizer.model"))
 
 
 def _read_folder(folder: Path) -> Files:

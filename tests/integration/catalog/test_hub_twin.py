@@ -5,8 +5,9 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+from huggingface_hub import HfApi, hf_hub_download, set_client_factory, snapshot_download
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.utils._http import default_client_factory
 
 from tests.factories.catalog import DEMO_FOLDER
 from tests.twins.hub import COMMIT, Fault, Hub, serve_hub
@@ -17,6 +18,7 @@ WEIGHTS = "model.safetensors"
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
+    set_client_factory(default_client_factory)  # the catalogue's client asks the configured hub alone
     with serve_hub(DEMO_FOLDER) as running:
         yield running
 
