@@ -31,8 +31,8 @@ class HubAddresses(Struct, frozen=True, kw_only=True):
 
 
 def _origin(address: SplitResult) -> tuple[str, str, int]:
+    host = (address.hostname or "").lower()
     try:
-        port = address.port
+        return address.scheme, host, address.port or _PORTS.get(address.scheme, 0)
     except ValueError:  # out of range
-        port = None
-    return address.scheme, (address.hostname or "").lower(), port or _PORTS.get(address.scheme, 0)
+        return address.scheme, host, 0

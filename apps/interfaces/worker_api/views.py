@@ -64,6 +64,7 @@ def enroll(request: HttpRequest) -> HttpResponse:
             replica_id=replica.pk,
             replica_token=replica_token,
             base_model=serving.describe_model(replica=replica),
+            files_sha256=replica.base_model.files_sha256 if replica.whole_model_id is None else {},
             is_whole_model=token.whole_model is not None,
         )
     return _json(answer)
