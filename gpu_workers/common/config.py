@@ -177,6 +177,11 @@ def hub_addresses() -> HubAddresses:
     return HubAddresses(endpoint=endpoint, blob_hosts=tuple(host.strip() for host in hosts if host.strip()))
 
 
+def downloading_environment(hub_token: str | None) -> dict[str, str]:
+    """Return this process's environment with the token; without one, what the machine's owner has set holds."""
+    return dict(os.environ) | ({"HF_TOKEN": hub_token} if hub_token else {})
+
+
 def replace_environment(environment: Mapping[str, str]) -> None:
     """Give this process another environment, such as that of `child_environment` after a fork."""
     os.environ.clear()

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpu_workers.common.config import EngineConfig, read_engine_config
+from gpu_workers.common.config import EngineConfig, downloading_environment, read_engine_config
 from gpu_workers.common.files import PRIVATE, replace_file
 from gpu_workers.common.hub_files import HUB_PATTERNS, find_damaged, remove_cached
 from gpu_workers.common.process_tree import (
@@ -112,6 +112,7 @@ def _wait_for_base(config: EngineConfig, paths: EnginePaths) -> ReplicaBase | No
 
 def _run_keeper(config: EngineConfig, paths: EnginePaths, base: ReplicaBase) -> int:
     model_path = _resolve_model(base)
+    base = msgspec.structs.replace(base, files_sha256={}, hub_token=None)  # command lines are public
     role = ["canary"] if config.is_canary else []
     keeping = ["keeper", model_path, msgspec.json.encode(base).decode()]
     command = [sys.executable, "-m", "gpu_workers.engine.launcher", *role, *keeping]
@@ -171,7 +172,9 @@ def _download(base: ReplicaBase) -> str:
     command += [word for pattern in sorted(base.files_sha256) or HUB_PATTERNS for word in ("--include", pattern)]
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
     try:
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            command, check=True, stdout=subprocess.PIPE, text=True, env=downloading_environment(base.hub_token)
+        )
     finally:
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     return done.stdout.strip().splitlines()[-1]

@@ -33,7 +33,8 @@ import json, sys
 from gpu_workers.engine.launcher import _resolve_model
 from gpu_workers.engine.state import ReplicaBase
 files = json.loads(sys.argv[2])
-print(_resolve_model(ReplicaBase(served_name="b-1", repo="acme/tiny", revision=sys.argv[1], files_sha256=files)))
+given = {"repo": "acme/tiny", "revision": sys.argv[1], "files_sha256": files, "hub_token": "hf_right"}
+print(_resolve_model(ReplicaBase(served_name="b-1", **given)))
 """
 
 
@@ -120,10 +121,10 @@ def test_damaged_cut_and_refused_downloads_are_repeated_until_every_file_is_righ
     assert hub.blob_bearers == set()
 
 
-def test_the_engine_downloads_the_pinned_commit_and_no_code_and_repeats_a_damaged_file(tmp_path):
+def test_the_engine_downloads_the_pinned_commit_with_its_token_but_no_code_and_repeats_a_damaged_file(tmp_path):
     with serve_hub(BASE_MODEL) as hub:
         hub.files["modeling_tiny.py"] = b"raise SystemExit"
-        hub.faults = [Fault("flipped", WEIGHTS)]
+        hub.only.token, hub.faults = "hf_right", [Fault("flipped", WEIGHTS)]
         command = [sys.executable, "-c", _RESOLVE, COMMIT, json.dumps(FILES)]
         environment = environment_of(hub, tmp_path)
         done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True)
