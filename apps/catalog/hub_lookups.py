@@ -86,8 +86,8 @@ def install_found(*, lookup: HubLookup, name: str, by: str, now: datetime.dateti
         by=by,
         now=now,
     )
-    lookup.base_model = row
-    lookup.save(update_fields=["base_model"])
+    lookup.base_model, lookup.token_sealed = row, None  # the base model keeps the token
+    lookup.save(update_fields=["base_model", "token_sealed"])
     return row
 
 

@@ -1,10 +1,14 @@
-"""The location of a base model on this machine."""
+"""A base model on this machine: its location, and which files from a hub are damaged."""
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import msgspec
 
 from apps.contracts.runs import BaseModelRef
+from gpu_workers.common.files import hash_file
+
+HUB_PATTERNS = ("*.json", "model*.safetensors", "*.jinja", "*.txt", "tokenizer.model")  # if no names are known
 
 
 class NotInstalled(Exception):
@@ -23,3 +27,21 @@ def locate_base_model(base_model: BaseModelRef, roots: tuple[Path, ...]) -> Base
         if folder.is_relative_to(root.resolve()) and (folder / "config.json").is_file():
             return msgspec.structs.replace(base_model, path=str(folder))
     raise NotInstalled(f"The base model {base_model.name} is not installed on this machine.")
+
+
+def find_damaged(folder: Path, files_sha256: Mapping[str, str]) -> list[str]:
+    """Return the names of the files that are missing or have another SHA-256."""
+    damaged = []
+    for name, sha256 in files_sha256.items():
+        path = folder / name
+        if not path.is_file() or hash_file(path) != sha256:
+            damaged.append(name)
+    return damaged
+
+
+def remove_cached(folder: Path, names: Collection[str]) -> None:
+    """Remove the files from a snapshot of the cache, with the blobs that they link to, so that they load again."""
+    for name in names:
+        path = folder / name
+        path.resolve().unlink(missing_ok=True)
+        path.unlink(missing_ok=True)

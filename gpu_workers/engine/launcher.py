@@ -20,9 +20,9 @@ from pathlib import Path
 
 import msgspec
 
+from gpu_workers.common.base_models import HUB_PATTERNS, find_damaged, remove_cached
 from gpu_workers.common.config import EngineConfig, downloading_environment, read_engine_config
 from gpu_workers.common.files import PRIVATE, replace_file
-from gpu_workers.common.hub_files import HUB_PATTERNS, find_damaged, remove_cached
 from gpu_workers.common.process_tree import (
     Process,
     become_subreaper,

@@ -79,6 +79,7 @@ def show_lookup(request: HttpRequest, lookup_id: str) -> HttpResponse:
     context = {
         "lookup": lookup,
         "form": form,
+        "again": LookupForm(),
         "installed": hub_lookups.find_installed(lookup=lookup),
         "download_bytes": sum(file["bytes"] for file in (lookup.repository or {}).get("files", [])),
     }

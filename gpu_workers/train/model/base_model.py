@@ -12,8 +12,8 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import BaseModelRef
+from gpu_workers.common.base_models import HUB_PATTERNS, find_damaged, remove_cached
 from gpu_workers.common.config import hub_addresses
-from gpu_workers.common.hub_files import HUB_PATTERNS, find_damaged, remove_cached
 from gpu_workers.train.failures import TrainingFailed
 
 log = logging.getLogger(__name__)

@@ -127,6 +127,7 @@ def test_a_refused_repository_has_its_reason_and_no_install_button(console):
     shown = console.get(f"{LOOK_UP}/{refused.pk}").content.decode()
 
     assert "accept its licence at https://x.test." in shown and 'id="id_name"' not in shown
+    assert "Look up again" in shown and 'name="hub_token"' in shown
     assert console.get(f"{LOOK_UP}/hub_none").status_code == 404
 
 
