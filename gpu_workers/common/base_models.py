@@ -1,6 +1,7 @@
 """A base model on this machine: its location, and which files from a hub are damaged."""
 
-from collections.abc import Collection, Mapping
+import fcntl
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -39,9 +40,19 @@ def find_damaged(folder: Path, files_sha256: Mapping[str, str]) -> list[str]:
     return damaged
 
 
-def remove_cached(folder: Path, names: Collection[str]) -> None:
-    """Remove the files from a snapshot of the cache, with the blobs that they link to, so that they load again."""
-    for name in names:
-        path = folder / name
-        path.resolve().unlink(missing_ok=True)
-        path.unlink(missing_ok=True)
+def repair(folder: Path, files_sha256: Mapping[str, str], download: Callable[[], object]) -> list[str]:
+    """Remove the damaged files of a hub's snapshot, with the blobs that they link to, and download again, once.
+
+    Processes that share the cache take turns. Returns the names that were damaged.
+    """
+    if not find_damaged(folder, files_sha256):
+        return []
+    with (folder.parent / ".repair").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        damaged = find_damaged(folder, files_sha256)
+        for name in damaged:
+            (folder / name).resolve().unlink(missing_ok=True)
+            (folder / name).unlink(missing_ok=True)
+        if damaged:
+            download()
+    return damaged

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpu_workers.common.base_models import HUB_PATTERNS, find_damaged, remove_cached
+from gpu_workers.common.base_models import HUB_PATTERNS, find_damaged, repair
 from gpu_workers.common.config import EngineConfig, downloading_environment, read_engine_config
 from gpu_workers.common.files import PRIVATE, replace_file
 from gpu_workers.common.process_tree import (
@@ -157,10 +157,8 @@ def _resolve_model(base: ReplicaBase) -> str:
     if not base.repo:
         raise ValueError("replica.json names neither a path nor a repository")
     folder = _download(base)
-    if damaged := find_damaged(Path(folder), base.files_sha256):
-        log.warning("damaged, and downloaded again: %s", ", ".join(damaged))
-        remove_cached(Path(folder), damaged)
-        folder = _download(base)
+    if repair(Path(folder), base.files_sha256, lambda: _download(base)):
+        log.warning("damaged files of %s were downloaded again", base.repo)
         if damaged := find_damaged(Path(folder), base.files_sha256):
             raise RuntimeError(f"{damaged[0]} of {base.repo} is not the file that was installed")
     return folder

@@ -12,7 +12,7 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import BaseModelRef
-from gpu_workers.common.base_models import HUB_PATTERNS, find_damaged, remove_cached
+from gpu_workers.common.base_models import HUB_PATTERNS, find_damaged, repair
 from gpu_workers.common.config import hub_addresses
 from gpu_workers.train.failures import TrainingFailed
 
@@ -34,10 +34,8 @@ def fetch_base_model(
         folder = Path(base_model.path)
     else:
         folder = _download(base_model, hub_token, sleep)
-        if damaged := find_damaged(folder, base_model.files_sha256):
+        if damaged := repair(folder, base_model.files_sha256, lambda: _download(base_model, hub_token, sleep)):
             log.warning("Damaged, and downloaded again: %s", ", ".join(damaged))
-            remove_cached(folder, damaged)
-            folder = _download(base_model, hub_token, sleep)
     if not (folder / "config.json").is_file():
         raise _unavailable(f"The base model {base_model.name} is not installed on this machine.")
     for name in find_damaged(folder, base_model.files_sha256):
