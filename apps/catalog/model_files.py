@@ -19,7 +19,6 @@ from apps.estimates.models.families import ArchitectureError
 MODEL_TYPES = frozenset(
     {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "phi3", "olmo2", "gpt_oss"}
 )
-_INDEX = "model.safetensors.index.json"
 TEXT_FILES = frozenset(
     {
         "config.json",
@@ -32,16 +31,15 @@ TEXT_FILES = frozenset(
         "vocab.json",
         "merges.txt",
         "tokenizer.model",
-        _INDEX,
+        "model.safetensors.index.json",
     }
 )
 _REQUIRED = ("config.json", "tokenizer.json", "tokenizer_config.json")
 # Files of Python code, or of formats that can carry pickled code. Their mere presence beside the weights is refused.
 _CODE_SUFFIXES = frozenset({".py", ".pyc", ".so", ".pkl", ".pickle", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"})
 _CONFIG_LIMIT = 1_000_000
+_INDEX = "model.safetensors.index.json"
 _HEADER_LIMIT_BYTES = 100_000_000
-
-
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
