@@ -25,6 +25,7 @@ CONTROL_OPTIONS = frozenset({
     "ANNEAL_MOST_UNPAID_ORGANIZATIONS", "ANNEAL_OPERATOR_MFA", "ANNEAL_MAX_UPLOAD_BYTES", "ANNEAL_STALL_SECONDS",
     "ANNEAL_REPLICA_ADDRESSES", "ANNEAL_REPLICA_PLACES", "ANNEAL_MEDIA_HOSTS", "ANNEAL_WEB_REQUESTS_PER_MINUTE",
     "ANNEAL_WEB_SECONDS_PER_MINUTE", "ANNEAL_WEB_PLACES", "HF_ENDPOINT", "FORWARDED_ALLOW_IPS",
+    "HF_BLOB_HOSTS",
     "ANNEAL_BRAND_NAME", "ANNEAL_BRAND_LOGO", "ANNEAL_BRAND_HUE", "ANNEAL_SUPPORT_EMAIL",
 })  # fmt: skip
 # The mail server's password is in the URL: only for the one program that sends.
@@ -86,6 +87,7 @@ _GATEWAY_UVICORN = (
 )
 _CELERY = "celery -A apps.config.celery"
 
+_HUB_OPTIONS = frozenset({"HF_ENDPOINT", "HF_BLOB_HOSTS"})
 _ENGINE_OPTIONS = frozenset({
     "ANNEAL_ENGINE_THREADS", "ANNEAL_ENGINE_MAX_LORAS", "ANNEAL_ENGINE_MAX_CPU_LORAS", "ANNEAL_ENGINE_MAX_LORA_RANK",
     "ANNEAL_ENGINE_MAX_QUEUED_REQUESTS", "ANNEAL_ENGINE_MAX_MODEL_LENGTH", "ANNEAL_ENGINE_DRAIN_SECONDS",
@@ -198,6 +200,7 @@ PROGRAMS: tuple[Program, ...] = (
         venv=".venv-engines",
         needs=frozenset({"ANNEAL_WORK_DIR"}),
         options=_ENGINE_OPTIONS
+        | _HUB_OPTIONS
         | {"ANNEAL_ENGINE_KV_CACHE_BYTES", "ANNEAL_ENGINE_GPU_MEMORY_SHARE", "ANNEAL_MEDIA_HOSTS"},
         variables=(("ANNEAL_WORK_DIR", "${replica_dir}"),),
         threads="${engine_threads}",
@@ -247,7 +250,7 @@ PROGRAMS: tuple[Program, ...] = (
         " --without-gossip --without-mingle",
         venv=".venv-engines",
         needs=WORKER | {"ANNEAL_BROKER_KEY_PREFIX"},
-        options=frozenset({"ANNEAL_TRAINER_THREADS", "ANNEAL_BASE_MODELS", "ANNEAL_GPU_KEY", "ANNEAL_LOG_LEVEL"}),
+        options=_HUB_OPTIONS | {"ANNEAL_TRAINER_THREADS", "ANNEAL_BASE_MODELS", "ANNEAL_GPU_KEY", "ANNEAL_LOG_LEVEL"},
         variables=(
             ("ANNEAL_WORK_DIR", "${trainer_dir}"),
             ("CELERY_BROKER_URL", "${trainer_broker_url}"),

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import re
 import struct
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -36,7 +37,11 @@ TEXT_FILES = frozenset(
 _REQUIRED = ("config.json", "tokenizer.json", "tokenizer_config.json")
 # Files of Python code, or of formats that can carry pickled code. Their mere presence beside the weights is refused.
 _CODE_SUFFIXES = frozenset({".py", ".pyc", ".so", ".pkl", ".pickle", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"})
+_CONFIG_LIMIT = 1_000_000
+_INDEX = "model.safetensors.index.json"
 _HEADER_LIMIT_BYTES = 100_000_000
+_REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class ModelRefused(InvalidValue):
@@ -55,6 +60,14 @@ class ModelFolder(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: str
     special_tokens: dict[str, str]
     files_sha256: dict[str, str]
+
+
+def require_repository(repo: str, revision: str) -> None:
+    """Raise InvalidValue for what is no repository on a hub, or a revision that is neither a full commit nor empty."""
+    if not _REPO.fullmatch(repo) or ".." in repo or "--" in repo:
+        raise InvalidValue("A repository is written owner/name, as on the hub.", param="repo")
+    if revision and not COMMIT.fullmatch(revision):
+        raise InvalidValue("Give the full 40-digit commit, so that the weights cannot change.", param="revision")
 
 
 def read_model_folder(path: Path, *, roots: Sequence[Path]) -> ModelFolder:
@@ -79,6 +92,7 @@ def read_hub_folder(folder: Path, *, weights_sha256: Mapping[str, str]) -> Model
     """Read and check the text files of a hub's model. Only the hashes of its weights are known. Raises ModelRefused."""
     texts = sorted(file for file in folder.iterdir() if file.name in TEXT_FILES)
     _require_files({file.name for file in texts} | weights_sha256.keys(), param="repo")
+    _require_shards(folder / _INDEX, weights_sha256)
     config = _read_config(folder)
     architecture = check_config(config)
     renderer = _read_renderer(folder)
@@ -91,6 +105,22 @@ def read_hub_folder(folder: Path, *, weights_sha256: Mapping[str, str]) -> Model
         special_tokens=renderer.special_tokens,
         files_sha256={file.name: _sha256(file) for file in texts} | dict(weights_sha256),
     )
+
+
+def _require_shards(index: Path, weights: Collection[str]) -> None:
+    """Raise ModelRefused if the index of sharded weights names a file that the repository lacks."""
+    if not index.is_file():
+        return
+    try:
+        named = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()
+    except msgspec.DecodeError as error:
+        raise ModelRefused(f"{_INDEX} cannot be read.", param="repo") from error
+    if missing := sorted(set(named) - set(weights)):
+        raise ModelRefused(f"The repository lacks {missing[0]}, which {_INDEX} names.", param="repo")
+
+
+class _Index(msgspec.Struct, frozen=True):
+    weight_map: dict[str, str]
 
 
 def check_config(config: Mapping[str, object]) -> Architecture:
@@ -137,11 +167,12 @@ def _require_files(names: Collection[str], *, param: str) -> None:
 
 def _read_config(folder: Path) -> dict[str, object]:
     try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except ValueError as error:
+        text = (folder / "config.json").read_text()
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ModelRefused("config.json is not JSON.", param="path") from error
-    if not isinstance(config, dict):
-        raise ModelRefused("config.json is not an object.", param="path")
+    if not isinstance(config, dict) or len(text) > _CONFIG_LIMIT or "\\u0000" in text:
+        raise ModelRefused("config.json is not an object of at most 1 MB, or has NUL characters.", param="path")
     return config
 
 

@@ -45,6 +45,8 @@ class BaseModel(models.Model):
     is_installed = models.BooleanField(default=False, help_text="Weights, tokenizer and template are at hand.")
     install_requested_at = models.DateTimeField(null=True)
     install_error = models.CharField(max_length=500, blank=True, help_text="Why the hub's files were not taken.")
+    newer_revision = models.CharField(max_length=64, blank=True, help_text="The hub's head, if it has moved on.")
+    revision_checked_at = models.DateTimeField(null=True)
     added_by = models.CharField(max_length=64, default="system")
     created_at = models.DateTimeField(db_default=Now())
     retired_at = models.DateTimeField(null=True)
@@ -81,6 +83,25 @@ class HubToken(models.Model):
 
     base_model = models.OneToOneField(BaseModel, on_delete=models.CASCADE, primary_key=True, related_name="hub_token")
     token_sealed = models.BinaryField()
+
+    tenancy_reason = "the catalogue is the same for all tenants"
+    app_access = "none"
+
+
+class HubLookup(models.Model):
+    """What the hub says of a repository: read for an operator, who then decides whether to install it."""
+
+    id = IdField(prefix="hub")
+    repo = models.CharField(max_length=200)
+    revision = models.CharField(max_length=64, blank=True, help_text="Empty: the newest one.")
+    token_sealed = models.BinaryField(null=True)
+    requested_by = models.CharField(max_length=64)
+    requested_at = models.DateTimeField(db_default=Now())
+    answered_at = models.DateTimeField(null=True)
+    repository = models.JSONField(null=True, help_text="apps.catalog.hub.HubRepository; null if the hub refused it.")
+    model = models.JSONField(null=True, help_text="Name, config.json, parameters; null if it cannot be used.")
+    refusal = models.CharField(max_length=500, blank=True, help_text="Why it cannot be installed.")
+    base_model = models.ForeignKey(BaseModel, on_delete=models.SET_NULL, null=True, related_name="+")
 
     tenancy_reason = "the catalogue is the same for all tenants"
     app_access = "none"

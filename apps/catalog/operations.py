@@ -11,7 +11,14 @@ from django.conf import settings
 from django.db import transaction
 
 from apps.accounts.models import Organization, key_of
-from apps.catalog.model_files import ModelFolder, ModelRefused, check_config, read_hub_folder, read_model_folder
+from apps.catalog.model_files import (
+    ModelFolder,
+    ModelRefused,
+    check_config,
+    read_hub_folder,
+    read_model_folder,
+    require_repository,
+)
 from apps.catalog.models import BaseModel, HubToken, PriceRule
 from apps.catalog.pricing import STORAGE_SKU, Tier, unit_of
 from apps.catalog.queries import hub_token_place, open_hub_token
@@ -25,8 +32,6 @@ from apps.core.secrets.sealing import seal
 from apps.estimates.models.architectures import parameter_count
 
 _NAME = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*")
-_REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _SKU = re.compile(r"training:[a-z0-9-]+|(?:inference:(?:input|output)|warm):[a-z0-9.-]+|storage:bytes")
 _DEMO = Path(__file__).resolve().parents[2] / "demo"
 UNKNOWN_CONTEXT_TOKENS = 4096  # for a model whose context no source gives: every listed family supports this
@@ -52,6 +57,7 @@ def add_base_model(
     licence: str = "",
     source_url: str = "",
     default_recipe: dict[str, object] | None = None,
+    is_gated: bool = False,
 ) -> BaseModel:
     """Add a model: from a local folder, ready to train, or a hub repository at one commit, listed but not installed.
 
@@ -67,7 +73,7 @@ def add_base_model(
         _fill_from_folder(row, read_model_folder(path, roots=base_model_roots()), default_recipe or {})
     else:
         _fill_from_repository(row, repo=repo, revision=revision, config=config)
-        row.is_gated = bool(hub_token)
+        row.is_gated = is_gated or bool(hub_token)
     row.added_by = by
     row.save()
     if path is None:
@@ -113,18 +119,14 @@ def install_from_hub(*, base_model: BaseModel) -> None:
     """Read the model's text files from the hub and install it; a refusal is stored on its row."""
     if base_model.is_installed or base_model.retired_at:
         return
-    from apps.catalog.hub import download_text_files  # noqa: PLC0415 - slow to import, and seldom used
+    from apps.catalog.hub import read_repository  # noqa: PLC0415 - slow to import, and seldom used
 
     with tempfile.TemporaryDirectory(prefix="anneal-hub-") as place:
         folder = Path(place)
         try:
-            weights = download_text_files(
-                repo=base_model.repo,
-                revision=base_model.revision,
-                token=open_hub_token(base_model=base_model),
-                into=folder,
-            )
-            read = read_hub_folder(folder, weights_sha256=weights)
+            token = open_hub_token(base_model=base_model)
+            found = read_repository(repo=base_model.repo, revision=base_model.revision, token=token, into=folder)
+            read = read_hub_folder(folder, weights_sha256=found.weights_sha256)
         except DomainError as refused:
             BaseModel.objects.filter(pk=base_model.pk).update(install_error=refused.message[:500])
             return
@@ -162,12 +164,9 @@ def _fill_from_folder(
 
 
 def _fill_from_repository(row: BaseModel, *, repo: str, revision: str, config: dict[str, object] | None) -> None:
-    if not _REPO.fullmatch(repo) or ".." in repo or "--" in repo:
-        raise InvalidValue("A repository is written owner/name, as on the hub.", param="repo")
-    if not _COMMIT.fullmatch(revision):
-        raise InvalidValue("Give the full 40-digit commit, so that the weights cannot change.", param="revision")
+    require_repository(repo, revision or "none")
     if config is None:
-        raise ModelRefused("Paste the repository's config.json: quotes are made from it.", param="config")
+        raise ModelRefused("Give the repository's config.json: quotes are made from it.", param="config")
     architecture = check_config(config)
     row.repo, row.revision, row.config = repo, revision, config
     row.parameter_count = parameter_count(architecture)

@@ -1,8 +1,10 @@
 """Queries for base models and prices."""
 
 import datetime
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 
+import msgspec
 from django.db.models import DateTimeField, F, Func, Q, QuerySet
 
 from apps.accounts.models import Organization, key_of
@@ -12,6 +14,7 @@ from apps.core.errors import InvalidState, NotFound
 from apps.core.objects.store import read_object
 from apps.core.secrets.sealing import place_of, unseal
 
+_HUB_MODELS = Path(__file__).resolve().parent / "data" / "hub_models.json"
 TOKENIZER_LIMIT_BYTES = 64 * 1024 * 1024
 
 
@@ -25,6 +28,33 @@ class ModelNotInstalled(InvalidState):
     """The model is listed for quotes, but its tokenizer, template or weights are not available here."""
 
     code = "model_not_installed"
+
+
+class HubModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A repository that operators can choose. What the hub says of it replaces all of this when it is looked up."""
+
+    family: str
+    size: str
+    repo: str
+    model_type: str
+    is_gated: bool
+    is_instruct: bool
+    licence: str | None
+    shape: dict[str, int | None] | None
+    source_url: str | None
+
+    def __str__(self) -> str:
+        return f"{self.size}: {self.repo}{', gated' if self.is_gated else ''}"
+
+
+class _HubModels(msgspec.Struct, frozen=True):
+    models: tuple[HubModel, ...]
+
+
+@cache
+def list_hub_models() -> tuple[HubModel, ...]:
+    """Return the repositories to choose from, instruct models first; models of one family follow each other."""
+    return msgspec.json.decode(_HUB_MODELS.read_bytes(), type=_HubModels).models
 
 
 def list_base_models(*, only_installed: bool = False) -> QuerySet[BaseModel]:

@@ -44,6 +44,7 @@ class Env:
     from_email: str
     base_model_roots: tuple[Path, ...]
     hub_url: str
+    hub_blob_hosts: tuple[str, ...]
     allowed_hosts: tuple[str, ...]
     stripe_secret_key: str
     stripe_webhook_secret: str
@@ -98,6 +99,7 @@ def _parse(environ: Mapping[str, str]) -> Env:
         from_email=environ.get("ANNEAL_FROM_EMAIL", f"{brand_name} <anneal@localhost>"),
         base_model_roots=tuple(Path(part) for part in environ.get("ANNEAL_BASE_MODEL_ROOTS", "").split(":") if part),
         hub_url=environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/"),
+        hub_blob_hosts=_listed(environ.get("HF_BLOB_HOSTS", "").lower()),
         allowed_hosts=tuple(h for h in environ.get("ANNEAL_ALLOWED_HOSTS", "").split(",") if h),
         stripe_secret_key=environ.get("STRIPE_SECRET_KEY", ""),
         stripe_webhook_secret=environ.get("STRIPE_WEBHOOK_SECRET", ""),

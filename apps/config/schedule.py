@@ -11,6 +11,7 @@ SCHEDULE: dict[str, dict[str, Any]] = {
     "ring doorbells": {"task": "finetuning.ring_doorbells", "schedule": 15.0},
     "admit waiting jobs": {"task": "finetuning.admit_waiting", "schedule": 5.0},
     "learn from finished runs": {"task": "finetuning.learn_from_runs", "schedule": 300.0},
+    "look for newer base models": {"task": "catalog.check_revisions", "schedule": 3_600.0},
     "delete expired datasets": {"task": "datasets.delete_expired", "schedule": 300.0},
     "expire uploads": {"task": "datasets.expire_uploads", "schedule": 300.0},
     "sweep orphaned objects": {"task": "datasets.sweep_orphans", "schedule": 86_400.0},

@@ -41,6 +41,8 @@ class EnrollResponse(Struct, frozen=True, kw_only=True):
     replica_id: str | None = None
     replica_token: str | None = None  # the gateway presents it to this replica's proxy
     base_model: dict[str, str] | None = None  # replica: id, name, path|repo, revision, served_name
+    files_sha256: dict[str, str] = {}  # replica: of the base model's files; {}: not known
+    hub_token: str | None = None  # replica: opens the gated repository of its base model
     is_whole_model: bool = False  # replica: the model's files come with the desired state; it serves no adapters
 
 

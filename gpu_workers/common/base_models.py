@@ -1,10 +1,15 @@
-"""The location of a base model on this machine."""
+"""A base model on this machine: its location, and which files from a hub are damaged."""
 
+import fcntl
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from apps.contracts.runs import BaseModelRef
+from gpu_workers.common.files import hash_file
+
+HUB_PATTERNS = ("*.json", "model*.safetensors", "*.jinja", "*.txt", "tokenizer.model")  # if no names are known
 
 
 class NotInstalled(Exception):
@@ -23,3 +28,31 @@ def locate_base_model(base_model: BaseModelRef, roots: tuple[Path, ...]) -> Base
         if folder.is_relative_to(root.resolve()) and (folder / "config.json").is_file():
             return msgspec.structs.replace(base_model, path=str(folder))
     raise NotInstalled(f"The base model {base_model.name} is not installed on this machine.")
+
+
+def find_damaged(folder: Path, files_sha256: Mapping[str, str]) -> list[str]:
+    """Return the names of the files that are missing or have another SHA-256."""
+    damaged = []
+    for name, sha256 in files_sha256.items():
+        path = folder / name
+        if not path.is_file() or hash_file(path) != sha256:
+            damaged.append(name)
+    return damaged
+
+
+def repair(folder: Path, files_sha256: Mapping[str, str], download: Callable[[], object]) -> list[str]:
+    """Remove the damaged files of a hub's snapshot, with the blobs that they link to, and download again, once.
+
+    Processes that share the cache take turns. Returns the names that were damaged.
+    """
+    if not find_damaged(folder, files_sha256):
+        return []
+    with (folder.parent / ".repair").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        damaged = find_damaged(folder, files_sha256)
+        for name in damaged:
+            (folder / name).resolve().unlink(missing_ok=True)
+            (folder / name).unlink(missing_ok=True)
+        if damaged:
+            download()
+    return damaged

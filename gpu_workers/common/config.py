@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from apps.contracts.addresses.hub import HubAddresses
+
 REPOSITORY = Path(__file__).resolve().parents[2]  # where `python -m` finds our modules
 DEFAULT_WORK_DIR = Path("~/.anneal-worker")
 CANARY_FOLDER = "canary"  # in the replica's folder: shared by the canary engine and the serving agent
@@ -169,6 +171,18 @@ def child_environment(
     if devices is not None:
         fixed["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     return kept | fixed | dict(extra or {})
+
+
+def hub_addresses() -> HubAddresses:
+    """Return the hub of this process's environment, with the hosts that it may send downloads to."""
+    hosts = os.environ.get("HF_BLOB_HOSTS", "").lower().split(",")
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    return HubAddresses(endpoint=endpoint, blob_hosts=tuple(host.strip() for host in hosts if host.strip()))
+
+
+def downloading_environment(hub_token: str | None) -> dict[str, str]:
+    """Return this process's environment with the token; without one, what the machine's owner has set holds."""
+    return dict(os.environ) | ({"HF_TOKEN": hub_token} if hub_token else {})
 
 
 def visible_devices() -> tuple[str, ...] | None:

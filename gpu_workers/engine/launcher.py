@@ -20,7 +20,8 @@ from pathlib import Path
 
 import msgspec
 
-from gpu_workers.common.config import EngineConfig, read_engine_config
+from gpu_workers.common.base_models import HUB_PATTERNS, find_damaged, repair
+from gpu_workers.common.config import EngineConfig, downloading_environment, read_engine_config
 from gpu_workers.common.files import PRIVATE, replace_file
 from gpu_workers.common.process_tree import (
     Process,
@@ -42,7 +43,6 @@ from gpu_workers.engine.state import EnginePaths, EngineState, ReplicaBase, read
 
 log = logging.getLogger("anneal.engine")
 
-_HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
 _HANDLED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
@@ -112,6 +112,7 @@ def _wait_for_base(config: EngineConfig, paths: EnginePaths) -> ReplicaBase | No
 
 def _run_keeper(config: EngineConfig, paths: EnginePaths, base: ReplicaBase) -> int:
     model_path = _resolve_model(base)
+    base = msgspec.structs.replace(base, files_sha256={}, hub_token=None)  # command lines are public
     role = ["canary"] if config.is_canary else []
     keeping = ["keeper", model_path, msgspec.json.encode(base).decode()]
     command = [sys.executable, "-m", "gpu_workers.engine.launcher", *role, *keeping]
@@ -147,17 +148,31 @@ def _make_restart_check(paths: EnginePaths, generation: str) -> Callable[[bool],
 
 
 def _resolve_model(base: ReplicaBase) -> str:
-    """Return the local folder of the base model. Downloads the pinned revision of a hub repository."""
+    """Return the local folder of the base model. Downloads the pinned revision of a hub repository.
+
+    Damaged files are downloaded again, once. Raises RuntimeError if a file stays damaged.
+    """
     if base.path:
         return base.path
     if not base.repo:
         raise ValueError("replica.json names neither a path nor a repository")
+    folder = _download(base)
+    if repair(Path(folder), base.files_sha256, lambda: _download(base)):
+        log.warning("damaged files of %s were downloaded again", base.repo)
+        if damaged := find_damaged(Path(folder), base.files_sha256):
+            raise RuntimeError(f"{damaged[0]} of {base.repo} is not the file that was installed")
+    return folder
+
+
+def _download(base: ReplicaBase) -> str:
     revision = ["--revision", base.revision] if base.revision else []
-    command = [str(Path(sys.executable).with_name("hf")), "download", base.repo, *revision, "--quiet"]
-    command += [word for pattern in _HUB_FILES for word in ("--include", pattern)]
+    command = [str(Path(sys.executable).with_name("hf")), "download", str(base.repo), *revision, "--quiet"]
+    command += [word for pattern in sorted(base.files_sha256) or HUB_PATTERNS for word in ("--include", pattern)]
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
     try:
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            command, check=True, stdout=subprocess.PIPE, text=True, env=downloading_environment(base.hub_token)
+        )
     finally:
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     return done.stdout.strip().splitlines()[-1]

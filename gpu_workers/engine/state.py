@@ -14,6 +14,8 @@ class ReplicaBase(msgspec.Struct, frozen=True, kw_only=True):
     path: str | None = None
     repo: str | None = None
     revision: str | None = None
+    files_sha256: dict[str, str] = {}  # of a hub's files, which the launcher checks
+    hub_token: str | None = None  # for the launcher alone
     has_adapters: bool = True  # False: a merged or fully trained model, served alone
 
 

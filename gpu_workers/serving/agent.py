@@ -158,7 +158,8 @@ def enroll(config: ServingConfig) -> EnrollResponse:
 def _find_base(config: ServingConfig, enrollment: EnrollResponse) -> ReplicaBase:
     """Return the base that the engine must serve; wait for the files of a whole model."""
     if not enrollment.is_whole_model:
-        return msgspec.convert(enrollment.base_model or {}, ReplicaBase)
+        base = msgspec.convert(enrollment.base_model or {}, ReplicaBase)
+        return msgspec.structs.replace(base, files_sha256=enrollment.files_sha256, hub_token=enrollment.hub_token)
     return wait_for_model(
         enrollment,
         config.models_dir,

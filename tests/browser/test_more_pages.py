@@ -11,7 +11,7 @@ from apps.core.database.clock import db_now
 from apps.finetuning.models import FineTuningJob
 from apps.serving.operations import register_replica
 from tests.factories.accounts import make_key
-from tests.factories.catalog import make_listed_model
+from tests.factories.catalog import make_hub_lookup, make_listed_model
 from tests.factories.finetuning import TrainingSetup
 from tests.support.browser import WIDTHS, check_page, find_overflow
 
@@ -26,7 +26,8 @@ CUSTOMERS = (
 OPERATORS = (
     "/staff/", "/staff/organizations/{organization}", "/staff/jobs/{job}", "/staff/workers/{worker}",
     "/staff/quotas/{organization}",
-    "/staff/pools", "/staff/replicas", "/staff/base-models", "/staff/prices", "/staff/payments", "/staff/books",
+    "/staff/pools", "/staff/replicas", "/staff/base-models", "/staff/base-models/lookups/{lookup}",
+    "/staff/prices", "/staff/payments", "/staff/books",
     "/staff/margin", "/staff/quotas", "/staff/jobs", "/staff/organizations", "/staff/audit",
 )  # fmt: skip
 
@@ -57,6 +58,7 @@ def test_pages_around_the_work_are_accessible_and_reflow(
     user = None if who == "nobody" else request.getfixturevalue(who)
     names = {
         "organization": floor.organization.pk, "job": FineTuningJob.objects.get().pk, "worker": floor.worker.pk,
+        "lookup": make_hub_lookup(floor.base_model).pk,
     }  # fmt: skip
     page = open_page(paths[0], user=user)
 

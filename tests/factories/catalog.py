@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 from apps.catalog.model_files import ModelFolder, read_model_folder
-from apps.catalog.models import BaseModel
+from apps.catalog.models import BaseModel, HubLookup
 from apps.catalog.operations import add_base_model, base_model_roots
 from apps.core.database.clock import db_now
 
@@ -34,11 +34,24 @@ def _demo() -> ModelFolder:
     return read_model_folder(DEMO_FOLDER, roots=base_model_roots())
 
 
+def make_hub_lookup(base_model: BaseModel, **fields: Any) -> HubLookup:
+    """An answered lookup of `acme/tiny`, which may be installed; its config.json is that of the base model."""
+    repository = {
+        "repo": "acme/tiny", "revision": "c" * 40, "is_gated": False, "licence": "Apache-2.0",
+        "licence_url": "https://huggingface.co/acme/tiny",
+        "files": [{"name": "model.safetensors", "bytes": 12_786_176, "sha256": "d" * 64}],
+    }  # fmt: skip
+    model = {"config": base_model.config, "parameter_count": 6_393_088, "context_length": 512}
+    given = {"repo": "acme/tiny", "repository": repository, "model": model, "answered_at": db_now()}
+    return HubLookup.objects.create(requested_by="user_operator", **(given | fields))
+
+
 def make_listed_model(name: str = "qwen3-0.6b", **fields: Any) -> BaseModel:
     """A model that is quoted but not installed."""
     defaults = {
         "repo": "Qwen/Qwen3-0.6B",
         "parameter_count": 596_049_920,
         "context_length": 40960,
+        "display_name": name,
     }
-    return BaseModel.objects.create(name=name, display_name=name, **(defaults | fields))
+    return BaseModel.objects.create(name=name, **(defaults | fields))

@@ -45,6 +45,7 @@ STATEMENTS: dict[str, int] = {
     "staff:base_model_list": 11,
     "staff:books": 20,
     "staff:home": 41,
+    "staff:hub_lookup": 27,
     "staff:job_detail": 12,
     "staff:job_list": 11,
     "staff:margin": 20,

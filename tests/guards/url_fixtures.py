@@ -316,6 +316,8 @@ URLS: dict[str, Url] = {
     ),
     "staff:replica_clear": staff("POST", ids={"replica_id": "replica"}),
     "staff:base_model_list": staff("GET", "POST"),
+    "staff:base_model_look_up": staff("POST", data={"repo": "acme/tiny"}),
+    "staff:hub_lookup": staff("GET", "POST", ids={"lookup_id": "hub_lookup"}, data={"name": "looked-up"}),
     "staff:base_model_install": staff("POST", ids={"base_model_id": "base_model"}),
     "staff:base_model_retire": staff("POST", ids={"base_model_id": "base_model"}),
     "staff:home": staff("GET"),

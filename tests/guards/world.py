@@ -38,7 +38,7 @@ from apps.playground.transcripts import PlaySettings, PlayTurn, Transcript
 from apps.serving.models import Alias
 from apps.serving.operations import deploy
 from tests.factories.accounts import make_key, make_member, make_organization, make_user
-from tests.factories.catalog import make_base_model, make_listed_model
+from tests.factories.catalog import make_base_model, make_hub_lookup, make_listed_model
 from tests.factories.datasets import make_ready_version, make_upload, make_version
 from tests.factories.finetuning import give_credit, make_job, make_pool, make_worker
 from tests.factories.serving import make_replica
@@ -329,6 +329,7 @@ SHARED: dict[str, Callable[[Installation], str]] = {
     "pool": lambda installation: installation.pool.pk,
     "worker": lambda installation: installation.worker.pk,
     "replica": lambda installation: make_replica(installation.base_model, "unix:///nowhere").pk,
+    "hub_lookup": lambda installation: make_hub_lookup(installation.base_model).pk,
     "difference": lambda _: (
         ReconciliationDifference.objects.get_or_create(source_id="pi_1", ours_cents=1, theirs_cents=2)[0].pk
     ),

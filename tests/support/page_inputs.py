@@ -112,6 +112,7 @@ FORMS = [
 ]
 
 STAFF_FORMS = [
+    ("/staff/base-models/lookups", {"repo": "acme/tiny"}, ("choice", "repo", "revision", "hub_token")),
     (
         "/staff/quotas/{organization}",
         {"weight": "1"},

@@ -25,6 +25,7 @@ class Answer(NamedTuple):
     content: bytes = b""
     headers: Mapping[str, str] = {}
     seconds_a_byte: float = 0.0
+    cut_after: int | None = None  # bytes of the content after which the connection breaks
 
 
 @contextmanager
@@ -47,7 +48,8 @@ def serve_http(answer: Callable[[Request], Answer | None]) -> Iterator[str]:
             if self.command == "HEAD":
                 return
             if not found.seconds_a_byte:
-                self.wfile.write(found.content)
+                self.wfile.write(found.content[: found.cut_after])
+                self.close_connection = found.cut_after is not None
                 return
             with suppress(BrokenPipeError, ConnectionResetError):
                 for byte in found.content:

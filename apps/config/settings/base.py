@@ -26,6 +26,7 @@ REDIS_URL = ENV.redis_url
 BROKER_URL = ENV.broker_url
 BASE_MODEL_ROOTS = ENV.base_model_roots
 HUB_URL = ENV.hub_url
+HUB_BLOB_HOSTS = ENV.hub_blob_hosts
 STRIPE_SECRET_KEY = ENV.stripe_secret_key
 STRIPE_WEBHOOK_SECRET = ENV.stripe_webhook_secret
 STRIPE_PORTAL_CONFIGURATION = ENV.stripe_portal
@@ -182,6 +183,7 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "core": "write",
         "datasets": "read",
         "catalog": "read",
+        "catalog.hublookup": "none",
         "accounts.organization": "read",
         "accounts.membership": "read",
         "accounts.notification": "extend",
@@ -199,6 +201,7 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "serving.replica": "write",
         "catalog": "read",
         "catalog.hubtoken": "none",
+        "catalog.hublookup": "none",
         "billing": "write",
         "core.outboxmessage": "add",
         "finetuning.quota": "read",

@@ -12,6 +12,7 @@ OUTBOX_WAKE = "apps.config.celery.wake_outbox"
 OUTBOX_TOPICS = {
     "adapter.checked": Topic("apps.finetuning.results.verdicts.record_certification_event"),
     "base_model.install": Topic("apps.catalog.tasks.install", lane="hub"),
+    "base_model.lookup": Topic("apps.catalog.tasks.look_up", lane="hub"),
     "billing.alert": Topic("apps.billing.invoices.mail.send_alert", lane="mail"),
     "billing.invoice": Topic("apps.billing.invoices.mail.send_invoice", lane="mail"),
     "billing.low_balance": Topic("apps.billing.invoices.mail.send_low_balance", lane="mail"),

@@ -10,51 +10,108 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_POST
 
-from apps.catalog import operations, price_requests, queries
-from apps.catalog.models import BaseModel, PriceRequest, PriceRule
+from apps.catalog import hub_lookups, operations, price_requests, queries
+from apps.catalog.models import BaseModel, HubLookup, PriceRequest, PriceRule
 from apps.catalog.pricing import unit_of, usual_per
 from apps.core.database.clock import db_now
+from apps.core.errors import DomainError
 from apps.core.http.forms import domain_errors_on, domain_errors_shown
 from apps.core.money import usd_to_nano
 from apps.finetuning.pools.prices import name_skus, price_sku
+from apps.finetuning.quotes.fit import FIT_TOKENS, fit_model
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
-from apps.interfaces.staff.forms import BaseModelForm, PriceForm
+from apps.interfaces.staff.forms import InstallForm, LocalModelForm, LookupForm, PriceForm
 from apps.interfaces.staff.money.price_preview import preview_price
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 @operator_view
 def base_models(request: HttpRequest) -> HttpResponse:
-    """List the base models; a POST adds one."""
-    form = BaseModelForm(request.POST or None)
+    """List the base models; a POST adds one from a folder."""
+    form = LocalModelForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         with domain_errors_on(form):
             data = form.cleaned_data
             added = operations.add_base_model(
                 name=data["name"],
                 display_name=data["display_name"],
-                path=Path(data["path"]) if data["path"] else None,
-                repo=data["repo"],
-                revision=data["revision"],
-                config=data["config"],
-                hub_token=data["hub_token"],
+                path=Path(data["path"]),
                 licence=data["licence"],
                 by=operator_id(request),
                 now=db_now(),
             )
-            wait = "" if added.is_installed else gettext(" Its files are being read from the hub.")
             messages.success(
                 request,
-                gettext("%(display_name)s was added.%(wait)s Set its token prices next.")
-                % {"display_name": added.display_name, "wait": wait},
+                gettext("%(name)s was added. Set its token prices next.") % {"name": added.display_name},
             )
             return redirect("staff:base_model_list")
+    return _show_base_models(request, local=form, status=422 if request.method == "POST" else 200)
+
+
+@require_POST
+@operator_view
+def look_up(request: HttpRequest) -> HttpResponse:
+    """Ask the hub about a repository of the catalogue, a typed one, or that of a base model."""
+    form = LookupForm(request.POST)
+    if form.is_valid():
+        with domain_errors_on(form):
+            data = form.cleaned_data
+            lookup = hub_lookups.request_lookup(
+                repo=data["choice"] or data["repo"],
+                revision=data["revision"],
+                hub_token=data["hub_token"],
+                by=operator_id(request),
+                now=db_now(),
+            )
+            return redirect("staff:hub_lookup", lookup_id=lookup.pk)
+    return _show_base_models(request, lookup=form, status=422)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@operator_view
+def show_lookup(request: HttpRequest, lookup_id: str) -> HttpResponse:
+    """Show what the hub says of a repository and where it fits; a POST installs it."""
+    lookup = get_object_or_404(HubLookup.objects.select_related("base_model"), pk=lookup_id)
+    form = InstallForm(request.POST or None, initial={"name": hub_lookups.propose_name(lookup=lookup)})
+    if request.method == "POST" and form.is_valid():
+        with domain_errors_on(form):
+            added = hub_lookups.install_found(
+                lookup=lookup, name=form.cleaned_data["name"], by=operator_id(request), now=db_now()
+            )
+            messages.success(
+                request, gettext("%(name)s is being installed. Set its token prices next.") % {"name": added.name}
+            )
+            return redirect("staff:base_model_list")
+    context = {
+        "lookup": lookup,
+        "form": form,
+        "again": LookupForm(),
+        "installed": hub_lookups.find_installed(lookup=lookup),
+        "download_bytes": sum(file["bytes"] for file in (lookup.repository or {}).get("files", [])),
+    }
+    if lookup.model:
+        try:
+            context["fit"] = fit_model(**lookup.model, now=db_now())
+        except DomainError as error:
+            context["fit_refusal"] = error.message
     status = 422 if request.method == "POST" else 200
+    return render(request, "staff/machines/hub_lookup.html", context | {"row_tokens": FIT_TOKENS}, status=status)
+
+
+def _show_base_models(
+    request: HttpRequest, *, local: LocalModelForm | None = None, lookup: LookupForm | None = None, status: int
+) -> HttpResponse:
     on_offer = queries.list_base_models()
     asked = request.GET.get("q", "").strip()[:80]
     matches = Q(name__icontains=asked) | Q(display_name__icontains=asked)
     matches |= Q(repo__icontains=asked) | Q(licence__icontains=asked)
-    context = {"base_models": on_offer.filter(matches), "total": on_offer.count(), "q": asked, "form": form}
+    context = {
+        "base_models": on_offer.filter(matches),
+        "total": on_offer.count(),
+        "q": asked,
+        "local": local or LocalModelForm(),
+        "lookup": lookup or LookupForm(),
+    }
     return render(request, "staff/machines/base_models.html", context, status=status)
 
 

@@ -14,7 +14,7 @@ from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
 from apps.catalog.models import BaseModel, GpuType
 from apps.catalog.pricing import Tier
-from apps.catalog.queries import list_base_models, list_gpu_types
+from apps.catalog.queries import list_base_models, list_gpu_types, list_hub_models
 from apps.core.ids import new_id
 from apps.core.messages.translation import later
 from apps.core.money import usd_to_nano
@@ -167,25 +167,23 @@ class ReplicaRoomForm(forms.Form):
     max_rank = forms.IntegerField(min_value=1, max_value=10_000)
 
 
-class OptionalJson(forms.JSONField):
-    """A JSON field that is shown empty without a value; Django's own shows the word null."""
+def _hub_choices() -> list[tuple[str, str | list[tuple[str, str]]]]:
+    """Return the repositories of the catalogue, by family."""
+    groups = itertools.groupby(list_hub_models(), attrgetter("family"))
+    families = [(family, [(row.repo, str(row)) for row in rows]) for family, rows in groups]
+    return [("", gettext("Choose a model")), *families]
 
-    def prepare_value(self, value: object) -> str:
-        return "" if value is None else super().prepare_value(value)
 
-
-class BaseModelForm(forms.Form):
-    name = forms.SlugField(max_length=80, label=later("Name"), help_text=later("Model ID used in API requests."))
-    display_name = forms.CharField(max_length=120, label=later("Shown as"))
-    path = forms.CharField(
-        max_length=400, required=False, label=later("Path on the workers"), help_text=later("Or give a repository.")
+class LookupForm(forms.Form):
+    choice = forms.ChoiceField(label=later("Family and size"), required=False, choices=_hub_choices)
+    repo = forms.CharField(
+        max_length=200, required=False, label=later("Or a hub repository"), help_text=later("Such as Qwen/Qwen3-8B.")
     )
-    repo = forms.CharField(max_length=160, required=False, label=later("Hub repository"), help_text="organization/name")
     revision = forms.CharField(
-        max_length=64, required=False, label=later("Revision"), help_text=later("A commit: 40 hex digits.")
-    )
-    config = OptionalJson(
-        required=False, label="config.json", help_text=later("The repository's own, for the model's dimensions.")
+        max_length=64,
+        required=False,
+        label=later("Revision"),
+        help_text=later("A commit: 40 hex digits. Empty: the newest one."),
     )
     hub_token = forms.CharField(
         max_length=200,
@@ -194,6 +192,22 @@ class BaseModelForm(forms.Form):
         widget=forms.PasswordInput(attrs={"autocomplete": "off"}),
         help_text=later("Encrypted, and never shown again."),
     )
+
+    def clean(self) -> dict[str, object]:
+        data = super().clean() or {}
+        if bool(data.get("choice")) == bool(data.get("repo")):
+            self.add_error("repo", gettext("Choose a model from the list, or name a repository."))
+        return data
+
+
+class InstallForm(forms.Form):
+    name = forms.CharField(max_length=80, label=later("Model ID"), help_text=later("What API requests put in model."))
+
+
+class LocalModelForm(forms.Form):
+    name = forms.CharField(max_length=80, label=later("Model ID"), help_text=later("What API requests put in model."))
+    display_name = forms.CharField(max_length=120, label=later("Shown as"))
+    path = forms.CharField(max_length=400, label=later("Path on the workers"))
     licence = forms.CharField(max_length=80, required=False, label=later("Licence"))
 
 

@@ -24,6 +24,8 @@ _PROBED = (Method.LORA, Method.QLORA)  # the duration of full training is derive
 def list_missing(*, worker: Worker, about_to_measure: str = "") -> tuple[ProbeRequest, ...]:
     """Return the missing measurements: each installed base model and probed method without a row in the worker's pool.
 
+    Each worker measures each model of a hub once, so that it has downloaded the model before a job needs it.
+
     The hub's token of a gated model comes only with the base model that the worker is about to measure. A machine that
     accepts no work measures nothing. Raises RateLimited for a token while another measurement is open.
     """
@@ -32,7 +34,13 @@ def list_missing(*, worker: Worker, about_to_measure: str = "") -> tuple[ProbeRe
         return ()
     measured = set(ThroughputProbe.objects.filter(pool=worker.pool).values_list("base_model_id", "method"))
     models = BaseModel.objects.filter(is_installed=True, retired_at=None).order_by("parameter_count")
-    missing = [(each, method) for each in models for method in _PROBED if (each.pk, method.value) not in measured]
+    held = set(ThroughputProbe.objects.filter(worker=worker).values_list("base_model_id", flat=True))
+    missing = [
+        (each, method)
+        for each in models
+        for method in _PROBED
+        if (each.pk, method.value) not in measured or (method is Method.LORA and not each.path and each.pk not in held)
+    ]
     if any(each.is_gated and each.pk == about_to_measure for each, _ in missing):
         # Only if its last one was reported or is old: a worker could collect every token otherwise.
         now = db_now()

@@ -11,6 +11,7 @@ from django.core.exceptions import RequestDataTooBig
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 
+from apps.catalog.queries import open_hub_token
 from apps.contracts import worker_api as wire
 from apps.contracts.serving import ObservedState
 from apps.core.database.clock import db_now
@@ -59,11 +60,14 @@ def enroll(request: HttpRequest) -> HttpResponse:
         replica, replica_token = serving.register_replica(
             worker_id=worker.pk, base_model=token.base_model, url=body.listen_url, whole_model=token.whole_model
         )
+        base = None if token.whole_model else replica.base_model
         answer = msgspec.structs.replace(
             answer,
             replica_id=replica.pk,
             replica_token=replica_token,
             base_model=serving.describe_model(replica=replica),
+            files_sha256=base.files_sha256 if base else {},
+            hub_token=open_hub_token(base_model=base) if base else None,
             is_whole_model=token.whole_model is not None,
         )
     return _json(answer)

@@ -1,5 +1,7 @@
 """Measurements through the internal API: of a base model, or of a shape with made-up weights."""
 
+import json
+
 import msgspec
 import pytest
 from django.test import Client
@@ -7,7 +9,7 @@ from django.test import Client
 from apps.contracts.worker_api import ProbeReport
 from apps.finetuning.models import ThroughputProbe
 from apps.finetuning.quotes.pool_facts import list_shape_probes, newest_probes
-from tests.factories.finetuning import CREDENTIAL, TrainingSetup, probe_report
+from tests.factories.finetuning import CREDENTIAL, TrainingSetup, make_worker, probe_report
 
 CONFIG = {"model_type": "llama", "hidden_size": 64}
 
@@ -57,3 +59,17 @@ def test_a_stranger_reports_nothing(floor):
     report = msgspec.structs.replace(probe_report(floor.base_model), base_model_id="", shape="x", config=CONFIG)
 
     assert post(report, credential="annw_made-up") == 401
+
+
+def test_each_worker_measures_each_model_of_a_hub_once_and_so_holds_it_before_a_job_needs_it(floor):
+    def missing(credential: str) -> list[str]:
+        answer = Client().get("/internal/v1/probes/missing", headers={"Authorization": f"Bearer {credential}"})
+        return [probe["method"] for probe in json.loads(answer.content)["probes"]]
+
+    make_worker(floor.pool, credential="annw_second")
+    assert (missing(CREDENTIAL), missing("annw_second")) == ([], [])  # the model lies in a folder
+
+    type(floor.base_model).objects.update(path="", repo="acme/tiny", revision="c" * 40)
+    assert (missing(CREDENTIAL), missing("annw_second")) == ([], ["lora"])
+    post(probe_report(floor.base_model), credential="annw_second")
+    assert missing("annw_second") == []

@@ -1,4 +1,5 @@
 import datetime
+import itertools
 import json
 import re
 import shutil
@@ -10,7 +11,7 @@ import pytest
 from django.db import ProgrammingError, transaction
 from django.test import override_settings
 
-from apps.catalog.model_files import ModelRefused
+from apps.catalog.model_files import ModelRefused, require_repository
 from apps.catalog.models import BaseModel, GpuType, HubToken, PriceRule
 from apps.catalog.operations import add_base_model, reinstall_base_model, retire_base_model, set_price
 from apps.catalog.queries import (
@@ -20,9 +21,10 @@ from apps.catalog.queries import (
     chat_renderer,
     get_base_model,
     list_base_models,
+    list_hub_models,
     open_hub_token,
 )
-from apps.catalog.seeding import seed_catalog
+from apps.catalog.seeding import DATA, seed_catalog
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.models import AuditEntry
@@ -268,3 +270,28 @@ class TestPrices:
 
         with pytest.raises(ProgrammingError), transaction.atomic():
             PriceRule.objects.filter(pk=rule.pk).update(price_nano=1)
+
+
+class TestHubModels:
+    def test_at_least_forty_instruct_models_come_first_each_a_repository_named_once(self) -> None:
+        rows = list_hub_models()
+        instruct = [row for row in rows if row.is_instruct]
+
+        assert len(instruct) >= 40 and rows[: len(instruct)] == tuple(instruct)
+        assert len({row.repo for row in rows}) == len(rows)
+        for row in rows:
+            require_repository(row.repo, "")
+        families = [family for family, _ in itertools.groupby(row.family for row in rows)]
+        assert len(families) == len(set(families))
+        assert {"Qwen 3", "Llama 3", "Gemma 3", "Ministral 3", "Phi-4", "gpt-oss", "SmolLM", "OLMo", "Granite"} <= {
+            *families
+        }
+
+    def test_shapes_are_those_of_the_quoted_models(self) -> None:
+        quoted = {row["hf_repo"]: row for row in json.loads((DATA / "models.json").read_bytes())["models"]}
+        both = [(row.shape, quoted[row.repo]) for row in list_hub_models() if row.shape and row.repo in quoted]
+
+        assert len(both) > 20
+        for shape, row in both:
+            for name in ("n_layers", "hidden_size", "n_heads", "n_kv_heads", "n_experts", "experts_per_token"):
+                assert shape[name] == row[name], row["name"]

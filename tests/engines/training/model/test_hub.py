@@ -13,7 +13,7 @@ import pytest
 
 from gpu_workers.common.config import REPOSITORY
 from tests.support.engines.models import BASE_MODEL
-from tests.twins.hub import COMMIT, Hub, serve_hub
+from tests.twins.hub import COMMIT, Fault, Hub, serve_hub
 
 _FETCH = """
 import json, sys
@@ -29,20 +29,23 @@ for line in sys.stdin:
     print(json.dumps(said), flush=True)
 """
 _RESOLVE = """
-import sys
+import json, sys
 from gpu_workers.engine.launcher import _resolve_model
 from gpu_workers.engine.state import ReplicaBase
-print(_resolve_model(ReplicaBase(served_name="b-1", repo="acme/tiny", revision=sys.argv[1])))
+files = json.loads(sys.argv[2])
+given = {"repo": "acme/tiny", "revision": sys.argv[1], "files_sha256": files, "hub_token": "hf_right"}
+print(_resolve_model(ReplicaBase(served_name="b-1", **given)))
 """
 
 
 def environment_of(hub: Hub, home: Path) -> dict[str, str]:
     """What the hub's client reads when it is imported, and never again."""
-    return {"PATH": os.environ["PATH"], "HF_ENDPOINT": hub.url, "HF_HOME": str(home)}
+    blobs = hub.blob_url.removeprefix("http://")
+    return {"PATH": os.environ["PATH"], "HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_BLOB_HOSTS": blobs}
 
 
 @pytest.fixture(scope="module")
-def fetching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dict[str, object], str], tuple[str, Hub]]]:
+def fetching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., tuple[str, Hub]]]:
     """One process for all cases; each finds the hub whole and nothing kept."""
     home = tmp_path_factory.mktemp("home")
     with (
@@ -58,9 +61,10 @@ def fetching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dic
     ):
         whole = dict(hub.files)
 
-        def fetch(given: dict[str, object], spoiled: str) -> tuple[str, Hub]:
+        def fetch(given: dict[str, object], spoiled: str, *faults: Fault) -> tuple[str, Hub]:
+            hub.faults = list(faults)
             shutil.rmtree(home, ignore_errors=True)
-            hub.token, hub.files = "hf_right", dict(whole)
+            hub.only.token, hub.only.revisions[COMMIT] = "hf_right", dict(whole)
             hub.fetched.clear()
             if spoiled:
                 hub.files[spoiled] = hub.files[spoiled][:-1] + b"!"
@@ -75,6 +79,15 @@ def fetching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dic
     assert trainer.returncode == 0
 
 
+FILES = {
+    path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+    for path in BASE_MODEL.iterdir()
+    if path.name.endswith((".json", ".safetensors", ".jinja"))
+}
+REFERENCE = {"id": "bm_1", "name": "tiny", "repo": "acme/tiny", "revision": COMMIT, "files_sha256": FILES}
+WEIGHTS = "name=model.safetensors"  # in the address of the blob
+
+
 @pytest.mark.parametrize(
     ("token", "spoiled", "answer"),
     [
@@ -84,24 +97,39 @@ def fetching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dic
     ],
 )
 def test_the_trainer_takes_only_the_files_the_job_was_created_with(fetching, token, spoiled, answer):
-    names = [path for path in BASE_MODEL.iterdir() if path.name.endswith((".json", ".safetensors", ".jinja"))]
-    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in names}
-    reference = {"id": "bm_1", "name": "tiny", "repo": "acme/tiny", "revision": COMMIT, "files_sha256": files}
-
-    said, hub = fetching({"base_model": reference, "token": token}, spoiled)
+    said, hub = fetching({"base_model": REFERENCE, "token": token}, spoiled)
 
     assert answer in said
     assert "README.md" not in hub.fetched
     assert ("model.safetensors" in hub.fetched) is (token == "hf_right")  # nothing of the case before was kept
 
 
-def test_the_engine_downloads_the_pinned_commit_and_no_code(tmp_path):
+def test_damaged_cut_and_refused_downloads_are_repeated_until_every_file_is_right(fetching):
+    faults = [
+        Fault("flipped", WEIGHTS),
+        Fault("limited", "/acme/tiny/resolve/"),
+        Fault("limited", WEIGHTS),
+        Fault("cut", WEIGHTS),
+    ]
+
+    said, hub = fetching({"base_model": REFERENCE, "token": "hf_right"}, "", *faults)
+
+    assert "snapshots" in said and not hub.faults
+    weights = Path(said) / "model.safetensors"
+    assert hashlib.sha256(weights.read_bytes()).hexdigest() == FILES["model.safetensors"]
+    assert hub.fetched.count("model.safetensors") == 3  # flipped; cut, and its second half
+    assert hub.blob_bearers == set()
+
+
+def test_the_engine_downloads_the_pinned_commit_with_its_token_but_no_code_and_repeats_a_damaged_file(tmp_path):
     with serve_hub(BASE_MODEL) as hub:
         hub.files["modeling_tiny.py"] = b"raise SystemExit"
-        command = [sys.executable, "-c", _RESOLVE, COMMIT]
+        hub.only.token, hub.faults = "hf_right", [Fault("flipped", WEIGHTS)]
+        command = [sys.executable, "-c", _RESOLVE, COMMIT, json.dumps(FILES)]
         environment = environment_of(hub, tmp_path)
         done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True)
         folder = Path(done.stdout.strip().splitlines()[-1])
 
         assert (folder / "config.json").is_file() and (folder / "model.safetensors").is_file()
         assert not (folder / "modeling_tiny.py").exists()
+        assert hub.fetched.count("model.safetensors") == 2
