@@ -2,14 +2,18 @@
 
 import datetime
 import time
+from importlib import import_module
+from types import SimpleNamespace
+from typing import cast
 
 from allauth.account.authentication import get_authentication_records
 from allauth.core.exceptions import ReauthenticationRequired
 from allauth.usersessions.models import UserSession
 from django.conf import settings
 from django.contrib import messages
-from django.contrib.auth import HASH_SESSION_KEY, logout
+from django.contrib.auth import HASH_SESSION_KEY, get_user, logout
 from django.contrib.auth.views import redirect_to_login
+from django.contrib.sessions.backends.base import SessionBase
 from django.contrib.sessions.models import Session
 from django.db import transaction
 from django.db.models import QuerySet
@@ -29,6 +33,14 @@ _LAST_SEEN_EVERY_SECONDS = 600
 def note_sign_in(*, request: HttpRequest, **_: object) -> None:
     """Store when this session began; receiver of Django's `user_logged_in`."""
     request.session[_SIGNED_IN_AT] = request.session[_LAST_SEEN_AT] = time.time()
+
+
+def find_session(session_key: str) -> tuple[SessionBase, User] | None:
+    """Return a session and the person who is signed in to it; None if it has ended."""
+    session = import_module(settings.SESSION_ENGINE).SessionStore(session_key)
+    # get_user reads only the session of the request.
+    user = get_user(cast(HttpRequest, SimpleNamespace(session=session)))
+    return (session, user) if isinstance(user, User) else None
 
 
 def list_sessions(*, user: User) -> list[UserSession]:
