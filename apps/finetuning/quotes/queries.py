@@ -31,13 +31,14 @@ def get_quotes(
     recipe: Hyperparameters,
     now: datetime.datetime,
     validation: DatasetVersion | None = None,
+    count: TokenCount | None = None,
 ) -> list[PoolQuote]:
     """Return a quote for each open pool; count the file's tokens first if they are not counted.
 
-    Raises the errors of count_files.
+    `count` is the file's stored count by this model, if the caller has it. Raises the errors of count_files.
     """
     counting = counting_model(base_model)
-    count = find_token_count(version=version, base_model=counting)
+    count = count or find_token_count(version=version, base_model=counting)
     counted = count_files(version=version, count=count, validation=validation, counting=counting)
     return quote_counted(base_model=base_model, counted=counted, recipes=[recipe], now=now)[0]
 
