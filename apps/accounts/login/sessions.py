@@ -20,6 +20,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.deprecation import MiddlewareMixin
 
+from apps.accounts.login.browser_tokens import revoke_browser_tokens
 from apps.accounts.login.person_audit import record_for_person
 from apps.accounts.models import User
 from apps.core.database.clock import db_now
@@ -60,6 +61,7 @@ def end_sessions(*, user: User, but: str, session_id: int | None = None) -> int:
         rows = rows.filter(pk=session_id)
     ended = _end(rows)
     if ended:
+        revoke_browser_tokens(user=user, now=db_now())
         record_for_person(user=user, action="person.sessions_ended", sessions=ended)
     return ended
 
