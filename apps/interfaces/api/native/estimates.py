@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Generic, Literal, TypedDict, TypeVar
 
 import msgspec
+from django.conf import settings
 from django.utils.dateparse import parse_datetime
 from rest_framework.request import Request
 
@@ -164,7 +165,14 @@ class Estimates(ApiView):
             objective=require_objective(parse_objective(body.method.type if body.method else None), version),
             data=data_facts(version=version, validation=None, count=count),
         ).hyperparameters
-        quotes = get_quotes(base_model=base_model, version=version, recipe=recipe, now=now, count=count)
+        quotes = get_quotes(
+            base_model=base_model,
+            version=version,
+            recipe=recipe,
+            now=now,
+            count=count,
+            max_age_seconds=settings.ESTIMATE_FACTS_SECONDS,
+        )
         delivery = deliver(
             organization=self.organization, base_model=base_model, recipe=recipe, exports=body.exports or []
         )

@@ -173,7 +173,7 @@ async def _frames(watcher: Watcher, job_id: str, after: int) -> AsyncIterator[by
 def _read(organization_id: str, job_id: str, after: int) -> tuple[list[JobEvent], str, dict[str, object]]:
     try:
         with tenant(organization=organization_id):
-            job = get_job(organization=organization_id, id=job_id)
+            job = get_job(organization=organization_id, id=job_id, related=("price_rule",))
             return list_events_after(job=job, sequence=after), job.status, _figures(job)
     finally:
         give_back_connection()  # a waiting watcher holds no connection
