@@ -107,7 +107,7 @@ def _of_session(session_key: str) -> CallerIds | None:
     session, user = found
     with tenant(user=user):
         holders = {each.organization_id: each.organization.share_holder for each in list_memberships_of(user=user)}
-    wanted = session.get(SESSION_ORGANIZATION)
+    wanted = session.get(SESSION_ORGANIZATION, "")
     chosen = holders.get(wanted) or next(iter(holders.values()), None)
     digest = hashlib.sha256(session_key.encode()).hexdigest()
     return CallerIds(f"session {digest}", f"person {user.pk}", f"organization {chosen}" if chosen else None)

@@ -122,7 +122,7 @@ class Plan:
         recipe = self.form.recipe if self.form and self.form.is_valid() else None
         return self.validation is not None or bool(recipe and recipe.validation_share)
 
-    @property
+    @cached_property
     def delivery(self) -> Delivery | None:
         """What the job delivers; None while its recipe is incomplete."""
         if self.base_model is None or self.form is None or not self.form.is_valid() or self.form.recipe is None:
