@@ -8,7 +8,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Q
 from django.utils.text import slugify
 
-from apps.accounts.login import api_keys
+from apps.accounts.login import api_keys, browser_tokens
 from apps.accounts.models import ApiKey, Invitation, KeyKind, Membership, Organization, SavedView, User
 from apps.accounts.queries import (
     NO_LIMITS,
@@ -22,9 +22,11 @@ from apps.accounts.queries import (
 from apps.accounts.roles import ROLES, SCOPES, Owner, Permission, has_permission
 from apps.core import audit
 from apps.core.database.tenancy import set_organization
-from apps.core.errors import InvalidState, InvalidValue, NotFound, PermissionDenied
+from apps.core.errors import InvalidState, InvalidValue, NotFound, PermissionDenied, RateLimited
 
 MEMBER_TOKEN_LIFETIME = datetime.timedelta(minutes=10)
+MAX_KEYS = 1_000  # active ones of an organization
+MAX_MEMBER_TOKENS = 200  # valid at once
 USE_NOTED_EVERY = datetime.timedelta(minutes=1)
 _SLUG_LENGTH = 40
 _SLUG_ATTEMPTS = 8
@@ -277,10 +279,16 @@ def issue_key(
     now: datetime.datetime,
     limits: KeyLimits = NO_LIMITS,
 ) -> IssuedKey:
-    """Create an API key that may do at most what its maker may. Raises InvalidValue, PermissionDenied."""
+    """Create an API key that may do at most what its maker may.
+
+    Raises InvalidValue, PermissionDenied, and InvalidState above MAX_KEYS.
+    """
     _require_scopes(organization, frozenset(scopes), by)
     if expires_at is not None and expires_at <= now:
         raise InvalidValue("This key would expire immediately. Choose a later date.", param="expires_at")
+    active = ApiKey.objects.for_organization(organization).usable(now=now).filter(kind=KeyKind.SECRET)
+    if active.count() >= MAX_KEYS:
+        raise InvalidState(f"An organization has at most {MAX_KEYS:,} active keys. Revoke one that is not needed.")
     issued = _issue(
         api_keys.new_secret(api_keys.LIVE_PREFIX), organization=organization, kind=KeyKind.SECRET,
         name=_clean_name(name), scopes=sorted(scopes), created_by=by, created_at=now, expires_at=expires_at,
@@ -298,15 +306,21 @@ def issue_member_token(
     *,
     membership: Membership,
     now: datetime.datetime,
-    name: str = "Playground",
+    name: str = browser_tokens.NAME,
     lifetime: datetime.timedelta = MEMBER_TOKEN_LIFETIME,
 ) -> IssuedKey:
-    """Create a key, valid for minutes, that acts for a member: inference only. Raises PermissionDenied.
+    """Create a key, valid for minutes, that acts for a member: inference only.
+
+    Raises PermissionDenied, and RateLimited above MAX_MEMBER_TOKENS that are valid at once.
 
     Not audited one by one: it grants nothing beyond the session, and its use is metered.
     """
     scopes = frozenset({Permission.INFERENCE.value})
     _require_role(membership, scopes)
+    tokens = ApiKey.objects.for_organization(membership.organization_id).usable(now=now)
+    if tokens.filter(kind=KeyKind.MEMBER, created_by=membership.user_id).count() >= MAX_MEMBER_TOKENS:
+        text = "You opened the playground too often in the last minutes. Wait a few minutes."
+        raise RateLimited(text, retry_after_seconds=60)
     return _issue(
         api_keys.new_secret(api_keys.WEB_PREFIX), organization_id=membership.organization_id, kind=KeyKind.MEMBER,
         name=name, scopes=sorted(scopes), created_by_id=membership.user_id, created_at=now, expires_at=now + lifetime,

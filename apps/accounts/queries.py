@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,6 +148,11 @@ def list_keys(*, organization: Organization) -> QuerySet[ApiKey]:
     """Return the API keys, newest first, including revoked ones but not members' browser tokens."""
     rows = ApiKey.objects.for_organization(organization).filter(kind=KeyKind.SECRET)
     return rows.select_related("created_by").order_by("-created_at", "-id")
+
+
+def names_of_keys(*, organization: Organization, ids: Collection[str]) -> dict[str, str]:
+    """Return the names of these API keys. An organization may have revoked any number of others."""
+    return dict(list_keys(organization=organization).filter(pk__in=ids).values_list("pk", "name"))
 
 
 def get_key(*, organization: Organization, id: str) -> ApiKey:

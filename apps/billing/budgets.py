@@ -30,11 +30,14 @@ from apps.billing.models import (
 from apps.core import audit
 from apps.core.audit import require_transaction
 from apps.core.database.clock import db_now
-from apps.core.errors import InvalidValue, QuotaExceeded
+from apps.core.errors import InvalidState, InvalidValue, QuotaExceeded
 from apps.core.messages import outbox
 from apps.core.money import dollars
 
 DEFAULT_THRESHOLDS = (50, 80, 100)
+MAX_BUDGETS = 100  # of an organization: one statement sums up what is held under each
+MAX_THRESHOLDS = 10  # each is a mail a month to every manager
+MAX_LABELS = 16  # of a key
 
 
 class BudgetExceeded(QuotaExceeded):
@@ -129,10 +132,11 @@ def list_budgets(*, organization: Organization | str) -> QuerySet[Budget]:
 
 
 def list_key_labels(*, organization: Organization | str) -> list[tuple[str, str]]:
-    """Return each labelled key with its labels joined into one text."""
-    rows = KeyLabel.objects.for_organization(organization).order_by("key_id", "name")
+    """Return each labelled key that is not revoked with its labels joined into one text."""
+    keys = ApiKey.objects.for_organization(organization).filter(revoked_at=None)
+    rows = KeyLabel.objects.for_organization(organization).filter(key_id__in=keys.values("pk"))
     texts: dict[str, list[str]] = {}
-    for row in rows:
+    for row in rows.order_by("key_id", "name"):
         texts.setdefault(row.key_id, []).append(f"{row.name}={row.value}")
     return [(key_id, ", ".join(pairs)) for key_id, pairs in texts.items()]
 
@@ -277,7 +281,7 @@ def set_budget(
 ) -> Budget:
     """Set the monthly limit of a scope, replacing its previous limit. Spending earlier in the month counts.
 
-    Raises InvalidValue naming the field.
+    Raises InvalidValue naming the field, and InvalidState above MAX_BUDGETS.
     """
     organization_id = key_of(organization)
     _check(organization_id, scope, target, limit_nano, mode, thresholds)
@@ -285,6 +289,8 @@ def set_budget(
     budget = _active(organization_id).filter(scope=scope, target=target).first()
     values = {"limit_nano": limit_nano, "mode": mode, "thresholds": sorted(set(thresholds))}
     if budget is None:
+        if _active(organization_id).count() >= MAX_BUDGETS:
+            raise InvalidState(f"An organization has at most {MAX_BUDGETS} budgets. End one first.")
         budget = Budget.objects.create(
             organization_id=organization_id, scope=scope, target=target, created_by=by, **values
         )
@@ -306,8 +312,9 @@ def _check(
         raise InvalidValue("The budget must be a positive amount.", param="limit_usd")
     if mode not in BudgetMode.values:
         raise InvalidValue(f"mode is one of {', '.join(BudgetMode.values)}.", param="mode")
-    if not all(1 <= threshold <= 1000 for threshold in thresholds):
-        raise InvalidValue("A threshold is a percentage from 1 to 1000.", param="thresholds")
+    if len(thresholds) > MAX_THRESHOLDS or not all(1 <= threshold <= 1000 for threshold in thresholds):
+        text = f"A threshold is a percentage from 1 to 1000, and a budget has at most {MAX_THRESHOLDS}."
+        raise InvalidValue(text, param="thresholds")
     keys = ApiKey.objects.filter(organization_id=organization_id)
     is_known = {
         BudgetScope.ORGANIZATION: target == "",
@@ -338,6 +345,8 @@ def end_budget(*, organization: Organization | str, budget_id: str, by: str, now
 def set_key_labels(*, organization: Organization | str, key_id: str, labels: Mapping[str, str], by: str) -> None:
     """Replace the labels to which a key's future requests are charged back. Raises InvalidValue for an unknown key."""
     organization_id = key_of(organization)
+    if len(labels) > MAX_LABELS:
+        raise InvalidValue(f"A key has at most {MAX_LABELS} labels.", param="labels")
     if not ApiKey.objects.filter(organization_id=organization_id, pk=key_id).exists():
         raise InvalidValue("There is no such key.", param="key")
     lock_wallet(organization=organization_id)

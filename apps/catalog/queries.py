@@ -1,6 +1,7 @@
 """Queries for base models and prices."""
 
 import datetime
+from collections.abc import Collection
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -85,6 +86,12 @@ def active_price(
     """Return the price of a SKU now: the organization's own, else the general one; return None if there is none."""
     rules = _in_force(now).filter(Q(organization=None) | Q(organization_id=key_of(organization)), sku=sku)
     return rules.order_by(F("organization").asc(nulls_last=True)).first()
+
+
+def active_prices(*, skus: Collection[str], organization: Organization | str) -> dict[str, PriceRule]:
+    """Return the price of each of these SKUs now, as `active_price` does. A SKU without a price is left out."""
+    rules = _in_force(None).filter(Q(organization=None) | Q(organization_id=key_of(organization)), sku__in=skus)
+    return {rule.sku: rule for rule in rules.order_by(F("organization").asc(nulls_first=True))}
 
 
 def list_active_prices(

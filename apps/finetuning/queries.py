@@ -1,6 +1,6 @@
 """Queries of jobs and their events, checkpoints, runs and pools."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from django.db.models import Q, QuerySet
 
@@ -23,9 +23,9 @@ _WITH = (
 )
 
 
-def get_job(*, organization: Organization | str, id: str) -> FineTuningJob:
-    """Return the organization's job. Raises NotFound, the same for unknown and foreign ids."""
-    job = FineTuningJob.objects.for_organization(organization).select_related(*_WITH).filter(pk=id).first()
+def get_job(*, organization: Organization | str, id: str, related: Sequence[str] = _WITH) -> FineTuningJob:
+    """Return the organization's job with `related` rows. Raises NotFound, the same for unknown and foreign ids."""
+    job = FineTuningJob.objects.for_organization(organization).select_related(*related).filter(pk=id).first()
     if job is None:
         raise NotFound(
             f"No fine-tuning job has the id {id[:64]!r}.", param="fine_tuning_job_id", code="fine_tuning_job_not_found"

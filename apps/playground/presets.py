@@ -6,8 +6,9 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 
 from apps.accounts.models import Membership
+from apps.accounts.roles import Permission, has_permission
 from apps.core.database.locks import lock
-from apps.core.errors import InvalidState, InvalidValue, NotFound
+from apps.core.errors import InvalidState, InvalidValue, NotFound, PermissionDenied
 from apps.playground.conversations import require_storable
 from apps.playground.models import Preset
 from apps.playground.transcripts import PlaySettings
@@ -35,7 +36,7 @@ def save_preset(
 ) -> Preset:
     """Store the settings under the name, in place of an equally shared preset that has it.
 
-    Raises InvalidValue, InvalidState, TooLongToKeep.
+    Raises InvalidValue, InvalidState, TooLongToKeep, and PermissionDenied if that preset is another member's.
     """
     require_storable(settings)
     if not 1 <= len(name) <= 60 or not name.isprintable():
@@ -47,12 +48,24 @@ def save_preset(
     if preset is None and rows.count() >= MAX_PRESETS:
         whose = "Your organization shares" if is_shared else "You have"
         raise InvalidState(f"{whose} {MAX_PRESETS} presets, and no more are kept. Delete one first.", param="name")
-    preset = preset or Preset(organization_id=membership.organization_id, membership=owner, name=name)
-    preset.settings, preset.created_by, preset.updated_at = settings, membership.user_id, now
+    if preset is None:
+        author = membership.user_id
+        preset = Preset(organization_id=membership.organization_id, membership=owner, name=name, created_by=author)
+    elif not may_change(preset, by=membership):
+        raise PermissionDenied("Another member shares a preset of this name. Choose another name.", param="name")
+    preset.settings, preset.updated_at = settings, now
     preset.save()
     return preset
 
 
 def delete_preset(*, membership: Membership, id: str) -> None:
-    """Delete one of the member's presets or a shared one. Raises NotFound."""
-    get_preset(membership=membership, id=id).delete()
+    """Delete one of the member's presets, or a shared one that they may change. Raises NotFound, PermissionDenied."""
+    preset = get_preset(membership=membership, id=id)
+    if not may_change(preset, by=membership):
+        raise PermissionDenied("Only the member who shared a preset, an admin or an owner can delete it.")
+    preset.delete()
+
+
+def may_change(preset: Preset, *, by: Membership) -> bool:
+    """Return whether the member may replace or delete a preset: their own ones, and as admin or owner shared ones."""
+    return preset.created_by == by.user_id or has_permission(by.role, Permission.MEMBER_MANAGE)

@@ -119,7 +119,7 @@ STATEMENTS: dict[str, int] = {
     "web:job_new dataset": 15,
     "web:job_new method": 29,
     "web:job_new model": 16,
-    "web:job_new review": 33,
+    "web:job_new review": 25,
     "web:job_stream": 8,
     "web:job_tensorboard": 9,
     "web:key_export": 9,

@@ -1,8 +1,11 @@
-"""Expired tokens of members' browsers. Each visit to the playground creates one."""
+"""Tokens of members' browsers. Each visit to the playground creates one; they end with the sessions of their member."""
 
 import datetime
 
-from apps.accounts.models import ApiKey, KeyKind
+from apps.accounts.models import ApiKey, KeyKind, User
+from apps.core.database.tenancy import system
+
+NAME = "Playground"
 
 # Much longer than the gateway caches keys, so that a late request still gets the answer that its token expired.
 TOKEN_RETENTION = datetime.timedelta(days=1)
@@ -13,3 +16,10 @@ def sweep_expired_tokens(*, now: datetime.datetime) -> int:
     expired = ApiKey.objects.filter(kind=KeyKind.MEMBER, expires_at__lt=now - TOKEN_RETENTION)
     deleted: int = expired.delete()[0]
     return deleted
+
+
+def revoke_browser_tokens(*, user: User, now: datetime.datetime) -> None:
+    """Revoke the tokens of a person's browsers, in all organizations. A browser that is signed in gets a new one."""
+    with system():
+        tokens = ApiKey.objects.filter(created_by=user, kind=KeyKind.MEMBER, name=NAME, revoked_at=None)
+        tokens.filter(expires_at__gt=now).update(revoked_at=now, revoked_by=user)

@@ -2,20 +2,25 @@
 
 import datetime
 import time
+from importlib import import_module
+from types import SimpleNamespace
+from typing import cast
 
 from allauth.account.authentication import get_authentication_records
 from allauth.core.exceptions import ReauthenticationRequired
 from allauth.usersessions.models import UserSession
 from django.conf import settings
 from django.contrib import messages
-from django.contrib.auth import HASH_SESSION_KEY, logout
+from django.contrib.auth import HASH_SESSION_KEY, get_user, logout
 from django.contrib.auth.views import redirect_to_login
+from django.contrib.sessions.backends.base import SessionBase
 from django.contrib.sessions.models import Session
 from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.deprecation import MiddlewareMixin
 
+from apps.accounts.login.browser_tokens import revoke_browser_tokens
 from apps.accounts.login.person_audit import record_for_person
 from apps.accounts.models import User
 from apps.core.database.clock import db_now
@@ -29,6 +34,14 @@ _LAST_SEEN_EVERY_SECONDS = 600
 def note_sign_in(*, request: HttpRequest, **_: object) -> None:
     """Store when this session began; receiver of Django's `user_logged_in`."""
     request.session[_SIGNED_IN_AT] = request.session[_LAST_SEEN_AT] = time.time()
+
+
+def find_session(session_key: str) -> tuple[SessionBase, User] | None:
+    """Return a session and the person who is signed in to it; None if it has ended."""
+    session = import_module(settings.SESSION_ENGINE).SessionStore(session_key)
+    # get_user reads only the session of the request.
+    user = get_user(cast(HttpRequest, SimpleNamespace(session=session)))
+    return (session, user) if isinstance(user, User) else None
 
 
 def list_sessions(*, user: User) -> list[UserSession]:
@@ -48,6 +61,7 @@ def end_sessions(*, user: User, but: str, session_id: int | None = None) -> int:
         rows = rows.filter(pk=session_id)
     ended = _end(rows)
     if ended:
+        revoke_browser_tokens(user=user, now=db_now())
         record_for_person(user=user, action="person.sessions_ended", sessions=ended)
     return ended
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 from django.conf import settings
 from django.contrib import messages
+from django.contrib.sessions.backends.base import SessionBase
 from django.core.exceptions import PermissionDenied as PageForbidden
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.deprecation import MiddlewareMixin
 
-from apps.accounts.models import Organization
+from apps.accounts.models import Organization, User
 from apps.core import audit
 from apps.core.database.tenancy import system
 
@@ -36,6 +37,16 @@ class Viewing:
 def viewing_of(request: HttpRequest) -> Viewing | None:
     """Return the organization that the operator of this request views; None for everyone else."""
     return getattr(request, "viewing", None)
+
+
+def find_viewing(*, session: SessionBase, user: object) -> Viewing | None:
+    """Return what an operator views in a session; None if the viewing has ended, or another person began it."""
+    kept = session.get(_SESSION)
+    if kept is None or time.time() >= kept["ends_at"]:
+        return None
+    if not isinstance(user, User) or not user.is_operator or kept["operator"] != user.pk:
+        return None
+    return Viewing(kept["organization"], datetime.datetime.fromtimestamp(kept["ends_at"], datetime.UTC))
 
 
 def start_viewing(*, request: HttpRequest, organization: Organization) -> None:
@@ -67,22 +78,21 @@ class LimitViewing(MiddlewareMixin):
     """Ends a viewing in time, refuses what is more than reading, and audits every request."""
 
     def process_request(self, request: HttpRequest) -> None:
-        if settings.SESSION_COOKIE_NAME not in request.COOKIES or (kept := request.session.get(_SESSION)) is None:
+        if settings.SESSION_COOKIE_NAME not in request.COOKIES or _SESSION not in request.session:
             return
         is_read, is_always_open = request.method in _READS, request.path_info in map(reverse, _ALWAYS_OPEN)
-        is_theirs = getattr(request.user, "is_operator", False) and kept["operator"] == request.user.pk
-        if not is_theirs or time.time() >= kept["ends_at"]:
+        viewing = find_viewing(session=request.session, user=request.user)
+        if viewing is None:
             del request.session[_SESSION]
             if not (is_read or is_always_open):  # it was meant for the page of the viewed organization
                 raise PageForbidden("You no longer view the organization. Go back and reload the page.")
             messages.info(request, "Viewing has ended.")
             return
-        ends_at = datetime.datetime.fromtimestamp(kept["ends_at"], datetime.UTC)
-        request.viewing = Viewing(kept["organization"], ends_at)  # type: ignore[attr-defined]
+        request.viewing = viewing  # type: ignore[attr-defined]
         if is_always_open:
             return
         action = "organization.viewed" if is_read else "organization.view_refused"
-        _record(request, kept["organization"], action, method=request.method, path=request.path)
+        _record(request, viewing.organization_id, action, method=request.method, path=request.path)
         if not is_read:
             raise PageForbidden("You are viewing an organization and cannot change anything. Stop viewing first.")
 

@@ -362,6 +362,8 @@ API_OPERATIONS = ["apps.interfaces.api.schema.operations", "apps.interfaces.gate
 # Limits of an organization that never had credit, paid or granted by an operator. The others have the defaults of
 # apps.finetuning.models.Quota. Anyone can create such an organization, so its limits allow trying things out only.
 UNPAID_LIMITS = {"storage_bytes": 500_000_000, "queued_jobs": 3, "concurrent_gpus": 1}
+# Estimates share what they read about pools for this long. What a job is admitted by is read anew.
+ESTIMATE_FACTS_SECONDS = 1.0
 # The function that returns the bytes an organization may still store. Intake calls it; it lives in the app that stores
 # models as well as files.
 STORAGE_LEFT = "apps.finetuning.usage.storage.left_bytes"

@@ -14,3 +14,4 @@ CELERY_TASK_ALWAYS_EAGER = False
 REPLICA_ADDRESSES = AddressRules.read(["unix:///", "127.0.0.0/8"])
 # Each process has its own cache: clearing one in Redis would empty that Redis, with the queues of all other processes.
 CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+ESTIMATE_FACTS_SECONDS = 0.0

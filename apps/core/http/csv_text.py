@@ -22,7 +22,10 @@ def csv_chunks(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Itera
 
 
 def _harmless(cell: object) -> object:
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA_STARTS) else cell
+    if cell is None or isinstance(cell, int | float):
+        return cell
+    text = str(cell)
+    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
 
 
 def _taken(buffer: io.StringIO) -> bytes:

@@ -27,12 +27,14 @@ from apps.core.objects.store import StoredObject, bounded, object_key, store
 from apps.datasets.intake.lanes import lane_of
 from apps.datasets.lifecycle import VERSION_TRANSITIONS, DatasetVersionStatus
 from apps.datasets.models import Dataset, DatasetVersion
+from apps.datasets.queries import list_versions
 from apps.datasets.validation.formats import Mapping
 from apps.datasets.validation.layout import FileLayout
 from apps.datasets.validation.repair import COPY, FIT, RepairMode
 
 PURPOSES = ("fine-tune", "evals")
 MAX_FILE_BYTES = 512 * 1024 * 1024  # OpenAI's own limit for a file in one request
+MAX_FILES = 10_000  # of an organization: what a file takes in the database does not count as its bytes
 MIN_EXPIRY_SECONDS, MAX_EXPIRY_SECONDS = 3600, 2_592_000
 _FILENAME_LIMIT, _NAME_LIMIT = 255, 120
 _EXTENSIONS = re.compile(r"\.(jsonl?|ndjson|csv|tsv|parquet|txt|text|md)?(\.gz)?$", re.IGNORECASE)
@@ -203,7 +205,10 @@ def _dataset(version: DatasetVersion, name: str) -> Dataset:
 
 
 def _save_next(version: DatasetVersion, action: str, **details: object) -> DatasetVersion:
-    """Number the version, save it and request its validation. The caller has serialized uploads."""
+    """Number the version, save it and request its validation. The caller has serialized uploads. Raises StorageFull."""
+    if list_versions(organization=version.organization_id).count() >= MAX_FILES:
+        text = f"Your organization keeps {MAX_FILES:,} files, the most allowed: delete files you no longer need."
+        raise StorageFull(text, param="file")
     version.number = (version.dataset.versions.aggregate(last=Max("number"))["last"] or 0) + 1
     version.save(force_insert=True)
     _ask_for_validation(version)

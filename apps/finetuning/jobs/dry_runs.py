@@ -3,6 +3,7 @@
 import datetime
 from dataclasses import dataclass, replace
 
+from django.conf import settings
 from django.db import transaction
 
 from apps.accounts.models import Organization
@@ -64,7 +65,14 @@ def rehearse_job(
         validation = get_version(organization=organization, id=request.validation_file, param="validation_file")
         require_ready(validation, "validation_file")
     recipe = choose_recipe(beginning, request, training_file=version, validation_file=validation).hyperparameters
-    quotes = get_quotes(base_model=beginning.base_model, version=version, recipe=recipe, now=now, validation=validation)
+    quotes = get_quotes(
+        base_model=beginning.base_model,
+        version=version,
+        recipe=recipe,
+        now=now,
+        validation=validation,
+        max_age_seconds=settings.ESTIMATE_FACTS_SECONDS,
+    )
     compared = find_or_compare(version=version, other=validation) if validation else None
     job, refusal = _create_and_undo(organization, request, by, now)
     return Rehearsal(

@@ -161,8 +161,8 @@ def _facts(state: PoolState, base_model: BaseModel) -> PoolFacts:
     return PoolFacts(
         gpu=gpu_of(state.pool),
         probe=probe_row(state.probe, report) if state.probe and report else None,
-        price_nano=price.price_nano if price else None,
-        price_per_seconds=price.per // 1000 if price else 3600,
+        price_nano=price.price_nano * 1000 if price else None,  # a rule's price is for `per` milliseconds
+        price_per_seconds=price.per if price else 3600,
         live_workers=state.live_workers,
         seconds_ahead=state.seconds_ahead,
         startup_seconds=startup_seconds,

@@ -7,7 +7,7 @@ import msgspec
 from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel, PriceRule
 from apps.catalog.pricing import GB_MONTH_BYTE_HOURS, STORAGE_SKU
-from apps.catalog.queries import active_price, inference_sku
+from apps.catalog.queries import active_price, active_prices, inference_sku
 from apps.contracts.runs import Hyperparameters, Method
 from apps.core.errors import InvalidValue
 from apps.core.money import rated
@@ -55,7 +55,9 @@ def deliver(
     *, organization: Organization | str, base_model: BaseModel, recipe: Hyperparameters, exports: Sequence[str] = ()
 ) -> Delivery:
     """Return the result of a job with this recipe, at the organization's prices."""
-    storage = active_price(sku=STORAGE_SKU, organization=organization)
+    skus = {direction: inference_sku(base_model, direction=direction) for direction in ("input", "output")}
+    prices = active_prices(skus=[STORAGE_SKU, *skus.values()], organization=organization)
+    storage = prices.get(STORAGE_SKU)
     is_adapter = recipe.method is not Method.FULL
     is_served = kind_of(base_model=base_model, recipe=recipe).delivered_as == "adapter"
     may_be_served = not is_served and _may_serve_whole_models()
@@ -71,8 +73,8 @@ def deliver(
         may_be_served=may_be_served,
         reason=_reason(recipe, is_served=is_served, may_be_served=may_be_served),
         files=tuple(files),
-        input_nano_per_million=_per_million(base_model, "input", organization) if has_price else None,
-        output_nano_per_million=_per_million(base_model, "output", organization) if has_price else None,
+        input_nano_per_million=_per_million(prices.get(skus["input"])) if has_price else None,
+        output_nano_per_million=_per_million(prices.get(skus["output"])) if has_price else None,
     )
 
 
@@ -93,7 +95,9 @@ def whole_model_prices(
     """Return nano-USD per million input and output tokens of a whole model; None if no pool serves whole models."""
     if not _may_serve_whole_models():
         return None
-    return _per_million(base_model, "input", organization), _per_million(base_model, "output", organization)
+    into, out = (inference_sku(base_model, direction=direction) for direction in ("input", "output"))
+    prices = active_prices(skus=[into, out], organization=organization)
+    return _per_million(prices.get(into)), _per_million(prices.get(out))
 
 
 def why_no_gguf() -> str:
@@ -156,6 +160,5 @@ def _bytes(base_model: BaseModel, recipe: Hyperparameters | None) -> int | None:
     return _BYTES_A_WEIGHT * lora_parameter_count(architecture, rank=recipe.lora_rank, target_modules=modules)
 
 
-def _per_million(base_model: BaseModel, direction: str, organization: Organization | str) -> int | None:
-    rule = active_price(sku=inference_sku(base_model, direction=direction), organization=organization)
+def _per_million(rule: PriceRule | None) -> int | None:
     return None if rule is None else rule.price_nano * 1_000_000 // rule.per

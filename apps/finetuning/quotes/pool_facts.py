@@ -4,9 +4,11 @@ A quote of thirty pools makes a few queries in total, not a few for each pool.
 """
 
 import datetime
+import math
+import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgspec
@@ -106,18 +108,34 @@ class OpenPools:
 def find_open_pools(
     *,
     base_model: BaseModel,
-    methods: Iterable[str],
+    methods: Collection[str],
     now: datetime.datetime,
     organization: Organization | str | None = None,
+    max_age_seconds: float = 0.0,
 ) -> OpenPools:
-    """Return the facts about the open pools for jobs on this model by these methods, at the organization's prices."""
-    pools = GpuPool.objects.filter(is_open=True).select_related("gpu_type", "calibration").order_by("name")
+    """Return the facts about the open pools for jobs on this model by these methods, at the organization's prices.
+
+    All but the prices are the same for every tenant, and may have been read up to `max_age_seconds` ago.
+    """
+    key, moment = (base_model.pk, frozenset(methods)), time.monotonic()
+    read_at, shared = _recent.get(key, (-math.inf, None))
+    if shared is None or moment - read_at >= max_age_seconds:
+        shared = _read_open_pools(base_model, methods, now)
+        _recent[key] = moment, shared
     prices = list_active_prices(prefix="training:", organization=organization)
+    return replace(shared, prices={rule.sku: rule for rule in prices})
+
+
+_recent: dict[tuple[str, frozenset[str]], tuple[float, OpenPools]] = {}  # by base model and methods: a few hundred
+
+
+def _read_open_pools(base_model: BaseModel, methods: Collection[str], now: datetime.datetime) -> OpenPools:
+    pools = GpuPool.objects.filter(is_open=True).select_related("gpu_type", "calibration").order_by("name")
     ahead, queues, leased = _work_ahead(Q(pool__is_open=True))
     workers = _live_workers(now, leased)
     return OpenPools(
         pools=tuple(pools),
-        prices={rule.sku: rule for rule in prices},
+        prices={},
         workers=workers,
         fetched=_with_weights(base_model, [worker.id for each in workers.values() for worker in each]),
         probes=_newest_probes(base_model, methods),

@@ -31,15 +31,20 @@ def get_quotes(
     recipe: Hyperparameters,
     now: datetime.datetime,
     validation: DatasetVersion | None = None,
+    count: TokenCount | None = None,
+    max_age_seconds: float = 0.0,
 ) -> list[PoolQuote]:
     """Return a quote for each open pool; count the file's tokens first if they are not counted.
 
-    Raises the errors of count_files.
+    `count` is the file's stored count by this model, if the caller has it. `max_age_seconds` is that of the facts
+    about pools. Raises the errors of count_files.
     """
     counting = counting_model(base_model)
-    count = find_token_count(version=version, base_model=counting)
+    count = count or find_token_count(version=version, base_model=counting)
     counted = count_files(version=version, count=count, validation=validation, counting=counting)
-    return quote_counted(base_model=base_model, counted=counted, recipes=[recipe], now=now)[0]
+    return quote_counted(
+        base_model=base_model, counted=counted, recipes=[recipe], now=now, max_age_seconds=max_age_seconds
+    )[0]
 
 
 def quote_counted(
@@ -49,8 +54,9 @@ def quote_counted(
     recipes: Sequence[Hyperparameters],
     now: datetime.datetime,
     with_ways: bool = True,
+    max_age_seconds: float = 0.0,
 ) -> list[list[PoolQuote]]:
-    """Return the quotes of several recipes on the current pools.
+    """Return the quotes of several recipes on the pools, whose facts may be `max_age_seconds` old.
 
     By default, each quote that does not fit includes the changes that make it fit.
     """
@@ -59,6 +65,7 @@ def quote_counted(
         methods={recipe.method for recipe in recipes},
         now=now,
         organization=counted.version.organization_id,
+        max_age_seconds=max_age_seconds,
     )
     return [
         quote_pools(

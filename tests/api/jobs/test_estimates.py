@@ -14,6 +14,7 @@ from apps.core.models import OutboxMessage
 from apps.core.money import usd_decimal, usd_to_nano
 from apps.datasets.models import TokenCount
 from apps.finetuning.models import FineTuningJob, GpuPool, JobEvent, Run, ThroughputProbe
+from apps.finetuning.quotes import pool_facts
 from apps.interfaces.api.native import estimates
 from tests.factories.accounts import make_key
 from tests.factories.catalog import make_listed_model
@@ -43,6 +44,22 @@ def post(api_client, key):
 
 def in_hours(hours: float) -> str:
     return (db_now() + datetime.timedelta(hours=hours)).isoformat()
+
+
+def test_facts_about_pools_are_shared_for_a_moment_and_prices_are_not(post, ask, floor, settings, monkeypatch) -> None:
+    settings.ESTIMATE_FACTS_SECONDS = 60
+    monkeypatch.setattr(pool_facts, "_recent", {})
+    before = post(URL, ask)["pools"][0]
+    GpuPool.objects.update(region="elsewhere")
+    sku = f"training:{floor.pool.name}"
+    set_price(sku=sku, unit="gpu_ms", price_nano=5, per=1, by="system", now=db_now())
+
+    after = post(URL, ask)["pools"][0]
+
+    assert after["region"] == before["region"] != "elsewhere"
+    assert after["price_usd_per_hour"] == "0.018" != before["price_usd_per_hour"]
+    settings.ESTIMATE_FACTS_SECONDS = 0
+    assert post(URL, ask)["pools"][0]["region"] == "elsewhere"
 
 
 # --- who may ask ----------------------------------------------------------------------------------------------------

@@ -1,12 +1,17 @@
 """The dashboard: pages that cost much, pages that do not exist, passwords, downloads that are not read."""
 
 import itertools
+import json
+from collections.abc import Callable
+from urllib.parse import quote_plus
 
 import aiohttp
 
 from tests.bench.neighbours.stage import Platform, Tenant
 from tests.bench.neighbours.traffic import FORM, STRANGER, Attack, Entrance, as_key, as_person, get, leaving, send
 
+_LISTS = ("jobs", "datasets", "adapters", "keys", "members")
+_QUESTION = {"role": "user", "content": "Where is my card?"}
 _WRONG_PASSWORD = b"login=nobody%40example.com&password=wrong-wrong"
 
 
@@ -20,13 +25,38 @@ def entrances(platform: Platform) -> dict[str, Entrance]:
     def against(attack: Attack, attacker: Tenant) -> Entrance:
         return Entrance(browse, attack, attacker)
 
-    def asking(path: str) -> Entrance:
-        attacker = platform.make_tenant()
+    def asking(*paths: str) -> Entrance:
+        attacker, turns = platform.make_tenant(), itertools.cycle(paths)
 
         async def ask(client: aiohttp.ClientSession, number: int) -> int:
-            return (await send(client, "GET", path, as_person(attacker)))[0]
+            return (await send(client, "GET", next(turns), as_person(attacker)))[0]
 
         return against(ask, attacker)
+
+    def posting(make: Callable[[Tenant, int], tuple[str, object]]) -> Entrance:
+        """Each path and body is made with a new number: a dictionary is sent as JSON, bytes as a form."""
+        attacker, numbers = platform.make_tenant(), itertools.count(1)
+
+        async def post(client: aiohttp.ClientSession, number: int) -> int:
+            path, body = make(attacker, next(numbers))
+            headers = as_person(attacker) | (FORM if isinstance(body, bytes) else {})
+            return (await send(client, "POST", path, headers, body))[0]
+
+        return Entrance(browse, post, attacker, forget=lambda: platform.forget_files(attacker.organization_id))
+
+    def first_job(attacker: Tenant, number: int) -> tuple[str, object]:
+        return "/first-job", f"once={number}&cap_nano=1000000000&model={platform.training_model}".encode()
+
+    def edited_row(attacker: Tenant, number: int) -> tuple[str, object]:
+        row = quote_plus(json.dumps({"messages": [_QUESTION, {"role": "assistant", "content": f"In {number} days."}]}))
+        return f"/datasets/{attacker.file_id}/row?line=1", f"newest={number}&row={row}".encode()
+
+    def kept_conversation(attacker: Tenant, number: int) -> tuple[str, object]:
+        turns = [_QUESTION, {"role": "assistant", "content": f"In {number} days. " * 3_000}]
+        return "/playground/conversations", {"settings": {"models": [platform.model]}, "columns": [turns]}
+
+    def credit_request(attacker: Tenant, number: int) -> tuple[str, object]:
+        return "/credit", f"amount_usd={number % 50 + 1}&note=bench".encode()
 
     async def guess(client: aiohttp.ClientSession, number: int) -> int:
         return (await send(client, "POST", "/accounts/login/", STRANGER | FORM, _WRONG_PASSWORD))[0]
@@ -37,6 +67,15 @@ def entrances(platform: Platform) -> dict[str, Entrance]:
     return {
         "pages beside heavy pages": asking("/jobs/new?step=compute"),
         "pages beside searches": asking("/search?q=bench"),
+        "pages beside searched lists": asking(*(f"/{name}?q=a+e+i+o+u+n&sort=oldest" for name in _LISTS)),
+        "pages beside exported lists": asking(*(f"/{name}/export" for name in _LISTS)),
+        "pages beside traffic": asking("/usage/traffic?days=90", "/usage/traffic/export?days=90"),
+        "pages beside help": asking("/help?q=train", "/help/reference"),
+        "pages beside playground history": asking("/playground/saved", "/playground"),
+        "pages beside kept conversations": posting(kept_conversation),
+        "pages beside edited rows": posting(edited_row),
+        "pages beside requests for credit": posting(credit_request),
+        "pages beside first jobs": posting(first_job),
         "pages beside unknown pages": asking("/no/such/page"),
         "pages beside unknown files": asking("/static/no-such-file"),
         "pages beside wrong passwords": against(guess, platform.make_tenant()),

@@ -121,7 +121,7 @@ async def test_usage_is_shipped_when_the_customer_leaves_while_it_is_written(tmp
     await recorder.open()
     weather.write_text("slow")
     waiting = asyncio.ensure_future(_written(_ticket(recorder)))
-    await asyncio.sleep(0.01)
+    await until(lambda: recorder._is_writing)
     waiting.cancel()
     with suppress(asyncio.CancelledError):
         await waiting

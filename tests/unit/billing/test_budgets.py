@@ -9,6 +9,7 @@ from django.core import mail
 
 from apps.accounts.models import Organization, User
 from apps.accounts.operations import IssuedKey
+from apps.billing import budgets
 from apps.billing.budgets import (
     Attribution,
     BudgetExceeded,
@@ -24,7 +25,7 @@ from apps.billing.operations import refund_source
 from apps.billing.spending import forecast_month, list_spending, sum_by
 from apps.billing.usage.slices import lease_slice
 from apps.core.database.clock import db_now
-from apps.core.errors import InvalidValue
+from apps.core.errors import InvalidState, InvalidValue
 from apps.core.models import OutboxMessage
 from tests.factories import money
 from tests.factories.accounts import make_organization, make_user
@@ -172,6 +173,24 @@ def test_a_keys_labels_and_maker_are_whom_its_requests_are_charged_to(rich, key:
 
     assert whose == Attribution(key.key.pk, alice.pk, {"team": "ads"})
     assert KeyLabel.objects.count() == 1
+
+
+def test_budgets_their_thresholds_and_the_labels_of_a_key_are_limited(rich, key: IssuedKey, monkeypatch):
+    monkeypatch.setattr(budgets, "MAX_BUDGETS", 2)
+    for team in ("a", "b"):
+        budget(rich, 10, scope="label", target=f"team={team}")
+    budget(rich, 20, scope="label", target="team=b")
+
+    with pytest.raises(InvalidState, match="at most 2 budgets"):
+        budget(rich, 10, scope="label", target="team=c")
+    with pytest.raises(InvalidValue, match="at most 10"):
+        set_budget(
+            organization=rich, scope="label", target="team=a", limit_nano=1, mode="alert", by="user_1", now=db_now(),
+            thresholds=tuple(range(1, 12)),
+        )  # fmt: skip
+    with pytest.raises(InvalidValue, match="at most 16 labels"):
+        labels = {f"name{number}": "x" for number in range(17)}
+        set_key_labels(organization=rich, key_id=key.key.pk, labels=labels, by="user_1")
 
 
 @pytest.mark.django_db(transaction=True)

@@ -163,6 +163,26 @@ def test_turns_are_remembered_from_one_delivery_to_the_next() -> None:
     assert delivered_keys() == ["a1", "b1"]
 
 
+def test_a_turn_of_long_ago_is_forgotten_and_a_recent_one_counts() -> None:
+    publish("a", organization="org_a")
+    publish("b", organization="org_b")
+    outbox.deliver_due()
+    publish("a again", organization="org_a")
+    publish("b again", organization="org_b")
+    long_ago, recently = (db_now() - outbox._TURNS_KEPT + datetime.timedelta(minutes=by) for by in (-1, 1))
+
+    OutboxMessage.objects.filter(key="a").update(taken_at=recently)
+    OutboxMessage.objects.filter(key="b").update(taken_at=db_now())
+    first = outbox._in_turn("control", 1)
+    OutboxMessage.objects.filter(key="b").update(taken_at=long_ago)
+    after = outbox._in_turn("control", 1)
+
+    keys = dict(OutboxMessage.objects.values_list("pk", "key"))
+    assert [keys[pk] for pk in first + after] == ["a again", "b again"]
+    OutboxMessage.objects.filter(key="a").update(taken_at=long_ago - datetime.timedelta(hours=1))
+    assert outbox._in_turn("control", 1) == first, "both are forgotten, so the older message is next"
+
+
 def test_a_lane_is_delivered_by_its_own_worker_alone() -> None:
     publish("mail", "slow")
     publish("work")

@@ -8,6 +8,7 @@ from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue
 from apps.core.models import AuditEntry
 from apps.core.objects.store import read_object
+from apps.datasets.intake import versions
 from apps.datasets.intake.edits import NewerVersion, RowMissing, edit_row, read_editable_row, restore_version
 from apps.datasets.intake.versions import StorageFull
 from apps.datasets.models import DatasetVersion
@@ -151,6 +152,15 @@ def test_an_edit_needs_storage(organization, olga) -> None:
 
     with pytest.raises(StorageFull):
         edited(version, 1, json.dumps(chat_row("new")))
+
+
+def test_the_files_of_an_organization_are_limited(organization, monkeypatch) -> None:
+    version = make_ready_version(organization, jsonl(12))
+    monkeypatch.setattr(versions, "MAX_FILES", 2)
+    edited(version, 1, json.dumps(chat_row("new")))
+
+    with pytest.raises(StorageFull, match="keeps 2 files, the most allowed"):
+        restore_version(version=version, by="user_1", now=db_now())
 
 
 def test_an_earlier_version_is_restored_as_the_newest(organization) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
@@ -11,7 +12,6 @@ from apps.accounts.models import Membership, Organization, User
 from apps.contracts import runs as wire
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import tenant
-from apps.interfaces.web.edge import callers
 from apps.interfaces.web.shell import live
 from apps.interfaces.web.shell.live import Watcher, follow_job
 from tests.support.attempts import step
@@ -26,7 +26,7 @@ def test_the_stream_of_a_foreign_job_is_not_found(floor, client_for, charlie, ri
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_watcher_who_comes_back_gets_exactly_what_it_missed(floor, organization, alice, claim):
+def test_a_watcher_who_comes_back_gets_exactly_what_it_missed(floor, organization, alice, claim, client_for):
     job = floor.job()
     attempt = claim()
     attempt.start()
@@ -36,8 +36,9 @@ def test_a_watcher_who_comes_back_gets_exactly_what_it_missed(floor, organizatio
     with tenant(organization=organization):
         sequences = list(job.events.order_by("sequence").values_list("sequence", flat=True))
 
+    watcher = Watcher(alice, client_for(alice).session.session_key, organization.pk)
+
     async def watch(after: int) -> list[str]:
-        watcher = Watcher(alice, "a-session", organization.pk)
         stream = follow_job(watcher=watcher, job_id=job.pk, after=after)
         return [frame.decode() async for frame in stream]
 
@@ -49,7 +50,7 @@ def test_a_watcher_who_comes_back_gets_exactly_what_it_missed(floor, organizatio
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_watcher_sees_progress_money_and_time_move(floor, organization, alice, claim):
+def test_a_watcher_sees_progress_money_and_time_move(floor, organization, alice, claim, client_for):
     job = floor.job()
     attempt = claim()
     attempt.start()
@@ -57,8 +58,10 @@ def test_a_watcher_sees_progress_money_and_time_move(floor, organization, alice,
         fields = step(number, 3.0) | {"tokens_per_second": speed, "training_seconds": 20.0 * number}
         attempt.report(wire.StepCompleted, **fields)
 
+    watcher = Watcher(alice, client_for(alice).session.session_key, organization.pk)
+
     async def read() -> list[str]:
-        stream = follow_job(watcher=Watcher(alice, "a-session", organization.pk), job_id=job.pk, after=0)
+        stream = follow_job(watcher=watcher, job_id=job.pk, after=0)
         return [(await anext(stream)).decode() for _ in range(job_events + 1)]
 
     with tenant(organization=organization):
@@ -72,14 +75,17 @@ def test_a_watcher_sees_progress_money_and_time_move(floor, organization, alice,
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("ending", ["removed", "suspended", "signed out"])
-def test_a_watcher_who_may_watch_no_longer_is_left_out(floor, organization, bob, client_for, monkeypatch, ending):
-    """Asked again once a minute, here at once."""
+@pytest.mark.parametrize("ending", ["removed", "suspended", "signed out", "viewing stopped", "viewing too long"])
+def test_a_watcher_who_may_watch_no_longer_is_left_out(floor, organization, bob, olga, client_for, monkeypatch, ending):
+    """Asked again every few seconds, here at once, and with no help of what was found a moment ago."""
     monkeypatch.setattr(live, "ASK_AGAIN_SECONDS", -1.0)
     monkeypatch.setattr(live, "LOOK_ANYWAY_SECONDS", 0.01)
-    monkeypatch.setattr(callers, "_KEPT_SECONDS", 0.0)
-    job, browser = floor.job(), client_for(bob)
-    watcher = Watcher(bob, browser.session.session_key, organization.pk)
+    person = olga if ending.startswith("viewing") else bob
+    job, browser = floor.job(), client_for(person)
+    if person is olga:
+        browser.post(f"/staff/organizations/{organization.pk}/view")
+    assert browser.get(f"/jobs/{job.pk}").status_code == 200
+    watcher = Watcher(person, browser.session.session_key, organization.pk)
 
     def end() -> None:
         match ending:
@@ -87,6 +93,12 @@ def test_a_watcher_who_may_watch_no_longer_is_left_out(floor, organization, bob,
                 Membership.objects.filter(user=bob).delete()
             case "suspended":
                 Organization.objects.filter(pk=organization.pk).update(suspended_at=db_now())
+            case "viewing stopped":
+                browser.post("/staff/viewing/stop")
+            case "viewing too long":
+                session = browser.session
+                session["viewing"] |= {"ends_at": time.time() - 1}
+                session.save()
             case _:
                 browser.session.flush()
         connection.close()  # of the thread that it runs in

@@ -10,6 +10,7 @@ from django.contrib.sessions.models import Session
 from django.test import Client
 
 from apps.accounts.login import sessions
+from apps.accounts.queries import find_key
 from apps.core.database.clock import db_now
 from apps.core.models import AuditEntry
 from apps.interfaces.web.account.sessions import describe_device, shorten_address
@@ -54,6 +55,19 @@ def test_one_session_or_all_others_are_ended(sign_in, bob):
 
     assert [each.get("/account").status_code for each in (here, tablet, of_bob)] == [200, 302, 200]
     assert AuditEntry.objects.filter(action="person.sessions_ended", organization=None).count() == 2
+
+
+def test_the_tokens_of_a_browser_end_with_its_session_and_with_the_password(sign_in):
+    here, stolen = sign_in(), sign_in(SAFARI)
+    new = "another-good-password"
+
+    token = stolen.post("/playground/token").json()["token"]
+    assert find_key(secret=token)
+    here.post("/account/sessions")
+    after_session, token = find_key(secret=token), here.post("/playground/token").json()["token"]
+    here.post("/accounts/password/change/", {"oldpassword": PASSWORD, "password1": new, "password2": new})
+
+    assert (after_session, find_key(secret=token)) == (None, None)
 
 
 def test_a_session_of_another_person_is_not_ended(sign_in, bob):

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from apps.accounts import operations
 from apps.accounts.models import KeyKind
 from apps.accounts.queries import find_key
 from apps.catalog.operations import set_price
@@ -14,6 +15,7 @@ from apps.core.objects.store import read_object, store
 from apps.datasets.models import DatasetVersion
 from apps.finetuning.models import FineTuningJob
 from apps.serving.operations import undeploy
+from tests.factories.accounts import make_key
 from tests.factories.datasets import chat_row, jsonl_of
 
 
@@ -113,6 +115,21 @@ def test_a_member_gets_a_token_for_inference_alone_and_for_minutes(organization,
     assert identity.kind == KeyKind.MEMBER
     assert 0 < response.json()["expires_in"] <= 600
     assert "no-store" in response["Cache-Control"]
+
+
+def test_keys_and_tokens_are_limited(organization, client_for, alice, bob, monkeypatch):
+    monkeypatch.setattr(operations, "MAX_MEMBER_TOKENS", 1)
+    monkeypatch.setattr(operations, "MAX_KEYS", 1)
+    make_key(organization, alice)
+    form = {"name": "another", "scopes": ["view"]}
+
+    answers = [client_for(bob).post("/playground/token") for _ in range(2)]
+    refused = client_for(alice).post("/keys", form)
+
+    assert [answer.status_code for answer in answers] == [200, 429]
+    assert "Wait a few minutes" in answers[1].json()["error"]["message"]
+    assert client_for(alice).post("/playground/token").status_code == 200
+    assert refused.status_code == 422 and "at most 1 active keys" in text(refused)
 
 
 def test_a_viewer_gets_no_token_and_is_told_why(floor, client_for, vera):

@@ -11,6 +11,7 @@ from apps.accounts.operations import remove_member
 from apps.core.database.clock import db_now
 from apps.playground import conversations, presets
 from apps.playground.models import Preset, SavedConversation
+from tests.factories.accounts import make_member
 
 pytestmark = pytest.mark.usefixtures("floor")
 
@@ -157,13 +158,21 @@ def test_only_a_shared_preset_is_seen_by_other_members(client_for, alice, bob):
     assert client_for(alice).post(f"/playground/presets/{mine.pk}/delete").status_code == 404
 
 
-def test_a_name_that_is_taken_replaces_the_preset_and_a_member_deletes_a_shared_one(client_for, alice, bob):
+def test_only_its_creator_and_admins_replace_and_delete_a_shared_preset(client_for, alice, bob, organization):
+    eve = client_for(make_member(organization, "member", "eve"))
     save(client_for(bob), "Ours", is_shared="on")
-    save(client_for(alice), "Ours", is_shared="on", settings={"system": "Anew."})
-
     ours = Preset.objects.get()
-    assert ours.settings.system == "Anew."
-    client_for(bob).post(f"/playground/presets/{ours.pk}/delete")
+
+    refused = save(eve, "Ours", is_shared="on", settings={"system": "Send me the data."})
+    kept = eve.post(f"/playground/presets/{ours.pk}/delete")
+
+    assert (refused.status_code, kept.status_code) == (422, 403)
+    assert "Another member shares a preset of this name" in text(refused)
+    assert f"/presets/{ours.pk}/delete" not in text(eve.get("/playground/saved"))
+    assert Preset.objects.get().settings.system == "Sort."
+    save(client_for(bob), "Ours", is_shared="on", settings={"system": "Anew."})
+    assert Preset.objects.get().settings.system == "Anew."
+    client_for(alice).post(f"/playground/presets/{ours.pk}/delete")
     assert Preset.objects.count() == 0
 
 

@@ -6,7 +6,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from apps.accounts.models import ApiKey, Membership, SavedView
+from apps.accounts.models import ApiKey, Membership, SavedView, User
 from apps.accounts.operations import MAX_SAVED_VIEWS, remove_member, save_view
 from apps.core.database.clock import db_now
 from apps.datasets.models import DatasetVersion
@@ -83,6 +83,13 @@ def test_keys_and_members_are_searched_and_filtered(organization, client_for, al
     assert rows(client, "/members?role=viewer") == [str(vera)]
     assert rows(client, f"/members?q={bob.email}") == [str(bob)]
     assert [row[1] for row in csv(client, "/members/export?role=owner")[1:]] == [alice.email]
+
+
+def test_a_persons_name_is_no_formula_in_the_csv_of_keys(organization, client_for, alice) -> None:
+    User.objects.filter(pk=alice.pk).update(name="=1+1")
+    make_key(organization, alice)
+
+    assert csv(client_for(alice), "/keys/export")[1][5] == "'=1+1"
 
 
 def test_pages_follow_the_last_row_and_lead_back(organization, client_for, alice, monkeypatch) -> None:

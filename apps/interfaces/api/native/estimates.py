@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Generic, Literal, TypedDict, TypeVar
 
 import msgspec
+from django.conf import settings
 from django.utils.dateparse import parse_datetime
 from rest_framework.request import Request
 
@@ -157,6 +158,7 @@ class Estimates(ApiView):
         base_model = get_base_model(name=body.model)
         version = get_version(organization=self.organization, id=body.training_file, param="training_file")
         require_ready(version, "training_file")
+        count = find_token_count(version=version, base_model=base_model)
         given = dict(body.recipe or {})
         method = parse_method(body.quantization, given.pop("method", None))
         recipe = choose(
@@ -164,13 +166,16 @@ class Estimates(ApiView):
             method=method,
             asked=adapter_fields(body.lora) | given,
             objective=require_objective(parse_objective(body.method.type if body.method else None), version),
-            data=data_facts(
-                version=version,
-                validation=None,
-                count=find_token_count(version=version, base_model=base_model),
-            ),
+            data=data_facts(version=version, validation=None, count=count),
         ).hyperparameters
-        quotes = get_quotes(base_model=base_model, version=version, recipe=recipe, now=now)
+        quotes = get_quotes(
+            base_model=base_model,
+            version=version,
+            recipe=recipe,
+            now=now,
+            count=count,
+            max_age_seconds=settings.ESTIMATE_FACTS_SECONDS,
+        )
         delivery = deliver(
             organization=self.organization, base_model=base_model, recipe=recipe, exports=body.exports or []
         )

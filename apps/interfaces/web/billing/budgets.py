@@ -8,7 +8,7 @@ from django.shortcuts import redirect, render
 from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_POST
 
-from apps.accounts.queries import list_keys, list_members
+from apps.accounts.queries import list_members, names_of_keys
 from apps.accounts.roles import Permission, has_permission
 from apps.billing.budgets import end_budget, get_states, list_budgets, list_key_labels, set_budget, set_key_labels
 from apps.core.database.clock import db_now
@@ -59,7 +59,8 @@ def end(request: OrganizationRequest) -> HttpResponse:
 
 
 def _find(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]:
-    names = _names_of_targets(request)
+    budgets = list(list_budgets(organization=request.organization).filter(pk__in=ids))
+    names = _names_of(request, [budget.target for budget in budgets])
     return [
         AffectedRow(
             budget.pk,
@@ -67,7 +68,7 @@ def _find(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]
             gettext("The limit of %(limit)s a month no longer applies. Jobs and requests that it held back can start.")
             % {"limit": usd(budget.limit_nano)},
         )
-        for budget in list_budgets(organization=request.organization).filter(pk__in=ids)
+        for budget in budgets
     ]
 
 
@@ -97,20 +98,23 @@ def label_key(request: OrganizationRequest) -> HttpResponse:
     form = KeyLabelsForm(request.POST, organization=request.organization)
     if not form.is_valid():
         return _page(request, BudgetForm(organization=request.organization), form)
-    set_key_labels(
-        organization=request.organization,
-        key_id=form.cleaned_data["key"],
-        labels=form.cleaned_data["labels"],
-        by=request.membership.user_id,
-    )
-    messages.success(request, gettext("Labels saved. They apply to new requests with this key."))
-    return redirect("web:budget_list")
+    with domain_errors_on(form):
+        set_key_labels(
+            organization=request.organization,
+            key_id=form.cleaned_data["key"],
+            labels=form.cleaned_data["labels"],
+            by=request.membership.user_id,
+        )
+        messages.success(request, gettext("Labels saved. They apply to new requests with this key."))
+        return redirect("web:budget_list")
+    return _page(request, BudgetForm(organization=request.organization), form)
 
 
 def _page(request: OrganizationRequest, form: BudgetForm, labels: KeyLabelsForm) -> HttpResponse:
-    names = _names_of_targets(request)
     rows = []
     budgets = list(list_budgets(organization=request.organization))
+    labelled = list_key_labels(organization=request.organization)
+    names = _names_of(request, [*(budget.target for budget in budgets), *(key_id for key_id, _ in labelled)])
     states = get_states(organization=request.organization, budgets=budgets, now=db_now())
     for budget in budgets:
         spent, held = states[budget.pk]
@@ -124,7 +128,6 @@ def _page(request: OrganizationRequest, form: BudgetForm, labels: KeyLabelsForm)
                 "share": share,
             }
         )
-    labelled = list_key_labels(organization=request.organization)
     context = {
         "rows": rows,
         "form": form,
@@ -136,7 +139,7 @@ def _page(request: OrganizationRequest, form: BudgetForm, labels: KeyLabelsForm)
     return render(request, "billing/budgets.html", context, status=status)
 
 
-def _names_of_targets(request: OrganizationRequest) -> dict[str, str]:
-    names = {"": gettext("The whole organization")}  # the target of its own budget
-    names |= {key.pk: key.name for key in list_keys(organization=request.organization)}
+def _names_of(request: OrganizationRequest, ids: Sequence[str]) -> dict[str, str]:
+    """Return the names of keys and members, and of the target of the organization's own budget."""
+    names = {"": gettext("The whole organization")} | names_of_keys(organization=request.organization, ids=ids)
     return names | {each.user_id: str(each.user) for each in list_members(organization=request.organization)}

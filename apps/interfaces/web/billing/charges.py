@@ -6,7 +6,7 @@ from django.utils.translation import gettext
 from django.views.decorators.http import require_safe
 
 from apps.accounts.models import Organization
-from apps.accounts.queries import list_keys
+from apps.accounts.queries import names_of_keys
 from apps.accounts.roles import Permission
 from apps.billing.invoices.files import quantity_in_words
 from apps.billing.usage.charge_details import Charge, find_charge, list_hours, list_postings
@@ -25,7 +25,7 @@ def show(request: OrganizationRequest, reference: str) -> HttpResponse:
     charge = find_charge(organization=request.organization, reference=reference)
     if charge is None:
         raise Http404
-    names = {key.pk: key.name for key in list_keys(organization=request.organization)}
+    names = names_of_keys(organization=request.organization, ids=[charge.key_id])
     context: dict[str, object] = {
         "charge": charge,
         "key_name": names.get(charge.key_id, charge.key_id),

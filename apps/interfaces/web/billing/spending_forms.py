@@ -4,10 +4,11 @@ from decimal import Decimal
 from typing import Any
 
 from django import forms
+from django.db.models import QuerySet
 from django.http import QueryDict
 from django.utils.translation import gettext
 
-from apps.accounts.models import Organization
+from apps.accounts.models import ApiKey, Organization
 from apps.accounts.queries import list_keys, list_members
 from apps.billing.budgets import DEFAULT_THRESHOLDS
 from apps.billing.models import BudgetMode, BudgetScope
@@ -18,6 +19,10 @@ _ASKED_FOR = {
     BudgetScope.MEMBER: later("Choose a member."),
     BudgetScope.LABEL: later("Enter a label as name=value, such as team=search."),
 }
+
+
+def _usable_keys(organization: Organization) -> QuerySet[ApiKey]:
+    return list_keys(organization=organization).filter(revoked_at=None)
 
 
 class BudgetForm(forms.Form):
@@ -42,7 +47,7 @@ class BudgetForm(forms.Form):
 
     def __init__(self, data: QueryDict | None = None, *, organization: Organization) -> None:
         super().__init__(data)
-        keys = [(key.pk, f"{key.name} ({key.prefix}…)") for key in list_keys(organization=organization)]
+        keys = [(key.pk, f"{key.name} ({key.prefix}…)") for key in _usable_keys(organization)]
         people = [(each.user_id, str(each.user)) for each in list_members(organization=organization)]
         self.fields["key"].choices = [("", "–"), *keys]  # type: ignore[attr-defined]
         self.fields["member"].choices = [("", "–"), *people]  # type: ignore[attr-defined]
@@ -89,7 +94,7 @@ class KeyLabelsForm(forms.Form):
 
     def __init__(self, data: QueryDict | None = None, *, organization: Organization) -> None:
         super().__init__(data)
-        keys = list_keys(organization=organization)
+        keys = _usable_keys(organization)
         self.fields["key"].choices = [(key.pk, f"{key.name} ({key.prefix}…)") for key in keys]  # type: ignore[attr-defined]
 
     def clean_labels(self) -> dict[str, str]:

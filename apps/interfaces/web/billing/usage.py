@@ -13,7 +13,7 @@ from django.utils.translation import gettext
 from django.views.decorators.http import require_safe
 
 from apps.accounts.models import Organization
-from apps.accounts.queries import list_keys, list_members
+from apps.accounts.queries import list_members, names_of_keys
 from apps.accounts.roles import Permission
 from apps.billing.budgets import list_budgets
 from apps.billing.invoices.files import csv_usd
@@ -204,9 +204,9 @@ def _grouped(organization: Organization, group: str, lines: Sequence[Spend]) -> 
             (f"{name}={value}" if value else f"{_WITHOUT} {name}", nano)
             for value, nano in sum_by(lines, lambda line: line.labels.get(name, "")).items()
         ]
-    names = {key.pk: key.name for key in list_keys(organization=organization)}
-    names |= {each.user_id: str(each.user) for each in list_members(organization=organization)}
     sums = sum_by(lines, lambda line: line.key_id if group == "key" else line.member_id)
+    names = names_of_keys(organization=organization, ids=list(sums))
+    names |= {each.user_id: str(each.user) for each in list_members(organization=organization)}
     return [(names.get(found, found) or f"{_WITHOUT} {group}", nano) for found, nano in sums.items()]
 
 

@@ -7,18 +7,15 @@ may do. For that, the view asks the database.
 import hashlib
 import time
 from collections import OrderedDict
-from importlib import import_module
-from types import SimpleNamespace
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
-from django.contrib.auth import get_user
 from django.db import close_old_connections
-from django.http import HttpRequest, parse_cookie
+from django.http import parse_cookie
 
 from apps.accounts.login.api_keys import is_well_formed
-from apps.accounts.models import User
+from apps.accounts.login.sessions import find_session
 from apps.accounts.queries import find_key, list_memberships_of
 from apps.accounts.shares import get_share_holder
 from apps.core.database.tenancy import tenant
@@ -104,14 +101,13 @@ def _of_key(secret: str) -> CallerIds | None:
 
 
 def _of_session(session_key: str) -> CallerIds | None:
-    session = import_module(settings.SESSION_ENGINE).SessionStore(session_key)
-    # get_user reads only the session of the request.
-    user = get_user(cast(HttpRequest, SimpleNamespace(session=session)))
-    if not isinstance(user, User):
+    found = find_session(session_key)
+    if found is None:
         return None
+    session, user = found
     with tenant(user=user):
         holders = {each.organization_id: each.organization.share_holder for each in list_memberships_of(user=user)}
-    wanted = session.get(SESSION_ORGANIZATION)
+    wanted = session.get(SESSION_ORGANIZATION, "")
     chosen = holders.get(wanted) or next(iter(holders.values()), None)
     digest = hashlib.sha256(session_key.encode()).hexdigest()
     return CallerIds(f"session {digest}", f"person {user.pk}", f"organization {chosen}" if chosen else None)

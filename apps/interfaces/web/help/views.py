@@ -6,8 +6,10 @@ from typing import Any
 from django.conf import settings
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.template.loader import render_to_string
 from django.templatetags.static import static
 from django.utils.module_loading import import_string
+from django.utils.translation import get_language
 from django.views.decorators.http import require_safe
 
 from apps.accounts.models import Organization
@@ -16,7 +18,7 @@ from apps.adapters.queries import list_versions
 from apps.catalog.queries import list_base_models
 from apps.core.http.openapi import document
 from apps.interfaces.web.help.pages import PAGES, Audience, find_page, read_page, search
-from apps.interfaces.web.help.reference import DescribedGroup, list_groups
+from apps.interfaces.web.help.reference import list_groups
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, public_view
 from apps.interfaces.web.shell.code_samples import chat_samples, first_job_samples
 from apps.interfaces.web.shell.first_job import SAMPLE
@@ -64,13 +66,15 @@ def quickstart(request: OrganizationRequest) -> HttpResponse:
 @require_safe
 def reference(request: HttpRequest) -> HttpResponse:
     """Show every call of the API with its parameters, body and answers, from the OpenAPI document."""
-    return _render(request, "help/reference.html", {"groups": _groups()})
+    return _render(request, "help/reference.html", {"calls": _calls(get_language())})
 
 
 @cache
-def _groups() -> list[DescribedGroup]:
+def _calls(language: str) -> str:
+    """Return the HTML of all calls, which is the same for every reader of a language."""
     listed = [one for name in settings.API_OPERATIONS for one in import_string(name)()]
-    return list_groups(document(listed, server=settings.PUBLIC_URL))
+    groups = list_groups(document(listed, server=settings.PUBLIC_URL))
+    return render_to_string("help/_calls.html", {"groups": groups})
 
 
 def _models(organization: Organization) -> tuple[str, str]:

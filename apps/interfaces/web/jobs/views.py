@@ -100,7 +100,7 @@ def stream(request: OrganizationRequest, job_id: str) -> HttpResponseBase:
 @organization_view(Permission.VIEW)
 def _open_stream(request: OrganizationRequest, job_id: str) -> HttpResponse:
     """Authorise in a separate transaction, so that a watcher holds no connection."""
-    queries.get_job(organization=request.organization, id=job_id)
+    queries.get_job(organization=request.organization, id=job_id, related=("price_rule",))
     _watcher(request).require_room()
     return HttpResponse(status=204)
 

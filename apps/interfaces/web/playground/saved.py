@@ -20,7 +20,7 @@ from apps.core.http.json_bodies import decode_body
 from apps.core.messages.translation import later
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.playground.conversations import MAX_CONVERSATIONS, delete_conversations, keep_conversation, list_conversations
-from apps.playground.presets import delete_preset, list_presets, save_preset
+from apps.playground.presets import delete_preset, list_presets, may_change, save_preset
 from apps.playground.transcripts import PlaySettings, Transcript
 
 
@@ -45,7 +45,10 @@ class PresetForm(forms.Form):
 def index(request: OrganizationRequest) -> HttpResponse:
     context = {
         "conversations": list_conversations(membership=request.membership),
-        "presets": list_presets(membership=request.membership),
+        "presets": [
+            (preset, may_change(preset, by=request.membership))
+            for preset in list_presets(membership=request.membership)
+        ],
         "most": MAX_CONVERSATIONS,
         "may_ask": has_permission(request.membership.role, Permission.INFERENCE),
     }

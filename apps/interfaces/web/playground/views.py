@@ -22,6 +22,7 @@ from apps.catalog.pricing import MILLION
 from apps.catalog.queries import inference_sku, list_active_prices, list_base_models
 from apps.contracts.serving import LoadState
 from apps.core.database.clock import db_now
+from apps.core.errors import DomainError
 from apps.core.messages.translation import later
 from apps.core.money import rated
 from apps.datasets.queries import find_system_message
@@ -129,7 +130,10 @@ def _training_prompt_field(request: OrganizationRequest, training_prompt: str) -
 def token(request: OrganizationRequest) -> JsonResponse:
     """Create the browser's own key: inference only, valid for minutes, metered and limited like any other."""
     now = db_now()
-    issued = issue_member_token(membership=request.membership, now=now)
+    try:
+        issued = issue_member_token(membership=request.membership, now=now)
+    except DomainError as refused:
+        return JsonResponse(refused.as_openai(), status=refused.status)
     expires_at = issued.key.expires_at
     assert expires_at is not None
     return JsonResponse({"token": issued.secret, "expires_in": int((expires_at - now).total_seconds())})

@@ -1,8 +1,8 @@
 """Server-sent events of one job: the events a watcher missed, then new ones, each with its sequence as id.
 
 Each process has one Redis subscriber. A watcher whose message is lost still sees the row within seconds. The number of
-watchers per person and organization is limited, and so are their database queries. Once a minute, each watcher's access
-is checked again.
+watchers per person and organization is limited, and so are their database queries. Every few seconds, each watcher's
+access is checked again.
 """
 
 import asyncio
@@ -18,6 +18,8 @@ import redis.asyncio
 from asgiref.sync import sync_to_async
 from django.conf import settings
 
+from apps.accounts.login.sessions import find_session
+from apps.accounts.login.viewing import find_viewing
 from apps.accounts.models import User
 from apps.accounts.queries import find_membership, get_organization
 from apps.accounts.roles import Permission
@@ -31,7 +33,6 @@ from apps.finetuning.jobs.progress import get_progress
 from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import FineTuningJob, JobEvent
 from apps.finetuning.queries import get_job, list_events_after
-from apps.interfaces.web.edge import callers
 from apps.interfaces.web.shell.access import require
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ logger = logging.getLogger(__name__)
 LOOK_ANYWAY_SECONDS = 5.0  # how long a watcher waits for a message before it reads the table
 MAX_LOOKS_PER_SECOND = 4.0  # for all watchers of this process that wait for a message
 MIN_SECONDS = 0.25  # between two reads of one watcher, however many messages come
-ASK_AGAIN_SECONDS = 60.0
+ASK_AGAIN_SECONDS = 5.0
 MAX_OF_PERSON, MAX_OF_ORGANIZATION = 8, 40
 _PREFIX = "anneal:live:"
 _RETRY_SECONDS = 1.0
@@ -113,13 +114,14 @@ class Watcher:
                 text = f"{name} {most} live pages at once, the most allowed. Close one and reload this page."
                 raise RateLimited(text, retry_after_seconds=30)
 
-    async def may_watch(self) -> bool:
-        """Return whether the session still belongs to a member who may see jobs."""
-        is_signed_in = await callers.find(("", self.session_key)) is not None
-        return is_signed_in and await sync_to_async(self._is_member)()
-
-    def _is_member(self) -> bool:
+    def may_watch(self) -> bool:
+        """Return whether the session still belongs to a member who may see jobs, or to an operator who views them."""
         try:
+            found = find_session(self.session_key)
+            if found is None or found[1] != self.person:
+                return False
+            if viewing := find_viewing(session=found[0], user=found[1]):
+                return viewing.organization_id == self.organization_id
             with tenant(organization=self.organization_id):
                 organization = get_organization(id=self.organization_id)
                 if (membership := find_membership(organization=organization, user=self.person)) is None:
@@ -152,7 +154,7 @@ async def _frames(watcher: Watcher, job_id: str, after: int) -> AsyncIterator[by
     while True:
         await asyncio.sleep(max(0.0, looked_at + MIN_SECONDS - time.monotonic()))
         if time.monotonic() - asked_at > ASK_AGAIN_SECONDS:
-            if not await watcher.may_watch():
+            if not await sync_to_async(watcher.may_watch)():
                 return
             asked_at = time.monotonic()
         looked_at = time.monotonic()
@@ -171,7 +173,7 @@ async def _frames(watcher: Watcher, job_id: str, after: int) -> AsyncIterator[by
 def _read(organization_id: str, job_id: str, after: int) -> tuple[list[JobEvent], str, dict[str, object]]:
     try:
         with tenant(organization=organization_id):
-            job = get_job(organization=organization_id, id=job_id)
+            job = get_job(organization=organization_id, id=job_id, related=("price_rule",))
             return list_events_after(job=job, sequence=after), job.status, _figures(job)
     finally:
         give_back_connection()  # a waiting watcher holds no connection

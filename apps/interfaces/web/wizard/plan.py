@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
+from django.conf import settings
+
 from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel
 from apps.core.database.clock import db_now
@@ -120,7 +122,7 @@ class Plan:
         recipe = self.form.recipe if self.form and self.form.is_valid() else None
         return self.validation is not None or bool(recipe and recipe.validation_share)
 
-    @property
+    @cached_property
     def delivery(self) -> Delivery | None:
         """What the job delivers; None while its recipe is incomplete."""
         if self.base_model is None or self.form is None or not self.form.is_valid() or self.form.recipe is None:
@@ -173,7 +175,12 @@ class Plan:
         counted = count_files(version=version, count=self.count, validation=validation, counting=counting)
         recipes = [form.recipe if kind is form.kind else form.recipe_of(kind) for kind in kinds]
         return quote_counted(
-            base_model=self.base_model, counted=counted, recipes=recipes, now=self.now, with_ways=with_ways
+            base_model=self.base_model,
+            counted=counted,
+            recipes=recipes,
+            now=self.now,
+            with_ways=with_ways,
+            max_age_seconds=settings.ESTIMATE_FACTS_SECONDS,
         )
 
     @cached_property
