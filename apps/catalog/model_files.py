@@ -97,6 +97,9 @@ def check_config(config: Mapping[str, object]) -> Architecture:
     family = str(config.get("model_type", ""))
     if reason := why_refused(family):
         raise ModelRefused(f"model_type {family!r} is not supported. {reason}", param="model_type")
+    if "quantization_config" in config:
+        message = "The weights are quantised. Install a copy of the model in 16 bits: it trains, merges and serves."
+        raise ModelRefused(message, param="config")
     try:
         return from_config(config)
     except ArchitectureError as error:

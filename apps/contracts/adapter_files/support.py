@@ -21,8 +21,8 @@ _FUSED_MLP = (
     "and takes no adapter of the whole."
 )
 _EXPERTS = (
-    "Attention only: transformers keeps the experts of a layer in one tensor, so no module has their names. PEFT's "
-    "target_parameters would train them, but in a format that vLLM loads only with kernels in Triton."
+    "Attention only: transformers keeps the experts of a layer in one tensor. PEFT adapts it without dropout and DoRA "
+    "alone, and vLLM serves it with kernels for some GPUs alone."
 )
 _EVERY_LAYER = "NF4 for all linear layers of a block."
 _EXPERTS_IN_16_BITS = "NF4 for attention only: bitsandbytes leaves a layer's experts, one tensor, in 16 bits."

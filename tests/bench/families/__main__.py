@@ -21,8 +21,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when it is impor
 import msgspec
 
 from gpu_workers.train.loop import callbacks
-from tests.bench.families.path import Findings, walk
-from tests.bench.families.table import MATRIX, write_docs
+from tests.bench.families.path import walk
+from tests.bench.families.table import MATRIX, read_matrix, write_docs
 from tests.support.engines.miniatures import MINIATURES
 
 
@@ -32,7 +32,7 @@ def main() -> int:
     names = options.parse_args().only.split(",")
     logging.disable(logging.WARNING)
     callbacks.REPORT_INTERVAL_SECONDS = 0.0  # the loss of every step
-    known = {row.family: row for row in msgspec.json.decode(MATRIX.read_bytes(), type=list[Findings])}
+    known = {row.family: row for row in read_matrix()}
     for name in names:
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="family-") as folder:

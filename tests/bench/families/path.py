@@ -1,8 +1,10 @@
 """The path of one family: installed, quoted, trained, resumed, certified, served as an adapter and merged."""
 
-import asyncio
+import re
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,60 +18,40 @@ from apps.catalog.model_files import ModelFolder, read_model_folder
 from apps.contracts.adapter_files import SUPPORT, Served
 from apps.contracts.parity import PARITY_FILE, TOLERANCE, ParityProbe, problem_of
 from apps.contracts.runs import Hyperparameters, Method, StepCompleted, Stopped
-from apps.contracts.serving import LoadState
+from apps.contracts.serving import DesiredAdapter, LoadState
 from apps.estimates.quote import PoolFacts, QuoteRequest, quote
 from apps.interfaces.cli.catalog import find_gpus
-from gpu_workers.engine.client import EngineClient
 from gpu_workers.train.after.merge import merge_adapter
 from gpu_workers.train.after.publish import examine
 from gpu_workers.train.after.scoring import token_logprobs
 from gpu_workers.train.loop import callbacks
 from gpu_workers.train.loop.callbacks import StopFlag
+from tests.bench.families.merged import score_merged
+from tests.bench.families.table import FamilyResult
 from tests.support.engines.attempts import Tried, attempt, make_run_spec
-from tests.support.engines.control_plane import ControlPlane
+from tests.support.engines.control_plane import ControlPlane, wait_until
 from tests.support.engines.miniatures import MINIATURES, write_miniature
 from tests.support.engines.models import SERVED_NAME, name_of
-from tests.support.engines.replica import Replica
+from tests.support.engines.replica import START_SECONDS, Replica
 from tests.support.engines.rows import make_rows
 
-RANK, ROWS, EPOCHS, BATCH = 8, 48, 4, 4
+RANK, ROWS, EPOCHS, BATCH = 8, 32, 4, 4
 STEPS = ROWS // BATCH * EPOCHS
 _STOP_AT = STEPS // 2 + 1
 _NEW_TOKENS = 8
-_WHOLE = "b-" + "whole".ljust(26, "0")
+_ERRORS = re.compile(r"\b(\w*(?:Error|Exception): .*)")
 METHODS = (Method.LORA, Method.QLORA)
 
 
-class Broken(Exception):
+class FamilyFailed(Exception):
     """A step of the path did not give what it must; the message says which and why."""
 
 
-class Findings(msgspec.Struct, kw_only=True):
-    """What a family's path measured. Differences are means over tokens, in nats, of 16-bit numbers."""
-
-    family: str
-    architecture: str
-    example: str
-    parameters: int = 0
-    quoted_bytes: int = 0
-    losses: dict[str, tuple[float, float]] = {}  # by method: of the first and the last three steps
-    is_resumed_exactly: bool = False
-    served: str = ""
-    differences: dict[str, float] = {}  # by method: the engine's numbers from the trainer's
-    effects: dict[str, float] = {}  # by method: the adapter's numbers from the base model's
-    base_difference: float = 0.0
-    equal_tokens: dict[str, int] = {}  # by method: greedy tokens of the engine that are the trainer's
-    peft_difference: float = 0.0
-    merged_difference: float = 0.0
-    is_trained: bool = False
-    error: str = ""
-
-
-def walk(name: str, folder: Path) -> Findings:
+def walk(name: str, folder: Path) -> FamilyResult:
     """Return what the family's path measured, with the error that ended it, if any did."""
     mini = MINIATURES[name]
     support = SUPPORT[mini.architecture]
-    found = Findings(family=name, architecture=mini.architecture, example=mini.example)
+    found = FamilyResult(family=name, architecture=mini.architecture, example=mini.example)
     step = "install"
     try:
         base = write_miniature(name, folder / "base")
@@ -108,7 +90,7 @@ def _quoted_bytes(model: ModelFolder, modules: tuple[str, ...]) -> int:
 # --- training -----------------------------------------------------------------------------------------------------
 
 
-def _train(found: Findings, method: Method, base: Path, folder: Path, modules: tuple[str, ...]) -> Path:
+def _train(found: FamilyResult, method: Method, base: Path, folder: Path, modules: tuple[str, ...]) -> Path:
     """Train to the end, LoRA once more with an interruption; return the folder of the published adapter."""
     recipe = Hyperparameters(
         method=method, quantization="nf4" if method is Method.QLORA else None, epochs=EPOCHS, batch_size=BATCH,
@@ -121,11 +103,11 @@ def _train(found: Findings, method: Method, base: Path, folder: Path, modules: t
     first, last = sum(losses[:3]) / 3, sum(losses[-3:]) / 3
     found.losses[method] = (round(first, 3), round(last, 3))
     if not last < first - 0.3:
-        raise Broken(f"the loss did not fall: {first:.2f} to {last:.2f}")
+        raise FamilyFailed(f"the loss did not fall: {first:.2f} to {last:.2f}")
     if method is Method.LORA:
         found.is_resumed_exactly = _is_resumed_exactly(whole, folder, base, recipe)
         if not found.is_resumed_exactly:
-            raise Broken("an interrupted run ended with other weights")
+            raise FamilyFailed("an interrupted run ended with other weights")
     sealed = examine(work_dir, make_run_spec(base, recipe), base).sealed
     assert sealed
     return work_dir / sealed.folder
@@ -156,30 +138,47 @@ def _stopping(at: int) -> Iterator[StopFlag]:
 # --- what is delivered ----------------------------------------------------------------------------------------------
 
 
-def _load_with_peft(found: Findings, base: Path, adapter: Path) -> None:
+def _load_with_peft(found: FamilyResult, base: Path, adapter: Path) -> None:
     model = peft.PeftModel.from_pretrained(_plain(base), adapter).to(torch.bfloat16).eval()
     probe = _probe(adapter)
     found.peft_difference = round(_difference([token_logprobs(model, row.token_ids) for row in probe.rows], probe), 4)
     if found.peft_difference > TOLERANCE:
-        raise Broken(f"plain PEFT gives other numbers, by {found.peft_difference} nats")
+        raise FamilyFailed(f"plain PEFT gives other numbers, by {found.peft_difference} nats")
 
 
-def _serve_adapters(found: Findings, base: Path, folder: Path, trained: dict[Method, Path]) -> None:
+def _serve_adapters(found: FamilyResult, base: Path, folder: Path, trained: dict[Method, Path]) -> None:
     """Serve both adapters at once, each with its certificate; compare greedy answers with the trainer's."""
     plane = ControlPlane(base_model_path=str(base), served_name=SERVED_NAME)
     names = {method: name_of(method) for method in trained}
     with _running(folder, plane) as replica:
-        replica.serve(*(plane.describe(names[m], _files(path), rank=RANK) for m, path in trained.items()))
+        _load(replica, *(plane.describe(names[m], _files(path), rank=RANK) for m, path in trained.items()))
         for method, adapter in trained.items():
             row = plane.get_adapter(names[method])
             if row is None or row.state is not LoadState.LOADED or row.parity is None:
-                raise Broken(f"the {method} adapter was refused: {row.reason if row else 'not reported'}")
+                raise FamilyFailed(f"the {method} adapter was refused: {row.reason if row else 'not reported'}")
             if problem := problem_of(row.parity):
-                raise Broken(problem)
+                raise FamilyFailed(problem)
             found.differences[method] = round(row.parity.tuned_difference, 4)
             found.effects[method] = round(row.parity.effect, 3)
             found.base_difference = round(row.parity.base_difference, 4)
             found.equal_tokens[method] = _count_equal_tokens(replica, names[method], base, adapter)
+
+
+def _load(replica: Replica, *adapters: DesiredAdapter) -> None:
+    """Have the replica load them. Raises FamilyFailed with the engine's own words if it dies."""
+    generation = replica.plane.want(*adapters)
+    log = replica.paths.work_dir / "engine.launcher.log"
+
+    def is_settled() -> bool:
+        words = log.read_text(errors="replace") if log.is_file() else ""
+        if " ended with " in words:
+            raise FamilyFailed(f"the engine died: {(_ERRORS.findall(words) or ['without a word'])[-1]}")
+        seen = replica.plane.observed[-1] if replica.plane.observed else None
+        if seen is None or not seen.is_ready or seen.generation != generation:
+            return False
+        return {row.state for row in seen.adapters} <= {LoadState.LOADED, LoadState.REJECTED}
+
+    wait_until(is_settled, seconds=START_SECONDS, what="a verdict on every adapter")
 
 
 def _count_equal_tokens(replica: Replica, served: str, base: Path, adapter: Path) -> int:
@@ -199,25 +198,15 @@ def _count_equal_tokens(replica: Replica, served: str, base: Path, adapter: Path
     return next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), _NEW_TOKENS)
 
 
-def _serve_merged(found: Findings, base: Path, folder: Path, adapter: Path) -> None:
+def _serve_merged(found: FamilyResult, base: Path, folder: Path, adapter: Path) -> None:
+    """Score the probe's rows with the merged model in a vLLM of its own, forked from this process."""
     merge_adapter(base, adapter, folder / "merged")
-    plane = ControlPlane(base_model_path=str(base), served_name=SERVED_NAME)
-    plane.serve_whole(_files(folder / "merged"), served_name=_WHOLE)
     probe = _probe(adapter)
-    with _running(folder / "whole", plane) as replica:
-        replica.wait_until_ready()
-        scores = asyncio.run(_score(replica.paths.socket, _WHOLE, [row.token_ids for row in probe.rows]))
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as child:
+        scores = child.submit(score_merged, folder / "merged", [row.token_ids for row in probe.rows]).result()
     found.merged_difference = round(_difference(scores, probe), 4)
     if found.merged_difference > TOLERANCE:
-        raise Broken(f"the merged model gives other numbers, by {found.merged_difference} nats")
-
-
-async def _score(socket: Path, model: str, rows: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
-    client = EngineClient(socket)
-    try:
-        return [await client.score_tokens(model, row) for row in rows]
-    finally:
-        await client.close()
+        raise FamilyFailed(f"the merged model gives other numbers, by {found.merged_difference} nats")
 
 
 @contextmanager

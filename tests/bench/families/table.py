@@ -14,26 +14,33 @@ DOCS = REPOSITORY / "docs" / "models.md"
 _BEGIN, _END = "<!-- begin: make family-matrix -->", "<!-- end -->"
 
 
-class Row(msgspec.Struct, kw_only=True):
-    """What the table shows of a family's results; the rest stays in the file."""
+class FamilyResult(msgspec.Struct, kw_only=True):
+    """What a family's path measured. Differences are means over tokens, in nats, of 16-bit numbers."""
 
     family: str
     architecture: str
     example: str
-    losses: dict[str, tuple[float, float]] = {}
+    parameters: int = 0
+    quoted_bytes: int = 0
+    losses: dict[str, tuple[float, float]] = {}  # by method: of the first and the last three steps
     is_resumed_exactly: bool = False
     served: str = ""
-    differences: dict[str, float] = {}
+    differences: dict[str, float] = {}  # by method: the engine's numbers from the trainer's
+    effects: dict[str, float] = {}  # by method: the adapter's numbers from the base model's
+    base_difference: float = 0.0
+    equal_tokens: dict[str, int] = {}  # by method: greedy tokens of the engine that are the trainer's
+    peft_difference: float = 0.0
     merged_difference: float = 0.0
+    is_trained: bool = False
     error: str = ""
 
 
-def read_matrix() -> list[Row]:
+def read_matrix() -> list[FamilyResult]:
     """Return the committed results of the last run."""
-    return msgspec.json.decode(MATRIX.read_bytes(), type=list[Row])
+    return msgspec.json.decode(MATRIX.read_bytes(), type=list[FamilyResult])
 
 
-def render(rows: Sequence[Row]) -> str:
+def render(rows: Sequence[FamilyResult]) -> str:
     """Return the generated part of the page."""
     lines = [
         "| family | class | LoRA on | loss: LoRA, QLoRA | resume | served | adapter, QLoRA adapter, merged |",
