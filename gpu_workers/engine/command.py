@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from apps.contracts.adapter_files import ALL_LINEAR, find_support
+from apps.contracts.adapter_files import adapted_modules
 from gpu_workers.common.config import EngineConfig, child_environment
 from gpu_workers.engine.state import EnginePaths, ReplicaBase
 
@@ -66,8 +66,7 @@ def build_command(config: EngineConfig, base: ReplicaBase, *, model_path: str, p
 
 def _target_modules(model_path: str) -> tuple[str, ...]:
     """Return the layers that adapters of this model change; the engine reserves memory for these alone."""
-    support = find_support(json.loads((Path(model_path) / "config.json").read_bytes()))
-    return support.modules if support else ALL_LINEAR
+    return adapted_modules(json.loads((Path(model_path) / "config.json").read_bytes()))
 
 
 def build_environment(config: EngineConfig) -> dict[str, str]:

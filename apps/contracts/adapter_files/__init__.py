@@ -34,6 +34,7 @@ from apps.contracts.adapter_files.support import (
     TARGET_MODULES,
     Served,
     Support,
+    adapted_modules,
     find_support,
     why_refused,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "Support",
     "Tensor",
     "UnsupportedArchitecture",
+    "adapted_modules",
     "base_reference",
     "check_adapter",
     "check_origin",

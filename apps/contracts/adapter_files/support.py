@@ -21,11 +21,12 @@ _FUSED_MLP = (
     "and takes no adapter of the whole."
 )
 _EXPERTS = (
-    "Attention only: transformers keeps the experts of a layer in one tensor. PEFT adapts it without dropout and DoRA "
-    "alone, and vLLM serves it with kernels for some GPUs alone."
+    "Attention only: the experts of a layer are one tensor, which PEFT adapts only without dropout and DoRA, and vLLM "
+    "serves only with kernels of some GPUs."
 )
-_EVERY_LAYER = "NF4 for all linear layers of a block."
-_EXPERTS_IN_16_BITS = "NF4 for attention only: bitsandbytes leaves a layer's experts, one tensor, in 16 bits."
+_EXPERTS_IN_16_BITS = (
+    "Saves little memory: 4 bits hold linear layers only, and a layer's experts are one tensor of 16 bits."
+)
 _OWN = "vLLM's own model class takes adapters of these layers."
 _BACKEND = "vLLM runs the class of transformers, and takes adapters of its linear layers."
 
@@ -45,9 +46,9 @@ class Support:
     model_type: str
     modules: tuple[str, ...] = ALL_LINEAR
     modules_reason: str = _ALL
-    qlora_reason: str = _EVERY_LAYER
     served: Served = Served.ADAPTER
     served_reason: str = _OWN
+    qlora_note: str = ""  # how QLoRA differs from that of dense models
 
     @property
     def is_mixture(self) -> bool:
@@ -61,7 +62,7 @@ def _mixture(family: str, model_type: str) -> Support:
         model_type=model_type,
         modules=ATTENTION,
         modules_reason=_EXPERTS,
-        qlora_reason=_EXPERTS_IN_16_BITS,
+        qlora_note=_EXPERTS_IN_16_BITS,
     )
 
 
@@ -109,6 +110,12 @@ def find_support(config: Mapping[str, object]) -> Support | None:
     if isinstance(named, list):
         return SUPPORT.get(str(named[0])) if named else None
     return next((each for each in SUPPORT.values() if each.model_type == config.get("model_type")), None)
+
+
+def adapted_modules(config: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the layers that an adapter of this model may change; Llama's for a model that is not declared."""
+    support = find_support(config)
+    return support.modules if support else ALL_LINEAR
 
 
 def why_refused(model_type: str) -> str:

@@ -8,7 +8,7 @@ from typing import TypeGuard
 import msgspec
 
 from apps.catalog.models import BaseModel
-from apps.contracts.adapter_files import ALL_LINEAR, TARGET_MODULES, Served, find_support
+from apps.contracts.adapter_files import TARGET_MODULES, Served, adapted_modules, find_support
 from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.contracts.split import MAX_SHARE
 from apps.core.errors import InvalidValue
@@ -48,6 +48,7 @@ class TrainingKind(msgspec.Struct, frozen=True, kw_only=True):
     use_dora: bool
     name: str
     delivered_as: str  # "adapter": served here; "model": whole weights to download
+    note: str = ""  # how it differs for this base model
 
 
 class RecipeLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +85,7 @@ def get_limits(*, base_model: BaseModel) -> RecipeLimits:
 def target_modules(*, base_model: BaseModel) -> tuple[tuple[str, ...], str]:
     """Return the layers that LoRA can adapt, all of them by default, and why these."""
     support = find_support(base_model.config)
-    return (support.modules, support.modules_reason) if support else (ALL_LINEAR, "All linear layers of a block.")
+    return adapted_modules(base_model.config), support.modules_reason if support else "All linear layers of a block."
 
 
 def why_no_adapter(*, base_model: BaseModel) -> str:
@@ -114,11 +115,13 @@ def require_within(limits: RecipeLimits, values: Mapping[str, object]) -> None:
 
 def _kinds(base_model: BaseModel) -> tuple[TrainingKind, ...]:
     adapter = "model" if why_no_adapter(base_model=base_model) else "adapter"
+    support = find_support(base_model.config)
+    note = support.qlora_note if support else ""
     return (
         TrainingKind(key="lora", method=Method.LORA, use_dora=False, name="LoRA", delivered_as=adapter),
-        TrainingKind(key="qlora", method=Method.QLORA, use_dora=False, name="QLoRA", delivered_as=adapter),
+        TrainingKind(key="qlora", method=Method.QLORA, use_dora=False, name="QLoRA", delivered_as=adapter, note=note),
         TrainingKind(key="dora", method=Method.LORA, use_dora=True, name="DoRA", delivered_as="model"),
-        TrainingKind(key="qdora", method=Method.QLORA, use_dora=True, name="QDoRA", delivered_as="model"),
+        TrainingKind(key="qdora", method=Method.QLORA, use_dora=True, name="QDoRA", delivered_as="model", note=note),
         TrainingKind(key="full", method=Method.FULL, use_dora=False, name="Full fine-tuning", delivered_as="model"),
     )
 

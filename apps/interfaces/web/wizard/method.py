@@ -108,7 +108,7 @@ def _choice(kind: TrainingKind, quoted: Mapping[str, PoolQuote | None], plan: Pl
     return {
         "value": kind.key,
         "title": kind.name,
-        "text": " ".join([_WORDS[kind.key], *_delivery_words(kind, plan.base_model, served)]),
+        "text": " ".join(filter(None, [_WORDS[kind.key], kind.note, *_delivery_words(kind, plan.base_model, served)])),
         "quote": quoted.get(kind.key),
         "checked": kind.key == form.kind.key,
     }
