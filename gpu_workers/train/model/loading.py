@@ -6,7 +6,7 @@ from pathlib import Path
 import peft
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, GraniteMoeConfig, PreTrainedModel
 
 from apps.contracts.adapter_files import find_support
 from apps.contracts.failures import FailureCode
@@ -26,6 +26,8 @@ try:
 except ImportError:  # only on GPU machines; `Engine.uses_liger` is set if installed
     _apply_liger_kernel_to_instance = None
 
+# TRL 1.16's loss reads this name of every mixture; Granite's configuration is the only one without an alias for it.
+GraniteMoeConfig.attribute_map = GraniteMoeConfig.attribute_map | {"num_experts": "num_local_experts"}
 CONFIG_FILE, ADAPTER_FILE = "config.json", "adapter_model.safetensors"
 
 

@@ -172,7 +172,7 @@ def _load(replica: Replica, *adapters: DesiredAdapter) -> None:
     def is_settled() -> bool:
         words = log.read_text(errors="replace") if log.is_file() else ""
         if " ended with " in words:
-            raise FamilyFailed(f"the engine died: {(_ERRORS.findall(words) or ['without a word'])[-1]}")
+            raise FamilyFailed(f"the engine died: {next(iter(_ERRORS.findall(words)), 'without a word')}")
         seen = replica.plane.observed[-1] if replica.plane.observed else None
         if seen is None or not seen.is_ready or seen.generation != generation:
             return False

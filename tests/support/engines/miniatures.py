@@ -163,12 +163,15 @@ MINIATURES: dict[str, Miniature] = {
     ),
     "phi4": Miniature(
         architecture="Phi3ForCausalLM", chat=_PHI, example="Phi-4-mini-instruct",
-        config={"partial_rotary_factor": 0.75, "tie_word_embeddings": True},
+        # Heads of 128: vLLM's kernel for CPUs turns a multiple of 16 pairs, of which 0.75 of 32 has none.
+        config={"partial_rotary_factor": 0.75, "tie_word_embeddings": True, "hidden_size": 256,
+                "num_attention_heads": 2, "num_key_value_heads": 1},
     ),
     "gpt-oss": Miniature(
         architecture="GptOssForCausalLM", chat=_HARMONY, example="gpt-oss-20b",
         config=_HEADS_OF_32 | _BOTH_KINDS | _FOUR_EXPERTS | {"rope_parameters": {
-            "rope_type": "default", "rope_theta": 150000.0,
+            "rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "original_max_position_embeddings": 16,
+            "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
         }},
     ),
     "mixtral": Miniature(
