@@ -57,8 +57,11 @@ def render(rows: Sequence[FamilyResult]) -> str:
             {"adapter": "as an adapter", "merged": "merged only"}.get(row.served, "failed"), differences,
         )  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
-    failed = [f"- **{row.family}** failed: {row.error}" for row in rows if row.error]
-    return "\n".join([_BEGIN, "", *lines, *([""] if failed else []), *failed, "", _END])
+    notes = [f"- **{row.family}** failed: {row.error}" for row in rows if row.error]
+    tried = {row.architecture for row in rows}
+    if untried := [support.family for name, support in SUPPORT.items() if name not in tried]:
+        notes.append(f"- Declared from the sources, and not tried yet: {', '.join(untried)}.")
+    return "\n".join([_BEGIN, "", *lines, *([""] if notes else []), *notes, "", _END])
 
 
 def write_docs() -> None:
