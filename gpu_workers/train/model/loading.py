@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, GraniteMoeConfig, PreTrainedModel
 
-from apps.contracts.adapter_files import find_support
+from apps.contracts.adapter_files import adapted_modules
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import Hyperparameters, Method
 from gpu_workers.train.failures import TrainingFailed
@@ -65,10 +65,10 @@ def load_model(
 
 def _require_layers(folder: Path, hyperparameters: Hyperparameters) -> None:
     """Refuse layers that the architecture does not have: PEFT would leave them out, or train experts instead."""
-    support = find_support(json.loads((folder / CONFIG_FILE).read_bytes()))
-    unknown = sorted(set(hyperparameters.target_modules) - set(support.modules)) if support else []
+    modules = adapted_modules(json.loads((folder / CONFIG_FILE).read_bytes()))
+    unknown = sorted(set(hyperparameters.target_modules) - set(modules))
     if unknown and hyperparameters.method is not Method.FULL:
-        message = f"This base model has no {', '.join(unknown)} to adapt: use {', '.join(support.modules)}."
+        message = f"This base model has no {', '.join(unknown)} to adapt: use {', '.join(modules)}."
         raise TrainingFailed(FailureCode.ADAPTER_REJECTED, message)
 
 
