@@ -128,6 +128,8 @@ _FOUR_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _WINDOW = 16  # less than a row has, so that both kinds of layers differ
 _BOTH_KINDS = {"sliding_window": _WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 
+_SCALED_LOGITS = {"logit_scale": 0.7}  # with the usual 0.0625, gradients of random weights are too small to learn
+
 # In the order of popularity.
 MINIATURES: dict[str, Miniature] = {
     "qwen3": Miniature(
@@ -209,9 +211,12 @@ MINIATURES: dict[str, Miniature] = {
     ),
     "glm4": Miniature(architecture="Glm4ForCausalLM", chat=_GLM, example="GLM-4-9B-0414", config=_HEADS_OF_32),
     "cohere2": Miniature(
-        architecture="Cohere2ForCausalLM", chat=_COHERE, example="c4ai-command-r7b-12-2024", config=_BOTH_KINDS,
+        architecture="Cohere2ForCausalLM", chat=_COHERE, example="c4ai-command-r7b-12-2024",
+        config=_BOTH_KINDS | _SCALED_LOGITS,
     ),
-    "cohere": Miniature(architecture="CohereForCausalLM", chat=_COHERE, example="c4ai-command-r-v01"),
+    "cohere": Miniature(
+        architecture="CohereForCausalLM", chat=_COHERE, example="c4ai-command-r-v01", config=_SCALED_LOGITS,
+    ),
     "gemma": Miniature(architecture="GemmaForCausalLM", chat=_GEMMA, example="gemma-7b-it", config=_HEADS_OF_32),
 }  # fmt: skip
 
