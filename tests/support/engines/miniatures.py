@@ -180,7 +180,7 @@ MINIATURES: dict[str, Miniature] = {
         architecture="MixtralForCausalLM", chat=_MISTRAL, example="Mixtral-8x7B-Instruct-v0.1", config=_FOUR_EXPERTS,
     ),
     "ministral3": Miniature(
-        architecture="Ministral3ForCausalLM", chat=_MISTRAL, example="Ministral-3-8B-Instruct (its text model)",
+        architecture="Ministral3ForCausalLM", chat=_MISTRAL, example="text model of Ministral-3-8B-Instruct",
         config=_HEADS_OF_32 | {"rope_parameters": {
             "type": "yarn", "rope_theta": 1000000.0, "factor": 16.0, "original_max_position_embeddings": 32,
             "max_position_embeddings": CONTEXT_TOKENS, "beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0,
