@@ -8,8 +8,8 @@ def test_the_table_in_the_docs_shows_the_committed_results() -> None:
     assert render(read_matrix()) in DOCS.read_text(), "make family-matrix writes both"
 
 
-def test_what_was_tried_is_declared_and_does_what_is_declared() -> None:
+def test_every_declared_architecture_was_tried_and_does_what_is_declared() -> None:
     rows = read_matrix()
 
-    assert len(rows) >= 14 and {row.architecture for row in rows} <= set(SUPPORT)
+    assert {row.architecture for row in rows} == set(SUPPORT)
     assert {row.family: row.served for row in rows} == {row.family: SUPPORT[row.architecture].served for row in rows}
