@@ -3,8 +3,8 @@
     .venv-engines/bin/python -m tests.bench.families [--only qwen3,llama3]
 
 Results go into `matrix.json` beside this file, family by family, and from there into the table of `docs/models.md`. The
-last line is one JSON object. A family takes about two minutes of CPU; vLLM starts twice for each: with adapters, and
-alone with the merged model.
+last line is one JSON object. A family takes about a minute of CPU. vLLM starts as a replica with
+adapters; the merged model is scored in a second vLLM, forked from this process.
 """
 
 import argparse
