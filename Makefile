@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev setup-gguf demo demo-ci dev test test-quick test-unit test-browser test-engines test-e2e \
         test-durations nightly chaos fuzz check audit fix \
-        migrations translations shell screenshots cli gpu-check clean
+        migrations translations shell screenshots cli gpu-check family-matrix clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/; s/%/NAME/' | expand -t 16
@@ -62,6 +62,10 @@ test-durations: setup-dev # all tests; keeps what each file took, by which the l
 nightly: audit ## before a release: external services, vLLM with images and as canary, long searches; and make audit
 	$(WEB) -m scripts.test --nightly
 	$(PYTEST) --hypothesis-profile=thorough -m hypothesis tests/unit
+	$(ENGINES) -m tests.bench.families
+
+family-matrix: setup-dev ## each model family in miniature through the whole product; the last line is one JSON object
+	$(ENGINES) -m tests.bench.families
 
 chaos: setup-dev ## kill -9 of every process at every point (long)
 	$(PYTEST) -m chaos tests/e2e tests/unit/payments tests/integration/billing tests/api/gateway

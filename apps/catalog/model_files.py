@@ -10,15 +10,12 @@ from pathlib import Path
 
 import msgspec
 
+from apps.contracts.adapter_files import why_refused
 from apps.contracts.chat import ChatRenderer, InvalidChatTemplate
 from apps.core.errors import InvalidValue
 from apps.estimates.models.architectures import Architecture, from_config, parameter_count
 from apps.estimates.models.families import ArchitectureError
 
-# The model types that both trainer and engine run without code from the repository.
-MODEL_TYPES = frozenset(
-    {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "phi3", "olmo2", "gpt_oss"}
-)
 TEXT_FILES = frozenset(
     {
         "config.json",
@@ -128,9 +125,11 @@ def check_config(config: Mapping[str, object]) -> Architecture:
     if "auto_map" in config:
         raise ModelRefused("config.json names code of the repository (auto_map), which is never run.", param="config")
     family = str(config.get("model_type", ""))
-    if family not in MODEL_TYPES:
-        allowed = ", ".join(sorted(MODEL_TYPES))
-        raise ModelRefused(f"model_type {family!r} is not supported; it must be one of {allowed}.", param="model_type")
+    if reason := why_refused(family):
+        raise ModelRefused(f"model_type {family!r} is not supported. {reason}", param="model_type")
+    if "quantization_config" in config:
+        message = "The weights are quantised. Install a copy of the model in 16 bits: it trains, merges and serves."
+        raise ModelRefused(message, param="config")
     try:
         return from_config(config)
     except ArchitectureError as error:

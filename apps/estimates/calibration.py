@@ -13,6 +13,7 @@ from statistics import median
 
 import msgspec
 
+from apps.contracts.adapter_files import adapted_modules
 from apps.contracts.worker_api import ProbeReport
 from apps.estimates.intervals import whole_job_factor
 from apps.estimates.models import architectures
@@ -352,6 +353,7 @@ def _request(report: ProbeReport) -> QuoteRequest:
         longest_row_tokens=report.sequence_length,
         row_lengths=((report.sequence_length, _ROWS * report.micro_batch_size),),
         lora_rank=report.lora_rank,
+        target_modules=adapted_modules(report.config or {}),
         lora_dropout=0.0,
         checkpoints=0,
         micro_batch_size=report.micro_batch_size,

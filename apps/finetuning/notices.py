@@ -1,7 +1,6 @@
 """Notices of jobs: to the creator at a success, failure or pause, to operators when a firm price is overrun."""
 
 from django.conf import settings
-
 from django.utils.functional import lazy
 from django.utils.translation import gettext
 

@@ -16,6 +16,7 @@ export VLLM_MEDIA_URL_ALLOW_REDIRECTS=0 VLLM_HTTP_TIMEOUT_KEEP_ALIVE=75 VLLM_NO_
 export VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB=16
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 DO_NOT_TRACK=1
 
+# Of other architectures than Llama's: the column "LoRA on" of docs/models.md, for example LORA_MODULES="q_proj k_proj v_proj o_proj".
 # With a tool parser, whose grammars are xgrammar's: GRAMMARS='{"backend": "auto"}'.
 grammars='{"backend": "guidance", "disable_any_whitespace": true}'
 exec "${PYTHON:-python}" -m vllm.entrypoints.openai.api_server \
@@ -23,7 +24,7 @@ exec "${PYTHON:-python}" -m vllm.entrypoints.openai.api_server \
     --allowed-media-domains ${MEDIA_HOSTS:-nowhere.invalid} \
     --enable-lora --max-loras "${MAX_LORAS:-8}" --max-cpu-loras "${MAX_CPU_LORAS:-64}" \
     --max-lora-rank "${MAX_LORA_RANK:-16}" \
-    --lora-target-modules q_proj k_proj v_proj o_proj gate_proj up_proj down_proj \
+    --lora-target-modules ${LORA_MODULES:-q_proj k_proj v_proj o_proj gate_proj up_proj down_proj} \
     --generation-config vllm --max-logprobs 5 --max-num-queued-reqs "${MAX_QUEUED_REQUESTS:-128}" \
     --structured-outputs-config "${GRAMMARS:-$grammars}" \
     --enable-force-include-usage --enable-prompt-tokens-details --enable-request-id-headers \

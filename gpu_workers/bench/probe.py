@@ -7,6 +7,7 @@ the training child, and writes probe.json.
 
 import contextlib
 import itertools
+import json
 import math
 import statistics
 import sys
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 
+from apps.contracts.adapter_files import adapted_modules
 from apps.contracts.chat import RenderedRow
 from apps.contracts.runs import BaseModelRef, DatasetRef, Hyperparameters, Method, RunSpec
 from apps.contracts.worker_api import ProbeReport, ProbeRequest
@@ -104,6 +106,9 @@ def measure(request: ProbeRequest, work_dir: Path, *, hub_token: str | None) -> 
         folder = fetch_base_model(request.base_model, hub_token=hub_token)
     else:
         folder = made_up.write_folder(work_dir / "shape", request.config)
+    modules = adapted_modules(json.loads((folder / "config.json").read_bytes()))
+    recipe = msgspec.structs.replace(recipe, target_modules=modules)
+    spec = msgspec.structs.replace(spec, hyperparameters=recipe)
     engine = choose_engine(detect(), recipe, attention=attention_of(folder))
     if request.config is None:
         model = load_model(folder, recipe, engine=engine)

@@ -1,12 +1,14 @@
 """The command line and the environment of every vLLM process."""
 
 import importlib.metadata
+import json
 import sys
+from pathlib import Path
 
+from apps.contracts.adapter_files import adapted_modules
 from gpu_workers.common.config import EngineConfig, child_environment
 from gpu_workers.engine.state import EnginePaths, ReplicaBase
 
-TARGET_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _NO_HOST = "nowhere.invalid"  # without a list vLLM fetches images from any host; this name never exists (RFC 6761)
 # llguidance compiles incrementally, with limits at every step; xgrammar 0.2.8 compiles at once, which takes seconds for
 # a counted repetition. Blanks between members are excluded: a small model may write them without end. The tool parsers
@@ -44,7 +46,7 @@ def build_command(config: EngineConfig, base: ReplicaBase, *, model_path: str, p
         options["--max-loras"] = str(config.max_loras)
         options["--max-cpu-loras"] = str(config.max_cpu_loras)
         options["--max-lora-rank"] = str(config.max_lora_rank)
-    adapters = ["--enable-lora", "--lora-target-modules", *TARGET_MODULES] if base.has_adapters else []
+    adapters = ["--enable-lora", "--lora-target-modules", *_target_modules(model_path)] if base.has_adapters else []
     switches = [
         "--enable-force-include-usage",
         "--enable-prompt-tokens-details",
@@ -60,6 +62,11 @@ def build_command(config: EngineConfig, base: ReplicaBase, *, model_path: str, p
     pairs = [word for pair in options.items() for word in pair]
     media = ["--allowed-media-domains", *(config.media_hosts or (_NO_HOST,))]
     return [sys.executable, "-m", *server, *pairs, *media, *adapters, *switches, *config.extra_arguments]
+
+
+def _target_modules(model_path: str) -> tuple[str, ...]:
+    """Return the layers that adapters of this model change; the engine reserves memory for these alone."""
+    return adapted_modules(json.loads((Path(model_path) / "config.json").read_bytes()))
 
 
 def build_environment(config: EngineConfig) -> dict[str, str]:

@@ -23,6 +23,7 @@ from gpu_workers.engine.state import record_part
 gc.disable()  # imports leave almost no garbage, and a seventh of their time is spent looking for it
 from vllm.config import VllmConfig  # noqa: E402
 from vllm.entrypoints.launchers.api_server.entry import main  # noqa: E402
+from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
 
 from gpu_workers.engine.cpu_adapters import leave_out_rows_without_adapter  # noqa: E402
@@ -47,6 +48,21 @@ def fork_processes() -> None:
     platform.check_and_update_config = staticmethod(check_and_fork)
 
 
+def leave_experts_alone() -> None:
+    """Have the experts of a mixture computed by the CPU's kernel.
+
+    With adapters of any layer vLLM chooses a kernel in Triton, as adapters of experts need it. A CPU has no Triton, and
+    our adapters change no experts (apps/contracts/adapter_files/support.py).
+    """
+    complete = FusedMoEConfig.__post_init__
+
+    def complete_without_adapters(config: FusedMoEConfig) -> None:
+        config.is_lora_enabled = False
+        complete(config)
+
+    FusedMoEConfig.__post_init__ = complete_without_adapters
+
+
 def record_processes(file: Path) -> None:
     """Have each process that vLLM forks recorded. Helpers, which are of `multiprocessing.Process`, are not."""
 
@@ -62,5 +78,6 @@ def record_processes(file: Path) -> None:
 if __name__ == "__main__":
     fork_processes()
     leave_out_rows_without_adapter()
+    leave_experts_alone()
     record_processes(Path(sys.argv.pop(1)))
     main()

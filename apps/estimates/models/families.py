@@ -43,13 +43,16 @@ NAMES = {
     "mpt": ModuleNames(output="out_proj", up="up_proj", down="down_proj", fused_qkv="Wqkv"),
     "qwen": ModuleNames(output="attn.c_proj", gate="w2", up="w1", down="mlp.c_proj", fused_qkv="c_attn"),
     "mixtral": ModuleNames(output="o_proj", gate="w1", up="w3", down="w2"),
+    "glm4": ModuleNames(output="o_proj", up="gate_up_proj", down="down_proj", fused_gate_up=True),
 }
 
 FAMILIES: dict[str, Traits] = {
     "llama": {},
     "mistral": {},
     "mixtral": {},
+    "ministral3": {"head_dim": 128},
     "granite": {},
+    "granitemoe": {},
     "smollm3": {"tie_word_embeddings": True},
     "qwen": {"qkv_bias": True},
     "qwen2": {"qkv_bias": True},
@@ -76,7 +79,10 @@ FAMILIES: dict[str, Traits] = {
     "starcoder2": {"all_biases": True, "norm_bias": True, "mlp_gated": False, "tie_word_embeddings": True},
     "stablelm": {"norm_bias": True},
     "cohere": {"norms_per_layer": 1, "tie_word_embeddings": True},
+    "cohere2": {"norms_per_layer": 1, "tie_word_embeddings": True},
+    "glm4": {"norms_per_layer": 4, "head_dim": 128, "qkv_bias": True, "output_bias": False},
     "olmo2": {"qk_norm": "full"},
+    "olmo3": {"qk_norm": "full"},
     "gpt_oss": {"qkv_bias": True, "output_bias": True, "mlp_bias": True, "attention_sinks": True, "head_dim": 64},
 }
 _ALIASES = {"gemma3": "gemma3_text", "mistral3": "mistral", "ministral": "mistral", "RefinedWebModel": "falcon"}

@@ -26,7 +26,7 @@ from apps.finetuning.jobs.files import InvalidTrainingFile, is_all_held_out, obj
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotes.options import PoolQuote, split_key
 from apps.finetuning.quotes.queries import counting_model, find_counted, quote_counted
-from apps.finetuning.recipes.limits import MIN_LEARNING_RATE
+from apps.finetuning.recipes.limits import MIN_LEARNING_RATE, target_modules
 from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.recipes.training_data import Counted
 
@@ -157,7 +157,7 @@ def _smaller(job: FineTuningJob) -> Iterator[Change]:
 def _servable(job: FineTuningJob) -> Iterator[Change]:
     """Suggest layers and a rank that every replica takes, and a lower alpha if its scale would be too large."""
     recipe, usual = recipe_of(job), Hyperparameters()
-    changed: dict[str, Any] = {"target_modules": usual.target_modules}
+    changed: dict[str, Any] = {"target_modules": target_modules(base_model=job.base_model)[0]}
     if recipe.lora_rank > MAX_RANK:
         changed["lora_rank"] = usual.lora_rank
     shape = {"r": changed.get("lora_rank", recipe.lora_rank), "lora_alpha": recipe.lora_alpha}

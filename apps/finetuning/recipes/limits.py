@@ -8,7 +8,7 @@ from typing import TypeGuard
 import msgspec
 
 from apps.catalog.models import BaseModel
-from apps.contracts.adapter_files import ARCHITECTURES, TARGET_MODULES
+from apps.contracts.adapter_files import TARGET_MODULES, Served, adapted_modules, find_support
 from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.contracts.split import MAX_SHARE
 from apps.core.errors import InvalidValue
@@ -48,6 +48,7 @@ class TrainingKind(msgspec.Struct, frozen=True, kw_only=True):
     use_dora: bool
     name: str
     delivered_as: str  # "adapter": served here; "model": whole weights to download
+    note: str = ""  # how it differs for this base model
 
 
 class RecipeLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,11 +62,15 @@ class RecipeLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 def get_limits(*, base_model: BaseModel) -> RecipeLimits:
     """Return the limits of this model."""
+    modules, _ = target_modules(base_model=base_model)
     return RecipeLimits(
         objectives=tuple(Objective),
         kinds=_kinds(base_model),
         hyperparameters=(
-            *LIMITS_OF_EVERY_MODEL,
+            *(
+                msgspec.structs.replace(limit, options=modules) if limit.name == "target_modules" else limit
+                for limit in LIMITS_OF_EVERY_MODEL
+            ),
             Limit(
                 name="max_length",
                 text="Tokens of a row; what is longer is cut, running text into pieces that are all trained.",
@@ -75,6 +80,25 @@ def get_limits(*, base_model: BaseModel) -> RecipeLimits:
             ),
         ),
     )
+
+
+def target_modules(*, base_model: BaseModel) -> tuple[tuple[str, ...], str]:
+    """Return the layers that LoRA can adapt, all of them by default, and why these."""
+    support = find_support(base_model.config)
+    return adapted_modules(base_model.config), support.modules_reason if support else "All linear layers of a block."
+
+
+def why_no_adapter(*, base_model: BaseModel) -> str:
+    """Return why no engine serves adapters of the model, "" if engines do.
+
+    A seeded row of an unknown type counts as servable until its installation shows otherwise.
+    """
+    support = find_support(base_model.config)
+    if support is None:
+        return (
+            "The serving engine loads no adapters of this architecture." if "architectures" in base_model.config else ""
+        )
+    return "" if support.served is Served.ADAPTER else support.served_reason
 
 
 def kind_of(*, base_model: BaseModel, recipe: Hyperparameters) -> TrainingKind:
@@ -90,15 +114,14 @@ def require_within(limits: RecipeLimits, values: Mapping[str, object]) -> None:
 
 
 def _kinds(base_model: BaseModel) -> tuple[TrainingKind, ...]:
-    # A seeded row without a config.json has no architecture. It counts as servable until its installation shows
-    # otherwise.
-    architectures = base_model.config.get("architectures")
-    adapter = "adapter" if architectures is None or ARCHITECTURES & set(architectures) else "model"
+    adapter = "model" if why_no_adapter(base_model=base_model) else "adapter"
+    support = find_support(base_model.config)
+    note = support.qlora_note if support else ""
     return (
         TrainingKind(key="lora", method=Method.LORA, use_dora=False, name="LoRA", delivered_as=adapter),
-        TrainingKind(key="qlora", method=Method.QLORA, use_dora=False, name="QLoRA", delivered_as=adapter),
+        TrainingKind(key="qlora", method=Method.QLORA, use_dora=False, name="QLoRA", delivered_as=adapter, note=note),
         TrainingKind(key="dora", method=Method.LORA, use_dora=True, name="DoRA", delivered_as="model"),
-        TrainingKind(key="qdora", method=Method.QLORA, use_dora=True, name="QDoRA", delivered_as="model"),
+        TrainingKind(key="qdora", method=Method.QLORA, use_dora=True, name="QDoRA", delivered_as="model", note=note),
         TrainingKind(key="full", method=Method.FULL, use_dora=False, name="Full fine-tuning", delivered_as="model"),
     )
 

@@ -1,12 +1,14 @@
 """The model to train: the base with an adapter, or the base itself, in this machine's best training precision."""
 
+import json
 from pathlib import Path
 
 import peft
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, GraniteMoeConfig, PreTrainedModel
 
+from apps.contracts.adapter_files import adapted_modules
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import Hyperparameters, Method
 from gpu_workers.train.failures import TrainingFailed
@@ -24,7 +26,9 @@ try:
 except ImportError:  # only on GPU machines; `Engine.uses_liger` is set if installed
     _apply_liger_kernel_to_instance = None
 
-ADAPTER_FILE = "adapter_model.safetensors"
+# TRL 1.16's loss reads this name of every mixture; Granite's configuration is the only one without an alias for it.
+GraniteMoeConfig.attribute_map = GraniteMoeConfig.attribute_map | {"num_experts": "num_local_experts"}
+CONFIG_FILE, ADAPTER_FILE = "config.json", "adapter_model.safetensors"
 
 
 def load_model(
@@ -40,6 +44,7 @@ def load_model(
     `start` contains an adapter or a whole model of an earlier job to begin with. A sharded model is spread over all
     processes.
     """
+    _require_layers(folder, hyperparameters)
     engine = engine or choose_engine(detect(), hyperparameters, attention=attention_of(folder))
     base = _load_base(folder, hyperparameters, engine, is_sharded=is_sharded)
     if start is not None:
@@ -56,6 +61,15 @@ def load_model(
         is_offloaded=hyperparameters.cpu_offload,
         gathers_bf16=not is_adapter and engine.autocast == "bf16",
     )
+
+
+def _require_layers(folder: Path, hyperparameters: Hyperparameters) -> None:
+    """Refuse layers that the architecture does not have: PEFT would leave them out, or train experts instead."""
+    modules = adapted_modules(json.loads((folder / CONFIG_FILE).read_bytes()))
+    unknown = sorted(set(hyperparameters.target_modules) - set(modules))
+    if unknown and hyperparameters.method is not Method.FULL:
+        message = f"This base model has no {', '.join(unknown)} to adapt: use {', '.join(modules)}."
+        raise TrainingFailed(FailureCode.ADAPTER_REJECTED, message)
 
 
 def adapt(

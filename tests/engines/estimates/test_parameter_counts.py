@@ -28,7 +28,7 @@ SEEDS = range(12)
 FAMILIES = (
     "llama", "mistral", "mixtral", "granite", "smollm3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2",
     "gemma3_text", "phi3", "phi", "gpt_neox", "falcon", "gpt2", "mpt", "starcoder2", "stablelm", "cohere", "olmo2",
-    "gpt_oss",
+    "gpt_oss", "ministral3", "granitemoe", "olmo3", "glm4", "cohere2",
 )  # fmt: skip
 
 
@@ -86,13 +86,24 @@ def invented(kind: str, seed: int) -> dict[str, Any]:
     }  # fmt: skip
     if kind not in ("phi", "gpt_neox", "falcon"):
         config["num_key_value_heads"] = rng.choice([n for n in (1, 2, 4, 8) if heads % n == 0])
-    if kind in ("qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "llama", "gpt_oss", "mistral"):
+    if kind in (
+        "qwen3",
+        "qwen3_moe",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "llama",
+        "gpt_oss",
+        "mistral",
+        "ministral3",
+        "glm4",
+    ):
         config["head_dim"] = rng.choice([8, 16, 32])
     if kind == "llama":
         config |= {"attention_bias": rng.random() < 0.5, "mlp_bias": rng.random() < 0.5}
     if kind in ("mistral", "gemma2", "gemma3_text", "qwen2", "starcoder2"):
         config["sliding_window"] = rng.choice([16, 4096])
-    if kind in ("mixtral", "gpt_oss"):
+    if kind in ("mixtral", "gpt_oss", "granitemoe"):
         config |= {"num_local_experts": rng.choice([2, 4]), "num_experts_per_tok": 2}
     if kind in ("qwen2_moe", "qwen3_moe"):
         config |= {"num_experts": rng.choice([2, 4]), "num_experts_per_tok": 2, "moe_intermediate_size": 40,

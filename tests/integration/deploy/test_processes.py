@@ -249,7 +249,12 @@ def test_every_lock_pins_exact_versions_once_and_the_cpu_engines_bring_no_cuda()
 def test_the_line_for_running_vllm_by_hand_is_the_line_in_service() -> None:
     script = (REPOSITORY / "deploy/vllm/serve.sh").read_text().replace("\\\n", " ")
     config = EngineConfig(work_dir=Path("/w"), kv_cache_bytes=0)
-    command = build_command(config, ReplicaBase(served_name="b-x"), model_path="/m", paths=EnginePaths(Path("/w")))
+    command = build_command(
+        config,
+        ReplicaBase(served_name="b-x"),
+        model_path=str(REPOSITORY / "demo" / "base_model"),
+        paths=EnginePaths(Path("/w")),
+    )
     in_service = {word for word in command if word.startswith("--")} - {"--kv-cache-memory-bytes"}  # of a CPU only
 
     by_hand = set(re.findall(r"(?<!\S)--[a-z-]+", script.split("exec ", 1)[1]))

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from apps.contracts.adapter_files import CONFIG_FILE, TARGET_MODULES, WEIGHTS_FILE, expected_tensors
+from apps.contracts.adapter_files import ALL_LINEAR, CONFIG_FILE, WEIGHTS_FILE, expected_tensors
 
 Arrays = dict[str, np.ndarray]
 
 
 def make_arrays(
-    base_model: Path, *, rank: int = 8, seed: int = 0, size: float = 0.3, modules: Sequence[str] = TARGET_MODULES
+    base_model: Path, *, rank: int = 8, seed: int = 0, size: float = 0.3, modules: Sequence[str] = ALL_LINEAR
 ) -> Arrays:
     """Return random weights of the right names and shapes: strong enough to change greedy answers."""
     random = np.random.default_rng(seed)
@@ -43,7 +43,7 @@ def make_files(arrays: Arrays, *, rank: int = 8, dtype: str = "BF16", **config: 
         "base_model_name_or_path": "anything",
         "r": rank,
         "lora_alpha": 2 * rank,
-        "target_modules": list(TARGET_MODULES),
+        "target_modules": list(ALL_LINEAR),
         "bias": "none",
     }
     return {CONFIG_FILE: json.dumps(settings | config).encode(), WEIGHTS_FILE: write_safetensors(arrays, dtype=dtype)}

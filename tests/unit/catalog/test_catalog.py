@@ -142,10 +142,20 @@ class TestLocalModel:
         with pytest.raises(ModelRefused, match="auto_map"):
             add(folder)
 
-    def test_must_be_of_a_known_family(self, folder: Path) -> None:
-        (folder / "config.json").write_text('{"model_type": "mystery"}')
+    @pytest.mark.parametrize(
+        ("config", "why"),
+        [
+            ({"model_type": "mystery"}, "mystery.* must be one of .*qwen3_moe"),
+            ({"model_type": "gemma3"}, "vision tower"),
+            ({"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}, "in 16 bits"),
+        ],
+    )
+    def test_must_be_of_a_family_that_trains_and_serves(
+        self, folder: Path, config: dict[str, object], why: str
+    ) -> None:
+        (folder / "config.json").write_text(json.dumps(config))
 
-        with pytest.raises(ModelRefused, match="mystery"):
+        with pytest.raises(ModelRefused, match=why):
             add(folder)
 
     @pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors", "chat_template.jinja"])

@@ -8,8 +8,8 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from apps.contracts.adapter_files import (
+    ALL_LINEAR,
     MAX_HEADER_BYTES,
-    TARGET_MODULES,
     AdapterFileError,
     ProblemCode,
     SafetensorsHeader,
@@ -35,7 +35,7 @@ CONFIG: dict[str, Any] = {
     "peft_type": "LORA",
     "r": 8,
     "lora_alpha": 16,
-    "target_modules": list(TARGET_MODULES),
+    "target_modules": list(ALL_LINEAR),
     "bias": "none",
     "use_dora": False,
     "rank_pattern": {},
@@ -55,7 +55,7 @@ def make_entry(begin: int, end: int, *, shape: list[int] | None = None, dtype: s
 
 
 def make_header(**replace: Tensor | None) -> SafetensorsHeader:
-    table = expected_tensors(BASE, rank=8, target_modules=TARGET_MODULES)
+    table = expected_tensors(BASE, rank=8, target_modules=ALL_LINEAR)
     tensors = {name: Tensor(dtype="BF16", shape=shape, begin=0, end=0) for name, shape in table.items()}
     for name, tensor in replace.items():
         if tensor is None:
@@ -131,7 +131,7 @@ def test_configuration_that_is_no_plain_json_object_is_refused(data: bytes) -> N
 
 
 def test_table_has_two_tensors_for_each_layer_and_module_in_their_shapes() -> None:
-    table = expected_tensors(BASE, rank=8, target_modules=TARGET_MODULES)
+    table = expected_tensors(BASE, rank=8, target_modules=ALL_LINEAR)
 
     assert len(table) == 3 * 7 * 2
     assert table[PREFIX + "0.self_attn.q_proj.lora_A.weight"] == (8, 64)
@@ -149,7 +149,30 @@ def test_head_size_of_the_configuration_wins_over_the_quotient() -> None:
 
 def test_no_table_is_guessed_for_other_architectures() -> None:
     with pytest.raises(UnsupportedArchitecture):
-        expected_tensors(BASE | {"architectures": ["MixtralForCausalLM"]}, rank=8, target_modules=TARGET_MODULES)
+        expected_tensors(BASE | {"architectures": ["FalconForCausalLM"]}, rank=8, target_modules=ALL_LINEAR)
+
+
+def test_a_mixture_of_experts_has_adapters_of_its_attention_only() -> None:
+    mixture = BASE | {"architectures": ["MixtralForCausalLM"]}
+
+    assert set(expected_tensors(mixture, rank=8, target_modules=("q_proj",))) < set(
+        expected_tensors(BASE, rank=8, target_modules=("q_proj", "down_proj"))
+    )
+    with pytest.raises(UnsupportedArchitecture, match="no down_proj"):
+        expected_tensors(mixture, rank=8, target_modules=("q_proj", "down_proj"))
+
+
+def test_layers_that_are_fused_have_the_shapes_of_all_their_parts() -> None:
+    phi = BASE | {"architectures": ["Phi3ForCausalLM"]}
+
+    table = expected_tensors(phi, rank=8, target_modules=("qkv_proj", "gate_up_proj"))
+
+    parts = expected_tensors(BASE, rank=8, target_modules=ALL_LINEAR)
+    sizes = {module: parts[f"{PREFIX}0.{module}.lora_B.weight"][0] for module in (
+        "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj",
+    )}  # fmt: skip
+    assert table[PREFIX + "0.self_attn.qkv_proj.lora_B.weight"] == (sum(list(sizes.values())[:3]), 8)
+    assert table[PREFIX + "0.mlp.gate_up_proj.lora_B.weight"] == (sum(list(sizes.values())[3:]), 8)
 
 
 def test_plain_lora_on_its_base_has_no_problem() -> None:
@@ -206,7 +229,7 @@ def test_configuration_of_anything_but_plain_lora_is_refused(change: dict[str, A
 def test_served_configuration_takes_over_numbers_and_nothing_else() -> None:
     clean = clean_adapter_config(CONFIG | {"lora_dropout": 0.1, "revision": "x"}, base_model="b-1")
 
-    assert (clean["r"], clean["lora_alpha"], clean["target_modules"]) == (8, 16, sorted(TARGET_MODULES))
+    assert (clean["r"], clean["lora_alpha"], clean["target_modules"]) == (8, 16, sorted(ALL_LINEAR))
     assert clean["base_model_name_or_path"] == "b-1"
     assert "revision" not in clean
     assert clean["lora_dropout"] == 0.0

@@ -6,14 +6,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpu_workers.common.config import ConfigError, EngineConfig, read_engine_config, read_serving_config
+from apps.contracts.adapter_files import ALL_LINEAR
+from gpu_workers.common.config import REPOSITORY, ConfigError, EngineConfig, read_engine_config, read_serving_config
 from gpu_workers.common.process_tree import identify
 from gpu_workers.engine import launcher
-from gpu_workers.engine.command import TARGET_MODULES, build_command, build_environment
+from gpu_workers.engine.command import build_command, build_environment
 from gpu_workers.engine.launcher import EngineParts
 from gpu_workers.engine.state import EnginePaths, ReplicaBase, record_part
 
-BASE = ReplicaBase(served_name="b-demo", path="/models/demo")
+MODEL = str(REPOSITORY / "demo" / "base_model")
+BASE = ReplicaBase(served_name="b-demo", path=MODEL)
 PATHS = EnginePaths(Path("/run"))
 
 
@@ -24,7 +26,7 @@ def config(tmp_path: Path) -> EngineConfig:
 
 @pytest.fixture
 def command(config: EngineConfig) -> list[str]:
-    return build_command(config, BASE, model_path="/models/demo", paths=PATHS)
+    return build_command(config, BASE, model_path=MODEL, paths=PATHS)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,7 @@ def test_an_option_has_its_value(command: list[str], option: str, value: str) ->
 )
 def test_an_operators_tool_parser_or_grammars_leave_the_choice_of_grammars_to_them(config, own) -> None:
     config = msgspec.structs.replace(config, extra_arguments=own)
-    command = build_command(config, BASE, model_path="/models/demo", paths=PATHS)
+    command = build_command(config, BASE, model_path=MODEL, paths=PATHS)
 
     assert not [word for word in command if "guidance" in word]
     assert command[-len(own) :] == list(own)
@@ -71,7 +73,7 @@ def test_only_the_cpu_build_forks_its_processes(
 ) -> None:
     monkeypatch.setattr("gpu_workers.engine.command._is_cpu_build", lambda: is_cpu)
 
-    command = build_command(config, BASE, model_path="/models/demo", paths=PATHS)
+    command = build_command(config, BASE, model_path=MODEL, paths=PATHS)
 
     assert command[1 : command.index("--model")] == ["-m", *server]
 
@@ -81,7 +83,7 @@ def test_the_cpu_build_compiles_nothing(config: EngineConfig, monkeypatch: pytes
     """A start would take twice as long and need a C++ compiler."""
     monkeypatch.setattr("gpu_workers.engine.command._is_cpu_build", lambda: is_cpu)
 
-    command = build_command(config, BASE, model_path="/models/demo", paths=PATHS)
+    command = build_command(config, BASE, model_path=MODEL, paths=PATHS)
 
     assert ("--enforce-eager" in command) is is_cpu
     assert ("TORCH_COMPILE_DISABLE" in build_environment(config)) is is_cpu
@@ -104,7 +106,7 @@ def test_a_switch_is_on(command: list[str], switch: str) -> None:
 
 def test_every_module_the_trainer_adapts_is_wrapped_and_nothing_dangerous_is_on(command: list[str]) -> None:
     first = command.index("--lora-target-modules") + 1
-    assert tuple(command[first : first + len(TARGET_MODULES)]) == TARGET_MODULES
+    assert tuple(command[first : first + len(ALL_LINEAR)]) == ALL_LINEAR
     forbidden = {
         "--trust-remote-code",
         "--trust-request-chat-template",
@@ -114,6 +116,17 @@ def test_every_module_the_trainer_adapts_is_wrapped_and_nothing_dangerous_is_on(
         "--port",
     }
     assert not forbidden & set(command)
+
+
+def test_the_experts_of_a_mixture_are_not_wrapped(config: EngineConfig, tmp_path: Path) -> None:
+    """vLLM has kernels for adapters of experts on some GPUs only, and an engine elsewhere would not start."""
+    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3MoeForCausalLM"]}')
+
+    command = build_command(config, BASE, model_path=str(tmp_path), paths=PATHS)
+
+    first = command.index("--lora-target-modules") + 1
+    assert command[first : first + 4] == ["q_proj", "k_proj", "v_proj", "o_proj"]
+    assert command[first + 4].startswith("--")
 
 
 @pytest.mark.parametrize(
@@ -157,7 +170,7 @@ def test_a_serving_agent_says_which_variable_is_wrong(tmp_path: Path) -> None:
 def test_the_engine_fetches_media_from_listed_hosts_alone(config: EngineConfig, hosts: tuple[str, ...]) -> None:
     config = msgspec.structs.replace(config, media_hosts=hosts)
 
-    command = build_command(config, BASE, model_path="/models/demo", paths=PATHS)
+    command = build_command(config, BASE, model_path=MODEL, paths=PATHS)
 
     first = command.index("--allowed-media-domains") + 1
     following = next(place for place in range(first, len(command)) if command[place].startswith("--"))
@@ -185,7 +198,7 @@ def test_a_canary_engine_is_launched_as_the_replicas_own_engine_but_for_folder_a
     own, canary = read_engine_config(environ), read_engine_config(environ, is_canary=True)
 
     assert canary.work_dir == own.work_dir / "canary" and canary.base_model_path == ""  # it waits for its agent
-    commands = [build_command(config, BASE, model_path="/m", paths=PATHS) for config in (own, canary)]
+    commands = [build_command(config, BASE, model_path=MODEL, paths=PATHS) for config in (own, canary)]
     assert [(a, b) for a, b in zip(*commands, strict=True) if a != b] == [("0.65", "0.25")]
     with pytest.raises(ConfigError, match="ANNEAL_CANARY_GPU_MEMORY_SHARE"):
         read_engine_config(environ | {"ANNEAL_CANARY_GPU_MEMORY_SHARE": "25"}, is_canary=True)

@@ -39,6 +39,13 @@ PAGES = (
         ("web:dataset_",),
     ),
     HelpPage(
+        "models",
+        "docs/models.md",
+        "Families you can train, the layers of an adapter, and how the result is served",
+        Audience.USERS,
+        ("staff:base_model",),
+    ),
+    HelpPage(
         "training",
         "docs/training.md",
         "Methods, recipes, checks before the first billed second, pausing and resuming",

@@ -111,7 +111,9 @@ def _choice(kind: TrainingKind, quoted: Mapping[str, PoolQuote | None], plan: Pl
     return {
         "value": kind.key,
         "title": gettext(kind.name),
-        "text": " ".join([f"{_WORDS[kind.key]}", *_delivery_words(kind, plan.base_model, served)]),
+        "text": " ".join(
+            filter(None, [f"{_WORDS[kind.key]}", kind.note, *_delivery_words(kind, plan.base_model, served)])
+        ),
         "quote": quoted.get(kind.key),
         "checked": kind.key == form.kind.key,
     }

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from apps.contracts.adapter_files import CONFIG_FILE, TARGET_MODULES
+from apps.contracts.adapter_files import ALL_LINEAR, CONFIG_FILE
 from apps.contracts.parity import PARITY_FILE, TOLERANCE, ParityProbe
 from apps.contracts.runs import BaseModelRef, DatasetRef, Hyperparameters, Manifest, RunSpec
 from apps.contracts.serving import LoadState, ObservedAdapter
@@ -37,7 +37,7 @@ def publish_files(
     seed: int,
     size: float,
     rank: int = RANK,
-    modules: Sequence[str] = TARGET_MODULES,
+    modules: Sequence[str] = ALL_LINEAR,
     dtype: str = "BF16",
     **config: object,
 ) -> dict[str, bytes]:

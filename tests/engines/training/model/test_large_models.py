@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from apps.contracts.adapter_files import TARGET_MODULES
+from apps.contracts.adapter_files import ALL_LINEAR
 from apps.contracts.evaluation import EvaluationPlan
 from apps.contracts.parity import PARITY_FILE, ParityProbe
 from apps.contracts.runs import Manifest, Method
@@ -163,7 +163,7 @@ def examined(tmp_path: Path) -> Callable[..., Made]:
             work_dir / "adapter",
             lambda files: Manifest(kind="adapter", run_id="run_1", attempt=1, step=5, files=files),
         )
-        recipe = msgspec.structs.replace(SMALL, method=method, lora_rank=8, target_modules=TARGET_MODULES)
+        recipe = msgspec.structs.replace(SMALL, method=method, lora_rank=8, target_modules=ALL_LINEAR)
         plan = EvaluationPlan(max_answers=1, max_answer_tokens=4)
         spec = make_run_spec(model, recipe, has_validation=True, evaluation=plan)
         made = make(work_dir, spec, PublishSecrets())

@@ -117,6 +117,21 @@ def test_a_models_own_recipe_counts_where_it_was_measured():
     assert recipe_of(OWN, asked={"learning_rate_multiplier": 2}).hyperparameters.learning_rate == 2e-3
 
 
+def test_a_mixture_of_experts_adapts_its_attention_and_says_why():
+    mixture = BaseModel(name="moe", context_length=4096, config={"architectures": ["Qwen3MoeForCausalLM"]})
+
+    recipe, limits = recipe_of(mixture), get_limits(base_model=mixture)
+
+    assert recipe.hyperparameters.target_modules == ("q_proj", "k_proj", "v_proj", "o_proj")
+    assert "one tensor" in reasons(recipe)["target_modules"]
+    assert {kind.key: bool(kind.note) for kind in limits.kinds if kind.delivered_as == "adapter"} == {
+        "lora": False,
+        "qlora": True,
+    }
+    with pytest.raises(InvalidValue, match="target_modules"):
+        recipe_of(mixture, asked={"target_modules": ["down_proj"]})
+
+
 def test_rslora_scales_by_the_root_of_the_rank():
     assert recipe_of(asked={"lora_rank": 64}).hyperparameters.lora_alpha == 128
     assert recipe_of(asked={"lora_rank": 64, "use_rslora": True}).hyperparameters.lora_alpha == 16

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from apps.contracts.adapter_files.support import TARGET_MODULES, Served, find_support
+
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 
@@ -21,19 +23,6 @@ MAX_CONFIG_BYTES = 64 * 2**10
 MAX_TENSORS = 20_000
 MAX_RANK = 512  # the largest rank that vLLM accepts
 MAX_SCALE = 64.0  # lora_alpha / r; 2 is usual, 1e9 makes finite weights overflow
-
-TARGET_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-ARCHITECTURES = frozenset(
-    {
-        "LlamaForCausalLM",
-        "MistralForCausalLM",
-        "Qwen2ForCausalLM",
-        "Qwen3ForCausalLM",
-        "GemmaForCausalLM",
-        "Gemma2ForCausalLM",
-        "SmolLM3ForCausalLM",
-    }
-)
 
 _ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
@@ -146,9 +135,11 @@ def expected_tensors(
 ) -> dict[str, tuple[int, ...]]:
     """Return name and shape of every tensor of an adapter for the base model with this config.json.
 
-    Raises UnsupportedArchitecture for a model whose linear layers have other names.
+    Raises UnsupportedArchitecture for a model that is served without adapters, or has no such layers.
     """
     sizes = _module_sizes(base_config)
+    if unknown := [module for module in target_modules if module not in sizes]:
+        raise UnsupportedArchitecture(f"This base model has no {', '.join(unknown)}; adapt {', '.join(sizes)}.")
     table: dict[str, tuple[int, ...]] = {}
     for layer in range(int(base_config["num_hidden_layers"])):
         for module in target_modules:
@@ -274,15 +265,16 @@ def _require_full_cover(tensors: Mapping[str, Tensor], *, begin: int, end: int) 
 
 
 def _module_sizes(base_config: Mapping[str, Any]) -> dict[str, tuple[str, int, int]]:
-    """Return (block, inputs, outputs) of each linear layer."""
-    architectures = base_config.get("architectures") or ["?"]
-    if architectures[0] not in ARCHITECTURES:
-        raise UnsupportedArchitecture(f"Adapters for {architectures[0]} are not supported.")
+    """Return (block, inputs, outputs) of each layer that LoRA adapts."""
+    support = find_support(base_config)
+    if support is None or support.served is not Served.ADAPTER:
+        named = (base_config.get("architectures") or ["?"])[0]
+        raise UnsupportedArchitecture(f"Adapters for {named} are not supported.")
     hidden, heads = int(base_config["hidden_size"]), int(base_config["num_attention_heads"])
     head = int(base_config.get("head_dim") or hidden // heads)
     keys = int(base_config.get("num_key_value_heads") or heads) * head
     inner = int(base_config["intermediate_size"])
-    return {
+    sizes = {
         "q_proj": ("self_attn", hidden, heads * head),
         "k_proj": ("self_attn", hidden, keys),
         "v_proj": ("self_attn", hidden, keys),
@@ -290,7 +282,10 @@ def _module_sizes(base_config: Mapping[str, Any]) -> dict[str, tuple[str, int, i
         "gate_proj": ("mlp", hidden, inner),
         "up_proj": ("mlp", hidden, inner),
         "down_proj": ("mlp", inner, hidden),
+        "qkv_proj": ("self_attn", hidden, heads * head + 2 * keys),
+        "gate_up_proj": ("mlp", hidden, 2 * inner),
     }
+    return {module: sizes[module] for module in support.modules}
 
 
 def _check_config(config: Mapping[str, object]) -> list[Problem]:

@@ -1,0 +1,125 @@
+"""What trains and what serves, for each architecture: declared once for install, wizard, quote, worker and engine.
+
+Reasons come from the sources of transformers 5.19, PEFT 0.21, bitsandbytes 0.50 and vLLM 0.32. `make family-matrix`
+runs a miniature of every architecture on these engines, and `docs/models.md` has the results.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+ALL_LINEAR = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
+_PHI3 = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+_GLM = (*ATTENTION, "down_proj")
+TARGET_MODULES = (*ALL_LINEAR, "qkv_proj", "gate_up_proj")  # of all architectures
+
+_ALL = "All linear layers of a block."
+_FUSED_BOTH = "All linear layers of a block; q, k, v and gate, up are one layer each, in vLLM too."
+_FUSED_MLP = (
+    "All linear layers but gate_up_proj: it is one layer in transformers, but vLLM packs it from gate_proj and up_proj "
+    "and takes no adapter of the whole."
+)
+_EXPERTS = (
+    "Attention only: the experts of a layer are one tensor, which PEFT adapts only without dropout and DoRA, and vLLM "
+    "serves only with kernels of some GPUs."
+)
+_EXPERTS_IN_16_BITS = (
+    "Saves little memory: 4 bits hold linear layers only, and a layer's experts are one tensor of 16 bits."
+)
+_OWN = "vLLM's own model class takes adapters of these layers."
+_BACKEND = "vLLM runs the class of transformers, and takes adapters of its linear layers."
+
+
+class Served(StrEnum):
+    """How an engine serves what was trained."""
+
+    ADAPTER = "adapter"
+    MERGED = "merged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Support:
+    """What can be done with one architecture. `modules` are the layers that LoRA adapts, all of them by default."""
+
+    family: str
+    model_type: str
+    modules: tuple[str, ...] = ALL_LINEAR
+    modules_reason: str = _ALL
+    served: Served = Served.ADAPTER
+    served_reason: str = _OWN
+    qlora_note: str = ""  # how QLoRA differs from that of dense models
+
+    @property
+    def is_mixture(self) -> bool:
+        """Return whether it is a mixture of experts."""
+        return self.modules_reason == _EXPERTS
+
+
+def _mixture(family: str, model_type: str) -> Support:
+    return Support(
+        family=family,
+        model_type=model_type,
+        modules=ATTENTION,
+        modules_reason=_EXPERTS,
+        qlora_note=_EXPERTS_IN_16_BITS,
+    )
+
+
+def _on_transformers(family: str, model_type: str) -> Support:
+    return Support(family=family, model_type=model_type, served_reason=_BACKEND)
+
+
+SUPPORT: Mapping[str, Support] = {
+    "Qwen3ForCausalLM": Support(family="Qwen 3", model_type="qwen3"),
+    "Qwen3MoeForCausalLM": _mixture("Qwen 3 MoE", "qwen3_moe"),
+    "Qwen2ForCausalLM": Support(family="Qwen 2 and 2.5", model_type="qwen2"),
+    "LlamaForCausalLM": Support(family="Llama 2 and 3", model_type="llama"),
+    "Gemma3ForCausalLM": Support(family="Gemma 3 text", model_type="gemma3_text"),
+    "Gemma2ForCausalLM": Support(family="Gemma 2", model_type="gemma2"),
+    "GemmaForCausalLM": Support(family="Gemma", model_type="gemma"),
+    "MistralForCausalLM": Support(family="Mistral", model_type="mistral"),
+    "Ministral3ForCausalLM": Support(family="Ministral 3 text", model_type="ministral3"),
+    "MixtralForCausalLM": _mixture("Mixtral", "mixtral"),
+    "Phi3ForCausalLM": Support(family="Phi-3 and Phi-4", model_type="phi3", modules=_PHI3, modules_reason=_FUSED_BOTH),
+    "GptOssForCausalLM": _mixture("gpt-oss", "gpt_oss"),
+    "SmolLM3ForCausalLM": _on_transformers("SmolLM3", "smollm3"),
+    "Olmo2ForCausalLM": _on_transformers("OLMo 2", "olmo2"),
+    "Olmo3ForCausalLM": _on_transformers("OLMo 3", "olmo3"),
+    "GraniteForCausalLM": Support(family="Granite", model_type="granite"),
+    "GraniteMoeForCausalLM": _mixture("Granite MoE", "granitemoe"),
+    "Glm4ForCausalLM": Support(family="GLM-4", model_type="glm4", modules=_GLM, modules_reason=_FUSED_MLP),
+    "CohereForCausalLM": Support(family="Command R", model_type="cohere"),
+    "Cohere2ForCausalLM": Support(family="Command R7B and A", model_type="cohere2"),
+}
+MODEL_TYPES = frozenset(support.model_type for support in SUPPORT.values())
+# Model types that people ask for, and why they are refused.
+REFUSED = {
+    "deepseek_v2": "Its compressed attention (MLA) and its experts are in no formula of the quote.",
+    "deepseek_v3": "Its compressed attention (MLA) and its experts are in no formula of the quote.",
+    "gemma3": "It is Gemma 3 with a vision tower, whose layers have the same names. Use a text model (gemma3_text).",
+    "mistral3": "It has a vision tower, whose layers have the same names. Use a text model (mistral or ministral3).",
+    "granitemoehybrid": "Its state-space layers are in no formula of the quote.",
+    "qwen3_next": "Its linear attention is in no formula of the quote.",
+}
+
+
+def find_support(config: Mapping[str, object]) -> Support | None:
+    """Return the declaration for a config.json, or for a catalogue row by its model type; None if there is none."""
+    named = config.get("architectures")
+    if isinstance(named, list):
+        return SUPPORT.get(str(named[0])) if named else None
+    return next((each for each in SUPPORT.values() if each.model_type == config.get("model_type")), None)
+
+
+def adapted_modules(config: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the layers that an adapter of this model may change; Llama's for a model that is not declared."""
+    support = find_support(config)
+    return support.modules if support else ALL_LINEAR
+
+
+def why_refused(model_type: str) -> str:
+    """Return why no model of this type can be installed, as a sentence; "" if it can."""
+    if model_type in MODEL_TYPES:
+        return ""
+    return REFUSED.get(model_type) or f"It must be one of {', '.join(sorted(MODEL_TYPES))}."

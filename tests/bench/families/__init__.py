@@ -1,0 +1,1 @@
+"""Every model family in miniature through the whole product: `make family-matrix`."""
