@@ -3,6 +3,7 @@
 from django.db import models
 from django.db.models import Func, Q, Value
 from django.db.models.functions import Greatest, Now
+from django.utils.translation import gettext_noop
 
 from apps.core.ids import IdField
 from apps.finetuning.models.constraints import paired
@@ -11,8 +12,8 @@ from apps.finetuning.models.constraints import paired
 class PricePolicy(models.TextChoices):
     """What a run that is slower than quoted costs: at most the quoted maximum, or its time up to the spend cap."""
 
-    FIRM = "firm", "Firm: the customer pays at most the quoted maximum"
-    METERED = "metered", "Metered: the customer pays for the time, up to the spend cap"
+    FIRM = "firm", gettext_noop("Firm: the customer pays at most the quoted maximum")
+    METERED = "metered", gettext_noop("Metered: the customer pays for the time, up to the spend cap")
 
 
 class GpuPool(models.Model):

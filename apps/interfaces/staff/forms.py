@@ -49,8 +49,8 @@ class PoolForm(forms.Form):
         help_text=later("For one machine: 0.05 is one in twenty hours. Estimates include expected rework."),
     )
     price_policy = forms.ChoiceField(
-        choices=PricePolicy.choices,
-        label="If a run is slower than quoted",
+        choices=[(policy.value, later(policy.label)) for policy in PricePolicy],
+        label=later("If a run is slower than quoted"),
         widget=forms.RadioSelect,
         initial=PricePolicy.FIRM,
     )
@@ -61,8 +61,8 @@ class PoolForm(forms.Form):
         max_digits=4,
         decimal_places=2,
         initial=FIRM_FACTOR,
-        label="Longest run at a firm price",
-        help_text="In quoted maximums. A run that reaches this pauses, unbilled, and you get an email.",
+        label=later("Longest run at a firm price"),
+        help_text=later("In quoted maximums. A run that reaches this pauses, unbilled, and you get an email."),
     )
 
     def __init__(self, data: QueryDict | None = None, *, initial: dict[str, object] | None = None) -> None:

@@ -238,7 +238,7 @@ def continue_job(request: HttpRequest, job_id: str) -> HttpResponse:
     shown = get_object_or_404(_jobs(), pk=job_id)
     with domain_errors_shown(request):
         control.continue_overrun(job=shown, by=operator_id(request), now=db_now())
-        messages.success(request, "The job is queued again.")
+        messages.success(request, gettext("The job is queued again."))
     return redirect("staff:job_detail", job_id=shown.pk)
 
 
