@@ -10,8 +10,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev setup-gguf demo demo-ci dev test test-quick test-unit test-browser test-engines test-e2e \
-        test-durations nightly chaos fuzz check audit fix \
-        migrations translations shell screenshots cli gpu-check family-matrix clean
+        test-durations nightly chaos fuzz check audit fix migrations \
+        translations shell screenshots cli gpu-check family-matrix bench-quotes bench-rehearsal clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/; s/%/NAME/' | expand -t 16
@@ -77,6 +77,9 @@ fuzz: setup-dev ## random input for API, gateway and readers, SECONDS=3600; the 
 
 bench-quotes: setup-dev # distinct quotes a second on one core, placement search included
 	$(WEB) -m tests.bench.quote_rate
+
+bench-rehearsal: setup-dev ## memory traced without a GPU, against real tensors and the formula
+	$(WEB) -m tests.bench.rehearsal
 
 bench-%: setup-dev ## one benchmark of tests/bench, e.g. make bench-estimates
 	$(WEB) -m tests.bench.$*

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from apps.contracts.evaluation import EvaluationPlan, EvaluationReport
 from apps.contracts.failures import FailureCode
-from apps.contracts.struct import Count, Rate, Seconds, Steps
+from apps.contracts.struct import Count, Rate, Seconds, Steps, Text
 from apps.contracts.struct import Struct as Struct
 
 MAX_SAMPLES, SAMPLE_CHARACTERS = 3, 1_000
@@ -349,3 +349,38 @@ class Stopped(Outcome, frozen=True, kw_only=True, tag="stopped"):
 
 
 RunOutcome = Succeeded | Failed | Stopped
+
+
+# --- memory rehearsals --------------------------------------------------------------------------------------------
+
+
+class MemoryRequest(Struct, frozen=True, kw_only=True):
+    """One process of a job. `config` is the model's config.json; a micro-step has `rows` rows of `row_tokens` tokens.
+
+    `gradient_accumulation_steps` of the recipe matters, its `batch_size` does not.
+    """
+
+    config: dict[str, object]
+    hyperparameters: Hyperparameters
+    rows: int = 1
+    row_tokens: int = 1024
+    trained_share: float = 1.0  # of a row's tokens; the head runs on these alone
+    gpu_count: int = 1
+    parallelism: str = "single"  # "single" | "ddp" | "fsdp"
+    is_on_cpu: bool = False
+    stack: str = "anneal"  # or "hf": transformers' Trainer with PEFT, as published rows used it
+    attention: str = "flash"  # of other stacks than ours: "flash" or "eager"
+    is_full_depth: bool = False  # trace every layer; else two shallow depths, extrapolated
+
+
+class MemoryReport(Struct, frozen=True, kw_only=True):
+    """Bytes of one process at the peak. `allocated_bytes` are tensors; `peak_bytes` adds the constants of a device."""
+
+    allocated_bytes: Count
+    resting_bytes: Count  # of them, weights and optimizer state, which stay between steps
+    weight_bytes: Count  # of them, the base model
+    peak_bytes: Count
+    moment: Text  # of the peak
+    moments: dict[Text, Count]
+    seconds: Seconds = 0.0
+    software: dict[Text, Text] = {}

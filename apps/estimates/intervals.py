@@ -27,6 +27,15 @@ MEMORY = PredictionInterval(p10=0.89, p50=1.0, p90=1.25, origin="160 published r
 TIME = PredictionInterval(
     p10=0.89, p50=1.0, p90=1.40, origin="324 published runs of other training loops, none of this pool"
 )
+# The stacks that these rows come from. The formulas are further from the runs of any other: its switches were read from
+# code and documents, and no row has confirmed them. The factors are quantiles over publishers, each with the same
+# weight and with one more publisher of unknown place, half of it at either end (`make bench-estimates`, unseen).
+MEASURED_STACKS = {
+    "memory": frozenset({"qwen", "swift", "fsdp_qlora", "litgpt", "peft"}),
+    "time": frozenset({"foundry", "qwen", "fsdp_qlora", "peft"}),
+}
+UNSEEN_MEMORY = PredictionInterval(p10=0.62, p50=1.0, p90=1.30, origin="published runs of other publishers")
+UNSEEN_TIME = PredictionInterval(p10=0.65, p50=1.0, p90=1.65, origin="published runs of other publishers")
 # A probe measures the pool itself; the remaining error comes from another model, length and batch. The factors are
 # medians, over sources and GPU types, of the same quantiles, with each row predicted from another of its source and
 # type.
@@ -68,6 +77,11 @@ class MemoryInterval(msgspec.Struct, frozen=True):
     @property
     def margin(self) -> tuple[float, float]:
         return self.bounds[2]
+
+
+def is_measured(stack: str, kind: str) -> bool:
+    """Return whether published rows of this stack are behind the narrow interval of "memory" or "time"."""
+    return stack.partition("+")[0] in MEASURED_STACKS[kind]
 
 
 def memory_interval(pool: PoolFacts) -> MemoryInterval:

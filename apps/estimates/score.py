@@ -14,16 +14,17 @@ import msgspec
 
 from apps.estimates.accuracy import Accuracy, Prediction, accuracy
 from apps.estimates.errors import EstimateError
-from apps.estimates.intervals import MEMORY, TIME, PredictionInterval
+from apps.estimates.intervals import MEMORY, TIME, UNSEEN_MEMORY, UNSEEN_TIME, PredictionInterval, is_measured
 from apps.estimates.models.architectures import Architecture
 from apps.estimates.models.names import Names
 from apps.estimates.physics import gpus
 from apps.estimates.physics.timing import CONSTANTS, Constants
 from apps.estimates.published import sources
 from apps.estimates.published.predictions import Prepared, known_bytes, predict, prepare
+from apps.estimates.published.rehearsals import rehearsed
 from apps.estimates.published.rows import MEMORY as MEMORY_KIND
 from apps.estimates.published.rows import TIME as TIME_KIND
-from apps.estimates.published.rows import Excluded, Job, MeasurementRow, read_row
+from apps.estimates.published.rows import Excluded, Job, MeasurementRow, read_row, with_fixed_lengths
 
 DATA = Path(__file__).resolve().parents[1] / "catalog" / "data"
 _GROUPS = ("source", "method", "gpu")
@@ -34,22 +35,28 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
     excluded: tuple[Excluded, ...]
 
 
-def score(rows: Iterable[MeasurementRow], *, folder: Path = DATA) -> Scored:
-    """Predict every row whose configuration is complete."""
+def score(rows: Iterable[MeasurementRow], *, folder: Path = DATA, is_rehearsed: bool = False) -> Scored:
+    """Predict every row whose configuration is complete, with `is_rehearsed` by its stack's code where that can run."""
     architectures = Names(sources.load_architectures(folder))
     types = gpus.load(folder / "gpus.json")
     excluded: list[Excluded] = []
     points: dict[str, list[Prediction]] = {MEMORY_KIND: [], TIME_KIND: []}
+    rows = tuple(rows)
+    fixed = with_fixed_lengths(rows)
+    prepared = []
     for row in rows:
-        found = _read(row, architectures)
+        found = _read(row, architectures, fixed)
         if isinstance(found, Excluded):
             excluded.append(found)
-            continue
-        point = point_of(prepare(found, types))
-        if point is None:
-            excluded.append(Excluded(found.id, found.kind, "the GPU's speed is not known"))
         else:
-            points[found.kind].append(point)
+            prepared.append(prepare(found, types))
+    traced = rehearsed(prepared) if is_rehearsed else {}
+    for each in prepared:
+        point = point_of(each, more_bytes=traced.get(each.job.id, 0.0))
+        if point is None:
+            excluded.append(Excluded(each.job.id, each.job.kind, "the GPU's speed is not known"))
+        else:
+            points[each.job.kind].append(point)
     return Scored(points={kind: tuple(found) for kind, found in points.items()}, excluded=tuple(excluded))
 
 
@@ -57,15 +64,18 @@ def point_of(
     prepared: Prepared,
     *,
     constants: Constants = CONSTANTS,
-    memory: PredictionInterval = MEMORY,
-    time: PredictionInterval = TIME,
+    more_bytes: float = 0.0,
 ) -> Prediction | None:
-    """Return one row's prediction with its interval; None if the GPU's speed is unknown."""
+    """Return one row's prediction with its interval; None if the GPU's speed is unknown.
+
+    `more_bytes` is what a trace found more than the formula.
+    """
     job, value = prepared.job, predict(prepared, constants)
     if value is None:
         return None
+    value += more_bytes
     known = known_bytes(prepared) if job.kind == MEMORY_KIND else 0.0
-    spread = memory if job.kind == MEMORY_KIND else time
+    spread = _interval(job)
     return Prediction(
         id=job.id,
         source=job.source,
@@ -76,6 +86,12 @@ def point_of(
         p10=known + (value - known) * spread.p10,
         p90=known + (value - known) * spread.p90,
     )
+
+
+def _interval(job: Job) -> PredictionInterval:
+    if job.kind == MEMORY_KIND:
+        return MEMORY if is_measured(job.stack, "memory") else UNSEEN_MEMORY
+    return TIME if is_measured(job.stack, "time") else UNSEEN_TIME
 
 
 def cards(folder: Path = DATA) -> list[int]:
@@ -113,9 +129,11 @@ def _line(name: str, a: Accuracy) -> str:
     return f"{name[:34]:34}{a.n:5}{columns}\n"
 
 
-def _read(row: MeasurementRow, architectures: Mapping[str, Architecture]) -> Job | Excluded:
+def _read(
+    row: MeasurementRow, architectures: Mapping[str, Architecture], fixed_lengths: frozenset[str]
+) -> Job | Excluded:
     try:
-        return read_row(row, architectures)
+        return read_row(row, architectures, fixed_lengths=fixed_lengths)
     except (EstimateError, KeyError, TypeError, ValueError) as error:
         return Excluded(str(row.get("id")), "", f"the row cannot be read: {error}")
 
@@ -124,6 +142,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m apps.estimates.score", description=__doc__)
     parser.add_argument("file", type=Path, help="measurement rows, one JSON object a line")
     parser.add_argument("--rows", type=Path, help="write each row's prediction here, one JSON object a line")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="trace rows of transformers' stacks with their code, where installed"
+    )
     options = parser.parse_args(arguments)
     try:
         lines = options.file.read_bytes().splitlines()
@@ -131,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, msgspec.DecodeError) as error:
         sys.stderr.write(f"{options.file}: {error}\n")
         return 2
-    scored, usable = score(rows), cards()
+    scored, usable = score(rows, is_rehearsed=options.rehearse), cards()
     if options.rows:
         options.rows.write_bytes(b"".join(msgspec.json.encode(p) + b"\n" for g in scored.points.values() for p in g))
     sys.stdout.write(f"{len(rows)} rows; left out:\n")

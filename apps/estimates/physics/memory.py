@@ -21,8 +21,10 @@ from apps.estimates.physics.states import (
     DTYPE_BYTES,
     Shards,
     buckets,
+    dora_scratch,
     host_bytes,
     passing_gradients,
+    root_unit,
     step_copy,
     stored_weight_bytes,
     training_state,
@@ -69,9 +71,6 @@ _MASK_BYTES_PER_SCORE = 1 + 2
 _LIVE_PARAMETERS = 1e9
 # Under DeepSpeed the model runs in 16 bits without autocast: logits, shifted copy, log-probabilities, gradient.
 _DEEPSPEED_LOSS_BYTES = 8.0
-# FSDP gathers at most two units ahead of the one it computes with (limit_all_gathers), and keeps the root unit
-# (embedding and head) gathered from the forward to the backward pass, with its padded buffer.
-_FSDP_UNITS, _FSDP_ROOT_COPIES = 3, 2
 
 
 class MemoryPart(msgspec.Struct, frozen=True):
@@ -117,6 +116,12 @@ def peak_memory(
     return MemoryModel(shape_of_plan(architecture, plan), plan, gpu, stack).estimate(plan)
 
 
+def device_bytes(*, allocated: int, resting: int, gpu_count: int = 1) -> int:
+    """Return what a GPU shows for so many bytes of tensors: with the allocator's reserve, CUDA's context and NCCL."""
+    shared = NCCL_BYTES if gpu_count > 1 else 0
+    return round(allocated + _RESERVE_SHARE * (allocated - resting) + CONTEXT_BYTES + _CUBLAS_BYTES + shared)
+
+
 def weight_bytes(*, architecture: Architecture, plan: TrainingPlan, stack: StackProfile = ANNEAL) -> int:
     """Return the bytes of all base model weights, as this method stores them."""
     return round(stored_weight_bytes(shape_of_plan(architecture, plan), plan, stack))
@@ -133,6 +138,7 @@ class MemoryModel:
         weights = stored_weight_bytes(shape, plan, stack)
         state = training_state(shape, plan, stack)
         self.refers = plan.is_preference and plan.has_reference
+        self.scores = stack.evaluates or self.refers  # a forward pass without gradients
         self.keeps_reference = self.refers and not stack.reference_ahead
         if self.keeps_reference and plan.method == Method.FULL:
             weights *= 2  # the original model; with an adapter, the base itself is the reference
@@ -141,22 +147,27 @@ class MemoryModel:
         self.gradients = state.gradients / shards.gradients
         if plan.cpu_offload and not plan.is_deepspeed:
             self.gradients = min(self.gradients, passing_gradients(shape, self.width))
+        if plan.steps_in_backward:
+            self.gradients = min(self.gradients, max(shape.head, shape.largest_linear) * self.width)
         self.host = host_bytes(shape, plan, weights, state) if plan.cpu_offload else 0.0
         self.optimizer = 0.0 if plan.cpu_offload else state.optimizer / shards.optimizer
         self.step_copy = 0.0 if plan.cpu_offload else step_copy(state, plan, shards.optimizer)
         self.buckets = buckets(plan, state)
-        self.gathered = self.buckets + _gathered(shape, plan, weights)
+        self.gathered = self.buckets + _gathered(shape, plan, stack, weights)
+        self.root = root_unit(shape, plan)
+        self.root_gradients = self.root if plan.method == Method.FULL else 0.0
         self.framework = CPU_PROCESS_BYTES if gpu.is_cpu else CONTEXT_BYTES + _CUBLAS_BYTES
         self.framework += NCCL_BYTES if plan.gpu_count > 1 else 0
         self.load = max(shape.head, shape.largest_linear) * self.width
         # Of one weight matrix: quantised bases are converted back to the compute type one matrix at a time; DoRA adds
         # B x A to each.
         quantized = shape.largest_linear * self.width if plan.method == Method.QLORA else 0
-        dora = 2 * shape.largest_linear * self.width if plan.use_dora else 0
+        dora = dora_scratch(shape, plan, self.width) if plan.use_dora else 0
         self.workspace = quantized + dora
         self.per_token = _TokenBytes(shape, plan, gpu, stack, self.width)
         self.reserve_share = _CPU_ALLOCATOR_SHARE if gpu.is_cpu else _RESERVE_SHARE
-        self.keeps_gradients = plan.gradient_accumulation_steps > 1 or plan.parallelism == Parallelism.DDP
+        is_kept = plan.gradient_accumulation_steps > 1 or plan.parallelism == Parallelism.DDP
+        self.keeps_gradients = is_kept and not plan.steps_in_backward
         self.copies = _autocast_copies(shape, plan, stack) if self.keeps_gradients else 0.0
 
     def estimate(self, plan: TrainingPlan) -> MemoryEstimate:
@@ -212,9 +223,11 @@ class MemoryModel:
             held + kept + self.copies + widened * (saved + t.loss(tokens)),
             held
             + (self.gradients if checkpointing else kept + self.copies)
+            + self.root_gradients
             + widened * (saved + working + self.workspace),
+            held + kept + max(0, 2 - self.stack.fsdp_root_copies) * self.root,
             at_rest + self.gradients + self.optimizer + self.step_copy + self.buckets,
-            held + widened * (beside + working + t.evaluation(tokens) + self.workspace),
+            held + widened * (beside + working + t.evaluation(tokens) + self.workspace) if self.scores else 0.0,
         )
 
     def needed(self, rows: int, length: int, checkpointing: bool, margin: tuple[float, float]) -> float:
@@ -234,6 +247,10 @@ class MemoryModel:
             state = optimizer if self.keeps_reference else 0.0
             judged = (first + working, logits + t.evaluation(tokens))
             reference = (_Moment("reference", 0.0, state, *judged, workspace, gathered),)
+        scored = (working, t.evaluation(tokens), workspace, gathered)
+        evaluation = (_Moment("evaluation", 0.0, optimizer, *scored),) if self.stack.evaluates else ()
+        whole = gathered + (2 - self.stack.fsdp_root_copies) * self.root
+        gather = (_Moment("gather", kept, optimizer, 0.0, 0.0, 0.0, whole),) if self.root else ()
         return (
             _Moment("load", 0.0, 0.0, 0.0, 0.0, self.load, 0.0),
             _Moment("loss", kept, optimizer, saved, t.loss(tokens), 0.0, gathered, copies),
@@ -244,11 +261,12 @@ class MemoryModel:
                 saved + working,
                 0.0,
                 workspace,
-                gathered,
+                gathered + self.root_gradients,
                 0.0 if checkpointing else copies,
             ),
+            *gather,
             _Moment("optimizer_step", self.gradients, optimizer + self.step_copy, 0.0, 0.0, 0.0, self.buckets),
-            _Moment("evaluation", 0.0, optimizer, working, t.evaluation(tokens), workspace, gathered),
+            *evaluation,
             _Moment("checkpoint", 0.0, optimizer, 0.0, 0.0, 0.0, gathered),
             *reference,
         )
@@ -283,14 +301,19 @@ class _TokenBytes:
         if plan.method == Method.QLORA and stack.quantized_activation_bytes:
             width = stack.quantized_activation_bytes
         self.shape, self.plan, self.stack, self.width, self.is_cpu = shape, plan, stack, width, gpu.is_cpu
-        norm_bytes = width if stack.fused_kernels else 4  # RMSNorm works on an fp32 copy unless fused
+        is_fused = stack.fused_kernels or plan.is_compiled
+        norm_bytes = width if is_fused else 4  # RMSNorm works on an fp32 copy unless fused
         norms = s.architecture.norms_per_layer * norm_bytes * s.hidden
         key_values = s.query if stack.repeats_key_values else s.key_value
         attention = width * (2 * s.query + 2 * key_values)
-        ff_copies = s.ff_copies - 1 if stack.fused_kernels else s.ff_copies
-        self.layer = norms + attention + ff_copies * width * s.active_ff + self._adapter_inputs()
-        self.working = width * (2 * s.hidden + 3 * s.active_ff)
-        self.checkpoint = 0 if stack.offloads_checkpoints else s.n_layers * s.hidden * width
+        ff_copies = s.ff_copies - 1 if is_fused else s.ff_copies
+        # Norms in fp32 give fp32 results, and bitsandbytes' layers return the type they are given.
+        is_wide = plan.method == Method.QLORA and plan.quantization == "nf4" and stack.has_wide_norms
+        ff_width = 4 if is_wide else width
+        self.layer = norms + attention + ff_copies * ff_width * s.active_ff + self._adapter_inputs()
+        self.working = width * 2 * s.hidden + ff_width * 3 * s.active_ff
+        is_offloaded = stack.offloads_checkpoints or plan.offloads_activations
+        self.checkpoint = 0 if is_offloaded else s.n_layers * s.hidden * width
         self.head_gradient = s.head * 4 if plan.method == Method.FULL and stack.is_tiled_loss else 0
 
     def activations(self, rows: int, length: int, checkpointing: bool) -> tuple[float, float]:
@@ -310,6 +333,8 @@ class _TokenBytes:
         s, stack = self.shape, self.stack
         if not stack.is_tiled_loss:
             per_logit = _DEEPSPEED_LOSS_BYTES if self.plan.is_deepspeed else stack.loss_bytes
+            if self.plan.is_compiled:
+                per_logit = min(per_logit, stack.compiled_loss_bytes)
             widened = 2 if self.plan.compute_dtype == "float32" else 1
             return tokens * s.vocabulary * per_logit * widened
         tile = min(tokens, _TILE_TOKENS) * min(s.vocabulary, _TILE_VOCABULARY)
@@ -343,7 +368,7 @@ def shape_of_plan(architecture: Architecture, plan: TrainingPlan) -> Shape:
     return shape_of(architecture, rank=plan.lora_rank, target_modules=plan.target_modules, use_dora=plan.use_dora)
 
 
-def _gathered(shape: Shape, plan: TrainingPlan, weights: float) -> float:
+def _gathered(shape: Shape, plan: TrainingPlan, stack: StackProfile, weights: float) -> float:
     """Return the bytes of the whole layers gathered from sharded weights while computing."""
     if plan.parallelism != Parallelism.ZERO3:
         return 0.0
@@ -351,7 +376,8 @@ def _gathered(shape: Shape, plan: TrainingPlan, weights: float) -> float:
     layer = shape.layer * (weights - outside * width) / (shape.layer * shape.n_layers)
     if plan.is_deepspeed:
         return min(_LIVE_PARAMETERS * width, weights) + shape.head * width
-    return _FSDP_UNITS * layer + _FSDP_ROOT_COPIES * outside * width
+    # The root stays gathered from the forward to the backward pass.
+    return stack.fsdp_units * layer + stack.fsdp_root_copies * outside * width
 
 
 def _autocast_copies(shape: Shape, plan: TrainingPlan, stack: StackProfile) -> float:

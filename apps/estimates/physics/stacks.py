@@ -26,11 +26,13 @@ class StackProfile(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     name: str
     loss_bytes: float = 12.0
+    compiled_loss_bytes: float = 12.0  # the same under torch.compile, if less
     is_tiled_loss: bool = False
     adapter_bytes: int = 4  # of each LoRA weight, if the base is 16-bit
     quantized_adapter_bytes: int = 4  # the same, if the base is 4-bit
     is_autocast: bool = True  # fp32 adapters are cast to 16 bits at each use, and the copies are kept for the step
     upcasts_unquantized: bool = False  # prepare_model_for_kbit_training: embeddings, norms and head to fp32
+    has_wide_norms: bool = False  # prepare_model_for_kbit_training: at least the norms over a 4-bit base in fp32
     # Of each weight of a mixture's experts over a 4-bit base. transformers 5 keeps a layer's experts in one tensor,
     # which bitsandbytes does not quantise. None: one matrix per expert (transformers 4), quantised like all others.
     expert_bytes: int | None = None
@@ -48,6 +50,10 @@ class StackProfile(msgspec.Struct, frozen=True, kw_only=True):
     packs_micro_batches: bool = False  # a micro-batch's rows become one sequence: no padding if rows can be packed
     frees_cache: bool = False  # returns cached blocks, or grows segments: varying lengths do not fragment memory
     ties_embeddings: bool = True  # as the model does; False: embedding and head are two matrices in every model
+    # FSDP gathers this many layers at once, and the root unit (embedding and head) this often; FSDP1 with its buffer.
+    fsdp_units: int = 3
+    fsdp_root_copies: int = 2
+    evaluates: bool = False  # on held-out rows while training; published figures are of training alone
     offloads_quantized: bool = True  # 4-bit weights may stay in the host's memory
     reference_ahead: bool = False  # DPO: the reference processes all rows once, before training
     launch_share: float = 1.0  # of the eager cost of launching kernels; less if compiled or fused
@@ -60,8 +66,12 @@ ANNEAL = StackProfile(
     loss_bytes=0.0,
     is_tiled_loss=True,
     expert_bytes=2,
+    has_wide_norms=True,
     casts_trained_weights=True,
     packs_micro_batches=True,
+    fsdp_units=2,
+    fsdp_root_copies=1,
+    evaluates=True,
     offloads_quantized=False,
     reference_ahead=True,
     sources=(
@@ -78,6 +88,7 @@ _PROFILES = (
         key="hf",
         name="transformers, TRL, PEFT",
         upcasts_unquantized=True,
+        has_wide_norms=True,
         full_state="pure",
         sources=("transformers 5 loss_utils.ForCausalLMLoss", "PEFT prepare_model_for_kbit_training"),
     ),
@@ -159,9 +170,11 @@ _PROFILES = (
     StackProfile(
         key="llama_factory",
         name="LLaMA-Factory",
+        loss_bytes=14.0,
         full_state="mixed",
         sources=(
             "LLaMA-Factory README: full AMP 18 bytes, pure bf16 8",
+            "published figures are of 2024, and so of transformers before 4.49",
             "model_utils/checkpointing.py: upcast_layernorm and upcast_lmhead_output are off by default",
         ),
     ),
@@ -169,6 +182,9 @@ _PROFILES = (
         key="torchtune",
         name="torchtune",
         loss_bytes=6.0,
+        fsdp_units=2,
+        fsdp_root_copies=1,
+        compiled_loss_bytes=3.0,  # 16-bit logits, and one of eight chunks in fp32 with its gradient
         adapter_bytes=2,
         quantized_adapter_bytes=2,
         is_autocast=False,
@@ -180,6 +196,8 @@ _PROFILES = (
     StackProfile(
         key="torchtitan",
         name="torchtitan",
+        fsdp_units=2,
+        fsdp_root_copies=1,
         loss_bytes=12.0,
         repeats_key_values=False,
         fused_kernels=True,
@@ -219,6 +237,15 @@ _PROFILES = (
     ),
 )
 STACKS: dict[str, StackProfile] = {profile.key: profile for profile in _PROFILES}
+# torchtune without its chunked loss: complete logits, as in plain transformers.
+WHOLE_SUFFIX = "+whole"
+STACKS[f"torchtune{WHOLE_SUFFIX}"] = msgspec.structs.replace(
+    STACKS["torchtune"],
+    key=f"torchtune{WHOLE_SUFFIX}",
+    name="torchtune, whole logits",
+    loss_bytes=12.0,
+    compiled_loss_bytes=12.0,
+)
 # Any of them with a fused head and loss (Liger, cut cross entropy): the logits are never complete.
 TILED_SUFFIX = "+tiled"
 STACKS |= {

@@ -7,7 +7,7 @@ memory.
 import msgspec
 
 from apps.contracts.runs import Method
-from apps.estimates.models.architectures import Architecture, linear_layers
+from apps.estimates.models.architectures import Architecture, linear_layers, target_layers
 from apps.estimates.models.shapes import Shape
 from apps.estimates.physics.gpus import GIB, MIB
 from apps.estimates.physics.plans import Parallelism, TrainingPlan
@@ -178,3 +178,18 @@ def host_bytes(shape: Shape, plan: TrainingPlan, weights: float, state: Training
     reading = plan.gpu_count * (shape.total * _FP32 if is_full else weights)
     resting = weights + (state.gradients + state.optimizer if is_full else 0.0)
     return max(reading, resting) + plan.gpu_count * CPU_PROCESS_BYTES
+
+
+def root_unit(shape: Shape, plan: TrainingPlan) -> float:
+    """Return the bytes of FSDP's root unit (embedding and head); its gathering needs a buffer of the same size."""
+    if plan.parallelism != Parallelism.ZERO3 or plan.is_deepspeed:
+        return 0.0
+    return float((shape.total - shape.layer * shape.n_layers) * DTYPE_BYTES[plan.compute_dtype])
+
+
+def dora_scratch(shape: Shape, plan: TrainingPlan, width: int) -> int:
+    """Return the bytes while PEFT norms one weight: B A of the unit matrix in fp32, and the sum of both in fp32."""
+    return max(
+        layer.in_features**2 * (4 + width) + layer.weights * (width + 4 + 4)
+        for layer in target_layers(shape.architecture, plan.target_modules)
+    )

@@ -5,7 +5,8 @@ plain transformers is assumed.
 """
 
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import TypedDict
 
 import msgspec
@@ -16,7 +17,7 @@ from apps.estimates.models.architectures import Architecture, linear_layers
 from apps.estimates.models.names import gpu_key
 from apps.estimates.physics.gpus import GIB
 from apps.estimates.physics.plans import DEFAULT_TARGET_MODULES, TrainingPlan, parse_method
-from apps.estimates.physics.stacks import STACKS, TILED_SUFFIX
+from apps.estimates.physics.stacks import STACKS, TILED_SUFFIX, WHOLE_SUFFIX
 
 MEMORY, TIME = "peak_memory", "time"
 _METRICS = {"peak_vram_gb": MEMORY, "tokens_per_s_per_gpu": TIME, "seconds_per_iter": TIME, "minutes_total": TIME}
@@ -28,6 +29,11 @@ _GIB = re.compile(r"GiB|1024|2\^30", re.IGNORECASE)
 _SPLIT_MODEL = re.compile(r"\b(TP|PP|CP)([2-9]|\d\d)", re.IGNORECASE)
 _DEGREE = re.compile(r"\bFSDP(\d+)")
 _FUSED_LOSS = re.compile(r"liger|cut.cross.entropy|\bcce\b|fused.(linear.)?cross.entropy", re.IGNORECASE)
+_COMPILED = re.compile(r"\bcompile=True|torch.?compile enabled", re.IGNORECASE)
+_VARYING = re.compile(r"caps samples|variable.length|\bsamples\b|\bshort\b", re.IGNORECASE)
+_TABLE_LENGTHS = 3  # from so many lengths of one job on, its publisher chose them
+_SAME_JOB = ("source", "model", "method", "rank", "micro_batch", "grad_ckpt", "gpu", "gpu_count", "parallelism",
+             "attention", "precision", "metric")  # fmt: skip
 _LOW_PRECISION = re.compile(r"fp8|float8|nvfp4", re.IGNORECASE)
 # A source's name of a framework's modules -> the names in transformers.
 _LITGPT = {
@@ -36,6 +42,8 @@ _LITGPT = {
 }  # fmt: skip
 # ms-swift's DEFAULT at the commit of its rows: the query, key and value projections of each family.
 _SWIFT_DEFAULT = ("q_proj", "k_proj", "v_proj", "c_attn", "W_pack", "query_key_value", "qkv_proj")
+# Frameworks whose adapters have no dropout unless their user asks for it.
+NO_DROPOUT = frozenset({"peft", "unsloth", "torchtune", "llama_factory"})
 _FRAMEWORKS = (
     ("unsloth", r"unsloth"), ("torchtitan", r"torchtitan"), ("torchtune", r"torchtune"), ("litgpt", r"litgpt|lit-gpt"),
     ("swift", r"swift"), ("llama_factory", r"llama.?factory"), ("axolotl", r"axolotl"),
@@ -103,8 +111,13 @@ class Excluded(msgspec.Struct, frozen=True):
     reason: str
 
 
-def read_row(row: MeasurementRow, architectures: Mapping[str, Architecture]) -> Job | Excluded:
-    """Return the row as a job, or excluded with the first rule that fails as the reason."""
+def read_row(
+    row: MeasurementRow, architectures: Mapping[str, Architecture], *, fixed_lengths: frozenset[str] = frozenset()
+) -> Job | Excluded:
+    """Return the row as a job, or excluded with the first rule that fails as the reason.
+
+    `fixed_lengths` are the ids of rows whose jobs have rows of one length.
+    """
     kind = _METRICS.get(str(row.get("metric")), "")
     if reason := _obstacle(row, architectures, kind):
         return Excluded(str(row.get("id")), kind, reason)
@@ -116,16 +129,37 @@ def read_row(row: MeasurementRow, architectures: Mapping[str, Architecture]) -> 
     stack = framework(row)
     return Job(
         id=str(row.get("id")), source=str(row.get("source")), kind=kind, method=row["method"],
-        architecture=architecture, plan=_plan(row, architecture, stack), stack=stack, measured=measured,
+        architecture=architecture, stack=stack,
+        plan=_plan(row, architecture, stack, has_one_length=str(row.get("id")) in fixed_lengths), measured=measured,
         gpu_key=gpu_key(row.get("gpu_key"), row.get("gpu")), counter=_counter(row),
         precision="fp8" if _LOW_PRECISION.search(str(row.get("precision"))) else "bf16",
     )  # fmt: skip
+
+
+def with_fixed_lengths(rows: Iterable[MeasurementRow]) -> frozenset[str]:
+    """Return the ids of rows whose publisher measured the same job at three lengths or more.
+
+    Such a table is made with rows of exactly its lengths; a single length is the limit of a dataset's rows.
+    """
+    tables: dict[tuple[str, ...], dict[object, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        job = tuple(str(row.get(key)) for key in _SAME_JOB)
+        tables[job][row.get("seq_len")].append(str(row.get("id")))
+    return frozenset(
+        each
+        for lengths in tables.values()
+        if len(lengths) >= _TABLE_LENGTHS
+        for ids in lengths.values()
+        for each in ids
+    )
 
 
 def framework(row: MeasurementRow) -> str:
     """Return the stack profile that a row was measured with, by its own text; "hf" if it names none."""
     text = " ".join(str(row.get(key)) for key in ("source", "source_url", "notes", "parallelism", "attention"))
     found = next((key for key, pattern in _FRAMEWORKS if re.search(pattern, text, re.IGNORECASE)), "hf")
+    if "chunked_ce=False" in text:
+        found = f"{found}{WHOLE_SUFFIX}"
     tiled = f"{found}{TILED_SUFFIX}"
     return tiled if tiled in STACKS and _FUSED_LOSS.search(text) else found
 
@@ -174,7 +208,7 @@ def _measured(row: MeasurementRow, kind: str) -> float:
     return value * 60 * gpus / (float(samples[1].replace(",", "")) * float(row["seq_len"]))
 
 
-def _plan(row: MeasurementRow, architecture: Architecture, stack: str) -> TrainingPlan:
+def _plan(row: MeasurementRow, architecture: Architecture, stack: str, *, has_one_length: bool = False) -> TrainingPlan:
     choice, gpus = parse_method(row["method"]), int(row["gpu_count"])
     return TrainingPlan(
         method=choice.method,
@@ -184,18 +218,27 @@ def _plan(row: MeasurementRow, architecture: Architecture, stack: str) -> Traini
         gradient_accumulation_steps=int(row.get("grad_accum") or 1),
         gradient_checkpointing=bool(row["grad_ckpt"]),
         lora_rank=int(row.get("rank") or 16),
-        lora_dropout=0.0 if stack in ("peft", "unsloth") else 0.05,
+        lora_dropout=0.0 if stack.partition("+")[0] in NO_DROPOUT else 0.05,
         target_modules=target_modules(row, architecture),
-        optimizer="adamw_8bit" if "8bit" in str(row.get("optimizer")) else "adamw",
-        is_packed=_has_fixed_lengths(row),
+        optimizer=_optimizer(row),
+        steps_in_backward=bool(re.search(r"in.(bwd|backward)", str(row.get("optimizer")), re.IGNORECASE)),
+        offloads_activations="activation_offload=True" in str(row.get("notes")),
+        is_packed=_has_fixed_lengths(row) or (has_one_length and not _VARYING.search(str(row.get("notes")))),
+        is_compiled=bool(_COMPILED.search(str(row.get("notes")))),
         quantization=_quantization(row),
         attention="eager" if str(row.get("attention")).lower() == "eager" else "flash",
         trains_embeddings="modules_to_save" in str(row.get("targets")),
         is_deepspeed=bool(re.search(r"deepspeed|zero-?[123]", str(row.get("parallelism")), re.IGNORECASE)),
         gpu_count=gpus,
         parallelism=_parallelism(row, gpus),
-        cpu_offload="offload" in str(row.get("parallelism")).lower(),
+        cpu_offload="offload" in f"{row.get('parallelism')} {row.get('optimizer')}".lower(),
     )
+
+
+def _optimizer(row: MeasurementRow) -> str:
+    text = str(row.get("optimizer")).lower()
+    paged, eight = "paged" in text, "8bit" in text
+    return f"{'paged_' if paged else ''}adamw{'_8bit' if eight else ''}"
 
 
 def _parallelism(row: MeasurementRow, gpus: int) -> str:
@@ -216,7 +259,7 @@ def _counter(row: MeasurementRow) -> str:
         return "reserved_delta"
     if "reserved" in unit:
         return "reserved"
-    if "allocated" in unit:
+    if "allocated" in unit or "active" in unit:
         return "allocated"
     return "device" if "nvidia-smi" in unit or "device" in unit else "unstated"
 

@@ -44,11 +44,11 @@ _CPU_TOKENS, _CPU_TRAINED_TOKENS = 64, 32
 class Trainer(RunTrainer, SFTTrainer):
     """SFTTrainer that does no work for masked positions."""
 
-    def __init__(self, *args: object, rows: Encoded, **kwargs: Any) -> None:
+    def __init__(self, *args: object, rows: Encoded, engine: Engine, **kwargs: Any) -> None:
         self._rows = rows
         super().__init__(*args, **kwargs)
         is_alone = self.args.world_size == 1 and self.spec.parallelism != "fsdp"
-        self._scores_selected_only = _scores_selected_only(self.model) and is_alone
+        self._scores_selected_only = not engine.is_gpu and is_alone and _has_plain_head(self.model)
 
     def longest_rows(self) -> list[TokenRow]:
         return self._rows.items(np.argsort(self._rows.lengths, kind="stable")[-self.args.per_device_train_batch_size :])
@@ -129,15 +129,14 @@ def build_trainer(
         else:
             trainer = DpoTrainer(args=dpo_config(arguments, recipe), **options)
     else:
-        on_gpu = torch.cuda.is_available()
-        padding = PaddingCollator(_pad_id(tokenizer), multiple_of=8 if on_gpu else 1)
-        collator = PackingCollator(multiple_of=1 if on_gpu else _CPU_TOKENS) if engine.is_packing else padding
+        padding = PaddingCollator(_pad_id(tokenizer), multiple_of=8 if engine.is_gpu else 1)
+        collator = PackingCollator(multiple_of=1 if engine.is_gpu else _CPU_TOKENS) if engine.is_packing else padding
         config = SFTConfig(**arguments, max_length=recipe.max_length, dataset_kwargs={"skip_prepare_dataset": True})
-        trainer = Trainer(args=config, rows=training, data_collator=collator, **options)
+        trainer = Trainer(args=config, rows=training, engine=engine, data_collator=collator, **options)
         trainer.eval_collator = padding
     if recipe.method is not Method.FULL:
         _adapter_in_float32(trainer.model)
-        if not torch.cuda.is_available() and spec.parallelism != "fsdp":
+        if not engine.is_gpu and spec.parallelism != "fsdp":
             speed_up_lora(trainer.model)
     trainer.progress, trainer.events = callback, events
     callback.trainer = trainer
@@ -222,12 +221,12 @@ def _adapter_in_float32(model: torch.nn.Module) -> None:
             parameter.data = parameter.data.float()
 
 
-def _scores_selected_only(model: torch.nn.Module) -> bool:
-    """Return whether to run the head on trained positions here: TRL's head scores all positions on a CPU."""
+def _has_plain_head(model: torch.nn.Module) -> bool:
+    """Return whether the head can run on trained positions here: on a CPU, TRL's head scores all positions."""
     config = model.config.get_text_config()
     changes = [name for name in _LOGIT_CHANGES if getattr(config, name, None) not in (None, 1, 1.0)]
     is_mixture = bool(getattr(config, "output_router_logits", False))
-    return not torch.cuda.is_available() and not changes and not is_mixture
+    return not changes and not is_mixture
 
 
 def _score_selected(

@@ -48,6 +48,7 @@ class Hardware(Struct, frozen=True, kw_only=True):
 class Engine(Struct, frozen=True, kw_only=True):
     """The training setup here. `autocast` is "bf16", "fp16" or None; `reasons` go to the run's log."""
 
+    is_gpu: bool
     dtype: str
     autocast: str | None
     is_packing: bool
@@ -95,6 +96,7 @@ def choose_engine(
         else "Kernels: LoRA layers as single products, and the head only where a token is trained."
     )
     return Engine(
+        is_gpu=hardware.is_gpu,
         dtype=dtype,
         autocast=autocast,
         is_packing=is_packing,

@@ -109,7 +109,7 @@ def _prepare_quantized(base: PreTrainedModel, hyperparameters: Hyperparameters, 
     base = peft.prepare_model_for_kbit_training(base, use_gradient_checkpointing=hyperparameters.gradient_checkpointing)
     for parameter, data in matrices:
         parameter.data = data
-    if not torch.cuda.is_available():
+    if not engine.is_gpu:
         _cast_float_weights(base, engine.torch_dtype)
     return base
 
@@ -186,5 +186,5 @@ def attention_implementation(engine: Engine) -> str:
         return "flash_attention_2"
     if engine.uses_own_attention:
         return "eager"
-    is_plain = engine.dtype == "float32" or torch.cuda.is_available()
+    is_plain = engine.dtype == "float32" or engine.is_gpu
     return "sdpa" if is_plain and not engine.is_packing else register_attention()

@@ -9,7 +9,7 @@ Prints a line for each source, method and GPU and, last, one JSON line.
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -27,10 +27,14 @@ from tests.bench.estimates.scored_rows import prepared_rows
 def main() -> None:
     prepared, usable = prepared_rows(), cards()
     ours = held_out_points(prepared)
+    unseen = {kind: unseen_coverage(ours[kind]) for kind in ours}
     others, notes = rivals.ask(prepared)
     write_table("peak memory, ours, leave-one-source-out", ours[MEMORY], usable)
     write_table("time, ours, leave-one-source-out", ours[TIME], ())
-    result: dict[str, object] = {"ours": {kind: accuracy(ours[kind], cards=_cards(kind, usable)) for kind in ours}}
+    result: dict[str, object] = {
+        "unseen": unseen,
+        "ours": {kind: accuracy(ours[kind], cards=_cards(kind, usable)) for kind in ours},
+    }
     for name, predictions in sorted(others.items()):
         for kind in (MEMORY, TIME):
             theirs = [_rival_point(each, predictions) for each in prepared if each.job.kind == kind]
@@ -95,6 +99,36 @@ def shipped_interval(pairs: Sequence[tuple[Prepared, Prediction]], kind: str) ->
     values = sorted(value for found in residuals(pairs, kind).values() for value in found)
     low, high = decile_bounds(values)
     return PredictionInterval(p10=low, p50=1.0, p90=high, origin=f"{len(values)} published runs")
+
+
+def unseen_coverage(points: Sequence[Prediction]) -> dict[str, float]:
+    """The share of rows inside the interval of a publisher of whom nothing is known: for each, and the mean of all.
+
+    The interval is that of the other publishers, each with the same weight, and of half a publisher at either end.
+    """
+    by_source: dict[str, list[float]] = defaultdict(list)
+    for point in points:
+        by_source[point.source].append(point.measured / point.predicted)
+    shares = {}
+    for source, values in by_source.items():
+        low, high = publisher_bounds({name: found for name, found in by_source.items() if name != source})
+        shares[source] = round(sum(low <= value <= high for value in values) / len(values), 3)
+    return shares | {"mean": round(sum(shares.values()) / len(shares), 3)}
+
+
+def publisher_bounds(by_source: Mapping[str, Sequence[float]]) -> tuple[float, float]:
+    """The deciles of a further publisher's values, from one value or more of each other publisher."""
+    weighed = sorted((value, 1 / len(values)) for values in by_source.values() for value in values)
+    count, passed = len(by_source), 0.0
+    low = high = weighed[-1][0]
+    is_low_found = False
+    for value, weight in weighed:
+        passed += weight
+        if not is_low_found and passed >= 0.1 * (count + 0.5) - 0.25:
+            low, is_low_found = value, True
+        if passed >= 0.9 * (count + 0.5) - 0.25:
+            return low, value
+    return low, high
 
 
 def _rival_point(each: Prepared, predictions: dict[str, float]) -> Prediction | None:

@@ -24,7 +24,7 @@ def test_a_job_too_large_for_every_gpu_says_what_would_fit(ask, models, gpu_type
 
 def test_each_suggested_change_alone_makes_the_job_fit(ask, models, gpu_types):
     card = gpu_types["h100-sxm-80"]
-    request = ask(architecture=models["Qwen2.5-32B"], max_length=32_768, longest_row_tokens=32_768)
+    request = ask(architecture=models["Qwen2.5-32B"], max_length=24_576, longest_row_tokens=24_576)
 
     estimate = quote(request=request, pool=pool(None, gpu=card), other_gpus=tuple(gpu_types.values()))
 

@@ -1,0 +1,39 @@
+"""`python -m gpu_workers.rehearsal`: read memory requests, one JSON object a line, and write a report for each.
+
+A request that cannot be traced gives `{"error": reason}`. See `apps.contracts.runs` for the fields.
+"""
+
+import contextlib
+import gc
+import sys
+import warnings
+
+import msgspec
+
+from apps.contracts.runs import MemoryReport, MemoryRequest
+from gpu_workers.rehearsal.rehearse import rehearse_memory
+
+
+def main() -> int:
+    warnings.simplefilter("ignore")
+    write = sys.stdout.buffer.write
+    for line in sys.stdin.buffer:
+        if line.strip():
+            with contextlib.redirect_stdout(sys.stderr):
+                answer = _answer(line)
+            write(msgspec.json.encode(answer) + b"\n")
+            sys.stdout.flush()
+    return 0
+
+
+def _answer(line: bytes) -> MemoryReport | dict[str, str]:
+    try:
+        return rehearse_memory(msgspec.json.decode(line, type=MemoryRequest))
+    except Exception as error:  # noqa: BLE001 - an odd model must not end the others' rehearsals
+        return {"error": f"{type(error).__name__}: {error}"[:300]}
+    finally:
+        gc.collect()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

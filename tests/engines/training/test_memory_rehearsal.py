@@ -1,0 +1,51 @@
+"""The memory rehearsal: fake tensors give what real ones take, and two shallow depths give the whole model."""
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from apps.contracts.runs import Hyperparameters, MemoryRequest, Method
+from gpu_workers.rehearsal.rehearse import rehearse_memory
+from tests.bench.rehearsal.real import real_peak_bytes
+
+CONFIG = {
+    "model_type": "llama", "num_hidden_layers": 6, "hidden_size": 128, "intermediate_size": 352,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 2048, "tie_word_embeddings": True,
+    "pad_token_id": 0,
+}  # fmt: skip
+
+
+def request(**recipe: object) -> MemoryRequest:
+    made = Hyperparameters(lora_dropout=0.0, **recipe)  # type: ignore[arg-type]
+    return MemoryRequest(config=CONFIG, hyperparameters=made, rows=2, row_tokens=64, trained_share=0.5)
+
+
+@pytest.mark.parametrize("method", [Method.LORA, Method.QLORA])
+def test_fake_tensors_take_what_real_ones_take(method: Method) -> None:
+    asked = msgspec.structs.replace(request(method=method), is_on_cpu=True, is_full_depth=True)
+
+    assert rehearse_memory(asked).allocated_bytes == pytest.approx(real_peak_bytes(asked), rel=0.03)
+
+
+def test_the_command_extrapolates_two_depths_and_shares_a_model_among_gpus() -> None:
+    lora = request(gradient_checkpointing=True)
+    full = request(method=Method.FULL)
+    asked = [
+        lora,
+        msgspec.structs.replace(lora, is_full_depth=True),
+        full,
+        msgspec.structs.replace(full, gpu_count=4, parallelism="fsdp"),
+        msgspec.structs.replace(lora, config={"model_type": "unheard-of"}),
+    ]
+    lines = b"".join(msgspec.json.encode(each) + b"\n" for each in asked)
+    ended = subprocess.run(
+        [sys.executable, "-m", "gpu_workers.rehearsal"], input=lines, stdout=subprocess.PIPE, check=True
+    )
+
+    shallow, whole, alone, shared, unknown = map(msgspec.json.decode, ended.stdout.splitlines())
+
+    assert shallow["allocated_bytes"] == pytest.approx(whole["allocated_bytes"], rel=0.001)
+    assert shared["resting_bytes"] == pytest.approx(alone["resting_bytes"] / 4, rel=0.02)
+    assert "unheard-of" in unknown["error"]
