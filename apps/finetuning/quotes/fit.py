@@ -10,7 +10,7 @@ from apps.finetuning.models import GpuPool
 from apps.finetuning.quotes.computation import quote_pools
 from apps.finetuning.quotes.pool_facts import find_open_pools
 from apps.finetuning.recipes.completion import resolve
-from apps.finetuning.recipes.limits import get_limits
+from apps.finetuning.recipes.limits import why_no_adapter
 from apps.finetuning.recipes.training_data import TrainingData
 
 FIT_TOKENS = 2_048  # of the longest row
@@ -67,13 +67,4 @@ def fit_model(
             best = next((quoted for quoted in own if quoted.estimate.fits), own[0])
             reason = "" if best.estimate.fits else best.estimate.reason or "Does not fit."
             fits.append(Fit(pool, name, best.gpu_count, best.estimate.peak_bytes, reason))
-    return ModelFit(tuple(sorted(fits, key=lambda fit: fit.pool.name)), _refuse_serving(model))
-
-
-def _refuse_serving(model: BaseModel) -> str:
-    lora = next(kind for kind in get_limits(base_model=model).kinds if kind.key == "lora")
-    if lora.delivered_as == "adapter":
-        return ""
-    named = model.config.get("architectures")
-    architecture = named[0] if isinstance(named, list) and named else "This architecture"
-    return f"{architecture} has no table of adapter tensors, so a shared engine could serve wrong answers."
+    return ModelFit(tuple(sorted(fits, key=lambda fit: fit.pool.name)), why_no_adapter(base_model=model))
