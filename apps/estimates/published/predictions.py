@@ -2,16 +2,18 @@
 
 import msgspec
 
+from apps.estimates.models.architectures import active_linear_parameter_count
 from apps.estimates.models.shapes import Shape, shape_of
 from apps.estimates.physics.gpus import Gpu
 from apps.estimates.physics.memory import CONTEXT_BYTES, MemoryModel
 from apps.estimates.physics.stacks import STACKS, held_by
 from apps.estimates.physics.timing import CONSTANTS, Constants, step_time
-from apps.estimates.published.rows import MEMORY, Job
+from apps.estimates.published.rows import MEMORY, TIME, Job
 
 # Lengths of instruction data are skewed. If a row states only the limit of its rows' lengths, their mean is assumed to
 # be a third of it (MetaMathQA, cap 768: mean about 250; Alpaca, cap 512: about 130; Dolly similar).
 _MEAN_OF_CAP = 1 / 3
+_LEAST_FLOPS = 4  # for each token and weight: a product forward, and one for the gradient of the input
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -30,7 +32,18 @@ def prepare(job: Job, gpus: dict[str, Gpu]) -> Prepared:
     plan, architecture = job.plan, held_by(STACKS[job.stack], job.architecture)
     shape = shape_of(architecture, rank=plan.lora_rank, target_modules=plan.target_modules, use_dora=plan.use_dora)
     found = gpus.get(job.gpu_key) or gpus.get(_ALIASES.get(job.gpu_key, ""))
-    return Prepared(job, shape, found or Gpu(key=job.gpu_key, name=job.gpu_key, memory_bytes=0))
+    gpu = found or Gpu(key=job.gpu_key, name=job.gpu_key, memory_bytes=0)
+    if _is_of_all_gpus(job, gpu):
+        job = msgspec.structs.replace(job, measured=job.measured * plan.gpu_count)
+    return Prepared(job, shape, gpu)
+
+
+def _is_of_all_gpus(job: Job, gpu: Gpu) -> bool:
+    """Return whether a rate that was read as that of one GPU is more than the GPU can compute."""
+    if job.kind != TIME or job.plan.gpu_count == 1:
+        return False
+    most_flops = (gpu.bf16_flops or gpu.fp16_flops or float("inf")) * (2 if job.precision == "fp8" else 1)
+    return _LEAST_FLOPS * active_linear_parameter_count(job.architecture) / job.measured > most_flops
 
 
 def predict(prepared: Prepared, constants: Constants = CONSTANTS) -> float | None:

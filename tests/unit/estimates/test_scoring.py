@@ -9,6 +9,7 @@ from apps.estimates import score
 from apps.estimates.accuracy import Prediction, accuracy
 from apps.estimates.models.names import gpu_key, plain_name
 from apps.estimates.physics.gpus import GIB
+from apps.estimates.published.predictions import prepare
 from apps.estimates.published.rows import Excluded, Job, framework, read_row
 from tests.bench.estimates.scored_rows import LIST, scored_rows
 
@@ -106,3 +107,14 @@ def test_the_command_ends_with_one_json_object_of_both_kinds(tmp_path, capsys):
         assert wanted | {"coverage_p10_p90"} <= set(found[kind])
         assert found[kind]["n"] == 1
         assert found[kind]["median_ape"] < 0.5
+
+
+@pytest.mark.parametrize(("value", "tokens_per_second"), [(800.0, 800.0), (3497.0, 3497 / 8)])
+def test_a_rate_above_what_one_gpu_can_compute_is_that_of_all(models, gpu_types, value, tokens_per_second):
+    """A 70B model at 3,497 tokens/s needs three times the rate of an A100."""
+    sharded = {"model": "Llama-3.1-70B", "method": "lora", "gpu_key": "a100-80", "gpu_count": 8, "parallelism": "FSDP"}
+    rate = {"metric": "tokens_per_s_per_gpu", "unit_note": "tokens/s", "value": value}
+
+    found = prepare(read_row(ROW | sharded | rate, models), gpu_types)
+
+    assert 1 / found.job.measured == pytest.approx(tokens_per_second)
