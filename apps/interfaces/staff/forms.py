@@ -35,7 +35,7 @@ class PoolForm(forms.Form):
         max_length=40, label=later("Name"), help_text=later("Used for the queue and price. Can't be changed.")
     )
     gpu_type = forms.ModelChoiceField(
-        queryset=GpuType.objects.none(), label=later("GPU type"), empty_label="Choose a type"
+        queryset=GpuType.objects.none(), label=later("GPU type"), empty_label=later("Choose a type")
     )
     region = forms.CharField(max_length=40, label=later("Region"), initial="local")
     memory_gib = forms.FloatField(
@@ -62,7 +62,9 @@ class PoolForm(forms.Form):
         decimal_places=2,
         initial=FIRM_FACTOR,
         label=later("Longest run at a firm price"),
-        help_text=later("In quoted maximums. A run that reaches this pauses, unbilled, and you get an email."),
+        help_text=later(
+            "A multiple of the quoted maximum. A run that reaches it pauses unbilled, and you get an email."
+        ),
     )
 
     def __init__(self, data: QueryDict | None = None, *, initial: dict[str, object] | None = None) -> None:
@@ -112,7 +114,7 @@ class NewPoolForm(PoolForm):
 class PoolEditForm(PoolForm):
     """The fields of a pool that may change."""
 
-    is_open = forms.BooleanField(required=False, label="Accepts new jobs")
+    is_open = forms.BooleanField(required=False, label=later("Accepts new jobs"))
     serves_whole_models = forms.BooleanField(
         required=False,
         label=later("May serve whole models"),
@@ -129,14 +131,14 @@ class PoolEditForm(PoolForm):
 class WorkerTokenForm(forms.Form):
     kind = forms.ChoiceField(
         choices=WorkerKind.choices,
-        label=later("What joins"),
+        label=later("Join as"),
         widget=forms.RadioSelect,
         initial=WorkerKind.TRAINER,
     )
     base_model = forms.ModelChoiceField(
         queryset=BaseModel.objects.none(),
         required=False,
-        empty_label="Choose a base model",
+        empty_label=later("Choose a base model"),
         label=later("Base model"),
         help_text=later("Served with its adapters."),
     )
@@ -230,7 +232,7 @@ class PriceForm(forms.Form):
     organization = forms.ModelChoiceField(
         queryset=Organization.objects.none(),
         required=False,
-        empty_label="Everybody",
+        empty_label=later("Everybody"),
         label=later("For"),
         help_text=later("A price for one customer waits for a second operator."),
     )
@@ -353,15 +355,13 @@ class AdjustmentForm(forms.Form):
         label=later("Amount in dollars"),
         max_digits=15,
         decimal_places=9,
-        help_text=later(
-            "Negative takes credit away. Above $100 in 24 hours, by you or for them, a second operator approves."
-        ),
+        help_text=later("A negative amount takes credit away. Above $100 in 24 hours, a second operator approves."),
     )
     refund_of = forms.CharField(
         max_length=64,
         required=False,
         label=later("Refund of a job"),
-        help_text=later("Its id, to give back what it was charged."),
+        help_text=later("The ID of the job whose cost you refund."),
     )
     reason = forms.CharField(
         max_length=300, label=later("Reason"), help_text=later("Kept in the ledger and shown to the customer.")

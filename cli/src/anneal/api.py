@@ -98,7 +98,7 @@ class Api:
                     return response
                 if not _is_retried(response) or attempt == self.attempts:
                     raise refusal(response)
-                reason = "Anneal limits calls" if response.status_code == 429 else "Anneal failed to answer"
+                reason = "Anneal's rate limit was reached" if response.status_code == 429 else "Anneal failed to answer"
                 wait = _asked_wait(response) or _back_off(attempt)
             sys.stderr.write(f"{reason}. Next attempt in {max(1, round(wait))} s.\n")
             time.sleep(wait)

@@ -18,11 +18,11 @@ class ExitCode(IntEnum):
 MEANINGS = {
     ExitCode.DONE: "Done.",
     ExitCode.NEGATIVE: "The file has problems, the job did not succeed, or you declined the price.",
-    ExitCode.USAGE: "The command line is wrong.",
+    ExitCode.USAGE: "An option or argument is wrong.",
     ExitCode.SIGNED_OUT: "There is no API key, it is not valid, or it lacks a scope.",
     ExitCode.NOT_FOUND: "The object does not exist.",
     ExitCode.REFUSED: "Anneal refused the request. The message names the field and the fix.",
-    ExitCode.UNREACHABLE: "Anneal did not answer, or still failed or limited calls after several attempts.",
+    ExitCode.UNREACHABLE: "Anneal did not answer, or failed or limited every attempt.",
     ExitCode.LOCAL: "A file or folder on this machine cannot be read or written.",
     ExitCode.INTERRUPTED: "You pressed Ctrl-C. Jobs keep running.",
 }

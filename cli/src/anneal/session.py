@@ -42,7 +42,7 @@ class Session:
             text = f"There is no API key for {self.base_url}. Run `anneal login`, or set ANNEAL_API_KEY."
             raise Failure(text, ExitCode.SIGNED_OUT)
         if not (self.key.isascii() and self.key.isprintable()):
-            text = "The API key has characters that no key has. Copy it again from the page API keys."
+            text = "The API key has invalid characters. Copy all of it, or create a new one on the API keys page."
             raise Failure(text, ExitCode.SIGNED_OUT)
         return Api(self.base_url, self.key, transport=transport)
 

@@ -278,7 +278,7 @@ def test_an_own_version_is_trained_further_with_its_shape(floor, organization, c
 
     assert f'value="{version.model_name}"' in models and "Continue from one of your adapters" in models
     cards = re.findall(r'name="method" value="(\w+)"', method)
-    assert cards == ["lora", "qlora"] and "As in what this job continues." in method
+    assert cards == ["lora", "qlora"] and "The same as in the model that this job continues." in method
     assert f"continues {version.model_name}" in review
     assert (job.hyperparameters["lora_rank"], job.hyperparameters["target_modules"]) == (8, ["q_proj"])
     assert job.requested["start_from"]["version"] == version.pk

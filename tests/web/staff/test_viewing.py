@@ -93,7 +93,7 @@ def test_a_page_that_would_write_is_refused_by_the_database(viewer_browser, floo
     refused = viewer_browser.get(f"/datasets/{version.pk}/download")
 
     assert refused.status_code == 403
-    assert "cannot change or download" in text(refused)
+    assert "cannot change anything" in text(refused)
     assert not AuditEntry.objects.filter(action="dataset.downloaded").exists()
 
 

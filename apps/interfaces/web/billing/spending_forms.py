@@ -42,7 +42,7 @@ class BudgetForm(forms.Form):
         max_length=200,
         label=later("Alert at, percent"),
         initial=", ".join(map(str, DEFAULT_THRESHOLDS)),
-        help_text=later("Sent once a month each."),
+        help_text=later("Each alert is sent once a month."),
     )
 
     def __init__(self, data: QueryDict | None = None, *, organization: Organization) -> None:

@@ -181,7 +181,7 @@ def _origin(version: DatasetVersion) -> tuple[str, str] | None:
     if version.repair == COPY:
         return gettext("A copy of"), ""
     if version.repair == EDIT:
-        return "Made from", (
+        return gettext("Made from"), (
             gettext(", with line %(line)s deleted") if layout.dropped else gettext(", with line %(line)s changed")
         ) % {"line": f"{layout.edited_line:,}"}
     if layout.split:

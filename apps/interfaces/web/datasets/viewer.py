@@ -227,7 +227,7 @@ def _flags(
         flags.append(("bad", "error"))
     if sides and max(side.n_tokens for side in sides) > address.limit and not isinstance(row, TextRow):
         nothing = not any(side.truncate(address.limit).n_trained for side in sides)
-        flags.append(("warn", gettext("nothing trained") if nothing else "cut"))
+        flags.append(("warn", gettext("nothing trained") if nothing else gettext("cut")))
     flags += [("warn", "e-mail" if hint == "email" else hint.value) for hint in sorted(hints_of(row))]
     copy = _copy_of(row.line_number, looked)
     if copy:
@@ -240,7 +240,7 @@ def _flags(
 
 
 def _copy_of(line: int, looked: RowContext) -> str:
-    words = {"exact_copy": "copy", "near_copy": gettext("near copy")}
+    words = {"exact_copy": gettext("copy"), "near_copy": gettext("near copy")}
     for found in looked.inspection.findings if looked.inspection else []:
         if found["code"] in words and any(row["line"] == line for row in found["first"]):
             return words[found["code"]]

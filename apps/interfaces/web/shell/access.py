@@ -139,7 +139,7 @@ def _entering(request: HttpRequest) -> Iterator[Membership | None]:
         except InternalError as error:
             if isinstance(error.__cause__, ReadOnlySqlTransaction):
                 raise PermissionDenied(
-                    gettext("You are viewing an organization and cannot change or download anything.")
+                    gettext("You are viewing an organization. You cannot change anything or download its files.")
                 ) from error
             raise
         finally:

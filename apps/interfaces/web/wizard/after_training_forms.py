@@ -25,7 +25,7 @@ _OPERATIONS = (
     ("eq", later("is equal to")),
     ("ne", later("is not equal to")),
     ("like", "contains"),
-    ("ilike", later("contains, in any case")),
+    ("ilike", later("contains, ignoring case")),
 )
 # All choices are kept in the address, which front doors cut at 8 KB. A schema grows when it is URL-encoded.
 MAX_SCHEMA_CHARACTERS = 3_000

@@ -234,7 +234,7 @@ def _remedy_row(way: Remedy, view: TableView) -> RemedyRow:
     if way.pool:
         changes["pool"] = way.pool
     short = {
-        "method": "QLoRA fits" if fix.method == "qlora" else gettext("LoRA fits"),
+        "method": gettext("QLoRA fits") if fix.method == "qlora" else gettext("LoRA fits"),
         "max_length": gettext("%(tokens)s tokens a row fit") % {"tokens": f"{fix.max_length or 0:,}"},
     }.get(fix.key, "")
     return RemedyRow(

@@ -55,7 +55,7 @@ class RecipeForm(forms.Form):
 
     method = forms.ChoiceField(label=later("Method"))
     objective = forms.ChoiceField(
-        label=later("Preferences by"), help_text=later("How the better answer is told from the other.")
+        label=later("Preferences by"), help_text=later("How training uses the better and the worse answer.")
     )
     train_on = forms.ChoiceField(
         label=later("Trained"), choices=TRAINED, help_text=later("Which tokens of a conversation count.")
@@ -163,7 +163,7 @@ class RecipeForm(forms.Form):
         self._offer_objectives()
         self._explain(chosen.values(), limits, changed={name for name in written if shown.get(name) != written[name]})
         for name in set(shape) & set(self.fields):
-            self.fields[name].help_text = gettext("As in what this job continues.")
+            self.fields[name].help_text = gettext("The same as in the model that this job continues.")
             self.fields[name].widget.attrs["readonly"] = True
             if isinstance(self.fields[name], forms.TypedChoiceField):
                 self.fields[name].choices = [(written[name], written[name])]  # type: ignore[attr-defined]

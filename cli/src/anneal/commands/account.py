@@ -40,7 +40,7 @@ def logout(context: typer.Context, as_json: AsJson = False) -> None:
     """Delete the stored API key of this address. The key itself stays valid until you revoke it."""
     session = session_of(context)
     session.store_key(None)
-    emit(context, {"base_url": session.base_url, "deleted": True}, f"The key for {session.base_url} is deleted here.")
+    emit(context, {"base_url": session.base_url, "deleted": True}, f"Deleted the stored key for {session.base_url}.")
 
 
 def usage(context: typer.Context, as_json: AsJson = False) -> None:

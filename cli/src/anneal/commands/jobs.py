@@ -46,7 +46,7 @@ def create(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Create a job. Before it starts, you see the most it can cost and are asked."""
+    """Create a job. It shows the most that the job can cost, and asks before it starts."""
     session = session_of(context)
     options = JobOptions(
         model=model, file=file, validation_file=validation_file, method=method, suffix=suffix, epochs=epochs,
@@ -71,7 +71,7 @@ def create(
     if not watch:
         emit(context, job, lambda: f"{job_text(job)}\nFollow it with `anneal jobs watch {job['id']}`.")
         return
-    notice(f"{job['id']} is created.")
+    notice(f"Created {job['id']}.")
     _watch(context, session, job["id"])
 
 
@@ -149,13 +149,13 @@ def _printer(*, is_json: bool) -> Any:
 
 @app.command()
 def pause(context: typer.Context, job: JobId, as_json: AsJson = False) -> None:
-    """Pause a running job at a checkpoint. A paused job costs nothing."""
+    """Pause a running job at a checkpoint. You pay for the training so far."""
     _act(context, job, "pause")
 
 
 @app.command()
 def cancel(context: typer.Context, job: JobId, as_json: AsJson = False) -> None:
-    """Cancel a job. The steps that it has trained are charged."""
+    """Cancel a job. You pay for the training that is kept."""
     _act(context, job, "cancel")
 
 
@@ -163,7 +163,7 @@ def cancel(context: typer.Context, job: JobId, as_json: AsJson = False) -> None:
 def resume(
     context: typer.Context, job: JobId, max_cost: MaxCost = None, yes: Yes = False, as_json: AsJson = False
 ) -> None:
-    """Continue a paused job from its checkpoint, also with a new spend cap."""
+    """Continue a paused job from its checkpoint, optionally with a new spend cap."""
     found = session_of(context).api.get(job_path(job))
     cap = found["spend_cap_usd"] if max_cost is None else max_cost
     left = None if cap is None else str(max(Decimal(0), _amount(cap) - Decimal(found["cost_usd"] or 0)))
@@ -196,7 +196,9 @@ def _amount(text: str) -> Decimal:
     try:
         return Decimal(text.removeprefix("$"))
     except ArithmeticError:
-        raise typer.BadParameter(f"{text!r} is no amount in dollars, such as 2.50.", param_hint="--max-cost") from None
+        raise typer.BadParameter(
+            f"{text!r} is not an amount in dollars. Write it like 2.50.", param_hint="--max-cost"
+        ) from None
 
 
 @app.command()

@@ -57,7 +57,7 @@ def pull(
         context,
         {"object": "model.pull", "model": model, "folder": str(folder), "files": files},
         f"{folder} has {len(files)} files, {size(sum(file['bytes'] for file in files))}: "
-        f"{fetched} downloaded, all with the right SHA-256.",
+        f"{fetched} downloaded now. All SHA-256 hashes match.",
     )
 
 
@@ -86,7 +86,7 @@ def alias(
     body = {"name": name, "version": model, "canary_percent": canary}
     found = session_of(context).api.post("/api/v1/aliases", body)
     share = f", and sends {canary} % of its requests to {found['canary_version']}" if canary else ""
-    emit(context, found, f"{found['model']} stands for {found['version']}{share}.")
+    emit(context, found, f"{found['model']} now points to {found['version']}{share}.")
 
 
 def _pulled(api: Api, model: str, file: dict[str, Any], folder: Path) -> dict[str, Any]:

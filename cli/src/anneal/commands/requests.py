@@ -49,7 +49,7 @@ class JobOptions:
         request = body | _present(**given)
         for name, option in (("model", "--model"), ("training_file", "--file")):
             if name not in request:
-                raise typer.BadParameter("It is missing.", param_hint=option)
+                raise typer.BadParameter("This option is required.", param_hint=option)
         return request
 
     def _method(self, body: dict[str, Any]) -> dict[str, Any] | None:
