@@ -207,7 +207,9 @@ URLS: dict[str, Url] = {
     "web:playground_keep": page(post=P.INFERENCE),
     "web:playground_delete": page(post=P.VIEW),
     "web:playground_preset": page(post=P.INFERENCE, data={"name": "k", "settings": "{}"}),
-    "web:playground_preset_delete": page(post=P.INFERENCE, ids={"preset_id": "preset"}),
+    "web:playground_preset_delete": page(
+        post=P.INFERENCE, ids={"preset_id": "preset"}, refuses={"member": "members delete their own presets"}
+    ),
     "web:billing": page(get=P.VIEW),
     "web:billing_topup": page(post=P.ORGANIZATION_MANAGE, data={"amount_usd": "50"}),
     "web:billing_card": page(post=P.ORGANIZATION_MANAGE),

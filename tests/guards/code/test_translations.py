@@ -31,6 +31,7 @@ SAME = {
     "narrow",
     "tok",
     "jsonl",
+    "sha",
 }
 _ATTRIBUTES = re.compile(r'\s(?:title|label|placeholder|aria-label|alt|caption|data-label|confirm|keep)="([^"]*)"')
 _MARKED = re.compile(r"\{% blocktranslate .*?\{% endblocktranslate %\}|\{% comment %\}.*?\{% endcomment %\}", re.DOTALL)

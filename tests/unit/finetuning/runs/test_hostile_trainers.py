@@ -127,7 +127,7 @@ def test_a_result_whose_only_delivery_is_missing_fails_unbilled(floor, organizat
     recipe = job.hyperparameters | {"use_dora": is_dora}
     FineTuningJob.objects.update(hyperparameters=recipe, requested={"exports": ["merged_16bit"]})
     if not is_dora:  # an architecture whose adapters no engine loads
-        config = floor.base_model.config | {"architectures": ["Olmo2ForCausalLM"]}
+        config = floor.base_model.config | {"architectures": ["NemotronForCausalLM"]}
         type(floor.base_model).objects.update(config=config)
     attempt = claim().start()
     attempt.checkpoint(step=5, seconds=20.0)
@@ -144,7 +144,7 @@ def test_a_result_whose_only_delivery_is_missing_fails_unbilled(floor, organizat
 def test_the_merged_model_of_an_architecture_without_adapters_is_delivered(floor, claim, reload):
     job = floor.job()
     FineTuningJob.objects.update(requested={"exports": ["merged_16bit"]})
-    config = floor.base_model.config | {"architectures": ["Olmo2ForCausalLM"]}
+    config = floor.base_model.config | {"architectures": ["NemotronForCausalLM"]}
     type(floor.base_model).objects.update(config=config)
     attempt = claim().start()
     merged = attempt.upload("model", 10, WHOLE)
