@@ -26,7 +26,7 @@ from apps.core.errors import InvalidState, InvalidValue, NotFound, PermissionDen
 
 MEMBER_TOKEN_LIFETIME = datetime.timedelta(minutes=10)
 MAX_KEYS = 1_000  # active ones of an organization
-MAX_MEMBER_TOKENS = 200  # valid at once
+MAX_MEMBER_TOKENS = 200  # valid at once, of the playground or of one job's judge
 USE_NOTED_EVERY = datetime.timedelta(minutes=1)
 _SLUG_LENGTH = 40
 _SLUG_ATTEMPTS = 8
@@ -311,14 +311,14 @@ def issue_member_token(
 ) -> IssuedKey:
     """Create a key, valid for minutes, that acts for a member: inference only.
 
-    Raises PermissionDenied, and RateLimited above MAX_MEMBER_TOKENS that are valid at once.
+    Raises PermissionDenied, and RateLimited above MAX_MEMBER_TOKENS of this name that are valid at once.
 
     Not audited one by one: it grants nothing beyond the session, and its use is metered.
     """
     scopes = frozenset({Permission.INFERENCE.value})
     _require_role(membership, scopes)
     tokens = ApiKey.objects.for_organization(membership.organization_id).usable(now=now)
-    if tokens.filter(kind=KeyKind.MEMBER, created_by=membership.user_id).count() >= MAX_MEMBER_TOKENS:
+    if tokens.filter(kind=KeyKind.MEMBER, created_by=membership.user_id, name=name).count() >= MAX_MEMBER_TOKENS:
         text = "You opened the playground too often in the last minutes. Wait a few minutes."
         raise RateLimited(text, retry_after_seconds=60)
     return _issue(

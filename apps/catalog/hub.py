@@ -82,6 +82,8 @@ def read_repository(*, repo: str, revision: str = "", token: str | None, into: P
     api = HfApi(endpoint=settings.HUB_URL, token=token or False)
     try:
         info = api.model_info(repo, revision=revision or None, files_metadata=True, timeout=_ANSWER_SECONDS)
+        if revision and info.sha != revision:
+            raise _Refused(f"The hub describes another commit of {repo} than {revision}.")
         found = _repository(info)
         for file in info.siblings or ():
             if file.rfilename in TEXT_FILES:
@@ -100,7 +102,7 @@ def read_repository(*, repo: str, revision: str = "", token: str | None, into: P
         known = isinstance(error, _Limited | _Refused)
         reason = str(error) if known else f"The hub did not hand over {repo} ({type(error).__name__}): try again."
         raise Unavailable(reason, code="hub_unavailable") from error
-    except (TypeError, ValueError, KeyError, RecursionError) as error:
+    except (AttributeError, TypeError, ValueError, KeyError, RecursionError) as error:
         raise ModelRefused(f"The hub's description of {repo} cannot be read.", param="repo") from error
     return found
 
@@ -110,7 +112,7 @@ def find_newest_revision(*, repo: str, token: str | None) -> str:
     set_client_factory(_make_client)
     try:
         sha = HfApi(endpoint=settings.HUB_URL, token=token or False).model_info(repo, timeout=_ANSWER_SECONDS).sha
-    except (httpx2.HTTPError, OSError, TypeError, ValueError, KeyError, RecursionError):
+    except (httpx2.HTTPError, OSError, AttributeError, TypeError, ValueError, KeyError, RecursionError):
         return ""
     return sha if sha and COMMIT.fullmatch(sha) else ""
 
@@ -218,12 +220,15 @@ def _make_client() -> httpx2.Client:
             )
         if not addresses.is_hub(str(request.url)):
             request.headers.pop("Authorization", None)
+        request.headers["Accept-Encoding"] = "identity"
 
     def bound(response: httpx2.Response) -> None:
         if response.status_code == 429:
             seconds = response.headers.get("Retry-After", "")
             wait = f"in {seconds} seconds" if seconds.isdigit() and len(seconds) < 6 else "later"
             raise _Limited(f"The hub limits our requests: try again {wait}.")
+        if response.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
+            raise _Refused("The hub sent a compressed answer, which was not requested.")  # the limit counts raw bytes
         assert isinstance(response.stream, httpx2.SyncByteStream)
         response.stream = _Bounded(response.stream)
 

@@ -13,7 +13,7 @@ import msgspec
 from django.db import transaction
 from django.db.models import F, Q
 
-from apps.catalog.model_files import ModelFolder, ModelRefused, read_hub_folder, require_repository
+from apps.catalog.model_files import ModelFolder, read_hub_folder, require_repository
 from apps.catalog.models import BaseModel, HubLookup
 from apps.catalog.operations import UNKNOWN_CONTEXT_TOKENS, add_base_model
 from apps.catalog.queries import open_hub_token
@@ -22,7 +22,6 @@ from apps.core.errors import DomainError, InvalidState
 from apps.core.messages import outbox
 from apps.core.secrets.sealing import place_of, seal, unseal
 
-_MOST_PARAMETERS = 10**13
 _KEPT = datetime.timedelta(days=30)
 _CHECK_EVERY = datetime.timedelta(days=1)
 _CHECKS_AT_ONCE = 5  # a slow hub delays the control tasks of this process
@@ -119,17 +118,13 @@ def check_revisions(*, now: datetime.datetime) -> None:
     due = Q(revision_checked_at=None) | Q(revision_checked_at__lt=now - _CHECK_EVERY)
     rows = BaseModel.objects.filter(due, is_installed=True, retired_at=None).exclude(repo="").exclude(revision="")
     for row in rows.order_by(F("revision_checked_at").asc(nulls_first=True))[:_CHECKS_AT_ONCE]:
-        newest = find_newest_revision(repo=row.repo, token=open_hub_token(base_model=row))
-        if not newest:
-            newest = row.newer_revision
-        BaseModel.objects.filter(pk=row.pk).update(
-            revision_checked_at=now, newer_revision="" if newest == row.revision else newest
-        )
+        # Stored before the request: a model that fails here must not keep the others from their turn.
+        BaseModel.objects.filter(pk=row.pk).update(revision_checked_at=now)
+        if newest := find_newest_revision(repo=row.repo, token=open_hub_token(base_model=row)):
+            BaseModel.objects.filter(pk=row.pk).update(newer_revision="" if newest == row.revision else newest)
 
 
 def _described(read: ModelFolder) -> dict[str, object]:
-    if read.parameter_count > _MOST_PARAMETERS:
-        raise ModelRefused("config.json describes more than 10 trillion parameters.", param="config")
     return {
         "config": read.config,
         "parameter_count": read.parameter_count,

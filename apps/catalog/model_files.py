@@ -35,6 +35,8 @@ _REQUIRED = ("config.json", "tokenizer.json", "tokenizer_config.json")
 # Files of Python code, or of formats that can carry pickled code. Their mere presence beside the weights is refused.
 _CODE_SUFFIXES = frozenset({".py", ".pyc", ".so", ".pkl", ".pickle", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"})
 _CONFIG_LIMIT = 1_000_000
+_MOST_PARAMETERS = 10**13
+_MOST_CONTEXT_TOKENS = 10**9
 _INDEX = "model.safetensors.index.json"
 _HEADER_LIMIT_BYTES = 100_000_000
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
@@ -45,6 +47,10 @@ class ModelRefused(InvalidValue):
     """A base model that cannot be used safely, with the reason."""
 
     code = "base_model_refused"
+
+    def __init__(self, message: str, *, param: str) -> None:
+        """Replace control characters: messages quote files that are not trusted, and the database refuses NUL."""
+        super().__init__("".join(each if each.isprintable() else " " for each in message), param=param)
 
 
 class ModelFolder(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,12 +98,15 @@ def read_hub_folder(folder: Path, *, weights_sha256: Mapping[str, str]) -> Model
     _require_shards(folder / _INDEX, weights_sha256)
     config = _read_config(folder)
     architecture = check_config(config)
+    parameters = parameter_count(architecture)
+    if parameters > _MOST_PARAMETERS:
+        raise ModelRefused("config.json describes more than 10 trillion parameters.", param="config")
     renderer = _read_renderer(folder)
     return ModelFolder(
         path="",
         config=config,
         architecture=architecture,
-        parameter_count=parameter_count(architecture),
+        parameter_count=parameters,
         chat_template=renderer.chat_template,
         special_tokens=renderer.special_tokens,
         files_sha256={file.name: _sha256(file) for file in texts} | dict(weights_sha256),
@@ -131,9 +140,12 @@ def check_config(config: Mapping[str, object]) -> Architecture:
         message = "The weights are quantised. Install a copy of the model in 16 bits: it trains, merges and serves."
         raise ModelRefused(message, param="config")
     try:
-        return from_config(config)
+        architecture = from_config(config)
     except ArchitectureError as error:
         raise ModelRefused(f"config.json: {error}", param="config") from error
+    if (architecture.max_position_embeddings or 0) > _MOST_CONTEXT_TOKENS:
+        raise ModelRefused("config.json describes a context of more than a billion tokens.", param="config")
+    return architecture
 
 
 def _inside(path: Path, roots: Sequence[Path]) -> Path:
@@ -168,8 +180,9 @@ def _read_config(folder: Path) -> dict[str, object]:
     try:
         text = (folder / "config.json").read_text()
         config = json.loads(text)
+        json.dumps(config, allow_nan=False, ensure_ascii=False).encode()  # the database refuses NaN and lone surrogates
     except (ValueError, RecursionError) as error:
-        raise ModelRefused("config.json is not JSON.", param="path") from error
+        raise ModelRefused("config.json is not JSON, or holds NaN or an invalid character.", param="path") from error
     if not isinstance(config, dict) or len(text) > _CONFIG_LIMIT or "\\u0000" in text:
         raise ModelRefused("config.json is not an object of at most 1 MB, or has NUL characters.", param="path")
     return config
@@ -177,9 +190,16 @@ def _read_config(folder: Path) -> dict[str, object]:
 
 def _read_renderer(folder: Path) -> ChatRenderer:
     try:
-        return ChatRenderer.from_folder(folder)
+        renderer = ChatRenderer.from_folder(folder)
+        texts = "".join((renderer.chat_template, *renderer.special_tokens.values()))
+        texts.encode()
     except InvalidChatTemplate as error:
         raise ModelRefused(str(error), param="path") from error
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ModelRefused("The tokenizer's configuration cannot be read.", param="path") from error
+    if "\0" in texts:
+        raise ModelRefused("The chat template or a special token has NUL characters.", param="path")
+    return renderer
 
 
 def _count_parameters(file: Path) -> int:

@@ -7,9 +7,11 @@ from django.conf import settings
 from django.db import transaction
 from django.http import HttpRequest
 
+from apps.accounts.login.browser_tokens import revoke_browser_tokens
 from apps.accounts.login.person_audit import ANONYMOUS, record_for_person
 from apps.accounts.login.sessions import end_excess_sessions
 from apps.accounts.models import User
+from apps.core.database.clock import db_now
 from apps.core.ids import new_id
 from apps.core.messages import outbox
 
@@ -40,6 +42,7 @@ class AccountAdapter(DefaultAccountAdapter):
         user = request.user
         super().logout(request)
         if isinstance(user, User):
+            revoke_browser_tokens(user=user, now=db_now())
             record_for_person(user=user, action="person.sign_out")
 
     def authentication_failed(self, request: HttpRequest, **credentials: object) -> None:

@@ -59,9 +59,8 @@ def end_sessions(*, user: User, but: str, session_id: int | None = None) -> int:
     rows = UserSession.objects.filter(user=user).exclude(session_key=but)
     if session_id is not None:
         rows = rows.filter(pk=session_id)
-    ended = _end(rows)
+    ended = _end(rows, user=user)
     if ended:
-        revoke_browser_tokens(user=user, now=db_now())
         record_for_person(user=user, action="person.sessions_ended", sessions=ended)
     return ended
 
@@ -69,7 +68,7 @@ def end_sessions(*, user: User, but: str, session_id: int | None = None) -> int:
 def end_excess_sessions(*, user: User) -> None:
     """End the sessions of a person that would be more than MAX_SESSIONS with one more."""
     kept = UserSession.objects.filter(user=user).order_by("-last_seen_at", "-pk").values("pk")[: MAX_SESSIONS - 1]
-    _end(UserSession.objects.filter(user=user).exclude(pk__in=kept))
+    _end(UserSession.objects.filter(user=user).exclude(pk__in=kept), user=user)
 
 
 def sweep_sessions(*, now: datetime.datetime) -> None:
@@ -78,10 +77,12 @@ def sweep_sessions(*, now: datetime.datetime) -> None:
     UserSession.objects.exclude(session_key__in=Session.objects.values("session_key")).delete()
 
 
-def _end(rows: QuerySet[UserSession]) -> int:
+def _end(rows: QuerySet[UserSession], *, user: User) -> int:
     keys = list(rows.values_list("session_key", flat=True))
     Session.objects.filter(session_key__in=keys).delete()
     UserSession.objects.filter(session_key__in=keys).delete()
+    if keys:
+        revoke_browser_tokens(user=user, now=db_now())
     return len(keys)
 
 
@@ -108,6 +109,7 @@ class EndIdleOperatorSessions(MiddlewareMixin):
         now, seen_at = time.time(), request.session.get(_SEEN_AT)
         if seen_at is not None and now - seen_at > settings.OPERATOR_IDLE_SECONDS:
             record_for_person(user=user, action="person.session_idle")  # type: ignore[arg-type]
+            revoke_browser_tokens(user=user, now=db_now())  # type: ignore[arg-type]
             logout(request)
             messages.info(request, "You were signed out because you were away. Sign in again.")
             return redirect_to_login(request.get_full_path() if request.method == "GET" else "/")

@@ -5,7 +5,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,8 +75,9 @@ class Begun:
         content = {"upload_id": self.upload_id, "part_bytes": self.part_bytes, "part_ids": self.part_ids}
         self.kept_in.write_text(json.dumps(content))
         for other in self.kept_in.parent.iterdir():
-            if other.stat().st_mtime < time.time() - _KEPT_SECONDS:
-                other.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # another upload has ended, and deleted its file
+                if other.stat().st_mtime < time.time() - _KEPT_SECONDS:
+                    other.unlink()
 
     def forget(self) -> None:
         self.kept_in.unlink(missing_ok=True)

@@ -30,15 +30,18 @@ def fetch_base_model(
 
     Damaged files of the hub are downloaded again, once. Raises TrainingFailed.
     """
+    unchecked = base_model.files_sha256
     if base_model.path is not None:
         folder = Path(base_model.path)
     else:
         folder = _download(base_model, hub_token, sleep)
-        if damaged := repair(folder, base_model.files_sha256, lambda: _download(base_model, hub_token, sleep)):
+        damaged = repair(folder, base_model.files_sha256, lambda: _download(base_model, hub_token, sleep))
+        if damaged:
             log.warning("Damaged, and downloaded again: %s", ", ".join(damaged))
+        unchecked = {name: unchecked[name] for name in damaged}  # repair has read the others
     if not (folder / "config.json").is_file():
         raise _unavailable(f"The base model {base_model.name} is not installed on this machine.")
-    for name in find_damaged(folder, base_model.files_sha256):
+    for name in find_damaged(folder, unchecked):
         raise _unavailable(f"{name} of the base model {base_model.name} is not the file this job was created with.")
     return folder
 

@@ -64,6 +64,16 @@ def test_a_request_in_a_file_is_sent_and_options_take_precedence(anneal, file_id
     assert (job.json["seed"], job.json["metadata"]) == (3, {"a": "b", "c": "d"})
 
 
+def test_a_dry_run_in_a_file_creates_no_job(anneal, file_id, tmp_path, network) -> None:
+    body = tmp_path / "job.json"
+    body.write_text(json.dumps({"model": "anneal-demo", "training_file": file_id, "dry_run": True}))
+
+    shown = anneal("jobs", "create", "--body", str(body), "--yes")
+
+    assert shown.exit_code == 0 and "It would start" in shown.output
+    assert len(network.paths("POST")) == 1 and not FineTuningJob.objects.exists()
+
+
 def test_a_refusal_is_one_sentence_that_names_the_field(anneal, floor) -> None:
     words = (*CREATE, "--file", "file-unknown", "--yes")
     told, as_json = anneal(*words), anneal(*words, "--json")
@@ -153,6 +163,20 @@ def test_a_failed_job_is_started_again_with_the_suggested_change(anneal, running
 
     assert declined.exit_code == 1 and "Start? [y/N]" in declined.errors
     assert again.exit_code == 0 and again.json["id"] != running[0]
+
+
+def test_only_a_failed_job_is_retried(anneal, running, network) -> None:
+    refused = anneal("jobs", "retry", running[0], "--yes")
+
+    assert refused.exit_code == 5 and "only a failed job" in refused.errors
+    assert network.paths("POST") == []
+
+
+def test_a_cap_that_is_no_finite_amount_is_refused_before_anything_is_sent(anneal, running, network) -> None:
+    refused = [anneal("jobs", "resume", running[0], "--max-cost", cap, "--yes") for cap in ("nan", "inf")]
+
+    assert [each.exit_code for each in refused] == [2, 2] and "--max-cost" in refused[0].errors
+    assert network.paths("POST") == []
 
 
 def test_jobs_are_compared_by_what_differs(anneal, running, sdk, file_id) -> None:

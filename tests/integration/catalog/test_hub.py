@@ -1,5 +1,6 @@
 """A base model named by repository and commit: listed, read from the hub, and in service."""
 
+import gzip
 import json
 from collections.abc import Iterator
 from urllib.parse import urlsplit
@@ -14,6 +15,7 @@ from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState
 from apps.core.models import OutboxMessage
 from tests.factories.catalog import DEMO_FOLDER
+from tests.twins import hub as twins
 from tests.twins.hub import COMMIT, Fault, Hub, serve_hub
 
 pytestmark = pytest.mark.django_db
@@ -162,6 +164,48 @@ def test_an_untrusted_hub_leads_nowhere_else_and_its_damaged_or_endless_answers_
     assert f"The hub sends us to {host}, which is not one of its hosts" in looked_up().refusal
 
 
+def test_a_compressed_answer_is_refused_because_it_may_unpack_to_any_length(twin, monkeypatch):
+    answer, accepted = twin._answer, set()
+
+    def compress(request):
+        accepted.add(request.headers["Accept-Encoding"])
+        given = answer(request)
+        headers = {**given.headers, "Content-Encoding": "gzip"}
+        return given._replace(content=gzip.compress(given.content), headers=headers)
+
+    monkeypatch.setattr(twin, "_answer", compress)
+
+    assert looked_up().refusal == "The hub sent a compressed answer, which was not requested."
+    assert accepted == {"identity"}
+
+
+@pytest.mark.parametrize(
+    ("said", "words"), [({"cardData": "x"}, "cannot be read"), ({"sha": "f" * 40}, "describes another commit")]
+)
+def test_a_description_that_is_malformed_or_of_another_commit_is_refused(twin, monkeypatch, said, words):
+    describe = twins._model_info
+    monkeypatch.setattr(twins, "_model_info", lambda *given, **more: describe(*given, **more) | said)
+
+    model = install(listed())
+
+    assert words in model.install_error and not model.is_installed
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("model.safetensors.index.json", '{"weight_map": {"a": "x\\u0000"}}', "lacks x"),
+        ("chat_template.jinja", "\0", "NUL"),
+        ("special_tokens_map.json", "[]", "cannot be read"),
+    ],
+)
+def test_text_files_with_values_that_cannot_be_stored_or_read_are_refused(twin, name, content, words):
+    twin.files[name] = content.encode()
+
+    assert words in looked_up().refusal
+    assert words in install(listed()).install_error
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -169,6 +213,9 @@ def test_an_untrusted_hub_leads_nowhere_else_and_its_damaged_or_endless_answers_
         ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map"),
         ({"hidden_size": 10**9, "num_hidden_layers": 10**6}, "trillion"),
         ({"torch_dtype": "\0"}, "NUL"),
+        ({"rope_theta": float("nan")}, "NaN"),
+        ({"torch_dtype": "\ud800"}, "invalid character"),
+        ({"max_position_embeddings": 2**40}, "a billion tokens"),
     ],
 )
 def test_a_model_that_cannot_run_is_refused_with_its_reason_before_anything_is_installed(twin, changed, words):

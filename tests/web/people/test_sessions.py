@@ -70,6 +70,15 @@ def test_the_tokens_of_a_browser_end_with_its_session_and_with_the_password(sign
     assert (after_session, find_key(secret=token)) == (None, None)
 
 
+def test_the_tokens_of_a_browser_end_when_its_person_signs_out(sign_in):
+    here = sign_in()
+    token = here.post("/playground/token").json()["token"]
+
+    here.post("/accounts/logout/")
+
+    assert find_key(secret=token) is None
+
+
 def test_a_session_of_another_person_is_not_ended(sign_in, bob):
     of_bob = sign_in(user=bob)
     theirs = UserSession.objects.get(session_key=of_bob.session.session_key)
@@ -91,8 +100,11 @@ def test_a_new_password_leaves_this_session_alone_in_the_list(sign_in):
 
 def test_a_person_has_a_limited_number_of_sessions(sign_in, monkeypatch):
     monkeypatch.setattr(sessions, "MAX_SESSIONS", 2)
-    first, *others = [sign_in() for _ in range(4)]
+    first = sign_in()
+    token = first.post("/playground/token").json()["token"]
+    others = [sign_in() for _ in range(3)]
 
+    assert find_key(secret=token) is None
     assert first.get("/account").status_code == 302
     assert others[-1].get("/account").status_code == 200
     assert UserSession.objects.count() == 2

@@ -1,6 +1,7 @@
 """`anneal jobs`: create, follow and steer fine-tuning jobs."""
 
 import uuid
+from contextlib import suppress
 from decimal import Decimal
 from typing import Annotated, Any
 
@@ -54,6 +55,7 @@ def create(
         exports=export or [], pool=pool, max_cost=max_cost, seed=seed,
     )  # fmt: skip
     request = options.request(read_body(body))
+    dry_run = request.pop("dry_run", None) is True or dry_run
     rehearsal = session.api.post(JOBS, request | {"dry_run": True})
     if dry_run:
         emit(context, rehearsal, lambda: options_table(rehearsal["pools"]))
@@ -178,12 +180,12 @@ def retry(
     """Start a failed job again with the change that Anneal suggests."""
     found = session_of(context).api.get(job_path(job))
     advice = (found["error"] or {}).get("suggestion") or {}
-    if found["status"] == FAILED:  # the server refuses any other
-        notice(advice.get("text", ""))
-        cap = advice.get("hold_usd") if max_cost is None else str(_amount(max_cost))
-        confirm_price(cap, "Start?", is_accepted=yes)
-        max_cost = cap
-    _act(context, job, "retry", max_cost, prefix="/api")
+    if found["status"] != FAILED:
+        raise Failure(f"{job} is {found['status']}: only a failed job can be retried.", ExitCode.REFUSED)
+    notice(advice.get("text", ""))
+    cap = advice.get("hold_usd") if max_cost is None else str(_amount(max_cost))
+    confirm_price(cap, "Start?", is_accepted=yes)
+    _act(context, job, "retry", cap, prefix="/api")
 
 
 def _act(context: typer.Context, job_id: str, action: str, max_cost: str | None = None, *, prefix: str = "") -> None:
@@ -193,12 +195,11 @@ def _act(context: typer.Context, job_id: str, action: str, max_cost: str | None 
 
 
 def _amount(text: str) -> Decimal:
-    try:
-        return Decimal(text.removeprefix("$"))
-    except ArithmeticError:
-        raise typer.BadParameter(
-            f"{text!r} is not an amount in dollars. Write it like 2.50.", param_hint="--max-cost"
-        ) from None
+    with suppress(ArithmeticError):
+        amount = Decimal(text.removeprefix("$"))
+        if amount.is_finite():
+            return amount
+    raise typer.BadParameter(f"{text!r} is not an amount in dollars. Write it like 2.50.", param_hint="--max-cost")
 
 
 @app.command()

@@ -91,7 +91,7 @@ def alias(
 
 def _pulled(api: Api, model: str, file: dict[str, Any], folder: Path) -> dict[str, Any]:
     target = folder / file["name"]
-    if "/" in file["name"] or file["name"] in (".", ".."):  # it must stay in the folder
+    if set(file["name"]) & set("/\\:") or file["name"] in (".", ".."):  # it must stay in the folder, on Windows too
         raise Failure(f"The server lists a file with the name {file['name']!r}.", ExitCode.REFUSED)
     is_new = download(
         api,

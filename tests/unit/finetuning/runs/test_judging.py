@@ -6,8 +6,9 @@ import pytest
 from django.conf import settings
 from django.db import ProgrammingError, connection, transaction
 
+from apps.accounts import operations
 from apps.accounts.models import ApiKey, Membership, User
-from apps.accounts.operations import revoke_key
+from apps.accounts.operations import issue_member_token, revoke_key
 from apps.accounts.queries import find_key, list_keys
 from apps.contracts.evaluation import EvaluationPlan, Grader, GraderKind
 from apps.core.database.clock import db_now
@@ -50,6 +51,14 @@ def test_the_key_is_for_inference_in_the_makers_name_for_minutes(create, claim, 
     assert identity is not None and identity.scopes == {"inference"} and identity.created_by_id == bob.pk
     assert identity.expires_at < db_now() + datetime.timedelta(minutes=31)
     assert ApiKey.objects.get(pk=identity.key_id) not in list_keys(organization=floor.organization)
+
+
+def test_a_judges_keys_leave_its_makers_playground_open(create, claim, bob, monkeypatch):
+    monkeypatch.setattr(operations, "MAX_MEMBER_TOKENS", 1)
+    create()
+    open_judge(lease=claim().lease, now=db_now())
+
+    assert issue_member_token(membership=Membership.objects.get(user=bob), now=db_now()).secret
 
 
 @pytest.mark.parametrize("has_key", [True, False])
