@@ -112,7 +112,11 @@ class Agent:
         with self._lock:
             free, leases = len(self._devices.free), tuple(self._active)
         request = ClaimRequest(
-            base_models=self._config.base_models, software=installed_software(), free_gpus=free, leases=leases
+            base_models=self._config.base_models,
+            software=installed_software(),
+            free_gpus=free,
+            gpu_count=len(self._devices.names),
+            leases=leases,
         )
         return self._api.claim(request)
 

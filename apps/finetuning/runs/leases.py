@@ -78,19 +78,21 @@ def claim(
     base_models: tuple[str, ...] | None,
     software: Mapping[str, str] | None = None,
     free_gpus: int | None = None,
+    gpu_count: int | None = None,
     held: Collection[str] | None = None,
 ) -> ClaimResponse | None:
     """Lease the next run of the worker's pool that its free GPUs can take; return None if none may start.
 
-    `software` is the worker's currently installed software, `free_gpus` the GPUs that it does not use, and `held` the
-    leases under which it works, if it reports them. Its other leases end at once: the process that had them is gone, or
-    never got the answer.
+    `software` is the worker's currently installed software, and `free_gpus` the GPUs that it does not use. `gpu_count`
+    is the number of GPUs that it may use; if it is less than at enrolment, the worker counts as one with fewer GPUs.
+    `held` are the leases under which it works, if it reports them. Its other leases end: the process that had them is
+    gone, or never got the answer.
     """
     if held is not None:
         forgotten = Run.objects.filter(worker=worker, status__in=RUN_HOLDING_LEASE).exclude(lease_id__in=held)
         for run_id, lease_id in list(forgotten.values_list("pk", "lease_id")):
             _reclaim(run_id, lease_id=lease_id)
-    return _claim(worker, base_models, software, free_gpus)
+    return _claim(worker, base_models, software, free_gpus, gpu_count)
 
 
 @transaction.atomic
@@ -99,9 +101,12 @@ def _claim(
     base_models: tuple[str, ...] | None,
     software: Mapping[str, str] | None,
     free_gpus: int | None,
+    gpu_count: int | None,
 ) -> ClaimResponse | None:
     now = db_now()
-    changed = {"software": dict(software)} if software and dict(software) != worker.software else {}
+    changed: dict[str, Any] = {"software": dict(software)} if software and dict(software) != worker.software else {}
+    if gpu_count is not None and gpu_count < len(worker.gpus):
+        changed["gpus"] = worker.gpus[:gpu_count]
     # The update locks the worker's row: of two claims at once, the second counts the GPUs that the first has leased.
     Worker.objects.filter(pk=worker.pk).update(last_seen_at=now, **changed)
     worker.refresh_from_db()
@@ -139,14 +144,16 @@ def _claim(
 def _keeps_gpus_for(candidate: Run, need: int, worker: Worker, now: datetime.datetime) -> bool:
     """Return whether the worker lets no later run overtake this one, for which it has too few free GPUs.
 
-    Only the worker with the most free GPUs does; the others continue with smaller runs.
+    Of the workers with too few, only the one with the most free GPUs does; the others continue with smaller runs.
     """
     if now - candidate.created_at < _OVERTAKEN_AT_MOST or reason_to_wait(job=candidate.job, now=now):
         return False
     live = worker.pool.workers.filter(live_worker_filter(now))
     able = {each.pk: each.gpu_count for each in live if each.gpu_count >= need}
     leased = leased_gpus(workers=able)
-    return max(able, key=lambda pk: (able[pk] - leased.get(pk, 0), pk), default=None) == worker.pk
+    free = {pk: gpus - leased.get(pk, 0) for pk, gpus in able.items()}
+    short = [pk for pk, gpus in free.items() if gpus < need]  # the others could have taken it, and did not
+    return max(short, key=lambda pk: (free[pk], pk), default=None) == worker.pk
 
 
 def _try_claim(candidate: Run, worker: Worker, now: datetime.datetime) -> ClaimResponse | None:
