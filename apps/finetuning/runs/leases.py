@@ -51,7 +51,7 @@ _MIN_CHECKPOINT_SECONDS = 15.0
 _FAILURE_WINDOW = datetime.timedelta(days=30)
 _MIN_FAILURES = 3  # fewer are no evidence; until then the interval is the cautious one
 _HOST_BYTES = "job__estimate__host_bytes"  # of the machine's own memory, which runs on other GPUs share
-# A run that needs more GPUs than are free waits so long; then one worker keeps its free GPUs for it.
+# A run that needs more GPUs or host memory than are free waits so long; then a worker keeps its free GPUs for it.
 _OVERTAKEN_AT_MOST = datetime.timedelta(minutes=10)
 # Parallelism that keeps the whole model on every GPU; any other is sharded.
 _WHOLE_ON_EACH = {"single": "single", "ddp": "ddp"}
@@ -124,27 +124,27 @@ def _claim(
     jobs = FineTuningJob.objects.filter(pk__in=[run.job_id for run in order], gpu_count__lte=worker.gpu_count)
     installed = None if base_models is None else frozenset(base_models)
     needs = {
-        pk: gpus
+        pk: (gpus, not held or host_bytes + (needed or 0) <= (worker.memory_bytes or math.inf))
         for pk, model, gpus, needed in jobs.values_list("pk", "base_model_id", "gpu_count", "estimate__host_bytes")
-        if (installed is None or model in installed)
-        and (not held or host_bytes + (needed or 0) <= (worker.memory_bytes or math.inf))
+        if installed is None or model in installed
     }
     for candidate in order:
-        need = needs.get(candidate.job_id)
-        if need is None:
+        if candidate.job_id not in needs:
             continue
-        if need > free:
-            if _keeps_gpus_for(candidate, need, worker, now):
+        need, has_memory = needs[candidate.job_id]
+        if need > free or not has_memory:
+            if _keeps_gpus_for(candidate, need, worker, now, has_memory=has_memory):
                 return None
         elif response := _try_claim(candidate, worker, now):
             return response
     return None
 
 
-def _keeps_gpus_for(candidate: Run, need: int, worker: Worker, now: datetime.datetime) -> bool:
-    """Return whether the worker lets no later run overtake this one, for which it has too few free GPUs.
+def _keeps_gpus_for(candidate: Run, need: int, worker: Worker, now: datetime.datetime, *, has_memory: bool) -> bool:
+    """Return whether the worker lets no later run overtake this one, for which too few GPUs or memory are free.
 
-    Of the workers with too few, only the one with the most free GPUs does; the others continue with smaller runs.
+    Of the workers with too few GPUs, only the one with the most free does; the others continue with smaller runs. A
+    worker that lacks only memory of the machine does as well.
     """
     if now - candidate.created_at < _OVERTAKEN_AT_MOST or reason_to_wait(job=candidate.job, now=now):
         return False
@@ -152,7 +152,8 @@ def _keeps_gpus_for(candidate: Run, need: int, worker: Worker, now: datetime.dat
     able = {each.pk: each.gpu_count for each in live if each.gpu_count >= need}
     leased = leased_gpus(workers=able)
     free = {pk: gpus - leased.get(pk, 0) for pk, gpus in able.items()}
-    short = [pk for pk, gpus in free.items() if gpus < need]  # the others could have taken it, and did not
+    # The others have enough free GPUs, and did not take it.
+    short = [pk for pk, gpus in free.items() if gpus < need or (pk == worker.pk and not has_memory)]
     return max(short, key=lambda pk: (free[pk], pk), default=None) == worker.pk
 
 

@@ -225,6 +225,22 @@ def test_runs_on_one_machine_share_its_own_memory(launch, machine) -> None:
     assert claimed(machine) == jobs[1]
 
 
+def test_a_job_that_needs_much_of_the_machines_memory_is_not_overtaken_for_ever(
+    launch, launch_long_ago, machine
+) -> None:
+    running = launch(1)
+    assert claimed(machine) == running
+    waiting, small = launch_long_ago(1), launch(1)
+    needed = FineTuningJob.objects.get(pk=waiting).estimate["host_bytes"]
+    Worker.objects.filter(pk=machine.pk).update(memory_bytes=needed)
+    FineTuningJob.objects.filter(pk=small).update(estimate={})
+
+    assert claimed(machine) is None
+
+    Run.objects.filter(job=waiting).update(created_at=db_now())
+    assert claimed(machine) == small
+
+
 @pytest.mark.django_db(transaction=True)
 def test_of_two_claims_at_once_the_second_counts_the_first(launch, machine, monkeypatch) -> None:
     jobs, order = [launch(4), launch(4)], leases.queue_order
