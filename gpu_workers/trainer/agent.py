@@ -163,18 +163,19 @@ class Agent:
             with self._lock:
                 self._devices.give_back(devices)
                 self._active.discard(claim.lease_id)
+                self._hanging.discard(claim.lease_id)
                 self._leave_if_alone()
             self._ended.set()
 
     def _set_hanging(self, lease_id: str) -> None:
-        """Claim nothing any more, and leave as soon as every other run has ended."""
+        """Claim nothing until the run ends, and leave as soon as every other run has ended."""
         with self._lock:
-            self._hanging.add(lease_id)
-            self._leave_if_alone()
+            if lease_id in self._active:
+                self._hanging.add(lease_id)
+                self._leave_if_alone()
 
     def _leave_if_alone(self) -> None:
-        hanging = self._hanging & self._active
-        if hanging and hanging == self._active:
+        if self._hanging and self._hanging == self._active:
             leave()
 
     def _execute(self, claim: ClaimResponse, devices: tuple[str, ...]) -> None:
