@@ -53,6 +53,7 @@ _MIN_FAILURES = 3  # fewer are no evidence; until then the interval is the cauti
 _HOST_BYTES = "job__estimate__host_bytes"  # of the machine's own memory, which runs on other GPUs share
 # A run that needs more GPUs or host memory than are free waits so long; then a worker keeps its free GPUs for it.
 _OVERTAKEN_AT_MOST = datetime.timedelta(minutes=10)
+_LATE_CLAIM = datetime.timedelta(seconds=30)  # longer than a worker repeats a claim
 # Parallelism that keeps the whole model on every GPU; any other is sharded.
 _WHOLE_ON_EACH = {"single": "single", "ddp": "ddp"}
 
@@ -86,10 +87,11 @@ def claim(
     `software` is the worker's currently installed software, and `free_gpus` the GPUs that it does not use. `gpu_count`
     is the number of GPUs that it may use; if it is less than at enrolment, the worker counts as one with fewer GPUs.
     `held` are the leases under which it works, if it reports them. Its other leases end: the process that had them is
-    gone, or never got the answer.
+    gone, or never got the answer. The newest ones do not: a claim that arrives twice, late, does not name them.
     """
     if held is not None:
-        forgotten = Run.objects.filter(worker=worker, status__in=RUN_HOLDING_LEASE).exclude(lease_id__in=held)
+        leases = Run.objects.filter(worker=worker, status__in=RUN_HOLDING_LEASE)
+        forgotten = leases.filter(leased_at__lt=db_now() - _LATE_CLAIM).exclude(lease_id__in=held)
         for run_id, lease_id in list(forgotten.values_list("pk", "lease_id")):
             _reclaim(run_id, lease_id=lease_id)
     return _claim(worker, base_models, software, free_gpus, gpu_count)

@@ -150,10 +150,13 @@ def test_a_worker_that_uses_more_gpus_than_it_leased_gets_fewer(launch, machine)
     assert claimed(machine, free_gpus=99) is None  # three of four are leased
 
 
-def test_leases_that_a_restarted_worker_does_not_know_end_at_once(launch, machine) -> None:
+def test_leases_that_a_restarted_worker_does_not_know_end(launch, machine) -> None:
     first, second = launch(2), launch(2)
     known = leases.claim(worker=machine, base_models=None, held=())
     assert claimed(machine, held=(known.lease_id,)) == second
+
+    assert claimed(machine, held=(known.lease_id,)) is None  # perhaps the same claim, late
+    Run.objects.update(leased_at=db_now() - datetime.timedelta(seconds=31))
 
     assert claimed(machine, held=(known.lease_id,)) == second  # its next attempt
 
