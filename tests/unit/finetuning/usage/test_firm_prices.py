@@ -132,6 +132,15 @@ def test_the_maximum_holds_over_pauses_and_lost_attempts(floor, organization, cl
     assert losses() == [(job.pk, 50 * MILLI_DOLLAR)]
 
 
+def test_a_job_cancelled_while_paused_at_its_maximum_costs_what_was_charged(floor, organization, claim, reload):
+    job = floor.job()
+    paused_at(claim().start(), job, step=5, seconds=100.0)
+
+    control.request_cancellation(job=reload(job), by="key_test", now=db_now())
+
+    assert reload(job).cost_nano == charged(organization) == MAXIMUM - 1
+
+
 def test_a_cap_below_the_quote_pauses_there_and_may_rise_to_the_quote(floor, organization, claim, reload):
     GpuPool.objects.update(firm_factor=Decimal("2.5"))
     job = floor.job(spend_cap_nano=MAXIMUM)
