@@ -83,4 +83,4 @@ def test_a_customer_reads_what_the_job_costs_at_most(floor, claim, reload, clien
 
     assert "We charge nothing for this run" in paused and f"/jobs/{job.pk}/resume" not in paused
     assert "you pay at most $0.06" in running
-    assert "The price was firm: $0.06 at most, and the $0.15 above the charge are at our expense." in receipt
+    assert "The price was firm: $0.06 at most. The $0.15 above the charge are at our expense." in receipt
