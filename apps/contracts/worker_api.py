@@ -51,6 +51,7 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
     base_models: tuple[str, ...] | None = None  # ids installed here; None = will download
     software: Software = {}  # installed now, as at enrolment; {}: not reported
     free_gpus: Count | None = None  # that no run of this worker uses; None: all that are not leased
+    gpu_count: Count | None = None  # all that it may use, in use or not; None: not reported
     leases: Annotated[tuple[Text, ...], Meta(max_length=64)] | None = None  # it works under these; None: not reported
 
 

@@ -3,6 +3,7 @@
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import msgspec
@@ -186,9 +187,15 @@ def downloading_environment(hub_token: str | None) -> dict[str, str]:
 
 
 def visible_devices() -> tuple[str, ...] | None:
-    """Return the GPUs to which CUDA_VISIBLE_DEVICES limits this process, None without a limit."""
+    """Return the GPUs to which CUDA_VISIBLE_DEVICES limits this process, None without a limit.
+
+    As in CUDA, the entry -1 hides all entries after it.
+    """
     value = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return None if value is None else tuple(each.strip() for each in value.split(",") if each.strip())
+    if value is None:
+        return None
+    names = (each.strip() for each in value.split(","))
+    return tuple(takewhile(lambda name: name != "-1", filter(None, names)))
 
 
 def replace_environment(environment: Mapping[str, str]) -> None:

@@ -127,11 +127,11 @@ def list_devices() -> tuple[str, ...]:
 
 
 def list_gpu_memory(devices: Collection[str] | None = None) -> tuple[GpuMemory, ...]:
-    """Return the memory of these GPUs, or of each that this process may use; () without a driver.
+    """Return the memory of these GPUs, or of each that this process may use; () if it may use none.
 
     Raises GpuUnreachable if the driver is broken.
     """
-    return _ask_each(_memory, visible_devices() if devices is None else devices)
+    return _ask_each(_memory, visible_devices() if devices is None else devices) if list_gpus() else ()
 
 
 def _ask_each(ask: Callable[[Any], T], devices: Collection[str] | None) -> tuple[T, ...]:
@@ -154,10 +154,12 @@ def _ask_each(ask: Callable[[Any], T], devices: Collection[str] | None) -> tuple
 
 
 def _handle(device: str) -> Any:
-    """Return NVML's handle of a device of CUDA_VISIBLE_DEVICES: a UUID, or a position on the bus."""
+    """Return NVML's handle of a device of CUDA_VISIBLE_DEVICES: a UUID or its beginning, or a position on the bus."""
     if device.isdigit():
         return pynvml.nvmlDeviceGetHandleByIndex(int(device))
-    return pynvml.nvmlDeviceGetHandleByUUID(device)
+    handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+    uuids = (str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles)
+    return pynvml.nvmlDeviceGetHandleByUUID(next((uuid for uuid in uuids if uuid.startswith(device)), device))
 
 
 def _memory(handle: Any) -> GpuMemory:

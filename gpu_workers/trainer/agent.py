@@ -112,7 +112,11 @@ class Agent:
         with self._lock:
             free, leases = len(self._devices.free), tuple(self._active)
         request = ClaimRequest(
-            base_models=self._config.base_models, software=installed_software(), free_gpus=free, leases=leases
+            base_models=self._config.base_models,
+            software=installed_software(),
+            free_gpus=free,
+            gpu_count=len(self._devices.names),
+            leases=leases,
         )
         return self._api.claim(request)
 
@@ -159,18 +163,19 @@ class Agent:
             with self._lock:
                 self._devices.give_back(devices)
                 self._active.discard(claim.lease_id)
+                self._hanging.discard(claim.lease_id)
                 self._leave_if_alone()
             self._ended.set()
 
     def _set_hanging(self, lease_id: str) -> None:
-        """Claim nothing any more, and leave as soon as every other run has ended."""
+        """Claim nothing until the run ends, and leave as soon as every other run has ended."""
         with self._lock:
-            self._hanging.add(lease_id)
-            self._leave_if_alone()
+            if lease_id in self._active:
+                self._hanging.add(lease_id)
+                self._leave_if_alone()
 
     def _leave_if_alone(self) -> None:
-        hanging = self._hanging & self._active
-        if hanging and hanging == self._active:
+        if self._hanging and self._hanging == self._active:
             leave()
 
     def _execute(self, claim: ClaimResponse, devices: tuple[str, ...]) -> None:

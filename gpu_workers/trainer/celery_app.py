@@ -63,7 +63,7 @@ class WorkerProcess:
         count = len(devices.names)
         executor_of = partial(
             SubprocessExecutor,
-            thread_limit=settings.trainer_thread_limit or (count_cores() // count if count > 1 else 0),
+            thread_limit=settings.trainer_thread_limit or (max(1, count_cores() // count) if count > 1 else 0),
             fork_server=None if list_gpus() else ForkServer(),
         )
         enrollment = ensure_enrolled(settings, kind="trainer")

@@ -121,7 +121,8 @@ def find_open_pools(
     read_at, shared = _recent.get(key, (-math.inf, None))
     if shared is None or moment - read_at >= max_age_seconds:
         shared = _read_open_pools(base_model, methods, now)
-        _recent[key] = moment, shared
+        if not base_model._state.adding:  # an unsaved model has a new key each time
+            _recent[key] = moment, shared
     prices = list_active_prices(prefix="training:", organization=organization)
     return replace(shared, prices={rule.sku: rule for rule in prices})
 

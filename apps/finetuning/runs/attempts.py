@@ -236,6 +236,8 @@ def _end_job(
 ) -> None:
     cost = _due_nano(job, status, gpu_ms)
     is_held = bool(job.hold_id) and job.status != JobStatus.PAUSED
+    if not is_held:
+        cost = min(cost, get_captured_nano(source=job.pk))
     advance(
         job,
         to=status,

@@ -51,8 +51,9 @@ _MIN_CHECKPOINT_SECONDS = 15.0
 _FAILURE_WINDOW = datetime.timedelta(days=30)
 _MIN_FAILURES = 3  # fewer are no evidence; until then the interval is the cautious one
 _HOST_BYTES = "job__estimate__host_bytes"  # of the machine's own memory, which runs on other GPUs share
-# A run that needs more GPUs than are free waits so long; then one worker keeps its free GPUs for it.
+# A run that needs more GPUs or host memory than are free waits so long; then a worker keeps its free GPUs for it.
 _OVERTAKEN_AT_MOST = datetime.timedelta(minutes=10)
+_LATE_CLAIM = datetime.timedelta(seconds=30)  # longer than a worker repeats a claim
 # Parallelism that keeps the whole model on every GPU; any other is sharded.
 _WHOLE_ON_EACH = {"single": "single", "ddp": "ddp"}
 
@@ -78,19 +79,22 @@ def claim(
     base_models: tuple[str, ...] | None,
     software: Mapping[str, str] | None = None,
     free_gpus: int | None = None,
+    gpu_count: int | None = None,
     held: Collection[str] | None = None,
 ) -> ClaimResponse | None:
     """Lease the next run of the worker's pool that its free GPUs can take; return None if none may start.
 
-    `software` is the worker's currently installed software, `free_gpus` the GPUs that it does not use, and `held` the
-    leases under which it works, if it reports them. Its other leases end at once: the process that had them is gone, or
-    never got the answer.
+    `software` is the worker's currently installed software, and `free_gpus` the GPUs that it does not use. `gpu_count`
+    is the number of GPUs that it may use; if it is less than at enrolment, the worker counts as one with fewer GPUs.
+    `held` are the leases under which it works, if it reports them. Its other leases end: the process that had them is
+    gone, or never got the answer. The newest ones do not: a claim that arrives twice, late, does not name them.
     """
     if held is not None:
-        forgotten = Run.objects.filter(worker=worker, status__in=RUN_HOLDING_LEASE).exclude(lease_id__in=held)
+        leases = Run.objects.filter(worker=worker, status__in=RUN_HOLDING_LEASE)
+        forgotten = leases.filter(leased_at__lt=db_now() - _LATE_CLAIM).exclude(lease_id__in=held)
         for run_id, lease_id in list(forgotten.values_list("pk", "lease_id")):
             _reclaim(run_id, lease_id=lease_id)
-    return _claim(worker, base_models, software, free_gpus)
+    return _claim(worker, base_models, software, free_gpus, gpu_count)
 
 
 @transaction.atomic
@@ -99,9 +103,12 @@ def _claim(
     base_models: tuple[str, ...] | None,
     software: Mapping[str, str] | None,
     free_gpus: int | None,
+    gpu_count: int | None,
 ) -> ClaimResponse | None:
     now = db_now()
-    changed = {"software": dict(software)} if software and dict(software) != worker.software else {}
+    changed: dict[str, Any] = {"software": dict(software)} if software and dict(software) != worker.software else {}
+    if gpu_count is not None and gpu_count < len(worker.gpus):
+        changed["gpus"] = worker.gpus[:gpu_count]
     # The update locks the worker's row: of two claims at once, the second counts the GPUs that the first has leased.
     Worker.objects.filter(pk=worker.pk).update(last_seen_at=now, **changed)
     worker.refresh_from_db()
@@ -119,34 +126,37 @@ def _claim(
     jobs = FineTuningJob.objects.filter(pk__in=[run.job_id for run in order], gpu_count__lte=worker.gpu_count)
     installed = None if base_models is None else frozenset(base_models)
     needs = {
-        pk: gpus
+        pk: (gpus, not held or host_bytes + (needed or 0) <= (worker.memory_bytes or math.inf))
         for pk, model, gpus, needed in jobs.values_list("pk", "base_model_id", "gpu_count", "estimate__host_bytes")
-        if (installed is None or model in installed)
-        and (not held or host_bytes + (needed or 0) <= (worker.memory_bytes or math.inf))
+        if installed is None or model in installed
     }
     for candidate in order:
-        need = needs.get(candidate.job_id)
-        if need is None:
+        if candidate.job_id not in needs:
             continue
-        if need > free:
-            if _keeps_gpus_for(candidate, need, worker, now):
+        need, has_memory = needs[candidate.job_id]
+        if need > free or not has_memory:
+            if _keeps_gpus_for(candidate, need, worker, now, has_memory=has_memory):
                 return None
         elif response := _try_claim(candidate, worker, now):
             return response
     return None
 
 
-def _keeps_gpus_for(candidate: Run, need: int, worker: Worker, now: datetime.datetime) -> bool:
-    """Return whether the worker lets no later run overtake this one, for which it has too few free GPUs.
+def _keeps_gpus_for(candidate: Run, need: int, worker: Worker, now: datetime.datetime, *, has_memory: bool) -> bool:
+    """Return whether the worker lets no later run overtake this one, for which too few GPUs or memory are free.
 
-    Only the worker with the most free GPUs does; the others continue with smaller runs.
+    Of the workers with too few GPUs, only the one with the most free does; the others continue with smaller runs. A
+    worker that lacks only memory of the machine does as well.
     """
     if now - candidate.created_at < _OVERTAKEN_AT_MOST or reason_to_wait(job=candidate.job, now=now):
         return False
     live = worker.pool.workers.filter(live_worker_filter(now))
     able = {each.pk: each.gpu_count for each in live if each.gpu_count >= need}
     leased = leased_gpus(workers=able)
-    return max(able, key=lambda pk: (able[pk] - leased.get(pk, 0), pk), default=None) == worker.pk
+    free = {pk: gpus - leased.get(pk, 0) for pk, gpus in able.items()}
+    # The others have enough free GPUs, and did not take it.
+    short = [pk for pk, gpus in free.items() if gpus < need or (pk == worker.pk and not has_memory)]
+    return max(short, key=lambda pk: (free[pk], pk), default=None) == worker.pk
 
 
 def _try_claim(candidate: Run, worker: Worker, now: datetime.datetime) -> ClaimResponse | None:

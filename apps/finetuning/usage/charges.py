@@ -112,13 +112,14 @@ def require_cap(*, cap_nano: int, least_nano: int) -> None:
 def is_at_cap(*, job: FineTuningJob, gpu_ms: int) -> bool:
     """Return whether one more step and the time to stop, after this GPU time, would reach the cap.
 
-    A firm price has a higher limit, because the run continues at the operator's expense.
+    With a firm price, return whether this time has reached its limit: the time to stop is at the operator's expense.
     """
     if job.price_rule is None:
         return False
+    if job.is_firm:
+        return value_of(job=job, gpu_ms=gpu_ms) >= (job.firm_limit_nano or job.spend_cap_nano)
     stop_ms = math.ceil((STOP_IN_ORDER_SECONDS + _step_seconds(job)) * 1000) * job.gpu_count
-    limit_nano = job.firm_limit_nano if job.is_firm else None
-    return value_of(job=job, gpu_ms=gpu_ms + stop_ms) >= (limit_nano or job.spend_cap_nano)
+    return value_of(job=job, gpu_ms=gpu_ms + stop_ms) >= job.spend_cap_nano
 
 
 def _step_seconds(job: FineTuningJob) -> float:

@@ -84,6 +84,7 @@ def claim(request: HttpRequest) -> HttpResponse:
         base_models=body.base_models,
         software=body.software,
         free_gpus=body.free_gpus,
+        gpu_count=body.gpu_count,
         held=body.leases,
     )
     return HttpResponse(status=204) if answer is None else _json(answer)

@@ -5,11 +5,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 
+import msgspec
 import pytest
 from django.db import connection, transaction
 
 from apps.billing.models import Hold
 from apps.contracts import runs as wire
+from apps.contracts.worker_api import ClaimRequest
 from apps.core.database.clock import db_now
 from apps.finetuning.models import FineTuningJob, GpuPool, Run, Worker
 from apps.finetuning.runs import leases, reports
@@ -17,6 +19,7 @@ from apps.finetuning.runs.leases import Lease, sha256_hex
 from apps.finetuning.usage import quotas
 from apps.finetuning.usage.occupancy import leased_gpus
 from tests.factories.market import Market
+from tests.support import attempts
 
 URL, JOBS = "/api/v1/estimates", "/v1/fine_tuning/jobs"
 
@@ -147,10 +150,13 @@ def test_a_worker_that_uses_more_gpus_than_it_leased_gets_fewer(launch, machine)
     assert claimed(machine, free_gpus=99) is None  # three of four are leased
 
 
-def test_leases_that_a_restarted_worker_does_not_know_end_at_once(launch, machine) -> None:
+def test_leases_that_a_restarted_worker_does_not_know_end(launch, machine) -> None:
     first, second = launch(2), launch(2)
     known = leases.claim(worker=machine, base_models=None, held=())
     assert claimed(machine, held=(known.lease_id,)) == second
+
+    assert claimed(machine, held=(known.lease_id,)) is None  # perhaps the same claim, late
+    Run.objects.update(leased_at=db_now() - datetime.timedelta(seconds=31))
 
     assert claimed(machine, held=(known.lease_id,)) == second  # its next attempt
 
@@ -173,6 +179,43 @@ def test_a_large_job_is_not_overtaken_for_ever(launch, machine) -> None:
     assert claimed(machine) == another
 
 
+@pytest.fixture
+def launch_long_ago(launch):
+    def launch_one(gpus: int) -> str:
+        job = launch(gpus)
+        Run.objects.filter(job=job).update(created_at=db_now() - datetime.timedelta(minutes=11))
+        return job
+
+    return launch_one
+
+
+def test_a_machine_that_lost_gpus_keeps_none_for_a_job_that_it_can_never_take(
+    launch, launch_long_ago, machine, settings
+) -> None:
+    launch_long_ago(4)
+    small = launch(2)
+    settings.ROOT_URLCONF = "apps.config.urls_internal"
+
+    status, answer = attempts.post("claim", msgspec.json.encode(ClaimRequest(free_gpus=2, gpu_count=2)), "h200")
+
+    assert (status, answer["spec"]["job_id"]) == (200, small)
+    assert Worker.objects.get(pk=machine.pk).gpu_count == 2  # quotes offer no more
+
+
+def test_a_machine_that_leaves_a_large_job_waiting_is_not_the_one_that_keeps_gpus(
+    launch, launch_long_ago, machine
+) -> None:
+    Worker.objects.create(
+        pool=machine.pool, hostname="idle", credential_sha256="idle", last_seen_at=db_now(), gpus=machine.gpus
+    )
+    small = launch(2)
+    assert claimed(machine) == small
+    launch_long_ago(4)
+    launch(1)
+
+    assert claimed(machine) is None
+
+
 def test_runs_on_one_machine_share_its_own_memory(launch, machine) -> None:
     jobs = [launch(1), launch(1)]
     needed = FineTuningJob.objects.get(pk=jobs[0]).estimate["host_bytes"]
@@ -183,6 +226,22 @@ def test_runs_on_one_machine_share_its_own_memory(launch, machine) -> None:
 
     Worker.objects.filter(pk=machine.pk).update(memory_bytes=2 * needed)
     assert claimed(machine) == jobs[1]
+
+
+def test_a_job_that_needs_much_of_the_machines_memory_is_not_overtaken_for_ever(
+    launch, launch_long_ago, machine
+) -> None:
+    running = launch(1)
+    assert claimed(machine) == running
+    waiting, small = launch_long_ago(1), launch(1)
+    needed = FineTuningJob.objects.get(pk=waiting).estimate["host_bytes"]
+    Worker.objects.filter(pk=machine.pk).update(memory_bytes=needed)
+    FineTuningJob.objects.filter(pk=small).update(estimate={})
+
+    assert claimed(machine) is None
+
+    Run.objects.filter(job=waiting).update(created_at=db_now())
+    assert claimed(machine) == small
 
 
 @pytest.mark.django_db(transaction=True)

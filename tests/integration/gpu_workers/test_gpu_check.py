@@ -132,6 +132,25 @@ def test_a_worker_leases_the_gpus_that_it_may_see_by_their_uuids(monkeypatch):
     assert len(preflight.list_gpus()) == 2
 
 
+@pytest.mark.parametrize(("cards", "visible"), [(1, ""), (1, "-1"), (1, "-1,0"), (0, None)])
+def test_a_worker_with_a_driver_and_no_gpu_trains_on_its_processor(cards, visible, monkeypatch):
+    monkeypatch.setattr(preflight, "pynvml", make_nvml(*["NVIDIA L4"] * cards))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    [device] = preflight.list_devices()
+
+    assert preflight.list_gpu_memory([device]) == ()  # so that the memory of the machine counts
+
+
+def test_a_worker_finds_a_gpu_by_the_beginning_of_its_uuid(monkeypatch):
+    monkeypatch.setattr(preflight, "pynvml", make_nvml("NVIDIA L4"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU")
+
+    assert preflight.list_devices() == ("GPU-0",)
+
+
 @pytest.mark.parametrize(
     ("memory", "speed", "verdict", "words"),
     [

@@ -4,12 +4,14 @@ import contextlib
 import os
 import re
 import signal
+import threading
 from pathlib import Path
 
 import msgspec
 
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import Failed, Stopped, Succeeded
+from gpu_workers.trainer import agent as agent_module
 from gpu_workers.trainer.children.executor import SubprocessExecutor
 from gpu_workers.trainer.publication import Publisher
 from tests.support.agent import Draining, add_run, make_agent
@@ -55,6 +57,30 @@ def test_runs_share_a_machine_and_neither_cancel_nor_lost_lease_nor_crash_of_one
     assert plane.ends.keys() == {"run_1", "run_3"}
     assert isinstance(plane.ends["run_1"], Stopped) and plane.ends["run_1"].reason == "cancelled"
     assert isinstance(plane.ends["run_3"], Failed) and plane.ends["run_3"].code is FailureCode.INTERNAL_ERROR
+
+
+def test_a_worker_claims_again_when_a_run_that_hung_has_ended(plane, models, tmp_path, monkeypatch):
+    has_third = threading.Event()
+
+    class Supervisor:
+        def __init__(self, _config, _api, _executor, claim, _work_dir, *, on_stuck, **_):
+            self.run_id, self.on_stuck = claim.spec.run_id, on_stuck
+
+        def run(self):
+            if self.run_id == "run_1":
+                has_third.wait(10)
+            elif self.run_id == "run_2":
+                self.on_stuck()
+            else:
+                has_third.set()
+
+    monkeypatch.setattr(agent_module, "RunSupervisor", Supervisor)
+    for attempt in (1, 2, 3):
+        add_run(plane, models, attempt=attempt)
+
+    make_agent(plane, tmp_path, "succeed", devices=GPUS[:2]).drain()
+
+    assert has_third.is_set()
 
 
 def test_the_parts_after_training_are_made_on_the_gpus_of_the_run(plane, models, tmp_path):

@@ -20,9 +20,9 @@ def console(olga, client_for):
 def overrun(floor, claim):
     """Return a job that paused at the limit of its firm price."""
     job, attempt = floor.job(), claim().start()
-    assert attempt.beat(training_seconds=170.0).is_pause_requested
-    attempt.checkpoint(step=5, seconds=170.0)
-    attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=170.0))
+    assert attempt.beat(training_seconds=180.0).is_pause_requested
+    attempt.checkpoint(step=5, seconds=180.0)
+    attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=180.0))
     return job
 
 
@@ -63,7 +63,7 @@ def test_an_operator_sees_an_overrun_and_its_loss_and_continues_it(console, floo
     console.post(f"/staff/jobs/{job.pk}/continue")
 
     assert "1 job paused far above its quote" in home
-    assert job.pk in margin and organization.name in margin and margin.count("$0.17") == 2
+    assert job.pk in margin and organization.name in margin and margin.count("$0.18") == 2
     assert "Continue at our expense" in page
     assert reload(job).status == "queued"
     assert "Continue at our expense" not in text(console.get(f"/staff/jobs/{job.pk}"))
@@ -83,4 +83,4 @@ def test_a_customer_reads_what_the_job_costs_at_most(floor, claim, reload, clien
 
     assert "We charge nothing for this run" in paused and f"/jobs/{job.pk}/resume" not in paused
     assert "you pay at most $0.06" in running
-    assert "The price was firm: $0.06 at most. The $0.14 above the charge are at our expense." in receipt
+    assert "The price was firm: $0.06 at most. The $0.15 above the charge are at our expense." in receipt

@@ -69,11 +69,11 @@ def test_a_run_within_its_maximum_pays_its_time_and_leaves_no_loss(floor, organi
 
 def test_beyond_the_factor_the_job_pauses_unbilled_and_operators_get_a_mail(floor, organization, claim, reload):
     job = floor.job()
-    overrun(claim().start(), seconds=170.0)
+    overrun(claim().start(), seconds=180.0)
 
     job = reload(job)
     assert (job.status, job.cost_nano, charged(organization)) == ("paused", 0, 0)
-    assert losses() == [(job.pk, 170 * MILLI_DOLLAR)]
+    assert losses() == [(job.pk, 180 * MILLI_DOLLAR)]
     [mail] = OutboxMessage.objects.filter(topic="mail")
     assert mail.payload["kind"] == "operators" and job.pk in mail.payload["body"]
     with pytest.raises(InvalidState, match="operators can continue it"):
@@ -82,7 +82,7 @@ def test_beyond_the_factor_the_job_pauses_unbilled_and_operators_get_a_mail(floo
 
 def test_an_operator_continues_it_at_the_same_maximum(floor, organization, claim, reload):
     job = floor.job()
-    overrun(claim().start(), seconds=170.0)
+    overrun(claim().start(), seconds=180.0)
 
     control.continue_overrun(job=reload(job), by="user_operator", now=db_now())
 
@@ -90,14 +90,23 @@ def test_an_operator_continues_it_at_the_same_maximum(floor, organization, claim
     assert get_balance(organization=organization).held_nano == MAXIMUM
     claim().start(start_step=5).succeed(floor.base_model, seconds=90.0)
     assert charged(organization) == MAXIMUM
-    assert losses() == [(job.pk, 200 * MILLI_DOLLAR)]
+    assert losses() == [(job.pk, 210 * MILLI_DOLLAR)]
     with pytest.raises(InvalidState):
         control.continue_overrun(job=reload(job), by="user_operator", now=db_now())
 
 
+def test_with_a_factor_of_one_a_run_within_its_maximum_is_not_paused(floor, claim):
+    GpuPool.objects.update(firm_factor=1)
+    floor.job()
+    attempt = claim().start()
+
+    assert not attempt.beat(training_seconds=59.0).is_pause_requested
+    assert attempt.beat(training_seconds=60.0).is_pause_requested
+
+
 def test_a_job_cancelled_after_it_overran_costs_nothing(floor, organization, claim, reload):
     job = floor.job()
-    overrun(claim().start(), seconds=170.0)
+    overrun(claim().start(), seconds=180.0)
 
     control.request_cancellation(job=reload(job), by="key_test", now=db_now())
 
@@ -121,6 +130,15 @@ def test_the_maximum_holds_over_pauses_and_lost_attempts(floor, organization, cl
 
     assert (reload(job).cost_nano, charged(organization)) == (MAXIMUM, MAXIMUM)
     assert losses() == [(job.pk, 50 * MILLI_DOLLAR)]
+
+
+def test_a_job_cancelled_while_paused_at_its_maximum_costs_what_was_charged(floor, organization, claim, reload):
+    job = floor.job()
+    paused_at(claim().start(), job, step=5, seconds=100.0)
+
+    control.request_cancellation(job=reload(job), by="key_test", now=db_now())
+
+    assert reload(job).cost_nano == charged(organization) == MAXIMUM - 1
 
 
 def test_a_cap_below_the_quote_pauses_there_and_may_rise_to_the_quote(floor, organization, claim, reload):
