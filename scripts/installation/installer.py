@@ -67,11 +67,25 @@ def _prepare() -> None:
 @cache
 def _pip() -> tuple[str, ...]:
     """Return the command of this Python's pip; if it has none, as in Debian, that of a new environment."""
-    python = sys.executable
+    python = Path(sys.executable)
     if importlib.util.find_spec("pip") is None:
-        python = f"{DATA}/pip/bin/python"
-        run([sys.executable, "-m", "venv", "--clear", f"{DATA}/pip"])
-    return python, "-m", "pip", "--disable-pip-version-check"
+        import fcntl  # noqa: PLC0415 - Windows, which set-up refuses in words, lacks it
+
+        python = DATA / "pip/bin/python"
+        DATA.mkdir(parents=True, exist_ok=True)
+        with (DATA / "pip.lock").open("w") as lock:  # several processes may set up at once
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _has_pip(python):
+                run([sys.executable, "-m", "venv", "--clear", str(DATA / "pip")])
+    return str(python), "-m", "pip", "--disable-pip-version-check"
+
+
+def _has_pip(python: Path) -> bool:
+    """Return whether an environment of this very Python is there and has pip."""
+    if not python.exists():
+        return False
+    asked = [python, "-c", "import pip, sys; print(sys.base_prefix)"]
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() == sys.base_prefix
 
 
 @cache

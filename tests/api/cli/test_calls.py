@@ -135,7 +135,7 @@ def test_a_model_is_deployed_stopped_and_named_by_an_alias(anneal, model, floor)
     assert (stopped.exit_code, stopped.json["model"]) == (0, model)
     assert deployed.exit_code == 0 and f"{model} is " in deployed.output
     assert early.exit_code == 5 and "No replica has loaded this version yet" in early.errors
-    assert named.exit_code == 0 and f"stands for {model}." in named.output
+    assert named.exit_code == 0 and f"now points to {model}." in named.output
 
 
 # --- estimates --------------------------------------------------------------------------------------------------------

@@ -104,12 +104,14 @@ def test_a_worker_that_hangs_itself_leaves_once_its_lease_is_gone_and_its_other_
     """Inside a driver's call, say: the control plane ends the run, and a supervisor starts another worker."""
     left, ends = threading.Event(), []
     monkeypatch.setattr(lease_keeper, "_STUCK_SECONDS", 0.2)
-    monkeypatch.setattr(agent, "leave", lambda: (ends.append(dict(plane.ends)), left.set()))
+    worker = make_agent(plane, tmp_path, "wait", devices=("0", "1"))
+    # In place of the process's end: a process that has left claims nothing.
+    monkeypatch.setattr(agent, "leave", lambda: (ends.append(dict(plane.ends)), worker.request_stop(), left.set()))
     hang = {"run_1": lambda: left.wait(120)}
     monkeypatch.setattr(run_supervisor, "check_run", lambda spec, *_: hang.get(spec.run_id, tuple)() and ())
     for attempt in (1, 2, 3):
         add_run(plane, models, attempt=attempt)
-    draining = Draining(make_agent(plane, tmp_path, "wait", devices=("0", "1")))
+    draining = Draining(worker)
     plane.wait_for(lambda: any(beat.step for beat in plane.beats))
     plane.stale.add("run_1")
     plane.wait_for(lambda: "this process hangs" in caplog.text)
