@@ -47,7 +47,7 @@ class HubFile(msgspec.Struct, frozen=True):
 
 
 class HubRepository(msgspec.Struct, frozen=True, kw_only=True):
-    """What the hub says of a repository at one commit. `files` are those that workers download."""
+    """The hub's description of a repository at one commit. Workers download `files`."""
 
     repo: str
     revision: str

@@ -89,7 +89,7 @@ class HubToken(models.Model):
 
 
 class HubLookup(models.Model):
-    """What the hub says of a repository: read for an operator, who then decides whether to install it."""
+    """The hub's description of a repository. An operator requests it, and then decides whether to install the model."""
 
     id = IdField(prefix="hub")
     repo = models.CharField(max_length=200)

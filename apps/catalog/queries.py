@@ -32,7 +32,7 @@ class ModelNotInstalled(InvalidState):
 
 
 class HubModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A repository that operators can choose. What the hub says of it replaces all of this when it is looked up."""
+    """A repository that operators can choose. A lookup replaces these values with the hub's own."""
 
     family: str
     size: str

@@ -14,7 +14,7 @@ def install(*, base_model_id: str) -> None:
 
 
 def look_up(*, lookup_id: str) -> None:
-    """Read what the hub says of a repository. Safe to repeat."""
+    """Read the hub's description of a repository. Safe to repeat."""
     if lookup := HubLookup.objects.filter(pk=lookup_id).first():
         hub_lookups.look_up(lookup=lookup, now=db_now())
 

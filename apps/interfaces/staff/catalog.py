@@ -70,7 +70,7 @@ def look_up(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @operator_view
 def show_lookup(request: HttpRequest, lookup_id: str) -> HttpResponse:
-    """Show what the hub says of a repository and where it fits; a POST installs it."""
+    """Show the hub's description of a repository and where the model fits. A POST installs it."""
     lookup = get_object_or_404(HubLookup.objects.select_related("base_model"), pk=lookup_id)
     form = InstallForm(request.POST or None, initial={"name": hub_lookups.propose_name(lookup=lookup)})
     if request.method == "POST" and form.is_valid():
