@@ -1,4 +1,9 @@
-"""Aliases: names that stay while versions change. Moved at once, tested with a canary, rolled back in one step."""
+"""Aliases: names that stay while versions change. Moved at once, tested with a canary, rolled back in one step.
+
+An imported alias is the whole name of a model at another service, such as `ft:gpt-4o-mini-2024-07-18:acme:faq:9aBc`.
+It names no base model of this installation, so it can never be the name of a version here. Requests find it within
+its organization only, and only if no model has its name.
+"""
 
 import datetime
 import re
@@ -9,6 +14,7 @@ from django.db.models import Q, QuerySet
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import CHECKPOINT_MARK
+from apps.catalog.models import BaseModel
 from apps.core import audit
 from apps.core.errors import InvalidState, InvalidValue, NotFound
 from apps.serving.models import Alias, Deployment
@@ -16,6 +22,9 @@ from apps.serving.ready_replicas import answering
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{1,38}[a-z0-9]")
 _LIKE_A_VERSION = re.compile(r"[0-9a-hjkmnp-tv-z]{10}")  # the pattern that ends a version's name
+# ft:<base>:<organization>:<suffix>:<id>; OpenAI leaves the suffix empty where there is none.
+_IMPORTED = re.compile(r"ft:([A-Za-z0-9][A-Za-z0-9._-]{0,63}):[A-Za-z0-9._-]{0,64}:[A-Za-z0-9._-]{0,64}:[A-Za-z0-9_-]{1,40}")
+_IMPORTED_MARK = "ft:"
 MAX_ALIASES = 20  # per adapter
 
 
@@ -41,8 +50,8 @@ def point_alias(
 ) -> Alias:
     """Point `name` at the version, or send `canary_percent` of the alias's requests to the version as a canary.
 
-    A new alias takes no canary. The version must be loaded, so that no request fails. Raises InvalidValue,
-    InvalidState.
+    A new alias takes no canary. The version must be loaded, so that no request fails. An imported alias may move to
+    another adapter. Raises InvalidValue, InvalidState.
     """
     if not 0 <= canary_percent <= 99:
         raise InvalidValue("A canary gets 1 to 99 percent; leave it out to move everything.", param="canary_percent")
@@ -52,9 +61,12 @@ def point_alias(
             "No replica has loaded this version yet, so requests would fail. Move the alias once it is warm.",
             param="version",
         )
-    alias = Alias.objects.select_for_update().filter(adapter=version.adapter_id, name=name).first()
+    of_name = Alias.objects.for_organization(version.organization_id).select_for_update().filter(name=name)
+    alias = (of_name if name.startswith(_IMPORTED_MARK) else of_name.filter(adapter=version.adapter_id)).first()
     if alias is None:
         alias = _create(version, name, canary_percent)
+    elif canary_percent and alias.adapter_id != version.adapter_id:
+        raise InvalidState("A canary is a version of the same adapter. Move the alias instead.", param="version")
     elif canary_percent and alias.version_id != version.pk:
         alias.canary_version, alias.canary_percent = version, canary_percent
     elif not canary_percent:
@@ -106,17 +118,10 @@ def _create(version: AdapterVersion, name: str, canary_percent: int) -> Alias:
         raise InvalidValue(
             "This alias doesn't exist yet, so there is no version to compare with.", param="canary_percent"
         )
-    if not _NAME.fullmatch(name) or _LIKE_A_VERSION.fullmatch(name):
-        raise InvalidValue(
-            "An alias has 3 to 40 lower-case letters, digits and hyphens, as in `production`, and does not look like "
-            "the end of a version's name.",
-            param="name",
-        )
+    model_name = _imported_name(name) if name.startswith(_IMPORTED_MARK) else _own_name(version, name)
     if Alias.objects.filter(adapter=version.adapter_id).count() >= MAX_ALIASES:
         raise InvalidState(f"An adapter has at most {MAX_ALIASES} aliases. Delete one first.", param="name")
-    own_name = version.model_name.split(CHECKPOINT_MARK)[0]
-    model_name = f"{own_name.rsplit(':', 1)[0]}:{name}"
-    if Alias.objects.filter(model_name=model_name).exists():
+    if Alias.objects.for_organization(version.organization_id).filter(model_name=model_name).exists():
         raise InvalidState(f"{model_name} is an alias of another adapter of this name.", param="name")
     return Alias(
         organization_id=version.organization_id,
@@ -127,8 +132,33 @@ def _create(version: AdapterVersion, name: str, canary_percent: int) -> Alias:
     )
 
 
+def _own_name(version: AdapterVersion, name: str) -> str:
+    """Return the whole name of a new alias. Raises InvalidValue."""
+    if not _NAME.fullmatch(name) or _LIKE_A_VERSION.fullmatch(name):
+        raise InvalidValue(
+            "An alias has 3 to 40 lower-case letters, digits and hyphens, as in `production`, and does not look like "
+            "the end of a version's name.",
+            param="name",
+        )
+    own_name = version.model_name.split(CHECKPOINT_MARK)[0]
+    return f"{own_name.rsplit(':', 1)[0]}:{name}"
+
+
+def _imported_name(name: str) -> str:
+    """Return the name if it can only be that of a model at another service. Raises InvalidValue."""
+    found = _IMPORTED.fullmatch(name)
+    if found is None:
+        text = "An imported alias is a model's whole name at another service, ft:<base>:<organization>:<suffix>:<id>."
+        raise InvalidValue(text, param="name")
+    if BaseModel.objects.filter(name__iexact=found[1]).exists():
+        text = f"{found[1]} is a base model here, so this may be the name of a model here. Choose a name such as production."
+        raise InvalidValue(text, param="name")
+    return name
+
+
 def _save(alias: Alias, *, by: str, now: datetime.datetime, action: str) -> Alias:
     alias.moved_at = now
+    alias.adapter_id = alias.version.adapter_id
     alias.save()
     audit.record(
         organization=alias.organization_id, by=by, action=action, target=alias.pk, model=alias.model_name,

@@ -167,8 +167,8 @@ class Alias(OrganizationModel):
 
     id = IdField(prefix="alias")
     adapter = models.ForeignKey("adapters.Adapter", on_delete=models.PROTECT, related_name="aliases")
-    name = models.CharField(max_length=40)
-    model_name = models.CharField(max_length=240, unique=True, help_text="ft:<base>:<organization>:<suffix>:<name>")
+    name = models.CharField(max_length=240, help_text="Of an imported alias, the whole name.")
+    model_name = models.CharField(max_length=240, help_text="ft:<base>:<organization>:<suffix>:<name>")
     version = models.ForeignKey("adapters.AdapterVersion", on_delete=models.PROTECT, related_name="+")
     canary_version = models.ForeignKey("adapters.AdapterVersion", on_delete=models.PROTECT, related_name="+", null=True)
     canary_percent = models.PositiveSmallIntegerField(default=0)
@@ -181,6 +181,8 @@ class Alias(OrganizationModel):
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["adapter", "name"], name="alias_once"),
+            # Two organizations may import the same name. Each request finds that of its own organization.
+            models.UniqueConstraint(fields=["organization", "model_name"], name="alias_model_name_once"),
             models.CheckConstraint(
                 condition=models.Q(canary_version=None, canary_percent=0)
                 | models.Q(canary_version__isnull=False, canary_percent__gte=1, canary_percent__lte=99),

@@ -33,10 +33,20 @@ def model_path(name: str, *, is_own: bool = False) -> str:
 
 
 class Api:
-    """One connection to an installation, with one key."""
+    """One connection to an installation, or to another service with the same conventions, with one key."""
 
-    def __init__(self, base_url: str, key: str, *, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        key: str,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        service: str = "Anneal",
+        sign_in: str = "Run `anneal login`, or set ANNEAL_API_KEY.",
+    ) -> None:
         self.base_url = base_url
+        self.service = service
+        self._sign_in = sign_in
         self.attempts = ATTEMPTS
         self._http = httpx.Client(
             base_url=base_url,
@@ -97,8 +107,9 @@ class Api:
                 if response.is_success:
                     return response
                 if not _is_retried(response) or attempt == self.attempts:
-                    raise refusal(response)
-                reason = "Anneal's rate limit was reached" if response.status_code == 429 else "Anneal failed to answer"
+                    raise self._refusal(response)
+                is_limit = response.status_code == 429
+                reason = f"{self.service}'s rate limit was reached" if is_limit else f"{self.service} failed to answer"
                 wait = _asked_wait(response) or _back_off(attempt)
             sys.stderr.write(f"{reason}. Next attempt in {max(1, round(wait))} s.\n")
             time.sleep(wait)
@@ -108,21 +119,21 @@ class Api:
         text = f"{self.base_url} does not answer ({error or type(error).__name__}). Check the address and the network."
         return Failure(text, ExitCode.UNREACHABLE)
 
-
-def refusal(response: httpx.Response) -> Failure:
-    """Return the server's error as a failure with one sentence."""
-    status = response.status_code
-    try:
-        found = json.loads(response.text)["error"]
-        message = str(found["message"])
-    except (ValueError, KeyError, TypeError):
-        found, message = None, f"The answer has the status {status} and is not Anneal's. Check the base URL."
-    if status == 401:
-        message += " Run `anneal login`, or set ANNEAL_API_KEY."
-    is_temporary = _is_retried(response)
-    return Failure(
-        message, ExitCode.UNREACHABLE if is_temporary else _EXIT_CODES.get(status, ExitCode.REFUSED), details=found
-    )
+    def _refusal(self, response: httpx.Response) -> Failure:
+        """Return the server's error as a failure with one sentence."""
+        status = response.status_code
+        try:
+            found = json.loads(response.text)["error"]
+            message = str(found["message"])
+        except (ValueError, KeyError, TypeError):
+            found = None
+            message = f"The answer has the status {status} and is not {self.service}'s. Check the base URL."
+        if status == 401:
+            message += f" {self._sign_in}"
+        is_temporary = _is_retried(response)
+        return Failure(
+            message, ExitCode.UNREACHABLE if is_temporary else _EXIT_CODES.get(status, ExitCode.REFUSED), details=found
+        )
 
 
 def _json(response: httpx.Response) -> Any:

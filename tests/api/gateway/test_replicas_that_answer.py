@@ -126,6 +126,17 @@ def test_an_alias_answers_by_its_version_and_a_canary_by_its_share(gateway, worl
     wait_until(lambda: {answered() for _ in range(20)} == {other.model_name}, "the old version answers still")
 
 
+def test_two_tenants_import_the_same_name_and_each_reaches_its_own_model(gateway, world):
+    body = {"model": "ft:gpt-4o-mini-2024-07-18:acme:faq:9aBcD1xy", "messages": HI}
+    for tenant in (world.acme, world.rival):
+        version = AdapterVersion.objects.get(model_name=tenant.model_name)
+        point_alias(version=version, name=body["model"], by="system", now=db_now())
+
+    for tenant in (world.acme, world.rival):
+        answer = gateway.http(tenant.key).post("/v1/chat/completions", json=body)
+        assert answer.json()["model"] == tenant.model_name
+
+
 def test_an_adapter_that_no_replica_could_load_is_not_waited_for(gateway, world):
     with transaction.atomic():  # no moment in which it is loaded
         version = make_adapter(world.acme.organization, world.base_model)

@@ -65,6 +65,43 @@ def test_a_canary_gets_its_share_and_ends_by_rolling_back_or_by_moving(versions)
     assert targets() == [(second.model_name, "", 0)]
 
 
+IMPORTED = "ft:gpt-4o-mini-2024-07-18:acme:faq:9aBcD1xy"
+
+
+def test_an_imported_name_is_an_alias_that_may_move_to_another_adapter(organization, versions) -> None:
+    first, _ = versions
+    alias = point(first, IMPORTED)
+    assert (alias.model_name, targets()) == (IMPORTED, [(first.model_name, "", 0)])
+
+    elsewhere = make_adapter(organization, first.adapter.base_model)
+    with pytest.raises(InvalidState, match="same adapter"):
+        point(elsewhere, IMPORTED, canary_percent=10)
+    point(elsewhere, IMPORTED)
+    assert targets() == [(elsewhere.model_name, "", 0)]
+
+    roll_back(alias=alias, by="user_1", now=db_now())
+    alias = Alias.objects.get()
+    assert (targets(), alias.adapter) == ([(first.model_name, "", 0)], first.adapter)
+
+
+def test_an_imported_name_cannot_be_that_of_a_model_here(organization, versions) -> None:
+    first, second = versions
+    ending = first.model_name.rpartition(":")[2]
+    for name in (
+        first.model_name,
+        f"ft:{first.adapter.base_model.name}:rival:bot:{ending}",
+        f"ft:{first.adapter.base_model.name.upper()}:rival:bot:{ending}",
+        f"{IMPORTED}:ckpt-step-10",
+        "ft:gpt-4o-mini",
+        "ft:gpt-4o mini:acme:faq:9aBc",
+        IMPORTED + "x" * 40,
+    ):
+        with pytest.raises(InvalidValue) as refused:
+            point(second, name)
+        assert refused.value.param == "name"
+    assert not Alias.objects.exists()
+
+
 def test_an_alias_moves_only_to_what_is_loaded(versions) -> None:
     first, second = versions
     alias = point(first)

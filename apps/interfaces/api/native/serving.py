@@ -23,6 +23,8 @@ from apps.serving.queries import ServingState, ServingStatus, serving_states
 
 
 class AliasRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """`name` is a short one, or the whole name of a model that was imported from another service."""
+
     name: str
     version: str  # the version's own `ft:…` name
     canary_percent: int = 0

@@ -53,7 +53,7 @@ class _Table:
     routes: dict[str, Route]
     prices: dict[tuple[str, str | None], Price]  # of a SKU, for all organizations (None) or for one
     clock_offset_seconds: float
-    aliases: dict[str, AliasRoute]
+    aliases: dict[tuple[str, str], AliasRoute]  # by organization and name
     largest_body_bytes: int = largest_body(0, takes_media=False)
     found_prices: dict[tuple[str, str], Prices] = field(default_factory=dict)  # by base model and organization
 
@@ -178,9 +178,12 @@ class Routes:
             raise
 
     def _resolve_alias(self, model_name: str, organization_id: str) -> str:
-        """Return the version name that an alias of the organization stands for in this request."""
-        alias = self._table.aliases.get(model_name)
-        if alias is None or alias.organization_id != organization_id:
+        """Return the version name that an alias of the organization stands for in this request.
+
+        A model's own name is never taken by an alias.
+        """
+        alias = self._table.aliases.get((organization_id, model_name))
+        if alias is None or self._visible(model_name, organization_id) is not None:
             return model_name
         is_canary = alias.canary_target and random.randrange(100) < alias.canary_percent  # noqa: S311 - not a secret
         return alias.canary_target if is_canary else alias.target
@@ -235,7 +238,7 @@ def _read() -> _Table:
             (rule.sku, rule.organization_id): Price(rule.pk, rule.price_nano, rule.per)
             for rule in list_all_active_prices(prefix="inference:")
         }
-        aliases = {alias.model_name: alias for alias in list_alias_routes()}
+        aliases = {(alias.organization_id, alias.model_name): alias for alias in list_alias_routes()}
         routes = {route.model_name: route for route in list_routes()}
         before = time.time()
         offset = db_now().timestamp() - (before + time.time()) / 2
