@@ -23,7 +23,9 @@ from apps.serving.ready_replicas import answering
 _NAME = re.compile(r"[a-z][a-z0-9-]{1,38}[a-z0-9]")
 _LIKE_A_VERSION = re.compile(r"[0-9a-hjkmnp-tv-z]{10}")  # the pattern that ends a version's name
 # ft:<base>:<organization>:<suffix>:<id>; OpenAI leaves the suffix empty where there is none.
-_IMPORTED = re.compile(r"ft:([A-Za-z0-9][A-Za-z0-9._-]{0,63}):[A-Za-z0-9._-]{0,64}:[A-Za-z0-9._-]{0,64}:[A-Za-z0-9_-]{1,40}")
+_IMPORTED = re.compile(
+    r"ft:([A-Za-z0-9][A-Za-z0-9._-]{0,63}):[A-Za-z0-9._-]{0,64}:[A-Za-z0-9._-]{0,64}:[A-Za-z0-9_-]{1,40}"
+)
 _IMPORTED_MARK = "ft:"
 MAX_ALIASES = 20  # per adapter
 
@@ -151,7 +153,7 @@ def _imported_name(name: str) -> str:
         text = "An imported alias is a model's whole name at another service, ft:<base>:<organization>:<suffix>:<id>."
         raise InvalidValue(text, param="name")
     if BaseModel.objects.filter(name__iexact=found[1]).exists():
-        text = f"{found[1]} is a base model here, so this may be the name of a model here. Choose a name such as production."
+        text = f"{found[1]} is a base model here, so a model here may have this name. Choose one such as production."
         raise InvalidValue(text, param="name")
     return name
 

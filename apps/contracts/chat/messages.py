@@ -67,7 +67,7 @@ def raise_unknown_key(number: int, key: str, param: str, note: str) -> NoReturn:
     """Raise the error of an unknown key: its content would silently not be trained."""
     if key in _LEGACY_KEYS:
         message = f"{short(key)} is OpenAI's old form of tools and is not read."
-        fix = "Write `tools` and `tool_calls` instead."
+        fix = "Write `tools` and `tool_calls` instead; `anneal files convert` does it."
     else:
         message, fix = f"Unknown key {short(key)}.", f"Remove {short(key)}. {note}"
     raise RowError(number, RowErrorCode.UNKNOWN_KEY, message, param=param, fix=fix)

@@ -55,6 +55,9 @@ class Api:
             transport=transport,
         )
 
+    def close(self) -> None:
+        self._http.close()
+
     def get(self, path: str, **params: object) -> Any:
         sent = {name: value for name, value in params.items() if value is not None}
         return _json(self.send("GET", path, params=sent))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from anneal.commands import account, chat, estimates, files, jobs, models
+from anneal.commands import account, apply, chat, estimates, files, imports, jobs, models
 from anneal.failures import ExitCode, Failure
 from anneal.output import notice
 from anneal.session import session_of
@@ -53,9 +53,10 @@ def main(
     session.given_url, session.given_key = base_url or None, api_key or None
 
 
-for command in (account.login, account.logout, account.usage, chat.chat):
+for command in (account.login, account.logout, account.usage, chat.chat, apply.apply):
     app.command()(command)
 app.command(context_settings=estimates.OFFLINE)(estimates.estimate)
 app.add_typer(files.app, name="files")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(models.app, name="models")
+app.add_typer(imports.app, name="import")

@@ -73,12 +73,17 @@ def plain(text: str) -> str:
 def confirm_price(usd: str | None, question: str, *, is_accepted: bool) -> None:
     """Ask before money is spent. Raises Failure if the price is declined, or if there is no one to answer."""
     price = "No price is known." if usd is None else f"At most {dollars(usd, is_limit=True)}."
+    confirm(f"{price} {question}", is_accepted=is_accepted, instead="accept the price")
+
+
+def confirm(question: str, *, is_accepted: bool, instead: str = "agree") -> None:
+    """Ask before something starts. Raises Failure if it is declined, or if there is no one to answer."""
     try:
-        if is_accepted or typer.confirm(f"{price} {question}", err=True):
+        if is_accepted or typer.confirm(question, err=True):
             return
     except typer.Abort:
         sys.stderr.write("\n")
-    raise Failure("Nothing was started. Pass --yes to accept the price without a question.", ExitCode.NEGATIVE)
+    raise Failure(f"Nothing was started. Pass --yes to {instead} without a question.", ExitCode.NEGATIVE)
 
 
 def dollars(usd: str | None, *, is_limit: bool = False) -> str | None:

@@ -7,7 +7,7 @@ from anneal import transfers
 
 from apps.datasets.models import DatasetVersion
 from apps.datasets.tasks import validate
-from tests.factories.datasets import jsonl, make_version
+from tests.factories.datasets import jsonl, jsonl_of, make_version
 
 BAD = jsonl() + b'{"messages": [{"role": "user", "content": "x"}]}\n{"messages": 3}\n{oops\n'
 
@@ -116,3 +116,38 @@ def test_a_wrong_mapping_is_refused_before_anything_is_sent(anneal, rows, networ
 
     assert (refused.exit_code, network.calls) == (2, [])
     assert json.loads(refused.errors)["error"]["param"] == "mapping.format"
+
+
+CALLED = {
+    "functions": [{"name": "find", "parameters": {"type": "object", "properties": {}}}],
+    "messages": [
+        {"role": "user", "content": "Where is it?"},
+        {"role": "assistant", "content": None, "function_call": {"name": "find", "arguments": "{}"}},
+        {"role": "function", "name": "find", "content": "Here."},
+        {"role": "assistant", "content": "It is here."},
+    ],
+}
+ASKED = {"messages": [{"role": "user", "content": "What is 6 x 7?"}]}
+
+
+def test_old_rows_are_converted_and_the_others_named_with_their_reason(anneal, tmp_path) -> None:
+    orphan = {"messages": [*CALLED["messages"][:1], *CALLED["messages"][2:]]}
+    path = tmp_path / "old.jsonl"
+    rows = [CALLED, ASKED | {"reference_answer": {"n": 42}}, ASKED | {"hint": "x"}, orphan]
+    path.write_bytes(b"\xef\xbb\xbf" + jsonl_of(*rows) + b'{"messages": "\xff"}\n' + jsonl(10))
+
+    done = anneal("files", "convert", str(path), "--json")
+    checked = anneal("files", "check", str(tmp_path / "old.converted.jsonl"))
+    by_key = anneal("files", "convert", str(path), "--answer-key", "hint", "--to", str(tmp_path / "new.jsonl"))
+    itself = anneal("files", "convert", str(path), "--to", str(path))
+
+    assert (done.exit_code, done.json["rows"], done.json["functions"], done.json["answers"]) == (1, 12, 1, 1)
+    assert [problem["line"] for problem in done.json["problems"]] == [3, 4, 5]
+    assert "Its own keys: hint." in done.json["problems"][0]["message"]
+    assert (checked.exit_code, "12 rows" in checked.output) == (0, True), checked.output
+    first, second = (json.loads(line) for line in (tmp_path / "old.converted.jsonl").read_text().splitlines()[:2])
+    assert first["messages"][2]["tool_call_id"] == first["messages"][1]["tool_calls"][0]["id"]
+    assert first["tools"][0]["function"]["name"] == "find" and "functions" not in first
+    assert second["messages"][1] == {"role": "assistant", "content": '{"n": 42}'} and "reference_answer" not in second
+    assert by_key.exit_code == 1 and "Line 2 is left out: The row has no `hint`" in by_key.output
+    assert itself.exit_code == 2

@@ -72,4 +72,9 @@ def test_the_wheel_does_a_customers_work_in_a_bare_environment(
     assert json.loads(anneal("files", "upload", "rows.jsonl", "--no-wait", "--json"))["status"] == "uploaded"
     job = json.loads(anneal("jobs", "create", "--model", "anneal-demo", "--file", file_id, "--yes", "--json"))
     assert job["status"] == "queued" and job["id"] in anneal("jobs", "list")
+    (tmp_path / "jobs.json").write_text("[]")
+    (tmp_path / "tune.yaml").write_text("model: anneal-demo\ntraining_file: rows.jsonl\n")
+    assert "Nothing was uploaded." in anneal("import", "openai", "--export", ".", "--dry-run")
+    assert "anneal-demo" in anneal("import", "together", "tune.yaml", "--dry-run")
+    assert "12 rows are kept" in anneal("files", "convert", "rows.jsonl")
     assert "H100" in anneal("estimate", "--model", "Llama-3.1-8B", "--gpu", "h100", "--tokens", "10e6", "--price", "2")

@@ -105,6 +105,12 @@ PAGES = (
         Audience.PROGRAMS,
     ),
     HelpPage(
+        "migrating",
+        "docs/migrating.md",
+        "From OpenAI and other tools, old model names, and a model as code",
+        Audience.PROGRAMS,
+    ),
+    HelpPage(
         "accounts",
         "docs/security/accounts.md",
         "Sign-up, second factors, roles, API keys, the audit log",

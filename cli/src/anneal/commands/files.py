@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from anneal.failures import ExitCode, Failure
+from anneal.migration.rows import conversion_text, convert_file
 from anneal.output import AsJson, emit, fields, moment, notice, size, table
 from anneal.session import Session, session_of
 from anneal.transfers import upload as send
@@ -40,6 +41,34 @@ def check(context: typer.Context, path: LocalFile, mapping: GivenMapping = None,
     report = check_file(path, read_given(mapping))
     emit(context, _check_object(path, report), lambda: _text_of(path, report))
     if not report.is_valid:
+        raise typer.Exit(ExitCode.NEGATIVE)
+
+
+@app.command()
+def convert(
+    context: typer.Context,
+    path: LocalFile,
+    to: Annotated[Path | None, typer.Option(help="The new file. By default, NAME.converted.jsonl beside it.")] = None,
+    answer_key: Annotated[str | None, typer.Option(help="The key of the ideal answer in reinforcement rows.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Convert old rows of OpenAI: functions become tools, and reinforcement rows with an ideal answer supervised ones.
+
+    Lines that have no form here are left out and named with the reason. Exits with 1 if there are any.
+    """
+    target = to or path.with_name(f"{path.name.removesuffix('.jsonl')}.converted.jsonl")
+    if target.exists() and target.samefile(path):
+        raise typer.BadParameter("The new file must be another one.", param_hint="--to")
+    done = convert_file(path, target, answer_key=answer_key)
+    problems = [{"line": line, "message": reason} for line, reason in done.problems]
+    lines = [f"Line {each['line']} is left out: {each['message']}" for each in problems[:_SHOWN_ERRORS]]
+    emit(
+        context,
+        {"object": "file.conversion", "path": str(target), "rows": done.rows, "functions": done.functions,
+         "answers": done.answers, "problems": problems},
+        lambda: "\n".join([f"{target}: {conversion_text(done)}", *lines]),
+    )  # fmt: skip
+    if problems:
         raise typer.Exit(ExitCode.NEGATIVE)
 
 

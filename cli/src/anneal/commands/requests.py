@@ -39,8 +39,8 @@ class JobOptions:
             "seed": self.seed,
             "quantization": self.quantization,
             "exports": self.exports or None,
-            "metadata": _object(body, "metadata") | _pairs(self.metadata, "--metadata") or None,
-            "recipe": _object(body, "recipe") | _settings(self.settings) or None,
+            "metadata": _object(body, "metadata") | pairs_of(self.metadata, "--metadata") or None,
+            "recipe": _object(body, "recipe") | settings_of(self.settings) or None,
             "lora": _object(body, "lora") | _present(rank=self.rank) or None,
             "compute": _object(body, "compute") | _present(pool=self.pool) or None,
             "budget": _object(body, "budget") | _present(max_cost_usd=self.max_cost) or None,
@@ -98,7 +98,7 @@ def _number(text: str | None, option: str) -> int | str | None:
         raise typer.BadParameter(f"{text!r} is neither a whole number nor auto.", param_hint=option) from None
 
 
-def _pairs(words: list[str], option: str) -> dict[str, str]:
+def pairs_of(words: list[str], option: str) -> dict[str, str]:
     pairs = [word.partition("=") for word in words]
     for name, sign, _ in pairs:
         if not (name and sign):
@@ -106,9 +106,9 @@ def _pairs(words: list[str], option: str) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _settings(words: list[str]) -> dict[str, Any]:
+def settings_of(words: list[str]) -> dict[str, Any]:
     """Return settings of the recipe. A value that is JSON, such as a number, true or null, is sent as that."""
-    return {name: _value(text) for name, text in _pairs(words, "--set").items()}
+    return {name: _value(text) for name, text in pairs_of(words, "--set").items()}
 
 
 def _value(text: str) -> object:

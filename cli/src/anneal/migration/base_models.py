@@ -1,5 +1,6 @@
 """The open model that is suggested in place of another service's, from the catalogue of the installation."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -40,7 +41,9 @@ def suggest(source: str, *, catalogue: Sequence[str], chosen: Mapping[str, str])
     for candidate in candidates:
         if name := _find(candidate, catalogue):
             return Suggestion(name, f"{size}, as {key} is meant to be used; compare both on your held-out rows")
-    return Suggestion(None, f"no model of the catalogue is suggested for {source}: choose one with --map {source}=MODEL")
+    return Suggestion(
+        None, f"no model of the catalogue is suggested for {source}: choose one with --map {source}=MODEL"
+    )
 
 
 def _longest(source: str, keys: Mapping[str, object]) -> str | None:
@@ -52,7 +55,8 @@ def _longest(source: str, keys: Mapping[str, object]) -> str | None:
 
 def _find(wanted: str, catalogue: Sequence[str]) -> str | None:
     """Return the name in the catalogue: of the same text, else of the same last part, else its instruct version."""
-    short = wanted.lower().rpartition("/")[2]
+    short = wanted.lower().rpartition("/")[2].removeprefix("meta-").removesuffix("-reference")
+    short = re.sub(r"(?<=\d)p(?=\d)", ".", re.sub(r"-v(?=\d)", "-", short))  # Fireworks: llama-v3p1-8b-instruct
     ranks = [
         (name.lower() != wanted.lower(), tail != short, name)
         for name in catalogue

@@ -32,6 +32,7 @@ class Plan:
     request: dict[str, Any] = field(default_factory=dict)
     settings: list[Setting] = field(default_factory=list)
     files: dict[str, Path] = field(default_factory=dict)  # by the request's member
+    mappings: dict[str, dict[str, Any]] = field(default_factory=dict)  # of columns, by the request's member
     alias: str | None = None
     obstacle: str | None = None
     quote: dict[str, Any] | None = None

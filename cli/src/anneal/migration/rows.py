@@ -1,5 +1,6 @@
 """Rows of other services in Anneal's form: `functions` become `tools`, and reinforcement rows supervised ones."""
 
+import codecs
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -36,22 +37,27 @@ def convert_file(source: Path, target: Path, *, answer_key: str | None = None) -
     """Write the converted rows of a JSONL file. A line that is no JSON object is copied: the check names it."""
     found = Conversion()
     part = target.with_name(f"{target.name}.part")
-    with part.open("w", encoding="utf-8") as file:
-        for number, text in _lines(source):
+    with source.open("rb") as lines, part.open("w", encoding="utf-8") as file:
+        for number, line in enumerate(lines, 1):
             try:
-                file.write(_converted(text, found, answer_key) + "\n")
-                found.rows += 1
+                if text := line.removeprefix(codecs.BOM_UTF8).decode().strip():
+                    file.write(_converted(text, found, answer_key) + "\n")
+                    found.rows += 1
+            except UnicodeDecodeError:
+                found.problems.append((number, "The line is not UTF-8 text."))
             except Unconvertible as reason:
                 found.problems.append((number, str(reason)))
     part.replace(target)
     return found
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
-        for number, line in enumerate(file, 1):
-            if text := line.strip():
-                yield number, text.encode("utf-8", "replace").decode()
+def conversion_text(done: Conversion) -> str:
+    """Return what became of a file's rows, in one sentence."""
+    parts = [f"{done.rows:,} rows are kept"]
+    parts += [f"{done.functions:,} had functions, which are tools now"] if done.functions else []
+    parts += [f"{done.answers:,} got their ideal answer as the last message"] if done.answers else []
+    parts += [f"{len(done.problems):,} are left out"] if done.problems else []
+    return f"{', '.join(parts)}."
 
 
 def _converted(text: str, found: Conversion, answer_key: str | None) -> str:
@@ -137,5 +143,3 @@ def answered(row: Row, *, answer_key: str | None = None) -> Row:
     content = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     kept = {name: each for name, each in row.items() if name in _CHAT_KEYS}
     return kept | {"messages": [*row["messages"], {"role": "assistant", "content": content}]}
-
-

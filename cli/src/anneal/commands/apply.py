@@ -1,0 +1,202 @@
+"""`anneal apply`: train what `anneal.yaml` describes if it changed, and promote it if it passes its gates."""
+
+import time
+import uuid
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from anneal.api import JOBS, PATIENT_ATTEMPTS, Api, model_path
+from anneal.commands.files import check_file, wait_for_file
+from anneal.failures import ExitCode, Failure
+from anneal.output import AsJson, Yes, confirm_price, dollars, emit, notice
+from anneal.project import (
+    Gate,
+    Project,
+    changes,
+    check_gates,
+    content_of,
+    find_files,
+    is_same_measure,
+    last_applied,
+    project_jobs,
+    read_project,
+    request_of,
+)
+from anneal.session import Session, session_of
+from anneal.transfers import upload
+from anneal.watching import SETTLED, SUCCEEDED, follow
+
+_SECONDS = 2.0
+_LONGEST_LOAD_SECONDS = 600
+
+
+def apply(
+    context: typer.Context,
+    file: Annotated[Path, typer.Option("--file", "-f", exists=True, dir_okay=False, help="The file.")] = Path(
+        "anneal.yaml"
+    ),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what changed and the price. No job starts.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the job, check its gates and move the alias.")] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train what anneal.yaml describes if it changed since the last job, and promote it if it passes its gates.
+
+    Files are uploaded when their content changed, also by --dry-run, because the price depends on them. Run it again
+    at any time: a job that is the same is not started twice. Exits with 1 if the job or a gate fails.
+    """
+    session = session_of(context)
+    project = read_project(file)
+    content = content_of(project, file.parent)
+    last = last_applied(session.api, project)
+    changed = changes(content, last)
+    result: dict[str, Any] = {
+        "object": "apply", "name": project.name, "changes": changed, "job": last and last["id"],
+        "hold_usd": None, "started": False, "gates": [], "promoted": False, "note": None,
+    }  # fmt: skip
+    job = last
+    if changed:
+        job = _started(session, project, file.parent, content, result, dry_run=dry_run, yes=yes)
+    if job is not None and not dry_run:
+        _ended(session.api, project, job, result, wait=wait)
+    emit(context, result, lambda: _text(result))
+    if (
+        (result["note"] or "").startswith("It would not start")
+        or any(not gate["passed"] for gate in result["gates"])
+        or result.get("status") in SETTLED - {SUCCEEDED}
+    ):
+        raise typer.Exit(ExitCode.NEGATIVE)
+
+
+def _started(
+    session: Session,
+    project: Project,
+    folder: Path,
+    content: dict[str, str],
+    result: dict[str, Any],
+    *,
+    dry_run: bool,
+    yes: bool,
+) -> dict[str, Any] | None:
+    """Return the new job, or None after a dry run. Raises Failure if it is refused or declined."""
+    known = find_files(session.api)
+    paths = {"dataset": project.dataset, "held_out": project.held_out}
+    ids = {
+        name: known.get(content[name]) or _sent(session, folder / path)
+        for name, path in paths.items()
+        if path is not None
+    }
+    request = request_of(project, content, ids)
+    rehearsal = session.api.post(JOBS, request | {"dry_run": True})
+    result["hold_usd"] = rehearsal["hold_usd"]
+    refusal = rehearsal["refusal"]
+    if dry_run:
+        result["note"] = f"It would not start: {refusal['message']}" if refusal else None
+        return None
+    if refusal:
+        raise Failure(refusal["message"], ExitCode.REFUSED, details=refusal)
+    if not session.as_json:
+        notice(_changes_text(result["changes"]))
+    confirm_price(rehearsal["hold_usd"], "Start?", is_accepted=yes)
+    if rehearsal["hold_usd"] is not None:
+        request["budget"] = {"max_cost_usd": rehearsal["hold_usd"]}
+    job: dict[str, Any] = session.api.post(JOBS, request, headers={"Idempotency-Key": str(uuid.uuid4())})
+    result |= {"job": job["id"], "started": True}
+    if not session.as_json:
+        notice(f"Created {job['id']}.")
+    return job
+
+
+def _sent(session: Session, path: Path) -> str:
+    report = check_file(path)
+    if not report.is_valid:
+        first = report.errors[0]
+        raise Failure(f"{path}, line {first.line}: {first.message} {first.fix}", ExitCode.NEGATIVE)
+    file = wait_for_file(session, upload(session, path, purpose="fine-tune", mapping=None))
+    if file["status"] == "error":
+        raise Failure(f"{path}: {file['status_details']}", ExitCode.NEGATIVE)
+    return str(file["id"])
+
+
+def _ended(api: Api, project: Project, job: dict[str, Any], result: dict[str, Any], *, wait: bool) -> None:
+    """Wait for the job if asked, check the gates and move the alias."""
+    if wait:
+        for now, _ in follow(api, job["id"], tail=1):
+            job = now
+    result["status"] = job["status"]
+    if job["status"] != SUCCEEDED or project.alias is None:
+        if job["status"] not in SETTLED:
+            result["note"] = f"{job['id']} is {job['status']}. Run `anneal apply --wait` to wait and to move the alias."
+        return
+    new = job["fine_tuned_model"]
+    alias = _alias(api, project.alias, new)
+    if alias and alias["version"] == new:
+        result["note"] = f"{alias['model']} points to {new}. There is nothing to do."
+        return
+    if alias and new in (alias["previous_version"], alias["canary_version"]):
+        result["note"] = f"{alias['model']} was rolled back from {new} or tests it. Move it by `anneal models alias`."
+        return
+    gates = _gates(api, project, job, alias and alias["version"])
+    result["gates"] = [msgspec.to_builtins(gate) for gate in gates]
+    if all(gate.passed for gate in gates):
+        _promote(api, project.alias, new, wait=wait)
+        result["promoted"] = True
+
+
+def _alias(api: Api, name: str, model: str) -> dict[str, Any] | None:
+    """Return the alias that the model would take over, if it exists."""
+    own_name = f"{model.rsplit(':', 1)[0]}:{name}"
+    aliases: list[dict[str, Any]] = api.get("/api/v1/aliases")["data"]
+    return next((each for each in aliases if each["model"] in (name, own_name)), None)
+
+
+def _gates(api: Api, project: Project, job: dict[str, Any], current_name: str | None) -> list[Gate]:
+    report = api.get(model_path(job["fine_tuned_model"])).get("evaluation")
+    if current_name is None:
+        return check_gates(project, report, current=None, is_comparable=False)
+    current = api.get(model_path(current_name)).get("evaluation") or {}
+    before = next((each for each in project_jobs(api, project) if each["fine_tuned_model"] == current_name), None)
+    return check_gates(project, report, current=current, is_comparable=is_same_measure(job, before))
+
+
+def _promote(api: Api, name: str, model: str, *, wait: bool) -> None:
+    """Move the alias; with `wait`, once a replica has loaded the model. Raises Failure."""
+    api.attempts = PATIENT_ATTEMPTS
+    deadline = time.monotonic() + _LONGEST_LOAD_SECONDS
+    while True:
+        try:
+            api.post("/api/v1/aliases", {"name": name, "version": model})
+            return
+        except Failure as failure:
+            is_loading = failure.details.get("param") == "version"
+            if not (wait and is_loading) or time.monotonic() > deadline:
+                raise
+        time.sleep(_SECONDS)
+
+
+def _changes_text(changed: list[dict[str, Any]]) -> str:
+    return "\n".join(f"{each['name']}: {_short(each['before'])} -> {_short(each['now'])}" for each in changed)
+
+
+def _short(text: str | None) -> str:
+    """Return a value for people: hashes by their beginning."""
+    if text is None:
+        return "(none)"
+    return text[:12] if len(text) == 64 and text.isalnum() else text
+
+
+def _text(result: dict[str, Any]) -> str:
+    lines = [_changes_text(result["changes"]) or "Nothing changed since the last job."]
+    if result["hold_usd"] is not None and not result["started"]:
+        lines.append(f"At most {dollars(result['hold_usd'], is_limit=True)}.")
+    if result["job"]:
+        lines.append(f"Job: {result['job']}")
+    lines += [
+        f"Gate {gate['name']}: {'passed' if gate['passed'] else 'failed'}. {gate['text']}" for gate in result["gates"]
+    ]
+    lines += ["The alias points to the new model."] if result["promoted"] else []
+    lines += [result["note"]] if result["note"] else []
+    return "\n".join(lines)

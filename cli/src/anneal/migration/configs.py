@@ -1,0 +1,300 @@
+"""Configurations of Together, Fireworks, Axolotl and LLaMA-Factory as plans, with a line for each of their keys."""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from anneal.failures import ExitCode, Failure
+from anneal.migration.base_models import suggest
+from anneal.migration.plans import IMPORTED_FROM, Plan, Setting, suffix_of
+from anneal.transfers import hash_of
+
+_RANKS = (8, 16, 32, 64)
+_SCHEDULERS = ("cosine", "linear", "constant", "constant_with_warmup")
+_STAGES = {"sft": "supervised", "dpo": "dpo", "orpo": "orpo", "pt": "text", "text": "text"}
+_LARGEST_BYTES = 1024**2
+_SECRET = re.compile(r"api_key|api_token|hf_token|access_token|secret|password")
+_NO_SUCH = "Anneal has no such setting."
+_CHOSEN = "Anneal chooses it for the GPU."
+_TRACKER = "Connect the tracker in Anneal's settings."
+
+# Keys of a tool that have the meaning of a setting here.
+_SHARED = {
+    "learning_rate": "learning_rate", "weight_decay": "weight_decay", "max_grad_norm": "max_grad_norm",
+    "warmup_ratio": "warmup_ratio", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "lora_r": "lora_rank",
+    "lora_rank": "lora_rank", "seed": "seed",
+}  # fmt: skip
+NAMES: dict[str, dict[str, str]] = {
+    "together": _SHARED | {
+        "n_epochs": "epochs", "batch_size": "batch_size", "lr_scheduler_type": "lr_scheduler", "dpo_beta": "dpo_beta",
+    },
+    "fireworks": _SHARED | {
+        "epochs": "epochs", "batch_size_samples": "batch_size", "max_context_length": "max_length",
+    },
+    "axolotl": _SHARED | {
+        "num_epochs": "epochs", "lr_scheduler": "lr_scheduler", "sequence_len": "max_length",
+        "sample_packing": "packing", "peft_use_dora": "use_dora", "peft_use_rslora": "use_rslora",
+        "rl_beta": "dpo_beta", "dpo_beta": "dpo_beta", "orpo_alpha": "orpo_beta", "val_set_size": "validation_share",
+        "early_stopping_patience": "early_stopping_patience", "lora_target_modules": "target_modules",
+    },
+    "llama-factory": _SHARED | {
+        "num_train_epochs": "epochs", "lr_scheduler_type": "lr_scheduler", "cutoff_len": "max_length",
+        "packing": "packing", "use_dora": "use_dora", "use_rslora": "use_rslora", "pref_beta": "dpo_beta",
+        "val_size": "validation_share", "lora_target": "target_modules",
+    },
+}  # fmt: skip
+_MODEL = {
+    "together": "model",
+    "fireworks": "base_model",
+    "axolotl": "base_model",
+    "llama-factory": "model_name_or_path",
+}
+_BATCHES = {
+    "axolotl": ("micro_batch_size", "gradient_accumulation_steps"),
+    "llama-factory": ("per_device_train_batch_size", "gradient_accumulation_steps"),
+}
+_IGNORED = {
+    _CHOSEN: re.compile(
+        r"bf16|fp16|tf32|.*attention|flash_attn|gradient_checkpointing.*|optimizer|optim|deepspeed|fsdp.*|ddp.*"
+        r"|.*num_workers|load_in_8bit|eval_batch_size|per_device_eval_batch_size|nodes|region|is_turbo|pad_to_sequence_len"
+    ),
+    _TRACKER: re.compile(r"wandb.*|report_to|swanlab.*|mlflow.*|comet.*"),
+    "It steers the tool itself, or what it writes.": re.compile(
+        r"output_dir|logging.*|log.*|save.*|.*saves.*|plot_loss|overwrite.*|eval_.*|evals_.*|n_evals|n_checkpoints"
+        r"|display_name|dataset_prepared_path|preprocessing.*|do_train|do_eval|strict|model_type|tokenizer_type"
+        r"|trust_remote.*"
+    ),
+    "Anneal uses the chat template of the base model.": re.compile(
+        r"template|chat_template|jinja_template|special_tokens"
+    ),
+}  # fmt: skip
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads 2e-4 as a number, as YAML 1.2 does, and not as text."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return a file of YAML or JSON. Raises Failure."""
+    if path.stat().st_size > _LARGEST_BYTES:
+        raise Failure(f"{path} is too large for a configuration: at most 1 MiB.", ExitCode.USAGE)
+    try:
+        found = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - a SafeLoader
+    except (yaml.YAMLError, UnicodeError, RecursionError, ValueError) as error:
+        raise Failure(f"{path} is neither YAML nor JSON: {error}.", ExitCode.USAGE) from error
+    if not isinstance(found, dict):
+        raise Failure(f"{path} has no keys at its top.", ExitCode.USAGE)
+    return {str(key): value for key, value in found.items()}
+
+
+def plan_of_config(
+    tool: str, path: Path, *, data: Path | None, catalogue: Sequence[str], chosen: Mapping[str, str]
+) -> Plan:
+    """Return the plan of a tool's configuration."""
+    given = _flat({_snake(key): value for key, value in read_config(path).items()})
+    reader = _Reader(tool, given)
+    source = str(reader.take(_MODEL[tool], "mapped", "It chooses the base model.") or "")
+    version = hash_of(path)[:12]  # a changed configuration is another job
+    plan = Plan(f"{tool}:{path.name[:200]}:{version}", source, settings=reader.lines)
+    found = suggest(source, catalogue=catalogue, chosen=chosen)
+    plan.base_model, plan.base_reason = found.model, found.reason
+    if not source:
+        plan.obstacle = f"{path} has no {_MODEL[tool]}."
+    elif found.model is None:
+        plan.obstacle = f"{found.reason[0].upper()}{found.reason[1:]}."
+    try:
+        kind, recipe = reader.method(), reader.recipe()
+        plan.files, plan.mappings = reader.files(path.parent, data)
+    except Failure as failure:
+        plan.obstacle = plan.obstacle or failure.message
+        return plan
+    suffix = reader.take("suffix", "mapped", "It is part of the model's name.")
+    reader.rest()
+    plan.request = {
+        "model": found.model,
+        "method": {"type": kind},
+        "recipe": recipe,
+        "suffix": suffix_of(str(suffix or "")) or None,
+        "metadata": {IMPORTED_FROM: plan.key},
+    }
+    plan.request = {name: value for name, value in plan.request.items() if value is not None}
+    return plan
+
+
+class _Reader:
+    """Takes keys out of a configuration, and keeps a line for each."""
+
+    def __init__(self, tool: str, given: dict[str, Any]) -> None:
+        self.tool = tool
+        self.left = {key: value for key, value in given.items() if value is not None}
+        self.lines: list[Setting] = []
+
+    def take(self, key: str, outcome: str, reason: str) -> Any:
+        if key not in self.left:
+            return None
+        value = self.left.pop(key)
+        shown = "***" if _SECRET.search(key) else str(value)[:60]
+        self.lines.append(Setting(key, shown, outcome, reason))
+        return value
+
+    def method(self) -> str:
+        """Return the method's type. Raises Failure for one that is not offered."""
+        stage = self.take("stage", "mapped", "It chooses the method.") or self.take("rl", "mapped", "It is the method.")
+        stage = stage or self.take("training_method", "mapped", "It chooses the method.") or "sft"
+        loss = self.take("pref_loss", "mapped", "It chooses the method.")
+        if loss not in (None, "sigmoid", "orpo"):
+            raise Failure(f"The loss {loss} is not offered: dpo and orpo are.", ExitCode.REFUSED)
+        stage = loss if loss == "orpo" else str(stage).lower()
+        if stage not in _STAGES:
+            raise Failure(f"The method {stage} is not offered: {', '.join(_STAGES)} are.", ExitCode.REFUSED)
+        return _STAGES[stage]
+
+    def recipe(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"method": self._adapter()}
+        for key, name in NAMES[self.tool].items():
+            if key in self.left:
+                value, outcome, reason = _converted(name, self.left[key])
+                self.take(key, outcome, f"{name}: {value}. {reason}".strip() if outcome == "mapped" else reason)
+                if outcome == "mapped":
+                    found[name] = value
+        self.take("lora_target_linear", "mapped", "Anneal trains all linear layers if none are named.")
+        if (size := self._batch()) is not None:
+            found["batch_size"] = size
+        inputs = self.take("train_on_inputs", "mapped", "train_on: all or assistant.")
+        inputs = self.take("train_on_prompt", "mapped", "train_on: all or assistant.") if inputs is None else inputs
+        if isinstance(inputs, bool):
+            found["train_on"] = "all" if inputs else "assistant"
+        return found
+
+    def _adapter(self) -> str:
+        kind = self.take("adapter", "mapped", "It chooses LoRA or QLoRA.")
+        kind = kind or self.take("finetuning_type", "mapped", "It chooses LoRA, QLoRA or full fine-tuning.")
+        kind = kind or self.take("training_type", "mapped", "It chooses LoRA or full fine-tuning.")
+        if self.take("lora", "mapped", "It chooses LoRA or full fine-tuning.") is False:
+            kind = "full"
+        bits = self.take("quantization_bit", "mapped", "4 bits are QLoRA.")
+        is_4_bit = self.take("load_in_4bit", "mapped", "4 bits are QLoRA.") or bits == 4
+        kind = str(kind or ("full" if self.tool == "axolotl" else "lora")).lower()
+        if kind not in ("lora", "qlora", "full"):
+            raise Failure(f"The type {kind} is not offered: lora, qlora and full are.", ExitCode.REFUSED)
+        return "qlora" if is_4_bit and kind == "lora" else kind
+
+    def _batch(self) -> int | None:
+        reason = "batch_size is their product, the rows of a step on one GPU."
+        sizes = [self.take(key, "mapped", reason) for key in _BATCHES.get(self.tool, ())]
+        if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes if size is not None):
+            return None
+        return math.prod(size for size in sizes if size is not None) if any(sizes) else None
+
+    def files(self, folder: Path, data: Path | None) -> tuple[dict[str, Path], dict[str, Any]]:
+        """Return the files, and the columns of those that name their own. Raises Failure if a file is not here."""
+        reason = "--data names the file." if data else "It names the file."
+        training = self._first(("training_file", "datasets", "dataset"), reason)
+        other = self._first(("validation_file", "test_datasets", "eval_dataset"), "It names the validation file.")
+        wanted = {"training_file": training} | ({"validation_file": other} if other is not None else {})
+        if self.tool == "llama-factory":
+            registry = folder / str(self.take("dataset_dir", "mapped", "It has dataset_info.json.") or "data")
+            found = {
+                member: (data, None) if data and member == "training_file" else _registered(registry, str(name))
+                for member, name in wanted.items()
+            }
+        else:
+            found = {
+                member: (data if data and member == "training_file" else _local(folder, name), None)
+                for member, name in wanted.items()
+            }
+        mappings = {member: mapping for member, (_, mapping) in found.items() if mapping}
+        return {member: path for member, (path, _) in found.items()}, mappings
+
+    def _first(self, keys: Sequence[str], reason: str) -> Any:
+        values = [self.take(key, "mapped", reason) for key in keys]
+        return next((value for value in values if value is not None), None)
+
+    def rest(self) -> None:
+        for key in list(self.left):
+            reason = next((why for why, pattern in _IGNORED.items() if pattern.fullmatch(key)), None)
+            self.take(key, "ignored" if reason else "unsupported", reason or _NO_SUCH)
+
+
+def _local(folder: Path, named: object) -> Path:
+    """Return the one file that a configuration names. Raises Failure."""
+    if isinstance(named, list):
+        if len(named) != 1:
+            text = f"It names {len(named)} data sets. Put their rows into one file and give it by --data."
+            raise Failure(text, ExitCode.REFUSED)
+        named = named[0]
+    if isinstance(named, dict):
+        named = named.get("path")
+    path = folder / str(named)
+    if not path.is_file():
+        text = f"The data set {str(named)[:200]!r} is no file on this machine. Download it and give it by --data."
+        raise Failure(text, ExitCode.NOT_FOUND)
+    return path
+
+
+def _registered(folder: Path, name: str) -> tuple[Path, dict[str, Any] | None]:
+    """Return a data set of LLaMA-Factory's `dataset_info.json`. Raises Failure."""
+    try:
+        entry = json.loads((folder / "dataset_info.json").read_text(encoding="utf-8"))[name]
+        file = entry["file_name"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        text = f"{folder}/dataset_info.json has no file for {name[:100]!r}. Give the file by --data."
+        raise Failure(text, ExitCode.NOT_FOUND) from error
+    columns = entry.get("columns") or {}
+    ours = {"prompt": "instruction", "query": "input", "response": "output", "system": "system"}
+    if not columns or entry.get("formatting") == "sharegpt" or entry.get("ranking"):
+        return _local(folder, file), None
+    return _local(folder, file), {
+        "format": "instruction",
+        "columns": {ours[k]: v for k, v in columns.items() if k in ours},
+    }
+
+
+def _converted(name: str, value: Any) -> tuple[Any, str, str]:
+    """Return the value here, the outcome and the reason."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    match name:
+        case "epochs" if is_number:
+            return math.ceil(value), "mapped", "" if value == int(value) else "Epochs are whole here."
+        case "lora_rank" if is_number:
+            rank = next((each for each in _RANKS if each >= value), _RANKS[-1])
+            return rank, "mapped", "" if rank == value else "Ranks that are served: 8, 16, 32 and 64."
+        case "lr_scheduler":
+            offered = f"Offered: {', '.join(_SCHEDULERS)}."
+            return value, "mapped" if value in _SCHEDULERS else "unsupported", offered
+        case "target_modules" if value in ("all", "all-linear", ["all"]):
+            return value, "ignored", "Anneal trains all linear layers if none are named."
+        case "target_modules":
+            return [each.strip() for each in value.split(",")] if isinstance(value, str) else value, "mapped", ""
+        case "validation_share" if not is_number or value >= 1:
+            return value, "unsupported", "Anneal takes a share below 1, not a number of rows."
+        case "batch_size" | "learning_rate" if value in ("max", "auto"):
+            return value, "ignored", "Anneal chooses it."
+    return value, "mapped", ""
+
+
+def _snake(key: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])([A-Z])", lambda found: f"_{found[1].lower()}", key)
+
+
+def _flat(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the members of Together's nested objects beside their names."""
+    flat = dict(given)
+    if isinstance(of_type := flat.get("training_type"), dict):
+        flat |= {key: value for key, value in of_type.items() if key != "type"} | {"training_type": of_type.get("type")}
+    if isinstance(method := flat.get("training_method"), dict):
+        flat |= {k: v for k, v in method.items() if k != "method"} | {"training_method": method.get("method")}
+    if isinstance(scheduler := flat.get("lr_scheduler"), dict):
+        del flat["lr_scheduler"]
+        flat["lr_scheduler_type"] = scheduler.get("lr_scheduler_type")
+    return flat

@@ -1,0 +1,184 @@
+"""`anneal.yaml`: a model as code, what changed since it was last trained, and the gates of its promotion."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from anneal.api import JOBS, Api
+from anneal.failures import ExitCode, Failure
+from anneal.migration.configs import read_config
+from anneal.transfers import hash_of
+from anneal.watching import FAILED
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+_MARK = "apply."  # begins the keys of a job's metadata that say what it was made from
+_LONGEST_VALUE = 512
+_MOST_JOBS, _MOST_FILES = 100, 2_000
+
+
+class Bounds(msgspec.Struct, forbid_unknown_fields=True):
+    min: float | None = None
+    max: float | None = None
+
+
+class Project(msgspec.Struct, forbid_unknown_fields=True):
+    """The members of `anneal.yaml`. Paths start at its folder."""
+
+    name: str
+    dataset: str
+    model: str
+    held_out: str | None = None
+    method: str = "supervised"
+    recipe: dict[str, Any] = {}
+    lora: dict[str, Any] = {}
+    quantization: str | None = None
+    evaluation: dict[str, Any] = {}
+    pool: str | None = None
+    max_cost_usd: float | None = None
+    gates: dict[str, Bounds] = {}
+    beat_current: bool = True
+    alias: str | None = None
+
+
+def read_project(path: Path) -> Project:
+    """Return the project. Raises Failure that names the member."""
+    try:
+        project = msgspec.convert(read_config(path), Project)
+    except msgspec.ValidationError as error:
+        raise Failure(f"{path}: {error}.", ExitCode.USAGE) from error
+    if not _NAME.fullmatch(project.name):
+        text = f"{path}: name has 1 to 40 of a-z, 0-9 and -, and starts and ends with a letter or digit."
+        raise Failure(text, ExitCode.USAGE)
+    if (project.gates or (project.alias and project.beat_current)) and not project.held_out:
+        text = f"{path}: gates need held_out, a file of rows that are not trained on. Or set beat_current: false."
+        raise Failure(text, ExitCode.USAGE)
+    return project
+
+
+def content_of(project: Project, folder: Path) -> dict[str, str]:
+    """Return what decides about training, by name: hashes of the files, and the settings. Raises OSError."""
+    found: dict[str, Any] = {
+        "dataset": hash_of(folder / project.dataset),
+        "held_out": hash_of(folder / project.held_out) if project.held_out else None,
+        "model": project.model,
+        "method": project.method,
+        "recipe": project.recipe,
+        "lora": project.lora,
+        "quantization": project.quantization,
+        "evaluation": project.evaluation,
+    }
+    return {name: _text(value) for name, value in found.items() if value not in (None, {})}
+
+
+def _text(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    return text if len(text) <= _LONGEST_VALUE else f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def metadata_of(project: Project, content: dict[str, str]) -> dict[str, str]:
+    return {f"{_MARK}name": project.name} | {f"{_MARK}{name}": text for name, text in content.items()}
+
+
+def last_applied(api: Api, project: Project) -> dict[str, Any] | None:
+    """Return the newest job of this project that did not fail, wherever it was applied from."""
+    return next((job for job in project_jobs(api, project) if job["status"] not in (FAILED, "cancelled")), None)
+
+
+def project_jobs(api: Api, project: Project) -> Iterator[dict[str, Any]]:
+    """Yield the latest jobs of this project, newest first."""
+    params: dict[str, object] = {f"metadata[{_MARK}name]": project.name}
+    yield from api.pages(JOBS, limit=_MOST_JOBS, **params)
+
+
+def is_same_measure(job: dict[str, Any], other: dict[str, Any] | None) -> bool:
+    """Return whether two jobs were measured on the same held-out rows, by the same grader."""
+    if other is None:
+        return False
+    names = [f"{_MARK}held_out", f"{_MARK}evaluation"]
+    return all(job["metadata"].get(name) == other["metadata"].get(name) for name in names)
+
+
+def changes(content: dict[str, str], last: dict[str, Any] | None) -> list[dict[str, str | None]]:
+    """Return what differs from the last job."""
+    kept = (last or {}).get("metadata") or {}
+    before = {key.removeprefix(_MARK): text for key, text in kept.items() if key.startswith(_MARK)}
+    before.pop("name", None)
+    names = [*content, *(name for name in before if name not in content)]
+    return [
+        {"name": name, "before": before.get(name), "now": content.get(name)}
+        for name in names
+        if before.get(name) != content.get(name)
+    ]
+
+
+def find_files(api: Api) -> dict[str, str]:
+    """Return the ids of uploaded files by the hash of their content."""
+    files = api.pages("/v1/files", limit=_MOST_FILES, purpose="fine-tune")
+    return {file["sha256"]: file["id"] for file in files if file.get("sha256") and file["status"] == "processed"}
+
+
+def request_of(project: Project, content: dict[str, str], file_ids: dict[str, str]) -> dict[str, Any]:
+    """Return the body of the request for the job."""
+    body = {
+        "model": project.model,
+        "training_file": file_ids["dataset"],
+        "validation_file": file_ids.get("held_out"),
+        "suffix": project.name,
+        "method": {"type": project.method},
+        "recipe": project.recipe,
+        "lora": project.lora,
+        "quantization": project.quantization,
+        "evaluation": project.evaluation,
+        "compute": {"pool": project.pool} if project.pool else None,
+        "budget": None if project.max_cost_usd is None else {"max_cost_usd": str(project.max_cost_usd)},
+        "metadata": metadata_of(project, content),
+    }
+    return {name: value for name, value in body.items() if value not in (None, {})}
+
+
+# --- gates ------------------------------------------------------------------------------------------------------------
+
+
+class Gate(msgspec.Struct):
+    name: str
+    passed: bool
+    text: str
+
+
+def check_gates(
+    project: Project, report: dict[str, Any] | None, *, current: dict[str, Any] | None, is_comparable: bool
+) -> list[Gate]:
+    """Return each gate with its outcome. `current` is the report of the model that the alias points at today."""
+    measures = {each["name"]: each for each in (report or {}).get("comparisons") or ()}
+    gates = [_bounded(name, bounds, measures) for name, bounds in project.gates.items()]
+    if project.beat_current and current is not None:
+        gates.append(_better(measures, current, is_comparable=is_comparable))
+    return gates
+
+
+def _bounded(name: str, bounds: Bounds, measures: dict[str, Any]) -> Gate:
+    if name not in measures:
+        return Gate(name, False, f"It was not measured. Measured: {', '.join(measures) or 'nothing'}.")
+    value = measures[name]["tuned"]["value"]
+    is_in = (bounds.min is None or value >= bounds.min) and (bounds.max is None or value <= bounds.max)
+    both = (("at least", bounds.min), ("at most", bounds.max))
+    limits = [f"{word} {limit:g}" for word, limit in both if limit is not None]
+    return Gate(name, is_in, f"{value:.4g}, wanted {' and '.join(limits) or 'any'}.")
+
+
+def _better(measures: dict[str, Any], current: dict[str, Any], *, is_comparable: bool) -> Gate:
+    """Compare the grader's measure on the same held-out rows, or the loss where no answers were graded."""
+    before = {each["name"]: each for each in current.get("comparisons") or ()}
+    both = [name for name in measures if name in before]
+    name = next((each for each in both if each not in ("loss", "token_accuracy")), both[0] if both else None)
+    if not is_comparable or name is None:
+        text = "The current model was not measured on these held-out rows, so nothing shows which one is better."
+        return Gate("beat_current", False, text)
+    new, old = measures[name]["tuned"]["value"], before[name]["tuned"]["value"]
+    is_better = new > old if measures[name].get("is_higher_better", True) else new < old
+    return Gate("beat_current", is_better, f"{name} {new:.4g}, the current model's {old:.4g}.")

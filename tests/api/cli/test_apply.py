@@ -1,0 +1,105 @@
+"""`anneal apply`: a model as code, trained when it changed and promoted when it passes its gates."""
+
+from pathlib import Path
+
+import pytest
+from anneal import project
+from anneal.commands import apply as command
+
+from apps.finetuning.models import FineTuningJob
+from apps.serving.models import Alias
+from tests.api.cli.test_imports import openai  # noqa: F401 - a fixture: the server checks files
+from tests.factories.datasets import jsonl
+from tests.factories.serving import load, make_replica
+from tests.support.attempts import REPORT
+
+TEXT = """
+name: support-bot
+dataset: rows.jsonl
+held_out: held-out.jsonl
+model: anneal-demo
+recipe: {epochs: 2, learning_rate: 1e-3}
+gates: {exact_match: {min: 0.5}}
+alias: production
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, openai, monkeypatch) -> Path:  # noqa: F811
+    (tmp_path / "anneal.yaml").write_text(TEXT)
+    (tmp_path / "rows.jsonl").write_bytes(jsonl())
+    (tmp_path / "held-out.jsonl").write_bytes(jsonl(30)[len(jsonl(15)) :])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def train(floor, claim):
+    """Return a function that ends the waiting job, with a report."""
+    replica = make_replica(floor.base_model, "http://127.0.0.1:1")
+
+    def run(report=REPORT) -> str:
+        attempt = claim()
+        attempt.start()
+        attempt.succeed(floor.base_model, report=report)
+        version = FineTuningJob.objects.filter(status="succeeded").latest("created_at").adapter_version
+        load(version, replica)
+        return str(version.model_name)
+
+    return run
+
+
+def test_a_change_is_priced_trained_once_and_promoted_if_it_beats_production(anneal, folder, train) -> None:
+    rehearsed = anneal("apply", "--dry-run", "--json")
+    assert rehearsed.exit_code == 0 and not FineTuningJob.objects.exists(), rehearsed.errors
+    assert rehearsed.json["hold_usd"] and "dataset" in [each["name"] for each in rehearsed.json["changes"]]
+
+    started, again = anneal("apply", "--yes", "--json"), anneal("apply", "--yes", "--json")
+    assert (started.json["started"], again.json["started"], again.json["changes"]) == (True, False, [])
+    first = train()
+    done = anneal("apply", "--wait", "--yes", "--json")
+    assert done.exit_code == 0 and done.json["promoted"], done.output
+    assert Alias.objects.get().version.model_name == first
+    assert "nothing to do" in anneal("apply").output
+
+    (folder / "rows.jsonl").write_bytes(jsonl(14))
+    grown = anneal("apply", "--yes", "--json")
+    assert [each["name"] for each in grown.json["changes"]] == ["dataset"] and grown.json["started"]
+    train()
+    level = anneal("apply", "--json")
+    assert level.exit_code == 1 and not level.json["promoted"], "it is only as good as production"
+    assert [(gate["name"], gate["passed"]) for gate in level.json["gates"]] == [
+        ("exact_match", True),
+        ("beat_current", False),
+    ]
+    assert Alias.objects.get().version.model_name == first
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [("held_out: held-out.jsonl\n", "held_out"), ("name: support-bot", "name"), ("model: anneal-demo", "model")],
+)
+def test_a_wrong_project_is_refused_with_the_member_that_is_wrong(anneal, folder, network, change, named) -> None:
+    (folder / "anneal.yaml").write_text(TEXT.replace(change, ""))
+
+    refused = anneal("apply", "--yes")
+
+    assert refused.exit_code == 2 and named in refused.errors and network.paths("POST") == []
+
+
+def measured(value: float, *, name: str = "exact_match", is_higher_better: bool = True) -> dict[str, object]:
+    return {"comparisons": [{"name": name, "tuned": {"value": value}, "is_higher_better": is_higher_better}]}
+
+
+def test_production_is_beaten_only_on_the_same_measure() -> None:
+    wanted = project.Project(name="x", dataset="x", model="x", held_out="y", alias="z")
+
+    def beats(new: dict, old: dict, *, is_comparable: bool = True) -> bool:
+        return project.check_gates(wanted, new, current=old, is_comparable=is_comparable)[0].passed
+
+    assert beats(measured(0.9), measured(0.8)) and not beats(measured(0.8), measured(0.8))
+    assert not beats(measured(0.9), measured(0.8), is_comparable=False)
+    assert not beats(measured(0.9), measured(0.8, name="regex"))
+    lower = [measured(value, name="loss", is_higher_better=False) for value in (1.0, 2.0)]
+    assert beats(*lower) and not beats(*lower[::-1])
+    assert command._short("a" * 64) == "a" * 12

@@ -1,0 +1,203 @@
+"""`anneal import openai`: jobs of a service with OpenAI's shapes become jobs here, and its model names answer."""
+
+import json
+import types
+from collections.abc import Iterator
+
+import pytest
+from anneal.commands import files, imports
+
+from apps.datasets.models import DatasetVersion, TokenCount
+from apps.datasets.tasks import validate
+from apps.finetuning.models import FineTuningJob
+from apps.serving.models import Alias
+from tests.factories.datasets import jsonl, jsonl_of
+from tests.factories.serving import load, make_replica
+from tests.support.attempts import Attempt
+from tests.twins.openai_jobs import KEY, OpenAiTwin, serve_openai
+
+ASKED = {"messages": [{"role": "user", "content": "What is 6 x 7?"}]}
+
+
+@pytest.fixture
+def openai(floor, monkeypatch) -> Iterator[OpenAiTwin]:
+    """OpenAI's twin, beside a server that checks files while the command waits."""
+
+    def check_files(seconds: float) -> None:
+        for version in DatasetVersion.objects.filter(status="uploaded"):
+            validate(version.pk)
+            TokenCount.objects.get_or_create(
+                version=version, base_model=floor.base_model, organization=floor.organization,
+                defaults={
+                    "chat_template_sha256": floor.base_model.chat_template_sha256, "tokens": 240,
+                    "trained_tokens": 60, "longest_row_tokens": 20, "histogram": [[20, 12]],
+                },
+            )  # fmt: skip
+
+    monkeypatch.setattr(files, "time", types.SimpleNamespace(sleep=check_files))
+    monkeypatch.setattr(imports, "_SECONDS", 0.0)
+    with serve_openai() as twin:
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        yield twin
+
+
+def test_jobs_are_imported_once_and_their_old_names_answer(
+    anneal, openai, floor, claim, network, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = openai.add_job(1, jsonl())
+    openai.add_job(2, jsonl_of(*[ASKED | {"reference_answer": "42"}] * 12))
+    openai.add_job(3, jsonl(), model="gpt-3.5-turbo-0125", fine_tuned_model="ft:gpt-3.5-turbo-0125:acme::9aBcD3")
+    openai.add_job(4, jsonl_of(ASKED), method={"type": "reinforcement", "reinforcement": {"hyperparameters": {}}})
+    openai.add_job(5, jsonl(), status="failed", fine_tuned_model=None)
+    words = (
+        "import",
+        "openai",
+        "--openai-url",
+        openai.url,
+        "--map",
+        "gpt-4o-mini=anneal-demo",
+        "--map",
+        "gpt-3.5-turbo=anneal-demo",
+    )
+
+    shown = anneal(*words, "--dry-run")
+    assert shown.exit_code == 0 and "learning_rate_multiplier 1.8: ignored." in shown.output
+    assert "Reinforcement fine-tuning is not offered" in shown.output and "It is failed at OpenAI" in shown.output
+    assert network.paths("POST") == [] and not DatasetVersion.objects.exclude(created_by="system").exists()
+
+    declined = anneal(*words, answer="y\nn\n")
+    assert declined.exit_code == 1 and "Start 3 jobs?" in declined.errors, declined.output
+    assert not FineTuningJob.objects.exists()
+
+    done = anneal(*words, "--yes", "--json")
+    again = anneal(*words, "--yes", "--json")
+
+    assert (done.exit_code, again.exit_code) == (0, 0), done.errors
+    assert "12 got their ideal answer" in declined.errors
+    jobs = {job.metadata["imported_from"]: job for job in FineTuningJob.objects.all()}
+    assert set(jobs) == {f"openai:ftjob-{number:024}" for number in (1, 2, 3)}
+    assert {each["job"] for each in again.json["data"]} == {job.pk for job in jobs.values()} | {None}
+    made = jobs[f"openai:{first['id']}"]
+    assert (made.hyperparameters["epochs"], made.hyperparameters["batch_size"]) == (3, 1)
+    assert (made.seed, made.suffix, made.metadata["imported_model"]) == (42, "faq-bot", first["fine_tuned_model"])
+    assert DatasetVersion.objects.count() == 2, "two jobs have the same rows"
+    assert len([line for line in openai.requests if line.endswith("/content")]) == 3, "each is downloaded once"
+    kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    sent = b"".join(call.read() + str(call.headers).encode() for call in network.calls)
+    assert KEY.encode() not in kept + sent
+
+    attempt: Attempt = claim()
+    attempt.start()
+    attempt.succeed(floor.base_model)
+    ended = FineTuningJob.objects.get(status="succeeded")
+    old_name, version = ended.metadata["imported_model"], ended.adapter_version
+    cold = anneal("import", "finish")
+    load(version, make_replica(floor.base_model, "http://127.0.0.1:1"))
+    assert cold.exit_code == 1 and "No replica has loaded" in cold.errors
+    partly = anneal("import", "finish", "--json")
+    assert partly.exit_code == 1, "two jobs still run"
+    assert Alias.objects.get().model_name == old_name
+    assert version.model_name in anneal("import", "status").output
+
+
+def test_a_key_that_openai_refuses_is_told_and_nothing_happens(anneal, openai, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-wrong")
+
+    words = ("import", "openai", "--folder", str(tmp_path / "import"), "--openai-url")
+    refused = anneal(*words, openai.url)
+    misdirected = anneal(*words, "http://testserver/v1")
+
+    assert misdirected.exit_code == 2 and "must not get the key" in misdirected.errors
+    assert refused.exit_code == 3 and "Check OPENAI_API_KEY" in refused.errors and "anneal login" not in refused.errors
+
+
+def test_an_export_needs_no_key(anneal, openai, tmp_path) -> None:
+    job = openai.add_job(1, jsonl())
+    export = tmp_path / "export"
+    export.mkdir()
+    (export / "jobs.json").write_text(json.dumps({"object": "list", "data": [job]}))
+    words = ("import", "openai", "--export", str(export), "--folder", str(tmp_path / "import"), "--yes", "--json")
+
+    unmapped = anneal(*words)
+    incomplete = anneal(*words, "--map", "gpt-4o-mini=anneal-demo")
+    (export / f"{job['training_file']}.jsonl").write_bytes(jsonl())
+    done = anneal(*words, "--map", "gpt-4o-mini=anneal-demo", "--set", "learning_rate=0.001")
+
+    assert "--map gpt-4o-mini-2024-07-18=MODEL" in unmapped.json["data"][0]["obstacle"]
+    assert incomplete.exit_code == 5 and "has no file-" in incomplete.json["data"][0]["obstacle"]
+    assert done.exit_code == 0, done.errors
+    assert FineTuningJob.objects.get().hyperparameters["learning_rate"] == 0.001
+    assert openai.requests == []
+
+
+AXOLOTL = """
+base_model: NousResearch/anneal-demo
+datasets: [{path: rows.json, type: alpaca}]
+adapter: qlora
+lora_r: 12
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+num_epochs: 1.5
+learning_rate: 2e-4
+lr_scheduler: cosine
+flash_attention: true
+wandb_api_key: hush
+neat_trick: 1
+"""
+LLAMA_FACTORY = """
+model_name_or_path: demo/anneal-demo
+stage: sft
+finetuning_type: lora
+lora_target: all
+dataset: mine
+template: llama3
+num_train_epochs: 2.0
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+"""
+TOGETHER = {
+    "model": "anneal-demo", "training_file": "rows.json", "n_epochs": 2, "batch_size": "max", "learning_rate": 1e-4,
+    "training_type": {"type": "Lora", "lora_r": 16, "lora_alpha": 32}, "train_on_inputs": False, "suffix": "My Bot",
+}  # fmt: skip
+FIREWORKS = {
+    "baseModel": "accounts/fireworks/models/anneal-demo", "dataset": "accounts/a/datasets/rows", "loraRank": 8,
+    "epochs": 2, "learningRate": 0.0001, "batchSize": 65536,
+}  # fmt: skip
+PAIRS = [{"instruction": f"Say {n}", "output": str(n)} for n in range(12)]
+
+
+def test_configurations_of_other_tools_become_jobs(anneal, openai, tmp_path) -> None:
+    (tmp_path / "data").mkdir()
+    for place in ("rows.json", "data/rows.json"):
+        (tmp_path / place).write_text(json.dumps(PAIRS))
+    registered = {"mine": {"file_name": "rows.json", "columns": {"prompt": "instruction", "response": "output"}}}
+    (tmp_path / "data/dataset_info.json").write_text(json.dumps(registered))
+    texts = {
+        "axolotl": AXOLOTL, "llama-factory": LLAMA_FACTORY, "together": json.dumps(TOGETHER),
+        "fireworks": json.dumps(FIREWORKS),
+    }  # fmt: skip
+
+    done = {}
+    for tool, text in texts.items():
+        (tmp_path / f"{tool}.yaml").write_text(text)
+        words = ["import", tool, str(tmp_path / f"{tool}.yaml"), "--folder", str(tmp_path / "import"), "--yes"]
+        if tool == "fireworks":
+            assert "Download it and give it by --data" in anneal(*words).output
+            words += ["--data", str(tmp_path / "rows.json")]
+        ran = anneal(*words, "--json")
+        assert ran.exit_code == 0, (tool, ran.errors, ran.output)
+        assert "hush" not in ran.output
+        done[tool] = ran.json["data"][0]
+
+    recipes = {job.metadata["imported_from"].split(":")[0]: job for job in FineTuningJob.objects.all()}
+    axolotl = recipes["axolotl"].hyperparameters
+    assert (axolotl["lora_rank"], axolotl["batch_size"], axolotl["epochs"]) == (16, 8, 2)
+    assert (axolotl["learning_rate"], recipes["axolotl"].method) == (0.0002, "qlora")
+    outcomes = {line["name"]: line["outcome"] for line in done["axolotl"]["settings"]}
+    assert set(AXOLOTL.split()) >= {f"{name}:" for name in outcomes}, "each key has its line"
+    assert (outcomes["flash_attention"], outcomes["neat_trick"]) == ("ignored", "unsupported")
+    assert recipes["llama-factory"].hyperparameters["batch_size"] == 8
+    assert (recipes["together"].suffix, recipes["together"].hyperparameters["lora_alpha"]) == ("my-bot", 32)
+    assert recipes["fireworks"].hyperparameters["lora_rank"] == 8
+    assert DatasetVersion.objects.count() == 2, "the same rows are sent once for each meaning of their columns"
