@@ -4,15 +4,20 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from anneal import api, session, watching
 from anneal.app import app
+from anneal.commands import files
 from typer.testing import CliRunner
 
 from apps.accounts.operations import IssuedKey
+from apps.datasets.models import DatasetVersion, TokenCount
+from apps.datasets.tasks import validate
+from tests.factories.finetuning import TrainingSetup
 from tests.support.sdk import InProcess
 
 ADDRESS = "http://testserver"
@@ -72,3 +77,21 @@ def anneal(network: Network, tmp_path: Path, request: pytest.FixtureRequest) -> 
         return Outcome(done.exit_code, done.stdout, done.stderr)
 
     return run
+
+
+@pytest.fixture
+def checking_server(floor: TrainingSetup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the server check files, and count their tokens, while a command waits for it."""
+
+    def check(seconds: float) -> None:
+        for version in DatasetVersion.objects.filter(status="uploaded"):
+            validate(version.pk)
+            TokenCount.objects.get_or_create(
+                version=version, base_model=floor.base_model, organization=floor.organization,
+                defaults={
+                    "chat_template_sha256": floor.base_model.chat_template_sha256, "tokens": 240,
+                    "trained_tokens": 60, "longest_row_tokens": 20, "histogram": [[20, 12]],
+                },
+            )  # fmt: skip
+
+    monkeypatch.setattr(files, "time", SimpleNamespace(sleep=check))

@@ -8,7 +8,6 @@ from anneal.commands import apply as command
 
 from apps.finetuning.models import FineTuningJob
 from apps.serving.models import Alias
-from tests.api.cli.test_imports import openai  # noqa: F401 - a fixture: the server checks files
 from tests.factories.datasets import jsonl
 from tests.factories.serving import load, make_replica
 from tests.support.attempts import REPORT
@@ -25,7 +24,7 @@ alias: production
 
 
 @pytest.fixture
-def folder(tmp_path: Path, openai, monkeypatch) -> Path:  # noqa: F811
+def folder(tmp_path: Path, checking_server, monkeypatch) -> Path:
     (tmp_path / "anneal.yaml").write_text(TEXT)
     (tmp_path / "rows.jsonl").write_bytes(jsonl())
     (tmp_path / "held-out.jsonl").write_bytes(jsonl(30)[len(jsonl(15)) :])

@@ -1,14 +1,12 @@
 """`anneal import openai`: jobs of a service with OpenAI's shapes become jobs here, and its model names answer."""
 
 import json
-import types
 from collections.abc import Iterator
 
 import pytest
-from anneal.commands import files, imports
+from anneal.commands import imports
 
-from apps.datasets.models import DatasetVersion, TokenCount
-from apps.datasets.tasks import validate
+from apps.datasets.models import DatasetVersion
 from apps.finetuning.models import FineTuningJob
 from apps.serving.models import Alias
 from tests.factories.datasets import jsonl, jsonl_of
@@ -20,24 +18,11 @@ ASKED = {"messages": [{"role": "user", "content": "What is 6 x 7?"}]}
 
 
 @pytest.fixture
-def openai(floor, monkeypatch) -> Iterator[OpenAiTwin]:
-    """OpenAI's twin, beside a server that checks files while the command waits."""
-
-    def check_files(seconds: float) -> None:
-        for version in DatasetVersion.objects.filter(status="uploaded"):
-            validate(version.pk)
-            TokenCount.objects.get_or_create(
-                version=version, base_model=floor.base_model, organization=floor.organization,
-                defaults={
-                    "chat_template_sha256": floor.base_model.chat_template_sha256, "tokens": 240,
-                    "trained_tokens": 60, "longest_row_tokens": 20, "histogram": [[20, 12]],
-                },
-            )  # fmt: skip
-
-    monkeypatch.setattr(files, "time", types.SimpleNamespace(sleep=check_files))
+def openai(checking_server, monkeypatch) -> Iterator[OpenAiTwin]:
+    """OpenAI's twin, with its key in the environment."""
     monkeypatch.setattr(imports, "_SECONDS", 0.0)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
     with serve_openai() as twin:
-        monkeypatch.setenv("OPENAI_API_KEY", KEY)
         yield twin
 
 
