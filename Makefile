@@ -62,6 +62,7 @@ test-durations: setup-dev # all tests; keeps what each file took, by which the l
 nightly: audit ## before a release: external services, vLLM with images and as canary, long searches; and make audit
 	$(WEB) -m scripts.test --nightly
 	$(PYTEST) --hypothesis-profile=thorough -m hypothesis tests/unit
+	$(PYTEST) --hypothesis-profile=thorough tests/browser
 	$(ENGINES) -m tests.bench.families
 
 family-matrix: setup-dev ## each model family in miniature through the whole product; the last line is one JSON object

@@ -84,7 +84,7 @@ def _has_pip(python: Path) -> bool:
     """Return whether an environment of this very Python is there and has pip."""
     if not python.exists():
         return False
-    asked = [python, "-c", "import pip, sys; print(sys.base_prefix)"]
+    asked = [str(python), "-c", "import pip, sys; print(sys.base_prefix)"]
     return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() == sys.base_prefix
 
 

@@ -57,7 +57,7 @@ def run_session(gateway, tenant, library: str, folder: str) -> dict:
     ("library", "folder"),
     [
         ("openai", ""),
-        ("openai", "openai-2.54.0"),
+        pytest.param("openai", "openai-2.54.0", marks=pytest.mark.nightly),  # between the two others
         ("openai", "openai-1.109.1"),
         pytest.param("litellm", "litellm", marks=pytest.mark.nightly),  # its import alone takes 15 s
     ],

@@ -24,8 +24,9 @@ def test_the_gpu_lock_resolves_to_itself_without_cuda(tmp_path: Path, python: st
         f"--target={tmp_path}", f"--requirements={lock}",
     ]  # fmt: skip
 
-    # The lock's versions are PyPI's: another index may have a CPU build of torch, which would be preferred.
-    environment = {name: value for name, value in installer.variables().items() if name != "UV_INDEX"}
+    # The lock's versions are PyPI's: another index or a folder may have a CPU build of torch, which would be preferred.
+    others = ("UV_INDEX", "UV_FIND_LINKS")
+    environment = {name: value for name, value in installer.variables().items() if name not in others}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
     assert done.returncode == 0, done.stderr

@@ -34,23 +34,20 @@ def processes() -> list[int]:
     return [pid for pid in pids if b"asgi_busy" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-@pytest.fixture
-def busy(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> BusyProcess:
+@pytest.fixture(scope="module")
+def busy(django_db_setup: None) -> Iterator[BusyProcess]:
     """Give the real process; every caller counts as one that used much."""
-    monkeypatch.setattr(request_limits, "_QUIET_PART", 0)
-    monkeypatch.setattr(busy_process, "_REST_SECONDS", 0.1)
-    monkeypatch.setenv("DATABASE_URL", database_url("app"))
-    return BusyProcess([sys.executable, "-m", "apps.config.asgi_busy"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(request_limits, "_QUIET_PART", 0)
+        patch.setattr(busy_process, "_REST_SECONDS", 0.1)
+        patch.setenv("DATABASE_URL", database_url("app"))
+        yield BusyProcess([sys.executable, "-m", "apps.config.asgi_busy"])
 
 
-@pytest.fixture
-def own_paths() -> list[str]:
-    """Give the paths that the first process has run itself."""
-    return []
-
-
-@pytest.fixture
-def origin(busy: BusyProcess, own_paths: list[str]) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def served(busy: BusyProcess) -> Iterator[tuple[str, list[str]]]:
+    """Give the address of the front door, and the paths that the first process has run itself."""
+    own_paths: list[str] = []
     django_application: Any = DjangoApplication()
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -60,8 +57,19 @@ def origin(busy: BusyProcess, own_paths: list[str]) -> Iterator[str]:
     door = FrontDoor(application, gateway_url="http://127.0.0.1:1", limits=NO_LIMITS, busy=busy)
     with serving(door) as address:
         wait_until(lambda: busy.is_ready, lambda: "the process did not start")
-        yield address
+        yield address, own_paths
     assert not processes()
+
+
+@pytest.fixture
+def origin(served: tuple[str, list[str]], transactional_db: None) -> str:
+    return served[0]
+
+
+@pytest.fixture
+def own_paths(served: tuple[str, list[str]]) -> list[str]:
+    served[1].clear()
+    return served[1]
 
 
 def ask(

@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -59,9 +60,20 @@ def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def adapter(large_model: Path, tmp_path: Path) -> Path:
-    return write_adapter(large_model, tmp_path / "adapter")
+class Merged(NamedTuple):
+    """The large model with an adapter merged into it, and the peak growth of memory meanwhile."""
+
+    folder: Path
+    adapter: Path
+    peak: int
+
+
+@pytest.fixture(scope="module")
+def merged(large_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Merged:
+    folder = tmp_path_factory.mktemp("merging")
+    adapter = write_adapter(large_model, folder / "adapter")
+    peak = peak_of(lambda: merge_adapter(large_model, adapter, folder / "merged"), model=large_model)
+    return Merged(folder / "merged", adapter, peak)
 
 
 def write_adapter(model: Path, folder: Path) -> Path:
@@ -116,24 +128,20 @@ def memory(model: Path) -> int:
     return kib * 1024
 
 
-def test_a_merge_needs_the_memory_of_two_tensors_as_estimated_and_not_of_a_shard(large_model, adapter, tmp_path):
+def test_a_merge_needs_the_memory_of_two_tensors_as_estimated_and_not_of_a_shard(large_model, merged):
     shards = sorted(large_model.glob("*.safetensors"))
     assert len(shards) > 1 and weight_bytes(large_model) > 150 * _MIB
 
-    peak = peak_of(lambda: merge_adapter(large_model, adapter, tmp_path / "merged"), model=large_model)
-
     largest = max(entry.bytes for shard in shards for entry in list_tensors(shard))
-    assert peak < reading_bytes(largest) < weight_bytes(large_model) / 3
-    assert weight_bytes(tmp_path / "merged") == pytest.approx(weight_bytes(large_model), rel=1e-3)
+    assert merged.peak < reading_bytes(largest) < weight_bytes(large_model) / 3
+    assert weight_bytes(merged.folder) == pytest.approx(weight_bytes(large_model), rel=1e-3)
 
 
-def test_a_merged_shard_is_what_the_library_would_have_written(large_model, adapter, tmp_path):
-    merge_adapter(large_model, adapter, tmp_path / "merged")
-
-    weights = load_file(adapter / "adapter_model.safetensors")
+def test_a_merged_shard_is_what_the_library_would_have_written(large_model, merged):
+    weights = load_file(merged.adapter / "adapter_model.safetensors")
     scale = 2.0  # alpha by rank
     for shard in large_model.glob("*.safetensors"):
-        before, after = load_file(shard), load_file(tmp_path / "merged" / shard.name)
+        before, after = load_file(shard), load_file(merged.folder / shard.name)
         assert before.keys() == after.keys()
         for name, tensor in before.items():
             module = "base_model.model." + name.removesuffix(".weight")
