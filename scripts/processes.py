@@ -168,6 +168,14 @@ PROGRAMS: tuple[Program, ...] = (
         options=CONTROL_OPTIONS | STORE_OPTIONS,
     ),
     Program(
+        # Sends the requests of batches to the gateway and waits for the answers, in threads of one process.
+        "celery-batches",
+        Tier.CONTROL,
+        f"{_CELERY} worker --queues batches --concurrency 1 --pool prefork --without-gossip --without-mingle",
+        role="sys",
+        options=CONTROL_OPTIONS | STORE_OPTIONS,
+    ),
+    Program(
         # Waits for the mail server as long as necessary. Alone in one process: it needs few resources.
         "celery-mail",
         Tier.CONTROL,

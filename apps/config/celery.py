@@ -21,9 +21,9 @@ _WAKE_SECONDS = 1
 
 _SHORT = {"soft_time_limit": 60, "time_limit": 90}
 # Work on files gives way to the web, the API and the gateway where processors are scarce.
-_NICENESS = {"data": 10, "data-middle": 10, "data-small": 5}
+_NICENESS = {"data": 10, "data-middle": 10, "data-small": 5, "batches": 5}
 _LANE_LIMITS = {"hub": _SHORT, "payments": _SHORT}  # their workers have short tasks to run as well
-_WITH_TASKS = ("core", "accounts", "catalog", "billing", "payments", "datasets", "finetuning", "serving")
+_WITH_TASKS = ("core", "accounts", "catalog", "billing", "payments", "datasets", "batches", "finetuning", "serving")
 app = Celery("anneal")
 app.config_from_object(
     {
@@ -33,7 +33,11 @@ app.config_from_object(
         "accept_content": ["json"],
         "task_default_queue": CONTROL,
         # A message for `core.carry_out` is in the queue of its lane.
-        "task_routes": {"datasets.sweep_orphans": {"queue": "data"}, "payments.*": {"queue": "payments"}},
+        "task_routes": {
+            "datasets.sweep_orphans": {"queue": "data"},
+            "payments.*": {"queue": "payments"},
+            "batches.work": {"queue": "batches"},
+        },
         "task_acks_late": True,
         "task_reject_on_worker_lost": True,
         "task_soft_time_limit": _SHORT["soft_time_limit"],

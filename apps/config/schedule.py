@@ -13,6 +13,9 @@ SCHEDULE: dict[str, dict[str, Any]] = {
     "learn from finished runs": {"task": "finetuning.learn_from_runs", "schedule": 300.0},
     "look for newer base models": {"task": "catalog.check_revisions", "schedule": 3_600.0},
     "delete expired datasets": {"task": "datasets.delete_expired", "schedule": 300.0},
+    # Dropped when the next one is due: one task works as long as there are requests.
+    "work on batches": {"task": "batches.work", "schedule": 5.0, "options": {"expires": 5}},
+    "delete expired files of batches": {"task": "batches.delete_expired", "schedule": 300.0},
     "expire uploads": {"task": "datasets.expire_uploads", "schedule": 300.0},
     "sweep orphaned objects": {"task": "datasets.sweep_orphans", "schedule": 86_400.0},
     "place adapters": {"task": "serving.place", "schedule": 5.0},

@@ -67,6 +67,7 @@ ADAPTER = {"version_id": "adapter_version"}
 ALIAS = {"alias_id": "alias"}
 FILE = {"file_id": "dataset_version"}
 UPLOAD = {"upload_id": "upload"}
+BATCH = {"batch_id": "batch"}
 
 URLS: dict[str, Url] = {
     # allauth
@@ -284,6 +285,14 @@ URLS: dict[str, Url] = {
     "api_upload_parts": api(POST=P.DATASET_WRITE, ids=UPLOAD, data={"data": b"a file part"}),
     "api_upload_complete": api(POST=P.DATASET_WRITE, ids=UPLOAD, data={"part_ids": []}),
     "api_upload_cancel": api(POST=P.DATASET_WRITE, ids=UPLOAD),
+    "api_batch_list": api(
+        GET=P.VIEW,
+        POST=P.INFERENCE,
+        data={"endpoint": "/v1/chat/completions", "completion_window": "24h"},
+        refs={"input_file_id": "batch_file"},
+    ),
+    "api_batch_detail": api(GET=P.VIEW, ids=BATCH),
+    "api_batch_cancel": api(POST=P.INFERENCE, ids=BATCH),
     "api_model_list": api(GET=P.VIEW),
     "api_model_detail": api(GET=P.VIEW, DELETE=P.ADAPTER_DELETE, ids={"model": "model_name"}),
     "api_model_serving": api(GET=P.VIEW, POST=P.ADAPTER_WRITE, ids={"model": "model_name"}),

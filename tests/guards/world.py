@@ -17,6 +17,8 @@ from apps.accounts.notices.notifications import notify
 from apps.accounts.operations import save_view
 from apps.accounts.roles import ROLES, SCOPES
 from apps.adapters.models import Adapter, AdapterVersion
+from apps.batches.models import BatchFile, BatchRequest
+from apps.batches.operations import create_batch
 from apps.billing.books.adjustments import request_adjustment
 from apps.billing.books.credit_requests import request_credit
 from apps.billing.budgets import set_budget
@@ -138,6 +140,25 @@ def _model_file(tenant: Tenant) -> str:
 def _upload_part(tenant: Tenant) -> str:
     upload = Upload.objects.get(pk=tenant.ids["upload"])
     return UploadPart.objects.create(organization=tenant.organization, upload=upload, bytes=1).pk
+
+
+def _batch_file(tenant: Tenant) -> str:
+    made = {"purpose": "batch", "filename": f"{tenant.canary}.jsonl", "object_key": "nowhere", "bytes": 1}
+    return BatchFile.objects.create(organization=tenant.organization, created_by=tenant.owner.pk, **made).pk
+
+
+def _batch(tenant: Tenant) -> str:
+    batch = create_batch(
+        organization=tenant.organization,
+        input_file_id=tenant.ids["batch_file"],
+        endpoint="/v1/completions",
+        by=tenant.owner.pk,
+        now=db_now(),
+    )
+    BatchRequest.objects.create(
+        organization=tenant.organization, batch=batch, line=1, custom_id=tenant.canary, offset=0, bytes=1
+    )
+    return batch.pk
 
 
 def _checkpoint(tenant: Tenant) -> str:
@@ -296,6 +317,8 @@ MAKERS: dict[str, Maker] = {
     "upload_part": _upload_part,
     "job": lambda tenant: make_job(tenant.organization, tenant.installation.base_model, suffix=tenant.canary).pk,
     "checkpoint": _checkpoint,
+    "batch_file": _batch_file,
+    "batch": _batch,
     "adapter_version": lambda tenant: _adapter_version(tenant).pk,
     "adapter": lambda tenant: AdapterVersion.objects.get(pk=tenant.ids["adapter_version"]).adapter_id,
     "model_name": lambda tenant: AdapterVersion.objects.get(pk=tenant.ids["adapter_version"]).model_name,

@@ -39,6 +39,10 @@ from apps.core.money import rated
 logger = logging.getLogger(__name__)
 
 
+# Ids of requests that their sender repeats after a crash, such as those of batches. The first record is charged.
+REPEATABLE_PREFIX = "useb_"
+
+
 class UsageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One metered request, or several refused ones, as a gateway spooled it. Token counts are the billed ones.
 
@@ -234,6 +238,9 @@ def _set_conflicts_aside(known: dict[tuple[str, str], UsageRecord]) -> int:
     stored = dict(UsageEvent.objects.filter(pk__in=ids).values_list("pk", "body_sha256"))
     conflicts = {key: record for key, record in known.items() if stored[record.id] != key[1]}
     for (event_id, sha256), record in conflicts.items():
+        if event_id.startswith(REPEATABLE_PREFIX):
+            logger.info("usage %s came again and is charged once", event_id)
+            continue
         logger.error("usage %s came again with another body and was set aside", event_id)
         _keep_aside(record, sha256)
     return len(conflicts)

@@ -79,6 +79,7 @@ INSTALLED_APPS = [
     "apps.datasets",
     "apps.adapters",
     "apps.playground",
+    "apps.batches",
     "apps.finetuning",
     "apps.serving",
     "apps.interfaces.web",

@@ -21,6 +21,9 @@ _MODEL_BYTES = """
             (SELECT sum((export ->> 'bytes')::bigint) FROM jsonb_array_elements(exports) AS export), 0
         ) FROM adapters_adapterversion
         WHERE organization_id = ANY(%(organizations)s) AND deleted_at IS NULL
+        UNION ALL
+        SELECT organization_id, bytes AS amount FROM batches_batchfile
+        WHERE organization_id = ANY(%(organizations)s) AND deleted_at IS NULL
     ) AS kept GROUP BY organization_id
 """
 

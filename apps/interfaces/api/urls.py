@@ -15,7 +15,7 @@ from apps.interfaces.api.native import (
     model_files,
     serving,
 )
-from apps.interfaces.api.openai import files, fine_tuning, models, uploads
+from apps.interfaces.api.openai import batches, files, fine_tuning, models, uploads
 from apps.interfaces.api.requests.unknown_urls import WITHOUT_V1, unknown_url
 
 _JOB = "v1/fine_tuning/jobs/<str:job_id>"
@@ -28,6 +28,9 @@ urlpatterns = [
     path("v1/uploads/<str:upload_id>/parts", uploads.UploadParts.as_view(), name="api_upload_parts"),
     path("v1/uploads/<str:upload_id>/complete", uploads.UploadComplete.as_view(), name="api_upload_complete"),
     path("v1/uploads/<str:upload_id>/cancel", uploads.UploadCancel.as_view(), name="api_upload_cancel"),
+    path("v1/batches", batches.BatchList.as_view(), name="api_batch_list"),
+    path("v1/batches/<str:batch_id>", batches.BatchDetail.as_view(), name="api_batch_detail"),
+    path("v1/batches/<str:batch_id>/cancel", batches.BatchCancel.as_view(), name="api_batch_cancel"),
     path("v1/models", models.ModelList.as_view(), name="api_model_list"),
     path("v1/models/<path:model>", models.ModelDetail.as_view(), name="api_model_detail"),
     path("v1/fine_tuning/jobs", fine_tuning.JobList.as_view(), name="api_job_list"),

@@ -77,6 +77,17 @@ class FairQueue:
         self._of(chosen).take(tenant)
         return chosen
 
+    def take_spare(self, tenant: str, replica_ids: Collection[str]) -> str:
+        """Return the replica on which a request of a batch now has a place: one that is more than half free.
+
+        Raises Unavailable if there is none, or while other requests wait.
+        """
+        spare = [one for one in replica_ids if 2 * self._of(one).taken < self._places] if not self._queues else []
+        chosen = self.take_free(tenant, spare)
+        if chosen is None:
+            raise Unavailable("All places are used or kept for live requests.", retry_after_seconds=2)
+        return chosen
+
     async def _wait(self, tenant: str, replica_ids: Collection[str]) -> str:
         queue = self._queues.setdefault(tenant, deque())
         if len(queue) >= MAX_WAITING:

@@ -115,7 +115,7 @@ class TestCreate:
         entry = AuditEntry.objects.get(action="dataset.uploaded")
         assert (entry.actor, entry.target) == (key.key.pk, file.id)
 
-    @pytest.mark.parametrize("purpose", ["assistants", "batch", "vision", "user_data", "nonsense"])
+    @pytest.mark.parametrize("purpose", ["assistants", "vision", "user_data", "nonsense"])
     def test_refuses_purposes_we_have_no_use_for(self, client, purpose: str) -> None:
         with pytest.raises(openai.BadRequestError) as refused:
             upload(client, purpose=purpose)

@@ -1,4 +1,4 @@
-"""/v1/files: OpenAI's surface over dataset versions, with our `validation` report beside its fields."""
+"""/v1/files: OpenAI's surface over dataset versions, with our `validation` report, and over files of batches."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
@@ -11,6 +11,9 @@ from msgspec import Meta
 from rest_framework.request import Request
 
 from apps.accounts.roles import Permission
+from apps.batches import files as batch_files
+from apps.batches.models import BatchFile
+from apps.batches.queries import find_file, list_files
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue
@@ -47,7 +50,7 @@ _STATUSES: dict[DatasetVersionStatus, Literal["uploaded", "processed", "error"]]
     DatasetVersionStatus.INVALID: "error",
 }
 # Purposes of other services that are not offered here, refused by name so that they do not look like typos.
-_OTHER_PURPOSES = {"assistants", "batch", "vision", "user_data", "assistants_output", "batch_output"}
+_OTHER_PURPOSES = {"assistants", "vision", "user_data", "assistants_output", "batch_output"}
 
 
 class FilesQuery(PageQuery):
@@ -59,7 +62,7 @@ class FilesQuery(PageQuery):
 class FileForm(msgspec.Struct):
     """A file and what it is for, as multipart form data with the fields in any order."""
 
-    purpose: Annotated[str, Meta(examples=["fine-tune", "evals"])]
+    purpose: Annotated[str, Meta(examples=["fine-tune", "evals", "batch"])]
     file: UploadedFile
     mapping: Annotated[str, Meta(description="How to read the columns, as JSON text.")] | None = None
     anchor: str | None = msgspec.field(name="expires_after[anchor]", default=None)
@@ -76,7 +79,7 @@ class FileValidation(TypedDict):
 
 
 class FileObject(TypedDict):
-    """OpenAI's file. A job's results lack the members that describe uploads."""
+    """OpenAI's file. Results of jobs and files of batches lack the members that describe uploads."""
 
     id: str
     object: Literal["file"]
@@ -114,6 +117,8 @@ class FileList(ApiView):
         listed = queries.with_first_errors(versions, most=LISTED_ERRORS)
         listed = listed.annotate(listed_at=F("created_at"), listed_id=F("id"))
         sources = [Source(listed, _listed_object, LISTED_FILES)]
+        batches = list_files(organization=self.organization, purpose=purpose)
+        sources.append(Source(batches, _batch_object, LISTED_FILES))
         if purpose in (None, PURPOSE):
             results = list_jobs_with_file(organization=self.organization)
             sources.append(Source(results, _result_object, LISTED_RESULTS))
@@ -123,6 +128,16 @@ class FileList(ApiView):
         """Upload a file. It is checked at once; poll its status."""
         refuse_other_purposes(form.purpose)
         upload = form.file
+        if form.purpose == batch_files.PURPOSE:
+            file = batch_files.create_file(
+                organization=self.organization,
+                filename=intake.clean_filename(upload.name or ""),
+                chunks=upload.chunks(CHUNK_BYTES),
+                by=self.actor,
+                now=db_now(),
+                expires_after_seconds=_expires_after(form),
+            )
+            return _batch_object(file)
         if (upload.size or 0) > intake.MAX_FILE_BYTES:
             message = "A file sent at once may have up to 512 MiB; send a longer one in parts, by /v1/uploads."
             raise intake.FileTooLarge(message, param="file")
@@ -146,6 +161,8 @@ class FileDetail(ApiView):
         """Return a file with its check and token counts."""
         if job := find_job_of(organization=self.organization, file_id=file_id):
             return _result_object(job)
+        if file := find_file(organization=self.organization, id=file_id):
+            return _batch_object(file)
         version = queries.get_version(organization=self.organization, id=file_id)
         return file_object(version, tokens=_tokens(version), errors=version.errors)
 
@@ -153,9 +170,12 @@ class FileDetail(ApiView):
         """Delete a file. Jobs that used it keep their results."""
         if find_job_of(organization=self.organization, file_id=file_id):
             raise InvalidState("A result file is kept with its job and cannot be deleted alone.", param="file_id")
-        version = queries.get_version(organization=self.organization, id=file_id)
-        operations.delete_version(version=version, by=self.actor, now=db_now())
-        return {"id": version.pk, "object": "file", "deleted": True}
+        if file := find_file(organization=self.organization, id=file_id):
+            batch_files.delete_file(file=file, by=self.actor, now=db_now())
+        else:
+            version = queries.get_version(organization=self.organization, id=file_id)
+            operations.delete_version(version=version, by=self.actor, now=db_now())
+        return {"id": file_id, "object": "file", "deleted": True}
 
 
 class FileContent(ApiView):
@@ -166,6 +186,10 @@ class FileContent(ApiView):
         if job := find_job_of(organization=self.organization, file_id=file_id):
             headers = {"Content-Disposition": attachment(FILENAME), "Cache-Control": "private, no-store"}
             return HttpResponse(result_csv(job=job), content_type="text/csv; charset=utf-8", headers=headers)
+        if file := find_file(organization=self.organization, id=file_id):
+            action = "batch_file.downloaded"
+            audit.record(organization=self.organization, by=self.actor, action=action, target=file.pk)
+            return object_response(request._request, file.object_key, filename=file.filename)
         version = queries.get_version(organization=self.organization, id=file_id)
         audit.record(organization=self.organization, by=self.actor, action="dataset.downloaded", target=version.pk)
         return object_response(request._request, version.object_key, filename=version.filename)
@@ -226,6 +250,20 @@ def _result_object(job: FineTuningJob) -> FileObject:
     }
 
 
+def _batch_object(file: BatchFile) -> FileObject:
+    return {
+        "id": file.pk,
+        "object": "file",
+        "bytes": file.bytes,
+        "created_at": int(file.created_at.timestamp()),
+        "expires_at": int(file.expires_at.timestamp()) if file.expires_at else None,
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
 def _tokens(version: DatasetVersion) -> dict[str, object]:
     counts = version.token_counts.select_related("base_model")
     return {
@@ -241,7 +279,7 @@ def _tokens(version: DatasetVersion) -> dict[str, object]:
 def refuse_other_purposes(purpose: str) -> None:
     """Raise InvalidValue for a purpose that exists only on other services."""
     if purpose in _OTHER_PURPOSES:
-        message = f"Files for '{purpose}' are not kept here; use 'fine-tune' or 'evals'."
+        message = f"Files for '{purpose}' are not kept here; use 'fine-tune', 'evals' or 'batch'."
         raise InvalidValue(message, param="purpose")
 
 

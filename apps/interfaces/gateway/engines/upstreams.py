@@ -76,6 +76,7 @@ class Call(msgspec.Struct, frozen=True):
     request_id: str
     meter: Meter
     progress: CallProgress
+    is_batched: bool = False  # it takes spare places only
 
 
 class Upstreams:
@@ -104,7 +105,10 @@ class Upstreams:
         untried = {upstream.replica_id: upstream for upstream in route.upstreams}
         attempts = 0
         while attempts < MAX_ATTEMPTS and (allowed := self._breaker.allowed(untried)):
-            replica_id = self.turns.take_free(call.tenant, allowed) or await self.turns.take(call.tenant, allowed)
+            if call.is_batched:
+                replica_id = self.turns.take_spare(call.tenant, allowed)
+            else:
+                replica_id = self.turns.take_free(call.tenant, allowed) or await self.turns.take(call.tenant, allowed)
             upstream = untried.pop(replica_id)
             self._breaker.record_trial(replica_id)
             try:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+from apps.batches import signatures
 from apps.core.errors import DomainError
 from apps.core.http.asgi import DEFAULT_BODY_BYTES, REQUEST_ID_HEADER, ClientGone, Scope, TooLarge, usable_request_id
 from apps.core.http.connections import is_proxy
@@ -15,6 +16,7 @@ from apps.interfaces.gateway.http.connections import EXCHANGE, Exchange
 # The engine does not wait for a slow reader, so its output piles up here. Such a reader is cut off.
 MAX_READ_SECONDS = 60
 _REQUEST_ID = REQUEST_ID_HEADER.encode()
+_BATCH_REQUEST = signatures.HEADER.encode()
 _STREAM_LINES = (
     b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
 )
@@ -24,14 +26,26 @@ _JSON_LINE = b"content-type: application/json\r\n"
 class Client:
     """One request's connection, both ways."""
 
-    __slots__ = ("_exchange", "_has_started", "_peer", "authorization", "limit_headers", "request_id", "ulid")
+    __slots__ = (
+        "_exchange",
+        "_has_started",
+        "_peer",
+        "authorization",
+        "is_batched",
+        "limit_headers",
+        "request_id",
+        "ulid",
+    )
 
     def __init__(self, scope: Scope) -> None:
         self._exchange: Exchange = scope[EXCHANGE]
         self._peer: tuple[str, int] | None = scope.get("client")
         headers = self._exchange.headers
         self.authorization = headers.get(b"authorization", b"").decode("latin-1")
-        self.ulid = new_ulid()
+        batched = headers.get(_BATCH_REQUEST)
+        ulid = signatures.read(batched.decode("latin-1"), authorization=self.authorization) if batched else None
+        self.is_batched = ulid is not None
+        self.ulid = ulid or new_ulid()
         given = headers.get(_REQUEST_ID)
         self.request_id = (given and usable_request_id(given.decode("latin-1"))) or f"req_{self.ulid}"
         self.limit_headers: Callable[[], bytes] = bytes  # called when the answer begins, once the key is known

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from apps.billing.usage.metering import REPEATABLE_PREFIX
 from apps.billing.usage.traffic import Refusal, refusal_of
 from apps.core.errors import DomainError, RateLimited
 from apps.core.http.asgi import ClientGone, Receive, Scope, Send, ServerFault, TooLarge
@@ -202,12 +203,20 @@ class Inference:
         if request.schemas:
             await self._services.grammars.require(caller.share_holder, request.schemas)
         ulid, upstreams = client.ulid, self._services.upstreams
-        ticket = await self._services.metering.admit(caller, route, request, meter, usage_id=f"use_{ulid}")
+        usage_id = f"{REPEATABLE_PREFIX if client.is_batched else 'use_'}{ulid}"
+        ticket = await self._services.metering.admit(caller, route, request, meter, usage_id=usage_id)
         progress.is_metered = True
         renderer = self._surface.renderer(ulid, route.model_name, request)
         try:
             call = Call(
-                caller.share_holder, self._surface.engine_path, request, caller.cache_salt, ulid, meter, progress
+                caller.share_holder,
+                self._surface.engine_path,
+                request,
+                caller.cache_salt,
+                ulid,
+                meter,
+                progress,
+                is_batched=client.is_batched,
             )
             answer = await upstreams.begin(route, call)
             try:

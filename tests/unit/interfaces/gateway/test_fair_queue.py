@@ -12,6 +12,18 @@ from apps.interfaces.gateway import fair_queue as turning
 from apps.interfaces.gateway.fair_queue import Breaker, FairQueue
 
 
+async def test_a_batch_gets_a_place_only_while_more_than_half_are_free():
+    turns = FairQueue(places=4)
+    for _ in range(2):
+        turns.take_spare("batch", ["r1"])
+
+    with pytest.raises(Unavailable):
+        turns.take_spare("batch", ["r1"])
+
+    turns.give_back("batch", "r1")
+    assert turns.take_spare("batch", ["r1"]) == "r1"
+
+
 async def settle() -> None:
     for _ in range(5):
         await asyncio.sleep(0)

@@ -1,0 +1,78 @@
+"""The end of a batch: its answers and errors become files, and its requests are deleted."""
+
+import datetime
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from django.db import transaction
+
+from apps.batches.files import OUTPUT_PURPOSE, new_file
+from apps.batches.lifecycle import BATCH_TRANSITIONS, BatchStatus, RequestStatus
+from apps.batches.models import Batch, BatchFile, BatchRequest
+from apps.core import audit
+from apps.core.database.transitions import try_advance
+from apps.core.objects.store import object_key, store
+
+_STOPS = {
+    BatchStatus.EXPIRED: ("batch_expired", "This request was not executed before the batch expired."),
+    BatchStatus.CANCELLED: ("batch_cancelled", "This request was not executed before the batch was cancelled."),
+}
+_STAMPS = {
+    BatchStatus.COMPLETED: "completed_at",
+    BatchStatus.EXPIRED: "expired_at",
+    BatchStatus.CANCELLED: "cancelled_at",
+}
+_ROWS_AT_ONCE = 500
+
+
+def finish(*, batch: Batch, to: BatchStatus, now: datetime.datetime) -> None:
+    """Write the files of a batch of which no request is in progress, and end it.
+
+    A request without an answer gets the reason into the error file. A call that is killed is repeated and writes the
+    same objects again.
+    """
+    stop = batch.stop or dict(zip(("code", "message"), _STOPS.get(to, ("", "")), strict=True))
+    answered = BatchRequest.objects.filter(batch=batch, status=RequestStatus.COMPLETED).order_by("line")
+    others = BatchRequest.objects.filter(batch=batch).exclude(status=RequestStatus.COMPLETED).order_by("line")
+    output = _write(batch, "output", (row.result.encode() for row in answered.iterator(_ROWS_AT_ONCE)), now)
+    errors = _write(batch, "errors", (_error_line(row, stop) for row in others.iterator(_ROWS_AT_ONCE)), now)
+    stamp: dict[str, Any] = {_STAMPS[to]: now}
+    with transaction.atomic():
+        for file in (output, errors):
+            if file is not None:
+                file.save(force_insert=True)
+        moved = try_advance(
+            batch, to=to, transitions=BATCH_TRANSITIONS,
+            output_file=output, error_file=errors, failed=others.count(), **stamp,
+        )  # fmt: skip
+        if not moved:  # another process ended it first
+            transaction.set_rollback(True)
+            return
+        BatchRequest.objects.filter(batch=batch).delete()
+        audit.record(organization=batch.organization_id, by="system", action=f"batch.{to}", target=batch.pk)
+
+
+def _write(batch: Batch, name: str, lines: Iterator[bytes], now: datetime.datetime) -> BatchFile | None:
+    first = next(lines, None)
+    if first is None:
+        return None
+    file = new_file(
+        batch.organization_id, OUTPUT_PURPOSE, f"{batch.pk}_{name}.jsonl", by="system", now=now,
+        expires_after_seconds=batch.output_expires_after_seconds,
+    )  # fmt: skip
+    file.object_key = object_key(batch.organization_id, "batches", batch.pk, f"{name}.jsonl")
+
+    def pieces() -> Iterator[bytes]:
+        yield first + b"\n"
+        for line in lines:
+            yield line + b"\n"
+
+    file.bytes = store().put_stream(file.object_key, pieces()).bytes
+    return file
+
+
+def _error_line(row: BatchRequest, stop: dict[str, str]) -> bytes:
+    if row.result:
+        return row.result.encode()
+    return msgspec.json.encode({"id": row.pk, "custom_id": row.custom_id, "response": None, "error": stop})

@@ -1,0 +1,140 @@
+"""Files of batches: stored as they come, read when a batch begins, deleted with their bytes."""
+
+import datetime
+from collections.abc import Iterable
+
+from django.conf import settings
+from django.db import transaction
+from django.utils.module_loading import import_string
+
+from apps.accounts.models import Organization
+from apps.accounts.shares import get_share_holder
+from apps.batches.models import BatchFile
+from apps.batches.queries import is_in_use, list_files
+from apps.core import audit
+from apps.core.database.locks import lock
+from apps.core.database.tenancy import id_of
+from apps.core.errors import DomainError, InvalidState, InvalidValue, QuotaExceeded, Status
+from apps.core.ids import new_id
+from apps.core.messages import outbox
+from apps.core.objects.store import bounded, object_key, store
+
+PURPOSE = "batch"
+OUTPUT_PURPOSE = "batch_output"
+MAX_FILE_BYTES = 200 * 1024 * 1024  # OpenAI's limit
+MAX_FILES = 10_000  # of an organization
+MIN_EXPIRY_SECONDS, MAX_EXPIRY_SECONDS = 3600, 2_592_000
+_DELETED_AT_ONCE = 500
+
+
+class BatchFileTooLarge(DomainError):
+    """The file exceeds the size limit; nothing of it was kept."""
+
+    code = "file_too_large"
+    status = Status.TOO_LARGE
+
+
+def create_file(
+    *,
+    organization: Organization | str,
+    filename: str,
+    chunks: Iterable[bytes],
+    by: str,
+    now: datetime.datetime,
+    expires_after_seconds: int | None = None,
+) -> BatchFile:
+    """Store the input of a batch. A failure leaves neither row nor object.
+
+    Raises InvalidValue, BatchFileTooLarge, QuotaExceeded.
+    """
+    check_expiry(expires_after_seconds, param="expires_after.seconds")
+    file = new_file(organization, PURPOSE, filename, by=by, now=now, expires_after_seconds=expires_after_seconds)
+    left = import_string(settings.STORAGE_LEFT)(organization=organization, but_upload="")
+    too_large = BatchFileTooLarge(f"A batch file may have up to {MAX_FILE_BYTES // 1024**2} MiB.", param="file")
+    sent = bounded(bounded(chunks, MAX_FILE_BYTES, too_large), left, _storage_full(left))
+    try:
+        file.bytes = store().put_stream(file.object_key, sent).bytes
+        with transaction.atomic():
+            lock(f"uploads:{get_share_holder(organization=organization)}")
+            left = import_string(settings.STORAGE_LEFT)(organization=organization, but_upload="")
+            if left is not None and file.bytes > left:
+                raise _storage_full(left)
+            if list_files(organization=organization).count() >= MAX_FILES:
+                text = f"Your organization keeps {MAX_FILES:,} files of batches, the most allowed: delete some."
+                raise QuotaExceeded(text, param="file")
+            file.save(force_insert=True)
+            audit.record(organization=file.organization_id, by=by, action="batch_file.uploaded", target=file.pk)
+    except BaseException:
+        store().delete(file.object_key)
+        raise
+    file.refresh_from_db()
+    return file
+
+
+def new_file(
+    organization: Organization | str,
+    purpose: str,
+    filename: str,
+    *,
+    by: str,
+    now: datetime.datetime,
+    expires_after_seconds: int | None,
+) -> BatchFile:
+    """Return an unsaved file with the key for its bytes."""
+    file = BatchFile(
+        pk=new_id("file", "-"),
+        organization_id=id_of(organization),
+        purpose=purpose,
+        filename=filename,
+        created_by=by,
+        expires_at=now + datetime.timedelta(seconds=expires_after_seconds) if expires_after_seconds else None,
+    )
+    file.object_key = object_key(file.organization_id, "batches", file.pk, "lines.jsonl")
+    return file
+
+
+def check_expiry(seconds: int | None, *, param: str) -> None:
+    """Raise InvalidValue for a lifetime that OpenAI does not accept either."""
+    if seconds is not None and not MIN_EXPIRY_SECONDS <= seconds <= MAX_EXPIRY_SECONDS:
+        limits = f"{MIN_EXPIRY_SECONDS} and {MAX_EXPIRY_SECONDS}"
+        raise InvalidValue(f"A file must expire between {limits} seconds after it was made.", param=param)
+
+
+@transaction.atomic
+def delete_file(*, file: BatchFile, by: str, now: datetime.datetime) -> None:
+    """Delete the file: hidden at once, its bytes deleted next. Raises InvalidState while a batch reads it."""
+    file = BatchFile.objects.select_for_update().get(pk=file.pk)
+    if is_in_use(file=file):
+        raise InvalidState(
+            "A batch still reads this file: cancel the batch or wait for its end.", param="file_id", code="file_in_use"
+        )
+    if file.deleted_at is None:
+        file.deleted_at = now
+        file.save(update_fields=["deleted_at"])
+        outbox.publish(
+            topic="objects.delete",
+            key=f"delete:{file.pk}",
+            payload={"key": file.object_key},
+            organization=file.organization_id,
+        )
+        audit.record(organization=file.organization_id, by=by, action="batch_file.deleted", target=file.pk)
+
+
+def delete_expired(*, now: datetime.datetime) -> int:
+    """Delete the expired files that no batch reads; return how many."""
+    deleted = 0
+    for file in BatchFile.objects.filter(expires_at__lt=now, deleted_at=None).order_by("?")[:_DELETED_AT_ONCE]:
+        try:
+            delete_file(file=file, by="system", now=now)
+        except InvalidState:
+            continue  # in use: the next run checks again
+        deleted += 1
+    return deleted
+
+
+def _storage_full(left_bytes: int | None) -> QuotaExceeded:
+    return QuotaExceeded(
+        f"Your organization has {left_bytes or 0:,} bytes of storage left, too little for this file: "
+        "delete files you no longer need, or ask the operator for more.",
+        param="file",
+    )

@@ -1,0 +1,83 @@
+"""Creation and cancellation of batches."""
+
+import datetime
+from collections.abc import Mapping
+
+from django.db import transaction
+
+from apps.accounts.models import Organization
+from apps.batches.files import PURPOSE, check_expiry
+from apps.batches.lifecycle import ACTIVE, BATCH_TRANSITIONS, BatchStatus
+from apps.batches.models import Batch, BatchFile
+from apps.batches.queries import find_file
+from apps.core import audit
+from apps.core.database.locks import lock
+from apps.core.database.tenancy import id_of
+from apps.core.database.transitions import try_advance
+from apps.core.errors import InvalidState, InvalidValue, NotFound, QuotaExceeded
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+WINDOW = datetime.timedelta(hours=24)
+MAX_ACTIVE = 20  # of an organization: each may have 50,000 rows
+_MAX_METADATA = 16
+
+
+def create_batch(
+    *,
+    organization: Organization | str,
+    input_file_id: str,
+    endpoint: str,
+    by: str,
+    now: datetime.datetime,
+    metadata: Mapping[str, str] | None = None,
+    output_expires_after_seconds: int | None = None,
+) -> Batch:
+    """Create a batch; a worker validates its file next. Raises InvalidValue, NotFound, QuotaExceeded."""
+    if endpoint not in ENDPOINTS:
+        raise InvalidValue(f"'{endpoint[:60]}' takes no batches; use {' or '.join(ENDPOINTS)}.", param="endpoint")
+    check_expiry(output_expires_after_seconds, param="output_expires_after.seconds")
+    if metadata is not None and (
+        len(metadata) > _MAX_METADATA or any(len(key) > 64 or len(value) > 512 for key, value in metadata.items())
+    ):
+        raise InvalidValue(
+            "metadata has at most 16 pairs, keys up to 64 and values up to 512 characters.", param="metadata"
+        )
+    with transaction.atomic():
+        file = find_file(organization=organization, id=input_file_id)
+        if file is None:
+            raise NotFound(
+                f"No such file: {input_file_id[:80]}. Upload one with the purpose '{PURPOSE}'.",
+                param="input_file_id",
+                code="file_not_found",
+            )
+        if file.purpose != PURPOSE:
+            raise InvalidValue(f"The file's purpose is '{file.purpose}', not '{PURPOSE}'.", param="input_file_id")
+        BatchFile.objects.select_for_update().get(pk=file.pk)  # it is not deleted meanwhile
+        lock(f"batches:{id_of(organization)}")
+        if Batch.objects.for_organization(organization).filter(status__in=ACTIVE).count() >= MAX_ACTIVE:
+            raise QuotaExceeded(f"Your organization has {MAX_ACTIVE} batches that have not ended: wait for one.")
+        batch = Batch.objects.create(
+            organization_id=id_of(organization),
+            endpoint=endpoint,
+            input_file=file,
+            metadata=dict(metadata) if metadata is not None else None,
+            output_expires_after_seconds=output_expires_after_seconds,
+            created_by=by,
+            expires_at=now + WINDOW,
+        )
+        audit.record(organization=batch.organization_id, by=by, action="batch.created", target=batch.pk)
+    batch.refresh_from_db()
+    return batch
+
+
+@transaction.atomic
+def cancel_batch(*, batch: Batch, by: str, now: datetime.datetime) -> Batch:
+    """Send no more requests of the batch; repeating it changes nothing. Raises InvalidState once it is ending."""
+    if batch.status in (BatchStatus.CANCELLING, BatchStatus.CANCELLED):
+        return batch
+    to = BatchStatus.CANCELLING
+    if not try_advance(batch, to=to, transitions=BATCH_TRANSITIONS, cancelling_at=now):
+        batch.refresh_from_db()
+        raise InvalidState(f"The batch is {batch.status}, so it cannot be cancelled.", param="batch_id")
+    audit.record(organization=batch.organization_id, by=by, action="batch.cancelled", target=batch.pk)
+    return batch

@@ -1,0 +1,39 @@
+"""Queries on batches and their files."""
+
+from django.db.models import F, QuerySet
+
+from apps.accounts.models import Organization
+from apps.batches.lifecycle import ACTIVE
+from apps.batches.models import Batch, BatchFile
+from apps.core.errors import NotFound
+
+
+def list_batches(*, organization: Organization | str) -> QuerySet[Batch]:
+    """Return the organization's batches, newest first."""
+    return Batch.objects.for_organization(organization).order_by("-created_at", "-id")
+
+
+def get_batch(*, organization: Organization | str, id: str) -> Batch:
+    """Return one batch. Raises NotFound, the same for unknown and foreign ids."""
+    found = list_batches(organization=organization).filter(pk=id).first() if "\x00" not in id else None
+    if found is None:
+        raise NotFound(f"No such batch: {id[:80]}.", param="batch_id", code="batch_not_found")
+    return found
+
+
+def list_files(*, organization: Organization | str, purpose: str | None = None) -> QuerySet[BatchFile]:
+    """Return the organization's files of batches, with `listed_at` and `listed_id` for merged pages."""
+    files = BatchFile.objects.for_organization(organization).filter(deleted_at=None)
+    if purpose is not None:
+        files = files.filter(purpose=purpose)
+    return files.annotate(listed_at=F("created_at"), listed_id=F("id"))
+
+
+def find_file(*, organization: Organization | str, id: str) -> BatchFile | None:
+    """Return one file of a batch; None if no such file has this id."""
+    return list_files(organization=organization).filter(pk=id).first() if "\x00" not in id else None
+
+
+def is_in_use(*, file: BatchFile) -> bool:
+    """Return whether a batch that has not ended reads the file."""
+    return Batch.objects.filter(input_file=file, status__in=ACTIVE).exists()

@@ -1,0 +1,206 @@
+"""The worker of batches: it sends requests to the gateway and records each answer once.
+
+One worker is at work at a time. Its threads only send; the main thread alone reads and writes rows. A request whose
+answer was not recorded stays pending, and is sent again under the same id, which is charged once.
+"""
+
+import datetime
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+
+import msgspec
+from django.db import connection, transaction
+from django.db.models import F
+
+from apps.accounts.operations import issue_member_token
+from apps.accounts.queries import find_actor
+from apps.batches.endings import finish
+from apps.batches.gateway import GatewayReply, ask
+from apps.batches.lifecycle import ACTIVE, BATCH_TRANSITIONS, BatchStatus, RequestStatus
+from apps.batches.models import Batch, BatchRequest
+from apps.batches.validation import BadLine, validate
+from apps.core.database.clock import db_now
+from apps.core.database.transitions import try_advance
+from apps.core.errors import DomainError
+from apps.core.objects.store import ObjectMissing
+
+MAX_IN_FLIGHT = 16
+MAX_IN_FLIGHT_OF_ORGANIZATION = 4
+WORK_SECONDS = 40.0  # then the requests in progress end, and the next task goes on
+MAX_FAILURES = 5
+_POLL_SECONDS = 1.0
+_PAUSE_SECONDS = 2.0  # of a batch whose request the gateway could not take now
+_KEY_LIFETIME = datetime.timedelta(minutes=15)  # longer than a task runs
+_SUSPENDED = {"code": "insufficient_permissions", "message": "The organization is suspended."}
+_GONE = {"code": "invalid_api_key", "message": "The key or member that created the batch may no longer send requests."}
+
+
+class _ReplyUsageDetails(msgspec.Struct):
+    cached_tokens: int | None = 0
+
+
+class _ReplyUsage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _ReplyUsageDetails | None = None
+
+
+class _ReplyWithUsage(msgspec.Struct):
+    usage: _ReplyUsage | None = None
+
+
+def work(*, seconds: float = WORK_SECONDS) -> int:
+    """Work on batches until none can go on or the time is up; return how many requests got an answer.
+
+    Does nothing while another worker is at work.
+    """
+    with _alone() as is_alone:
+        return _Worker(time.monotonic() + seconds).run() if is_alone else 0
+
+
+@contextmanager
+def _alone() -> Iterator[bool]:
+    """Hold a lock of the database session, which ends with the process."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_try_advisory_lock(hashtextextended('batches.work', 0))")
+        is_alone = bool(cursor.fetchone()[0])
+        try:
+            yield is_alone
+        finally:
+            if is_alone:
+                cursor.execute("SELECT pg_advisory_unlock(hashtextextended('batches.work', 0))")
+
+
+class _Worker:
+    def __init__(self, ends_at: float) -> None:
+        self._ends_at = ends_at
+        self._open: dict[Future[GatewayReply], BatchRequest] = {}
+        self._secrets: dict[str, str] = {}  # by batch
+        self._paused: dict[str, float] = {}  # batch -> when it may go on
+        self._recorded = 0
+
+    def run(self) -> int:
+        with ThreadPoolExecutor(MAX_IN_FLIGHT) as pool:
+            while True:
+                batches = self._current_batches() if time.monotonic() < self._ends_at else []
+                for batch in batches:
+                    self._advance(batch, pool)
+                if not self._open:
+                    if not batches or all(batch.pk in self._paused for batch in batches):
+                        return self._recorded
+                    continue
+                done, _ = wait(self._open, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
+                for future in done:
+                    self._record(self._open.pop(future), future)
+
+    def _current_batches(self) -> list[Batch]:
+        """Return the oldest active batch of each organization; those with the fewest requests in progress first."""
+        active = Batch.objects.filter(status__in=ACTIVE).select_related("input_file", "organization")
+        oldest = active.order_by("organization_id", "created_at", "pk").distinct("organization_id")
+        in_flight = Counter(request.organization_id for request in self._open.values())
+        return sorted(oldest, key=lambda batch: (in_flight[batch.organization_id], batch.created_at))
+
+    def _advance(self, batch: Batch, pool: ThreadPoolExecutor) -> None:
+        now = db_now()
+        mine = [request.pk for request in self._open.values() if request.batch_id == batch.pk]
+        if batch.status == BatchStatus.VALIDATING:
+            validate(batch=batch, now=now)
+        elif batch.status == BatchStatus.CANCELLING:
+            if not mine:
+                finish(batch=batch, to=BatchStatus.CANCELLED, now=now)
+        elif batch.status == BatchStatus.FINALIZING:
+            finish(batch=batch, to=BatchStatus.COMPLETED, now=now)
+        elif now >= batch.expires_at:
+            if not mine:
+                finish(batch=batch, to=BatchStatus.EXPIRED, now=now)
+        elif not mine and (batch.stop or not self._begin_requests(batch, pool, mine)):
+            try_advance(batch, to=BatchStatus.FINALIZING, transitions=BATCH_TRANSITIONS, finalizing_at=now)
+        elif mine and not batch.stop:
+            self._begin_requests(batch, pool, mine)
+
+    def _begin_requests(self, batch: Batch, pool: ThreadPoolExecutor, mine: list[str]) -> bool:
+        """Send further requests of the batch; return whether some are pending."""
+        if self._paused.get(batch.pk, 0) > time.monotonic():
+            return True
+        self._paused.pop(batch.pk, None)
+        room = min(MAX_IN_FLIGHT_OF_ORGANIZATION - len(mine), MAX_IN_FLIGHT - len(self._open))
+        if room <= 0:
+            return True
+        pending = BatchRequest.objects.filter(batch=batch, status=RequestStatus.PENDING).exclude(pk__in=mine)
+        requests = list(pending.order_by("line")[:room])
+        if not requests:
+            return False
+        is_suspended = batch.organization.suspended_at is not None
+        secret = None if is_suspended else self._secret_of(batch)
+        if secret is None:
+            _stop(batch.pk, _SUSPENDED if is_suspended else _GONE)
+            return True
+        for request in requests:
+            sent = pool.submit(
+                ask, request=request, endpoint=batch.endpoint, input_key=batch.input_file.object_key, secret=secret
+            )
+            self._open[sent] = request
+        return True
+
+    def _secret_of(self, batch: Batch) -> str | None:
+        """Return a short-lived key in the name of the batch's creator; None if that may send no requests now."""
+        maker = find_actor(organization=batch.organization_id, actor=batch.created_by)
+        if maker is None:
+            return None
+        if batch.pk not in self._secrets:
+            try:
+                issued = issue_member_token(
+                    membership=maker, now=db_now(), name=f"Requests of {batch.pk}", lifetime=_KEY_LIFETIME
+                )
+            except DomainError:
+                return None
+            self._secrets[batch.pk] = issued.secret
+        return self._secrets[batch.pk]
+
+    def _record(self, request: BatchRequest, sent: "Future[GatewayReply]") -> None:
+        try:
+            reply = sent.result()
+        except (ObjectMissing, BadLine):
+            reply = GatewayReply(
+                status=400, body=b'{"error":{"code":"file_not_found","message":"The input file is gone."}}'
+            )
+        if reply.status == 200:
+            self._save(request, reply, RequestStatus.COMPLETED)
+        elif reply.status in (401, 403) or (reply.status == 429 and reply.error_code != "rate_limit_exceeded"):
+            error = msgspec.json.decode(reply.body).get("error") or {}
+            _stop(request.batch_id, {"code": str(error.get("code")), "message": str(error.get("message"))[:500]})
+        elif reply.status in (0, 429, 503):
+            self._paused[request.batch_id] = time.monotonic() + _PAUSE_SECONDS
+        elif reply.status >= 500 and request.failures + 1 < MAX_FAILURES:
+            BatchRequest.objects.filter(pk=request.pk).update(failures=F("failures") + 1)
+            self._paused[request.batch_id] = time.monotonic() + _PAUSE_SECONDS
+        else:
+            self._save(request, reply, RequestStatus.FAILED)
+
+    @transaction.atomic
+    def _save(self, request: BatchRequest, reply: GatewayReply, status: RequestStatus) -> None:
+        """Record the reply and count it, unless the request has one."""
+        response = {"status_code": reply.status, "request_id": reply.request_id, "body": msgspec.Raw(reply.body)}
+        result = {"id": request.pk, "custom_id": request.custom_id, "response": response, "error": None}
+        open_request = BatchRequest.objects.filter(pk=request.pk, status=RequestStatus.PENDING)
+        if not open_request.update(status=status, result=msgspec.json.encode(result).decode()):
+            return
+        counted = {status.value: F(status.value) + 1}
+        if status is RequestStatus.COMPLETED:
+            usage = msgspec.json.decode(reply.body, type=_ReplyWithUsage).usage or _ReplyUsage()
+            details = usage.prompt_tokens_details or _ReplyUsageDetails()
+            counted |= {
+                "input_tokens": F("input_tokens") + usage.prompt_tokens,
+                "cached_tokens": F("cached_tokens") + (details.cached_tokens or 0),
+                "output_tokens": F("output_tokens") + usage.completion_tokens,
+            }
+        Batch.objects.filter(pk=request.batch_id).update(**counted)
+        self._recorded += 1
+
+
+def _stop(batch_id: str, reason: dict[str, str]) -> None:
+    """Send no more requests of the batch. The first reason counts."""
+    Batch.objects.filter(pk=batch_id, stop__isnull=True).update(stop=reason)

@@ -1,0 +1,176 @@
+"""/v1/batches: OpenAI's Batch API."""
+
+import datetime
+from typing import Annotated, Literal, TypedDict
+
+import msgspec
+from msgspec import Meta
+from rest_framework.request import Request
+
+from apps.accounts.roles import Permission
+from apps.batches.models import Batch
+from apps.batches.operations import cancel_batch, create_batch
+from apps.batches.queries import get_batch, list_batches
+from apps.core.database.clock import db_now
+from apps.core.errors import InvalidValue
+from apps.interfaces.api.requests.pagination import ListObject, PageQuery, page
+from apps.interfaces.api.views import ApiView
+
+
+class OutputExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
+    anchor: Literal["created_at"]
+    seconds: int
+
+
+class CreateBatch(msgspec.Struct, forbid_unknown_fields=True):
+    input_file_id: str
+    endpoint: Annotated[str, Meta(examples=["/v1/chat/completions", "/v1/completions"])]
+    completion_window: str
+    metadata: dict[str, str] | None = None
+    output_expires_after: OutputExpiresAfter | None = None
+
+
+class BatchErrorObject(TypedDict):
+    code: str
+    line: int | None
+    message: str
+    param: str | None
+
+
+class BatchErrors(TypedDict):
+    object: Literal["list"]
+    data: list[BatchErrorObject]
+
+
+class BatchCounts(TypedDict):
+    total: int
+    completed: int
+    failed: int
+
+
+class InputDetails(TypedDict):
+    cached_tokens: int
+
+
+class OutputDetails(TypedDict):
+    reasoning_tokens: int
+
+
+class BatchUsageObject(TypedDict):
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class BatchObject(TypedDict):
+    """OpenAI's batch."""
+
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    model: str | None
+    errors: BatchErrors | None
+    input_file_id: str
+    completion_window: Literal["24h"]
+    status: str
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: BatchCounts
+    usage: BatchUsageObject
+    metadata: dict[str, str] | None
+
+
+class BatchList(ApiView):
+    required_scope = {"GET": Permission.VIEW, "POST": Permission.INFERENCE}
+    examples = {
+        "POST": {
+            "input_file_id": "file-01m834k536k0gf5jc32faqfm5y",
+            "endpoint": "/v1/chat/completions",
+            "completion_window": "24h",
+        }
+    }
+
+    def get(self, request: Request, query: PageQuery) -> ListObject[BatchObject]:
+        """List batches, newest first."""
+        return page(query, list_batches(organization=self.organization), batch_object)
+
+    def post(self, request: Request, body: CreateBatch) -> BatchObject:
+        """Create a batch. Its requests are answered within 24 hours, behind all live requests."""
+        if body.completion_window != "24h":
+            raise InvalidValue("The completion_window must be '24h'.", param="completion_window")
+        batch = create_batch(
+            organization=self.organization,
+            input_file_id=body.input_file_id,
+            endpoint=body.endpoint,
+            metadata=body.metadata,
+            output_expires_after_seconds=body.output_expires_after.seconds if body.output_expires_after else None,
+            by=self.actor,
+            now=db_now(),
+        )
+        return batch_object(batch)
+
+
+class BatchDetail(ApiView):
+    required_scope = {"GET": Permission.VIEW}
+
+    def get(self, request: Request, batch_id: str) -> BatchObject:
+        """Return a batch with its status and counts."""
+        return batch_object(get_batch(organization=self.organization, id=batch_id))
+
+
+class BatchCancel(ApiView):
+    required_scope = {"POST": Permission.INFERENCE}
+
+    def post(self, request: Request, batch_id: str) -> BatchObject:
+        """Cancel a batch. Requests in progress end, and what was answered is kept in its files."""
+        batch = get_batch(organization=self.organization, id=batch_id)
+        return batch_object(cancel_batch(batch=batch, by=self.actor, now=db_now()))
+
+
+def batch_object(batch: Batch) -> BatchObject:
+    """Return OpenAI's batch object."""
+    return {
+        "id": batch.pk,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "model": batch.model_name or None,
+        "errors": {"object": "list", "data": batch.errors} if batch.errors else None,
+        "input_file_id": batch.input_file_id,
+        "completion_window": "24h",
+        "status": batch.status,
+        "output_file_id": batch.output_file_id,
+        "error_file_id": batch.error_file_id,
+        "created_at": int(batch.created_at.timestamp()),
+        "in_progress_at": _seconds(batch.in_progress_at),
+        "expires_at": int(batch.expires_at.timestamp()),
+        "finalizing_at": _seconds(batch.finalizing_at),
+        "completed_at": _seconds(batch.completed_at),
+        "failed_at": _seconds(batch.failed_at),
+        "expired_at": _seconds(batch.expired_at),
+        "cancelling_at": _seconds(batch.cancelling_at),
+        "cancelled_at": _seconds(batch.cancelled_at),
+        "request_counts": {"total": batch.total, "completed": batch.completed, "failed": batch.failed},
+        "usage": {
+            "input_tokens": batch.input_tokens,
+            "input_tokens_details": {"cached_tokens": batch.cached_tokens},
+            "output_tokens": batch.output_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": batch.input_tokens + batch.output_tokens,
+        },
+        "metadata": batch.metadata,
+    }
+
+
+def _seconds(moment: datetime.datetime | None) -> int | None:
+    return int(moment.timestamp()) if moment else None
