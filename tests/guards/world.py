@@ -29,6 +29,7 @@ from apps.core.database.clock import db_now
 from apps.core.ids import new_id, ulid_of
 from apps.datasets.models import Upload, UploadPart
 from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, Run, RunUpload, Worker
+from apps.finetuning.recipes.checkpoint_names import name_of
 from apps.finetuning.results.model_cards import CARD_FILE
 from apps.finetuning.runs.trackers import store_tracker_key
 from apps.payments.models import CardRefund, HostedPage, ReconciliationDifference, StripeCustomer, TopUp
@@ -296,6 +297,7 @@ MAKERS: dict[str, Maker] = {
     "upload_part": _upload_part,
     "job": lambda tenant: make_job(tenant.organization, tenant.installation.base_model, suffix=tenant.canary).pk,
     "checkpoint": _checkpoint,
+    "checkpoint_name": lambda tenant: name_of(Checkpoint.objects.get(pk=tenant.ids["checkpoint"])),
     "adapter_version": lambda tenant: _adapter_version(tenant).pk,
     "adapter": lambda tenant: AdapterVersion.objects.get(pk=tenant.ids["adapter_version"]).adapter_id,
     "model_name": lambda tenant: AdapterVersion.objects.get(pk=tenant.ids["adapter_version"]).model_name,

@@ -297,7 +297,6 @@ API = [
             "/v1/images/generations",
             "/v1/audio/speech",
             "/v1/vector_stores",
-            "/v1/fine_tuning/alpha/graders/run",
         )
     ),
     *(
