@@ -25,7 +25,7 @@ exec "${PYTHON:-python}" -m vllm.entrypoints.openai.api_server \
     --enable-lora --max-loras "${MAX_LORAS:-8}" --max-cpu-loras "${MAX_CPU_LORAS:-64}" \
     --max-lora-rank "${MAX_LORA_RANK:-16}" \
     --lora-target-modules ${LORA_MODULES:-q_proj k_proj v_proj o_proj gate_proj up_proj down_proj} \
-    --generation-config vllm --max-logprobs 5 --max-num-queued-reqs "${MAX_QUEUED_REQUESTS:-128}" \
+    --generation-config vllm --max-logprobs 20 --max-num-queued-reqs "${MAX_QUEUED_REQUESTS:-128}" \
     --structured-outputs-config "${GRAMMARS:-$grammars}" \
     --enable-force-include-usage --enable-prompt-tokens-details --enable-request-id-headers \
     --enable-server-load-tracking --shutdown-timeout "${DRAIN_SECONDS:-30}" --fingerprint-mode none \

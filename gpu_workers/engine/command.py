@@ -29,7 +29,7 @@ def build_command(config: EngineConfig, base: ReplicaBase, *, model_path: str, p
         "--uds": str(paths.socket),
         "--api-server-count": "1",  # runtime adapters do not work with more
         "--generation-config": "vllm",
-        "--max-logprobs": "5",
+        "--max-logprobs": "20",
         "--max-num-queued-reqs": str(config.max_queued_requests),
         "--shutdown-timeout": str(config.drain_seconds),
         "--fingerprint-mode": "none",

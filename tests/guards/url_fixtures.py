@@ -68,6 +68,7 @@ ALIAS = {"alias_id": "alias"}
 FILE = {"file_id": "dataset_version"}
 UPLOAD = {"upload_id": "upload"}
 BATCH = {"batch_id": "batch"}
+GRADING = {"grader": {"type": "string_check", "name": "a", "input": "red", "reference": "red", "operation": "eq"}}
 
 URLS: dict[str, Url] = {
     # allauth
@@ -300,6 +301,14 @@ URLS: dict[str, Url] = {
         GET=P.VIEW, POST=P.ADAPTER_WRITE, data={"name": "production"}, refs={"version": "model_name"}
     ),
     "api_alias_detail": api(GET=P.VIEW, DELETE=P.ADAPTER_WRITE, ids=ALIAS),
+    "api_checkpoint_permissions": api(
+        GET=P.VIEW, POST=P.ADAPTER_WRITE, ids={"model": "checkpoint_name"}, data={"project_ids": ["proj_1"]}
+    ),
+    "api_checkpoint_permission": api(
+        DELETE=P.ADAPTER_WRITE, ids={"model": "checkpoint_name", "permission_id": "number"}
+    ),
+    "api_grader_validate": api(POST=P.VIEW, data=GRADING),
+    "api_grader_run": api(POST=P.VIEW, data=GRADING | {"model_sample": "red"}),
     "api_checkpoint_serve": api(POST=P.ADAPTER_WRITE, ids={"checkpoint_id": "checkpoint"}),
     "api_alias_rollback": api(POST=P.ADAPTER_WRITE, ids=ALIAS),
     "api_billing": api(GET=P.VIEW),

@@ -31,6 +31,7 @@ from apps.core.database.clock import db_now
 from apps.core.ids import new_id, ulid_of
 from apps.datasets.models import Upload, UploadPart
 from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, Run, RunUpload, Worker
+from apps.finetuning.recipes.checkpoint_names import name_of
 from apps.finetuning.results.model_cards import CARD_FILE
 from apps.finetuning.runs.trackers import store_tracker_key
 from apps.payments.models import CardRefund, HostedPage, ReconciliationDifference, StripeCustomer, TopUp
@@ -319,6 +320,7 @@ MAKERS: dict[str, Maker] = {
     "checkpoint": _checkpoint,
     "batch_file": _batch_file,
     "batch": _batch,
+    "checkpoint_name": lambda tenant: name_of(Checkpoint.objects.get(pk=tenant.ids["checkpoint"])),
     "adapter_version": lambda tenant: _adapter_version(tenant).pk,
     "adapter": lambda tenant: AdapterVersion.objects.get(pk=tenant.ids["adapter_version"]).adapter_id,
     "model_name": lambda tenant: AdapterVersion.objects.get(pk=tenant.ids["adapter_version"]).model_name,

@@ -2,6 +2,7 @@
 
 import datetime
 import re
+import unicodedata
 from collections.abc import Mapping
 
 import msgspec
@@ -28,7 +29,7 @@ from apps.finetuning.runs.trackers import check_integrations
 from apps.finetuning.usage.charges import cheapest_start_nano, require_cap
 from apps.finetuning.usage.quotas import require_place_for_job
 
-SUFFIX = re.compile(r"^[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?$")
+_MAX_SUFFIX = 64
 _MAX_METADATA = 16
 _RETRY_WINDOW = datetime.timedelta(minutes=10)
 
@@ -86,10 +87,7 @@ def _new_job(organization: Organization | str, request: JobRequest, by: str) -> 
     validation_file = request.validation_file and usable_file(organization, request.validation_file, "validation_file")
     chosen = choose_recipe(start_point, request, training_file=training_file, validation_file=validation_file or None)
     recipe = chosen.hyperparameters
-    if request.suffix and not SUFFIX.fullmatch(request.suffix):
-        raise InvalidValue(
-            "suffix has up to 64 of a-z, 0-9 and -, and starts and ends with a letter or digit.", param="suffix"
-        )
+    suffix = _plain_suffix(request.suffix)
     split_key(request.pool or "", gpu_count=request.gpu_count)  # raises
     _check_metadata(request.metadata)
     require_judge(organization=organization, plan=request.evaluation)
@@ -102,7 +100,7 @@ def _new_job(organization: Organization | str, request: JobRequest, by: str) -> 
         base_model=base_model,
         training_file=training_file,
         validation_file=validation_file or None,
-        suffix=request.suffix,
+        suffix=suffix,
         method=request.method,
         hyperparameters=msgspec.to_builtins(recipe),
         requested=msgspec.to_builtins(
@@ -118,6 +116,7 @@ def _new_job(organization: Organization | str, request: JobRequest, by: str) -> 
                 integrations=check_integrations(organization=organization, asked=request.integrations),
                 choices=chosen.choices,
                 evaluation=request.evaluation,
+                suffix=request.suffix,
                 exports=tuple(required_exports(base_model=base_model, recipe=recipe, asked=request.exports)),
             )
         ),
@@ -135,3 +134,16 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
         raise InvalidValue(
             "metadata has at most 16 pairs, keys up to 64 and string values up to 512 characters.", param="metadata"
         )
+
+
+def _plain_suffix(text: str) -> str:
+    """Return the part of a model's name for a suffix as people write it: "Größe 2" becomes "grosse-2".
+
+    Raises InvalidValue if nothing of it remains, or if it is too long.
+    """
+    letters = unicodedata.normalize("NFKD", text.casefold()).encode("ascii", "ignore").decode()
+    suffix = re.sub(r"[^a-z0-9]+", "-", letters)[:_MAX_SUFFIX].strip("-")
+    if len(text) > _MAX_SUFFIX or (text and not suffix):
+        message = f"suffix must have at most {_MAX_SUFFIX} characters, at least one of them a letter a-z or a digit."
+        raise InvalidValue(message, param="suffix")
+    return suffix

@@ -100,7 +100,7 @@ def _request(
         pool=suggestion.pool,
         gpu_count=None if ":" in suggestion.pool else 1,  # an option's key includes its GPUs
         spend_cap_nano=cap_nano,
-        suffix=job.suffix,
+        suffix=before.suffix or job.suffix,
         metadata=job.metadata,
         integrations=[msgspec.to_builtins(each) for each in before.integrations],
         evaluation=before.evaluation,

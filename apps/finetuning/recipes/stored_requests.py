@@ -67,6 +67,7 @@ class StoredRequest(msgspec.Struct, frozen=True, kw_only=True):
     choices: tuple[RecipeChoice, ...] = ()
     evaluation: EvaluationPlan | None = None
     exports: tuple[str, ...] = ()
+    suffix: str = ""  # as sent; the job's own is a part of the model's name
 
 
 def stored_request(job: FineTuningJob) -> StoredRequest:

@@ -7,8 +7,9 @@ from django.db import transaction
 
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
-from apps.adapters.operations import NewVersion
-from apps.adapters.queries import get_version_by_name
+from apps.adapters.operations import CHECKPOINT_MARK, NewVersion
+from apps.adapters.queries import get_version_by_name, list_versions
+from apps.catalog.queries import ModelNotFound
 from apps.core.errors import InvalidState
 from apps.core.ids import ulid_of
 from apps.core.messages import outbox
@@ -44,6 +45,13 @@ def version_named(*, organization: Organization | str, model_name: str) -> Adapt
     if checkpoint := find_named(organization, model_name):
         return serve_checkpoint(organization=organization, checkpoint_id=checkpoint.pk)
     return get_version_by_name(organization=organization, model_name=model_name)
+
+
+def require_checkpoint(*, organization: Organization | str, model_name: str) -> None:
+    """Raise ModelNotFound unless this is the name of a checkpoint, whether or not its model exists yet."""
+    is_served = CHECKPOINT_MARK in model_name and list_versions(organization=organization).filter(model_name=model_name)
+    if not is_served and find_named(organization, model_name) is None:
+        raise ModelNotFound("There is no checkpoint of this name: a job's checkpoints list theirs.", param="model")
 
 
 @transaction.atomic

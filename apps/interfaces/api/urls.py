@@ -15,10 +15,12 @@ from apps.interfaces.api.native import (
     model_files,
     serving,
 )
-from apps.interfaces.api.openai import batches, files, fine_tuning, models, uploads
+from apps.interfaces.api.openai import batches, checkpoint_permissions, files, fine_tuning, graders, models, uploads
 from apps.interfaces.api.requests.unknown_urls import WITHOUT_V1, unknown_url
 
 _JOB = "v1/fine_tuning/jobs/<str:job_id>"
+_PERMISSIONS = "v1/fine_tuning/checkpoints/<path:model>/permissions"
+_GRADERS = "v1/fine_tuning/alpha/graders"
 
 urlpatterns = [
     path("v1/files", files.FileList.as_view(), name="api_file_list"),
@@ -40,6 +42,14 @@ urlpatterns = [
     path(f"{_JOB}/resume", fine_tuning.JobResume.as_view(), name="api_job_resume"),
     path(f"{_JOB}/events", fine_tuning.JobEvents.as_view(), name="api_job_events"),
     path(f"{_JOB}/checkpoints", fine_tuning.JobCheckpoints.as_view(), name="api_job_checkpoints"),
+    path(_PERMISSIONS, checkpoint_permissions.CheckpointPermissions.as_view(), name="api_checkpoint_permissions"),
+    path(
+        f"{_PERMISSIONS}/<str:permission_id>",
+        checkpoint_permissions.CheckpointPermission.as_view(),
+        name="api_checkpoint_permission",
+    ),
+    path(f"{_GRADERS}/validate", graders.GraderValidation.as_view(), name="api_grader_validate"),
+    path(f"{_GRADERS}/run", graders.GraderRun.as_view(), name="api_grader_run"),
     path(f"api/{_JOB}/retry", fine_tuning.JobRetry.as_view(), name="api_job_retry"),
     path(f"api/{_JOB}/tensorboard", fine_tuning.JobTensorBoard.as_view(), name="api_job_tensorboard"),
     path("api/v1/audit", audit.AuditLog.as_view(), name="api_audit"),

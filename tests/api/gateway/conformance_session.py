@@ -36,7 +36,7 @@ CHAT = {name: {name: value} for name, value in (SAMPLING | WITHOUT_EFFECT).items
     "stop": {"stop": "."},
     "stops": {"stop": ["a", "b"]},
     "max_completion_tokens": {"max_completion_tokens": 5},
-    "logprobs": {"logprobs": True, "top_logprobs": 2},
+    "logprobs": {"logprobs": True, "top_logprobs": 20},
     "json_object": {"response_format": {"type": "json_object"}},
     "json_schema": {"response_format": SCHEMA},
     "text": {"response_format": {"type": "text"}},

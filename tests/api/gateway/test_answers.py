@@ -320,7 +320,7 @@ def test_a_response_may_call_a_function_and_be_told_what_it_said(gateway, tenant
             "invalid_value", "input[0].content[0].type",
         ),
         ({"max_output_tokens": 0}, "invalid_value", "max_output_tokens"),
-        ({"top_logprobs": 6}, "invalid_value", "top_logprobs"),
+        ({"top_logprobs": 21}, "invalid_value", "top_logprobs"),
         ({"moderation": {"model": "m"}}, "unsupported_parameter", "moderation"),
         ({"tools": [{"type": "web_search"}]}, "invalid_value", "tools[0].type"),
     ],

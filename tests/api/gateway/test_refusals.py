@@ -164,7 +164,7 @@ ARGUMENTS = "messages[1].tool_calls[0].function.arguments"
         ),
         ({"temperature": 2.5}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"top_logprobs": 6}, "top_logprobs"),
+        ({"top_logprobs": 21}, "top_logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"moderation": {"model": "m"}}, "moderation"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),

@@ -17,7 +17,7 @@ def test_a_job_is_created_with_everything_client_code_reads(sdk, file_id):
     assert job.id.startswith("ftjob-")
     assert (job.object, job.status, job.seed) == ("fine_tuning.job", "queued", 7)
     assert (job.result_files, job.error, job.fine_tuned_model) == ([], None, None)
-    assert job.hyperparameters.n_epochs >= 1
+    assert job.hyperparameters.n_epochs == "auto" and job.model_extra["recipe"]["epochs"] >= 1
     assert isinstance(job.created_at, int)
     assert job.model_extra["queue_position"] == 1
     assert float(job.model_extra["held_usd"]) > 0
@@ -94,7 +94,7 @@ def test_preferences_are_trained_without_a_reference_where_that_is_asked(sdk, fl
 
     dpo, orpo = create(sdk, version.pk), create(sdk, version.pk, extra_body={"method": asked})
 
-    assert dpo.method.type == "dpo" and dpo.method.dpo.hyperparameters.beta == 0.1
+    assert dpo.method.type == "dpo" and dpo.model_extra["recipe"]["dpo_beta"] == 0.1
     assert orpo.method.type == "orpo" and orpo.method.model_extra["orpo"]["hyperparameters"]["beta"] == 0.3
     recipe = orpo.model_extra["recipe"]
     assert (recipe["objective"], recipe["orpo_beta"], recipe["dpo_beta"], recipe["epochs"]) == ("orpo", 0.3, 0.1, 2)
@@ -114,7 +114,7 @@ def test_a_validation_file_and_a_share_exclude_each_other(sdk, file_id):
         ({"extra_body": {"recipe": {"train_on": "dreams"}}}, "recipe.train_on", "invalid_value"),
         ({"model": "gpt-9"}, "model", "model_not_found"),
         ({"training_file": "file-unknown"}, "training_file", "file_not_found"),
-        ({"suffix": "Not Allowed"}, "suffix", "invalid_value"),
+        ({"suffix": "¿?"}, "suffix", "invalid_value"),
         ({"hyperparameters": {"n_epochs": 0}}, "hyperparameters.n_epochs", "invalid_value"),
         ({"extra_body": {"lora": {"rank": 12}}}, "lora.rank", "invalid_value"),
         ({"extra_body": {"compute": {"pool": "moon"}}}, "compute.pool", "invalid_value"),
@@ -230,15 +230,35 @@ def test_kto_is_refused_with_the_reason(sdk, file_id, asked):
 
 
 @pytest.mark.parametrize("place", ["method", "hyperparameters"])
-def test_the_multiplier_comes_back_as_it_was_sent(sdk, file_id, place):
-    given = {"n_epochs": 2, "learning_rate_multiplier": 0.5}
+def test_hyperparameters_come_back_as_they_were_sent(sdk, file_id, place):
+    given = {"n_epochs": 2, "batch_size": "auto", "learning_rate_multiplier": 0.5}
     asked = {"type": "supervised", "supervised": {"hyperparameters": given}} if place == "method" else given
 
     job, plain = create(sdk, file_id, **{place: asked}), create(sdk, file_id, seed=3)
 
-    assert job.hyperparameters.learning_rate_multiplier == 0.5
-    assert job.method.supervised.hyperparameters.learning_rate_multiplier == 0.5
-    assert plain.hyperparameters.learning_rate_multiplier == "auto"
+    assert job.hyperparameters.to_dict() == job.method.supervised.hyperparameters.to_dict() == given
+    assert plain.hyperparameters.to_dict() == dict.fromkeys(given, "auto")
+
+
+@pytest.mark.parametrize(
+    ("sent", "used"),
+    [
+        ("My Suffix_v2.1", "my-suffix-v2-1"),
+        ("Größe Übermut", "grosse-ubermut"),
+        ("-a-", "a"),
+        ("ß" * 60, "s" * 64),
+        ("triage", "triage"),
+    ],
+)
+def test_a_suffix_may_be_written_as_people_write_it(sdk, floor, file_id, claim, sent: str, used: str):
+    job = create(sdk, file_id, suffix=sent)
+    attempt = claim()
+    attempt.start()
+    attempt.succeed(floor.base_model)
+
+    done = sdk.fine_tuning.jobs.retrieve(job.id)
+    assert job.model_extra["user_provided_suffix"] == sent
+    assert done.fine_tuned_model.split(":")[3] == used
 
 
 def test_a_judge_needs_a_key_that_may_ask_models(floor, alice, file_id):

@@ -17,6 +17,10 @@ client = openai.OpenAI(api_key=key, base_url=f"{base_url}/v1", max_retries=0)
 jobs = client.fine_tuning.jobs
 SUPERVISED = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 2}}}
 created = jobs.create(model="anneal-demo", training_file=file_id, suffix="triage", seed=7, method=SUPERVISED)
+GRADER = {"type": "string_check", "name": "a", "input": "{{sample.output_text}}", "reference": "{{item.b}}"}
+EQUAL = GRADER | {"operation": "eq"}
+graders = client.fine_tuning.alpha.graders
+permissions = client.fine_tuning.checkpoints.permissions
 other = jobs.create(model="anneal-demo", training_file=file_id, metadata={"team": "support"})
 seen = {
     "version": openai.__version__,
@@ -27,12 +31,16 @@ seen = {
     "events": [[event.object, event.message] for event in jobs.list_events(created.id, limit=1)],
     "checkpoints": jobs.checkpoints.list(created.id).to_dict()["data"],
     "cancelled": jobs.cancel(created.id).status,
+    "grader": graders.validate(grader=EQUAL).grader.to_dict() == EQUAL,
+    "reward": graders.run(grader=EQUAL, model_sample="red", item={"b": "red"}).to_dict(),
 }
 for name, act in {
     "pause": lambda: jobs.pause(other.id),
     "resume": lambda: jobs.resume(other.id),
     "cancel": lambda: jobs.cancel(created.id),
     "unknown": lambda: jobs.retrieve("ftjob-unknown"),
+    "permissions": lambda: permissions.retrieve("ft:a:b:c:d:ckpt-step-1"),
+    "elsewhere": lambda: client.get("/realtime/sessions", cast_to=object),
     "slash": lambda: client.models.retrieve("nobody/has-this"),
 }.items():
     try:

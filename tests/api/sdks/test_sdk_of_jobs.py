@@ -1,4 +1,4 @@
-"""Fine-tuning jobs through both generations of OpenAI's own SDK, over HTTP."""
+"""Fine-tuning jobs through three generations of OpenAI's own SDK, over HTTP."""
 
 import json
 import subprocess
@@ -11,24 +11,24 @@ import pytest
 from tests.factories.accounts import make_key
 from tests.factories.finetuning import TrainingSetup, make_training_file
 
-OLD_SDK = Path(__file__).resolve().parents[3] / ".anneal/openai-1.109.1"
+CLIENTS = Path(__file__).resolve().parents[3] / ".anneal"
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("sdk", ["installed", "1.109.1"])
-def test_every_call_of_jobs_works_with_both_generations_of_the_sdk(live_server, organization, alice, sdk: str) -> None:
-    assert sdk == "installed" or OLD_SDK.exists(), f"{OLD_SDK} is missing: make setup-dev"
+@pytest.mark.parametrize("sdk", ["installed", "2.54.0", "1.109.1"])
+def test_every_call_of_fine_tuning_works_with_each_sdk(live_server, organization, alice, sdk: str) -> None:
+    folder = "" if sdk == "installed" else str(CLIENTS / f"openai-{sdk}")
+    assert not folder or Path(folder).exists(), f"{folder} is missing: make setup-dev"
     floor = TrainingSetup(organization)
     file_id = make_training_file(organization, floor.base_model).pk
     session = Path(__file__).with_name("sdk_job_session.py")
-    folder = "" if sdk == "installed" else str(OLD_SDK)
     arguments = [live_server.url, make_key(organization, alice).secret, file_id, folder]
 
     done = subprocess.run([sys.executable, session, *arguments], capture_output=True, text=True, timeout=120)
 
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
-    assert seen["version"] == (openai.__version__ if sdk == "installed" else "1.109.1")
+    assert seen["version"] == (openai.__version__ if sdk == "installed" else sdk)
     created = seen["created"]
     assert (created["object"], created["status"], created["seed"]) == ("fine_tuning.job", "queued", 7)
     assert created["method"]["supervised"]["hyperparameters"]["n_epochs"] == 2
@@ -39,4 +39,6 @@ def test_every_call_of_jobs_works_with_both_generations_of_the_sdk(live_server, 
     assert (seen["checkpoints"], seen["cancelled"]) == ([], "cancelled")
     assert seen["pause"] == [400, "invalid_state", "fine_tuning_job_id"] == seen["resume"] == seen["cancel"]
     assert seen["unknown"][:2] == [404, "fine_tuning_job_not_found"]
+    assert seen["grader"] and (seen["reward"]["reward"], seen["reward"]["metadata"]["name"]) == (1.0, "a")
+    assert (seen["permissions"][:2], seen["elsewhere"][:2]) == ([404, "model_not_found"], [404, "not_offered"])
     assert seen["slash"][:2] == [404, "model_not_found"]

@@ -39,7 +39,7 @@ def command(config: EngineConfig) -> list[str]:
         ("--max-cpu-loras", "32"),
         ("--max-lora-rank", "16"),
         ("--generation-config", "vllm"),
-        ("--max-logprobs", "5"),
+        ("--max-logprobs", "20"),
         ("--max-num-queued-reqs", "128"),
         ("--shutdown-timeout", "120"),
         ("--fingerprint-mode", "none"),

@@ -39,6 +39,7 @@ class OurMembers(TypedDict):
     it is "metered", it pauses there.
     """
 
+    user_provided_suffix: str | None
     recipe: dict[str, Any]
     recipe_choices: list[dict[str, Any]]
     continues: dict[str, Any] | None
@@ -153,9 +154,9 @@ def job_object(job: FineTuningJob, *, why: Explanation | None = None) -> JobObje
     recipe, requested, now = job.hyperparameters, stored_request(job), db_now()
     progress = get_progress(job=job, now=now)
     theirs = {
-        "n_epochs": recipe["epochs"],
-        "batch_size": recipe["batch_size"],
-        "learning_rate_multiplier": _multiplier(requested),
+        "n_epochs": _asked(requested, "epochs", recipe),
+        "batch_size": _asked(requested, "batch_size", recipe),
+        "learning_rate_multiplier": _asked(requested, "learning_rate_multiplier", {}),
     }
     return {
         "id": job.pk,
@@ -169,7 +170,7 @@ def job_object(job: FineTuningJob, *, why: Explanation | None = None) -> JobObje
         "training_file": job.training_file_id,
         "validation_file": job.validation_file_id,
         "hyperparameters": theirs,
-        "method": _method_object(recipe, theirs),
+        "method": _method_object(requested, recipe, theirs),
         "trained_tokens": job.trained_tokens if job.status == JobStatus.SUCCEEDED else None,
         "result_files": [file_id] if (file_id := result_file_id(job)) else [],
         "seed": job.seed,
@@ -181,15 +182,17 @@ def job_object(job: FineTuningJob, *, why: Explanation | None = None) -> JobObje
     }
 
 
-def _multiplier(requested: StoredRequest) -> object:
-    """Return the multiplier as requested. Its effect is part of the recipe's learning rate."""
-    asked = (requested.asked or {}).get("learning_rate_multiplier")
-    return "auto" if asked is None else asked
+def _asked(requested: StoredRequest, name: str, recipe: Mapping[str, object]) -> object:
+    """Return a hyperparameter as it was sent, or "auto". A job without this record returns what the recipe has."""
+    found = (recipe if requested.asked is None else requested.asked).get(name)
+    return "auto" if found is None else found
 
 
-def _method_object(recipe: Mapping[str, object], theirs: dict[str, object]) -> dict[str, object]:
+def _method_object(
+    requested: StoredRequest, recipe: Mapping[str, object], theirs: dict[str, object]
+) -> dict[str, object]:
     kind = str(recipe.get("objective", Objective.SUPERVISED.value))
-    beta = {"beta": recipe[f"{kind}_beta"]} if Objective(kind).is_preference else {}
+    beta = {"beta": _asked(requested, f"{kind}_beta", recipe)} if Objective(kind).is_preference else {}
     return {"type": kind, kind: {"hyperparameters": theirs | beta}}
 
 
@@ -214,6 +217,7 @@ def dry_run_object(asked: JobRequest, rehearsal: Rehearsal) -> RehearsalObject:
 
 def _ours(job: FineTuningJob, requested: StoredRequest, progress: JobProgress) -> OurMembers:
     return {
+        "user_provided_suffix": requested.suffix or job.suffix or None,
         "recipe": job.hyperparameters,
         "recipe_choices": msgspec.to_builtins(requested.choices),
         "continues": msgspec.to_builtins(requested.start_from) or None,

@@ -19,8 +19,6 @@ _NOT_OFFERED = (
     ("/v1/conversations", "Stored conversations are"),
     ("/v1/engines", "Engines are"),
     ("/v1/evals", "Evals are"),
-    ("/v1/fine_tuning/alpha", "Graders as calls of their own are"),
-    ("/v1/fine_tuning/checkpoints/", "Permissions of checkpoints are"),
     ("/v1/images", "Images are"),
     ("/v1/moderations", "Moderations are"),
     ("/v1/organization", "The administration API is"),
@@ -48,7 +46,7 @@ def unknown_url(request: HttpRequest, rest: str = "") -> HttpResponse:
     address = request.path.rstrip("/")
     name = next((name for prefix, name in _NOT_OFFERED if address.startswith(prefix)), None)
     if name:
-        return error_response(NotOffered(f"{name} not offered here: {request.method} {request.path}."))
+        return error_response(NotOffered(f"{name} not offered by Anneal: {request.method} {request.path}."))
     text = f"Unknown request URL: {request.method} {request.path}. {_hint(request.path)}"
     return error_response(UnknownUrl(text))
 

@@ -28,7 +28,8 @@ from apps.interfaces.gateway.requests.structured import (
 MAX_CHOICES = 8  # the most that engines are started to accept
 MAX_SEQUENCES = 32  # prompts times choices
 MAX_PROMPTS = 8
-MAX_LOGPROBS = 5
+MAX_LOGPROBS = 5  # of /v1/completions, as at OpenAI
+MAX_TOP_LOGPROBS = 20  # of a chat; engines are started to accept it
 MAX_MESSAGES = 2048
 MAX_PARTS = 512  # of one message's content
 MAX_TOKENS = 2**24  # longer than any model's context
@@ -44,7 +45,8 @@ _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 TokenCount = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
-LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+_LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 _Bias = Annotated[float, Meta(ge=-100, le=100)]
 _Stop = Annotated[str, Meta(min_length=1, max_length=256)]
 _TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -99,7 +101,7 @@ class ChatBody(Sampling, forbid_unknown_fields=True):
     messages: Annotated[list[Message], Meta(max_length=MAX_MESSAGES)] | None = None
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
-    top_logprobs: LogprobCount | None = None
+    top_logprobs: TopLogprobs | None = None
     response_format: ResponseFormat | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -130,7 +132,7 @@ class ChatBody(Sampling, forbid_unknown_fields=True):
 class CompletionBody(Sampling, forbid_unknown_fields=True):
     model: str | None = None
     prompt: _Prompt | None = None
-    logprobs: LogprobCount | None = None
+    logprobs: _LogprobCount | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     echo: bool | None = None

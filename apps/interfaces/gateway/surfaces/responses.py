@@ -21,9 +21,9 @@ from apps.interfaces.gateway.requests.schema import (
     CallId,
     ChatBody,
     EngineRequest,
-    LogprobCount,
     Temperature,
     TokenCount,
+    TopLogprobs,
     TopP,
     chat_request,
 )
@@ -114,7 +114,7 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True):
     tools: Annotated[list[FlatTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
-    top_logprobs: LogprobCount | None = None
+    top_logprobs: TopLogprobs | None = None
     include: Annotated[list[str], Meta(max_length=32)] | None = None
     store: bool | None = None
     previous_response_id: Any = None

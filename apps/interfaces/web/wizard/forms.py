@@ -16,7 +16,6 @@ from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.messages.translation import later
 from apps.core.money import usd_to_nano
-from apps.finetuning.jobs.creation import SUFFIX
 from apps.finetuning.recipes import completion
 from apps.finetuning.recipes.limits import NOT_OFFERED, RecipeLimits, TrainingKind, get_limits
 
@@ -112,7 +111,7 @@ class RecipeForm(forms.Form):
         widget=forms.NumberInput(attrs=_NUMBER),
     )
     suffix = forms.RegexField(
-        SUFFIX,
+        r"^[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?$",
         required=False,
         label=later("Name"),
         help_text=later("Becomes part of the model name. Lower-case letters, digits and hyphens."),

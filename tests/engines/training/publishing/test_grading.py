@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from apps.contracts.evaluation import Grader, GraderKind, problem_of
-from gpu_workers.train.after.graders import grade, rouge_l
+from apps.contracts.evaluation.text_scores import rouge_l
+from gpu_workers.train.after.graders import grade
 from gpu_workers.train.after.intervals import compare_ratio, compare_scores, wilson
 
 

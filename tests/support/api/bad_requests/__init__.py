@@ -43,7 +43,7 @@ _FIX = re.compile(
     r"|[Ss]horten|[Ff]latten|[Tt]ake|[Tt]rain|takes?|must|required|needs?|up to|at most)\b"
 )
 # An answer to an address that leads nowhere needs no other fix.
-_GONE = re.compile(r"not offered here|not found|does not exist|No such|There is no|No [a-z -]+ has the id")
+_GONE = re.compile(r"not offered|not found|does not exist|No such|There is no|No [a-z -]+ has the id")
 
 
 def problems(case: Case, status: int, body: Any) -> list[str]:

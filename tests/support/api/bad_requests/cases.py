@@ -179,7 +179,7 @@ API = [
     _job("method.supervised.n_epochs", UNKNOWN, method={"type": "supervised", "supervised": {"n_epochs": 2}}),
     _job("quantization", quantization="int3"),
     _job("quantization", quantization="nf4", recipe={"method": "lora"}),
-    *_jobs("suffix", suffix=["My Suffix!", "-a", "a" * 65, "ä"]),
+    *_jobs("suffix", suffix=["!", "-", "a" * 65, "日本"]),
     *_jobs("seed", seed=[-1, 2**31, 1.5]),
     _job("metadata.k", metadata={"a": "b", "k": 3}),
     _job("metadata.k", metadata={"k": None}),
@@ -297,7 +297,6 @@ API = [
             "/v1/images/generations",
             "/v1/audio/speech",
             "/v1/vector_stores",
-            "/v1/fine_tuning/alpha/graders/run",
         )
     ),
     *(

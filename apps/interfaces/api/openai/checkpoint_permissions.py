@@ -1,0 +1,70 @@
+"""/v1/fine_tuning/checkpoints/{model}/permissions: OpenAI's sharing of checkpoints between projects.
+
+An organization is the only tenant here: each of its keys may use its checkpoints, and no other key may. So there
+is never a permission to list, and none can be made or deleted.
+"""
+
+from typing import Literal, TypedDict
+
+import msgspec
+from rest_framework.request import Request
+
+from apps.accounts.roles import Permission
+from apps.core.errors import InvalidValue
+from apps.finetuning.results.checkpoint_models import require_checkpoint
+from apps.interfaces.api.requests.pagination import ListObject, PageQuery, list_object
+from apps.interfaces.api.views import ApiView
+
+
+class PermissionsQuery(PageQuery):
+    order: Literal["ascending", "descending"] = "descending"
+    project_id: str | None = None
+
+
+class NewPermissions(msgspec.Struct, forbid_unknown_fields=True):
+    project_ids: list[str]
+
+
+class PermissionObject(TypedDict):
+    id: str
+    object: Literal["checkpoint.permission"]
+    created_at: int
+    project_id: str
+
+
+class DeletedPermission(TypedDict):
+    id: str
+    object: Literal["checkpoint.permission"]
+    deleted: Literal[True]
+
+
+class CheckpointPermissions(ApiView):
+    required_scope = {"GET": Permission.VIEW, "POST": Permission.ADAPTER_WRITE}
+    examples = {"POST": {"project_ids": ["proj_abc"]}}
+
+    def get(self, request: Request, model: str, query: PermissionsQuery) -> ListObject[PermissionObject]:
+        """List the permissions of a checkpoint: none, because its organization alone may use it."""
+        require_checkpoint(organization=self.organization, model_name=model)
+        return list_object([])
+
+    def post(self, request: Request, model: str, body: NewPermissions) -> ListObject[PermissionObject]:
+        """Refuse to share a checkpoint, with the reason."""
+        require_checkpoint(organization=self.organization, model_name=model)
+        raise _not_offered("project_ids")
+
+
+class CheckpointPermission(ApiView):
+    required_scope = {"DELETE": Permission.ADAPTER_WRITE}
+
+    def delete(self, request: Request, model: str, permission_id: str) -> DeletedPermission:
+        """Refuse, because a checkpoint has no permissions."""
+        require_checkpoint(organization=self.organization, model_name=model)
+        raise _not_offered("permission_id")
+
+
+def _not_offered(param: str) -> InvalidValue:
+    text = (
+        "Anneal does not offer permissions of checkpoints, because it has no projects. Every key of your organization "
+        "may use this checkpoint, and no other organization may."
+    )
+    return InvalidValue(text, param=param, code="not_offered")
