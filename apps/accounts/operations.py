@@ -26,6 +26,7 @@ from apps.core.errors import InvalidState, InvalidValue, NotFound, PermissionDen
 
 MEMBER_TOKEN_LIFETIME = datetime.timedelta(minutes=10)
 MAX_KEYS = 1_000  # active ones of an organization
+MAX_OVERLAP = datetime.timedelta(days=30)  # of a rotated key and the new one
 MAX_MEMBER_TOKENS = 200  # valid at once, of the playground or of one job's judge
 USE_NOTED_EVERY = datetime.timedelta(minutes=1)
 _SLUG_LENGTH = 40
@@ -297,6 +298,47 @@ def issue_key(
     audit.record(
         organization=organization, by=by.pk, action="key.create", target=issued.key.pk,
         name=issued.key.name, scopes=issued.key.scopes,
+    )  # fmt: skip
+    return issued
+
+
+def require_within(*, identity: KeyIdentity, scopes: frozenset[str], expires_at: datetime.datetime | None) -> None:
+    """Raise PermissionDenied unless a new key would do no more, and live no longer, than the key that makes it."""
+    if missing := sorted(scopes - identity.scopes):
+        text = f"This API key lacks {', '.join(missing)}, so a key that it makes must do without. Leave them out."
+        raise PermissionDenied(text, param="scopes")
+    if identity.expires_at is not None and (expires_at is None or expires_at > identity.expires_at):
+        text = f"A key must expire with the key that makes it: send at most {int(identity.expires_at.timestamp())}."
+        raise PermissionDenied(text, param="expires_at")
+
+
+@transaction.atomic
+def rotate_key(
+    *, organization: Organization, key_id: str, overlap: datetime.timedelta, by: User, now: datetime.datetime
+) -> IssuedKey:
+    """Create a key like this one, and end this one after the overlap. Both work until then.
+
+    Name, scopes, limits and labels stay; the new key expires when the old one was to. Only the key's maker may rotate
+    it, because the new key acts in their name. Raises NotFound, PermissionDenied, InvalidState, InvalidValue.
+    """
+    key = get_key(organization=organization, id=key_id)
+    if key.created_by_id != by.pk:
+        raise PermissionDenied("Only the maker of a key may rotate it. Create a key of your own, or revoke this one.")
+    rows = ApiKey.objects.for_organization(organization).usable(now=now)
+    if not rows.select_for_update(of=("self",)).filter(pk=key.pk).exists():
+        raise InvalidState(f"The key is {key.status(now=now)}. Create another one.", code="key_not_active")
+    if not datetime.timedelta(0) <= overlap <= MAX_OVERLAP:
+        text = f"The overlap must be from 0 to {MAX_OVERLAP.days * 24} hours."
+        raise InvalidValue(text, param="overlap_hours")
+    issued = issue_key(
+        organization=organization, name=key.name, scopes=frozenset(key.scopes), by=by, expires_at=key.expires_at,
+        limits=KeyLimits(key.requests_per_minute, key.tokens_per_minute, key.concurrent_requests), now=now,
+    )  # fmt: skip
+    ends_at = min(now + overlap, key.expires_at or now + overlap)
+    ApiKey.objects.filter(pk=key.pk).update(expires_at=ends_at)
+    audit.record(
+        organization=organization, by=by.pk, action="key.rotate", target=key.pk,
+        new_key=issued.key.pk, ends_at=ends_at.isoformat(),
     )  # fmt: skip
     return issued
 

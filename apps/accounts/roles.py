@@ -62,6 +62,9 @@ SCOPES = tuple(
         Permission.ADAPTER_DELETE,
         Permission.INFERENCE,
         Permission.AUDIT_READ,
+        Permission.KEY_MANAGE,
+        Permission.MEMBER_MANAGE,
+        Permission.ORGANIZATION_MANAGE,
     )
 )
 

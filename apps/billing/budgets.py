@@ -12,8 +12,10 @@ from django.db import transaction
 from django.db.models import F, Q, QuerySet, Sum
 from django.utils.translation import gettext
 
-from apps.accounts.models import ApiKey, NotificationKind, Organization, key_of
+from apps.accounts import operations
+from apps.accounts.models import ApiKey, NotificationKind, Organization, User, key_of
 from apps.accounts.notices.notifications import MANAGERS, notify
+from apps.accounts.operations import IssuedKey
 from apps.billing.ledger import lock_wallet
 from apps.billing.models import (
     Budget,
@@ -30,7 +32,7 @@ from apps.billing.models import (
 from apps.core import audit
 from apps.core.audit import require_transaction
 from apps.core.database.clock import db_now
-from apps.core.errors import InvalidState, InvalidValue, QuotaExceeded
+from apps.core.errors import InvalidState, InvalidValue, NotFound, QuotaExceeded
 from apps.core.messages import outbox
 from apps.core.money import dollars
 
@@ -129,6 +131,14 @@ def get_states(
 def list_budgets(*, organization: Organization | str) -> QuerySet[Budget]:
     """Return the budgets in force."""
     return _active(organization)
+
+
+def get_budget(*, organization: Organization | str, id: str) -> Budget:
+    """Return one budget in force. Raises NotFound."""
+    budget = _active(organization).filter(pk=id).first()
+    if budget is None:
+        raise NotFound("No such budget.")
+    return budget
 
 
 def list_key_labels(*, organization: Organization | str) -> list[tuple[str, str]]:
@@ -339,6 +349,25 @@ def end_budget(*, organization: Organization | str, budget_id: str, by: str, now
     if ended:
         audit.record(organization=organization, by=by, action="budget.ended", target=budget_id)
     return ended
+
+
+@transaction.atomic
+def rotate_key(
+    *, organization: Organization, key_id: str, overlap: datetime.timedelta, by: User, now: datetime.datetime
+) -> IssuedKey:
+    """Rotate a key as `apps.accounts.operations.rotate_key` does; the new key keeps its labels and its budget."""
+    issued = operations.rotate_key(organization=organization, key_id=key_id, overlap=overlap, by=by, now=now)
+    labels = KeyLabel.objects.for_organization(organization).filter(key_id=key_id)
+    KeyLabel.objects.bulk_create(
+        KeyLabel(organization=organization, key_id=issued.key.pk, name=each.name, value=each.value) for each in labels
+    )
+    budget = _active(organization).filter(scope=BudgetScope.KEY, target=key_id).first()
+    if budget is not None:
+        set_budget(
+            organization=organization, scope=budget.scope, target=issued.key.pk, limit_nano=budget.limit_nano,
+            mode=budget.mode, thresholds=tuple(budget.thresholds), by=by.pk, now=now,
+        )  # fmt: skip
+    return issued
 
 
 @transaction.atomic

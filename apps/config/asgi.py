@@ -25,6 +25,8 @@ spare_lasting_objects()
 _limits = WebLimits(settings.WEB_REQUESTS_PER_MINUTE, settings.WEB_SECONDS_PER_MINUTE, settings.WEB_PLACES)
 _django = cast(Application, DjangoApplication())
 _busy = BusyProcess([sys.executable, "-m", "apps.config.asgi_busy"])
-application: Any = FrontDoor(_django, gateway_url=settings.GATEWAY_URL, limits=_limits, busy=_busy)
+application: Any = FrontDoor(
+    _django, gateway_url=settings.GATEWAY_URL, limits=_limits, busy=_busy, origins=settings.API_ORIGINS
+)
 if settings.TRUSTED_PROXIES:
     application = ProxyHeadersMiddleware(application, trusted_hosts=settings.TRUSTED_PROXIES)

@@ -46,6 +46,7 @@ class Env:
     hub_url: str
     hub_blob_hosts: tuple[str, ...]
     allowed_hosts: tuple[str, ...]
+    api_origins: tuple[str, ...]
     stripe_secret_key: str
     stripe_webhook_secret: str
     stripe_portal: str
@@ -101,6 +102,7 @@ def _parse(environ: Mapping[str, str]) -> Env:
         hub_url=environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/"),
         hub_blob_hosts=_listed(environ.get("HF_BLOB_HOSTS", "").lower()),
         allowed_hosts=tuple(h for h in environ.get("ANNEAL_ALLOWED_HOSTS", "").split(",") if h),
+        api_origins=_listed(environ.get("ANNEAL_API_ORIGINS", "").lower()),
         stripe_secret_key=environ.get("STRIPE_SECRET_KEY", ""),
         stripe_webhook_secret=environ.get("STRIPE_WEBHOOK_SECRET", ""),
         stripe_portal=environ.get("STRIPE_PORTAL_CONFIGURATION", ""),

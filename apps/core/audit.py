@@ -29,6 +29,8 @@ def record_in_each(
     """Append the same entry to the logs of several organizations in one statement. None is the platform's log."""
     require_transaction()
     origin = current()
+    if origin.key_id and origin.key_id != by:
+        details = details | {"api_key": origin.key_id}
     AuditEntry.objects.bulk_create(
         AuditEntry(
             organization_id=id_of(organization) or None,

@@ -106,6 +106,14 @@ def list_datasets(*, organization: Organization | str) -> QuerySet[Dataset]:
     return counted.filter(version_count__gt=0).order_by("name", "id")
 
 
+def get_dataset(*, organization: Organization | str, id: str) -> Dataset:
+    """Return one dataset that has files, as `list_datasets` does. Raises NotFound."""
+    found = list_datasets(organization=organization).filter(pk=id).first()
+    if found is None:
+        raise NotFound("No such dataset.")
+    return found
+
+
 def list_older(*, newest: Iterable[DatasetVersion], most: int) -> dict[str, list[DatasetVersion]]:
     """Return up to `most` files before each of these, newest first, by the id of their dataset."""
     found: dict[str, list[DatasetVersion]] = {version.dataset_id: [] for version in newest}

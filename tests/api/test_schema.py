@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from apps.core.http.openapi import Operation
 from apps.interfaces.api.requests.handlers import signature_of
 from apps.interfaces.api.requests.parsers import read_body
+from apps.interfaces.api.schema import published
 from apps.interfaces.api.urls import urlpatterns
 from apps.interfaces.api.views import ApiView
 from tests.support.api.document import api_document
@@ -41,6 +43,11 @@ def test_the_document_is_valid_and_served_to_everyone(client: Client, db: None) 
     OpenAPIV31SpecValidator(served.json()).validate()
     assert served.headers["Content-Type"] == "application/json"
     assert served.json()["paths"] == api_document()["paths"]
+
+
+def test_the_published_document_is_current() -> None:
+    """If it is not, `make openapi` writes it."""
+    assert (Path(__file__).parents[2] / "docs/openapi.json").read_bytes() == published()
 
 
 def test_every_address_of_the_api_and_of_the_gateway_is_described() -> None:
@@ -97,7 +104,7 @@ def test_parameters_have_the_types_that_read_them() -> None:
 
     limit = next(each["schema"] for each in of_files if each["name"] == "limit")
     assert limit == {"type": "integer", "minimum": 1, "maximum": 10_000, "default": 10_000}
-    assert {each["name"] for each in of_files} == {"limit", "after", "order", "purpose"}
+    assert {each["name"] for each in of_files} == {"limit", "after", "order", "purpose", "If-None-Match"}
 
 
 def test_a_signature_is_read_before_the_handler_runs() -> None:

@@ -60,7 +60,7 @@ def mark_read(*, organization: Organization, user: User, now: datetime.datetime,
     if notification_id:
         rows = rows.filter(pk=notification_id)
         if not rows.exists():
-            raise InvalidValue("You have no such notification.", param="notification")
+            raise InvalidValue("You have no such notification. Use the id of one that is listed.", param="notification")
     return rows.filter(read_at=None).update(read_at=now)
 
 

@@ -173,6 +173,21 @@ def list_traffic(
     return [_traffic(found.get(at, {"at": at})) for at in begins]
 
 
+def list_traffic_hours(
+    *,
+    organization: Organization | str,
+    since: datetime.datetime,
+    until: datetime.datetime,
+    key_id: str = "",
+    model_name: str = "",
+) -> QuerySet[TrafficHour]:
+    """Return the counts of each hour, key and model that had requests, newest first, without latencies."""
+    rows = _rows(organization, since, until).defer(*_HISTOGRAMS)
+    rows = rows.filter(key_id=key_id) if key_id else rows
+    rows = rows.filter(model_name=model_name) if model_name else rows
+    return rows.order_by("-hour_at", "-id")
+
+
 def list_traffic_of_models(
     *, organization: Organization | str, since: datetime.datetime, until: datetime.datetime
 ) -> list[TrafficSum]:

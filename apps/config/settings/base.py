@@ -52,6 +52,7 @@ TRUSTED_PROXIES = ENV.trusted_proxies
 
 ALLOWED_HOSTS = [urlsplit(PUBLIC_URL).hostname, "localhost", "127.0.0.1", *ENV.allowed_hosts]
 CSRF_TRUSTED_ORIGINS = [PUBLIC_URL]
+API_ORIGINS = ENV.api_origins  # of pages that may call the API
 
 INSTALLED_APPS = [
     "django.contrib.auth",

@@ -13,7 +13,11 @@ def find_place(rows: QuerySet[T], pk: str, order: Order) -> Place | None:
     """Return the place of a row in the order; return None if `rows` has no such row."""
     if "\x00" in pk:
         return None
-    return rows.filter(pk=pk).values_list(*(name.removeprefix("-") for name in order)).first()
+    try:
+        found = rows.filter(pk=pk)
+    except ValueError:  # a number is expected
+        return None
+    return found.values_list(*(name.removeprefix("-") for name in order)).first()
 
 
 def beyond(rows: QuerySet[T], place: Place, order: Order) -> QuerySet[T]:

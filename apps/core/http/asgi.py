@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from http import HTTPStatus
 from typing import IO, Any, cast
 from urllib.parse import unquote
@@ -172,6 +172,28 @@ class RefuseNulMiddleware(MiddlewareMixin):
     def process_request(self, request: HttpRequest) -> HttpResponse | None:
         has_nul = "\0" in request.path or "\0" in unquote(request.META.get("QUERY_STRING", ""))
         return bad_request(request) if has_nul else None
+
+
+def allow_origins(application: Application, origins: Collection[str]) -> Application:
+    """Return the application, whose API pages of these origins may call (CORS). Cookies are never part of it."""
+    if not origins:
+        return application
+    from starlette.middleware.cors import CORSMiddleware  # noqa: PLC0415 - few installations need it
+
+    answering = CORSMiddleware(
+        application,
+        allow_origins=list(origins),
+        allow_methods=("GET", "POST", "PUT", "DELETE"),
+        allow_headers=["*"],
+        expose_headers=("ETag", "Retry-After", "x-request-id", "Content-Disposition"),
+        max_age=7200,  # seconds; browsers keep the answer to a preflight no longer
+    )
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        is_api = scope["type"] == "http" and scope["path"].startswith(("/v1/", "/api/v1/"))
+        await (answering if is_api else application)(scope, receive, send)
+
+    return answer
 
 
 def declared_length(scope: Scope) -> int:

@@ -23,6 +23,12 @@ _RANGE = {
     "description": "The bytes to send, to go on with a download: `bytes=1000-`.",
     "schema": {"type": "string"},
 }
+_IF_NONE_MATCH = {
+    "name": "If-None-Match",
+    "in": "header",
+    "description": "The ETag of the answer that you have: if it is still the same, the status is 304.",
+    "schema": {"type": "string"},
+}
 _ABOUT = """Calls under `/v1` are OpenAI's, with Anneal's own members beside theirs. Calls under `/api/v1` are Anneal's.
 Each call needs an API key and names the scope that the key must have."""
 
@@ -110,13 +116,27 @@ def _parameters(one: Operation) -> list[dict[str, Any]]:
         {"name": part, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}} for part in parts
     ]
     if one.query is not None:
-        fields = msgspec.json.schema(one.query)["$defs"][one.query.__name__]["properties"]
-        found += [_query_parameter(name, schema) for name, schema in fields.items()]
+        known = msgspec.json.schema(one.query)["$defs"]
+        fields = known[one.query.__name__]["properties"]
+        found += [_query_parameter(name, _inlined(schema, known)) for name, schema in fields.items()]
     found += [
         {"name": name, "in": "header", "description": text, "schema": {"type": "string"}}
         for name, text in one.headers.items()
     ]
+    found += [_IF_NONE_MATCH] if _is_conditional(one) else []
     return [*found, _RANGE] if _resumable(one) else found
+
+
+def _inlined(schema: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema with the enumerations that it refers to."""
+    if "anyOf" in schema:
+        return schema | {"anyOf": [_inlined(option, known) for option in schema["anyOf"]]}
+    name = schema.get("$ref", "").rpartition("/")[2]
+    return (
+        {"type": "string", "enum": known[name]["enum"]} | {k: v for k, v in schema.items() if k != "$ref"}
+        if name
+        else schema
+    )
 
 
 def _query_parameter(name: str, schema: dict[str, Any]) -> dict[str, Any]:
@@ -127,6 +147,10 @@ def _query_parameter(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     text = plain.pop("description", None)
     style = {"style": "deepObject", "explode": True} if plain.get("type") == "object" else {}
     return {"name": name, "in": "query", "schema": plain} | style | ({"description": text} if text else {})
+
+
+def _is_conditional(one: Operation) -> bool:
+    return one.method == "GET" and any(not isinstance(kind, FileAnswer) for kind in one.answers)
 
 
 def _resumable(one: Operation) -> bool:
@@ -145,6 +169,8 @@ def _responses(one: Operation, schema_of: Mapping[Any, dict[str, Any]]) -> dict[
         found["206"] = {"description": "The bytes that `Range` asks for.", "content": content}
         found["304"] = {"description": "The file is the one that `If-None-Match` names."}
         found["416"] = {"description": "The file has no such bytes."}
+    if _is_conditional(one):
+        found["304"] = {"description": "The answer is the one that `If-None-Match` names."}
     refused = {"description": "", "content": {_JSON: {"schema": schema_of[ErrorBody]}}}
     for status in _error_statuses(one):
         found[str(status)] = refused | {"description": HTTPStatus(status).phrase}

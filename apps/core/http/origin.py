@@ -4,7 +4,7 @@ import ipaddress
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
@@ -15,10 +15,11 @@ Handler = Callable[[HttpRequest], HttpResponseBase]
 
 @dataclass(frozen=True)
 class Origin:
-    """The address and browser of a request. `ip` is None if the server does not know it, as behind a Unix socket."""
+    """The address, browser and API key of a request. `ip` is None if it is unknown, as behind a Unix socket."""
 
     ip: str | None = None
     user_agent: str = ""
+    key_id: str = ""
 
 
 _current: ContextVar[Origin | None] = ContextVar("origin", default=None)
@@ -27,6 +28,16 @@ _current: ContextVar[Origin | None] = ContextVar("origin", default=None)
 def current() -> Origin:
     """Return the origin of the current request; an empty one outside of a request."""
     return _current.get() or Origin()
+
+
+@contextmanager
+def with_key(key_id: str) -> Iterator[None]:
+    """Store that the request is made with an API key. What it does in the name of the key's maker is then marked."""
+    token = _current.set(replace(current(), key_id=key_id))
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 def OriginMiddleware(get_response: Handler) -> Handler:  # noqa: N802 - as Django names middleware

@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import msgspec
 from django.conf import settings
@@ -27,8 +28,17 @@ def show(request: HttpRequest) -> HttpResponse:
 
 @cache
 def _document() -> bytes:
+    return msgspec.json.encode(_described(settings.PUBLIC_URL))
+
+
+def published() -> bytes:
+    """Return the document as docs/openapi.json has it: indented, and with the address of `make demo`."""
+    return msgspec.json.format(msgspec.json.encode(_described("http://127.0.0.1:8000")), indent=1) + b"\n"
+
+
+def _described(server: str) -> dict[str, Any]:
     listed = [one for name in settings.API_OPERATIONS for one in import_string(name)()]
-    return msgspec.json.encode(document(listed, server=settings.PUBLIC_URL))
+    return document(listed, server=server)
 
 
 def operations() -> Iterator[Operation]:

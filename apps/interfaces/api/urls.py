@@ -4,16 +4,21 @@ from django.urls import path
 
 from apps.interfaces.api import schema
 from apps.interfaces.api.native import (
+    adapters,
     audit,
     billing,
+    dataset_library,
     datasets,
     estimates,
     integrations,
+    keys,
     licences,
     limits,
     me,
+    members,
     model_files,
     serving,
+    usage,
 )
 from apps.interfaces.api.openai import batches, checkpoint_permissions, files, fine_tuning, graders, models, uploads
 from apps.interfaces.api.requests.unknown_urls import WITHOUT_V1, unknown_url
@@ -72,6 +77,29 @@ urlpatterns = [
     path("api/v1/files/<str:file_id>/repair", datasets.FileRepair.as_view(), name="api_file_repair"),
     path("api/v1/integrations", integrations.IntegrationList.as_view(), name="api_integration_list"),
     path("api/v1/integrations/<str:kind>", integrations.IntegrationDetail.as_view(), name="api_integration_detail"),
+    path("api/v1/datasets", dataset_library.DatasetList.as_view(), name="api_dataset_list"),
+    path("api/v1/datasets/<str:dataset_id>", dataset_library.DatasetDetail.as_view(), name="api_dataset_detail"),
+    path(
+        "api/v1/datasets/<str:dataset_id>/versions",
+        dataset_library.DatasetVersionList.as_view(),
+        name="api_dataset_version_list",
+    ),
+    path("api/v1/files/<str:file_id>/rows", dataset_library.FileRows.as_view(), name="api_file_rows"),
+    path("api/v1/files/<str:file_id>/findings", dataset_library.FileFindings.as_view(), name="api_file_findings"),
+    path("api/v1/adapters", adapters.AdapterList.as_view(), name="api_adapter_list"),
+    path("api/v1/adapters/<str:version_id>", adapters.AdapterDetail.as_view(), name="api_adapter_detail"),
+    path("api/v1/keys", keys.KeyList.as_view(), name="api_key_list"),
+    path("api/v1/keys/<str:key_id>", keys.KeyDetail.as_view(), name="api_key_detail"),
+    path("api/v1/keys/<str:key_id>/rotate", keys.KeyRotation.as_view(), name="api_key_rotate"),
+    path("api/v1/members", members.MemberList.as_view(), name="api_member_list"),
+    path("api/v1/members/<str:membership_id>", members.MemberDetail.as_view(), name="api_member_detail"),
+    path("api/v1/invitations", members.InvitationList.as_view(), name="api_invitation_list"),
+    path("api/v1/invitations/<str:invitation_id>", members.InvitationDetail.as_view(), name="api_invitation_detail"),
+    path("api/v1/notifications", members.NotificationList.as_view(), name="api_notification_list"),
+    path("api/v1/budgets", usage.BudgetList.as_view(), name="api_budget_list"),
+    path("api/v1/budgets/<str:budget_id>", usage.BudgetDetail.as_view(), name="api_budget_detail"),
+    path("api/v1/quotas", usage.QuotaList.as_view(), name="api_quota_list"),
+    path("api/v1/usage", usage.UsageList.as_view(), name="api_usage"),
     path("api/v1/me", me.MeView.as_view(), name="api_me"),
     path("api/v1/schema", schema.show, name="api_schema"),
     # Last: unknown addresses get an OpenAI-shaped 404, in debug mode too.

@@ -3,18 +3,20 @@
 from collections.abc import Callable
 from typing import ClassVar, cast
 
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
+from django.utils.cache import get_conditional_response, set_response_etag
 from rest_framework.exceptions import MethodNotAllowed
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from apps.accounts.models import Organization
+from apps.accounts.models import Organization, User
 from apps.accounts.operations import note_key_use
 from apps.accounts.queries import KeyIdentity, get_organization
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import tenant
+from apps.core.http.origin import with_key
 from apps.interfaces.api.requests.handlers import read_arguments
 
 
@@ -52,13 +54,18 @@ class ApiView(APIView):
         identity = self.identity = cast(KeyIdentity, request.auth)
         with tenant(organization=identity.organization_id):
             note_key_use(identity=identity, now=db_now())
-        with tenant(organization=identity.organization_id):
+        with with_key(identity.key_id), tenant(organization=identity.organization_id):
             self.organization = get_organization(id=identity.organization_id)
             handler = self._handler(request)
             self.check_permissions(request)
             self.check_throttles(request)
             answer = handler(request, *self.args, **self.kwargs, **read_arguments(request, handler))
-            return answer if isinstance(answer, HttpResponseBase) else Response(answer)
+            if isinstance(answer, HttpResponseBase):
+                return answer
+            response = Response(answer)
+            if request.method in ("GET", "HEAD"):
+                response.add_post_render_callback(lambda rendered: _unless_known(request._request, rendered))
+            return response
 
     def _handler(self, request: Request) -> Callable[..., object]:
         method = (request.method or "").lower()
@@ -76,3 +83,14 @@ class ApiView(APIView):
     def actor(self) -> str:
         """The actor for the audit log: the key."""
         return self.identity.key_id
+
+    @property
+    def maker(self) -> User:
+        """The person who made the key, for changes that need a member's role. The audit log names the key as well."""
+        return User.objects.get(pk=self.identity.created_by_id)
+
+
+def _unless_known(request: HttpRequest, response: HttpResponse) -> HttpResponseBase:
+    """Return the answer with its ETag, or 304 if the client has it already."""
+    set_response_etag(response)
+    return get_conditional_response(request, etag=response.headers["ETag"], response=response) or response

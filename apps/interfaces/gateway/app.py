@@ -29,7 +29,7 @@ from starlette.routing import Route  # noqa: E402
 
 from apps.core.database.policies import refuse_unsafe_role  # noqa: E402
 from apps.core.errors import MethodNotAllowed  # noqa: E402
-from apps.core.http.asgi import REQUEST_ID_HEADER, Application, Receive, Scope, Send, UnknownUrl  # noqa: E402
+from apps.core.http.asgi import REQUEST_ID_HEADER, Application, Receive, Scope, Send, UnknownUrl, allow_origins  # noqa: E402
 from apps.core.http.fair_shares import LateRefusals  # noqa: E402
 from apps.core.http.garbage import spare_lasting_objects  # noqa: E402
 from apps.core.ids import new_id  # noqa: E402
@@ -78,7 +78,7 @@ def create_app() -> Application:
         door = doors.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         return (door or others)(scope, receive, send)
 
-    return application
+    return allow_origins(application, settings.API_ORIGINS)
 
 
 class Gateway:

@@ -192,6 +192,29 @@ def test_without_a_gateway_it_says_so_in_openais_shape(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_only_pages_of_named_origins_may_call_the_api(tmp_path: Path) -> None:
+    ours, others = "https://app.example.com", "https://evil.example.com"
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+
+    async def scenario() -> None:
+        door = FrontDoor(other_application, gateway_url="unix:///none", limits=NO_LIMITS, origins=[ours])
+        async with serving(door) as client:
+            for path in (CHAT, "/v1/files", "/api/v1/keys"):
+                async with client.options(path, headers={"Origin": ours, **asked}) as preflight:
+                    assert preflight.status == 200
+                    assert preflight.headers["Access-Control-Allow-Origin"] == ours
+                    assert int(preflight.headers["Access-Control-Max-Age"]) > 600
+                    assert "Access-Control-Allow-Credentials" not in preflight.headers
+                async with client.options(path, headers={"Origin": others, **asked}) as preflight:
+                    assert "Access-Control-Allow-Origin" not in preflight.headers
+            async with client.get("/v1/files", headers={"Origin": ours}) as answer:
+                assert answer.headers.getall("Access-Control-Allow-Origin") == [ours]
+            async with client.get("/jobs", headers={"Origin": ours}) as answer:
+                assert "Access-Control-Allow-Origin" not in answer.headers
+
+    asyncio.run(scenario())
+
+
 def test_an_answer_cut_short_by_the_gateway_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
     async def dying(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()

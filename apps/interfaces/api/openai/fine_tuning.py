@@ -49,7 +49,7 @@ from apps.interfaces.api.openai.fine_tuning_objects import (
     event_object,
     job_object,
 )
-from apps.interfaces.api.requests.pagination import ListObject, PageQuery, page
+from apps.interfaces.api.requests.pagination import ListObject, PageQuery, SearchQuery, page, with_words_of
 from apps.interfaces.api.requests.sent_names import as_sent
 from apps.interfaces.api.views import ApiView
 
@@ -59,7 +59,9 @@ _MetadataFilter = Annotated[
 ]
 
 
-class JobsQuery(PageQuery):
+class JobsQuery(SearchQuery):
+    status: JobStatus | None = None
+    model: Annotated[str, Meta(description="The name of a base model.")] | None = None
     metadata: _MetadataFilter | None = None
 
 
@@ -82,8 +84,11 @@ class JobList(ApiView):
     }
 
     def get(self, request: Request, query: JobsQuery) -> ListObject[JobObject]:
-        """List jobs, newest first."""
+        """List jobs, newest first. `q` searches id, suffix, base model and file name."""
         rows = _with_metadata(queries.list_jobs(organization=self.organization), query)
+        rows = rows.filter(status=query.status) if query.status else rows
+        rows = rows.filter(base_model__name=query.model) if query.model else rows
+        rows = with_words_of(query, rows, fields=("id", "suffix", "base_model__name", "training_file__filename"))
         return page(query, rows, job_object)
 
     def post(self, request: Request, body: CreateJob) -> JobObject | DryRunObject:

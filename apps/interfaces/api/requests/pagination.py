@@ -10,8 +10,10 @@ from django.db.models import Model, QuerySet
 from msgspec import Meta
 
 from apps.core.database.keyset import Order, beyond, find_place
+from apps.core.database.search import with_words
 from apps.core.errors import InvalidValue
 
+_MAX_WORDS = 6
 T = TypeVar("T", bound=Model)
 Rendered = TypeVar("Rendered")
 After = Annotated[str, Meta(description="The id of the last object of the page before.")]
@@ -32,6 +34,10 @@ class PageQuery(msgspec.Struct):
     after: After | None = None
 
 
+class SearchQuery(PageQuery):
+    q: Annotated[str, Meta(max_length=80, description="Words that an object must contain.")] | None = None
+
+
 def page(
     query: PageQuery,
     rows: QuerySet[T],
@@ -39,7 +45,13 @@ def page(
     *,
     order: Order = ("-created_at", "-id"),
 ) -> ListObject[Rendered]:
-    """Return one page of `rows` as OpenAI's list object.
+    """Return one page of `rows` as OpenAI's list object, as `take` finds them."""
+    found, has_more = take(query, rows, order=order)
+    return list_object([render(row) for row in found], has_more=has_more)
+
+
+def take(query: PageQuery, rows: QuerySet[T], *, order: Order = ("-created_at", "-id")) -> tuple[list[T], bool]:
+    """Return the rows of one page, and whether there are more.
 
     An `after` that names no row of `rows` (unknown, or another tenant's) raises InvalidValue, because a page that
     starts elsewhere would repeat or lose items.
@@ -47,7 +59,12 @@ def page(
     if query.after:
         rows = _beyond(rows, query.after, order)
     found = list(rows.order_by(*order)[: query.limit + 1])
-    return list_object([render(row) for row in found[: query.limit]], has_more=len(found) > query.limit)
+    return found[: query.limit], len(found) > query.limit
+
+
+def with_words_of(query: SearchQuery, rows: QuerySet[T], *, fields: Sequence[str]) -> QuerySet[T]:
+    """Return the rows that contain each word of `q` in any of the fields."""
+    return with_words(rows, (query.q or "").split()[:_MAX_WORDS], fields)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from apps.accounts.login.addresses import mark_verified
 from apps.accounts.models import Organization, User
 from apps.accounts.operations import create_organization, issue_key
 from apps.accounts.queries import find_key
-from apps.accounts.roles import SCOPES
+from apps.accounts.roles import SCOPES, Permission
 from apps.billing.operations import grant_credit
 from apps.catalog.models import BaseModel, GpuType
 from apps.catalog.operations import set_price
@@ -43,6 +43,7 @@ ORGANIZATION = "Northline Support"
 LOCAL_POOL = "local-cpu"
 STARTING_CREDIT_NANO = 25 * NANO_PER_USD
 _HOUR_MS = 3_600_000
+_DEMO_SCOPES = frozenset(SCOPES) - {Permission.KEY_MANAGE, Permission.MEMBER_MANAGE, Permission.ORGANIZATION_MANAGE}
 _LOCAL_PRICE_NANO = 600_000_000  # $0.60 per hour: an example for the operator to change
 # Pools that can be quoted before a worker connects, at the first on-demand price in their catalogue row.
 _QUOTED_POOLS = (("l4", "l4-24"), ("l40s", "l40s-48"), ("a100-80", "a100-sxm-80"), ("h100", "h100-sxm-80"))
@@ -115,9 +116,7 @@ def _new_account(now: datetime.datetime) -> DemoAccount:
         reason="Starting credit",
         idempotency_key=f"starting-credit:{organization.pk}",
     )
-    issued = issue_key(
-        organization=organization, name="Demo", scopes=frozenset(SCOPES), by=user, expires_at=None, now=now
-    )
+    issued = issue_key(organization=organization, name="Demo", scopes=_DEMO_SCOPES, by=user, expires_at=None, now=now)
     return DemoAccount(EMAIL, password, organization.pk, issued.secret, DEMO_MODEL, LOCAL_POOL)
 
 

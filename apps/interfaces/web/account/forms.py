@@ -29,6 +29,9 @@ SCOPE_WORDS = {
     Permission.ADAPTER_DELETE: later("Delete adapters"),
     Permission.INFERENCE: later("Call models: chat and completions"),
     Permission.AUDIT_READ: later("Read the audit log"),
+    Permission.KEY_MANAGE: later("Create, rotate and revoke API keys that may do no more than this one"),
+    Permission.MEMBER_MANAGE: later("Invite and remove members, and change their roles"),
+    Permission.ORGANIZATION_MANAGE: later("Set budgets"),
 }
 EXPIRY_DAYS = {"30": later("30 days"), "90": later("90 days"), "365": later("One year"), "": later("Never")}
 
@@ -101,7 +104,13 @@ def grantable_roles(by: Membership) -> list[str]:
     return [name for name, role in ROLES.items() if role.permissions <= ROLES[by.role].permissions]
 
 
-_NOT_AT_FIRST = {Permission.ADAPTER_DELETE, Permission.AUDIT_READ}
+_NOT_AT_FIRST = {
+    Permission.ADAPTER_DELETE,
+    Permission.AUDIT_READ,
+    Permission.KEY_MANAGE,
+    Permission.MEMBER_MANAGE,
+    Permission.ORGANIZATION_MANAGE,
+}
 _OWN_LIMIT = later("For model calls with this key. Leave empty to use only the organization's limits.")
 
 

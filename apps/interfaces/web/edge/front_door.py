@@ -1,7 +1,9 @@
 """The public origin of an installation without a proxy: inference goes to the gateway, the rest to Django."""
 
+from collections.abc import Collection
+
 from apps.core.errors import Unavailable
-from apps.core.http.asgi import Application, Receive, Scope, Send
+from apps.core.http.asgi import Application, Receive, Scope, Send, allow_origins
 from apps.core.http.body_limits import LimitBodies
 from apps.interfaces.web.edge.busy_process import BusyProcess
 from apps.interfaces.web.edge.passing import PassThrough
@@ -14,10 +16,17 @@ class FrontDoor:
     """ASGI application of the web process. `busy` runs the views of callers that use much."""
 
     def __init__(
-        self, django_application: Application, *, gateway_url: str, limits: WebLimits, busy: BusyProcess | None = None
+        self,
+        django_application: Application,
+        *,
+        gateway_url: str,
+        limits: WebLimits,
+        busy: BusyProcess | None = None,
+        origins: Collection[str] = (),
     ) -> None:
         self._busy = busy
-        self._django = LimitRequests(django_application, limits, busy=busy)
+        # The gateway itself answers pages of other origins, but gets no preflights.
+        self._django = allow_origins(LimitRequests(django_application, limits, busy=busy), origins)
         self._gateway = PassThrough(
             gateway_url,
             unavailable=Unavailable("The inference gateway is not available. Try again in a moment."),

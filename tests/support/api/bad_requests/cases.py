@@ -287,6 +287,42 @@ API = [
     _job("evaluation.grader", evaluation={"grader": {"type": "judge", "model": "no-such"}}),
     Case(f"{FILES}/file-nothing", param="file_id", status=404, code=NO_FILE, method="GET"),
     Case("/v1/models/no-such", param="model", status=404, code=NO_MODEL, method="GET"),
+    # Administration.
+    Case("/api/v1/keys", {"scopes": ["view"]}, "name", code=MISSING),
+    Case("/api/v1/keys", {"name": "", "scopes": ["view"]}, "name"),
+    Case("/api/v1/keys", {"name": "a", "scopes": ["nothing"]}, "scopes[0]"),
+    Case("/api/v1/keys", {"name": "a", "scopes": []}, "scopes"),
+    Case("/api/v1/keys", {"name": "a", "scopes": ["view"], "expires_at": 1}, "expires_at"),
+    Case("/api/v1/keys", {"name": "a", "scopes": ["view"], "tokens_per_minute": 10**12}, "tokens_per_minute"),
+    Case("/api/v1/keys/key_nothing", status=404, code="not_found", method="GET"),
+    Case("/api/v1/keys/key_nothing/rotate", {"overlap_hours": 721}, "overlap_hours"),
+    Case("/api/v1/invitations", {"email": "nobody", "role": "viewer"}, "email"),
+    Case("/api/v1/invitations", {"email": "a@example.com", "role": "king"}, "role"),
+    Case("/api/v1/members/mem_nothing", {"role": "king"}, "role"),
+    Case("/api/v1/budgets", {"limit_usd": "much"}, "limit_usd"),
+    Case("/api/v1/budgets", {"limit_usd": 0}, "limit_usd"),
+    Case("/api/v1/budgets", {"limit_usd": "1", "scope": "key", "target": "key_nothing"}, "target"),
+    Case("/api/v1/budgets", {"limit_usd": "1", "thresholds": [0]}, "thresholds"),
+    Case("/api/v1/notifications", {"notification": "note_nothing"}, "notification"),
+    *(
+        Case(f"/api/v1/{path}", param=param, method="GET")
+        for path, param in (
+            ("usage?start_time=9&end_time=8", "start_time"),
+            ("usage?start_time=yesterday", "start_time"),
+            ("usage?after=nothing", "after"),
+            ("usage?limit=1001", "limit"),
+            (f"files/{FILE}/rows?first_line=0", "first_line"),
+            (f"files/{FILE}/rows?train_on=nothing", "train_on"),
+            ("datasets?status=asleep", "status"),
+            ("adapters?method=magic", "method"),
+            ("keys?status=lost", "status"),
+            ("members?role=king", "role"),
+            ("notifications?kind=gossip", "kind"),
+            (f"keys?q={'x' * 81}", "q"),
+        )
+    ),
+    Case(f"{JOBS}?status=asleep", param="status", method="GET"),
+    Case(f"/api/v1/files/{FILE}/rows?model=no-such", param="model", status=404, code=NO_MODEL, method="GET"),
     # Addresses and methods.
     *(
         Case(path, {}, status=404, code="not_offered")

@@ -1,0 +1,96 @@
+"""Adapter versions: list with filters, one of them, and deletion. `/api/v1/models/{model}/serving` serves and stops."""
+
+from typing import Annotated, Literal, TypedDict
+
+from msgspec import Meta
+from rest_framework.request import Request
+
+from apps.accounts.models import Organization
+from apps.accounts.roles import Permission
+from apps.adapters.models import AdapterVersion
+from apps.adapters.queries import get_version, list_versions
+from apps.contracts.runs import Method
+from apps.core.database.clock import db_now
+from apps.finetuning.queries import find_jobs_of_adapters
+from apps.interfaces.api.requests.pagination import ListObject, SearchQuery, list_object, take, with_words_of
+from apps.interfaces.api.views import ApiView
+from apps.serving.operations import delete_model
+from apps.serving.queries import serving_states
+
+
+class AdaptersQuery(SearchQuery):
+    method: Method | None = None
+    base_model: Annotated[str, Meta(description="The name of a base model.")] | None = None
+
+
+class AdapterObject(TypedDict):
+    """`model` is the name in requests. `state` says how it is served, and `job` made it."""
+
+    object: Literal["adapter"]
+    id: str
+    name: str
+    version: int | None
+    model: str
+    base_model: str
+    method: str
+    rank: int | None
+    bytes: int
+    state: str
+    state_reason: str | None
+    job: str | None
+    created_at: int
+
+
+class DeletedAdapter(TypedDict):
+    id: str
+    object: Literal["adapter"]
+    deleted: Literal[True]
+
+
+class AdapterList(ApiView):
+    required_scope = {"GET": Permission.VIEW}
+
+    def get(self, request: Request, query: AdaptersQuery) -> ListObject[AdapterObject]:
+        """List the versions of adapters, newest first. `q` searches names."""
+        rows = list_versions(organization=self.organization)
+        rows = rows.filter(method=query.method) if query.method else rows
+        rows = rows.filter(adapter__base_model__name=query.base_model) if query.base_model else rows
+        found, has_more = take(query, with_words_of(query, rows, fields=("adapter__name", "model_name")))
+        return list_object(_adapter_objects(self.organization, found), has_more=has_more)
+
+
+class AdapterDetail(ApiView):
+    required_scope = {"GET": Permission.VIEW, "DELETE": Permission.ADAPTER_DELETE}
+
+    def get(self, request: Request, version_id: str) -> AdapterObject:
+        """Return a version of an adapter."""
+        return _adapter_objects(self.organization, [get_version(organization=self.organization, id=version_id)])[0]
+
+    def delete(self, request: Request, version_id: str) -> DeletedAdapter:
+        """Stop serving a version and delete its files. Its name is never used again."""
+        version = get_version(organization=self.organization, id=version_id)
+        delete_model(organization=self.organization, model_name=version.model_name, by=self.actor, now=db_now())
+        return {"id": version_id, "object": "adapter", "deleted": True}
+
+
+def _adapter_objects(organization: Organization, versions: list[AdapterVersion]) -> list[AdapterObject]:
+    states = serving_states(versions=versions)
+    jobs = find_jobs_of_adapters(organization=organization, versions=versions)
+    return [
+        {
+            "object": "adapter",
+            "id": version.pk,
+            "name": version.adapter.name,
+            "version": version.number,
+            "model": version.model_name,
+            "base_model": version.adapter.base_model.name,
+            "method": version.method,
+            "rank": version.rank,
+            "bytes": version.bytes,
+            "state": states[version.pk].state,
+            "state_reason": states[version.pk].reason or None,
+            "job": job.pk if (job := jobs.get(version.pk)) else None,
+            "created_at": int(version.created_at.timestamp()),
+        }
+        for version in versions
+    ]

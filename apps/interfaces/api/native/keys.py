@@ -1,0 +1,159 @@
+"""API keys: list, create, rotate with an overlap, revoke."""
+
+import datetime
+from typing import Annotated, Literal, TypedDict
+
+import msgspec
+from django.db.models import Q
+from django.db.models.functions import Now
+from msgspec import Meta
+from rest_framework.request import Request
+
+from apps.accounts import operations, queries
+from apps.accounts.models import ApiKey
+from apps.accounts.operations import IssuedKey, require_within
+from apps.accounts.queries import KeyLimits
+from apps.accounts.roles import SCOPES, Permission
+from apps.billing.budgets import rotate_key
+from apps.core.database.clock import db_now
+from apps.interfaces.api.requests.pagination import ListObject, SearchQuery, page, with_words_of
+from apps.interfaces.api.views import ApiView
+
+Limit = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+_STATUSES = {
+    "active": Q(revoked_at=None) & (Q(expires_at=None) | Q(expires_at__gt=Now())),
+    "expired": Q(revoked_at=None, expires_at__lte=Now()),
+    "revoked": Q(revoked_at__isnull=False),
+}
+
+
+class KeysQuery(SearchQuery):
+    status: Literal["active", "expired", "revoked"] | None = None
+
+
+class CreateKey(msgspec.Struct, forbid_unknown_fields=True):
+    """`expires_at` is in Unix seconds. The new key may do no more, and live no longer, than the one that makes it."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=80)]
+    scopes: Annotated[list[Permission], Meta(min_length=1, max_length=len(SCOPES))]
+    expires_at: Annotated[int, Meta(ge=0, le=253_000_000_000)] | None = None
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
+    concurrent_requests: Limit | None = None
+
+
+class RotateKey(msgspec.Struct, forbid_unknown_fields=True):
+    """For `overlap_hours`, both keys work. 0 ends the old key at once."""
+
+    overlap_hours: Annotated[int, Meta(ge=0, le=operations.MAX_OVERLAP.days * 24)] = 24
+
+
+class ApiKeyObject(TypedDict):
+    """`prefix` is the begin of the secret. `created_by` is a member."""
+
+    object: Literal["api_key"]
+    id: str
+    name: str
+    prefix: str
+    status: str
+    scopes: list[str]
+    created_by: str
+    created_at: int
+    last_used_at: int | None
+    expires_at: int | None
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    concurrent_requests: int | None
+
+
+class IssuedKeyObject(ApiKeyObject):
+    """A new key. `secret` is shown only here."""
+
+    secret: str
+
+
+class KeyList(ApiView):
+    required_scope = {"GET": Permission.VIEW, "POST": Permission.KEY_MANAGE}
+    examples = {"POST": {"name": "nightly evaluation", "scopes": ["inference"], "requests_per_minute": 60}}
+
+    def get(self, request: Request, query: KeysQuery) -> ListObject[ApiKeyObject]:
+        """List API keys, newest first. `q` searches name, prefix and maker."""
+        rows = queries.list_keys(organization=self.organization)
+        rows = rows.filter(_STATUSES[query.status]) if query.status else rows
+        now = db_now()
+        fields = ("name", "prefix", "created_by__name", "created_by__email")
+        return page(query, with_words_of(query, rows, fields=fields), lambda key: _key_object(key, now))
+
+    def post(self, request: Request, body: CreateKey) -> IssuedKeyObject:
+        """Create a key in the name of this key's maker. Its secret is in this answer only."""
+        expires_at = datetime.datetime.fromtimestamp(body.expires_at, datetime.UTC) if body.expires_at else None
+        scopes, now = frozenset(scope.value for scope in body.scopes), db_now()
+        require_within(identity=self.identity, scopes=scopes, expires_at=expires_at)
+        issued = operations.issue_key(
+            organization=self.organization,
+            name=body.name,
+            scopes=scopes,
+            by=self.maker,
+            expires_at=expires_at,
+            limits=KeyLimits(body.requests_per_minute, body.tokens_per_minute, body.concurrent_requests),
+            now=now,
+        )
+        return _issued_object(issued, now)
+
+
+class KeyDetail(ApiView):
+    required_scope = {"GET": Permission.VIEW, "DELETE": Permission.KEY_MANAGE}
+
+    def get(self, request: Request, key_id: str) -> ApiKeyObject:
+        """Return a key, without its secret."""
+        return _key_object(queries.get_key(organization=self.organization, id=key_id), db_now())
+
+    def delete(self, request: Request, key_id: str) -> ApiKeyObject:
+        """Revoke a key. It never works again, and stays in the list."""
+        now = db_now()
+        revoked = operations.revoke_key(organization=self.organization, key_id=key_id, by=self.maker, now=now)
+        return _key_object(revoked, now)
+
+
+class KeyRotation(ApiView):
+    required_scope = {"POST": Permission.KEY_MANAGE}
+    examples = {"POST": {"overlap_hours": 24}}
+
+    def post(self, request: Request, key_id: str, body: RotateKey) -> IssuedKeyObject:
+        """Replace a key by a new one with the same scopes, limits, labels and budget. Both work for `overlap_hours`.
+
+        Only the maker of a key may rotate it.
+        """
+        now = db_now()
+        key = queries.get_key(organization=self.organization, id=key_id)
+        require_within(identity=self.identity, scopes=frozenset(key.scopes), expires_at=key.expires_at)
+        issued = rotate_key(
+            organization=self.organization,
+            key_id=key_id,
+            overlap=datetime.timedelta(hours=body.overlap_hours),
+            by=self.maker,
+            now=now,
+        )
+        return _issued_object(issued, now)
+
+
+def _issued_object(issued: IssuedKey, now: datetime.datetime) -> IssuedKeyObject:
+    return {**_key_object(issued.key, now), "secret": issued.secret}
+
+
+def _key_object(key: ApiKey, now: datetime.datetime) -> ApiKeyObject:
+    return {
+        "object": "api_key",
+        "id": key.pk,
+        "name": key.name,
+        "prefix": key.prefix,
+        "status": key.status(now=now),
+        "scopes": list(key.scopes),
+        "created_by": key.created_by_id,
+        "created_at": int(key.created_at.timestamp()),
+        "last_used_at": int(key.last_used_at.timestamp()) if key.last_used_at else None,
+        "expires_at": int(key.expires_at.timestamp()) if key.expires_at else None,
+        "requests_per_minute": key.requests_per_minute,
+        "tokens_per_minute": key.tokens_per_minute,
+        "concurrent_requests": key.concurrent_requests,
+    }

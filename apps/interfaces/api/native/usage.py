@@ -1,0 +1,218 @@
+"""Limits and their use, budgets, and usage by hour, key and model."""
+
+import datetime
+from decimal import Decimal, InvalidOperation
+from typing import Annotated, Literal, TypedDict
+
+import msgspec
+from msgspec import Meta
+from rest_framework.request import Request
+
+from apps.accounts.models import Organization
+from apps.accounts.roles import Permission
+from apps.billing.budgets import (
+    DEFAULT_THRESHOLDS,
+    MAX_THRESHOLDS,
+    end_budget,
+    get_budget,
+    get_states,
+    list_budgets,
+    set_budget,
+)
+from apps.billing.models import Budget, TrafficHour
+from apps.billing.usage.traffic import list_traffic_hours
+from apps.core.database.clock import db_now
+from apps.core.errors import InvalidValue
+from apps.core.money import usd_decimal, usd_to_nano
+from apps.finetuning.usage.quota_use import list_quota_use
+from apps.interfaces.api.requests.pagination import ListObject, PageQuery, list_object, page
+from apps.interfaces.api.views import ApiView
+
+Moment = Annotated[int, Meta(ge=0, le=253_000_000_000, description="In Unix seconds.")]
+
+
+class QuotaObject(TypedDict):
+    """`limit` is null if there is none. Rates have no `used`: answers of the gateway say what is left of the minute."""
+
+    id: str
+    object: Literal["quota"]
+    limit: int | None
+    used: int | None
+    available: int | None
+
+
+class QuotaList(ApiView):
+    required_scope = {"GET": Permission.VIEW}
+
+    def get(self, request: Request) -> ListObject[QuotaObject]:
+        """Return each limit of the organization, how much of it is used, and how much is available."""
+        found: list[QuotaObject] = [
+            {
+                "id": quota.name,
+                "object": "quota",
+                "limit": quota.limit,
+                "used": quota.used,
+                "available": quota.available,
+            }
+            for quota in list_quota_use(organization=self.organization, now=db_now())
+        ]
+        return list_object(found)
+
+
+class SetBudget(msgspec.Struct, forbid_unknown_fields=True):
+    """`target` is a label as name=value, the id of a key, or that of a member's user; empty for the organization."""
+
+    limit_usd: Annotated[str, Meta(max_length=30, examples=["250.00"])] | float
+    scope: Literal["organization", "label", "key", "member"] = "organization"
+    target: Annotated[str, Meta(max_length=577)] = ""
+    mode: Literal["alert", "block", "pause"] = "alert"
+    thresholds: Annotated[tuple[int, ...], Meta(max_length=MAX_THRESHOLDS)] = DEFAULT_THRESHOLDS
+
+
+class BudgetObject(TypedDict):
+    object: Literal["budget"]
+    id: str
+    scope: str
+    target: str
+    limit_usd: str
+    spent_usd: str
+    held_usd: str
+    mode: str
+    thresholds: list[int]
+    created_at: int
+
+
+class DeletedBudget(TypedDict):
+    id: str
+    object: Literal["budget"]
+    deleted: Literal[True]
+
+
+class BudgetList(ApiView):
+    required_scope = {"GET": Permission.VIEW, "POST": Permission.ORGANIZATION_MANAGE}
+    examples = {"POST": {"limit_usd": "250.00", "mode": "block", "thresholds": [80, 100]}}
+
+    def get(self, request: Request) -> ListObject[BudgetObject]:
+        """Return all budgets in force, with what was spent this month and what is held. There are at most 100."""
+        return list_object(_budget_objects(self.organization, list(list_budgets(organization=self.organization))))
+
+    def post(self, request: Request, body: SetBudget) -> BudgetObject:
+        """Set the monthly budget of the organization, a label, a key or a member. It replaces the one before."""
+        budget = set_budget(
+            organization=self.organization,
+            scope=body.scope,
+            target=body.target,
+            limit_nano=_nano(body.limit_usd),
+            mode=body.mode,
+            thresholds=body.thresholds,
+            by=self.actor,
+            now=db_now(),
+        )
+        return _budget_objects(self.organization, [budget])[0]
+
+
+class BudgetDetail(ApiView):
+    required_scope = {"GET": Permission.VIEW, "DELETE": Permission.ORGANIZATION_MANAGE}
+
+    def get(self, request: Request, budget_id: str) -> BudgetObject:
+        """Return a budget in force."""
+        return _budget_objects(self.organization, [get_budget(organization=self.organization, id=budget_id)])[0]
+
+    def delete(self, request: Request, budget_id: str) -> DeletedBudget:
+        """End a budget. Jobs and requests that it held back can start."""
+        budget = get_budget(organization=self.organization, id=budget_id)
+        end_budget(organization=self.organization, budget_id=budget.pk, by=self.actor, now=db_now())
+        return {"id": budget_id, "object": "budget", "deleted": True}
+
+
+def _budget_objects(organization: Organization, budgets: list[Budget]) -> list[BudgetObject]:
+    states = get_states(organization=organization, budgets=budgets, now=db_now())
+    return [
+        {
+            "object": "budget",
+            "id": budget.pk,
+            "scope": budget.scope,
+            "target": budget.target,
+            "limit_usd": usd_decimal(budget.limit_nano),
+            "spent_usd": usd_decimal(states[budget.pk][0]),
+            "held_usd": usd_decimal(states[budget.pk][1]),
+            "mode": budget.mode,
+            "thresholds": budget.thresholds,
+            "created_at": int(budget.created_at.timestamp()),
+        }
+        for budget in budgets
+    ]
+
+
+def _nano(amount: str | float) -> int:
+    try:
+        return usd_to_nano(Decimal(str(amount)))
+    except (InvalidOperation, ValueError) as error:
+        text = "'limit_usd' is an amount in dollars, such as 250.00: at most nine decimals. Send another amount."
+        raise InvalidValue(text, param="limit_usd") from error
+
+
+class UsageQuery(PageQuery):
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+    start_time: Moment | None = None
+    end_time: Moment | None = None
+    key: Annotated[str, Meta(max_length=40, description="The id of a key.")] | None = None
+    model: Annotated[str, Meta(max_length=200)] | None = None
+
+
+class UsageObject(TypedDict):
+    """The requests of one hour with one key for one model. `cost_usd` includes usage that is not charged yet."""
+
+    object: Literal["usage.hour"]
+    id: str
+    hour: int
+    key: str | None
+    model: str | None
+    requests: int
+    failed: int
+    refused: int
+    input_tokens: int
+    cached_input_tokens: int
+    output_tokens: int
+    cost_usd: str
+
+
+class UsageList(ApiView):
+    required_scope = {"GET": Permission.VIEW}
+
+    def get(self, request: Request, query: UsageQuery) -> ListObject[UsageObject]:
+        """List usage by hour, key and model, newest first; by default of the last 7 days. It is kept for 90 days."""
+        until = _moment(query.end_time) if query.end_time is not None else db_now()
+        days = datetime.timedelta(days=7)
+        since = _moment(query.start_time) if query.start_time is not None else until - min(days, until - _moment(0))
+        if since > until:
+            raise InvalidValue("'start_time' must be before 'end_time'. Send an earlier one.", param="start_time")
+        rows = list_traffic_hours(
+            organization=self.organization,
+            since=since,
+            until=until,
+            key_id=query.key or "",
+            model_name=query.model or "",
+        )
+        return page(query, rows, _usage_object, order=("-hour_at", "-id"))
+
+
+def _moment(seconds: int) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+
+
+def _usage_object(row: TrafficHour) -> UsageObject:
+    return {
+        "object": "usage.hour",
+        "id": str(row.pk),
+        "hour": int(row.hour_at.timestamp()),
+        "key": row.key_id or None,
+        "model": row.model_name or None,
+        "requests": row.requests,
+        "failed": row.failed,
+        "refused": row.rate_limited + row.over_quota + row.not_found + row.invalid,
+        "input_tokens": row.input_tokens,
+        "cached_input_tokens": row.cached_input_tokens,
+        "output_tokens": row.output_tokens,
+        "cost_usd": usd_decimal(row.cost_nano),
+    }

@@ -1,0 +1,173 @@
+"""Keys, members, invitations, budgets, limits, usage and notifications over the API, each as far as a key may go."""
+
+import datetime
+
+import pytest
+
+from apps.accounts.models import ApiKey, Invitation, NotificationKind
+from apps.accounts.notices.notifications import notify
+from apps.accounts.operations import issue_key
+from apps.accounts.roles import SCOPES
+from apps.billing.budgets import list_key_labels, set_key_labels
+from apps.billing.models import TrafficHour
+from apps.core.database.clock import db_now
+from apps.core.models import AuditEntry
+from tests.factories.accounts import make_key, make_member
+
+HOUR = datetime.timedelta(hours=1)
+
+
+def test_a_key_is_created_rotated_with_an_overlap_and_revoked(api_client, key, organization, alice):
+    client = api_client(key)
+    made = client.post("/api/v1/keys", {"name": "nightly", "scopes": ["view"], "requests_per_minute": 7}, format="json")
+    old = made.json()
+    set_key_labels(organization=organization, key_id=old["id"], labels={"team": "search"}, by="user_1")
+
+    new = client.post(f"/api/v1/keys/{old['id']}/rotate", {"overlap_hours": 2}, format="json").json()
+
+    both = [api_client(each["secret"]).get("/api/v1/me").status_code for each in (old, new)]
+    assert both == [200, 200]
+    assert (new["name"], new["scopes"], new["requests_per_minute"]) == ("nightly", ["view"], 7)
+    assert (new["id"], "team=search") in list_key_labels(organization=organization)
+    assert ApiKey.objects.get(pk=old["id"]).expires_at - db_now() <= 2 * HOUR
+
+    ApiKey.objects.filter(pk=old["id"]).update(expires_at=db_now())
+    assert api_client(old["secret"]).get("/api/v1/me").status_code == 401
+    revoked = client.delete(f"/api/v1/keys/{new['id']}").json()
+    assert revoked["status"] == "revoked" and "secret" not in revoked
+    assert api_client(new["secret"]).get("/api/v1/me").status_code == 401
+    again = client.post(f"/api/v1/keys/{new['id']}/rotate", {}, format="json")
+    assert (again.status_code, again.json()["error"]["code"]) == (400, "key_not_active")
+    entries = AuditEntry.objects.filter(actor=alice.pk, action__startswith="key.", target__in=[old["id"], new["id"]])
+    assert {entry.action for entry in entries} == {"key.create", "key.rotate", "key.revoke"}
+    assert {entry.details["api_key"] for entry in entries} == {key.key.pk}
+
+
+def test_a_key_makes_no_key_that_can_do_more_or_lives_longer(api_client, organization, alice):
+    soon = db_now() + HOUR
+    narrow = issue_key(
+        organization=organization, name="narrow", scopes=frozenset({"view", "key.manage"}), by=alice,
+        expires_at=soon, now=db_now(),
+    )  # fmt: skip
+    wide = make_key(organization, alice)
+    client = api_client(narrow)
+
+    def refused(path: str, body: dict) -> tuple[int, str]:
+        answer = client.post(path, body, format="json")
+        return answer.status_code, answer.json()["error"]["param"]
+
+    assert refused("/api/v1/keys", {"name": "a", "scopes": ["inference"], "expires_at": int(soon.timestamp())}) == (
+        403, "scopes",
+    )  # fmt: skip
+    assert refused("/api/v1/keys", {"name": "a", "scopes": ["view"]}) == (403, "expires_at")
+    assert refused(f"/api/v1/keys/{wide.key.pk}/rotate", {}) == (403, "scopes")
+
+
+def test_only_the_maker_of_a_key_rotates_it(api_client, organization, alice):
+    bob = make_member(organization, "member")
+    theirs = make_key(organization, bob, scopes=frozenset({"view"}))
+
+    answer = api_client(make_key(organization, alice)).post(f"/api/v1/keys/{theirs.key.pk}/rotate", {}, format="json")
+
+    assert answer.status_code == 403 and "Only the maker" in answer.json()["error"]["message"]
+
+
+def test_members_and_invitations_follow_the_role_of_the_maker(api_client, key, organization, alice):
+    bob = make_member(organization, "admin")
+    admin = api_client(make_key(organization, bob, scopes=frozenset(SCOPES) - {"organization.manage"}))
+    listed = admin.get("/api/v1/members?role=owner").json()["data"]
+    assert [each["user"] for each in listed] == [alice.pk]
+
+    assert admin.post(f"/api/v1/members/{listed[0]['id']}", {"role": "viewer"}, format="json").status_code == 403
+    assert admin.delete(f"/api/v1/members/{listed[0]['id']}").status_code == 403
+    asked = (
+        api_client(key)
+        .post("/api/v1/invitations", {"email": "new@example.com", "role": "member"}, format="json")
+        .json()
+    )
+    assert [each["id"] for each in admin.get("/api/v1/invitations").json()["data"]] == [asked["id"]]
+    assert admin.delete(f"/api/v1/invitations/{asked['id']}").json()["deleted"]
+    assert Invitation.objects.get(pk=asked["id"]).revoked_at
+
+    mine = api_client(key).get(f"/api/v1/members?q={bob.email}").json()["data"][0]
+    assert api_client(key).post(f"/api/v1/members/{mine['id']}", {"role": "viewer"}, format="json").json()["role"] == (
+        "viewer"
+    )
+    assert api_client(key).delete(f"/api/v1/members/{mine['id']}").json()["deleted"]
+    assert admin.get("/api/v1/me").status_code == 401
+
+
+def test_budgets_are_set_and_ended(api_client, key):
+    client = api_client(key)
+    body = {"limit_usd": "250.00", "mode": "block", "thresholds": [100, 80]}
+    made = client.post("/api/v1/budgets", body, format="json").json()
+    assert (made["limit_usd"], made["spent_usd"], made["thresholds"]) == ("250", "0", [80, 100])
+    assert client.get("/api/v1/budgets").json()["data"] == [made]
+    assert client.delete(f"/api/v1/budgets/{made['id']}").json()["deleted"]
+    assert client.get(f"/api/v1/budgets/{made['id']}").status_code == 404
+
+
+@pytest.fixture
+def hours(organization) -> list[TrafficHour]:
+    begin = db_now().replace(minute=0, second=0, microsecond=0)
+    counts = ("aborted", "rate_limited", "over_quota", "not_found", "invalid", "failed", "cached_input_tokens")
+    return [
+        TrafficHour.objects.create(
+            organization=organization, model_name="tiny", key_id=f"key_{number % 2}", hour_at=begin - number * HOUR,
+            requests=10 + number, input_tokens=5, output_tokens=6, cost_nano=7,
+            first_token_counts=[], latency_counts=[], **dict.fromkeys(counts, 0),
+        )
+        for number in range(5)
+    ]  # fmt: skip
+
+
+def test_usage_is_paged_by_hour_key_and_model(api_client, key, hours, rival, charlie):
+    client, seen, after = api_client(key), [], ""
+    while True:
+        answer = client.get(f"/api/v1/usage?limit=2{after}").json()
+        seen += [each["requests"] for each in answer["data"]]
+        if not answer["has_more"]:
+            break
+        after = f"&after={answer['last_id']}"
+    assert seen == [10, 11, 12, 13, 14]
+    of_one = client.get("/api/v1/usage?key=key_1&model=tiny").json()["data"]
+    assert [each["requests"] for each in of_one] == [11, 13] and of_one[0]["cost_usd"] == "0.000000007"
+    since = int(hours[1].hour_at.timestamp())
+    assert [each["requests"] for each in client.get(f"/api/v1/usage?start_time={since}").json()["data"]] == [10, 11]
+    assert client.get("/api/v1/usage?after=nothing").json()["error"]["param"] == "after"
+    assert client.get("/api/v1/usage?start_time=9&end_time=8").json()["error"]["param"] == "start_time"
+    assert api_client(make_key(rival, charlie)).get("/api/v1/usage").json()["data"] == []
+
+
+def test_limits_say_what_is_used_and_left(api_client, key, organization):
+    found = {each["id"]: each for each in api_client(key).get("/api/v1/quotas").json()["data"]}
+
+    assert found["queued_jobs"]["used"] == 0 and found["storage_bytes"]["used"] == 0
+    assert found["queued_jobs"]["available"] == found["queued_jobs"]["limit"]
+    assert found["requests_per_minute"]["used"] is None
+
+
+def test_notifications_are_those_of_the_maker(api_client, key, organization, alice):
+    bob = make_member(organization, "member")
+    for person in (alice, bob):
+        notify(
+            organization=organization, kind=NotificationKind.JOB, title=lambda: "It ended", path="/jobs",
+            key=person.pk, users=[person.pk],
+        )  # fmt: skip
+    client = api_client(key)
+
+    unread = client.get("/api/v1/notifications?is_read=false").json()["data"]
+    assert len(unread) == 1
+    assert client.post("/api/v1/notifications", {"notification": unread[0]["id"]}, format="json").json()["marked"] == 1
+    assert client.get("/api/v1/notifications?is_read=false&kind=job").json()["data"] == []
+
+
+def test_an_answer_that_the_client_has_is_not_sent_again(api_client, key, organization, alice):
+    client = api_client(key)
+    first = client.get("/api/v1/keys")
+    again = client.get("/api/v1/me", headers={"If-None-Match": client.get("/api/v1/me").headers["ETag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+    make_key(organization, alice)
+    changed = client.get("/api/v1/keys", headers={"If-None-Match": first.headers["ETag"]})
+    assert changed.status_code == 200 and len(changed.json()["data"]) == 2
