@@ -53,7 +53,8 @@ class Rehearser:
 def rehearse(request: MemoryRequest, *, should_stop: Callable[[], bool] = lambda: False) -> MemoryReport:
     """Return the job's memory, traced by a process of its own that lasts at most five minutes. Raises NotRehearsed."""
     parent = getpid()
-    child = subprocess.Popen(
+    ends_at, sent = time.monotonic() + _SECONDS, msgspec.json.encode(request)
+    with subprocess.Popen(
         [sys.executable, "-m", "gpu_workers.rehearsal"],
         cwd=REPOSITORY,
         env=child_environment(threads=1, devices=()),
@@ -62,20 +63,18 @@ def rehearse(request: MemoryRequest, *, should_stop: Callable[[], bool] = lambda
         stderr=subprocess.DEVNULL,
         start_new_session=True,
         preexec_fn=lambda: _limit(parent),
-    )
-    ends_at, sent = time.monotonic() + _SECONDS, msgspec.json.encode(request)
-    try:
-        while True:
-            try:
-                answer, _ = child.communicate(sent, timeout=0.5)
-                break
-            except subprocess.TimeoutExpired:
-                sent = b""
-                if should_stop() or time.monotonic() > ends_at:
-                    raise NotRehearsed("it was ended before its figure was there") from None
-    finally:
-        child.kill()
-        child.wait()
+    ) as child:
+        try:
+            while True:
+                try:
+                    answer, _ = child.communicate(sent, timeout=0.5)
+                    break
+                except subprocess.TimeoutExpired:
+                    sent = b""
+                    if should_stop() or time.monotonic() > ends_at:
+                        raise NotRehearsed("it was ended before its figure was there") from None
+        finally:
+            child.kill()
     try:
         return msgspec.json.decode(answer, type=MemoryReport)
     except msgspec.DecodeError as error:

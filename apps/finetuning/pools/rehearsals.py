@@ -21,7 +21,7 @@ from apps.core.errors import InvalidValue, NotFound, PermissionDenied
 from apps.core.messages import outbox
 from apps.finetuning.models import GpuPool, MemoryRehearsal, Worker, WorkerKind
 from apps.finetuning.quotes.pool_facts import LIVE_SECONDS
-from apps.finetuning.quotes.rehearsals import KEPT, Rehearsal
+from apps.finetuning.quotes.rehearsals import KEPT, QuotedRehearsal
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ _MAX_RATIO = 3.0  # between a report and the formula
 
 
 @transaction.atomic
-def ask(*, organization: Organization | str, rehearsal: Rehearsal, pool: GpuPool, now: datetime.datetime) -> bool:
+def ask(*, organization: Organization | str, rehearsal: QuotedRehearsal, pool: GpuPool, now: datetime.datetime) -> bool:
     """Ask the workers for the figure, if it is neither known nor asked for; return whether one will come.
 
     None will come while no trainer is online, or if it could not be traced. An organization has at most three open
@@ -110,9 +110,7 @@ def _is_open(now: datetime.datetime) -> Q:
 def _check(memory: MemoryReport, *, computed_bytes: int) -> None:
     ratio = memory.allocated_bytes / max(1, computed_bytes)
     if not 1 / _MAX_RATIO <= ratio <= _MAX_RATIO:
-        message = (
-            f"allocated_bytes is {ratio:.2f} times the formula's figure, which is not believed."
-        )
+        message = f"allocated_bytes is {ratio:.2f} times the formula's figure, which is not believed."
         raise InvalidValue(message, param="memory.allocated_bytes")
     if memory.resting_bytes > memory.allocated_bytes:
         raise InvalidValue("resting_bytes is part of allocated_bytes.", param="memory.resting_bytes")

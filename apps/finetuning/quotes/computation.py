@@ -292,7 +292,7 @@ def _with_rehearsals(quotes: list[PoolQuote], base_model: BaseModel, recipe: Hyp
 def _smaller(quoted: PoolQuote, state: PoolState, task: Task, base_model: BaseModel) -> PoolQuote:
     """Quote the job again with fewer rows at a time, as its rehearsal needs more than the GPU holds.
 
-    The formula is told of a GPU smaller by the share that it fell short; what then fits has the rehearsal's room.
+    The formula gets a GPU that is smaller by the share by which its own figure was too low.
     """
     estimate, needed = quoted.estimate, _rehearsed_bytes(quoted)
     room = min(estimate.capacity_bytes * estimate.peak_bytes // needed, estimate.peak_bytes_p90 - 1)

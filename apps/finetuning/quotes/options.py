@@ -14,7 +14,7 @@ from apps.estimates.quote import Estimate
 from apps.estimates.ranking import RankedOption, Ranking, rank
 from apps.estimates.requests import Correction
 from apps.finetuning.models import GpuPool, PricePolicy
-from apps.finetuning.quotes.rehearsals import Rehearsal
+from apps.finetuning.quotes.rehearsals import QuotedRehearsal
 from apps.finetuning.usage.charges import least_cap_nano
 
 _COUNT = re.compile("[1-9][0-9]{0,2}")
@@ -35,7 +35,7 @@ class PoolQuote:
     block_reason: str
     correction: Correction | None = None
     ways: tuple["Remedy", ...] = ()
-    rehearsal: Rehearsal | None = None
+    rehearsal: QuotedRehearsal | None = None
 
     @property
     def is_oversized(self) -> bool:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
+from django.db.models.functions import Now
 
 from apps.catalog.models import BaseModel
 from apps.contracts.runs import Hyperparameters, MemoryReport, MemoryRequest
-from apps.core.database.clock import db_now
 from apps.estimates.physics.memory import device_bytes
 from apps.estimates.physics.plans import TrainingPlan
 from apps.estimates.quote import Estimate
@@ -22,7 +22,7 @@ _DEVICE_PARTS = ("framework", "allocator")  # of an estimate; the others are ten
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class QuotedRehearsal:
     """A job's memory to rehearse on one GPU. `peak_bytes` is None until a worker has reported it."""
 
     request: MemoryRequest
@@ -38,14 +38,14 @@ class Rehearsal:
 
 def rehearsal_of(
     *, base_model: BaseModel, recipe: Hyperparameters, estimate: Estimate, is_on_cpu: bool
-) -> Rehearsal | None:
+) -> QuotedRehearsal | None:
     """Return what to rehearse of the quoted job; None if its model or its parallelism cannot be traced."""
     return _rehearsal(base_model, recipe, estimate.plan, _tensor_bytes(msgspec.to_builtins(estimate)), is_on_cpu)
 
 
 def stored_rehearsal(
     *, base_model: BaseModel, recipe: Hyperparameters, estimate: Mapping[str, object], is_on_cpu: bool
-) -> Rehearsal | None:
+) -> QuotedRehearsal | None:
     """Return the same from a job's stored estimate, with the figure if it is known."""
     try:
         plan = msgspec.convert(estimate.get("plan"), TrainingPlan)
@@ -55,14 +55,14 @@ def stored_rehearsal(
     return with_figures([found])[0] if found else None
 
 
-def with_figures(rehearsals: Iterable[Rehearsal | None]) -> list[Rehearsal | None]:
+def with_figures(rehearsals: Iterable[QuotedRehearsal | None]) -> list[QuotedRehearsal | None]:
     """Return the rehearsals with the figures that workers have reported, by one query."""
     listed = list(rehearsals)
     digests = {each.digest for each in listed if each}
     if not digests:
         return listed
-    rows = MemoryRehearsal.objects.filter(pk__in=digests, reported_at__gte=db_now() - KEPT)
-    reports = {row.pk: msgspec.convert(row.report, MemoryReport) for row in rows}
+    rows = MemoryRehearsal.objects.filter(pk__in=digests, reported_at__gte=Now() - KEPT).values_list("pk", "report")
+    reports = {digest: msgspec.convert(report, MemoryReport) for digest, report in rows}
     return [
         replace(each, peak_bytes=_device_bytes(each.request, reports[each.digest]))
         if each and each.digest in reports
@@ -73,7 +73,7 @@ def with_figures(rehearsals: Iterable[Rehearsal | None]) -> list[Rehearsal | Non
 
 def _rehearsal(
     base_model: BaseModel, recipe: Hyperparameters, plan: TrainingPlan, computed_bytes: int, is_on_cpu: bool
-) -> Rehearsal | None:
+) -> QuotedRehearsal | None:
     parallelism, config = _TRACED.get(plan.parallelism), base_model.config
     if parallelism is None or plan.cpu_offload or "model_type" not in config or "n_layers" in config:
         return None
@@ -100,7 +100,7 @@ def _rehearsal(
         parallelism=parallelism,
         is_on_cpu=is_on_cpu,
     )
-    return Rehearsal(request, computed_bytes)
+    return QuotedRehearsal(request, computed_bytes)
 
 
 def _tensor_bytes(estimate: Mapping[str, object]) -> int:
