@@ -63,7 +63,8 @@ def report_of(taken: RehearsalRequest, *, times: float = 1.0) -> RehearsalReport
 
 def test_a_review_asks_a_worker_and_shows_its_figure(chosen, floor, client_for, bob, worker_call) -> None:
     client = client_for(bob)
-    page = review(client, chosen)  # whose script has asked
+    page = review(client, chosen)
+    assert not MemoryRehearsal.objects.exists()
     asked = rehearse(client, page)
     assert "The rehearsal runs now" in asked.content.decode() and "HX-Refresh" not in asked.headers
     rehearse(client, page)  # asks nothing more
@@ -87,6 +88,7 @@ def test_a_job_whose_rehearsal_exceeds_the_pool_is_not_launched(chosen, floor, c
     client = client_for(bob)
     GpuPool.objects.filter(pk=floor.pool.pk).update(memory_bytes=1_000_000_000)
     page = review(client, chosen)
+    rehearse(client, page)
     taken = msgspec.json.decode(worker_call("/rehearsals/next").content, type=RehearsalRequest)
     assert worker_call("/rehearsals", report_of(taken, times=2.9)).status_code == 204
 
