@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from apps.contracts.evaluation import EvaluationPlan, EvaluationReport
 from apps.contracts.failures import FailureCode
-from apps.contracts.struct import Count, Rate, Seconds, Steps, Text
+from apps.contracts.struct import Count, Rate, Seconds, Software, Steps, Text
 from apps.contracts.struct import Struct as Struct
 
 MAX_SAMPLES, SAMPLE_CHARACTERS = 3, 1_000
@@ -187,6 +187,8 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     checkpoint_interval_seconds: int = 300
     expected_training_seconds: float | None = None  # of all steps, from the quote
     estimated_peak_bytes: int | None = None
+    rehearsed_bytes: int | None = None  # of one GPU; None: not rehearsed yet
+    rehearsal: "MemoryRequest | None" = None  # for the worker to rehearse before it begins
     start_from: CheckpointRef | None = None  # weights to start with; nothing else is taken from it
     gpu_count: int = 1
     parallelism: str = "single"  # "single" | "ddp" | "fsdp"
@@ -381,6 +383,6 @@ class MemoryReport(Struct, frozen=True, kw_only=True):
     weight_bytes: Count  # of them, the base model
     peak_bytes: Count
     moment: Text  # of the peak
-    moments: dict[Text, Count]
+    moments: Annotated[dict[Text, Count], Meta(max_length=200)]
     seconds: Seconds = 0.0
-    software: dict[Text, Text] = {}
+    software: Software = {}

@@ -8,7 +8,16 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from apps.contracts.runs import BaseModelRef, Manifest, RunEvent, RunOutcome, RunSpec, Struct
+from apps.contracts.runs import (
+    BaseModelRef,
+    Manifest,
+    MemoryReport,
+    MemoryRequest,
+    RunEvent,
+    RunOutcome,
+    RunSpec,
+    Struct,
+)
 from apps.contracts.struct import Count, Rate, Seconds, Software, Steps, Text
 
 API_VERSION = 1
@@ -160,6 +169,21 @@ class ProbeRequest(Struct, frozen=True, kw_only=True):
     gradient_checkpointing: bool = False
     shape: str = ""
     config: dict[str, Any] | None = None  # config.json to generate weights for, instead of the base model's files
+
+
+class RehearsalRequest(Struct, frozen=True, kw_only=True):
+    """Response of POST /internal/v1/rehearsals/next (worker credential): a job's memory to trace; 204 without one."""
+
+    digest: str
+    memory: MemoryRequest
+
+
+class RehearsalReport(Struct, frozen=True, kw_only=True):
+    """A traced request of this worker; without `memory`, it could not be traced, or a run arrived first."""
+
+    digest: Text
+    memory: MemoryReport | None = None
+    error: Text = ""
 
 
 class MissingProbes(Struct, frozen=True, kw_only=True):

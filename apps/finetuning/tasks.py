@@ -14,6 +14,7 @@ from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob, GpuPool
 from apps.finetuning.pools.accuracy import refresh_public_reports
 from apps.finetuning.pools.calibrations import refit_pools
+from apps.finetuning.pools.rehearsals import sweep_rehearsals
 from apps.finetuning.results.checkpoint_models import serve_checkpoint
 from apps.finetuning.results.retention import sweep_checkpoints, sweep_uploads
 from apps.finetuning.runs.leases import reclaim_expired_leases
@@ -85,7 +86,8 @@ def learn_from_runs(**_: object) -> None:
 
 @shared_task(name="finetuning.sweep_checkpoints")
 def sweep(**_: object) -> None:
-    """Delete old checkpoints of ended jobs, and unused uploads of ended runs."""
+    """Delete old checkpoints of ended jobs, unused uploads of ended runs, and old rehearsals."""
+    sweep_rehearsals(now=db_now())
     sweep_checkpoints(now=db_now())
     sweep_uploads(now=db_now())
 

@@ -29,6 +29,8 @@ from apps.contracts.worker_api import (
     JudgeAccess,
     MissingProbes,
     ProbeReport,
+    RehearsalReport,
+    RehearsalRequest,
     UploadRequest,
     UploadResponse,
 )
@@ -119,6 +121,13 @@ class ApiClient:
 
     def report_probe(self, report: ProbeReport) -> None:
         self._send("POST", "/probes", report, token=self._credential, patience_seconds=60)
+
+    def take_rehearsal(self) -> RehearsalRequest | None:
+        """Return a request for rehearsed memory that is now this worker's, or None if none waits."""
+        return self._optional("POST", "/rehearsals/next", None, RehearsalRequest, patience_seconds=0)
+
+    def report_rehearsal(self, report: RehearsalReport) -> None:
+        self._send("POST", "/rehearsals", report, token=self._credential, patience_seconds=60)
 
     def get_desired_state(self, replica_id: str, *, known_generation: int | None = None) -> DesiredState | None:
         """Return the adapters that the replica should hold, or None if nothing changed since `known_generation`."""

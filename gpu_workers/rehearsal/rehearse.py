@@ -31,11 +31,15 @@ def rehearse_memory(request: MemoryRequest) -> MemoryReport:
 
     found = whole_trace(depths, trace)
     moment = max(found.peaks, key=found.peaks.__getitem__)
-    peak = found.peaks[moment]
-    if not request.is_on_cpu:
-        peak = device_bytes(allocated=peak, resting=min(found.resting, peak), gpu_count=request.gpu_count)
+    allocated = found.peaks[moment]
+    peak = device_bytes(
+        allocated=allocated,
+        resting=min(found.resting, allocated),
+        gpu_count=request.gpu_count,
+        is_cpu=request.is_on_cpu,
+    )
     return MemoryReport(
-        allocated_bytes=found.peaks[moment],
+        allocated_bytes=allocated,
         resting_bytes=found.resting,
         weight_bytes=found.weights,
         peak_bytes=peak,

@@ -21,6 +21,7 @@ from gpu_workers.trainer.lease_keeper import leave
 from gpu_workers.trainer.preparation import safe_name
 from gpu_workers.trainer.probes import Prober
 from gpu_workers.trainer.publication import Publisher
+from gpu_workers.trainer.rehearsals import Rehearser
 from gpu_workers.trainer.run_supervisor import RunSupervisor
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class Agent:
         executor: SubprocessExecutor,
         publisher: Publisher | None,
         prober: Prober | None,
+        rehearser: Rehearser | None = None,
     ) -> None:
         self._config = config
         self._api = api
@@ -50,6 +52,7 @@ class Agent:
         self._executor = executor
         self._publisher = publisher
         self._prober = prober
+        self._rehearser = rehearser
         self._stop = threading.Event()
         self._waiting: ClaimResponse | None = None  # claimed during a measurement, not begun yet
         self._lock = threading.Lock()  # of the next two and the devices
@@ -121,9 +124,13 @@ class Agent:
         return self._api.claim(request)
 
     def _measure(self) -> bool:
-        """Take one missing measurement, on a machine without runs; return whether there was one."""
+        """Take one rehearsal or missing measurement, on a machine without runs; return whether there was one."""
         self._looked_at = time.monotonic()
-        if self._prober is None or not self._may_measure:
+        if not self._may_measure:
+            return False
+        if self._rehearser is not None and self._rehearser.run_one(should_stop=self._is_wanted_elsewhere):
+            return True
+        if self._prober is None:
             return False
         return self._prober.run_one(should_stop=self._is_wanted_elsewhere, not_before=self._measures_from)
 

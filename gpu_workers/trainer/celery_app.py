@@ -26,6 +26,7 @@ from gpu_workers.trainer.probes import MODULE as PROBING_CHILD
 from gpu_workers.trainer.probes import Prober
 from gpu_workers.trainer.publication import MODULE as PUBLISHING_CHILD
 from gpu_workers.trainer.publication import Publisher
+from gpu_workers.trainer.rehearsals import Rehearser
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class WorkerProcess:
             prober=Prober(
                 settings, api, gpu_key=machine.gpu_key, device=devices.names[0], executor=executor_of(PROBING_CHILD)
             ),
+            rehearser=Rehearser(api),
         )
         self.agent.recover()
         if self.is_stopping:

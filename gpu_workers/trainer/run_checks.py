@@ -1,6 +1,6 @@
 """Checks whether this machine can take this run, before any download and long before billing.
 
-The trainer's rehearsal decides about memory and disk; a run that would certainly fail is refused here at once.
+The trainer's first step decides about memory and disk; a run that would certainly fail is refused here at once.
 """
 
 import os
@@ -10,7 +10,8 @@ from pathlib import Path
 
 from apps.contracts.adapter_files import MAX_RANK, MAX_SCALE, TARGET_MODULES, get_scale
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import CheckpointRef, RunSpec
+from apps.contracts.runs import CheckpointRef, LogLine, RunSpec
+from gpu_workers.common.events import UNNUMBERED
 from gpu_workers.common.preflight import MIN_FREE_DISK_BYTES, GpuMemory, GpuUnreachable, list_gpu_memory
 
 _COPIES = 3  # of a checkpoint: the two that are kept, and the one being written
@@ -26,8 +27,8 @@ class Refused(Exception):
         self.message = message
 
 
-def check_run(spec: RunSpec, work_dir: Path, devices: Sequence[str]) -> tuple[str, ...]:
-    """Return warnings for the log of a run on these GPUs. Raises Refused."""
+def check_run(spec: RunSpec, work_dir: Path, devices: Sequence[str]) -> tuple[LogLine, ...]:
+    """Return lines for the log of a run on these GPUs: its rehearsed memory, and a warning. Raises Refused."""
     _check_servable(spec)
     _check_disk(spec, work_dir)
     return _check_memory(spec, devices)
@@ -68,8 +69,11 @@ def _check_disk(spec: RunSpec, work_dir: Path) -> None:
         raise Refused(FailureCode.DISK_FULL, message)
 
 
-def _check_memory(spec: RunSpec, devices: Sequence[str]) -> tuple[str, ...]:
-    needed = spec.estimated_peak_bytes
+def _check_memory(spec: RunSpec, devices: Sequence[str]) -> tuple[LogLine, ...]:
+    needed, source = (
+        spec.rehearsed_bytes or spec.estimated_peak_bytes,
+        "rehearsal" if spec.rehearsed_bytes else "estimate",
+    )
     if needed is None:
         return ()
     try:
@@ -77,18 +81,31 @@ def _check_memory(spec: RunSpec, devices: Sequence[str]) -> tuple[str, ...]:
     except GpuUnreachable as error:
         raise Refused(FailureCode.GPU_FAULT, f"The driver of the GPU does not answer ({error}).") from error
     smallest = min(memory, key=lambda each: each.free_bytes)
+    need, total, free = needed / _GIB, smallest.total_bytes / _GIB, smallest.free_bytes / _GIB
+    rehearsed = (_line("info", f"Rehearsed: {need:.1f} of {total:.1f} GiB."),) if spec.rehearsed_bytes else ()
     if needed > smallest.total_bytes:
-        message = (
-            f"The run needs {needed / _GIB:.1f} GiB by its estimate, the machine has {smallest.total_bytes / _GIB:.1f}."
-        )
-        raise Refused(FailureCode.OUT_OF_MEMORY, message)
+        if not (rehearsed and _can_shrink(spec)):
+            message = f"The run needs {need:.1f} GiB by its {source}, the machine has {total:.1f}."
+            raise Refused(FailureCode.OUT_OF_MEMORY, message)
+        return (*rehearsed, _line("warn", "If memory runs out before training, the run takes fewer rows at a time."))
     if needed <= smallest.free_bytes:
-        return ()
+        return rehearsed
     warning = (
-        f"Of {smallest.total_bytes / _GIB:.1f} GiB of memory {smallest.free_bytes / _GIB:.1f} are free, and the "
-        f"estimate is {needed / _GIB:.1f}: the rehearsal shows whether it fits."
+        f"Of {total:.1f} GiB of memory {free:.1f} are free, and the {source} is {need:.1f}: a step before training "
+        "shows whether it fits."
     )
-    return (warning,)
+    return (*rehearsed, _line("warn", warning))
+
+
+def _line(level: str, message: str) -> LogLine:
+    return LogLine(sequence=UNNUMBERED, level=level, message=message)
+
+
+def _can_shrink(spec: RunSpec) -> bool:
+    """Return whether the trainer can save memory without another result: by fewer rows at a time, or by recomputing."""
+    recipe = spec.hyperparameters
+    has_rows = recipe.batch_size > recipe.gradient_accumulation_steps * spec.gpu_count
+    return has_rows or not recipe.gradient_checkpointing
 
 
 def _machine_memory() -> GpuMemory:

@@ -46,6 +46,7 @@ from gpu_workers.trainer.lease_keeper import LeaseKeeper, leave
 from gpu_workers.trainer.preparation import CheckpointBroken, prepare
 from gpu_workers.trainer.progress_watch import ChildActivity, ProgressWatch
 from gpu_workers.trainer.publication import EVALUATION, Publisher, PublishSecrets, alone, deliver
+from gpu_workers.trainer.rehearsals import with_rehearsal
 from gpu_workers.trainer.reporter import CheckpointUploader, Reporter, Uploader
 from gpu_workers.trainer.run_checks import Refused, check_run
 from gpu_workers.trainer.tracking.child import TrackingChild
@@ -172,8 +173,9 @@ class RunSupervisor:
         """Refuse a run that would certainly fail here, and fetch its files; raises the errors of `prepare`."""
         self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.DOWNLOADING))
         self._work_dir.mkdir(parents=True, exist_ok=True)
-        for warning in check_run(self._spec, self._work_dir, self._devices):
-            self._report(LogLine(sequence=UNNUMBERED, level="warn", message=warning))
+        self._spec = with_rehearsal(self._spec, should_stop=lambda: self._keeper.is_lost or bool(self._stop_reason()))
+        for line in check_run(self._spec, self._work_dir, self._devices):
+            self._report(line)
         prepare(self._spec, self._work_dir, self._config, self._transfers, before_each=self._check)
 
     def _start_child(self) -> Child:

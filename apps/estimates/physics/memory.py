@@ -116,10 +116,13 @@ def peak_memory(
     return MemoryModel(shape_of_plan(architecture, plan), plan, gpu, stack).estimate(plan)
 
 
-def device_bytes(*, allocated: int, resting: int, gpu_count: int = 1) -> int:
-    """Return what a GPU shows for so many bytes of tensors: with the allocator's reserve, CUDA's context and NCCL."""
+def device_bytes(*, allocated: int, resting: int, gpu_count: int = 1, is_cpu: bool = False) -> int:
+    """Return what a device shows for so many bytes of tensors: with the allocator's reserve and the framework's own."""
+    varying = allocated - resting
+    if is_cpu:
+        return round(allocated + _CPU_ALLOCATOR_SHARE * varying + CPU_PROCESS_BYTES)
     shared = NCCL_BYTES if gpu_count > 1 else 0
-    return round(allocated + _RESERVE_SHARE * (allocated - resting) + CONTEXT_BYTES + _CUBLAS_BYTES + shared)
+    return round(allocated + _RESERVE_SHARE * varying + CONTEXT_BYTES + _CUBLAS_BYTES + shared)
 
 
 def weight_bytes(*, architecture: Architecture, plan: TrainingPlan, stack: StackProfile = ANNEAL) -> int:

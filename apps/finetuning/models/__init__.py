@@ -2,7 +2,15 @@
 
 from apps.finetuning.models.calibrations import CalibrationPoint, CalibrationVersion, PoolAccuracy
 from apps.finetuning.models.jobs import FineTuningJob, JobEvent, Quota, TrackerKey
-from apps.finetuning.models.pools import GpuPool, PricePolicy, ThroughputProbe, Worker, WorkerKind, WorkerToken
+from apps.finetuning.models.pools import (
+    GpuPool,
+    MemoryRehearsal,
+    PricePolicy,
+    ThroughputProbe,
+    Worker,
+    WorkerKind,
+    WorkerToken,
+)
 from apps.finetuning.models.runs import Checkpoint, Run, RunUpload
 
 __all__ = [
@@ -12,6 +20,7 @@ __all__ = [
     "FineTuningJob",
     "GpuPool",
     "JobEvent",
+    "MemoryRehearsal",
     "PoolAccuracy",
     "PricePolicy",
     "Quota",

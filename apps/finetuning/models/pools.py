@@ -123,6 +123,34 @@ class Worker(models.Model):
         return max(1, len(self.gpus))
 
 
+class MemoryRehearsal(models.Model):
+    """The memory of one shape of job, traced by a worker on request; it holds no customer's data.
+
+    A request is open until it is reported, it is too old, or too many workers tried it.
+    """
+
+    digest = models.CharField(max_length=64, primary_key=True, help_text="SHA-256 of the request and its version.")
+    request = models.JSONField(help_text="apps.contracts.runs.MemoryRequest")
+    computed_bytes = models.BigIntegerField(help_text="Of tensors, by the formula: a report far from it is refused.")
+    asker_sha256 = models.CharField(max_length=64, help_text="Of the organization's id, to count its open requests.")
+    asked_at = models.DateTimeField(db_default=Now())
+    worker = models.ForeignKey(Worker, on_delete=models.SET_NULL, null=True, related_name="+")
+    taken_at = models.DateTimeField(null=True)
+    tries = models.PositiveSmallIntegerField(default=0)
+    report = models.JSONField(null=True, help_text="apps.contracts.runs.MemoryReport")
+    reported_at = models.DateTimeField(null=True)
+
+    tenancy_reason = "traces of models and recipes, shared by all tenants"
+    app_access = "write"
+
+    class Meta:
+        constraints = [paired("rehearsal_report_pair", "report", "reported_at")]
+        indexes = [
+            models.Index(fields=["asked_at"], condition=Q(reported_at=None), name="rehearsal_open"),
+            models.Index(fields=["-asked_at"], name="rehearsal_newest"),
+        ]
+
+
 class ThroughputProbe(models.Model):
     """One short measured training loop on a pool's worker: the start of every time estimate."""
 

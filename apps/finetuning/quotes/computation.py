@@ -1,6 +1,7 @@
 """Quotes of one job on every pool: its needs, time and cost there, and why it may not start."""
 
 import math
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from apps.core.errors import InvalidValue
 from apps.core.money import rated
 from apps.estimates.durations import step_count
 from apps.estimates.errors import EstimateError
+from apps.estimates.fixes import Fix
 from apps.estimates.models import architectures
 from apps.estimates.physics import gpus
 from apps.estimates.physics.throughput import ProbeRow, SpeedSource
@@ -24,6 +26,7 @@ from apps.finetuning.lifecycle import LEASE_SECONDS, MAX_CHECKPOINT_SECONDS, REA
 from apps.finetuning.models import GpuPool, ThroughputProbe
 from apps.finetuning.quotes.options import PoolQuote, add_remedies, by_use
 from apps.finetuning.quotes.pool_facts import OpenPools, PoolState
+from apps.finetuning.quotes.rehearsals import rehearsal_of, with_figures
 from apps.finetuning.recipes.training_data import TrainingData
 from apps.finetuning.usage.charges import MINIMUM_SECONDS, least_seconds
 
@@ -60,14 +63,27 @@ def quote_pools(
 ) -> list[PoolQuote]:
     """Return a quote for each open pool and sensible number of GPUs, launchable ones first, then by cost.
 
-    `with_ways` adds to each quote that does not fit the changes that make it fit. Raises CannotEstimate,
-    InvalidValue, InvalidValue; each names the invalid field.
+    `with_ways` adds the rehearsed memory, and to each quote that does not fit the changes that make it fit. Raises
+    CannotEstimate and InvalidValue, which name the invalid field.
     """
     request = _request(base_model, data, hyperparameters)
     task = _task(request)
     states = pools.states(family=request.architecture.model_type, method=request.method)
     quotes = [quoted for state in states for quoted in _quote_pool(state, task, base_model, with_ways)]
-    return sorted(add_remedies(quotes) if with_ways else quotes, key=by_use)
+    if with_ways:
+        quotes = _with_rehearsals(quotes, base_model, hyperparameters)
+        if any(quoted.is_oversized for quoted in quotes):
+            by_pool = {state.pool.pk: state for state in states}
+            smaller = [
+                _smaller(quoted, by_pool[quoted.pool.pk], task, base_model) if quoted.is_oversized else quoted
+                for quoted in quotes
+            ]
+            quotes = [
+                _refused(quoted) if quoted.is_oversized else quoted
+                for quoted in _with_rehearsals(smaller, base_model, hyperparameters)
+            ]
+        quotes = add_remedies(quotes)
+    return sorted(quotes, key=by_use)
 
 
 def with_plan(hyperparameters: Hyperparameters, estimate: Estimate) -> Hyperparameters:
@@ -156,11 +172,11 @@ def as_invalid(error: EstimateError) -> InvalidValue:
     return InvalidValue(f"{error}.", param=_PARAMS.get(error.field, f"hyperparameters.{error.field}"))
 
 
-def _facts(state: PoolState, base_model: BaseModel) -> PoolFacts:
+def _facts(state: PoolState, base_model: BaseModel, memory_bytes: int | None = None) -> PoolFacts:
     report = msgspec.convert(state.probe.report, ProbeReport) if state.probe else None
     price, startup_seconds = state.price, report.startup_seconds if report else 0.0
     return PoolFacts(
-        gpu=gpu_of(state.pool),
+        gpu=gpu_of(state.pool, memory_bytes=memory_bytes),
         probe=probe_row(state.probe, report) if state.probe and report else None,
         price_nano=price.price_nano * 1000 if price else None,  # a rule's price is for `per` milliseconds
         price_per_seconds=price.per if price else 3600,
@@ -208,19 +224,30 @@ def probe_row(probe: ThroughputProbe, report: ProbeReport) -> ProbeRow:
     )
 
 
-def gpu_of(pool: GpuPool) -> gpus.Gpu:
-    """Return the pool's GPU type, with the memory that one job may use."""
+def gpu_of(pool: GpuPool, *, memory_bytes: int | None = None) -> gpus.Gpu:
+    """Return the pool's GPU type, with the memory that one job may use, or with `memory_bytes` of it."""
+    usable = pool.memory_bytes if memory_bytes is None else memory_bytes
     if pool.gpu_type_id == "cpu":
-        return gpus.cpu(memory_bytes=pool.memory_bytes)
-    return msgspec.structs.replace(_gpu_types()[pool.gpu_type_id], memory_bytes=pool.memory_bytes)
+        return gpus.cpu(memory_bytes=usable)
+    return msgspec.structs.replace(_gpu_types()[pool.gpu_type_id], memory_bytes=usable)
 
 
 # --- the quotes -------------------------------------------------------------------------------------------------------
 
 
-def _quote_pool(state: PoolState, task: Task, base_model: BaseModel, with_fixes: bool) -> list[PoolQuote]:
-    facts = _facts(state, base_model)
-    counts = (1,) if facts.gpu.is_cpu else tuple(count for count in GPU_COUNTS if task.request.batch_size % count == 0)
+def _quote_pool(
+    state: PoolState,
+    task: Task,
+    base_model: BaseModel,
+    with_fixes: bool,
+    *,
+    memory_bytes: int | None = None,
+    gpu_count: int | None = None,
+) -> list[PoolQuote]:
+    facts = _facts(state, base_model, memory_bytes)
+    counts = tuple(count for count in GPU_COUNTS if task.request.batch_size % count == 0)
+    if gpu_count or facts.gpu.is_cpu:
+        counts = (gpu_count or 1,)
     try:
         estimates = quote_placements(
             task=task,
@@ -244,6 +271,50 @@ def _quote_pool(state: PoolState, task: Task, base_model: BaseModel, with_fixes:
         )
         for estimate in _sensible(estimates)
     ]
+
+
+def _with_rehearsals(quotes: list[PoolQuote], base_model: BaseModel, recipe: Hyperparameters) -> list[PoolQuote]:
+    """Return the quotes with what to rehearse of those that fit, and the figures that are known."""
+    asked = [
+        rehearsal_of(
+            base_model=base_model,
+            recipe=recipe,
+            estimate=quoted.estimate,
+            is_on_cpu=quoted.pool.gpu_type_id == "cpu",
+        )
+        if quoted.estimate.fits
+        else quoted.rehearsal
+        for quoted in quotes
+    ]
+    return [replace(quoted, rehearsal=found) for quoted, found in zip(quotes, with_figures(asked), strict=True)]
+
+
+def _smaller(quoted: PoolQuote, state: PoolState, task: Task, base_model: BaseModel) -> PoolQuote:
+    """Quote the job again with fewer rows at a time, as its rehearsal needs more than the GPU holds.
+
+    The formula gets a GPU that is smaller by the share by which its own figure was too low.
+    """
+    estimate, needed = quoted.estimate, _rehearsed_bytes(quoted)
+    room = min(estimate.capacity_bytes * estimate.peak_bytes // needed, estimate.peak_bytes_p90 - 1)
+    other = _quote_pool(state, task, base_model, True, memory_bytes=room, gpu_count=estimate.gpu_count)[0]
+    if not other.estimate.fits:
+        return _refused(quoted, fixes=other.estimate.fixes)
+    capacity = estimate.capacity_bytes
+    real = msgspec.structs.replace(
+        other.estimate, capacity_bytes=capacity, headroom_bytes=capacity - other.estimate.peak_bytes
+    )
+    return replace(other, estimate=real)
+
+
+def _refused(quoted: PoolQuote, *, fixes: tuple[Fix, ...] = ()) -> PoolQuote:
+    needed, held = _rehearsed_bytes(quoted) / gpus.GIB, quoted.estimate.capacity_bytes / gpus.GIB
+    reason = f"The rehearsal needed {needed:,.1f} GiB; {quoted.pool.gpu_type.name} holds {held:,.1f} GiB."
+    estimate = msgspec.structs.replace(quoted.estimate, fits=False, reason=reason, fixes=fixes)
+    return replace(quoted, estimate=estimate, block_reason=reason)
+
+
+def _rehearsed_bytes(quoted: PoolQuote) -> int:
+    return (quoted.rehearsal.peak_bytes if quoted.rehearsal else None) or quoted.estimate.peak_bytes
 
 
 def _sensible(estimates: tuple[Estimate, ...]) -> list[Estimate]:

@@ -14,6 +14,7 @@ from apps.estimates.quote import Estimate
 from apps.estimates.ranking import RankedOption, Ranking, rank
 from apps.estimates.requests import Correction
 from apps.finetuning.models import GpuPool, PricePolicy
+from apps.finetuning.quotes.rehearsals import QuotedRehearsal
 from apps.finetuning.usage.charges import least_cap_nano
 
 _COUNT = re.compile("[1-9][0-9]{0,2}")
@@ -34,6 +35,12 @@ class PoolQuote:
     block_reason: str
     correction: Correction | None = None
     ways: tuple["Remedy", ...] = ()
+    rehearsal: QuotedRehearsal | None = None
+
+    @property
+    def is_oversized(self) -> bool:
+        """Return whether the rehearsed memory exceeds the GPU's."""
+        return bool(self.rehearsal and (self.rehearsal.peak_bytes or 0) > self.estimate.capacity_bytes)
 
     @property
     def is_launchable(self) -> bool:

@@ -37,6 +37,7 @@ from apps.finetuning.lifecycle import (
 )
 from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, Run, Worker, WorkerKind
 from apps.finetuning.quotes.pool_facts import live_worker_filter
+from apps.finetuning.quotes.rehearsals import stored_rehearsal
 from apps.finetuning.recipes.start_points import signed_ref, start_ref
 from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.runs import attempts, stalls
@@ -208,6 +209,14 @@ def _lease(run: Run, job: FineTuningJob, worker: Worker, now: datetime.datetime)
 def build_spec(*, run: Run, job: FineTuningJob, checkpoint: Checkpoint | None) -> RunSpec:
     """Return the immutable specification of the attempt, with URLs that expire."""
     base, requested = job.base_model, stored_request(job)
+    recipe = msgspec.convert(job.hyperparameters, Hyperparameters)
+    is_on_cpu = run.pool.gpu_type_id == "cpu"
+    # A checkpoint's plan may be smaller than the job's.
+    rehearsal = (
+        None
+        if checkpoint
+        else stored_rehearsal(base_model=base, recipe=recipe, estimate=job.estimate, is_on_cpu=is_on_cpu)
+    )
     return RunSpec(
         run_id=run.pk,
         job_id=job.pk,
@@ -226,7 +235,7 @@ def build_spec(*, run: Run, job: FineTuningJob, checkpoint: Checkpoint | None) -
         ),
         training=_dataset_ref(job.training_file),
         validation=_dataset_ref(job.validation_file) if job.validation_file else None,
-        hyperparameters=msgspec.convert(job.hyperparameters, Hyperparameters),
+        hyperparameters=recipe,
         resume_from=_checkpoint_ref(checkpoint) if checkpoint else None,
         gpu_count=job.gpu_count,
         parallelism=_WHOLE_ON_EACH.get(job.estimate.get("parallelism") or "single", "fsdp"),
@@ -235,6 +244,8 @@ def build_spec(*, run: Run, job: FineTuningJob, checkpoint: Checkpoint | None) -
         expected_training_seconds=job.estimate.get("train_seconds_p50"),
         checkpoint_interval_seconds=checkpoint_interval(job.estimate.get("train_seconds_p50")),
         estimated_peak_bytes=job.estimate.get("peak_bytes"),
+        rehearsed_bytes=rehearsal.peak_bytes if rehearsal else None,
+        rehearsal=rehearsal.request if rehearsal and rehearsal.peak_bytes is None else None,
         evaluation=requested.evaluation,
         exports=requested.exports,
         trackers=open_trackers(job=job),

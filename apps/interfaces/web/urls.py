@@ -59,6 +59,7 @@ urlpatterns = [
     path("jobs", job_list.index, name="job_list"),
     path("jobs/new", wizard.new, name="job_new"),
     path("jobs/new/prepare", wizard.prepare, name="job_prepare"),
+    path("jobs/new/rehearse", wizard.rehearse, name="job_rehearse"),
     path("jobs/compare", comparison.show, name="job_compare"),
     path("jobs/export", job_list.export, name="job_export"),
     path("jobs/cancel", job_list.cancel_many, name="job_cancel_many"),

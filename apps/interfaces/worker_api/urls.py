@@ -9,6 +9,8 @@ urlpatterns = [
     path("claim", views.claim),
     path("probes", views.report_probe),
     path("probes/missing", views.list_missing_probes),
+    path("rehearsals", views.report_rehearsal),
+    path("rehearsals/next", views.take_rehearsal),
     path("leases/<str:lease_id>/heartbeat", views.heartbeat),
     path("leases/<str:lease_id>/events", views.report_events),
     path("leases/<str:lease_id>/uploads", views.create_upload),

@@ -19,7 +19,7 @@ from apps.core.errors import DomainError, InvalidValue, NotFound, PermissionDeni
 from apps.core.http.asgi import TooLarge
 from apps.core.http.json_bodies import decode_body
 from apps.finetuning.models import Worker
-from apps.finetuning.pools import operations
+from apps.finetuning.pools import operations, rehearsals
 from apps.finetuning.runs import endings, judges, leases, reports, uploads
 from apps.finetuning.runs.leases import Lease
 from apps.interfaces.worker_api import probes
@@ -130,6 +130,18 @@ def list_missing_probes(request: HttpRequest) -> HttpResponse:
 @endpoint("POST")
 def report_probe(request: HttpRequest) -> HttpResponse:
     probes.record(worker=_worker(request), report=_decode(request, wire.ProbeReport))
+    return HttpResponse(status=204)
+
+
+@endpoint("POST")
+def take_rehearsal(request: HttpRequest) -> HttpResponse:
+    taken = rehearsals.take(worker=_worker(request))
+    return HttpResponse(status=204) if taken is None else _json(taken)
+
+
+@endpoint("POST")
+def report_rehearsal(request: HttpRequest) -> HttpResponse:
+    rehearsals.record(worker=_worker(request), report=_decode(request, wire.RehearsalReport))
     return HttpResponse(status=204)
 
 

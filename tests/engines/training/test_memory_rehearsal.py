@@ -7,7 +7,10 @@ import msgspec
 import pytest
 
 from apps.contracts.runs import Hyperparameters, MemoryRequest, Method
+from gpu_workers.common.preflight import GpuMemory
 from gpu_workers.rehearsal.rehearse import rehearse_memory
+from gpu_workers.rehearsal.trace import run_spec
+from gpu_workers.trainer import rehearsals, run_checks
 from tests.bench.rehearsal.real import real_peak_bytes
 
 CONFIG = {
@@ -49,3 +52,19 @@ def test_the_command_extrapolates_two_depths_and_shares_a_model_among_gpus() -> 
     assert shallow["allocated_bytes"] == pytest.approx(whole["allocated_bytes"], rel=0.001)
     assert shared["resting_bytes"] == pytest.approx(alone["resting_bytes"] / 4, rel=0.02)
     assert "unheard-of" in unknown["error"]
+
+
+def test_a_run_that_the_rehearsal_shows_too_large_is_refused_before_it_loads(monkeypatch, tmp_path) -> None:
+    asked = msgspec.structs.replace(request(gradient_checkpointing=True, batch_size=2), rows=1)
+    spec = msgspec.structs.replace(run_spec(asked), rehearsal=asked, estimated_peak_bytes=1)
+    assert rehearsals.with_rehearsal(spec, should_stop=lambda: False) == spec, "a CPU's runs start at once"
+    monkeypatch.setattr(rehearsals, "list_gpus", lambda: ("a GPU",))
+    card = GpuMemory(total_bytes=2**29, free_bytes=2**29)  # CUDA's context alone takes more
+    monkeypatch.setattr(run_checks, "list_gpu_memory", lambda _: (card,))
+
+    rehearsed = rehearsals.with_rehearsal(spec, should_stop=lambda: False)
+    stopped = rehearsals.with_rehearsal(spec, should_stop=lambda: True)
+
+    assert stopped.rehearsed_bytes is None
+    with pytest.raises(run_checks.Refused, match=r"needs 1\.\d GiB by its rehearsal, the machine has 0\.5"):
+        run_checks.check_run(rehearsed, tmp_path, ["0"])

@@ -40,7 +40,7 @@ def test_what_fits_passes_without_a_word(card, tmp_path):
 def test_memory_that_others_hold_is_told_and_left_to_the_rehearsal(card, tmp_path):
     [warning] = check_run(make_spec(estimated_peak_bytes=22 * GIB), tmp_path, ["0"])
 
-    assert "20.0 are free" in warning and "22.0" in warning
+    assert "20.0 are free" in warning.message and "22.0" in warning.message
 
 
 def test_an_estimate_above_the_whole_card_is_refused(card, tmp_path):
@@ -48,6 +48,19 @@ def test_an_estimate_above_the_whole_card_is_refused(card, tmp_path):
         check_run(make_spec(estimated_peak_bytes=30 * GIB), tmp_path, ["0"])
 
     assert refused.value.code is FailureCode.OUT_OF_MEMORY
+
+
+def test_a_rehearsal_above_the_whole_card_is_refused_if_nothing_smaller_is_left(card, tmp_path):
+    least = Hyperparameters(batch_size=4, gradient_accumulation_steps=4, gradient_checkpointing=True)
+    spec = make_spec(estimated_peak_bytes=18 * GIB, rehearsed_bytes=25 * GIB, hyperparameters=least)
+
+    with pytest.raises(Refused, match=r"needs 25\.0 GiB by its rehearsal, the machine has 24\.0"):
+        check_run(spec, tmp_path, ["0"])
+
+    shrinkable = msgspec.structs.replace(spec, hyperparameters=Hyperparameters(batch_size=4))
+    assert [line.level for line in check_run(shrinkable, tmp_path, ["0"])] == ["info", "warn"]
+    [line] = check_run(msgspec.structs.replace(spec, rehearsed_bytes=19 * GIB), tmp_path, ["0"])
+    assert line.message == "Rehearsed: 19.0 of 24.0 GiB."
 
 
 def test_a_machine_without_a_gpu_is_asked_for_its_own_memory(tmp_path):

@@ -1,7 +1,9 @@
 """The wizard's review: the whole plan on one page, with the hold, the delivery and the prices."""
 
 import secrets
+from collections.abc import Sequence
 
+from django.urls import reverse
 from django.utils.translation import gettext
 
 from apps.billing.queries import get_balance
@@ -9,6 +11,7 @@ from apps.catalog.licences import is_licence_missing
 from apps.contracts.runs import Hyperparameters, Objective
 from apps.core.messages.translation import later
 from apps.core.money import NANO_PER_CENT
+from apps.finetuning.quotes.options import PoolQuote
 from apps.finetuning.usage.charges import MINIMUM_SECONDS
 from apps.interfaces.web.shell.access import OrganizationRequest
 from apps.interfaces.web.wizard.compute import quotes_of, samples
@@ -28,7 +31,7 @@ FILES = {
 def review_context(request: OrganizationRequest, plan: Plan) -> StepContext:
     """Return the context of the review; a job can be launched if its pool can take it and its cap can be held."""
     quotes, problem = quotes_of(plan)
-    named = next((quoted for quoted in quotes if quoted.key == plan.draft.get("pool")), None)
+    named = named_quote(plan, quotes)
     cap_form = plan.compute_form
     cap_nano = named.maximum_nano(cap_form.cap_nano) if named else cap_form.cap_nano
     balance = get_balance(organization=plan.organization)
@@ -63,9 +66,24 @@ def review_context(request: OrganizationRequest, plan: Plan) -> StepContext:
         "method_url": plan.draft.url(step="method"),
         "review_url": plan.draft.url(step="review"),
         "must_accept": must_accept,
+        "rehearse_url": rehearsal_url(plan, named),
         "needs": "" if named else gettext("Choose compute again"),
     }
     return StepContext(values, named, problem)
+
+
+def named_quote(plan: Plan, quotes: Sequence[PoolQuote]) -> PoolQuote | None:
+    """Return the quote of the option that the draft names."""
+    return next((quoted for quoted in quotes if quoted.key == plan.draft.get("pool")), None)
+
+
+def rehearsal_url(plan: Plan, quoted: PoolQuote | None) -> str:
+    """Return the address that asks for the quote's rehearsed memory; "" if it is known or cannot be rehearsed."""
+    rehearsal = quoted.rehearsal if quoted and quoted.is_launchable else None
+    if rehearsal is None or rehearsal.peak_bytes is not None:
+        return ""
+    query = plan.draft.url("review").partition("?")[2]
+    return f"{reverse('web:job_rehearse')}?{query}&rehearsal={rehearsal.digest}"
 
 
 def _missing_dollars(nano: int) -> str:

@@ -14,12 +14,14 @@ from apps.core.errors import DomainError, NotFound
 from apps.core.messages.translation import later
 from apps.finetuning.jobs.creation import create_job
 from apps.finetuning.jobs.requests import JobRequest
+from apps.finetuning.pools.rehearsals import ask
 from apps.interfaces.web.datasets.preparation import prepare as prepare_file
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
-from apps.interfaces.web.wizard.compute import spread
+from apps.interfaces.web.wizard.compute import quotes_of, spread
 from apps.interfaces.web.wizard.draft import Draft
 from apps.interfaces.web.wizard.plan import Plan, StepContext
 from apps.interfaces.web.wizard.recipe_strip import recipe_strip
+from apps.interfaces.web.wizard.review import named_quote, rehearsal_url
 from apps.interfaces.web.wizard.steps import STEPS, choose_step, list_reachable, step_that_fixes
 
 # The parts that htmx asks for by target: the price alone, or the price with its table.
@@ -56,6 +58,24 @@ def prepare(request: OrganizationRequest) -> HttpResponse:
         prepare_file(version=plan.version, base_model=plan.counting, other=plan.validation)
     plan = Plan(request.organization, Draft.of(request.GET))  # as it is now
     return _page(request, plan, choose_step(plan, request.GET.get("step", "")), problem=plan.refusal)
+
+
+@require_POST
+@organization_view(Permission.JOB_WRITE)
+def rehearse(request: OrganizationRequest) -> HttpResponse:
+    """Ask for the rehearsed memory of the review that the address names, and show it once a worker has reported it."""
+    plan = Plan(request.organization, Draft.of(request.GET))
+    quoted = named_quote(plan, quotes_of(plan)[0])
+    rehearsal = quoted.rehearsal if quoted else None
+    is_coming = False
+    if quoted and rehearsal and quoted.is_launchable and rehearsal.peak_bytes is None:
+        is_coming = ask(organization=plan.organization, rehearsal=rehearsal, pool=quoted.pool, now=plan.now)
+    shown = {"quote": quoted, "rehearse_url": rehearsal_url(plan, quoted) if is_coming else "", "is_coming": is_coming}
+    response = render(request, "wizard/parts/rehearsal.html", shown)
+    is_as_shown = rehearsal is not None and rehearsal.digest == request.GET.get("rehearsal")
+    if not (quoted and quoted.is_launchable and is_as_shown):
+        response.headers["HX-Refresh"] = "true"  # the figure changed the plan or its price
+    return response
 
 
 def _launch(request: OrganizationRequest, plan: Plan) -> HttpResponse:

@@ -1,0 +1,118 @@
+"""Rehearsed memory in quotes: the request that a quoted job makes, and the figure that a worker reported for it."""
+
+import datetime
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import msgspec
+from django.db.models.functions import Now
+
+from apps.catalog.models import BaseModel
+from apps.contracts.runs import Hyperparameters, MemoryReport, MemoryRequest
+from apps.estimates.physics.memory import device_bytes
+from apps.estimates.physics.plans import TrainingPlan
+from apps.estimates.quote import Estimate
+from apps.finetuning.models import MemoryRehearsal
+
+KEPT = datetime.timedelta(days=30)
+_VERSION = "1"  # of what is traced: raise it with a change of the trainer's memory
+_TRACED = {"single": "single", "zero3": "fsdp"}  # the formula's name -> the trainer's; DDP's buckets are not traced
+_DEVICE_PARTS = ("framework", "allocator")  # of an estimate; the others are tensors
+
+
+@dataclass(frozen=True)
+class QuotedRehearsal:
+    """A job's memory to rehearse on one GPU. `peak_bytes` is None until a worker has reported it."""
+
+    request: MemoryRequest
+    computed_bytes: int  # of tensors, by the formula
+    peak_bytes: int | None = None
+
+    @property
+    def digest(self) -> str:
+        """Return the name of the figure, which equal jobs of all organizations share."""
+        encoded = msgspec.json.encode(self.request, order="sorted")
+        return hashlib.sha256(_VERSION.encode() + encoded).hexdigest()
+
+
+def rehearsal_of(
+    *, base_model: BaseModel, recipe: Hyperparameters, estimate: Estimate, is_on_cpu: bool
+) -> QuotedRehearsal | None:
+    """Return what to rehearse of the quoted job; None if its model or its parallelism cannot be traced."""
+    return _rehearsal(base_model, recipe, estimate.plan, _tensor_bytes(msgspec.to_builtins(estimate)), is_on_cpu)
+
+
+def stored_rehearsal(
+    *, base_model: BaseModel, recipe: Hyperparameters, estimate: Mapping[str, object], is_on_cpu: bool
+) -> QuotedRehearsal | None:
+    """Return the same from a job's stored estimate, with the figure if it is known."""
+    try:
+        plan = msgspec.convert(estimate.get("plan"), TrainingPlan)
+    except msgspec.ValidationError:
+        return None
+    found = _rehearsal(base_model, recipe, plan, _tensor_bytes(estimate), is_on_cpu)
+    return with_figures([found])[0] if found else None
+
+
+def with_figures(rehearsals: Iterable[QuotedRehearsal | None]) -> list[QuotedRehearsal | None]:
+    """Return the rehearsals with the figures that workers have reported, by one query."""
+    listed = list(rehearsals)
+    digests = {each.digest for each in listed if each}
+    if not digests:
+        return listed
+    rows = MemoryRehearsal.objects.filter(pk__in=digests, reported_at__gte=Now() - KEPT).values_list("pk", "report")
+    reports = {digest: msgspec.convert(report, MemoryReport) for digest, report in rows}
+    return [
+        replace(each, peak_bytes=_device_bytes(each.request, reports[each.digest]))
+        if each and each.digest in reports
+        else each
+        for each in listed
+    ]
+
+
+def _rehearsal(
+    base_model: BaseModel, recipe: Hyperparameters, plan: TrainingPlan, computed_bytes: int, is_on_cpu: bool
+) -> QuotedRehearsal | None:
+    parallelism, config = _TRACED.get(plan.parallelism), base_model.config
+    if parallelism is None or plan.cpu_offload or "model_type" not in config or "n_layers" in config:
+        return None
+    # Only what memory depends on: recipes that differ in other fields share the figure.
+    shaping = Hyperparameters(
+        method=recipe.method,
+        objective=recipe.objective,
+        gradient_accumulation_steps=min(2, plan.gradient_accumulation_steps),
+        gradient_checkpointing=plan.gradient_checkpointing,
+        lora_rank=recipe.lora_rank,
+        lora_dropout=0.05 if recipe.lora_dropout else 0.0,
+        target_modules=tuple(sorted(recipe.target_modules)),
+        quantization=recipe.quantization,
+        use_dora=recipe.use_dora,
+        use_rslora=recipe.use_rslora,
+        packing=recipe.packing,
+    )
+    request = MemoryRequest(
+        config=dict(config),
+        hyperparameters=shaping,
+        rows=plan.micro_batch_size,
+        row_tokens=plan.max_length,
+        gpu_count=plan.gpu_count,
+        parallelism=parallelism,
+        is_on_cpu=is_on_cpu,
+    )
+    return QuotedRehearsal(request, computed_bytes)
+
+
+def _tensor_bytes(estimate: Mapping[str, object]) -> int:
+    parts = estimate.get("parts")
+    listed = parts if isinstance(parts, list | tuple) else ()
+    return sum(part["bytes"] for part in listed if part["key"] not in _DEVICE_PARTS)
+
+
+def _device_bytes(request: MemoryRequest, report: MemoryReport) -> int:
+    return device_bytes(
+        allocated=report.allocated_bytes,
+        resting=min(report.resting_bytes, report.allocated_bytes),
+        gpu_count=request.gpu_count,
+        is_cpu=request.is_on_cpu,
+    )

@@ -1,0 +1,99 @@
+"""Rehearsals of memory: in a bounded process without GPU and network, for the control plane or before a run."""
+
+import logging
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from os import getpid
+
+import msgspec
+
+from apps.contracts.runs import MemoryReport, MemoryRequest, RunSpec
+from apps.contracts.worker_api import RehearsalReport
+from gpu_workers.common.api_client import ApiClient, ApiError, Unavailable
+from gpu_workers.common.config import REPOSITORY, child_environment
+from gpu_workers.common.preflight import list_gpus
+from gpu_workers.trainer.children.confinement import confine
+
+log = logging.getLogger(__name__)
+
+_SECONDS, _CPU_SECONDS = 300.0, 240
+_MAX_BYTES = 8 * 1024**3  # of the process's own data; a rehearsal takes less than one
+
+
+class NotRehearsed(Exception):
+    """The memory could not be traced."""
+
+
+class Rehearser:
+    """Answers the control plane's requests for rehearsed memory, one at a time."""
+
+    def __init__(self, api: ApiClient) -> None:
+        self._api = api
+
+    def run_one(self, *, should_stop: Callable[[], bool]) -> bool:
+        """Take and report one request; return whether there was one. If `should_stop` says so, give it back."""
+        try:
+            taken = self._api.take_rehearsal()
+            if taken is None:
+                return False
+            try:
+                report = RehearsalReport(digest=taken.digest, memory=rehearse(taken.memory, should_stop=should_stop))
+            except NotRehearsed as error:
+                report = RehearsalReport(digest=taken.digest, error=str(error)[:300])
+            self._api.report_rehearsal(report)
+        except (ApiError, Unavailable) as error:
+            log.warning("No rehearsal: %s", error)
+            return False
+        return True
+
+
+def rehearse(request: MemoryRequest, *, should_stop: Callable[[], bool] = lambda: False) -> MemoryReport:
+    """Return the job's memory, traced by a process of its own that lasts at most five minutes. Raises NotRehearsed."""
+    parent = getpid()
+    ends_at, sent = time.monotonic() + _SECONDS, msgspec.json.encode(request)
+    with subprocess.Popen(
+        [sys.executable, "-m", "gpu_workers.rehearsal"],
+        cwd=REPOSITORY,
+        env=child_environment(threads=1, devices=()),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=lambda: _limit(parent),
+    ) as child:
+        try:
+            while True:
+                try:
+                    answer, _ = child.communicate(sent, timeout=0.5)
+                    break
+                except subprocess.TimeoutExpired:
+                    sent = b""
+                    if should_stop() or time.monotonic() > ends_at:
+                        raise NotRehearsed("it was ended before its figure was there") from None
+        finally:
+            child.kill()
+    try:
+        return msgspec.json.decode(answer, type=MemoryReport)
+    except msgspec.DecodeError as error:
+        raise NotRehearsed(answer.decode(errors="replace").strip() or f"it ended by {child.returncode}") from error
+
+
+def with_rehearsal(spec: RunSpec, *, should_stop: Callable[[], bool]) -> RunSpec:
+    """Return the run with its rehearsed memory: as the control plane knows it, else rehearsed now for a GPU."""
+    if spec.rehearsed_bytes is not None or spec.rehearsal is None or not list_gpus():
+        return spec
+    try:
+        found = rehearse(spec.rehearsal, should_stop=should_stop)
+    except NotRehearsed as error:
+        log.warning("%s was not rehearsed: %s", spec.run_id, error)
+        return spec
+    return msgspec.structs.replace(spec, rehearsed_bytes=found.peak_bytes)
+
+
+def _limit(parent: int) -> None:
+    confine(parent, has_network=False)
+    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
+    resource.setrlimit(resource.RLIMIT_DATA, (_MAX_BYTES, _MAX_BYTES))

@@ -1,0 +1,101 @@
+"""Rehearsed memory at review: asked by a member, traced by a worker, and believed only within reason."""
+
+import html
+import re
+from urllib.parse import urlencode
+
+import msgspec
+import pytest
+from django.test import Client
+
+from apps.contracts.runs import MemoryReport
+from apps.contracts.worker_api import RehearsalReport, RehearsalRequest
+from apps.finetuning.jobs.admission import DoesNotFit
+from apps.finetuning.models import GpuPool, MemoryRehearsal
+from tests.factories.finetuning import CREDENTIAL, make_training_file
+
+
+@pytest.fixture
+def chosen(floor, organization) -> dict[str, str]:
+    version = make_training_file(organization, floor.base_model)
+    return {
+        "dataset": version.pk,
+        "model": floor.base_model.name,
+        "method": "lora",
+        "epochs": "5",
+        "pool": floor.pool.name,
+    }
+
+
+@pytest.fixture
+def worker_call(settings):
+    """Call /internal/v1 as the worker."""
+
+    def call(path: str, body: object = None, credential: str = CREDENTIAL):
+        web, settings.ROOT_URLCONF = settings.ROOT_URLCONF, "apps.config.urls_internal"
+        try:
+            headers = {"Authorization": f"Bearer {credential}"}
+            sent = msgspec.json.encode(body)
+            return Client().post(f"/internal/v1{path}", sent, content_type="application/json", headers=headers)
+        finally:
+            settings.ROOT_URLCONF = web
+
+    return call
+
+
+def review(client, chosen: dict[str, str], **more: str):
+    return html.unescape(client.get(f"/jobs/new?{urlencode(chosen | more)}").content.decode())
+
+
+def rehearse(client, page: str):
+    found = re.search(r'hx-post="(/jobs/new/rehearse[^"]+)"', page)
+    assert found
+    return client.post(found[1])
+
+
+def report_of(taken: RehearsalRequest, *, times: float = 1.0) -> RehearsalReport:
+    allocated = int(MemoryRehearsal.objects.get(pk=taken.digest).computed_bytes * times)
+    memory = MemoryReport(
+        allocated_bytes=allocated, resting_bytes=allocated // 2, weight_bytes=1, peak_bytes=1, moment="head", moments={}
+    )
+    return RehearsalReport(digest=taken.digest, memory=memory)
+
+
+def test_a_review_asks_a_worker_and_shows_its_figure(chosen, floor, client_for, bob, worker_call) -> None:
+    client = client_for(bob)
+    page = review(client, chosen)
+    assert not MemoryRehearsal.objects.exists()
+    asked = rehearse(client, page)
+    assert "The rehearsal runs now" in asked.content.decode() and "HX-Refresh" not in asked.headers
+    rehearse(client, page)  # asks nothing more
+    assert MemoryRehearsal.objects.count() == 1
+
+    taken = msgspec.json.decode(worker_call("/rehearsals/next").content, type=RehearsalRequest)
+    assert worker_call("/rehearsals/next").status_code == 204
+    assert taken.memory.is_on_cpu and floor.organization.pk not in str(MemoryRehearsal.objects.values())
+    assert worker_call("/rehearsals", report_of(taken, times=4)).status_code == 400
+    assert worker_call("/rehearsals", RehearsalReport(digest="0" * 64)).status_code == 404
+    assert worker_call("/rehearsals", report_of(taken), credential="annw_unknown").status_code == 401
+    assert worker_call("/rehearsals", report_of(taken)).status_code == 204
+    assert worker_call("/rehearsals", report_of(taken, times=2)).status_code == 404, "a figure is reported once"
+
+    assert "Rehearsed:" in rehearse(client, page).content.decode()
+    shown = review(client, chosen)
+    assert "Rehearsed:" in shown and "/jobs/new/rehearse" not in shown
+
+
+def test_a_job_whose_rehearsal_exceeds_the_pool_is_not_launched(chosen, floor, client_for, bob, worker_call) -> None:
+    client = client_for(bob)
+    GpuPool.objects.filter(pk=floor.pool.pk).update(memory_bytes=1_000_000_000)
+    page = review(client, chosen)
+    rehearse(client, page)
+    taken = msgspec.json.decode(worker_call("/rehearsals/next").content, type=RehearsalRequest)
+    assert worker_call("/rehearsals", report_of(taken, times=2.9)).status_code == 204
+
+    assert rehearse(client, page).headers["HX-Refresh"] == "true"
+    shown = review(client, chosen)
+
+    assert "The rehearsal needed 1.0 GiB; CPU holds 0.9 GiB." in shown
+    assert re.search(r"<button[^>]*disabled[^>]*>.*?Launch", shown)
+    with pytest.raises(DoesNotFit, match="The rehearsal needed"):
+        floor.job(method="lora", hyperparameters={"epochs": 5})
