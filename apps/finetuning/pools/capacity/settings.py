@@ -8,12 +8,13 @@ from django.db import transaction
 from apps.core import audit
 from apps.core.errors import InvalidState, InvalidValue
 from apps.finetuning.lifecycle import NODE_ENDED
-from apps.finetuning.models import CapacityKind, GpuPool, PoolCapacity
+from apps.finetuning.models import CapacityKind, CapacityNode, GpuPool, PoolCapacity
 from apps.finetuning.pools.capacity.port import Capacity
 from apps.finetuning.pools.capacity.slurm import Slurm, SlurmSettings
 
 MAX_NODES = 200
 MAX_GPUS_PER_NODE = 64
+_SHOWN_NODES = 20
 MIN_IDLE_SECONDS, MAX_IDLE_SECONDS = 30, 86_400
 
 
@@ -81,6 +82,11 @@ def read_settings(kind: str, settings: dict[str, Any]) -> SlurmSettings:
 
 
 _EXAMPLE = {"partition": "gpu", "install_dir": "/opt/anneal", "work_dir": "/tmp/anneal"}  # noqa: S108
+
+
+def list_recent_nodes(*, pool: GpuPool) -> list[CapacityNode]:
+    """Return the pool's newest nodes, ended ones included."""
+    return list(pool.nodes.select_related("worker").order_by("-requested_at", "-pk")[:_SHOWN_NODES])
 
 
 def engine_of(capacity: PoolCapacity) -> Capacity:

@@ -22,6 +22,7 @@ mkdir -p {work_dir} || exit 1
 printf %s {token} > {work_dir}/token
 export ANNEAL_INTERNAL_URL={internal_url} ANNEAL_POOL={pool}
 export ANNEAL_WORK_DIR={work_dir} ANNEAL_ENROLL_TOKEN_FILE={work_dir}/token
+export ANNEAL_BASE_MODEL_ROOTS={model_root}
 {python} -m gpu_workers.trainer.polling --exit-when-idle {idle_seconds} &
 worker=$!
 trap 'kill -TERM $worker' TERM
@@ -34,7 +35,11 @@ exit $status
 
 
 class SlurmSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Where jobs go, and where Anneal lies on the nodes. `slurm_conf` is needed if there are several clusters."""
+    """Where jobs go, and where Anneal lies on the nodes.
+
+    `model_root` holds base models that are not from the hub. `slurm_conf` lies where Celery runs; it is needed if there
+    are several clusters.
+    """
 
     partition: _Name
     install_dir: _Path
@@ -43,6 +48,7 @@ class SlurmSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     qos: _Name = ""
     gres: _Name = ""  # of one node, such as gpu:h100:2
     minutes: Annotated[int, msgspec.Meta(ge=5, le=43_200)] = 1440
+    model_root: _Path | None = None
     slurm_conf: _Path | None = None
 
 
@@ -75,6 +81,7 @@ class Slurm:
             token=shlex.quote(node.token),
             internal_url=shlex.quote(node.internal_url),
             pool=shlex.quote(node.pool),
+            model_root=shlex.quote(settings.model_root or ""),
             python=shlex.quote(f"{settings.install_dir}/.venv-engines/bin/python"),
             idle_seconds=node.idle_seconds,
         )
