@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
-class EngineError(Exception):
+class CapacityError(Exception):
     """The engine did not do it. The message is for the operator and holds no secret."""
 
 
@@ -29,7 +29,7 @@ class ListedNode:
 
 
 class Capacity(Protocol):
-    """What each adapter offers. Every call ends within some seconds and raises EngineError."""
+    """What each adapter offers. Every call ends within some seconds and raises CapacityError."""
 
     def request(self, node: NodeRequest) -> str:
         """Return the engine's id of the new node."""

@@ -22,7 +22,7 @@ from apps.finetuning.models import CapacityKind, CapacityNode, PoolCapacity, Run
 from apps.finetuning.models.capacity import name_prefix
 from apps.finetuning.pools import operations
 from apps.finetuning.pools.capacity.demand import Limits, wanted_nodes
-from apps.finetuning.pools.capacity.port import Capacity, EngineError, ListedNode, NodeRequest
+from apps.finetuning.pools.capacity.port import Capacity, CapacityError, ListedNode, NodeRequest
 from apps.finetuning.pools.capacity.settings import engine_of
 from apps.finetuning.runs.leases import sha256_hex
 from apps.finetuning.runs.queue_order import queue_order
@@ -40,7 +40,7 @@ _BY = "system"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Plan:
+class NodePlan:
     starts: Sequence[CapacityNode]
     releases: Sequence[str]  # ids of the engine
 
@@ -61,7 +61,7 @@ def reconcile_pool(*, pool_id: str) -> None:
         return
     try:
         _reconcile(PoolCapacity.objects.select_related("pool").get(pk=pool_id))
-    except EngineError as error:
+    except CapacityError as error:
         _note_failure(pool_id, str(error))
     finally:
         PoolCapacity.objects.filter(pk=pool_id, busy_until=turn).update(busy_until=None)
@@ -79,7 +79,7 @@ def _reconcile(capacity: PoolCapacity) -> None:
 
 
 @transaction.atomic
-def _decide(capacity: PoolCapacity, listed: Mapping[str, ListedNode]) -> _Plan:
+def _decide(capacity: PoolCapacity, listed: Mapping[str, ListedNode]) -> NodePlan:
     """Record what became of the nodes, and choose which to start and to release."""
     now = db_now()
     unfinished = CapacityNode.objects.filter(pool=capacity.pool_id).exclude(status__in=NODE_ENDED)
@@ -103,7 +103,7 @@ def _decide(capacity: PoolCapacity, listed: Mapping[str, ListedNode]) -> _Plan:
     requested += [CapacityNode.objects.create(pool=capacity.pool) for _ in range(room)]
     may_start = PoolCapacity.objects.filter(Q(retry_at=None) | Q(retry_at__lte=now), pk=capacity.pk).exists()
     kept = {node.name for node in nodes if node.status in (NodeStatus.STARTING, NodeStatus.RUNNING)}
-    return _Plan(
+    return NodePlan(
         starts=requested if may_start else (),
         releases=[machine.external_id for name, machine in listed.items() if name not in kept],
     )
@@ -229,7 +229,7 @@ def _limits(capacity: PoolCapacity) -> Limits:
 
 
 def _start(engine: Capacity, capacity: PoolCapacity, node: CapacityNode) -> None:
-    """Issue a token and request the node. Raises EngineError; the row then waits for the next try."""
+    """Issue a token and request the node. Raises CapacityError; the row then waits for the next try."""
     with transaction.atomic():
         _close_token(node, db_now())
         token = operations.issue_worker_token(

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-from apps.finetuning.pools.capacity.port import EngineError, ListedNode, NodeRequest
+from apps.finetuning.pools.capacity.port import CapacityError, ListedNode, NodeRequest
 
 _SECONDS = 8.0  # for one command
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.,:-]{0,99}$|^$")]
@@ -110,10 +110,10 @@ class Slurm:
                 check=False, errors="replace",
             )  # fmt: skip
         except FileNotFoundError as error:
-            raise EngineError(f"{program} is not installed where Celery runs.") from error
+            raise CapacityError(f"{program} is not installed where Celery runs.") from error
         except subprocess.TimeoutExpired as error:
-            raise EngineError(f"{program} did not end within {_SECONDS:g} seconds.") from error
+            raise CapacityError(f"{program} did not end within {_SECONDS:g} seconds.") from error
         if done.returncode:
             said = " ".join(done.stderr.split())[:200]
-            raise EngineError(f"{program} failed: {said or done.returncode}")
+            raise CapacityError(f"{program} failed: {said or done.returncode}")
         return done.stdout

@@ -12,7 +12,7 @@ from apps.finetuning.models import CapacityNode, PoolCapacity, Run, Worker, Work
 from apps.finetuning.pools import operations
 from apps.finetuning.pools.capacity import reconciliation
 from apps.finetuning.pools.capacity.demand import Limits, wanted_nodes
-from apps.finetuning.pools.capacity.port import EngineError, ListedNode, NodeRequest
+from apps.finetuning.pools.capacity.port import CapacityError, ListedNode, NodeRequest
 from apps.finetuning.pools.capacity.settings import set_capacity
 from apps.finetuning.runs import leases
 
@@ -53,12 +53,12 @@ class Engine:
 
     def request(self, node: NodeRequest) -> str:
         if self.fails_before:
-            raise EngineError("no partition")
+            raise CapacityError("no partition")
         assert node.name not in self.nodes
         self.nodes[node.name] = node
         self.started.append(node.name)
         if self.fails_after:
-            raise EngineError("the answer was lost")
+            raise CapacityError("the answer was lost")
         return node.name[-8:]
 
     def list_nodes(self, *, prefix: str) -> dict[str, ListedNode]:
