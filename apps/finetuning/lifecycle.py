@@ -31,6 +31,17 @@ class RunStatus(StrEnum):
     LOST = "lost"
 
 
+class NodeStatus(StrEnum):
+    """Where a machine that was requested for an elastic pool is. A running one has enrolled."""
+
+    REQUESTED = "requested"
+    STARTING = "starting"
+    RUNNING = "running"
+    DRAINING = "draining"
+    RELEASED = "released"
+    LOST = "lost"
+
+
 class CalibrationOutcome(StrEnum):
     """What a run whose figures are kept for calibration came to."""
 
@@ -72,6 +83,17 @@ RUN_TERMINAL = terminal_states(RUN_TRANSITIONS)
 RUN_HOLDING_LEASE = (RunStatus.LEASED, RunStatus.RUNNING)
 RUN_ACTIVE = (RunStatus.QUEUED, RunStatus.LEASED, RunStatus.RUNNING)
 NO_LEASE = {"lease_id": None, "lease_token_sha256": None, "lease_expires_at": None}
+
+_GONE = {NodeStatus.RELEASED, NodeStatus.LOST}
+NODE_TRANSITIONS: Transitions = {
+    NodeStatus.REQUESTED: frozenset({NodeStatus.STARTING, NodeStatus.RELEASED}),
+    NodeStatus.STARTING: frozenset({NodeStatus.RUNNING, NodeStatus.DRAINING} | _GONE),
+    NodeStatus.RUNNING: frozenset({NodeStatus.DRAINING} | _GONE),
+    NodeStatus.DRAINING: frozenset(_GONE),
+    NodeStatus.RELEASED: frozenset(),
+    NodeStatus.LOST: frozenset(),
+}
+NODE_ENDED = terminal_states(NODE_TRANSITIONS)
 
 LEASE_SECONDS = 60
 HEARTBEAT_SECONDS = 10

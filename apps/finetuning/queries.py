@@ -90,7 +90,7 @@ def get_active_run(*, job: FineTuningJob) -> Run | None:
 
 
 def list_pools() -> QuerySet[GpuPool]:
-    return GpuPool.objects.select_related("gpu_type").order_by("name")
+    return GpuPool.objects.select_related("gpu_type", "capacity").order_by("name")
 
 
 def list_workers(*, pool: GpuPool) -> QuerySet[Worker]:

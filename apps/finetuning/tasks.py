@@ -14,6 +14,7 @@ from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob, GpuPool
 from apps.finetuning.pools.accuracy import refresh_public_reports
 from apps.finetuning.pools.calibrations import refit_pools
+from apps.finetuning.pools.capacity.reconciliation import list_elastic_pools, reconcile_pool
 from apps.finetuning.pools.rehearsals import sweep_rehearsals
 from apps.finetuning.results.checkpoint_models import serve_checkpoint
 from apps.finetuning.results.retention import sweep_checkpoints, sweep_uploads
@@ -37,6 +38,16 @@ def ring_doorbells(**_: object) -> None:
     """Wake every pool, so that a lost message costs only one period and idle workers show that they are alive."""
     for name in GpuPool.objects.values_list("name", flat=True):
         ring_doorbell(pool=name)
+
+
+@shared_task(name="finetuning.adjust_capacity")
+def adjust_capacity(**_: object) -> None:
+    """Have each elastic pool start or release nodes. An engine that does not answer delays the others only once."""
+    for pool_id in list_elastic_pools(now=db_now()):
+        try:
+            reconcile_pool(pool_id=pool_id)
+        except Exception:  # a process edge: one pool must not stop the others
+            logger.exception("the capacity of %s was not adjusted", pool_id)
 
 
 @shared_task(name="finetuning.admit_waiting")

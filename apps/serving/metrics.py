@@ -51,22 +51,22 @@ def _replicas() -> Iterator[str]:
         (replica_id, state): count
         for replica_id, state, count in LoadedAdapter.objects.values_list("replica_id", "state").annotate(Count("pk"))
     }
-    yield _series("anneal_replica_ready", "gauge", "1 while requests may be sent to it.", [
+    yield format_series("anneal_replica_ready", "gauge", "1 while requests may be sent to it.", [
         (labels[one.pk], float(one.pk in ready)) for one in replicas
     ])  # fmt: skip
-    yield _series("anneal_replica_faults", "counter", "How often it was found faulty; it is isolated since the last.", [
+    yield format_series("anneal_replica_faults", "counter", "How often it was found faulty; isolated since the last.", [
         (labels[one.pk], float(one.fault_count)) for one in replicas
     ])  # fmt: skip
-    yield _series("anneal_replica_adapters", "gauge", "Adapters by the state that the replica reports.", [
+    yield format_series("anneal_replica_adapters", "gauge", "Adapters by the state that the replica reports.", [
         (labels[one.pk] | {"state": state}, float(counts.get((one.pk, state), 0)))
         for one in replicas for state in LoadState
     ])  # fmt: skip
     for name, words in _LOAD.items():
         samples = [(labels[one.pk], float(one.load.get(name, 0))) for one in replicas]
-        yield _series(f"anneal_replica_{name}", "gauge", words, samples)
+        yield format_series(f"anneal_replica_{name}", "gauge", words, samples)
     checks = MeteringCheck.objects.order_by("replica_id", "-day").distinct("replica_id")
     differences = [(labels[one.replica_id], one.difference_share) for one in checks]
-    yield _series("anneal_replica_metering_difference", "gauge", _DIFFERENCE, differences)
+    yield format_series("anneal_replica_metering_difference", "gauge", _DIFFERENCE, differences)
 
 
 def _adapters() -> Iterator[str]:
@@ -84,10 +84,10 @@ def _adapters() -> Iterator[str]:
     now = db_now()
     labels = {name: {"model": name, "organization": slug} for _, name, slug, *_ in rows}
     loaded: dict[str, int] = dict(answering().values_list("adapter_version_id").annotate(Count("pk")))
-    yield _series("anneal_adapter_replicas", "gauge", "Replicas that have loaded it: 0 is cold.", [
+    yield format_series("anneal_adapter_replicas", "gauge", "Replicas that have loaded it: 0 is cold.", [
         (labels[name], float(loaded.get(id, 0))) for id, name, *_ in rows
     ])  # fmt: skip
-    yield _series("anneal_adapter_requests_per_second", "gauge", "What its place is given by.", [
+    yield format_series("anneal_adapter_requests_per_second", "gauge", "What its place is given by.", [
         (labels[name], demand_after(quick, slow, (now - noted_at).total_seconds()) if noted_at else 0.0)
         for _, name, _, quick, slow, noted_at in rows
     ])  # fmt: skip
@@ -98,11 +98,12 @@ def _adapters() -> Iterator[str]:
         used["tokens"].append((labels[subject] | {"direction": way}, float(tokens)))
         if way == "input":  # every request has one input line
             used["requests"].append((labels[subject], float(requests)))
-    yield _series("anneal_adapter_requests_total", "counter", "Requests answered and metered.", used["requests"])
-    yield _series("anneal_adapter_tokens_total", "counter", "Tokens metered.", used["tokens"])
+    yield format_series("anneal_adapter_requests_total", "counter", "Requests answered and metered.", used["requests"])
+    yield format_series("anneal_adapter_tokens_total", "counter", "Tokens metered.", used["tokens"])
 
 
-def _series(name: str, kind: str, words: str, samples: list[Sample]) -> str:
+def format_series(name: str, kind: str, words: str, samples: list[Sample]) -> str:
+    """Return one series in the text format."""
     lines = [f"# HELP {name} {words}", f"# TYPE {name} {kind}"]
     lines += [f"{name}{{{_labels(labels)}}} {value:.10g}" for labels, value in samples]
     return "\n".join(lines) + "\n"

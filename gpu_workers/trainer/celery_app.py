@@ -5,28 +5,14 @@ checkpoints, report and return within 110 seconds.
 """
 
 import logging
-from functools import partial
 
 from celery import Celery
 from celery.exceptions import WorkerShutdown
 from celery.platforms import EX_FAILURE
 from celery.signals import setup_logging, worker_ready, worker_shutting_down
 
-from gpu_workers.common.api_client import ApiClient
-from gpu_workers.common.config import WorkerConfig, read_config
-from gpu_workers.common.enrolment import ensure_enrolled
-from gpu_workers.common.preflight import inspect_machine, list_devices, list_gpus
-from gpu_workers.trainer.agent import Agent
-from gpu_workers.trainer.children.cpu_threads import count_cores
-from gpu_workers.trainer.children.executor import MODULE as TRAINING_CHILD
-from gpu_workers.trainer.children.executor import SubprocessExecutor
-from gpu_workers.trainer.children.fork_server import ForkServer
-from gpu_workers.trainer.devices import Devices
-from gpu_workers.trainer.probes import MODULE as PROBING_CHILD
-from gpu_workers.trainer.probes import Prober
-from gpu_workers.trainer.publication import MODULE as PUBLISHING_CHILD
-from gpu_workers.trainer.publication import Publisher
-from gpu_workers.trainer.rehearsals import Rehearser
+from gpu_workers.common.config import read_config
+from gpu_workers.trainer.polling import WorkerProcess
 
 log = logging.getLogger(__name__)
 
@@ -48,48 +34,6 @@ app.conf.update(
     # Acknowledgements need keys that its user cannot access; a lost doorbell is rung again.
     broker_transport_options={"global_keyprefix": config.broker_key_prefix, "ack_emulation": False},
 )
-
-
-class WorkerProcess:
-    """The agent of this process, created at start so that it is ready for the first message."""
-
-    def __init__(self) -> None:
-        self.agent: Agent | None = None
-        self.is_stopping = False
-
-    def start(self, settings: WorkerConfig) -> Agent:
-        """Enrol if needed, clean up after an earlier process, and return the agent."""
-        settings.work_dir.mkdir(parents=True, exist_ok=True)
-        devices = Devices(list_devices())
-        count = len(devices.names)
-        executor_of = partial(
-            SubprocessExecutor,
-            thread_limit=settings.trainer_thread_limit or (max(1, count_cores() // count) if count > 1 else 0),
-            fork_server=None if list_gpus() else ForkServer(),
-        )
-        enrollment = ensure_enrolled(settings, kind="trainer")
-        api = ApiClient(settings.internal_url, credential=enrollment.credential)
-        machine = inspect_machine(settings.work_dir, gpu_key=settings.self_check_gpu_key)
-        self.agent = Agent(
-            settings,
-            api,
-            devices=devices,
-            executor=executor_of(TRAINING_CHILD),
-            publisher=Publisher(executor_of(PUBLISHING_CHILD)),
-            prober=Prober(
-                settings, api, gpu_key=machine.gpu_key, device=devices.names[0], executor=executor_of(PROBING_CHILD)
-            ),
-            rehearser=Rehearser(api),
-        )
-        self.agent.recover()
-        if self.is_stopping:
-            self.agent.request_stop()
-        return self.agent
-
-    def stop(self) -> None:
-        self.is_stopping = True
-        if self.agent is not None:
-            self.agent.request_stop()
 
 
 trainer = WorkerProcess()

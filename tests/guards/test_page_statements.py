@@ -54,7 +54,7 @@ STATEMENTS: dict[str, int] = {
     "staff:payment_list": 15,
     "staff:payment_refund": 11,
     "staff:pool_calibrations": 14,
-    "staff:pool_detail": 25,
+    "staff:pool_detail": 26,
     "staff:pool_list": 19,
     "staff:price_list": 19,
     "staff:quota_edit": 19,

@@ -344,6 +344,7 @@ URLS: dict[str, Url] = {
     "staff:audit": staff("GET"),
     "staff:pool_list": staff("GET", "POST"),
     "staff:pool_detail": staff("GET", "POST", ids={"pool_id": "pool"}),
+    "staff:pool_capacity": staff("POST", ids={"pool_id": "pool"}, data={"kind": "static"}),
     "staff:pool_token": staff("POST", ids={"pool_id": "pool"}, data={"kind": "trainer"}),
     "staff:pool_calibrations": staff("GET", ids={"pool_id": "pool"}),
     "staff:calibration_use": staff("POST", ids={"pool_id": "pool"}, data={"number": ""}),

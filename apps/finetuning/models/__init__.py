@@ -1,6 +1,7 @@
 """Models of jobs, of the runs that carry them out, and of the machines that do the work."""
 
 from apps.finetuning.models.calibrations import CalibrationPoint, CalibrationVersion, PoolAccuracy
+from apps.finetuning.models.capacity import CapacityKind, CapacityNode, PoolCapacity
 from apps.finetuning.models.jobs import FineTuningJob, JobEvent, Quota, TrackerKey
 from apps.finetuning.models.pools import (
     GpuPool,
@@ -16,12 +17,15 @@ from apps.finetuning.models.runs import Checkpoint, Run, RunUpload
 __all__ = [
     "CalibrationPoint",
     "CalibrationVersion",
+    "CapacityKind",
+    "CapacityNode",
     "Checkpoint",
     "FineTuningJob",
     "GpuPool",
     "JobEvent",
     "MemoryRehearsal",
     "PoolAccuracy",
+    "PoolCapacity",
     "PricePolicy",
     "Quota",
     "Run",

@@ -14,7 +14,15 @@ from apps.contracts.worker_api import EnrollRequest, EnrollResponse
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, InvalidValue, NotFound, Status
-from apps.finetuning.models import GpuPool, PricePolicy, ThroughputProbe, Worker, WorkerKind, WorkerToken
+from apps.finetuning.models import (
+    CapacityNode,
+    GpuPool,
+    PricePolicy,
+    ThroughputProbe,
+    Worker,
+    WorkerKind,
+    WorkerToken,
+)
 from apps.finetuning.runs.leases import sha256_hex
 
 _TOKEN_LIFE = datetime.timedelta(hours=24)
@@ -116,9 +124,15 @@ def _spot(interruptions_per_hour: float | None) -> dict[str, object]:
 
 @transaction.atomic
 def issue_worker_token(
-    *, pool: GpuPool, kind: str, base_model: BaseModel | None, whole_model: AdapterVersion | None = None, by: str
+    *,
+    pool: GpuPool,
+    kind: str,
+    base_model: BaseModel | None,
+    whole_model: AdapterVersion | None = None,
+    life: datetime.timedelta = _TOKEN_LIFE,
+    by: str,
 ) -> str:
-    """Return a token that admits one worker (or, with a model, one replica of it) within a day; it is shown once.
+    """Return a token that admits one worker (or, with a model, one replica of it), once, within its `life`.
 
     Raises InvalidValue, also for a whole model if the pool does not serve whole models.
     """
@@ -134,7 +148,7 @@ def issue_worker_token(
         whole_model=whole_model,
         token_sha256=sha256_hex(token),
         created_by=by,
-        expires_at=db_now() + _TOKEN_LIFE,
+        expires_at=db_now() + life,
     )
     audit.record(organization=None, by=by, action="worker_token.issued", target=issued.pk, pool=pool.name, kind=kind)
     return token
@@ -184,6 +198,7 @@ def enroll(*, request: EnrollRequest) -> tuple[Worker, WorkerToken, EnrollRespon
         memory_bytes=request.memory_bytes,
         last_seen_at=now,
     )
+    CapacityNode.objects.filter(token=token).update(worker=worker)
     audit.record(organization=None, by=worker.pk, action="worker.enrolled", target=worker.pk, pool=token.pool.name)
     return worker, token, EnrollResponse(worker_id=worker.pk, credential=credential, pool=token.pool.name)
 

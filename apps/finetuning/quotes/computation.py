@@ -344,7 +344,7 @@ def _block_reason(state: PoolState, estimate: Estimate, base_model: BaseModel) -
         return f"{base_model.display_name} is not installed on this platform: it can be quoted, not trained."
     if state.price is None:
         return "No price is set for this pool."
-    if not state.live_workers:
+    if not state.live_workers and not state.starts_workers:
         return "No worker is online."
     if estimate.gpu_count > state.gpus_per_worker:
         return f"A worker of this pool has {state.gpus_per_worker} GPU{'s' if state.gpus_per_worker > 1 else ''}."

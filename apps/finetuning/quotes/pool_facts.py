@@ -42,7 +42,8 @@ class PoolState:
     the GPUs needed. `free_gpus` lists the GPUs of each worker that a new job can have at once; it is empty while other
     jobs wait. `has_weights`: each live worker has loaded the base model before.
 
-    `correction` comes from finished runs of all tenants; it reveals none of them.
+    `correction` comes from finished runs of all tenants; it reveals none of them. `starts_workers`: the pool is elastic
+    and starts a worker for a job.
     """
 
     pool: GpuPool
@@ -57,6 +58,7 @@ class PoolState:
     ahead_by_gpus: tuple[tuple[int, float], ...] = ()
     free_gpus: tuple[int, ...] = ()
     host_memory_bytes: int | None = None
+    starts_workers: bool = False
 
 
 class LiveWorker(NamedTuple):
@@ -93,7 +95,8 @@ class OpenPools:
             pool=pool,
             price=self.prices.get(training_sku(pool)),
             live_workers=len(workers),
-            gpus_per_worker=max((worker.gpus for worker in workers), default=0),
+            gpus_per_worker=max((worker.gpus for worker in workers), default=_gpus_from_zero(pool)),
+            starts_workers=bool(_gpus_from_zero(pool)),
             worker_gpus=tuple(worker.gpus for worker in workers),
             free_gpus=() if pool.pk in self.queues else tuple(worker.gpus - worker.leased for worker in workers),
             host_memory_bytes=_least_memory(workers),
@@ -131,7 +134,7 @@ _recent: dict[tuple[str, frozenset[str]], tuple[float, OpenPools]] = {}  # by ba
 
 
 def _read_open_pools(base_model: BaseModel, methods: Collection[str], now: datetime.datetime) -> OpenPools:
-    pools = GpuPool.objects.filter(is_open=True).select_related("gpu_type", "calibration").order_by("name")
+    pools = GpuPool.objects.filter(is_open=True).select_related("gpu_type", "calibration", "capacity").order_by("name")
     ahead, queues, leased = _work_ahead(Q(pool__is_open=True))
     workers = _live_workers(now, leased)
     return OpenPools(
@@ -143,6 +146,12 @@ def _read_open_pools(base_model: BaseModel, methods: Collection[str], now: datet
         ahead=ahead,
         queues=queues,
     )
+
+
+def _gpus_from_zero(pool: GpuPool) -> int:
+    """Return the GPUs of a worker that the pool can start, 0 if it is not elastic."""
+    capacity = getattr(pool, "capacity", None)
+    return capacity.gpus_per_node if capacity is not None and capacity.is_elastic else 0
 
 
 def training_sku(pool: GpuPool) -> str:

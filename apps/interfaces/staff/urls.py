@@ -10,7 +10,7 @@ from apps.interfaces.staff import (
     tenants,
     viewing,
 )
-from apps.interfaces.staff.machines import calibrations, pools, replicas, workers
+from apps.interfaces.staff.machines import calibrations, capacity, pools, replicas, workers
 from apps.interfaces.staff.money import books, payments
 
 app_name = "staff"
@@ -20,6 +20,7 @@ urlpatterns = [
     path("audit", audit.index, name="audit"),
     path("pools", pools.index, name="pool_list"),
     path("pools/<str:pool_id>", pools.detail, name="pool_detail"),
+    path("pools/<str:pool_id>/capacity", capacity.set_capacity, name="pool_capacity"),
     path("pools/<str:pool_id>/token", pools.issue_token, name="pool_token"),
     path("pools/<str:pool_id>/calibrations", calibrations.index, name="pool_calibrations"),
     path("pools/<str:pool_id>/calibrations/use", calibrations.use, name="calibration_use"),

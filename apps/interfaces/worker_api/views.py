@@ -20,6 +20,7 @@ from apps.core.http.asgi import TooLarge
 from apps.core.http.json_bodies import decode_body
 from apps.finetuning.models import Worker
 from apps.finetuning.pools import operations, rehearsals
+from apps.finetuning.pools.capacity.metrics import render_pool_metrics
 from apps.finetuning.runs import endings, judges, leases, reports, uploads
 from apps.finetuning.runs.leases import Lease
 from apps.interfaces.worker_api import probes
@@ -161,10 +162,10 @@ def observed(request: HttpRequest, replica_id: str) -> HttpResponse:
 
 @endpoint("GET")
 def metrics(request: HttpRequest) -> HttpResponse:
-    """Return the figures of all replicas and adapters, for a monitor with the installation's own token."""
+    """Return the figures of all replicas, adapters and pools, for a monitor with the installation's own token."""
     if not hmac.compare_digest(_bearer(request).encode(), metrics_token().encode()):
         raise PermissionDenied("Metrics need the token that the operator's page of a replica shows.")
-    return HttpResponse(render_metrics(), content_type=CONTENT_TYPE)
+    return HttpResponse(render_metrics() + render_pool_metrics(), content_type=CONTENT_TYPE)
 
 
 def _worker(request: HttpRequest) -> Worker:

@@ -116,6 +116,7 @@ def test_metrics_name_each_replica_and_adapter_for_those_with_the_token(version,
     assert refused.status_code in (401, 403)
     assert f'anneal_replica_tokens_per_second{{replica="{old.pk}",base_model="small"}} 41.5' in text
     assert f'anneal_adapter_replicas{{model="{version.model_name}",organization="acme"}} 1' in text
+    assert "# TYPE anneal_pool_queued_runs gauge" in text
 
 
 def test_the_metrics_token_is_shown_on_demand_and_audited(console, old) -> None:

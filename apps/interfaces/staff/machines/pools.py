@@ -27,10 +27,12 @@ from apps.finetuning import queries
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE, RunStatus
 from apps.finetuning.models import GpuPool, Run, Worker, WorkerKind
 from apps.finetuning.pools import operations
+from apps.finetuning.pools.capacity.settings import list_recent_nodes
 from apps.finetuning.pools.prices import price_sku
 from apps.finetuning.quotes.pool_facts import live_worker_filter, newest_probes, seconds_ahead, training_sku
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import NewPoolForm, PoolEditForm, WorkerTokenForm
+from apps.interfaces.staff.machines.capacity_form import CapacityForm, capacity_form_of
 
 _SESSION_COMMAND = "admission_command"
 _REPLICA_PORT = 8003  # as in deploy/compose.yaml
@@ -88,7 +90,7 @@ def detail(request: HttpRequest, pool_id: str) -> HttpResponse:
     """Show one pool with its workers; a POST edits it."""
     pool = get_object_or_404(queries.list_pools(), pk=pool_id)
     if request.method != "POST":
-        return _detail(request, pool, _edit_form(pool))
+        return show_pool(request, pool)
     form = PoolEditForm(request.POST)
     if form.is_valid():
         with domain_errors_on(form):
@@ -106,7 +108,7 @@ def detail(request: HttpRequest, pool_id: str) -> HttpResponse:
             messages.success(request, gettext("The pool %(name)s was saved.") % {"name": pool.name})
             return redirect("staff:pool_detail", pool_id=pool.pk)
         pool = queries.list_pools().get(pk=pool_id)  # as it was
-    return _detail(request, pool, form, status=422)
+    return show_pool(request, pool, form, status=422)
 
 
 @never_cache
@@ -128,7 +130,7 @@ def issue_token(request: HttpRequest, pool_id: str) -> HttpResponse:
             command = _admission_command(pool, form.cleaned_data["kind"], token)
             keep_secret(request, _SESSION_COMMAND, owner=pool.pk, secret=command)
             return redirect("staff:pool_detail", pool_id=pool.pk)
-    return _detail(request, pool, _edit_form(pool), token_form=form, status=422)
+    return show_pool(request, pool, token_form=form, status=422)
 
 
 def _admission_command(pool: GpuPool, kind: str, token: str) -> str:
@@ -212,14 +214,16 @@ def _edit_form(pool: GpuPool) -> PoolEditForm:
     )
 
 
-def _detail(
+def show_pool(
     request: HttpRequest,
     pool: GpuPool,
-    form: PoolEditForm,
+    form: PoolEditForm | None = None,
     *,
     token_form: WorkerTokenForm | None = None,
+    capacity_form: CapacityForm | None = None,
     status: int = 200,
 ) -> HttpResponse:
+    """Answer with the pool's page, and those of its forms that were refused."""
     shown = take_secret(request, _SESSION_COMMAND, owner=pool.pk)
     workers = list(queries.list_workers(pool=pool))
     runs = defaultdict(list)
@@ -227,7 +231,10 @@ def _detail(
         runs[run.worker_id].append(run)
     context: dict[str, object] = vars(list_loads([pool])[0]) | {
         "seconds_ahead": seconds_ahead(pool=pool),
-        "form": form,
+        "form": form or _edit_form(pool),
+        "capacity": getattr(pool, "capacity", None),
+        "capacity_form": capacity_form or capacity_form_of(pool),
+        "nodes": list_recent_nodes(pool=pool),
         "token_form": token_form or WorkerTokenForm(),
         "command": shown[1] if shown else "",
         "members": [{"worker": worker, "runs": runs[worker.pk]} for worker in workers],

@@ -1,0 +1,262 @@
+"""Bring the nodes of an elastic pool to the number that its queue needs.
+
+One task at a time works on a pool. It lists the engine's nodes, decides in one transaction, and then asks the engine.
+The row of a node exists before the request and names it. After a crash in between, the next list finds the node under
+that name, so no request is made twice. What the engine lists without a living row is released.
+"""
+
+import datetime
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import F, Q
+from django.db.models.functions import Least
+
+from apps.core.database.clock import db_now
+from apps.core.database.transitions import advance, try_advance
+from apps.finetuning.lifecycle import NODE_ENDED, NODE_TRANSITIONS, RUN_HOLDING_LEASE, NodeStatus
+from apps.finetuning.models import CapacityKind, CapacityNode, PoolCapacity, Run, Worker, WorkerKind, WorkerToken
+from apps.finetuning.models.capacity import name_prefix
+from apps.finetuning.pools import operations
+from apps.finetuning.pools.capacity.demand import Limits, wanted_nodes
+from apps.finetuning.pools.capacity.port import Capacity, CapacityError, ListedNode, NodeRequest
+from apps.finetuning.pools.capacity.settings import engine_of
+from apps.finetuning.runs.leases import sha256_hex
+from apps.finetuning.runs.queue_order import queue_order
+from apps.finetuning.usage.quotas import reason_to_wait
+
+logger = logging.getLogger(__name__)
+
+_TURN = datetime.timedelta(seconds=120)  # longer than a task may take
+_ENROL_WITHIN = datetime.timedelta(hours=1)  # the engine's own queue included
+_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 30, 1800
+_STARTS_AT_ONCE = 4  # of one reconciliation: each is a call of some seconds at worst
+_LOOKED_AT = 50  # queued runs
+_LOOKS_AFTER_ALL = 3600  # a node of a minimum renews itself when it was idle for so long
+_BY = "system"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodePlan:
+    starts: Sequence[CapacityNode]
+    releases: Sequence[str]  # ids of the engine
+
+
+def list_elastic_pools(*, now: datetime.datetime) -> list[str]:
+    """Return the pools to look at. A pool whose engine failed waits until its next try."""
+    elastic = PoolCapacity.objects.exclude(kind=CapacityKind.STATIC)
+    due = elastic.filter(Q(problem="") | Q(retry_at=None) | Q(retry_at__lte=now))
+    return list(due.order_by("pool_id").values_list("pool_id", flat=True))
+
+
+def reconcile_pool(*, pool_id: str) -> None:
+    """Start or release nodes of one pool. Safe to repeat; does nothing while another task works on the pool."""
+    now = db_now()
+    free = Q(busy_until=None) | Q(busy_until__lte=now)
+    turn = now + _TURN
+    if not PoolCapacity.objects.filter(free, pk=pool_id).update(busy_until=turn):
+        return
+    try:
+        _reconcile(PoolCapacity.objects.select_related("pool").get(pk=pool_id))
+    except CapacityError as error:
+        _note_failure(pool_id, str(error))
+    finally:
+        PoolCapacity.objects.filter(pk=pool_id, busy_until=turn).update(busy_until=None)
+
+
+def _reconcile(capacity: PoolCapacity) -> None:
+    engine = engine_of(capacity)
+    listed = engine.list_nodes(prefix=name_prefix(capacity.pool_id))
+    plan = _decide(capacity, listed)
+    if plan.releases:
+        engine.release(external_ids=plan.releases)
+    for node in plan.starts:
+        _start(engine, capacity, node)
+    PoolCapacity.objects.filter(Q(retry_at=None) | Q(retry_at__lte=db_now()), pk=capacity.pk).update(problem="")
+
+
+@transaction.atomic
+def _decide(capacity: PoolCapacity, listed: Mapping[str, ListedNode]) -> NodePlan:
+    """Record what became of the nodes, and choose which to start and to release."""
+    now = db_now()
+    unfinished = CapacityNode.objects.filter(pool=capacity.pool_id).exclude(status__in=NODE_ENDED)
+    nodes = list(unfinished.select_for_update(of=("self",)).select_related("worker").order_by("requested_at", "pk"))
+    for node in nodes:
+        _observe(node, listed.get(node.name), now)
+    nodes = [node for node in nodes if node.status not in NODE_ENDED]
+    leased = _leased_gpus(nodes)
+    for node in nodes:
+        if _is_closed(node.worker) and node.status == NodeStatus.RUNNING and node.worker_id not in leased:
+            _drain(node, "An operator cordoned it.", now)
+    alive = [node for node in nodes if node.status != NodeStatus.DRAINING]
+    limits = _limits(capacity)
+    waiting = _waiting(capacity, limits, now)
+    wanted = wanted_nodes(waiting=waiting, busy=list(leased.values()), limits=limits)
+    PoolCapacity.objects.filter(pk=capacity.pk).update(wanted=wanted)
+    for node in _surplus(alive, len(alive) - wanted, leased, capacity, now):
+        _drain(node, "It was not needed any more.", now)
+    requested = [node for node in alive if node.status == NodeStatus.REQUESTED]
+    room = min(wanted - len(alive), limits.most - len(nodes), _STARTS_AT_ONCE - len(requested))
+    requested += [CapacityNode.objects.create(pool=capacity.pool) for _ in range(room)]
+    may_start = PoolCapacity.objects.filter(Q(retry_at=None) | Q(retry_at__lte=now), pk=capacity.pk).exists()
+    kept = {node.name for node in nodes if node.status in (NodeStatus.STARTING, NodeStatus.RUNNING)}
+    return NodePlan(
+        starts=requested if may_start else (),
+        releases=[machine.external_id for name, machine in listed.items() if name not in kept],
+    )
+
+
+def _observe(node: CapacityNode, machine: ListedNode | None, now: datetime.datetime) -> None:
+    """Move the row to where the machine is."""
+    if node.status == NodeStatus.REQUESTED and machine is not None:
+        advance(node, to=NodeStatus.STARTING, transitions=NODE_TRANSITIONS, external_id=machine.external_id)
+    if node.status == NodeStatus.STARTING and node.worker is not None:
+        advance(node, to=NodeStatus.RUNNING, transitions=NODE_TRANSITIONS, reason="")
+        PoolCapacity.objects.filter(pk=node.pool_id).update(failures=0, retry_at=None, problem="")
+    if node.status == NodeStatus.REQUESTED:
+        return
+    if machine is None:
+        _end(node, now)
+    elif node.status == NodeStatus.STARTING and now - node.requested_at > _ENROL_WITHIN:
+        _drain(node, "It did not enrol within an hour.", now)
+        _note_failure(node.pool_id, f"{node.name} did not enrol within an hour.")
+    elif node.status == NodeStatus.STARTING and node.reason != machine.reason:
+        CapacityNode.objects.filter(pk=node.pk).update(reason=machine.reason)
+
+
+def _end(node: CapacityNode, now: datetime.datetime) -> None:
+    """Record that the engine has the node no more, and refuse its credential from now on."""
+    to, reason = NodeStatus.RELEASED, node.reason or "It was idle and ended."
+    if node.status == NodeStatus.STARTING:
+        to, reason = NodeStatus.LOST, "It ended before it enrolled."
+        _note_failure(node.pool_id, f"{node.name} ended before it enrolled: look at the engine's log of it.")
+    elif node.worker is not None and node.worker.runs.filter(status__in=RUN_HOLDING_LEASE).exists():
+        to, reason = NodeStatus.LOST, "It was taken away while a run worked on it."
+    advance(node, to=to, transitions=NODE_TRANSITIONS, ended_at=now, reason=reason)
+    _close_token(node, now)
+    if node.worker is not None and node.worker.revoked_at is None:
+        operations.revoke(worker=node.worker, by=_BY)
+
+
+def _drain(node: CapacityNode, reason: str, now: datetime.datetime) -> None:
+    """Give the node no new work and no late enrolment. The engine stops it after this transaction."""
+    if node.status == NodeStatus.REQUESTED:  # the engine has not listed it
+        advance(node, to=NodeStatus.RELEASED, transitions=NODE_TRANSITIONS, ended_at=now, reason=reason)
+    else:
+        advance(node, to=NodeStatus.DRAINING, transitions=NODE_TRANSITIONS, reason=reason)
+    _close_token(node, now)
+    if node.worker is not None:
+        operations.cordon(worker=node.worker, by=_BY)
+
+
+def _is_closed(worker: Worker | None) -> bool:
+    return worker is not None and bool(worker.cordoned_at or worker.drain_requested_at or worker.revoked_at)
+
+
+def _close_token(node: CapacityNode, now: datetime.datetime) -> None:
+    WorkerToken.objects.filter(pk=node.token_id, used_at=None).update(expires_at=now)
+
+
+def _surplus(
+    alive: Sequence[CapacityNode],
+    count: int,
+    leased: Mapping[str, int],
+    capacity: PoolCapacity,
+    now: datetime.datetime,
+) -> list[CapacityNode]:
+    """Return at most `count` nodes that have had no work for the idle time, the newest first."""
+    idle = []
+    for node in sorted(alive, key=lambda each: each.requested_at, reverse=True):
+        if len(idle) >= count:
+            break
+        if node.worker is None:
+            since = node.requested_at
+        elif node.worker_id in leased or not _hold_idle(node.worker):
+            continue
+        else:
+            since = _last_work(node.worker)
+        if (now - since).total_seconds() >= capacity.idle_seconds:
+            idle.append(node)
+    return idle
+
+
+def _hold_idle(worker: Worker) -> bool:
+    """Lock the worker's row, as a claim does, and return whether it has no lease; it gets none before the end."""
+    Worker.objects.select_for_update().get(pk=worker.pk)
+    return not worker.runs.filter(status__in=RUN_HOLDING_LEASE).exists()
+
+
+def _last_work(worker: Worker) -> datetime.datetime:
+    latest = worker.runs.exclude(finished_at=None).order_by("-finished_at").values_list("finished_at", flat=True)
+    return latest.first() or worker.created_at
+
+
+def _leased_gpus(nodes: Sequence[CapacityNode]) -> dict[str, int]:
+    """Return the GPUs in use of each worker with leases."""
+    workers = [node.worker_id for node in nodes if node.worker_id]
+    held = Run.objects.filter(worker__in=workers, status__in=RUN_HOLDING_LEASE)
+    leased: dict[str, int] = {}
+    for worker_id, gpus in held.values_list("worker_id", "job__gpu_count"):
+        leased[worker_id] = leased.get(worker_id, 0) + gpus
+    return leased
+
+
+def _waiting(capacity: PoolCapacity, limits: Limits, now: datetime.datetime) -> list[int]:
+    """Return the GPUs of the queued runs that may start now, as far as the limits could serve them.
+
+    A run that a machine joined by hand could take counts as well: the node ends again when it stays idle.
+    """
+    needs: list[int] = []
+    for run in queue_order(pool=capacity.pool, now=now)[:_LOOKED_AT]:
+        if sum(needs) >= limits.most * limits.gpus_per_node:
+            break
+        if not reason_to_wait(job=run.job, now=now):
+            needs.append(run.job.gpu_count)
+    return needs
+
+
+def _limits(capacity: PoolCapacity) -> Limits:
+    return Limits(
+        minimum=capacity.minimum,
+        maximum=capacity.maximum,
+        gpus_per_node=capacity.gpus_per_node,
+        node_nano=capacity.node_nano_per_hour,
+        budget_nano=capacity.budget_nano_per_hour,
+    )
+
+
+def _start(engine: Capacity, capacity: PoolCapacity, node: CapacityNode) -> None:
+    """Issue a token and request the node. Raises CapacityError; the row then waits for the next try."""
+    with transaction.atomic():
+        _close_token(node, db_now())
+        token = operations.issue_worker_token(
+            pool=capacity.pool, kind=WorkerKind.TRAINER, base_model=None, life=_ENROL_WITHIN, by=_BY
+        )
+        issued = WorkerToken.objects.get(token_sha256=sha256_hex(token))
+        waiting = CapacityNode.objects.filter(pk=node.pk, status=NodeStatus.REQUESTED)
+        waiting.update(token=issued, requested_at=db_now())
+    external_id = engine.request(
+        NodeRequest(
+            name=node.name,
+            pool=capacity.pool.name,
+            token=token,
+            internal_url=settings.INTERNAL_URL,
+            idle_seconds=max(capacity.idle_seconds, _LOOKS_AFTER_ALL if capacity.minimum else 0),
+        )
+    )
+    try_advance(node, to=NodeStatus.STARTING, transitions=NODE_TRANSITIONS, external_id=external_id)
+
+
+def _note_failure(pool_id: str, problem: str) -> None:
+    """Show the problem to the operator and wait before the next request, twice as long each time."""
+    logger.warning("capacity of %s: %s", pool_id, problem)
+    capacity = PoolCapacity.objects.get(pk=pool_id)
+    wait = min(_FIRST_WAIT_SECONDS * 2 ** min(capacity.failures, 10), _LONGEST_WAIT_SECONDS)
+    PoolCapacity.objects.filter(pk=pool_id).update(
+        failures=Least(F("failures") + 1, 1000),
+        retry_at=db_now() + datetime.timedelta(seconds=wait),
+        problem=problem[:300],
+    )

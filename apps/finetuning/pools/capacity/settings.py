@@ -1,0 +1,94 @@
+"""Setting a pool's capacity: the limits, and the engine with its own settings."""
+
+from typing import Any
+
+import msgspec
+from django.db import transaction
+
+from apps.core import audit
+from apps.core.errors import InvalidState, InvalidValue
+from apps.finetuning.lifecycle import NODE_ENDED
+from apps.finetuning.models import CapacityKind, CapacityNode, GpuPool, PoolCapacity
+from apps.finetuning.pools.capacity.port import Capacity
+from apps.finetuning.pools.capacity.slurm import Slurm, SlurmSettings
+
+MAX_NODES = 200
+MAX_GPUS_PER_NODE = 64
+_SHOWN_NODES = 20
+MIN_IDLE_SECONDS, MAX_IDLE_SECONDS = 30, 86_400
+
+
+@transaction.atomic
+def set_capacity(
+    *,
+    pool: GpuPool,
+    kind: str,
+    minimum: int,
+    maximum: int,
+    gpus_per_node: int,
+    idle_seconds: int,
+    node_nano_per_hour: int,
+    budget_nano_per_hour: int | None,
+    settings: dict[str, Any],
+    by: str,
+) -> PoolCapacity:
+    """Store how many nodes the pool may have and what starts them. Takes effect within seconds.
+
+    Raises InvalidValue, and InvalidState if the engine would change while it has nodes of this pool.
+    """
+    for name, value, least, most in (
+        ("maximum", maximum, 0, MAX_NODES),
+        ("minimum", minimum, 0, maximum),
+        ("gpus_per_node", gpus_per_node, 1, MAX_GPUS_PER_NODE),
+        ("idle_seconds", idle_seconds, MIN_IDLE_SECONDS, MAX_IDLE_SECONDS),
+    ):
+        if not least <= value <= most:
+            raise InvalidValue(f"Set a number from {least} to {most:,}.", param=name)
+    if budget_nano_per_hour is not None and not node_nano_per_hour:
+        raise InvalidValue("Set the cost of a node: the budget is divided by it.", param="node_usd")
+    kept = {} if kind == CapacityKind.STATIC else msgspec.to_builtins(read_settings(kind, settings))
+    capacity, _ = PoolCapacity.objects.select_for_update().get_or_create(pool=pool)
+    if kind != capacity.kind and pool.nodes.exclude(status__in=NODE_ENDED).exists():
+        raise InvalidState(
+            "Nodes of this pool still run: set the maximum to 0 and wait until they are gone.", param="kind"
+        )
+    values = {
+        "kind": kind, "minimum": minimum, "maximum": maximum, "gpus_per_node": gpus_per_node,
+        "idle_seconds": idle_seconds, "node_nano_per_hour": node_nano_per_hour,
+        "budget_nano_per_hour": budget_nano_per_hour, "settings": kept,
+    }  # fmt: skip
+    # What failed before may work with the new settings.
+    PoolCapacity.objects.filter(pk=capacity.pk).update(**values, failures=0, retry_at=None, problem="")
+    audit.record(organization=None, by=by, action="pool.capacity_set", target=pool.pk, **values)
+    capacity.refresh_from_db()
+    return capacity
+
+
+def read_settings(kind: str, settings: dict[str, Any]) -> SlurmSettings:
+    """Return the engine's settings. Raises InvalidValue that names the setting."""
+    if kind != CapacityKind.SLURM:
+        raise InvalidValue("Choose static or slurm.", param="kind")
+    for name in ("partition", "install_dir", "work_dir"):
+        if not settings.get(name):
+            raise InvalidValue("Slurm needs this setting.", param=name)
+    for name, value in settings.items():
+        try:
+            msgspec.convert(_EXAMPLE | {name: value}, SlurmSettings)
+        except msgspec.ValidationError as error:
+            expected = "an absolute path" if name in ("install_dir", "work_dir", "slurm_conf") else "a plain name"
+            what = "a number from 5 to 43,200" if name == "minutes" else f"{expected} of letters, digits and .,:_-"
+            raise InvalidValue(f"Enter {what}.", param=name) from error
+    return msgspec.convert(settings, SlurmSettings)
+
+
+_EXAMPLE = {"partition": "gpu", "install_dir": "/opt/anneal", "work_dir": "/tmp/anneal"}  # noqa: S108
+
+
+def list_recent_nodes(*, pool: GpuPool) -> list[CapacityNode]:
+    """Return the pool's newest nodes, ended ones included."""
+    return list(pool.nodes.select_related("worker").order_by("-requested_at", "-pk")[:_SHOWN_NODES])
+
+
+def engine_of(capacity: PoolCapacity) -> Capacity:
+    """Return the adapter of an elastic pool."""
+    return Slurm(read_settings(capacity.kind, capacity.settings))

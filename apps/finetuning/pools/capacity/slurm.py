@@ -1,0 +1,119 @@
+"""Slurm: one batch job is one node. Names and scripts are made here, and no shell reads a setting unquoted.
+
+The one-time token is in the script, which sbatch reads from standard input and Slurm stores for its own user only.
+"""
+
+import shlex
+import subprocess
+from collections.abc import Collection
+from typing import Annotated
+
+import msgspec
+
+from apps.finetuning.pools.capacity.port import CapacityError, ListedNode, NodeRequest
+
+_SECONDS = 8.0  # for one command
+_Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.,:-]{0,99}$|^$")]
+_Path = Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9_./-]{1,199}$")]
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm/bin"
+_SCRIPT = """#!/bin/sh
+umask 077
+mkdir -p {work_dir} || exit 1
+printf %s {token} > {work_dir}/token
+export ANNEAL_INTERNAL_URL={internal_url} ANNEAL_POOL={pool}
+export ANNEAL_WORK_DIR={work_dir} ANNEAL_ENROLL_TOKEN_FILE={work_dir}/token
+export ANNEAL_BASE_MODEL_ROOTS={model_root}
+{python} -m gpu_workers.trainer.polling --exit-when-idle {idle_seconds} &
+worker=$!
+trap 'kill -TERM $worker' TERM
+wait $worker
+wait $worker
+status=$?
+rm -rf {work_dir}
+exit $status
+"""
+
+
+class SlurmSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """Where jobs go, and where Anneal lies on the nodes.
+
+    `model_root` holds base models that are not from the hub. `slurm_conf` lies where Celery runs; it is needed if there
+    are several clusters.
+    """
+
+    partition: _Name
+    install_dir: _Path
+    work_dir: _Path
+    account: _Name = ""
+    qos: _Name = ""
+    gres: _Name = ""  # of one node, such as gpu:h100:2
+    minutes: Annotated[int, msgspec.Meta(ge=5, le=43_200)] = 1440
+    model_root: _Path | None = None
+    slurm_conf: _Path | None = None
+
+
+class Slurm:
+    """The adapter for one cluster."""
+
+    def __init__(self, settings: SlurmSettings) -> None:
+        self._settings = settings
+
+    def request(self, node: NodeRequest) -> str:
+        settings = self._settings
+        arguments = [
+            "--parsable",
+            f"--job-name={node.name}",
+            f"--partition={settings.partition}",
+            f"--time={settings.minutes}",
+            f"--chdir={settings.install_dir}",
+            "--nodes=1",
+            "--ntasks=1",
+            "--no-requeue",  # a repeated script has a token that was used
+            "--export=ALL",  # of the few variables below
+            "--output=/dev/null",
+        ]
+        arguments += [f"--account={settings.account}"] if settings.account else []
+        arguments += [f"--qos={settings.qos}"] if settings.qos else []
+        arguments += [f"--gres={settings.gres}"] if settings.gres else []
+        work_dir = f"{settings.work_dir}/{node.name}"
+        script = _SCRIPT.format(
+            work_dir=shlex.quote(work_dir),
+            token=shlex.quote(node.token),
+            internal_url=shlex.quote(node.internal_url),
+            pool=shlex.quote(node.pool),
+            model_root=shlex.quote(settings.model_root or ""),
+            python=shlex.quote(f"{settings.install_dir}/.venv-engines/bin/python"),
+            idle_seconds=node.idle_seconds,
+        )
+        return self._run("sbatch", *arguments, script=script).strip().split(";")[0]
+
+    def list_nodes(self, *, prefix: str) -> dict[str, ListedNode]:
+        lines = self._run("squeue", "--me", "--noheader", "--format=%i|%j|%T|%r").splitlines()
+        listed = {}
+        for line in lines:
+            external_id, name, state, reason = line.split("|", 3)
+            if name.startswith(prefix):
+                waits = "" if state == "RUNNING" or reason == "None" else f"{state.capitalize()}: {reason}"
+                listed[name] = ListedNode(external_id=external_id, reason=waits[:200])
+        return listed
+
+    def release(self, *, external_ids: Collection[str]) -> None:
+        self._run("scancel", "--quiet", *sorted(external_ids))
+
+    def _run(self, program: str, *arguments: str, script: str = "") -> str:
+        environment = {"PATH": _PATH, "LC_ALL": "C.UTF-8"}
+        if self._settings.slurm_conf:
+            environment["SLURM_CONF"] = self._settings.slurm_conf
+        try:
+            done = subprocess.run(  # a list of our own arguments
+                [program, *arguments], input=script, env=environment, capture_output=True, text=True, timeout=_SECONDS,
+                check=False, errors="replace",
+            )  # fmt: skip
+        except FileNotFoundError as error:
+            raise CapacityError(f"{program} is not installed where Celery runs.") from error
+        except subprocess.TimeoutExpired as error:
+            raise CapacityError(f"{program} did not end within {_SECONDS:g} seconds.") from error
+        if done.returncode:
+            said = " ".join(done.stderr.split())[:200]
+            raise CapacityError(f"{program} failed: {said or done.returncode}")
+        return done.stdout

@@ -1,0 +1,212 @@
+"""Elastic pools: the number of nodes, and a pool that goes from zero to nodes and back with an engine in memory."""
+
+import datetime
+
+import pytest
+from django.db import connection
+
+from apps.contracts.worker_api import EnrollRequest
+from apps.core.database.clock import db_now
+from apps.core.errors import InvalidState, InvalidValue
+from apps.finetuning.models import CapacityNode, PoolCapacity, Run, Worker, WorkerToken
+from apps.finetuning.pools import operations
+from apps.finetuning.pools.capacity import reconciliation
+from apps.finetuning.pools.capacity.demand import Limits, wanted_nodes
+from apps.finetuning.pools.capacity.port import CapacityError, ListedNode, NodeRequest
+from apps.finetuning.pools.capacity.settings import set_capacity
+from apps.finetuning.runs import leases
+
+SLURM = {"partition": "gpu", "install_dir": "/opt/anneal", "work_dir": "/tmp/anneal"}
+HOUR = 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("waiting", "busy", "limits", "wanted"),
+    [
+        ((), (), {}, 0),
+        ((), (), {"minimum": 2}, 2),
+        ((1, 1, 1), (), {}, 3),
+        ((1, 1, 1), (), {"gpus_per_node": 2}, 2),
+        ((1, 1), (1, 1), {"gpus_per_node": 2}, 2),
+        ((2, 1, 1), (1,), {"gpus_per_node": 2}, 3),
+        ((4,), (), {"gpus_per_node": 2}, 0),
+        ((1,) * 9, (), {"maximum": 4}, 4),
+        ((1,) * 9, (), {"node_nano": 3 * HOUR, "budget_nano": 7 * HOUR}, 2),
+        ((1,), (), {"node_nano": 3 * HOUR, "budget_nano": HOUR}, 0),
+        ((1,), (1, 1, 1), {"maximum": 2}, 3),
+        ((), (), {"minimum": 3, "node_nano": HOUR, "budget_nano": HOUR}, 1),
+    ],
+)
+def test_the_number_of_nodes_follows_queue_leases_and_limits(waiting, busy, limits, wanted):
+    given = Limits(**{"minimum": 0, "maximum": 10, "gpus_per_node": 1} | limits)
+
+    assert wanted_nodes(waiting=waiting, busy=busy, limits=given) == wanted
+
+
+class Engine:
+    """An engine in memory that may fail before or after it carries out a request."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, NodeRequest] = {}
+        self.started: list[str] = []
+        self.fails_before = self.fails_after = False
+
+    def request(self, node: NodeRequest) -> str:
+        if self.fails_before:
+            raise CapacityError("no partition")
+        assert node.name not in self.nodes
+        self.nodes[node.name] = node
+        self.started.append(node.name)
+        if self.fails_after:
+            raise CapacityError("the answer was lost")
+        return node.name[-8:]
+
+    def list_nodes(self, *, prefix: str) -> dict[str, ListedNode]:
+        return {name: ListedNode(external_id=name[-8:]) for name in self.nodes if name.startswith(prefix)}
+
+    def release(self, *, external_ids) -> None:
+        self.nodes = {name: node for name, node in self.nodes.items() if name[-8:] not in external_ids}
+
+    def enrol(self, name: str) -> Worker:
+        request = EnrollRequest(token=self.nodes[name].token, kind="trainer", hostname=name, gpus=(), software={})
+        return operations.enroll(request=request)[0]
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    engine = Engine()
+    monkeypatch.setattr(reconciliation, "engine_of", lambda _: engine)
+    return engine
+
+
+def limit(pool, **changes):
+    values = {
+        "kind": "slurm", "minimum": 0, "maximum": 2, "gpus_per_node": 1, "idle_seconds": 60, "node_nano_per_hour": 0,
+        "budget_nano_per_hour": None, "settings": SLURM,
+    }  # fmt: skip
+    return set_capacity(pool=pool, by="user_test", **values | changes)
+
+
+@pytest.fixture
+def elastic(floor, engine):
+    """Return a look at the pool, whose worker that joined by hand is gone."""
+    Worker.objects.filter(pk=floor.worker.pk).update(revoked_at=db_now())
+    limit(floor.pool)
+
+    def look(*, later: float = 0) -> list[str]:
+        if later:
+            _age(later)
+        PoolCapacity.objects.update(busy_until=None)
+        reconciliation.reconcile_pool(pool_id=floor.pool.pk)
+        return list(CapacityNode.objects.order_by("requested_at", "pk").values_list("status", flat=True))
+
+    return look
+
+
+def _age(seconds: float) -> None:
+    with connection.cursor() as cursor:
+        for table, column in (
+            ("finetuning_capacitynode", "requested_at"), ("finetuning_worker", "created_at"),
+            ("finetuning_run", "finished_at"), ("finetuning_poolcapacity", "retry_at"),
+        ):  # fmt: skip
+            cursor.execute(f"UPDATE {table} SET {column} = {column} - make_interval(secs => %s)", [seconds])
+
+
+def test_a_pool_starts_a_node_for_a_job_and_is_empty_again_when_it_is_idle(floor, engine, elastic):
+    assert elastic() == []
+    job = floor.job()
+    assert elastic() == ["starting"]
+    assert elastic() == ["starting"]
+    worker = engine.enrol(engine.started[0])
+    assert worker.pool == floor.pool
+    with pytest.raises(operations.InvalidWorkerCredential):
+        engine.enrol(engine.started[0])
+    assert leases.claim(worker=worker, base_models=None) is not None
+    assert elastic(later=3000) == ["running"]
+
+    Run.objects.filter(job=job).update(
+        status="failed", finished_at=db_now(), lease_id=None, lease_token_sha256=None, lease_expires_at=None
+    )
+    assert elastic() == ["running"]
+    assert elastic(later=61) == ["draining"]
+    assert elastic() == ["released"]
+    worker.refresh_from_db()
+    assert worker.revoked_at
+    assert leases.claim(worker=worker, base_models=None) is None
+    assert engine.nodes == {}
+    assert len(engine.started) == 1
+
+
+def test_a_lost_answer_starts_no_second_node(floor, engine, elastic):
+    floor.job()
+    engine.fails_after = True
+    assert elastic() == ["requested"]
+    engine.fails_after = False
+    assert elastic() == ["starting"]
+    assert engine.enrol(engine.started[0])
+    assert elastic(later=40) == ["running"]
+    assert len(engine.started) == 1
+
+
+def test_failed_starts_wait_longer_each_time_and_say_why(floor, engine, elastic):
+    floor.job()
+    engine.fails_before = True
+    for failures, wait in ((1, 30), (2, 60), (3, 120)):
+        assert elastic(later=wait) == ["requested"]
+        capacity = PoolCapacity.objects.get()
+        assert (capacity.failures, capacity.problem) == (failures, "no partition")
+        assert round((capacity.retry_at - db_now()).total_seconds() / 10) * 10 == wait
+    engine.fails_before = False
+    assert elastic() == ["requested"]
+    assert elastic(later=130) == ["starting"]
+
+
+def test_nodes_that_die_do_not_enrol_or_belong_to_no_row_are_released(floor, engine, elastic):
+    floor.job()
+    elastic()
+    engine.nodes.clear()
+    assert elastic() == ["lost", "requested"]  # its successor waits
+    assert "before it enrolled" in CapacityNode.objects.get(status="lost").reason
+    elastic(later=31)
+    assert elastic(later=3601)[1] == "draining"
+    assert not WorkerToken.objects.filter(used_at=None, expires_at__gt=db_now()).exists()
+    assert engine.nodes == {}
+
+    stray = NodeRequest(name=engine.started[0], pool="p", token="t", internal_url="u", idle_seconds=1)
+    foreign = NodeRequest(name="anneal-pool-other-1", pool="p", token="t", internal_url="u", idle_seconds=1)
+    engine.nodes = {stray.name: stray, foreign.name: foreign}
+    elastic()
+    assert list(engine.nodes) == [foreign.name]
+
+
+def test_only_one_task_at_a_time_works_on_a_pool(floor, engine, elastic):
+    floor.job()
+    PoolCapacity.objects.update(busy_until=db_now() + datetime.timedelta(minutes=1))
+    reconciliation.reconcile_pool(pool_id=floor.pool.pk)
+    assert engine.started == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"maximum": 201}, "maximum"),
+        ({"minimum": 3}, "minimum"),
+        ({"budget_nano_per_hour": 1}, "node_usd"),
+        ({"settings": SLURM | {"partition": "--uid=0"}}, "partition"),
+        ({"settings": SLURM | {"work_dir": "/tmp/$(id)"}}, "work_dir"),
+        ({"settings": SLURM | {"install_dir": ""}}, "install_dir"),
+        ({"settings": SLURM | {"shell": "yes"}}, "shell"),
+        ({"kind": "magic"}, "kind"),
+    ],
+)
+def test_wrong_settings_name_their_field(changes, field, floor):
+    with pytest.raises(InvalidValue) as refused:
+        limit(floor.pool, **changes)
+    assert refused.value.param == field
+
+
+def test_the_engine_stays_while_it_has_nodes(floor, engine, elastic):
+    floor.job()
+    elastic()
+    with pytest.raises(InvalidState):
+        limit(floor.pool, kind="static")
