@@ -6,8 +6,10 @@ from typing import Any
 import msgspec
 from django.db import transaction
 from django.db.models import Max
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
+from apps.accounts.notices.events import announce
 from apps.adapters.checks import problems_of, problems_of_files
 from apps.adapters.lifecycle import VERSION_TRANSITIONS, AdapterVersionStatus
 from apps.adapters.models import Adapter, AdapterVersion
@@ -143,7 +145,26 @@ def record_verdict(
         return False
     outbox.publish(topic="adapter.checked", key=f"checked:{version.pk}:{status}", payload={"version_id": version.pk})
     audit.record(organization=version.organization_id, by="system", action=f"adapter.{status}", target=version.pk)
+    announce(
+        organization=version.organization_id,
+        type=f"adapter.{'certified' if status == AdapterVersionStatus.READY else status}",
+        subject=version.pk,
+        title=lambda: _verdict_title(status) % {"name": version.model_name},
+        path=f"/adapters/{version.pk}",
+        key=f"checked:{version.pk}:{status}",
+        data={"model": version.model_name},
+    )
     return True
+
+
+def _verdict_title(status: AdapterVersionStatus) -> str:
+    match status:
+        case AdapterVersionStatus.READY:
+            return gettext("The adapter is certified: %(name)s")
+        case AdapterVersionStatus.UNCERTIFIED:
+            return gettext("The adapter is loaded without a certificate: %(name)s")
+        case _:
+            return gettext("The serving engine refused the adapter: %(name)s")
 
 
 def model_name_of(*, base_model: BaseModel, organization: Organization, suffix: str, ulid: str) -> str:

@@ -18,7 +18,7 @@ from apps.interfaces.web.shell.preferences import time_zones
 ROLE_WORDS = {
     "viewer": later("Read-only access"),
     "member": later("Works with datasets, jobs and adapters, calls models, and creates own keys"),
-    "admin": later("Everything a member can do, plus manage members, delete adapters and read the audit log"),
+    "admin": later("Everything a member can do, plus manage members and webhooks, delete adapters and read the audit log"),
     "owner": later("Full control, including organization settings"),
 }
 SCOPE_WORDS = {
@@ -29,6 +29,7 @@ SCOPE_WORDS = {
     Permission.ADAPTER_DELETE: later("Delete adapters"),
     Permission.INFERENCE: later("Call models: chat and completions"),
     Permission.AUDIT_READ: later("Read the audit log"),
+    Permission.WEBHOOK_MANAGE: later("Manage webhooks"),
 }
 EXPIRY_DAYS = {"30": later("30 days"), "90": later("90 days"), "365": later("One year"), "": later("Never")}
 
@@ -101,7 +102,7 @@ def grantable_roles(by: Membership) -> list[str]:
     return [name for name, role in ROLES.items() if role.permissions <= ROLES[by.role].permissions]
 
 
-_NOT_AT_FIRST = {Permission.ADAPTER_DELETE, Permission.AUDIT_READ}
+_NOT_AT_FIRST = {Permission.ADAPTER_DELETE, Permission.AUDIT_READ, Permission.WEBHOOK_MANAGE}
 _OWN_LIMIT = later("For model calls with this key. Leave empty to use only the organization's limits.")
 
 
