@@ -1,7 +1,7 @@
 """People, the organizations they belong to, and the keys their programs use."""
 
 import datetime
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar, Literal, overload
 
 import pgtrigger
 from django.contrib.auth.base_user import AbstractBaseUser, BaseUserManager
@@ -226,7 +226,7 @@ class WebhookEndpoint(OrganizationModel):
     failing_since = models.DateTimeField(null=True)
 
     @property
-    def status(self) -> str:
+    def status(self) -> Literal["active", "paused", "disabled"]:
         """Return `active`, `paused`, or `disabled` if failures ended it."""
         if self.disabled_because:
             return "disabled"

@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 from django.db import transaction
 from django.db.models import Max
-from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.accounts.notices.events import announce
@@ -23,6 +22,13 @@ from apps.core.messages import outbox
 
 JsonObject = dict[str, Any]
 CHECKPOINT_MARK = ":ckpt-step-"  # precedes the step in the name of a checkpoint's model
+
+
+_VERDICTS = {
+    AdapterVersionStatus.READY: "The adapter is certified",
+    AdapterVersionStatus.UNCERTIFIED: "The adapter is loaded without a certificate",
+    AdapterVersionStatus.REFUSED: "The serving engine refused the adapter",
+}
 
 
 class AdapterRejected(DomainError):
@@ -149,22 +155,12 @@ def record_verdict(
         organization=version.organization_id,
         type=f"adapter.{'certified' if status == AdapterVersionStatus.READY else status}",
         subject=version.pk,
-        title=lambda: _verdict_title(status) % {"name": version.model_name},
+        title=lambda: f"{_VERDICTS[status]}: {version.model_name}",
         path=f"/adapters/{version.pk}",
         key=f"checked:{version.pk}:{status}",
         data={"model": version.model_name},
     )
     return True
-
-
-def _verdict_title(status: AdapterVersionStatus) -> str:
-    match status:
-        case AdapterVersionStatus.READY:
-            return gettext("The adapter is certified: %(name)s")
-        case AdapterVersionStatus.UNCERTIFIED:
-            return gettext("The adapter is loaded without a certificate: %(name)s")
-        case _:
-            return gettext("The serving engine refused the adapter: %(name)s")
 
 
 def model_name_of(*, base_model: BaseModel, organization: Organization, suffix: str, ulid: str) -> str:

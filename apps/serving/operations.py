@@ -7,7 +7,6 @@ import msgspec
 from django.conf import settings
 from django.db import transaction
 from django.db.models import F
-from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.accounts.notices.events import announce
@@ -73,17 +72,16 @@ def _get_or_create_deployment(version: AdapterVersion, *, by: str) -> tuple[Depl
             target=version.pk,
             deployment=deployment.pk,
         )
-        title = gettext("The adapter is deployed: %(name)s")
-        _announce(version, "deployed", title, key=f"deployed:{deployment.pk}")
+        _announce(version, "deployed", key=f"deployed:{deployment.pk}")
     return deployment, is_new
 
 
-def _announce(version: AdapterVersion, what: str, title: str, *, key: str) -> None:
+def _announce(version: AdapterVersion, what: str, *, key: str) -> None:
     announce(
         organization=version.organization_id,
         type=f"adapter.{what}",
         subject=version.pk,
-        title=lambda: title % {"name": version.model_name},
+        title=lambda: f"The adapter is {what}: {version.model_name}",
         path=f"/adapters/{version.pk}",
         key=key,
         data={"model": version.model_name},
@@ -102,8 +100,7 @@ def undeploy(*, version: AdapterVersion, by: str, now: datetime.datetime) -> Non
     if removed:
         place_adapters(base_model_id=version.adapter.base_model_id)
         audit.record(organization=version.organization_id, by=by, action="adapter.undeployed", target=version.pk)
-        title = gettext("The adapter is no longer deployed: %(name)s")
-        _announce(version, "undeployed", title, key=f"undeployed:{version.pk}:{now.isoformat()}")
+        _announce(version, "undeployed", key=f"undeployed:{version.pk}:{now.isoformat()}")
 
 
 @transaction.atomic

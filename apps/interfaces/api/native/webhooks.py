@@ -62,7 +62,7 @@ class DeliveryObject(TypedDict):
     id: str
     event_id: str
     event_type: str
-    status: Literal["pending", "delivered", "failed"]
+    status: str
     attempts: int
     response_code: int | None
     response_text: str
@@ -151,7 +151,7 @@ class WebhookDeliveries(WebhookView):
     def get(self, request: Request, webhook_id: str, query: PageQuery) -> ListObject[DeliveryObject]:
         """List the delivery log, newest first. It is kept for 30 days, up to 1,000 deliveries."""
         rows = endpoints.list_deliveries(endpoint=self.endpoint(webhook_id))
-        return page(query, rows, _delivery, order=("-id",))
+        return page(query, rows, _delivery)
 
 
 class WebhookReplay(WebhookView):

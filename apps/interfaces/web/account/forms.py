@@ -18,7 +18,9 @@ from apps.interfaces.web.shell.preferences import time_zones
 ROLE_WORDS = {
     "viewer": later("Read-only access"),
     "member": later("Works with datasets, jobs and adapters, calls models, and creates own keys"),
-    "admin": later("Everything a member can do, plus manage members and webhooks, delete adapters and read the audit log"),
+    "admin": later(
+        "Everything a member can do, plus manage members and webhooks, delete adapters and read the audit log"
+    ),
     "owner": later("Full control, including organization settings"),
 }
 SCOPE_WORDS = {
