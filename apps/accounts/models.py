@@ -1,7 +1,8 @@
 """People, the organizations they belong to, and the keys their programs use."""
 
 import datetime
-from typing import Any, ClassVar, Literal, overload
+from enum import StrEnum
+from typing import Any, ClassVar, overload
 
 import pgtrigger
 from django.contrib.auth.base_user import AbstractBaseUser, BaseUserManager
@@ -187,7 +188,7 @@ class Notification(OrganizationModel):
         ]
 
 
-class Event(OrganizationModel):
+class OrganizationEvent(OrganizationModel):
     """Something that happened in an organization. Notifications, mails and webhooks are made from it."""
 
     id = IdField(prefix="evt")
@@ -209,6 +210,12 @@ class WebhookFormat(models.TextChoices):
     SLACK = "slack", "Slack"
 
 
+class EndpointStatus(StrEnum):
+    ACTIVE = "active"
+    PAUSED = "paused"
+    DISABLED = "disabled"
+
+
 class WebhookEndpoint(OrganizationModel):
     """An address of the customer that is sent the organization's events, each signed with the endpoint's secret."""
 
@@ -226,11 +233,11 @@ class WebhookEndpoint(OrganizationModel):
     failing_since = models.DateTimeField(null=True)
 
     @property
-    def status(self) -> Literal["active", "paused", "disabled"]:
-        """Return `active`, `paused`, or `disabled` if failures ended it."""
+    def status(self) -> EndpointStatus:
+        """Return the state; `disabled` if failures ended it."""
         if self.disabled_because:
-            return "disabled"
-        return "paused" if self.paused_at else "active"
+            return EndpointStatus.DISABLED
+        return EndpointStatus.PAUSED if self.paused_at else EndpointStatus.ACTIVE
 
 
 class DeliveryStatus(models.TextChoices):
@@ -244,7 +251,7 @@ class WebhookDelivery(OrganizationModel):
 
     id = IdField(prefix="whd")
     endpoint = models.ForeignKey(WebhookEndpoint, on_delete=models.CASCADE, related_name="deliveries")
-    event = models.ForeignKey(Event, on_delete=models.CASCADE, related_name="+")
+    event = models.ForeignKey(OrganizationEvent, on_delete=models.CASCADE, related_name="+")
     status = models.CharField(max_length=10, choices=DeliveryStatus, default=DeliveryStatus.PENDING)
     attempts = models.PositiveSmallIntegerField(default=0)
     attempts_left = models.PositiveSmallIntegerField()

@@ -13,10 +13,10 @@ from django.db import connection, models, transaction
 
 from apps.accounts.invitations import invitation_token, invite_member
 from apps.accounts.models import (
-    Event,
     Membership,
     Notification,
     Organization,
+    OrganizationEvent,
     User,
     WebhookDelivery,
     WebhookEndpoint,
@@ -293,7 +293,9 @@ def _webhook(tenant: Tenant) -> str:
 
 def _webhook_delivery(tenant: Tenant) -> str:
     endpoint = WebhookEndpoint.objects.get(pk=tenant.ids["webhook"])
-    delivery = queue_delivery(endpoint=endpoint, event=Event.objects.filter(organization=tenant.organization)[0])
+    delivery = queue_delivery(
+        endpoint=endpoint, event=OrganizationEvent.objects.filter(organization=tenant.organization)[0]
+    )
     WebhookDelivery.objects.filter(pk=delivery.pk).update(status="failed", response_text=tenant.canary)
     return delivery.pk
 

@@ -20,7 +20,7 @@ class Migration(migrations.Migration):
             field=models.CharField(choices=[('job', 'Fine-tune'), ('balance', 'Low balance'), ('budget', 'Budget'), ('invoice', 'Invoice'), ('credit', 'Credit'), ('member', 'Member'), ('webhook', 'Webhook')], max_length=8),
         ),
         migrations.CreateModel(
-            name='Event',
+            name='OrganizationEvent',
             fields=[
                 ('id', apps.core.ids.IdField(editable=False, max_length=30, prefix='evt', primary_key=True, separator='_', serialize=False)),
                 ('type', models.CharField(help_text='Such as fine_tuning.job.succeeded.', max_length=64)),
@@ -67,17 +67,17 @@ class Migration(migrations.Migration):
                 ('duration_ms', models.PositiveIntegerField(null=True)),
                 ('attempted_at', models.DateTimeField(null=True)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
-                ('event', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='accounts.event')),
+                ('event', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='accounts.organizationevent')),
                 ('organization', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
                 ('endpoint', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='deliveries', to='accounts.webhookendpoint')),
             ],
         ),
         migrations.AddIndex(
-            model_name='event',
+            model_name='organizationevent',
             index=models.Index(fields=['created_at'], name='event_age'),
         ),
         migrations.AddConstraint(
-            model_name='event',
+            model_name='organizationevent',
             constraint=models.UniqueConstraint(fields=('organization', 'key'), name='event_once'),
         ),
         migrations.AddIndex(

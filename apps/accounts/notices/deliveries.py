@@ -15,11 +15,18 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import F
 
-from apps.accounts.models import DeliveryStatus, Event, WebhookDelivery, WebhookEndpoint, WebhookFormat
+from apps.accounts.models import (
+    DeliveryStatus,
+    EndpointStatus,
+    OrganizationEvent,
+    WebhookDelivery,
+    WebhookEndpoint,
+    WebhookFormat,
+)
 from apps.accounts.notices.events import announce
 from apps.accounts.notices.notifications import MANAGERS
+from apps.accounts.notices.outgoing import PostAnswer, post
 from apps.core.database.clock import db_now
-from apps.core.http.outgoing import Answer, post
 from apps.core.messages import outbox
 from apps.core.secrets.sealing import place_of, unseal
 
@@ -35,7 +42,7 @@ _TEXT_CHARACTERS = 500
 
 def fan_out(*, event_id: str) -> None:
     """Queue the delivery of an event to each active endpoint that asks for its type. Safe to repeat."""
-    event = Event.objects.filter(pk=event_id).first()
+    event = OrganizationEvent.objects.filter(pk=event_id).first()
     if event is None:  # the event was a repeated one
         return
     active = WebhookEndpoint.objects.for_organization(event.organization_id).filter(paused_at=None, disabled_because="")
@@ -44,7 +51,7 @@ def fan_out(*, event_id: str) -> None:
 
 
 @transaction.atomic
-def queue_delivery(*, endpoint: WebhookEndpoint, event: Event) -> WebhookDelivery:
+def queue_delivery(*, endpoint: WebhookEndpoint, event: OrganizationEvent) -> WebhookDelivery:
     """Return the delivery of an event to an endpoint, queued if it is new."""
     delivery, _ = WebhookDelivery.objects.get_or_create(
         organization_id=endpoint.organization_id, endpoint=endpoint, event=event, defaults={"attempts_left": ATTEMPTS}
@@ -71,15 +78,15 @@ def deliver(*, delivery_id: str, attempt: int) -> None:
     if delivery is None:
         return
     endpoint, now = delivery.endpoint, db_now()
-    if endpoint.status == "active":
+    if endpoint.status == EndpointStatus.ACTIVE:
         body = body_of(endpoint, delivery.event)
         answer = post(endpoint.url, body=body, headers=_headers(endpoint, delivery.event, body, now))
     else:
-        answer = Answer(error=f"The endpoint is {endpoint.status}.")
+        answer = PostAnswer(error=f"The endpoint is {endpoint.status}.")
     _record(delivery, answer, db_now())
 
 
-def body_of(endpoint: WebhookEndpoint, event: Event) -> bytes:
+def body_of(endpoint: WebhookEndpoint, event: OrganizationEvent) -> bytes:
     """Return what an endpoint is sent: OpenAI's event object, or a message for Slack."""
     if endpoint.format == WebhookFormat.SLACK:
         text = event.title.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
@@ -101,7 +108,9 @@ def secret_place(endpoint: WebhookEndpoint, column: str) -> bytes:
     return place_of(table=WebhookEndpoint._meta.db_table, column=column, row_id=endpoint.pk)
 
 
-def _headers(endpoint: WebhookEndpoint, event: Event, body: bytes, now: datetime.datetime) -> dict[str, str]:
+def _headers(
+    endpoint: WebhookEndpoint, event: OrganizationEvent, body: bytes, now: datetime.datetime
+) -> dict[str, str]:
     """Return the headers of Standard Webhooks, with a signature of each secret that is valid now."""
     columns = ["secret_sealed"]
     if endpoint.previous_until is not None and endpoint.previous_until > now:
@@ -123,9 +132,9 @@ def _headers(endpoint: WebhookEndpoint, event: Event, body: bytes, now: datetime
 
 
 @transaction.atomic
-def _record(delivery: WebhookDelivery, answer: Answer, now: datetime.datetime) -> None:
+def _record(delivery: WebhookDelivery, answer: PostAnswer, now: datetime.datetime) -> None:
     is_delivered = answer.status is not None and 200 <= answer.status < 300
-    is_last = answer.status == _GONE or delivery.attempts_left <= 1 or delivery.endpoint.status != "active"
+    is_last = answer.status == _GONE or delivery.attempts_left <= 1 or delivery.endpoint.status != EndpointStatus.ACTIVE
     status = DeliveryStatus.FAILED if is_last else DeliveryStatus.PENDING
     rows = WebhookDelivery.objects.filter(
         pk=delivery.pk, status=DeliveryStatus.PENDING, attempts=delivery.attempts
@@ -146,7 +155,7 @@ def _record(delivery: WebhookDelivery, answer: Answer, now: datetime.datetime) -
     if is_delivered:
         endpoints.exclude(failing_since=None).update(failing_since=None)
         return
-    if delivery.endpoint.status != "active":
+    if delivery.endpoint.status != EndpointStatus.ACTIVE:
         return
     endpoints.filter(failing_since=None).update(failing_since=now)
     if answer.status == _GONE:

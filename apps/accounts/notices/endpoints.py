@@ -7,14 +7,22 @@ from collections.abc import Sequence
 
 from django.db import transaction
 
-from apps.accounts.models import DeliveryStatus, Event, Organization, WebhookDelivery, WebhookEndpoint, WebhookFormat
+from apps.accounts.models import (
+    DeliveryStatus,
+    EndpointStatus,
+    Organization,
+    OrganizationEvent,
+    WebhookDelivery,
+    WebhookEndpoint,
+    WebhookFormat,
+)
 from apps.accounts.notices.deliveries import ATTEMPTS, TEST_TYPE, publish_attempt, queue_delivery, secret_place
 from apps.accounts.notices.events import EVENT_TYPES
+from apps.accounts.notices.outgoing import check_url
 from apps.core import audit
 from apps.core.database.locks import lock
 from apps.core.database.tenancy import OrganizationQuerySet
 from apps.core.errors import InvalidState, InvalidValue, NotFound
-from apps.core.http.outgoing import check_url
 from apps.core.ids import new_id
 from apps.core.secrets.sealing import seal, unseal
 
@@ -116,7 +124,7 @@ def send_test(*, endpoint: WebhookEndpoint, by: str) -> WebhookDelivery:
     """Queue an event of the type `webhook.test` for this endpoint alone. Raises InvalidState."""
     _require_room(endpoint)
     event_id = new_id("evt")
-    event = Event.objects.create(
+    event = OrganizationEvent.objects.create(
         id=event_id,
         organization_id=endpoint.organization_id,
         type=TEST_TYPE,
@@ -146,7 +154,7 @@ def replay(*, endpoint: WebhookEndpoint, delivery_id: str, by: str) -> WebhookDe
 
 
 def _require_room(endpoint: WebhookEndpoint) -> None:
-    if endpoint.status != "active":
+    if endpoint.status != EndpointStatus.ACTIVE:
         raise InvalidState(f"This webhook is {endpoint.status}. Resume it first.")
     if endpoint.deliveries.filter(status=DeliveryStatus.PENDING).count() >= MAX_PENDING:
         raise InvalidState(f"{MAX_PENDING} deliveries to this webhook are pending. Wait until some have ended.")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from django.conf import settings
 from django.utils.translation import override
 
-from apps.accounts.models import Event, Membership, Notification, NotificationKind, Organization, key_of
+from apps.accounts.models import Membership, Notification, NotificationKind, Organization, OrganizationEvent, key_of
 from apps.core.audit import require_transaction
 from apps.core.messages import outbox
 
@@ -62,12 +62,12 @@ def announce(
     require_transaction()
     organization_id, kind = key_of(organization), EVENT_TYPES[type]
     with override(settings.LANGUAGE_CODE):
-        text = title()[: Event._meta.get_field("title").max_length]
-    event = Event(
+        text = title()[: OrganizationEvent._meta.get_field("title").max_length]
+    event = OrganizationEvent(
         organization_id=organization_id, type=type, subject=subject, data=dict(data or {}), title=text, path=path,
         key=key,
     )  # fmt: skip
-    Event.objects.bulk_create([event], ignore_conflicts=True)
+    OrganizationEvent.objects.bulk_create([event], ignore_conflicts=True)
     outbox.publish(topic="event.created", key=event.pk, payload={"event_id": event.pk}, organization=organization_id)
     if mail is not None:
         outbox.publish(topic=mail[0], key=key, payload=mail[1], organization=organization_id)

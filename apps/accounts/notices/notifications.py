@@ -6,7 +6,7 @@ from django.db import models
 from django.db.models import F, Window
 from django.db.models.functions import RowNumber
 
-from apps.accounts.models import Event, Notification, Organization, User, WebhookDelivery
+from apps.accounts.models import Notification, Organization, OrganizationEvent, User, WebhookDelivery
 from apps.accounts.roles import ROLES, Permission, has_permission
 from apps.core.database.tenancy import OrganizationQuerySet
 from apps.core.errors import InvalidValue
@@ -40,7 +40,7 @@ def prune(*, now: datetime.datetime) -> int:
     return (
         _prune(Notification, now - KEPT, per="organization", most=MAX_KEPT)
         + _prune(WebhookDelivery, now - LOG_KEPT, per="endpoint", most=MAX_LOGGED)
-        + _prune(Event, now - KEPT, per="organization", most=MAX_KEPT)
+        + _prune(OrganizationEvent, now - KEPT, per="organization", most=MAX_KEPT)
     )
 
 

@@ -189,7 +189,7 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "accounts.organization": "read",
         "accounts.membership": "read",
         "accounts.notification": "extend",
-        "accounts.event": "extend",
+        "accounts.organizationevent": "extend",
         "accounts.apikey": "extend",  # a run's judge is called with a short-lived key of the job's maker
     },
     "anneal_gateway": {
@@ -197,7 +197,7 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "accounts.organization": "read",
         "accounts.membership": "read",
         "accounts.notification": "extend",
-        "accounts.event": "extend",
+        "accounts.organizationevent": "extend",
         "adapters": "read",
         "serving": "read",
         "serving.deployment": "write",  # requests for an adapter are noted, so that replicas keep it

@@ -12,9 +12,9 @@ from django.db import transaction
 from apps.accounts.models import DeliveryStatus, Notification, WebhookDelivery, WebhookEndpoint
 from apps.accounts.notices import deliveries, endpoints
 from apps.accounts.notices.events import announce, announce_batch
+from apps.accounts.notices.outgoing import post
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue, NotFound
-from apps.core.http.outgoing import post
 from apps.core.messages.outbox import deliver_due
 from apps.core.models import OutboxMessage
 from tests.twins.http_server import Answer, Request, serve_http

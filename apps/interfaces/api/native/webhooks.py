@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypedDict
 import msgspec
 from rest_framework.request import Request
 
-from apps.accounts.models import WebhookDelivery, WebhookEndpoint
+from apps.accounts.models import EndpointStatus, WebhookDelivery, WebhookEndpoint
 from apps.accounts.notices import endpoints
 from apps.accounts.notices.events import EVENT_TYPES
 from apps.accounts.roles import Permission
@@ -40,7 +40,7 @@ class WebhookObject(TypedDict):
     url: str
     event_types: list[str]
     format: str
-    status: Literal["active", "paused", "disabled"]
+    status: EndpointStatus
     disabled_because: str | None
     created_at: int
 
@@ -57,7 +57,7 @@ class DeletedWebhook(TypedDict):
     deleted: Literal[True]
 
 
-class DeliveryObject(TypedDict):
+class WebhookDeliveryObject(TypedDict):
     object: Literal["webhook_delivery"]
     id: str
     event_id: str
@@ -140,7 +140,7 @@ class WebhookRotation(WebhookView):
 class WebhookTest(WebhookView):
     required_scope = {"POST": _MANAGE}
 
-    def post(self, request: Request, webhook_id: str) -> DeliveryObject:
+    def post(self, request: Request, webhook_id: str) -> WebhookDeliveryObject:
         """Send an event of the type `webhook.test`."""
         return _delivery(endpoints.send_test(endpoint=self.endpoint(webhook_id), by=self.actor))
 
@@ -148,7 +148,7 @@ class WebhookTest(WebhookView):
 class WebhookDeliveries(WebhookView):
     required_scope = {"GET": _MANAGE}
 
-    def get(self, request: Request, webhook_id: str, query: PageQuery) -> ListObject[DeliveryObject]:
+    def get(self, request: Request, webhook_id: str, query: PageQuery) -> ListObject[WebhookDeliveryObject]:
         """List the delivery log, newest first. It is kept for 30 days, up to 1,000 deliveries."""
         rows = endpoints.list_deliveries(endpoint=self.endpoint(webhook_id))
         return page(query, rows, _delivery)
@@ -157,7 +157,7 @@ class WebhookDeliveries(WebhookView):
 class WebhookReplay(WebhookView):
     required_scope = {"POST": _MANAGE}
 
-    def post(self, request: Request, webhook_id: str, delivery_id: str) -> DeliveryObject:
+    def post(self, request: Request, webhook_id: str, delivery_id: str) -> WebhookDeliveryObject:
         """Send an event of the log again, with the same `webhook-id`."""
         return _delivery(
             endpoints.replay(endpoint=self.endpoint(webhook_id), delivery_id=delivery_id, by=self.actor)
@@ -177,7 +177,7 @@ def _object(row: WebhookEndpoint) -> WebhookObject:
     }
 
 
-def _delivery(row: WebhookDelivery) -> DeliveryObject:
+def _delivery(row: WebhookDelivery) -> WebhookDeliveryObject:
     return {
         "object": "webhook_delivery",
         "id": row.pk,

@@ -10,7 +10,7 @@ from django.utils.translation import gettext
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
-from apps.accounts.models import WebhookEndpoint, WebhookFormat
+from apps.accounts.models import EndpointStatus, WebhookEndpoint, WebhookFormat
 from apps.accounts.notices import endpoints
 from apps.accounts.notices.events import EVENT_TYPES
 from apps.accounts.notices.notifications import LOG_KEPT
@@ -98,7 +98,7 @@ def detail(request: OrganizationRequest, webhook_id: str) -> HttpResponse:
 def pause(request: OrganizationRequest, webhook_id: str) -> HttpResponse:
     """Pause an active webhook; resume another one."""
     endpoint = _get(request, webhook_id)
-    is_paused = endpoint.status == "active"
+    is_paused = endpoint.status == EndpointStatus.ACTIVE
     endpoints.set_paused(endpoint=endpoint, is_paused=is_paused, by=request.membership.user_id, now=db_now())
     messages.success(request, gettext("The webhook is paused.") if is_paused else gettext("The webhook is active."))
     return redirect("web:webhook_detail", webhook_id=webhook_id)

@@ -25,7 +25,7 @@ _TIMEOUT = aiohttp.ClientTimeout(total=15, sock_connect=5, sock_read=10)
 _EXAMPLE = "hooks.example.com/anneal"
 
 
-class Answer(msgspec.Struct, frozen=True):
+class PostAnswer(msgspec.Struct, frozen=True):
     """The status and the first bytes of an answer, or why there was none (`error`)."""
 
     status: int | None = None
@@ -42,17 +42,17 @@ def check_url(url: str) -> None:
     check_server(url, example=_EXAMPLE, may_have_query=True)
 
 
-def post(url: str, *, body: bytes, headers: Mapping[str, str]) -> Answer:
+def post(url: str, *, body: bytes, headers: Mapping[str, str]) -> PostAnswer:
     """Return the answer to a POST. Never raises for what the other side does."""
     started = time.monotonic()
     try:
         check_url(url)
         status, content = asyncio.run(_post(url, body, headers))
-        answer = Answer(status=status, text=content.decode("utf-8", "replace").replace("\x00", ""))
+        answer = PostAnswer(status=status, text=content.decode("utf-8", "replace").replace("\x00", ""))
     except TimeoutError:
-        answer = Answer(error="No answer in time.")
+        answer = PostAnswer(error="No answer in time.")
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        answer = Answer(error=f"{error}"[:200] or type(error).__name__)
+        answer = PostAnswer(error=f"{error}"[:200] or type(error).__name__)
     return msgspec.structs.replace(answer, duration_ms=int((time.monotonic() - started) * 1000))
 
 
