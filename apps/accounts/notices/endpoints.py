@@ -170,7 +170,10 @@ def _check(*, url: str, event_types: Sequence[str], format: str) -> None:
     if not event_types:
         raise InvalidValue("Choose at least one type of event.", param="event_types")
     if unknown := sorted(set(event_types) - set(EVENT_TYPES)):
-        raise InvalidValue(f"There are no events of the type '{unknown[0][:64]}'.", param="event_types")
+        raise InvalidValue(
+            f"No event has the type '{unknown[0][:64]}'. Use a type of docs/webhooks.md, such as batch.completed.",
+            param="event_types",
+        )
 
 
 def _sorted(event_types: Sequence[str]) -> list[str]:
