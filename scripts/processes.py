@@ -25,7 +25,7 @@ CONTROL_OPTIONS = frozenset({
     "ANNEAL_MOST_UNPAID_ORGANIZATIONS", "ANNEAL_OPERATOR_MFA", "ANNEAL_MAX_UPLOAD_BYTES", "ANNEAL_STALL_SECONDS",
     "ANNEAL_REPLICA_ADDRESSES", "ANNEAL_REPLICA_PLACES", "ANNEAL_MEDIA_HOSTS", "ANNEAL_WEB_REQUESTS_PER_MINUTE",
     "ANNEAL_WEB_SECONDS_PER_MINUTE", "ANNEAL_WEB_PLACES", "HF_ENDPOINT", "FORWARDED_ALLOW_IPS",
-    "HF_BLOB_HOSTS",
+    "HF_BLOB_HOSTS", "ANNEAL_PRIVATE_WEBHOOKS",
     "ANNEAL_BRAND_NAME", "ANNEAL_BRAND_LOGO", "ANNEAL_BRAND_HUE", "ANNEAL_SUPPORT_EMAIL",
 })  # fmt: skip
 # The mail server's password is in the URL: only for the one program that sends.
@@ -183,6 +183,15 @@ PROGRAMS: tuple[Program, ...] = (
         role="sys",
         options=CONTROL_OPTIONS | MAIL_OPTIONS,
         stop_seconds=30,  # one message: twice EMAIL_TIMEOUT
+    ),
+    Program(
+        # Calls addresses that customers chose. They may be slow, so several wait at once; each organization has one.
+        "celery-webhooks",
+        Tier.CONTROL,
+        f"{_CELERY} worker --queues webhooks --concurrency 8 --pool threads --without-gossip --without-mingle",
+        role="sys",
+        options=CONTROL_OPTIONS,
+        stop_seconds=30,  # one attempt takes up to 15 s
     ),
     Program(
         # The only program with the key that moves money; a slow Stripe delays nothing else.

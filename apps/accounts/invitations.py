@@ -13,8 +13,9 @@ from django.db import transaction
 from django.utils.translation import gettext
 
 from apps.accounts.login.addresses import has_verified_address
-from apps.accounts.models import Invitation, Membership, NotificationKind, Organization, User
-from apps.accounts.notices.notifications import MANAGERS, notify
+from apps.accounts.models import Invitation, Membership, Organization, User
+from apps.accounts.notices.events import announce
+from apps.accounts.notices.notifications import MANAGERS
 from apps.accounts.operations import known_role, lock_members, require_grantable
 from apps.accounts.queries import get_invitation
 from apps.accounts.roles import Permission, has_permission
@@ -167,9 +168,10 @@ def accept_invitation(*, token: str, user: User, now: datetime.datetime) -> Memb
         organization=invitation.organization, by=user.pk, action="member.join", target=user.pk,
         invitation=invitation.pk, role=invitation.role,
     )  # fmt: skip
-    notify(
+    announce(
         organization=invitation.organization_id,
-        kind=NotificationKind.MEMBER,
+        type="member.joined",
+        subject=user.pk,
         title=lambda: gettext("%(user)s joined as %(role)s") % {"user": user, "role": gettext(invitation.role)},
         path="/members",
         key=f"joined:{invitation.pk}",

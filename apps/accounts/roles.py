@@ -14,6 +14,7 @@ class Permission(StrEnum):
     KEY_MANAGE = "key.manage"
     MEMBER_MANAGE = "member.manage"
     AUDIT_READ = "audit.read"
+    WEBHOOK_MANAGE = "webhook.manage"
     ORGANIZATION_MANAGE = "organization.manage"
 
 
@@ -40,7 +41,12 @@ class Member(Role):
 
 class Admin(Role):
     name = "admin"
-    permissions = Member.permissions | {Permission.ADAPTER_DELETE, Permission.MEMBER_MANAGE, Permission.AUDIT_READ}
+    permissions = Member.permissions | {
+        Permission.ADAPTER_DELETE,
+        Permission.MEMBER_MANAGE,
+        Permission.AUDIT_READ,
+        Permission.WEBHOOK_MANAGE,
+    }
 
 
 class Owner(Role):
@@ -65,6 +71,7 @@ SCOPES = tuple(
         Permission.KEY_MANAGE,
         Permission.MEMBER_MANAGE,
         Permission.ORGANIZATION_MANAGE,
+        Permission.WEBHOOK_MANAGE,
     )
 )
 

@@ -4,7 +4,7 @@ from celery import shared_task
 
 from apps.accounts.login.browser_tokens import sweep_expired_tokens
 from apps.accounts.login.sessions import sweep_sessions
-from apps.accounts.notices.notifications import prune_notifications
+from apps.accounts.notices.notifications import prune
 from apps.core.database.clock import db_now
 
 
@@ -15,5 +15,5 @@ def sweep_tokens(**_: object) -> None:
 
 
 @shared_task(name="accounts.prune_notifications", ignore_result=True)
-def prune(**_: object) -> None:
-    prune_notifications(now=db_now())
+def prune_notices(**_: object) -> None:
+    prune(now=db_now())

@@ -8,6 +8,7 @@ from django.db import transaction
 from django.db.models import Max
 
 from apps.accounts.models import Organization
+from apps.accounts.notices.events import announce
 from apps.adapters.checks import problems_of, problems_of_files
 from apps.adapters.lifecycle import VERSION_TRANSITIONS, AdapterVersionStatus
 from apps.adapters.models import Adapter, AdapterVersion
@@ -21,6 +22,13 @@ from apps.core.messages import outbox
 
 JsonObject = dict[str, Any]
 CHECKPOINT_MARK = ":ckpt-step-"  # precedes the step in the name of a checkpoint's model
+
+
+_VERDICTS = {
+    AdapterVersionStatus.READY: "The adapter is certified",
+    AdapterVersionStatus.UNCERTIFIED: "The adapter is loaded without a certificate",
+    AdapterVersionStatus.REFUSED: "The serving engine refused the adapter",
+}
 
 
 class AdapterRejected(DomainError):
@@ -143,6 +151,15 @@ def record_verdict(
         return False
     outbox.publish(topic="adapter.checked", key=f"checked:{version.pk}:{status}", payload={"version_id": version.pk})
     audit.record(organization=version.organization_id, by="system", action=f"adapter.{status}", target=version.pk)
+    announce(
+        organization=version.organization_id,
+        type=f"adapter.{'certified' if status == AdapterVersionStatus.READY else status}",
+        subject=version.pk,
+        title=lambda: f"{_VERDICTS[status]}: {version.model_name}",
+        path=f"/adapters/{version.pk}",
+        key=f"checked:{version.pk}:{status}",
+        data={"model": version.model_name},
+    )
     return True
 
 

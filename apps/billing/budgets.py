@@ -13,8 +13,9 @@ from django.db.models import F, Q, QuerySet, Sum
 from django.utils.translation import gettext
 
 from apps.accounts import operations
-from apps.accounts.models import ApiKey, NotificationKind, Organization, User, key_of
-from apps.accounts.notices.notifications import MANAGERS, notify
+from apps.accounts.models import ApiKey, Organization, User, key_of
+from apps.accounts.notices.events import announce
+from apps.accounts.notices.notifications import MANAGERS
 from apps.accounts.operations import IssuedKey
 from apps.billing.ledger import lock_wallet
 from apps.billing.models import (
@@ -259,15 +260,16 @@ def _alert(budget: Budget, period: BudgetPeriod) -> None:
             defaults={"spent_nano": period.spent_nano},
         )
         if is_new:
-            key = f"budget:{budget.pk}:{period.month}:{threshold}"
-            outbox.publish(topic="billing.alert", key=key, payload={"alert_id": alert.pk})
-            notify(
+            announce(
                 organization=budget.organization_id,
-                kind=NotificationKind.BUDGET,
+                type="budget.reached",
+                subject=budget.pk,
                 title=partial(_alert_title, budget, threshold),
                 path="/budgets",
-                key=key,
+                key=f"budget:{budget.pk}:{period.month}:{threshold}",
                 roles=MANAGERS,
+                mail=("billing.alert", {"alert_id": alert.pk}),
+                data={"threshold_percent": threshold, "spent_nano": period.spent_nano},
             )
     if budget.mode == BudgetMode.PAUSE and period.spent_nano >= budget.limit_nano:
         key = f"budget-pause:{budget.pk}:{period.month}:{budget.limit_nano}"  # again after a raise

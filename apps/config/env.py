@@ -59,6 +59,7 @@ class Env:
     max_upload_bytes: int
     stall_seconds: int
     operator_mfa: bool
+    private_webhooks: bool
     most_unpaid_organizations: int
     welcome_credit_nano: int
     brand_name: str
@@ -121,6 +122,7 @@ def _parse(environ: Mapping[str, str]) -> Env:
         brand_logo=_logo(environ),
         support_email=environ.get("ANNEAL_SUPPORT_EMAIL", ""),
         operator_mfa=_switch(environ, "ANNEAL_OPERATOR_MFA", default=not is_loopback(public_url)),
+        private_webhooks=environ.get("ANNEAL_PRIVATE_WEBHOOKS", "") == "1",
         trusted_proxies=environ.get("FORWARDED_ALLOW_IPS", ""),
         web_requests_per_minute=int(environ.get("ANNEAL_WEB_REQUESTS_PER_MINUTE", "600")),
         web_seconds_per_minute=int(environ.get("ANNEAL_WEB_SECONDS_PER_MINUTE", "20")),

@@ -4,8 +4,8 @@ from django.conf import settings
 from django.utils.functional import lazy
 from django.utils.translation import gettext
 
-from apps.accounts.models import NotificationKind, User
-from apps.accounts.notices.notifications import notify
+from apps.accounts.models import User
+from apps.accounts.notices.events import announce
 from apps.billing.budgets import attribution_of_actor
 from apps.core.messages import outbox
 from apps.core.messages.mail import render_mail
@@ -14,26 +14,20 @@ from apps.finetuning.models import FineTuningJob
 
 
 def publish_end(*, job: FineTuningJob, by: str = "") -> None:
-    """Notify the creator of the state that the job has just reached, unless the creator caused it; queue the mail.
+    """Announce the state that the job has just reached. Its creator is notified and gets a mail, unless they caused it.
 
     Run it in the transaction of the change.
     """
-    if job.status == JobStatus.CANCELLED or by == job.created_by:
-        return
-    key = f"job-ended:{job.pk}:{job.status}:{job.last_event_sequence}"
-    notify(
+    is_own = job.status == JobStatus.CANCELLED or by == job.created_by
+    announce(
         organization=job.organization_id,
-        kind=NotificationKind.JOB,
+        type=f"fine_tuning.job.{job.status}",
+        subject=job.pk,
         title=lambda: _title(job),
         path=_path(job),
-        key=key,
-        users=[_creator_id(job)],
-    )
-    outbox.publish(
-        topic="job.ended",
-        key=key,
-        payload={"job_id": job.pk, "status": job.status},
-        organization=job.organization_id,
+        key=f"job-ended:{job.pk}:{job.status}:{job.last_event_sequence}",
+        users=[] if is_own else [_creator_id(job)],
+        mail=None if is_own else ("job.ended", {"job_id": job.pk, "status": job.status}),
     )
 
 
@@ -70,6 +64,8 @@ def _title(job: FineTuningJob) -> str:
             title = gettext("Your fine-tune is ready: %(name)s")
         case JobStatus.PAUSED:
             title = gettext("Your fine-tune is paused: %(name)s")
+        case JobStatus.CANCELLED:
+            title = gettext("Your fine-tune is cancelled: %(name)s")
         case _:
             title = gettext("Your fine-tune failed: %(name)s")
     return title % {"name": job.suffix or job.training_file.dataset.name}

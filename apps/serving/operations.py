@@ -9,6 +9,7 @@ from django.db import transaction
 from django.db.models import F
 
 from apps.accounts.models import Organization
+from apps.accounts.notices.events import announce
 from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import NewVersion, delete_version, publish_version, record_verdict
@@ -71,7 +72,20 @@ def _get_or_create_deployment(version: AdapterVersion, *, by: str) -> tuple[Depl
             target=version.pk,
             deployment=deployment.pk,
         )
+        _announce(version, "deployed", key=f"deployed:{deployment.pk}")
     return deployment, is_new
+
+
+def _announce(version: AdapterVersion, what: str, *, key: str) -> None:
+    announce(
+        organization=version.organization_id,
+        type=f"adapter.{what}",
+        subject=version.pk,
+        title=lambda: f"The adapter is {what}: {version.model_name}",
+        path=f"/adapters/{version.pk}",
+        key=key,
+        data={"model": version.model_name},
+    )
 
 
 @transaction.atomic
@@ -86,6 +100,7 @@ def undeploy(*, version: AdapterVersion, by: str, now: datetime.datetime) -> Non
     if removed:
         place_adapters(base_model_id=version.adapter.base_model_id)
         audit.record(organization=version.organization_id, by=by, action="adapter.undeployed", target=version.pk)
+        _announce(version, "undeployed", key=f"undeployed:{version.pk}:{now.isoformat()}")
 
 
 @transaction.atomic

@@ -18,10 +18,10 @@ from tests.support.browser import WIDTHS, check_page, find_overflow
 Open = Callable[..., Page]
 SIGNED_OUT = ("/accounts/login/", "/accounts/signup/", "/accounts/password/reset/", "/accuracy")
 CUSTOMERS = (
-    "/keys", "/members", "/organization", "/organization/audit", "/organization/trackers", "/organization/new",
-    "/accounts/second-factor/", "/invoices", "/budgets", "/prices", "/usage", "/usage?days=7", "/usage/traffic",
-    "/datasets", "/datasets/upload", "/credit", "/account", "/account/sessions", "/notifications", "/help",
-    "/help/training", "/help/quickstart", "/help/reference",
+    "/keys", "/members", "/organization", "/organization/audit", "/organization/trackers", "/organization/webhooks",
+    "/organization/new", "/accounts/second-factor/", "/invoices", "/budgets", "/prices", "/usage", "/usage?days=7",
+    "/usage/traffic", "/datasets", "/datasets/upload", "/credit", "/account", "/account/sessions", "/notifications",
+    "/help", "/help/training", "/help/quickstart", "/help/reference",
 )  # fmt: skip
 OPERATORS = (
     "/staff/", "/staff/organizations/{organization}", "/staff/jobs/{job}", "/staff/workers/{worker}",

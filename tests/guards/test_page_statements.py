@@ -144,6 +144,9 @@ STATEMENTS: dict[str, int] = {
     "web:usage_export": 13,
     "web:usage_traffic": 12,
     "web:usage_traffic_export": 9,
+    "web:webhook_delete": 10,
+    "web:webhook_detail": 11,
+    "web:webhook_list": 10,
 }
 _OF_OPERATORS = ("staff:", "web:styleguide")
 

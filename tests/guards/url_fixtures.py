@@ -69,6 +69,8 @@ FILE = {"file_id": "dataset_version"}
 UPLOAD = {"upload_id": "upload"}
 BATCH = {"batch_id": "batch"}
 GRADING = {"grader": {"type": "string_check", "name": "a", "input": "red", "reference": "red", "operation": "eq"}}
+WEBHOOK = {"webhook_id": "webhook"}
+NEW_WEBHOOK = {"url": "https://hooks.example.com/a", "event_types": ["batch.completed"]}
 
 URLS: dict[str, Url] = {
     # allauth
@@ -124,6 +126,22 @@ URLS: dict[str, Url] = {
     ),
     "web:tracker_list": page(get=P.VIEW, post=P.JOB_WRITE, data={"kind": "wandb", "key": "0123456789"}),
     "web:tracker_remove": page(post=P.JOB_WRITE, ids={"kind": "tracker_kind"}),
+    "web:webhook_list": page(
+        get=P.WEBHOOK_MANAGE,
+        post=P.WEBHOOK_MANAGE,
+        data=NEW_WEBHOOK | {"format": "standard"},
+    ),
+    "web:webhook_delete": page(get=P.WEBHOOK_MANAGE, post=P.WEBHOOK_MANAGE, refs={"webhook": "webhook"}),
+    "web:webhook_detail": page(
+        get=P.WEBHOOK_MANAGE,
+        post=P.WEBHOOK_MANAGE,
+        ids=WEBHOOK,
+        data=NEW_WEBHOOK | {"format": "slack"},
+    ),
+    "web:webhook_pause": page(post=P.WEBHOOK_MANAGE, ids=WEBHOOK),
+    "web:webhook_rotate": page(post=P.WEBHOOK_MANAGE, ids=WEBHOOK),
+    "web:webhook_test": page(post=P.WEBHOOK_MANAGE, ids=WEBHOOK),
+    "web:webhook_replay": page(post=P.WEBHOOK_MANAGE, ids=WEBHOOK | {"delivery_id": "webhook_delivery"}),
     "web:organization_settings": page(get=P.VIEW, post=P.ORGANIZATION_MANAGE, data={"name": "New"}),
     "web:audit": page(get=P.AUDIT_READ),
     "web:audit_download": page(get=P.AUDIT_READ),
@@ -242,6 +260,18 @@ URLS: dict[str, Url] = {
     "web:usage_traffic_export": page(get=P.VIEW),
     # the public API
     "api_audit": api(GET=P.AUDIT_READ),
+    "api_webhook_list": api(
+        GET=P.WEBHOOK_MANAGE,
+        POST=P.WEBHOOK_MANAGE,
+        data=NEW_WEBHOOK,
+    ),
+    "api_webhook_detail": api(
+        GET=P.WEBHOOK_MANAGE, POST=P.WEBHOOK_MANAGE, DELETE=P.WEBHOOK_MANAGE, ids=WEBHOOK, data={"format": "slack"}
+    ),
+    "api_webhook_rotate": api(POST=P.WEBHOOK_MANAGE, ids=WEBHOOK),
+    "api_webhook_test": api(POST=P.WEBHOOK_MANAGE, ids=WEBHOOK),
+    "api_webhook_deliveries": api(GET=P.WEBHOOK_MANAGE, ids=WEBHOOK),
+    "api_webhook_replay": api(POST=P.WEBHOOK_MANAGE, ids=WEBHOOK | {"delivery_id": "webhook_delivery"}),
     "api_me": api(GET=P.VIEW),
     "api_integration_list": api(GET=P.VIEW),
     "api_integration_detail": api(

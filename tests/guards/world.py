@@ -12,8 +12,18 @@ from django.apps import apps
 from django.db import connection, models, transaction
 
 from apps.accounts.invitations import invitation_token, invite_member
-from apps.accounts.models import Membership, Notification, NotificationKind, Organization, User
-from apps.accounts.notices.notifications import notify
+from apps.accounts.models import (
+    Membership,
+    Notification,
+    Organization,
+    OrganizationEvent,
+    User,
+    WebhookDelivery,
+    WebhookEndpoint,
+)
+from apps.accounts.notices.deliveries import queue_delivery
+from apps.accounts.notices.endpoints import create_endpoint
+from apps.accounts.notices.events import announce
 from apps.accounts.operations import save_view
 from apps.accounts.roles import ROLES, SCOPES
 from apps.adapters.models import Adapter, AdapterVersion
@@ -288,11 +298,28 @@ def _card_refund(tenant: Tenant) -> str:
 
 
 def _notification(tenant: Tenant) -> str:
-    notify(
-        organization=tenant.organization, kind=NotificationKind.JOB, title=lambda: tenant.canary, path="/jobs",
-        key="canary", users=[tenant.owner.pk],
+    announce(
+        organization=tenant.organization, type="fine_tuning.job.failed", subject="ftjob-1",
+        title=lambda: tenant.canary, path="/jobs", key="canary", users=[tenant.owner.pk],
     )  # fmt: skip
     return Notification.objects.get(organization=tenant.organization, key="canary").pk
+
+
+def _webhook(tenant: Tenant) -> str:
+    endpoint, _ = create_endpoint(
+        organization=tenant.organization, url=f"https://hooks.example.com/{tenant.canary}",
+        event_types=["fine_tuning.job.failed"], format="standard", by=tenant.owner.pk,
+    )  # fmt: skip
+    return endpoint.pk
+
+
+def _webhook_delivery(tenant: Tenant) -> str:
+    endpoint = WebhookEndpoint.objects.get(pk=tenant.ids["webhook"])
+    delivery = queue_delivery(
+        endpoint=endpoint, event=OrganizationEvent.objects.filter(organization=tenant.organization)[0]
+    )
+    WebhookDelivery.objects.filter(pk=delivery.pk).update(status="failed", response_text=tenant.canary)
+    return delivery.pk
 
 
 def _price_request(tenant: Tenant) -> str:
@@ -341,6 +368,8 @@ MAKERS: dict[str, Maker] = {
     "card_refund": _card_refund,
     "price_request": _price_request,
     "notification": _notification,
+    "webhook": _webhook,
+    "webhook_delivery": _webhook_delivery,
 }
 
 # kind of object -> the id of one that belongs to no tenant

@@ -5,8 +5,8 @@ import datetime
 from django.conf import settings
 from django.db import IntegrityError, transaction
 
-from apps.accounts.models import NotificationKind, Organization, User, key_of
-from apps.accounts.notices.notifications import notify
+from apps.accounts.models import Organization, User, key_of
+from apps.accounts.notices.events import announce
 from apps.billing.models import CREDIT_REQUEST_TRANSITIONS, CreditRequest, CreditRequestStatus
 from apps.core import audit
 from apps.core.database.clock import db_now
@@ -113,9 +113,10 @@ def _answer(
     else:
         subject = f"You have {dollars(granted_nano)} of new credit"
         body = f"You asked for {asked}, and {dollars(granted_nano)} was added to your balance.\n\n{answer}\n"
-    notify(
+    announce(
         organization=request.organization_id,
-        kind=NotificationKind.CREDIT,
+        type="credit.declined" if granted_nano is None else "credit.granted",
+        subject=request.pk,
         title=lambda: subject,
         path="/credit",
         key=f"credit-request:{request.pk}",

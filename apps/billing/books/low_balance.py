@@ -10,12 +10,11 @@ from django.db import transaction
 from django.db.models import F, Sum
 from django.utils.translation import gettext
 
-from apps.accounts.models import NotificationKind
-from apps.accounts.notices.notifications import MANAGERS, notify
+from apps.accounts.notices.events import announce
+from apps.accounts.notices.notifications import MANAGERS
 from apps.billing.models import BillingProfile, Hold, HoldPurpose, HoldStatus, UsageSeries
 from apps.billing.queries import get_balances
 from apps.billing.tenant_batches import for_each
-from apps.core.messages import outbox
 from apps.core.money import NANO_PER_CENT, dollars
 
 DAYS = 3
@@ -53,18 +52,18 @@ def _warn(row: tuple[str, int, int], *, now: datetime.datetime) -> int:
     profile, _ = BillingProfile.objects.get_or_create(organization_id=organization_id)
     if not BillingProfile.objects.filter(pk=profile.pk, low_balance_at=None).update(low_balance_at=now):
         return 0
-    key = f"low-balance:{organization_id}:{now:%Y-%m-%dT%H:%M}"
-    notify(
+    announce(
         organization=organization_id,
-        kind=NotificationKind.BALANCE,
+        type="balance.low",
+        subject=organization_id,
         title=lambda: (
             gettext("Your balance is low: %(available)s")
             % {"available": dollars(available_nano // NANO_PER_CENT * NANO_PER_CENT)}
         ),
         path="/credit",
-        key=key,
+        key=f"low-balance:{organization_id}:{now:%Y-%m-%dT%H:%M}",
         roles=MANAGERS,
+        mail=("billing.low_balance", {"organization_id": organization_id, "spent_nano": spent_nano}),
+        data={"available_nano": available_nano},
     )
-    payload = {"organization_id": organization_id, "spent_nano": spent_nano}
-    outbox.publish(topic="billing.low_balance", key=key, payload=payload, organization=organization_id)
     return 1

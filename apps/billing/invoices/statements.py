@@ -15,8 +15,9 @@ from django.db.models import F
 from django.utils.formats import date_format
 from django.utils.translation import gettext
 
-from apps.accounts.models import ApiKey, NotificationKind, Organization
-from apps.accounts.notices.notifications import PAYERS, notify
+from apps.accounts.models import ApiKey, Organization
+from apps.accounts.notices.events import announce
+from apps.accounts.notices.notifications import PAYERS
 from apps.billing.ledger import lock_wallet
 from apps.billing.models import (
     BillingProfile,
@@ -34,7 +35,6 @@ from apps.billing.tenant_batches import for_each
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.database.locks import lock
-from apps.core.messages import outbox
 from apps.core.money import NANO_PER_CENT
 
 GRACE = datetime.timedelta(hours=48)  # after the month, for records still on a gateway's disk
@@ -125,19 +125,18 @@ def _write(organization_id: str, month: datetime.date, lines: list[_Line], profi
         organization=organization_id, by="system", action="invoice.issued", target=invoice.pk, number=number,
         total_nano=total,
     )  # fmt: skip
-    key = f"invoice:{invoice.pk}"
-    notify(
+    announce(
         organization=organization_id,
-        kind=NotificationKind.INVOICE,
+        type="invoice.issued",
+        subject=invoice.pk,
         title=lambda: (
             gettext("Invoice %(number)s for %(month)s") % {"number": number, "month": date_format(month, "F Y")}
         ),
         path=f"/invoices/{invoice.pk}",
-        key=key,
+        key=f"invoice:{invoice.pk}",
         roles=PAYERS,
+        mail=("billing.invoice", {"invoice_id": invoice.pk}),
     )
-    payload = {"invoice_id": invoice.pk}
-    outbox.publish(topic="billing.invoice", key=key, payload=payload, organization=organization_id)
     return invoice
 
 

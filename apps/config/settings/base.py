@@ -32,6 +32,8 @@ STRIPE_WEBHOOK_SECRET = ENV.stripe_webhook_secret
 STRIPE_PORTAL_CONFIGURATION = ENV.stripe_portal
 STRIPE_TAX = ENV.stripe_tax
 STRIPE_METER = ENV.stripe_meter
+# Whether webhooks may be sent to private addresses, and over http to this machine.
+PRIVATE_WEBHOOKS = ENV.private_webhooks
 STRIPE_API_BASE = ENV.stripe_api_base
 # Requests that one gateway runs on one replica at once. An engine accepts ANNEAL_ENGINE_MAX_QUEUED_REQUESTS in all.
 REPLICA_PLACES = ENV.replica_places
@@ -189,6 +191,7 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "accounts.organization": "read",
         "accounts.membership": "read",
         "accounts.notification": "extend",
+        "accounts.organizationevent": "extend",
         "accounts.apikey": "extend",  # a run's judge is called with a short-lived key of the job's maker
     },
     "anneal_gateway": {
@@ -196,6 +199,7 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "accounts.organization": "read",
         "accounts.membership": "read",
         "accounts.notification": "extend",
+        "accounts.organizationevent": "extend",
         "adapters": "read",
         "serving": "read",
         "serving.deployment": "write",  # requests for an adapter are noted, so that replicas keep it

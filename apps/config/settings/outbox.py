@@ -29,6 +29,7 @@ OUTBOX_TOPICS = {
     "job.admit": Topic("apps.finetuning.jobs.admission.admit_when_ready"),
     "job.ended": Topic("apps.finetuning.notices.send", lane="mail"),
     "mail": Topic("apps.accounts.notices.mail.send", lane="mail"),
+    "event.created": Topic("apps.accounts.notices.deliveries.fan_out"),
     "objects.delete": Topic("apps.core.tasks.delete_objects", lane="data-small"),
     "organization.suspended": Topic("apps.finetuning.tasks.pause_suspended"),
     "payments.charge": Topic("apps.payments.autorecharge.charge", lane="payments"),
@@ -39,4 +40,5 @@ OUTBOX_TOPICS = {
     "payments.topup": Topic("apps.payments.topups.sync_topup", lane="payments"),
     "train.wake": Topic("apps.finetuning.tasks.ring_doorbell", is_urgent=True),
     "upload.closed": Topic("apps.datasets.intake.uploads.delete_parts", lane="data-small"),
+    "webhook.deliver": Topic("apps.accounts.notices.deliveries.deliver", lane="webhooks"),
 }

@@ -55,6 +55,7 @@ def publish(
     payload: Mapping[str, object],
     organization: Keyed | str | None = None,
     lane: str = "",
+    not_before: datetime.datetime | None = None,
 ) -> None:
     """Queue one effect with the current change. A repeated key is the same effect.
 
@@ -69,6 +70,8 @@ def publish(
     message = OutboxMessage(topic=topic, key=key, payload=dict(payload), lane=lane, is_urgent=entry.is_urgent)
     if organization is not None:
         message.share = id_of(organization)
+    if not_before is not None:
+        message.next_attempt_at = not_before
     OutboxMessage.objects.bulk_create([message], ignore_conflicts=True)
     transaction.on_commit(partial(wake, lane))
 

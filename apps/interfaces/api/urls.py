@@ -19,6 +19,7 @@ from apps.interfaces.api.native import (
     model_files,
     serving,
     usage,
+    webhooks,
 )
 from apps.interfaces.api.openai import batches, checkpoint_permissions, files, fine_tuning, graders, models, uploads
 from apps.interfaces.api.requests.unknown_urls import WITHOUT_V1, unknown_url
@@ -26,6 +27,7 @@ from apps.interfaces.api.requests.unknown_urls import WITHOUT_V1, unknown_url
 _JOB = "v1/fine_tuning/jobs/<str:job_id>"
 _PERMISSIONS = "v1/fine_tuning/checkpoints/<path:model>/permissions"
 _GRADERS = "v1/fine_tuning/alpha/graders"
+_WEBHOOK = "api/v1/webhooks/<str:webhook_id>"
 
 urlpatterns = [
     path("v1/files", files.FileList.as_view(), name="api_file_list"),
@@ -101,6 +103,16 @@ urlpatterns = [
     path("api/v1/quotas", usage.QuotaList.as_view(), name="api_quota_list"),
     path("api/v1/usage", usage.UsageList.as_view(), name="api_usage"),
     path("api/v1/me", me.MeView.as_view(), name="api_me"),
+    path("api/v1/webhooks", webhooks.WebhookList.as_view(), name="api_webhook_list"),
+    path(_WEBHOOK, webhooks.WebhookDetail.as_view(), name="api_webhook_detail"),
+    path(f"{_WEBHOOK}/rotate", webhooks.WebhookRotation.as_view(), name="api_webhook_rotate"),
+    path(f"{_WEBHOOK}/test", webhooks.WebhookTest.as_view(), name="api_webhook_test"),
+    path(f"{_WEBHOOK}/deliveries", webhooks.WebhookDeliveries.as_view(), name="api_webhook_deliveries"),
+    path(
+        f"{_WEBHOOK}/deliveries/<str:delivery_id>/replay",
+        webhooks.WebhookReplay.as_view(),
+        name="api_webhook_replay",
+    ),
     path("api/v1/schema", schema.show, name="api_schema"),
     # Last: unknown addresses get an OpenAI-shaped 404, in debug mode too.
     path("v1/<path:rest>", unknown_url, name="api_unknown_v1"),

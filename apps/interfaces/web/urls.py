@@ -15,6 +15,7 @@ from apps.interfaces.web.account import (
     profile,
     sessions,
     trackers,
+    webhooks,
 )
 from apps.interfaces.web.adapters import adapter_list, serving, views
 from apps.interfaces.web.billing import (
@@ -140,6 +141,17 @@ urlpatterns = [
     path("licences/accept", licences.accept, name="licence_accept"),
     path("organization/trackers", trackers.index, name="tracker_list"),
     path("organization/trackers/<str:kind>/remove", trackers.remove, name="tracker_remove"),
+    path("organization/webhooks", webhooks.index, name="webhook_list"),
+    path("organization/webhooks/delete", webhooks.delete, name="webhook_delete"),
+    path("organization/webhooks/<str:webhook_id>", webhooks.detail, name="webhook_detail"),
+    path("organization/webhooks/<str:webhook_id>/pause", webhooks.pause, name="webhook_pause"),
+    path("organization/webhooks/<str:webhook_id>/rotate", webhooks.rotate, name="webhook_rotate"),
+    path("organization/webhooks/<str:webhook_id>/test", webhooks.test, name="webhook_test"),
+    path(
+        "organization/webhooks/<str:webhook_id>/deliveries/<str:delivery_id>/replay",
+        webhooks.replay,
+        name="webhook_replay",
+    ),
     path("organization", organization.settings, name="organization_settings"),
     path("organization/audit", audit.index, name="audit"),
     path("organization/audit/export", audit.download, name="audit_download"),

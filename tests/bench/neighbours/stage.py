@@ -38,6 +38,7 @@ _PROGRAMS = {
     "celery-data-middle": "sys",
     "celery-data-small": "sys",
     "celery-mail": "sys",
+    "celery-webhooks": "sys",
 }  # with their roles
 _LANES = ("data", "data-middle", "data-small", "mail")  # of the outbox, with a program above
 

@@ -57,6 +57,7 @@ def test_each_control_program_logs_in_as_its_own_role(tmp_path: Path) -> None:
         "celery-data-small": ["anneal_sys"],
         "celery-batches": ["anneal_sys"],
         "celery-mail": ["anneal_sys"],
+        "celery-webhooks": ["anneal_sys"],
         "beat": ["anneal_sys"],
     }
 

@@ -6,23 +6,24 @@ import pytest
 from django.db import connection, transaction
 
 from apps.accounts.invitations import accept_invitation, invitation_token, invite_member
-from apps.accounts.models import Notification, NotificationKind, Organization
+from apps.accounts.models import Notification, Organization
+from apps.accounts.notices.events import announce
 from apps.accounts.notices.notifications import (
     KEPT,
     MANAGERS,
     list_notifications,
     mark_read,
-    notify,
-    prune_notifications,
+    prune,
 )
 from apps.core.database.clock import db_now
 from tests.factories.accounts import make_user
 
 
 def tell(organization: Organization, key: str = "k", **readers: list[str] | tuple[str, ...]) -> None:
-    notify(
+    announce(
         organization=organization,
-        kind=NotificationKind.BUDGET,
+        type="budget.reached",
+        subject="bud_1",
         title=lambda: "x" * 300,
         path="/budgets",
         key=key,
@@ -89,10 +90,10 @@ def test_old_and_excess_ones_are_deleted(organization, rival, alice, charlie, mo
     newest = list_notifications(organization=organization, user=alice)[0]
     if reason == "age":
         Notification.objects.exclude(pk=newest.pk).filter(user=alice).update(created_at=db_now() - KEPT)
-        assert prune_notifications(now=db_now() + datetime.timedelta(seconds=1)) == 2
+        assert prune(now=db_now() + datetime.timedelta(seconds=1)) == 2
     else:
         monkeypatch.setattr("apps.accounts.notices.notifications.MAX_KEPT", 1)
-        assert prune_notifications(now=db_now()) == 2
+        assert prune(now=db_now()) == 4  # with their events
 
     assert list(list_notifications(organization=organization, user=alice)) == [newest]
     assert readers_of(rival) == {charlie.email}

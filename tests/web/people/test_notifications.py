@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
-from apps.accounts.models import Notification, NotificationKind
-from apps.accounts.notices.notifications import notify
+from apps.accounts.models import Notification
+from apps.accounts.notices.events import announce
 
 
 def text(response) -> str:
@@ -17,9 +17,10 @@ def text(response) -> str:
 def noted(organization, alice, bob):
     def note(count: int, user=alice) -> None:
         for number in range(count):
-            notify(
+            announce(
                 organization=organization,
-                kind=NotificationKind.JOB,
+                type="fine_tuning.job.failed",
+                subject="ftjob-1",
                 title=partial("Event {:02} of {}".format, number, user.email),
                 path=f"/jobs/ftjob-{number}",
                 key=f"{number}",

@@ -18,7 +18,9 @@ from apps.interfaces.web.shell.preferences import time_zones
 ROLE_WORDS = {
     "viewer": later("Read-only access"),
     "member": later("Works with datasets, jobs and adapters, calls models, and creates own keys"),
-    "admin": later("Everything a member can do, plus manage members, delete adapters and read the audit log"),
+    "admin": later(
+        "Everything a member can do, plus manage members and webhooks, delete adapters and read the audit log"
+    ),
     "owner": later("Full control, including organization settings"),
 }
 SCOPE_WORDS = {
@@ -32,6 +34,7 @@ SCOPE_WORDS = {
     Permission.KEY_MANAGE: later("Create, rotate and revoke API keys that may do no more than this one"),
     Permission.MEMBER_MANAGE: later("Invite and remove members, and change their roles"),
     Permission.ORGANIZATION_MANAGE: later("Set budgets"),
+    Permission.WEBHOOK_MANAGE: later("Manage webhooks"),
 }
 EXPIRY_DAYS = {"30": later("30 days"), "90": later("90 days"), "365": later("One year"), "": later("Never")}
 
@@ -110,6 +113,7 @@ _NOT_AT_FIRST = {
     Permission.KEY_MANAGE,
     Permission.MEMBER_MANAGE,
     Permission.ORGANIZATION_MANAGE,
+    Permission.WEBHOOK_MANAGE,
 }
 _OWN_LIMIT = later("For model calls with this key. Leave empty to use only the organization's limits.")
 

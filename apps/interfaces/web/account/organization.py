@@ -43,6 +43,7 @@ def settings(request: OrganizationRequest) -> HttpResponse:
     context = {
         "form": form,
         "may_manage": has_permission(request.membership.role, Permission.ORGANIZATION_MANAGE),
+        "may_manage_webhooks": has_permission(request.membership.role, Permission.WEBHOOK_MANAGE),
         "may_read_audit": has_permission(request.membership.role, Permission.AUDIT_READ),
     }
     return render(request, "organization/settings.html", context, status=422 if form.errors else 200)

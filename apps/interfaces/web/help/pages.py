@@ -99,6 +99,13 @@ PAGES = (
         ("web:key_",),
     ),
     HelpPage(
+        "webhooks",
+        "docs/webhooks.md",
+        "Signed events for your programs and Slack, and how to verify them",
+        Audience.PROGRAMS,
+        ("web:webhook_",),
+    ),
+    HelpPage(
         "command-line",
         "docs/cli.md",
         "Files, jobs, models and chat from a terminal or a script",

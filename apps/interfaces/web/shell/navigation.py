@@ -133,6 +133,7 @@ ACTIONS = (
     Action(
         label=later("Experiment trackers"), icon="activity", url_name="web:tracker_list", permission=Permission.VIEW
     ),
+    Action(label=later("Webhooks"), icon="activity", url_name="web:webhook_list", permission=Permission.WEBHOOK_MANAGE),
     Action(label=later("Estimates and actuals"), icon="gauge", url_name="web:accuracy", permission=Permission.VIEW),
     Action(label=later("Your account"), icon="user", url_name="web:account", permission=Permission.VIEW),
 )

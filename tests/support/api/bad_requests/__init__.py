@@ -73,6 +73,8 @@ _IN_ADDRESS = {
     "uploads": "upload_id",
     "models": "model",
     "integrations": "kind",
+    "webhooks": "webhook_id",
+    "deliveries": "delivery_id",
 }
 
 

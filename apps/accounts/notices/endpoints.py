@@ -1,0 +1,190 @@
+"""Webhook endpoints: create, change, pause, rotate the secret, delete; test them and replay deliveries."""
+
+import base64
+import datetime
+import os
+from collections.abc import Sequence
+
+from django.db import transaction
+
+from apps.accounts.models import (
+    DeliveryStatus,
+    EndpointStatus,
+    Organization,
+    OrganizationEvent,
+    WebhookDelivery,
+    WebhookEndpoint,
+    WebhookFormat,
+)
+from apps.accounts.notices.deliveries import ATTEMPTS, TEST_TYPE, publish_attempt, queue_delivery, secret_place
+from apps.accounts.notices.events import EVENT_TYPES
+from apps.accounts.notices.outgoing import check_url
+from apps.core import audit
+from apps.core.database.locks import lock
+from apps.core.database.tenancy import OrganizationQuerySet
+from apps.core.errors import InvalidState, InvalidValue, NotFound
+from apps.core.ids import new_id
+from apps.core.secrets.sealing import seal, unseal
+
+MAX_ENDPOINTS = 20
+MAX_PENDING = 100  # deliveries of an endpoint, before tests and replays are refused
+OVERLAP = datetime.timedelta(hours=24)  # in which the previous secret signs as well
+_SECRET_BYTES = 32
+
+
+def list_endpoints(*, organization: Organization) -> OrganizationQuerySet:
+    """Return the endpoints, oldest first."""
+    return WebhookEndpoint.objects.for_organization(organization).order_by("id")
+
+
+def get_endpoint(*, organization: Organization, endpoint_id: str) -> WebhookEndpoint:
+    """Return an endpoint. Raises NotFound."""
+    found: WebhookEndpoint | None = None
+    if "\x00" not in endpoint_id:
+        found = WebhookEndpoint.objects.for_organization(organization).filter(pk=endpoint_id).first()
+    if found is None:
+        raise NotFound("No such webhook.")
+    return found
+
+
+def list_deliveries(*, endpoint: WebhookEndpoint) -> OrganizationQuerySet:
+    """Return the delivery log of an endpoint, newest first."""
+    rows = WebhookDelivery.objects.for_organization(endpoint.organization_id).filter(endpoint=endpoint)
+    return rows.select_related("event").order_by("-id")
+
+
+@transaction.atomic
+def create_endpoint(
+    *, organization: Organization, url: str, event_types: Sequence[str], format: str, by: str
+) -> tuple[WebhookEndpoint, str]:
+    """Return a new endpoint and its secret, which is shown this once. Raises InvalidValue, InvalidState."""
+    _check(url=url, event_types=event_types, format=format)
+    lock(f"webhooks:{organization.pk}")
+    if list_endpoints(organization=organization).count() >= MAX_ENDPOINTS:
+        raise InvalidState(f"An organization has at most {MAX_ENDPOINTS} webhooks. Delete one first.")
+    endpoint = WebhookEndpoint(
+        id=new_id("we"), organization_id=organization.pk, url=url, event_types=_sorted(event_types), format=format,
+        created_by=by,
+    )  # fmt: skip
+    secret = _new_secret()
+    endpoint.secret_sealed = seal(secret, place=secret_place(endpoint, "secret_sealed"))
+    endpoint.save(force_insert=True)
+    endpoint.refresh_from_db()
+    _audit(endpoint, "created", by, url=url, event_types=endpoint.event_types)
+    return endpoint, secret
+
+
+@transaction.atomic
+def change_endpoint(
+    *, endpoint: WebhookEndpoint, url: str, event_types: Sequence[str], format: str, by: str
+) -> WebhookEndpoint:
+    """Change where and what an endpoint is sent. Raises InvalidValue."""
+    _check(url=url, event_types=event_types, format=format)
+    endpoint.url, endpoint.event_types, endpoint.format = url, _sorted(event_types), format
+    endpoint.save(update_fields=["url", "event_types", "format"])
+    _audit(endpoint, "changed", by, url=url, event_types=endpoint.event_types)
+    return endpoint
+
+
+@transaction.atomic
+def set_paused(*, endpoint: WebhookEndpoint, is_paused: bool, by: str, now: datetime.datetime) -> WebhookEndpoint:
+    """Pause an endpoint, or have a paused or disabled one get events again. Events meanwhile are not sent later."""
+    if is_paused:
+        endpoint.paused_at = endpoint.paused_at or now
+    else:
+        endpoint.paused_at, endpoint.disabled_because, endpoint.failing_since = None, "", None
+    endpoint.save(update_fields=["paused_at", "disabled_because", "failing_since"])
+    _audit(endpoint, "paused" if is_paused else "resumed", by)
+    return endpoint
+
+
+@transaction.atomic
+def rotate_secret(*, endpoint: WebhookEndpoint, by: str, now: datetime.datetime) -> str:
+    """Return a new secret, shown this once. For OVERLAP, deliveries are signed with the old one as well."""
+    endpoint = WebhookEndpoint.objects.select_for_update().get(pk=endpoint.pk)
+    old = unseal(bytes(endpoint.secret_sealed), place=secret_place(endpoint, "secret_sealed"))
+    secret = _new_secret()
+    endpoint.previous_sealed = seal(old, place=secret_place(endpoint, "previous_sealed"))
+    endpoint.previous_until = now + OVERLAP
+    endpoint.secret_sealed = seal(secret, place=secret_place(endpoint, "secret_sealed"))
+    endpoint.save(update_fields=["secret_sealed", "previous_sealed", "previous_until"])
+    _audit(endpoint, "rotated", by)
+    return secret
+
+
+@transaction.atomic
+def delete_endpoint(*, endpoint: WebhookEndpoint, by: str) -> None:
+    """Delete an endpoint with its delivery log."""
+    _audit(endpoint, "deleted", by, url=endpoint.url)
+    endpoint.delete()
+
+
+@transaction.atomic
+def send_test(*, endpoint: WebhookEndpoint, by: str) -> WebhookDelivery:
+    """Queue an event of the type `webhook.test` for this endpoint alone. Raises InvalidState."""
+    _require_room(endpoint)
+    event_id = new_id("evt")
+    event = OrganizationEvent.objects.create(
+        id=event_id,
+        organization_id=endpoint.organization_id,
+        type=TEST_TYPE,
+        subject=endpoint.pk,
+        title="Test event",
+        path=f"/organization/webhooks/{endpoint.pk}",
+        key=event_id,
+    )
+    _audit(endpoint, "tested", by)
+    return queue_delivery(endpoint=endpoint, event=event)
+
+
+@transaction.atomic
+def replay(*, endpoint: WebhookEndpoint, delivery_id: str, by: str) -> WebhookDelivery:
+    """Send an event of the log again, with the same `webhook-id`. Raises NotFound, InvalidState."""
+    found = None if "\x00" in delivery_id else list_deliveries(endpoint=endpoint).filter(pk=delivery_id).first()
+    if found is None:
+        raise NotFound("No such delivery.")
+    _require_room(endpoint)
+    ended = WebhookDelivery.objects.filter(pk=found.pk).exclude(status=DeliveryStatus.PENDING)
+    if not ended.update(status=DeliveryStatus.PENDING, attempts_left=ATTEMPTS):
+        raise InvalidState("This event is still being delivered. Wait for its last attempt.")
+    delivery = list_deliveries(endpoint=endpoint).get(pk=found.pk)
+    publish_attempt(delivery)
+    _audit(endpoint, "replayed", by, event=delivery.event_id)
+    return delivery
+
+
+def _require_room(endpoint: WebhookEndpoint) -> None:
+    if endpoint.status != EndpointStatus.ACTIVE:
+        raise InvalidState(f"This webhook is {endpoint.status}. Resume it first.")
+    if endpoint.deliveries.filter(status=DeliveryStatus.PENDING).count() >= MAX_PENDING:
+        raise InvalidState(f"{MAX_PENDING} deliveries to this webhook are pending. Wait until some have ended.")
+
+
+def _check(*, url: str, event_types: Sequence[str], format: str) -> None:
+    try:
+        check_url(url)
+    except ValueError as error:
+        raise InvalidValue(str(error), param="url") from error
+    if format not in WebhookFormat.values:
+        raise InvalidValue(f"format is one of {', '.join(WebhookFormat.values)}.", param="format")
+    if not event_types:
+        raise InvalidValue("Choose at least one type of event.", param="event_types")
+    if unknown := sorted(set(event_types) - set(EVENT_TYPES)):
+        raise InvalidValue(
+            f"No event has the type '{unknown[0][:64]}'. Use a type of docs/webhooks.md, such as batch.completed.",
+            param="event_types",
+        )
+
+
+def _sorted(event_types: Sequence[str]) -> list[str]:
+    return [each for each in EVENT_TYPES if each in event_types]
+
+
+def _new_secret() -> str:
+    return "whsec_" + base64.b64encode(os.urandom(_SECRET_BYTES)).decode()
+
+
+def _audit(endpoint: WebhookEndpoint, what: str, by: str, **details: object) -> None:
+    audit.record(
+        organization=endpoint.organization_id, by=by, action=f"webhook.{what}", target=endpoint.pk, **details
+    )  # fmt: skip

@@ -1,0 +1,232 @@
+"""Events reach the customer's programs: signed, at least once, and only at public addresses."""
+
+import datetime
+import json
+from collections.abc import Callable, Iterator
+
+import aiohttp
+import openai
+import pytest
+from django.db import transaction
+
+from apps.accounts.models import DeliveryStatus, Notification, WebhookDelivery, WebhookEndpoint
+from apps.accounts.notices import deliveries, endpoints
+from apps.accounts.notices.events import announce, announce_batch
+from apps.accounts.notices.outgoing import post
+from apps.core.database.clock import db_now
+from apps.core.errors import InvalidState, InvalidValue, NotFound
+from apps.core.messages.outbox import deliver_due
+from apps.core.models import OutboxMessage
+from tests.twins.http_server import Answer, Request, serve_http
+
+pytestmark = pytest.mark.django_db
+TYPES = ["fine_tuning.job.succeeded", "batch.completed"]
+
+
+class Receiver:
+    """A program of the customer: records what it gets and answers with `status`."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.status = 204
+
+    def answer(self, request: Request) -> Answer:
+        self.requests.append(request)
+        return Answer(self.status, b"" if self.status == 204 else b"<b>no\x00</b>")
+
+
+@pytest.fixture
+def receiver(settings) -> Iterator[Receiver]:
+    settings.PRIVATE_WEBHOOKS = True
+    receiver = Receiver()
+    with serve_http(receiver.answer) as url:
+        receiver.url = f"{url}/hook?team=a"
+        yield receiver
+
+
+@pytest.fixture
+def create(organization, alice, receiver) -> Callable[..., tuple[WebhookEndpoint, str]]:
+    def make(**changes: str) -> tuple[WebhookEndpoint, str]:
+        given = {"url": receiver.url, "event_types": TYPES, "format": "standard"} | changes
+        return endpoints.create_endpoint(organization=organization, by=alice.pk, **given)
+
+    return make
+
+
+def succeed(organization, job_id: str = "ftjob-1") -> None:
+    announce(
+        organization=organization, type=TYPES[0], subject=job_id, title=lambda: "Ready: <b> & co", path="/jobs/1",
+        key=job_id,
+    )  # fmt: skip
+
+
+def send_due() -> None:
+    """Deliver what is due, and what waits for its retry."""
+    OutboxMessage.objects.filter(lane="webhooks", sent_at=None).update(next_attempt_at=db_now())
+    deliver_due(lane="control")
+    OutboxMessage.objects.filter(lane="webhooks", sent_at=None).update(next_attempt_at=db_now())
+    deliver_due(lane="webhooks")
+
+
+def unwrap(request: Request, secret: str) -> object:
+    client = openai.OpenAI(api_key="unused", webhook_secret=secret)
+    return client.webhooks.unwrap(request.body.decode(), dict(request.headers))
+
+
+def test_events_are_verified_by_openais_sdk_also_after_a_rotation(organization, rival, alice, create, receiver):
+    endpoint, secret = create()
+    succeed(organization)
+    succeed(organization)  # the same event
+    succeed(rival, "ftjob-of-rival")
+    announce_batch(organization=organization, batch_id="batch_1", status="completed", path="/batches/batch_1")
+    announce_batch(organization=organization, batch_id="batch_1", status="failed", path="/batches/batch_1")
+
+    send_due()
+
+    got = [unwrap(request, secret) for request in receiver.requests]
+    assert [(event.type, event.data.id) for event in got] == [(TYPES[0], "ftjob-1"), (TYPES[1], "batch_1")]
+    assert receiver.requests[0].headers["webhook-id"] == got[0].id
+    assert receiver.requests[0].path == "/hook?team=a"
+    assert {row.status for row in endpoints.list_deliveries(endpoint=endpoint)} == {DeliveryStatus.DELIVERED}
+
+    renewed = endpoints.rotate_secret(endpoint=endpoint, by=alice.pk, now=db_now())
+    endpoints.send_test(endpoint=endpoint, by=alice.pk)
+    send_due()
+    assert unwrap(receiver.requests[-1], secret).type == unwrap(receiver.requests[-1], renewed).type == "webhook.test"
+
+    WebhookEndpoint.objects.update(previous_until=db_now())
+    endpoints.send_test(endpoint=endpoint, by=alice.pk)
+    send_due()
+    with pytest.raises(openai.InvalidWebhookSignatureError):
+        unwrap(receiver.requests[-1], secret)
+
+
+def test_a_failed_delivery_is_retried_with_its_id_then_fails_and_is_replayed(organization, alice, create, receiver):
+    endpoint, _ = create()
+    receiver.status = 500
+    succeed(organization)
+
+    for _ in range(deliveries.ATTEMPTS + 1):
+        send_due()
+
+    delivery = endpoints.list_deliveries(endpoint=endpoint).get()
+    assert len(receiver.requests) == delivery.attempts == deliveries.ATTEMPTS
+    assert len({request.headers["webhook-id"] for request in receiver.requests}) == 1
+    assert (delivery.status, delivery.response_code, delivery.response_text) == ("failed", 500, "<b>no</b>")
+
+    receiver.status = 200
+    endpoints.replay(endpoint=endpoint, delivery_id=delivery.pk, by=alice.pk)
+    with pytest.raises(InvalidState):
+        endpoints.replay(endpoint=endpoint, delivery_id=delivery.pk, by=alice.pk)
+    send_due()
+    delivery.refresh_from_db()
+    endpoint.refresh_from_db()
+    assert (delivery.status, endpoint.failing_since) == ("delivered", None)
+    assert receiver.requests[-1].headers["webhook-id"] == delivery.event_id
+
+
+def test_retries_wait_longer_each_time(organization, create, receiver):
+    create()
+    receiver.status = 503
+    succeed(organization)
+    waits = []
+    for attempts in range(1, deliveries.ATTEMPTS):
+        send_due()
+        message = OutboxMessage.objects.get(lane="webhooks", key__endswith=f":{attempts}")
+        waits.append((message.next_attempt_at - db_now()).total_seconds())
+
+    for wait, planned in zip(waits, deliveries.DELAYS_SECONDS, strict=True):
+        assert planned * 0.8 - 10 <= wait <= planned * 1.2
+
+
+def test_an_attempt_that_was_killed_after_the_request_is_repeated_with_its_id(
+    organization, create, receiver, monkeypatch
+):
+    create()
+    succeed(organization)
+    with monkeypatch.context() as killed:
+        killed.setattr(deliveries, "_record", lambda *given: 1 / 0)
+        send_due()
+
+    send_due()
+    send_due()
+
+    first, second = receiver.requests
+    assert first.headers["webhook-id"] == second.headers["webhook-id"]
+    assert first.body == second.body
+
+
+@pytest.mark.parametrize("reason", ["gone", "days"])
+def test_an_endpoint_that_only_fails_is_disabled_and_managers_are_notified(
+    organization, alice, ann, bob, create, receiver, reason
+):
+    endpoint, _ = create()
+    receiver.status = 410 if reason == "gone" else 500
+    succeed(organization)
+    if reason == "days":
+        send_due()
+        WebhookEndpoint.objects.update(failing_since=db_now() - deliveries.DISABLED_AFTER - datetime.timedelta(1))
+    for _ in range(3):
+        send_due()
+
+    endpoint.refresh_from_db()
+    assert endpoint.status == "disabled"
+    assert len(receiver.requests) == (1 if reason == "gone" else 2)
+    assert WebhookDelivery.objects.get().status == DeliveryStatus.FAILED
+    assert set(Notification.objects.values_list("user__email", flat=True)) == {alice.email, ann.email}
+    endpoints.set_paused(endpoint=endpoint, is_paused=False, by=alice.pk, now=db_now())
+    assert endpoint.status == "active"
+
+
+def test_slack_gets_a_message_in_which_names_are_only_text(organization, create, receiver):
+    create(format="slack")
+    succeed(organization)
+
+    send_due()
+
+    message = json.loads(receiver.requests[0].body)
+    assert message["text"] == "Ready: &lt;b&gt; &amp; co"
+    assert message["blocks"][0]["text"]["text"].startswith("<http")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://hooks.example.com/", "https://127.0.0.1/", "https://2130706433/", "https://0177.0.0.1/",
+        "https://0x7f.1/",
+        "https://[::ffff:10.0.0.1]/", "https://[64:ff9b::a9fe:a9fe]/", "https://169.254.169.254/",
+        "https://localhost/",
+        "https://hooks.example.com:8080/", "https://user@hooks.example.com/", "http://127.0.0.1/",
+        "https://[::1", "x\x00",
+    ],
+)  # fmt: skip
+def test_addresses_of_private_networks_are_neither_stored_nor_called(organization, alice, url):
+    with pytest.raises(InvalidValue) as refused:
+        endpoints.create_endpoint(organization=organization, url=url, event_types=TYPES, format="slack", by=alice.pk)
+
+    assert refused.value.param == "url"
+    assert post(url, body=b"", headers={}).error
+
+
+def test_a_name_that_leads_to_a_private_address_is_not_called(receiver, settings, monkeypatch):
+    settings.PRIVATE_WEBHOOKS = False
+
+    async def resolve(self: object, host: str, port: int, family: int) -> list[dict[str, object]]:
+        return [
+            {"hostname": host, "host": each, "port": port, "family": 2, "proto": 0, "flags": 0}
+            for each in ("93.184.215.14", "127.0.0.1")
+        ]
+
+    monkeypatch.setattr(aiohttp.ThreadedResolver, "resolve", resolve)
+
+    assert "private address" in post("https://hooks.example.com/", body=b"", headers={}).error
+
+
+def test_an_organization_has_a_limited_number_and_sees_only_its_own(organization, rival, create, monkeypatch):
+    monkeypatch.setattr(endpoints, "MAX_ENDPOINTS", 1)
+    endpoint, _ = create()
+
+    with pytest.raises(InvalidState), transaction.atomic():
+        create()
+    with pytest.raises(NotFound):
+        endpoints.get_endpoint(organization=rival, endpoint_id=endpoint.pk)
