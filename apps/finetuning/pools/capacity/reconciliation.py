@@ -168,7 +168,7 @@ def _surplus(
     now: datetime.datetime,
 ) -> list[CapacityNode]:
     """Return at most `count` nodes that have had no work for the idle time, the newest first."""
-    idle = []
+    idle: list[CapacityNode] = []
     for node in sorted(alive, key=lambda each: each.requested_at, reverse=True):
         if len(idle) >= count:
             break
