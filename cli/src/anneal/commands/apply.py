@@ -139,7 +139,7 @@ def _ended(api: Api, project: Project, job: dict[str, Any], result: dict[str, An
     if alias and new in (alias["previous_version"], alias["canary_version"]):
         result["note"] = f"{alias['model']} was rolled back from {new} or tests it. Move it by `anneal models alias`."
         return
-    gates = _gates(api, project, job, alias and alias["version"])
+    gates = _gates(api, project, job, alias["version"] if alias else None)
     result["gates"] = [msgspec.to_builtins(gate) for gate in gates]
     if all(gate.passed for gate in gates):
         _promote(api, project.alias, new, wait=wait)
