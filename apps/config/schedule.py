@@ -7,6 +7,7 @@ SCHEDULE: dict[str, dict[str, Any]] = {
     # Dropped when the next one is due: after an outage one wake is enough.
     "wake lanes of the outbox": {"task": "core.wake_lanes", "schedule": 5.0, "options": {"expires": 5}},
     "prune outbox": {"task": "core.prune_outbox", "schedule": 600.0},
+    "prune answers to repeat": {"task": "core.prune_answers", "schedule": 600.0},
     "reclaim expired leases": {"task": "finetuning.reclaim_expired_leases", "schedule": 15.0},
     "ring doorbells": {"task": "finetuning.ring_doorbells", "schedule": 15.0},
     "admit waiting jobs": {"task": "finetuning.admit_waiting", "schedule": 5.0},

@@ -14,7 +14,7 @@ class Status(IntEnum):
     NOT_FOUND = 404
     METHOD_NOT_ALLOWED = 405
     TIMED_OUT = 408  # OpenAI clients retry it
-    STALE_LEASE = 409  # OpenAI clients retry 409, so it is for workers only and never on the public API
+    CONFLICT = 409  # OpenAI clients retry it: on the public API it is only for a request that is still in progress
     TOO_LARGE = 413
     UNSUPPORTED_MEDIA_TYPE = 415
     UNPROCESSABLE = 422

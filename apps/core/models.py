@@ -1,10 +1,11 @@
-"""Tables that every feature writes to: the audit log and the outbox."""
+"""Tables that every feature writes to: the audit log, the outbox and answers to repeat."""
 
 import pgtrigger
 from django.db import models
 from django.db.models.functions import Coalesce, Now
 
 from apps.core.database.policies import OWN_ORGANIZATION
+from apps.core.database.tenancy import OrganizationModel
 
 
 class AuditEntry(models.Model):
@@ -67,3 +68,17 @@ class OutboxMessage(models.Model):
             models.Index(fields=["lane", "next_attempt_at"], name="outbox_due", condition=models.Q(sent_at=None)),
             models.Index(fields=["lane", "share", "-taken_at"], name="outbox_served"),
         ]
+
+
+class IdempotentAnswer(OrganizationModel):
+    """The answer to the first request with an `Idempotency-Key`."""
+
+    id = models.CharField(primary_key=True, max_length=64, help_text="SHA-256 of organization, API key and header.")
+    request_sha256 = models.CharField(max_length=64, help_text="Of method, address and body.")
+    answer_sealed = models.BinaryField(help_text="The JSON; it may hold a secret that is shown once.")
+    created_at = models.DateTimeField(db_default=Now())
+
+    app_access = "extend"
+
+    class Meta:
+        indexes = [models.Index(fields=["created_at"], name="idempotent_answer_age")]

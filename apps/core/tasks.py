@@ -3,6 +3,7 @@
 from celery import shared_task
 
 from apps.core.database.clock import db_now
+from apps.core.database.idempotency import prune_answers
 from apps.core.messages.outbox import deliver_due, list_due_lanes, prune, wake
 from apps.core.messages.topics import CONTROL
 from apps.core.objects.store import store
@@ -32,6 +33,11 @@ def wake_lanes(**_: object) -> None:
 @shared_task(name="core.prune_outbox", ignore_result=True)
 def prune_outbox(**_: object) -> None:
     prune(now=db_now())
+
+
+@shared_task(name="core.prune_answers", ignore_result=True)
+def prune_idempotent_answers(**_: object) -> None:
+    prune_answers(now=db_now())
 
 
 def delete_objects(*, prefix: str = "", key: str = "") -> None:

@@ -20,7 +20,9 @@ def send(case: Case, ids: dict[str, str], secret: str) -> Any:
     body = filled(case.body, ids)
     content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body)
     client = Client(raise_request_exception=False, headers={"Authorization": f"Bearer {secret}"})
-    return client.generic(case.method, filled(case.path, ids), content, content_type=case.content_type)
+    return client.generic(
+        case.method, filled(case.path, ids), content, content_type=case.content_type, headers=case.headers
+    )
 
 
 def test_every_bad_request_is_refused_by_name_with_what_to_do(key, ids) -> None:

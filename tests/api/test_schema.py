@@ -12,10 +12,10 @@ from django.test import Client
 from django.utils.module_loading import import_string
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from apps.core.http.openapi import Operation
+from apps.core.http.openapi import FileAnswer, Operation
 from apps.interfaces.api.requests.handlers import signature_of
 from apps.interfaces.api.requests.parsers import read_body
-from apps.interfaces.api.schema import published
+from apps.interfaces.api.schema import operations, published
 from apps.interfaces.api.urls import urlpatterns
 from apps.interfaces.api.views import ApiView
 from tests.support.api.document import api_document
@@ -70,6 +70,13 @@ def test_a_call_says_what_it_is_for_who_may_make_it_and_how_it_is_refused(name: 
     for status in ("400", "401", "403", "429"):
         assert refused[status]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/ErrorBody"}
     assert refused["200"]["content"] or name == "POST /v1/embeddings"
+
+
+def test_every_post_beside_inference_answers_with_json_that_an_idempotency_key_repeats() -> None:
+    posts = [one for one in operations() if one.method == "POST"]
+
+    assert all("Idempotency-Key" in one.headers for one in posts)
+    assert not any(isinstance(answer, FileAnswer) for one in posts for answer in one.answers)
 
 
 def test_every_call_that_sends_something_has_its_schema() -> None:

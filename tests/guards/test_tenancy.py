@@ -322,6 +322,7 @@ READERS_OF_SEALED = {
     "accounts.WebhookEndpoint": {"anneal_app", "anneal_sys"},  # the web replaces it, and keeps the old one a day
     "catalog.HubToken": {"anneal_sys", "anneal_internal"},
     "catalog.HubLookup": {"anneal_sys"},
+    "core.IdempotentAnswer": {"anneal_app", "anneal_sys"},
     "finetuning.TrackerKey": {"anneal_app", "anneal_sys", "anneal_internal"},
     "serving.ReplicaToken": {"anneal_sys", "anneal_internal", "anneal_gateway"},
 }

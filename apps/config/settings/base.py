@@ -185,6 +185,7 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "adapters": "write",
         "billing": "write",
         "core": "write",
+        "core.idempotentanswer": "none",
         "datasets": "read",
         "catalog": "read",
         "catalog.hublookup": "none",

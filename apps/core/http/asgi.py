@@ -185,7 +185,7 @@ def allow_origins(application: Application, origins: Collection[str]) -> Applica
         allow_origins=list(origins),
         allow_methods=("GET", "POST", "PUT", "DELETE"),
         allow_headers=["*"],
-        expose_headers=("ETag", "Retry-After", "x-request-id", "Content-Disposition"),
+        expose_headers=("ETag", "Retry-After", "x-request-id", "Content-Disposition", "Idempotent-Replayed"),
         max_age=7200,  # seconds; browsers keep the answer to a preflight no longer
     )
 

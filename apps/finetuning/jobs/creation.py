@@ -9,7 +9,6 @@ import msgspec
 from django.db import transaction
 
 from apps.accounts.models import Organization, key_of
-from apps.billing.ledger import IdempotencyMismatch
 from apps.catalog.licences import require_licence
 from apps.core import audit
 from apps.core.database import locks
@@ -23,7 +22,7 @@ from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotes.delivery import required_exports
 from apps.finetuning.quotes.options import split_key
 from apps.finetuning.recipes.start_points import find_start_point
-from apps.finetuning.recipes.stored_requests import StoredRequest, stored_request
+from apps.finetuning.recipes.stored_requests import StoredRequest
 from apps.finetuning.runs.judges import require_judge
 from apps.finetuning.runs.trackers import check_integrations
 from apps.finetuning.usage.charges import cheapest_start_nano, require_cap
@@ -69,10 +68,7 @@ def _created_before(
         locks.lock(f"job:{key_of(organization)}:{repeated}")
     jobs = FineTuningJob.objects.for_organization(organization)
     if request.idempotency_key is not None:
-        found = jobs.filter(idempotency_key=request.idempotency_key).first()
-        if found is not None and stored_request(found).fingerprint != request.fingerprint:
-            raise IdempotencyMismatch("This Idempotency-Key was sent with another body: use a new key for a new job.")
-        return found
+        return jobs.filter(idempotency_key=request.idempotency_key).first()
     if request.is_retry:
         recent = jobs.filter(created_by=by, created_at__gte=now - _RETRY_WINDOW)
         return recent.filter(requested__fingerprint=request.fingerprint).order_by("-created_at").first()

@@ -63,7 +63,7 @@ class StaleLease(DomainError):
     """The lease ended or another worker has it: the worker must stop the child at once and drop the run."""
 
     code = "stale_lease"
-    status = Status.STALE_LEASE
+    status = Status.CONFLICT
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from django.views.decorators.http import require_safe
 
 from apps.core.http.openapi import Operation, document
 from apps.interfaces.api.requests.handlers import signature_of
+from apps.interfaces.api.requests.idempotency import HEADERS
 from apps.interfaces.api.views import ApiView
 
 _PART = re.compile(r"<\w+:(\w+)>")
@@ -63,10 +64,11 @@ def _operation(view: type[ApiView], method: str, path: str, name: str) -> Operat
         text=inspect.cleandoc(handler.__doc__ or vars(view).get("__doc__") or ""),
         scope=view.required_scope[method],
         query=read.query,
-        headers=view.headers_read.get(method, {}),
+        headers=HEADERS if method == "POST" else {},
         body=read.body,
         is_body_required=read.is_body_required,
         form=read.form,
         example=view.examples.get(method),
         answers=read.answers,
+        errors=(409, 422) if method == "POST" else (),
     )

@@ -7,6 +7,7 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.utils.cache import get_conditional_response, set_response_etag
 from rest_framework.exceptions import MethodNotAllowed
+from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -15,9 +16,11 @@ from apps.accounts.models import Organization, User
 from apps.accounts.operations import note_key_use
 from apps.accounts.queries import KeyIdentity, get_organization
 from apps.core.database.clock import db_now
+from apps.core.database.idempotency import answer_once
 from apps.core.database.tenancy import tenant
 from apps.core.http.origin import with_key
 from apps.interfaces.api.requests.handlers import read_arguments
+from apps.interfaces.api.requests.idempotency import read_idempotency_key, request_digest
 
 
 class ApiView(APIView):
@@ -25,13 +28,13 @@ class ApiView(APIView):
 
     A handler's parameters `query`, `body` and `form` are read as the types that it gives them, and what it returns
     becomes JSON. The OpenAPI document is made from the same types. Permission check and handler run in one transaction
-    that sees only the key's organization. An exception of the handler rolls it back. The handler finds the key as
-    `self.identity` and its organization as `self.organization`.
+    that sees only the key's organization. An exception of the handler rolls it back. A POST with an `Idempotency-Key`
+    that was answered before gets that answer, without its handler. The handler finds the key as `self.identity` and its
+    organization as `self.organization`.
     """
 
     required_scope: ClassVar[dict[str, str]] = {}
     examples: ClassVar[dict[str, object]] = {}  # of the body of each method, for the OpenAPI document
-    headers_read: ClassVar[dict[str, dict[str, str]]] = {}  # by method: name and meaning
     identity: KeyIdentity
     organization: Organization
 
@@ -59,13 +62,30 @@ class ApiView(APIView):
             handler = self._handler(request)
             self.check_permissions(request)
             self.check_throttles(request)
-            answer = handler(request, *self.args, **self.kwargs, **read_arguments(request, handler))
+            if key := read_idempotency_key(request):
+                return self._answer_once(request, handler, key)
+            answer = self._answer(request, handler)
             if isinstance(answer, HttpResponseBase):
                 return answer
             response = Response(answer)
             if request.method in ("GET", "HEAD"):
                 response.add_post_render_callback(lambda rendered: _unless_known(request._request, rendered))
             return response
+
+    def _answer(self, request: Request, handler: Callable[..., object]) -> object:
+        return handler(request, *self.args, **self.kwargs, **read_arguments(request, handler))
+
+    def _answer_once(self, request: Request, handler: Callable[..., object], key: str) -> HttpResponse:
+        """Return the answer to the first request with the key. The answer to a POST is JSON with status 200."""
+        answer, is_repeat = answer_once(
+            organization=self.organization,
+            key_id=self.identity.key_id,
+            key=key,
+            request_sha256=request_digest(request),
+            answer=lambda: JSONRenderer().render(self._answer(request, handler)).decode(),
+        )
+        headers = {"Idempotent-Replayed": "true"} if is_repeat else {}
+        return HttpResponse(answer, content_type=JSONRenderer.media_type, headers=headers)
 
     def _handler(self, request: Request) -> Callable[..., object]:
         method = (request.method or "").lower()

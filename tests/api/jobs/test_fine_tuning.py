@@ -144,7 +144,6 @@ def test_a_validation_file_and_a_share_exclude_each_other(sdk, file_id):
         ({"extra_body": {"budget": {"max_cost_usd": "1e1000000"}}}, "budget.max_cost_usd", "invalid_value"),
         ({"extra_body": {"budget": {"max_cost_usd": "0.000000001"}}}, "budget.max_cost_usd", "spend_cap_too_low"),
         ({"extra_body": {"budget": {"max_cost_usd": 1e-7}}}, "budget.max_cost_usd", "spend_cap_too_low"),
-        ({"extra_headers": {"Idempotency-Key": "k" * 201}}, "Idempotency-Key", "invalid_value"),
     ],
 )
 def test_a_bad_field_is_named_and_nothing_is_left_behind(sdk, file_id, fields, param, code):
@@ -185,13 +184,6 @@ def test_a_clients_retry_does_not_make_a_second_job(sdk, file_id):
     assert first.id == again.id != another.id
 
 
-def test_an_idempotency_key_names_one_job(sdk, file_id):
-    first = create(sdk, file_id, extra_headers={"Idempotency-Key": "k1"})
-    again = create(sdk, file_id, extra_headers={"Idempotency-Key": "k1"})
-
-    assert first.id == again.id
-
-
 def test_grader_and_exports_reach_the_worker(sdk, file_id, claim):
     create(
         sdk,
@@ -203,15 +195,6 @@ def test_grader_and_exports_reach_the_worker(sdk, file_id, claim):
 
     assert spec.exports == ("merged_16bit",)
     assert (spec.evaluation.grader.kind, spec.evaluation.grader.pattern) == ("regex", "^a")
-
-
-def test_an_idempotency_key_cannot_stand_for_two_requests(sdk, file_id):
-    create(sdk, file_id, extra_headers={"Idempotency-Key": "k1"})
-
-    with pytest.raises(openai.BadRequestError) as refused:
-        create(sdk, file_id, seed=7, extra_headers={"Idempotency-Key": "k1"})
-
-    assert refused.value.code == "idempotency_key_reused"
 
 
 def test_lists_page_through_the_sdk(sdk, file_id):

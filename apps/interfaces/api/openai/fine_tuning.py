@@ -53,7 +53,6 @@ from apps.interfaces.api.requests.pagination import ListObject, PageQuery, Searc
 from apps.interfaces.api.requests.sent_names import as_sent
 from apps.interfaces.api.views import ApiView
 
-_MAX_KEY = 200
 _MetadataFilter = Annotated[
     dict[str, str] | str, Meta(description="`metadata[key]=value`, or `metadata=null` for jobs without any.")
 ]
@@ -71,7 +70,6 @@ class CheckpointsQuery(PageQuery):
 
 class JobList(ApiView):
     required_scope = {"GET": Permission.VIEW, "POST": Permission.JOB_WRITE}
-    headers_read = {"POST": {"Idempotency-Key": f"The same key returns the same job; at most {_MAX_KEY} characters."}}
     examples = {
         "POST": {
             "model": "anneal-demo",
@@ -101,7 +99,6 @@ class JobList(ApiView):
         asked = parse_request(
             body,
             request.data,
-            idempotency_key=_idempotency_key(request),
             # OpenAI's SDK sends no such key but counts its retries. A retry must not become a second job.
             is_retry=request.headers.get("X-Stainless-Retry-Count", "0") not in ("", "0"),
         )
@@ -246,13 +243,6 @@ def require_scope_of_judge(identity: KeyIdentity, plan: EvaluationPlan | None) -
     if is_judged and Permission.INFERENCE not in identity.scopes:
         message = "A judge asks a model in the name of this API key, which lacks the scope 'inference'."
         raise PermissionDenied(message, param="evaluation.grader", required_scope=str(Permission.INFERENCE))
-
-
-def _idempotency_key(request: Request) -> str | None:
-    key = request.headers.get("Idempotency-Key")
-    if key is not None and len(key) > _MAX_KEY:
-        raise InvalidValue(f"Idempotency-Key has at most {_MAX_KEY} characters.", param="Idempotency-Key")
-    return key
 
 
 def _with_metadata(rows: QuerySet[FineTuningJob], query: JobsQuery) -> QuerySet[FineTuningJob]:

@@ -107,9 +107,7 @@ class ContinueJob(msgspec.Struct, forbid_unknown_fields=True):
     budget: BudgetChoice | None = None
 
 
-def parse_request(
-    body: CreateJob, data: object, *, idempotency_key: str | None = None, is_retry: bool = False
-) -> JobRequest:
+def parse_request(body: CreateJob, data: object, *, is_retry: bool = False) -> JobRequest:
     """Return the domain's request; `data` is the body as sent. Raises InvalidValue that names the field."""
     recipe = dict(body.recipe or {})
     _require_one_method(body.method)
@@ -130,7 +128,6 @@ def parse_request(
         integrations=body.integrations or (),
         evaluation=evaluation_plan(body.evaluation),
         exports=body.exports or (),
-        idempotency_key=idempotency_key,
         fingerprint=hashlib.sha256(msgspec.json.encode(data, order="sorted")).hexdigest(),
         is_retry=is_retry,
     )

@@ -6,7 +6,7 @@ a whole; one with `MISSING` names what is not there.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 JOBS, ESTIMATES, FILES, UPLOADS = "/v1/fine_tuning/jobs", "/api/v1/estimates", "/v1/files", "/v1/uploads"
@@ -24,6 +24,7 @@ class Case(NamedTuple):
     code: str = "invalid_value"
     method: str = "POST"
     content_type: str = "application/json"
+    headers: Mapping[str, str] = {}
 
     def __str__(self) -> str:
         shown = self.body if isinstance(self.body, bytes) else json.dumps(self.body)
@@ -79,6 +80,8 @@ _IN_ADDRESS = {
 
 
 def _is_sent(case: Case, param: str) -> bool:
+    if param in case.headers:
+        return True
     path, _, query = case.path.partition("?")
     words = path.split("/")
     if param in {_IN_ADDRESS.get(word) for word in words[:-1]} | {pair.partition("=")[0] for pair in query.split("&")}:

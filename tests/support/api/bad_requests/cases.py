@@ -46,6 +46,10 @@ def _nested(depth: int) -> bytes:
 
 
 API = [
+    *(
+        Case(UPLOADS, UPLOAD, "Idempotency-Key", headers={"Idempotency-Key": value})
+        for value in ("", "k" * 256, "two words", "\t", "ключ", "\x7f", "a\x00")
+    ),
     # The body itself.
     *(
         Case(JOBS, body, code=INVALID_JSON)
