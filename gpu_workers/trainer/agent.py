@@ -15,8 +15,8 @@ from apps.contracts.worker_api import ClaimRequest, ClaimResponse
 from gpu_workers.common.api_client import ApiClient, ApiError, Unavailable
 from gpu_workers.common.config import WorkerConfig
 from gpu_workers.common.preflight import NotReady, installed_software, require_ready
+from gpu_workers.trainer.children.devices import Devices
 from gpu_workers.trainer.children.executor import SubprocessExecutor, kill_stale_children
-from gpu_workers.trainer.devices import Devices
 from gpu_workers.trainer.lease_keeper import leave
 from gpu_workers.trainer.preparation import safe_name
 from gpu_workers.trainer.probes import Prober

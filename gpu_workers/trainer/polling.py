@@ -18,10 +18,10 @@ from gpu_workers.common.enrolment import NotEnrolled, ensure_enrolled
 from gpu_workers.common.preflight import inspect_machine, list_devices, list_gpus
 from gpu_workers.trainer.agent import Agent
 from gpu_workers.trainer.children.cpu_threads import count_cores
+from gpu_workers.trainer.children.devices import Devices
 from gpu_workers.trainer.children.executor import MODULE as TRAINING_CHILD
 from gpu_workers.trainer.children.executor import SubprocessExecutor
 from gpu_workers.trainer.children.fork_server import ForkServer
-from gpu_workers.trainer.devices import Devices
 from gpu_workers.trainer.probes import MODULE as PROBING_CHILD
 from gpu_workers.trainer.probes import Prober
 from gpu_workers.trainer.publication import MODULE as PUBLISHING_CHILD

@@ -12,15 +12,13 @@ from apps.interfaces.api.native import (
     estimates,
     integrations,
     keys,
-    licences,
-    limits,
     me,
     members,
-    model_files,
     serving,
     usage,
     webhooks,
 )
+from apps.interfaces.api.native.models import licences, limits, model_files
 from apps.interfaces.api.openai import batches, checkpoint_permissions, files, fine_tuning, graders, models, uploads
 from apps.interfaces.api.requests.unknown_urls import WITHOUT_V1, unknown_url
 

@@ -15,9 +15,9 @@ from gpu_workers.common.config import WorkerConfig
 from gpu_workers.train.loop import callbacks
 from gpu_workers.train.model import samples
 from gpu_workers.trainer.agent import Agent
+from gpu_workers.trainer.children.devices import Devices
 from gpu_workers.trainer.children.executor import SubprocessExecutor
 from gpu_workers.trainer.children.fork_server import ForkServer
-from gpu_workers.trainer.devices import Devices
 from gpu_workers.trainer.publication import MODULE as PUBLISHING_CHILD
 from gpu_workers.trainer.publication import Publisher
 from tests.support.engines.attempts import Tried, attempt

@@ -1,0 +1,1 @@
+"""Base models and adapters by name: their files, limits and licences."""
