@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from django.db import transaction
 
+from apps.accounts.notices.events import announce_batch
 from apps.batches.files import OUTPUT_PURPOSE, new_file
 from apps.batches.lifecycle import BATCH_TRANSITIONS, BatchStatus, RequestStatus
 from apps.batches.models import Batch, BatchFile, BatchRequest
@@ -51,6 +52,12 @@ def finish(*, batch: Batch, to: BatchStatus, now: datetime.datetime) -> None:
             return
         BatchRequest.objects.filter(batch=batch).delete()
         audit.record(organization=batch.organization_id, by="system", action=f"batch.{to}", target=batch.pk)
+        announce_end(batch=batch, status=to)
+
+
+def announce_end(*, batch: Batch, status: BatchStatus) -> None:
+    """Record the event of this end, for webhooks. Run it in the transaction of the change."""
+    announce_batch(organization=batch.organization_id, batch_id=batch.pk, status=status, path=f"/batches/{batch.pk}")
 
 
 def _write(batch: Batch, name: str, lines: Iterator[bytes], now: datetime.datetime) -> BatchFile | None:

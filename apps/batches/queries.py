@@ -6,11 +6,15 @@ from apps.accounts.models import Organization
 from apps.batches.lifecycle import ACTIVE
 from apps.batches.models import Batch, BatchFile
 from apps.core.errors import NotFound
+from apps.core.objects.store import store
+
+_DOWNLOAD_SECONDS = 300
 
 
 def list_batches(*, organization: Organization | str) -> QuerySet[Batch]:
-    """Return the organization's batches, newest first."""
-    return Batch.objects.for_organization(organization).order_by("-created_at", "-id")
+    """Return the organization's batches with their files, newest first."""
+    batches = Batch.objects.for_organization(organization).select_related("input_file", "output_file", "error_file")
+    return batches.order_by("-created_at", "-id")
 
 
 def get_batch(*, organization: Organization | str, id: str) -> Batch:
@@ -32,6 +36,13 @@ def list_files(*, organization: Organization | str, purpose: str | None = None) 
 def find_file(*, organization: Organization | str, id: str) -> BatchFile | None:
     """Return one file of a batch; None if no such file has this id."""
     return list_files(organization=organization).filter(pk=id).first() if "\x00" not in id else None
+
+
+def download_url(*, file: BatchFile) -> str:
+    """Return a URL under which a browser can save the file for five minutes."""
+    return store().signed_url(
+        file.object_key, "GET", expires_seconds=_DOWNLOAD_SECONDS, base="public", filename=file.filename
+    )
 
 
 def is_in_use(*, file: BatchFile) -> bool:

@@ -7,6 +7,7 @@ from typing import IO, Any
 import msgspec
 from django.db import transaction
 
+from apps.batches.endings import announce_end
 from apps.batches.files import MAX_FILE_BYTES
 from apps.batches.lifecycle import BATCH_TRANSITIONS, BatchStatus
 from apps.batches.models import Batch, BatchRequest
@@ -62,7 +63,13 @@ def validate(*, batch: Batch, now: datetime.datetime) -> None:
                 raise _Failed  # it was cancelled meanwhile
     except _Failed:
         if errors:
-            try_advance(batch, to=BatchStatus.FAILED, transitions=BATCH_TRANSITIONS, errors=errors, failed_at=now)
+            _fail(batch, errors, now)
+
+
+@transaction.atomic
+def _fail(batch: Batch, errors: list[dict[str, object]], now: datetime.datetime) -> None:
+    if try_advance(batch, to=BatchStatus.FAILED, transitions=BATCH_TRANSITIONS, errors=errors, failed_at=now):
+        announce_end(batch=batch, status=BatchStatus.FAILED)
 
 
 class _Failed(Exception):

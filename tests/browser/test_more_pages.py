@@ -6,11 +6,14 @@ import pytest
 from playwright.sync_api import Page
 
 from apps.accounts.models import Organization, User
+from apps.batches.models import Batch
+from apps.batches.validation import validate
 from apps.billing.budgets import set_budget
 from apps.core.database.clock import db_now
 from apps.finetuning.models import FineTuningJob
 from apps.serving.operations import register_replica
 from tests.factories.accounts import make_key
+from tests.factories.batches import make_batch, make_line
 from tests.factories.catalog import make_hub_lookup, make_listed_model
 from tests.factories.finetuning import TrainingSetup
 from tests.support.browser import WIDTHS, check_page, find_overflow
@@ -21,7 +24,8 @@ CUSTOMERS = (
     "/keys", "/members", "/organization", "/organization/audit", "/organization/trackers", "/organization/webhooks",
     "/organization/new", "/accounts/second-factor/", "/invoices", "/budgets", "/prices", "/usage", "/usage?days=7",
     "/usage/traffic", "/datasets", "/datasets/upload", "/credit", "/account", "/account/sessions", "/notifications",
-    "/help", "/help/training", "/help/quickstart", "/help/reference",
+    "/help", "/help/training", "/help/quickstart", "/help/reference", "/batches",
+    "/batches/{batch}", "/batches/cancel?batch={batch}",
 )  # fmt: skip
 OPERATORS = (
     "/staff/", "/staff/organizations/{organization}", "/staff/jobs/{job}", "/staff/workers/{worker}",
@@ -34,11 +38,12 @@ OPERATORS = (
 
 @pytest.fixture
 def floor(transactional_db: None, organization: Organization, alice: User) -> TrainingSetup:
-    """A queued job, a key, a budget, a model that is only listed and a replica."""
+    """A queued job, a key, a budget, a model that is only listed, a failed batch and a replica."""
     floor = TrainingSetup(organization)
     floor.job(suffix="triage")
     make_key(organization, alice)
     make_listed_model()
+    validate(batch=make_batch(organization, alice, [make_line("a", method="GET")]), now=db_now())
     set_budget(
         organization=organization, scope="organization", target="", limit_nano=10**10, mode="alert", by=alice.pk,
         now=db_now(),
@@ -58,7 +63,7 @@ def test_pages_around_the_work_are_accessible_and_reflow(
     user = None if who == "nobody" else request.getfixturevalue(who)
     names = {
         "organization": floor.organization.pk, "job": FineTuningJob.objects.get().pk, "worker": floor.worker.pk,
-        "lookup": make_hub_lookup(floor.base_model).pk,
+        "lookup": make_hub_lookup(floor.base_model).pk, "batch": Batch.objects.get().pk,
     }  # fmt: skip
     page = open_page(paths[0], user=user)
 

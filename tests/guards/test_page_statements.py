@@ -35,6 +35,7 @@ PAGES += [f"web:job_new {step}" for step in STEPS] + [f"web:job_detail {tab}" fo
 WRITES = {
     "web:audit_download": "a download is recorded in the audit log",
     "web:adapter_download": "a download is recorded in the audit log",
+    "web:batch_download": "a download is recorded in the audit log",
     "web:dataset_download": "a download is recorded in the audit log",
 }
 NOT_SQL = re.compile(r"(RELEASE )?SAVEPOINT|ROLLBACK TO")
@@ -74,6 +75,11 @@ STATEMENTS: dict[str, int] = {
     "web:alias_delete": 10,
     "web:audit": 13,
     "web:audit_download": 9,
+    "web:batch_cancel": 10,
+    "web:batch_detail": 11,
+    "web:batch_download": 9,
+    "web:batch_export": 8,
+    "web:batch_list": 12,
     "web:billing": 19,
     "web:billing_page": 10,
     "web:brand_logo": 2,

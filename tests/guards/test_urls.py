@@ -38,7 +38,8 @@ OPEN = sorted(name for name, url in URLS.items() if url.kind in ("public", "sign
 WITH_IDS = sorted(
     name for name, url in URLS.items() if url.kind in ("page", "api") and set(url.ids.values()) & set(MAKERS)
 )
-DOWNLOADS = ("web:dataset_download", "web:adapter_download")  # each is recorded, so an operator who views has none
+# Each is recorded, so an operator who views has none.
+DOWNLOADS = ("web:dataset_download", "web:adapter_download", "web:batch_download")
 WITH_REFS = sorted(name for name, url in URLS.items() if url.refs)
 
 

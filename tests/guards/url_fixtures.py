@@ -231,6 +231,11 @@ URLS: dict[str, Url] = {
     "web:playground_preset_delete": page(
         post=P.INFERENCE, ids={"preset_id": "preset"}, refuses={"member": "members delete their own presets"}
     ),
+    "web:batch_list": page(get=P.VIEW),
+    "web:batch_export": page(get=P.VIEW),
+    "web:batch_cancel": page(get=P.INFERENCE, post=P.INFERENCE, refs={"batch": "batch"}),
+    "web:batch_download": page(get=P.VIEW, ids={"file_id": "batch_file"}),
+    "web:batch_detail": page(get=P.VIEW, ids=BATCH),
     "web:billing": page(get=P.VIEW),
     "web:billing_topup": page(post=P.ORGANIZATION_MANAGE, data={"amount_usd": "50"}),
     "web:billing_card": page(post=P.ORGANIZATION_MANAGE),

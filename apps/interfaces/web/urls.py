@@ -18,6 +18,7 @@ from apps.interfaces.web.account import (
     webhooks,
 )
 from apps.interfaces.web.adapters import adapter_list, serving, views
+from apps.interfaces.web.batches import views as batches
 from apps.interfaces.web.billing import (
     budgets,
     charges,
@@ -115,6 +116,11 @@ urlpatterns = [
     path("playground/conversations", saved.keep, name="playground_keep"),
     path("playground/presets", saved.create_preset, name="playground_preset"),
     path("playground/presets/<str:preset_id>/delete", saved.remove_preset, name="playground_preset_delete"),
+    path("batches", batches.index, name="batch_list"),
+    path("batches/export", batches.export, name="batch_export"),
+    path("batches/cancel", batches.cancel, name="batch_cancel"),
+    path("batches/files/<str:file_id>", batches.download, name="batch_download"),
+    path("batches/<str:batch_id>", batches.detail, name="batch_detail"),
     path("billing", payment_settings.index, name="billing"),
     path("billing/topups", payment_settings.top_up, name="billing_topup"),
     path("billing/card", payment_settings.leave_card, name="billing_card"),

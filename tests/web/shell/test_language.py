@@ -18,6 +18,7 @@ PAGES = [
     "job_new",
     "adapter_list",
     "playground",
+    "batch_list",
     "usage",
     "usage_traffic",
     "invoice_list",

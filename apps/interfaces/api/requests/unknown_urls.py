@@ -12,7 +12,6 @@ _POSTED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embe
 _NOT_OFFERED = (
     ("/v1/assistants", "Assistants are"),
     ("/v1/audio", "Speech and transcription are"),
-    ("/v1/batches", "Batches are"),
     ("/v1/chat/completions/", "Stored completions are"),
     ("/v1/chatkit", "ChatKit is"),
     ("/v1/containers", "Containers are"),
@@ -32,7 +31,8 @@ _NOT_OFFERED = (
     ("/v1/webhook_endpoints", "Webhooks are"),
 )
 _OFFERED = ("chat", "completions", "embeddings", "files", "fine_tuning", "models", "responses", "uploads")
-# First parts of addresses requested by a client whose base URL lacks /v1. /organization is a page as well.
+# First parts of addresses requested by a client whose base URL lacks /v1. /organization is a page as well, and
+# so is /batches.
 WITHOUT_V1 = sorted({*_OFFERED, *(prefix.split("/")[2] for prefix, _ in _NOT_OFFERED)} - {"organization"})
 
 

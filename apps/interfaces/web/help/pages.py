@@ -96,7 +96,7 @@ PAGES = (
         "docs/gateway.md",
         "Chat, completions, responses: OpenAI's API, its limits and errors",
         Audience.PROGRAMS,
-        ("web:key_",),
+        ("web:key_", "web:batch_"),
     ),
     HelpPage(
         "webhooks",

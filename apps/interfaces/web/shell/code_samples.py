@@ -82,6 +82,29 @@ def request_samples(body: Mapping[str, object]) -> list[dict[str, str]]:
     ]
 
 
+def batch_samples(*, model: str) -> list[dict[str, str]]:
+    """Return a whole batch of one request to a model: write the file, upload it, create the batch."""
+    chat = "/v1/chat/completions"
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}]}
+    request = {"custom_id": "request-1", "method": "POST", "url": chat, "body": body}
+    written = json.dumps(request, ensure_ascii=False).replace("'", "'\\''")
+    shell = (
+        f"echo '{written}' > requests.jsonl\n"
+        f'curl {settings.PUBLIC_URL}/v1/files \\\n  -H "Authorization: Bearer {_KEY}" \\\n'
+        "  -F purpose=batch -F file=@requests.jsonl\n\n# with the id that the upload returned\n"
+    )
+    batch = {"input_file_id": "file-…", "endpoint": chat, "completion_window": "24h"}
+    python = (
+        "import json\nimport os\n\nfrom openai import OpenAI\n\n"
+        f'client = OpenAI(base_url="{settings.PUBLIC_URL}/v1", api_key=os.environ["ANNEAL_API_KEY"])\n'
+        f"request = {_literal(request, '')}\n"
+        'file = client.files.create(file=("requests.jsonl", json.dumps(request).encode()), purpose="batch")\n'
+        f'batch = client.batches.create(\n    input_file_id=file.id, endpoint="{chat}", completion_window="24h"\n)\n'
+        "print(batch.id, batch.status)\n"
+    )
+    return [sample("curl", "curl", shell + curl("/v1/batches", batch)), sample("python", "Python", python)]
+
+
 def first_job_samples(*, model: str, sample_url: str) -> list[dict[str, str]]:
     """Return a whole first job: get the sample, upload it, train with a cap of one dollar, wait, ask the new model."""
     quoted = json.dumps(model)

@@ -68,6 +68,7 @@ MAIN = (
     Place(
         label=later("Playground"), icon="message-square", url_name="web:playground", views=("web:playground",), go="p"
     ),
+    Place(label=later("Batches"), icon="layers", url_name="web:batch_list", views=("web:batch_",)),
 )
 ACCOUNT = (
     Place(label=later("Usage"), icon="chart-column", url_name="web:usage", views=("web:usage",), go="u"),

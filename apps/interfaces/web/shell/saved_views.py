@@ -13,7 +13,7 @@ from apps.core.errors import NotFound
 from apps.core.http.forms import domain_errors_shown
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
-_LISTS = ("web:job_list", "web:dataset_list", "web:adapter_list", "web:key_list", "web:member_list")
+_LISTS = ("web:job_list", "web:dataset_list", "web:adapter_list", "web:key_list", "web:member_list", "web:batch_list")
 _MAX_QUERY_CHARACTERS = 2_000
 
 

@@ -1,0 +1,1 @@
+"""Adapter pages: detail, lineage, traffic and serving."""
