@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from anneal.commands import account, apply, chat, estimates, files, imports, jobs, models
+from anneal.commands import account, apply, chat, estimates, files, imports, jobs, keys, models
 from anneal.failures import ExitCode, Failure
 from anneal.output import notice
 from anneal.session import session_of
@@ -60,3 +60,4 @@ app.add_typer(files.app, name="files")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(models.app, name="models")
 app.add_typer(imports.app, name="import")
+app.add_typer(keys.app, name="keys")

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +84,15 @@ def metadata_of(project: Project, content: dict[str, str]) -> dict[str, str]:
     return {f"{_MARK}name": project.name} | {f"{_MARK}{name}": text for name, text in content.items()}
 
 
-def last_applied(api: Api, project: Project) -> dict[str, Any] | None:
-    """Return the newest job of this project that did not fail, wherever it was applied from."""
-    return next((job for job in project_jobs(api, project) if job["status"] not in (FAILED, "cancelled")), None)
+def last_applied(jobs: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the newest of a project's jobs that did not fail, wherever it was applied from."""
+    return next((job for job in jobs if job["status"] not in (FAILED, "cancelled")), None)
+
+
+def key_of(project: Project, content: dict[str, str], newest: dict[str, Any] | None) -> str:
+    """Return the idempotency key of the job after the newest one: two runs at once start one job."""
+    text = json.dumps([metadata_of(project, content), newest and newest["id"]], sort_keys=True)
+    return f"apply:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def project_jobs(api: Api, project: Project) -> Iterator[dict[str, Any]]:

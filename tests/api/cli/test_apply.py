@@ -102,3 +102,23 @@ def test_production_is_beaten_only_on_the_same_measure() -> None:
     lower = [measured(value, name="loss", is_higher_better=False) for value in (1.0, 2.0)]
     assert beats(*lower) and not beats(*lower[::-1])
     assert command._short("a" * 64) == "a" * 12
+
+
+def test_two_runs_at_once_start_one_job(anneal, folder, monkeypatch) -> None:
+    monkeypatch.setattr(command, "project_jobs", lambda api, wanted: iter(()))  # neither sees the other's job
+
+    first, second = anneal("apply", "--yes", "--json"), anneal("apply", "--yes", "--json")
+    (folder / "anneal.yaml").write_text(TEXT + "pool: local-cpu\n")
+    other = anneal("apply", "--yes")
+
+    assert first.json["job"] == second.json["job"] == FineTuningJob.objects.get().pk
+    assert other.exit_code == 5 and "Another run" in other.errors
+
+
+def test_a_job_that_was_cancelled_is_started_again(anneal, folder) -> None:
+    first = anneal("apply", "--yes", "--json")
+    assert anneal("jobs", "cancel", first.json["job"]).exit_code == 0
+
+    second = anneal("apply", "--yes", "--json")
+
+    assert second.json["started"] and second.json["job"] != first.json["job"]

@@ -246,3 +246,27 @@ def test_each_failure_has_its_exit_code_and_one_sentence(anneal, network, answer
 
     assert (failed.exit_code, len(network.calls), failed.output) == (exit_code, calls, "")
     assert failed.errors.splitlines()[-1].endswith(".") and "Traceback" not in failed.errors
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_created_rotated_and_revoked(anneal, network) -> None:
+    words = ("keys", "create", "nightly", "--scope", "view", "--days", "7", "--requests-per-minute", "60")
+    made = anneal(*words)
+    listed = anneal("keys", "list", "--status", "active", "--json").json["data"]
+    first = next(each for each in listed if each["name"] == "nightly")
+    rotated = anneal("keys", "rotate", first["id"], "--overlap-hours", "0", "--json").json
+    revoked = anneal("keys", "revoke", rotated["id"])
+    table = anneal("keys", "list")
+
+    assert made.output.strip().startswith(first["prefix"]) and first["id"] in made.errors
+    assert (first["scopes"], first["requests_per_minute"]) == (["view"], 60) and first["expires_at"]
+    assert rotated["secret"] not in table.output and made.output.strip() not in table.output
+    assert revoked.exit_code == 0 and anneal("login", answer="", key=rotated["secret"]).exit_code == 3
+    assert anneal("keys", "create", "x", "--scope", "fly").exit_code == 5
+    assert anneal("keys", "revoke", "../me").exit_code == 4
+
+    network.calls.clear()
+    network.cut = lambda request: request.method == "POST"
+    assert anneal(*words).exit_code == 6 and len(network.paths("POST")) == 1, "another attempt could make another key"

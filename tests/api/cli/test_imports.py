@@ -2,9 +2,14 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from anneal.commands import imports
+from anneal.migration.base_models import suggest
+from anneal.migration.configs import plan_of_config
+from anneal.migration.importing import Memory, convert_and_check
+from anneal.migration.plans import Plan
 
 from apps.datasets.models import DatasetVersion
 from apps.finetuning.models import FineTuningJob
@@ -101,7 +106,7 @@ def test_an_export_needs_no_key(anneal, openai, tmp_path) -> None:
     job = openai.add_job(1, jsonl())
     export = tmp_path / "export"
     export.mkdir()
-    (export / "jobs.json").write_text(json.dumps({"object": "list", "data": [job]}))
+    (export / "jobs.json").write_text(json.dumps({"object": "list", "data": [job], "has_more": True}))
     words = ("import", "openai", "--export", str(export), "--folder", str(tmp_path / "import"), "--yes", "--json")
 
     unmapped = anneal(*words)
@@ -109,6 +114,7 @@ def test_an_export_needs_no_key(anneal, openai, tmp_path) -> None:
     (export / f"{job['training_file']}.jsonl").write_bytes(jsonl())
     done = anneal(*words, "--map", "gpt-4o-mini=anneal-demo", "--set", "learning_rate=0.001")
 
+    assert "older jobs are missing" in unmapped.errors
     assert "--map gpt-4o-mini-2024-07-18=MODEL" in unmapped.json["data"][0]["obstacle"]
     assert incomplete.exit_code == 5 and "has no file-" in incomplete.json["data"][0]["obstacle"]
     assert done.exit_code == 0, done.errors
@@ -118,9 +124,10 @@ def test_an_export_needs_no_key(anneal, openai, tmp_path) -> None:
 
 AXOLOTL = """
 base_model: NousResearch/anneal-demo
-datasets: [{path: rows.json, type: alpaca}]
+datasets: [{path: rows.json, type: alpaca, roles_to_train: [assistant]}]
 adapter: qlora
 lora_r: 12
+lora_alpha: 24
 micro_batch_size: 2
 gradient_accumulation_steps: 4
 num_epochs: 1.5
@@ -128,6 +135,7 @@ learning_rate: 2e-4
 lr_scheduler: cosine
 flash_attention: true
 wandb_api_key: hush
+hub_token: hush
 neat_trick: 1
 """
 LLAMA_FACTORY = """
@@ -147,7 +155,7 @@ TOGETHER = {
 }  # fmt: skip
 FIREWORKS = {
     "baseModel": "accounts/fireworks/models/anneal-demo", "dataset": "accounts/a/datasets/rows", "loraRank": 8,
-    "epochs": 2, "learningRate": 0.0001, "batchSize": 65536,
+    "epochs": 2, "learningRate": 0.0001, "batchSize": 65536, "wandbConfig": {"enabled": True, "apiKey": "hush"},
 }  # fmt: skip
 PAIRS = [{"instruction": f"Say {n}", "output": str(n)} for n in range(12)]
 
@@ -177,12 +185,78 @@ def test_configurations_of_other_tools_become_jobs(anneal, openai, tmp_path) -> 
 
     recipes = {job.metadata["imported_from"].split(":")[0]: job for job in FineTuningJob.objects.all()}
     axolotl = recipes["axolotl"].hyperparameters
-    assert (axolotl["lora_rank"], axolotl["batch_size"], axolotl["epochs"]) == (16, 8, 2)
+    assert (axolotl["lora_rank"], axolotl["lora_alpha"]) == (16, 32), "the scale is still 2"
+    assert (axolotl["batch_size"], axolotl["epochs"]) == (8, 2)
     assert (axolotl["learning_rate"], recipes["axolotl"].method) == (0.0002, "qlora")
     outcomes = {line["name"]: line["outcome"] for line in done["axolotl"]["settings"]}
-    assert set(AXOLOTL.split()) >= {f"{name}:" for name in outcomes}, "each key has its line"
+    assert {f"{name}:" for name in outcomes if "." not in name} <= set(AXOLOTL.split()), "each key has its line"
     assert (outcomes["flash_attention"], outcomes["neat_trick"]) == ("ignored", "unsupported")
+    assert (outcomes["datasets.type"], outcomes["datasets.roles_to_train"]) == ("ignored", "unsupported")
     assert recipes["llama-factory"].hyperparameters["batch_size"] == 8
     assert (recipes["together"].suffix, recipes["together"].hyperparameters["lora_alpha"]) == ("my-bot", 32)
     assert recipes["fireworks"].hyperparameters["lora_rank"] == 8
     assert DatasetVersion.objects.count() == 2, "the same rows are sent once for each meaning of their columns"
+
+
+def planned(tool: str, folder: Path, **members: object) -> Plan:
+    """Return the plan of a configuration in the folder."""
+    (folder / "config.json").write_text(json.dumps(members))
+    return plan_of_config(tool, folder / "config.json", data=None, catalogue=["anneal-demo"], chosen={})
+
+
+def test_settings_keep_their_meaning(tmp_path, monkeypatch) -> None:
+    work, configs = tmp_path / "work", tmp_path / "examples"
+    (work / "data").mkdir(parents=True)
+    configs.mkdir()
+    (work / "data/rows.json").write_text(json.dumps(PAIRS))
+    (work / "data/dataset_info.json").write_text(json.dumps({"mine": {"file_name": "rows.json"}}))
+    monkeypatch.chdir(work)
+    words = {"model_name_or_path": "anneal-demo", "dataset": "mine", "stage": "dpo", "pref_beta": 0.2}
+
+    dpo = planned("llama-factory", configs, **words, lora_rank=128, lora_alpha=256)
+    orpo = planned("llama-factory", configs, **words, pref_loss="orpo", lora_rank=128, lora_alpha=64, use_rslora=True)
+
+    assert dpo.obstacle is None and dpo.files["training_file"].samefile(work / "data/rows.json")
+    assert dpo.request["recipe"] == {"method": "lora", "lora_rank": 64, "lora_alpha": 128, "dpo_beta": 0.2}
+    assert (orpo.request["recipe"]["orpo_beta"], orpo.request["recipe"]["lora_alpha"]) == (0.2, 45)
+    (work / "data/rows.json").write_text(json.dumps(PAIRS[1:]))
+    assert planned("llama-factory", configs, **words, lora_rank=128, lora_alpha=256).key != dpo.key, "other rows"
+
+    scheduler = {"lr_scheduler_type": "linear", "lr_scheduler_args": {"min_lr_ratio": 0.1}}
+    modules = {"type": "Lora", "lora_r": 8, "lora_trainable_modules": "q_proj,v_proj"}
+    file = str(work / "data/rows.json")
+    together = planned(
+        "together", configs, model="anneal-demo", training_file=file, lr_scheduler=scheduler, training_type=modules
+    )
+    assert together.request["recipe"]["target_modules"] == ["q_proj", "v_proj"]
+    assert "lr_scheduler_args {…}: unsupported." in " ".join(setting.line for setting in together.settings)
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "reason"),
+    [
+        ("gpt-4o-2024-08-06", "big-70b", "you chose it"),
+        ("gpt-4o-mini-2024-07-18", "qwen3-8b", "a model of about 8 billion parameters"),
+        ("meta-llama/Meta-Llama-3.1-8B", "llama-3.1-8b-instruct", "its instruct version"),
+        ("Qwen/Qwen3-8B", "qwen3-8b", "the same model"),
+    ],
+)
+def test_a_base_model_is_chosen_for_the_model_that_was_meant(source, name, reason) -> None:
+    catalogue = ["qwen3-8b", "llama-3.1-8b-instruct", "big-70b"]
+
+    found = suggest(source, catalogue=catalogue, chosen={"gpt-4o": "big-70b"})
+
+    assert found.model == name and found.reason.startswith(reason)
+
+
+def test_files_of_one_name_have_conversions_of_their_own(tmp_path) -> None:
+    plan = Plan("axolotl:x", "anneal-demo")
+    for member, count in (("training_file", 12), ("validation_file", 10)):
+        path = tmp_path / member / "rows.jsonl"
+        path.parent.mkdir()
+        path.write_bytes(jsonl_of(*[ASKED | {"reference_answer": "42"}] * count))
+        plan.files[member] = path
+
+    convert_and_check(plan, Memory(tmp_path / "import", "http://testserver"))
+
+    assert [len(path.read_text().splitlines()) for path in plan.files.values()] == [12, 10]

@@ -1,7 +1,6 @@
 """`anneal apply`: train what `anneal.yaml` describes if it changed, and promote it if it passes its gates."""
 
 import time
-import uuid
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +19,7 @@ from anneal.project import (
     content_of,
     find_files,
     is_same_measure,
+    key_of,
     last_applied,
     project_jobs,
     read_project,
@@ -51,7 +51,8 @@ def apply(
     session = session_of(context)
     project = read_project(file)
     content = content_of(project, file.parent)
-    last = last_applied(session.api, project)
+    jobs = list(project_jobs(session.api, project))
+    last = last_applied(jobs)
     changed = changes(content, last)
     result: dict[str, Any] = {
         "object": "apply", "name": project.name, "changes": changed, "job": last and last["id"],
@@ -59,7 +60,8 @@ def apply(
     }  # fmt: skip
     job = last
     if changed:
-        job = _started(session, project, file.parent, content, result, dry_run=dry_run, yes=yes)
+        key = key_of(project, content, jobs[0] if jobs else None)
+        job = _started(session, project, file.parent, content, result, key=key, dry_run=dry_run, yes=yes)
     if job is not None and not dry_run:
         _ended(session.api, project, job, result, wait=wait)
     emit(context, result, lambda: _text(result))
@@ -78,6 +80,7 @@ def _started(
     content: dict[str, str],
     result: dict[str, Any],
     *,
+    key: str,
     dry_run: bool,
     yes: bool,
 ) -> dict[str, Any] | None:
@@ -103,7 +106,13 @@ def _started(
     confirm_price(rehearsal["hold_usd"], "Start?", is_accepted=yes)
     if rehearsal["hold_usd"] is not None:
         request["budget"] = {"max_cost_usd": rehearsal["hold_usd"]}
-    job: dict[str, Any] = session.api.post(JOBS, request, headers={"Idempotency-Key": str(uuid.uuid4())})
+    try:
+        job: dict[str, Any] = session.api.post(JOBS, request, headers={"Idempotency-Key": key})
+    except Failure as failure:
+        if failure.code != "idempotency_key_reused":
+            raise
+        text = f"Another run has just started the job of {project.name}. Run `anneal apply` again to follow it."
+        raise Failure(text, ExitCode.REFUSED, details=failure.details) from failure
     result |= {"job": job["id"], "started": True}
     if not session.as_json:
         notice(f"Created {job['id']}.")

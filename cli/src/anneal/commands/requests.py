@@ -41,21 +41,19 @@ class JobOptions:
             "exports": self.exports or None,
             "metadata": _object(body, "metadata") | pairs_of(self.metadata, "--metadata") or None,
             "recipe": _object(body, "recipe") | settings_of(self.settings) or None,
-            "lora": _object(body, "lora") | _present(rank=self.rank) or None,
-            "compute": _object(body, "compute") | _present(pool=self.pool) or None,
-            "budget": _object(body, "budget") | _present(max_cost_usd=self.max_cost) or None,
+            "lora": _object(body, "lora") | present(rank=self.rank) or None,
+            "compute": _object(body, "compute") | present(pool=self.pool) or None,
+            "budget": _object(body, "budget") | present(max_cost_usd=self.max_cost) or None,
             "method": self._method(body),
         }
-        request = body | _present(**given)
+        request = body | present(**given)
         for name, option in (("model", "--model"), ("training_file", "--file")):
             if name not in request:
                 raise typer.BadParameter("This option is required.", param_hint=option)
         return request
 
     def _method(self, body: dict[str, Any]) -> dict[str, Any] | None:
-        chosen = _present(
-            n_epochs=_number(self.epochs, "--epochs"), batch_size=_number(self.batch_size, "--batch-size")
-        )
+        chosen = present(n_epochs=_number(self.epochs, "--epochs"), batch_size=_number(self.batch_size, "--batch-size"))
         if self.method is None and not chosen:
             return None
         sent = _object(body, "method")
@@ -85,7 +83,7 @@ def _object(body: dict[str, Any], name: str) -> dict[str, Any]:
     raise typer.BadParameter(f"{name!r} must be an object.", param_hint="--body")
 
 
-def _present(**values: object) -> dict[str, Any]:
+def present(**values: object) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -31,16 +31,17 @@ class Suggestion:
 
 def suggest(source: str, *, catalogue: Sequence[str], chosen: Mapping[str, str]) -> Suggestion:
     """Return the base model for another service's model: the chosen one, one of the same name, or the suggested one."""
-    if (key := _longest(source, chosen)) is not None:
+    usual = _longest(source, SUGGESTIONS)
+    key = _longest(source, chosen)
+    if key is not None and len(key) >= len(usual or ""):  # a choice for gpt-4o is none for gpt-4o-mini
         name = _find(chosen[key], catalogue)
         return Suggestion(name, "you chose it" if name else f"{chosen[key]} is not in the catalogue")
     if name := _find(source, catalogue):
-        return Suggestion(name, "the same model")
-    key = _longest(source, SUGGESTIONS)
-    candidates, size = SUGGESTIONS[key] if key else ((), "")
+        return Suggestion(name, _relation(name, source))
+    candidates, size = SUGGESTIONS[usual] if usual else ((), "")
     for candidate in candidates:
         if name := _find(candidate, catalogue):
-            return Suggestion(name, f"{size}, as {key} is meant to be used; compare both on your held-out rows")
+            return Suggestion(name, f"{size}, as {usual} is meant to be used; compare both on your held-out rows")
     return Suggestion(
         None, f"no model of the catalogue is suggested for {source}: choose one with --map {source}=MODEL"
     )
@@ -55,8 +56,7 @@ def _longest(source: str, keys: Mapping[str, object]) -> str | None:
 
 def _find(wanted: str, catalogue: Sequence[str]) -> str | None:
     """Return the name in the catalogue: of the same text, else of the same last part, else its instruct version."""
-    short = wanted.lower().rpartition("/")[2].removeprefix("meta-").removesuffix("-reference")
-    short = re.sub(r"(?<=\d)p(?=\d)", ".", re.sub(r"-v(?=\d)", "-", short))  # Fireworks: llama-v3p1-8b-instruct
+    short = _short(wanted)
     ranks = [
         (name.lower() != wanted.lower(), tail != short, name)
         for name in catalogue
@@ -64,3 +64,17 @@ def _find(wanted: str, catalogue: Sequence[str]) -> str | None:
         or short in (f"{tail}-instruct", f"{tail}-it")
     ]
     return min(ranks)[2] if ranks else None
+
+
+def _relation(name: str, source: str) -> str:
+    """Return what the model of the catalogue is to the source."""
+    tail, short = name.lower().rpartition("/")[2], _short(source)
+    if tail == short:
+        return "the same model"
+    return "its instruct version" if len(tail) > len(short) else "its base version"
+
+
+def _short(name: str) -> str:
+    """Return the last part of a name, as the catalogue writes it."""
+    short = name.lower().rpartition("/")[2].removeprefix("meta-").removesuffix("-reference")
+    return re.sub(r"(?<=\d)p(?=\d)", ".", re.sub(r"-v(?=\d)", "-", short))  # Fireworks: llama-v3p1-8b-instruct

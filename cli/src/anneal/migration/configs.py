@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import yaml
 
@@ -18,7 +18,8 @@ _RANKS = (8, 16, 32, 64)
 _SCHEDULERS = ("cosine", "linear", "constant", "constant_with_warmup")
 _STAGES = {"sft": "supervised", "dpo": "dpo", "orpo": "orpo", "pt": "text", "text": "text"}
 _LARGEST_BYTES = 1024**2
-_SECRET = re.compile(r"api_key|api_token|hf_token|access_token|secret|password")
+_SECRET = re.compile(r"(\b|_)(api_?)?key$|token$|secret|password|credential|webhook", re.IGNORECASE)
+_ROW_TYPES = ("alpaca", "chat_template", "sharegpt")  # of Axolotl, read as they are
 _NO_SUCH = "Anneal has no such setting."
 _CHOSEN = "Anneal chooses it for the GPU."
 _TRACKER = "Connect the tracker in Anneal's settings."
@@ -26,12 +27,13 @@ _TRACKER = "Connect the tracker in Anneal's settings."
 # Keys of a tool that have the meaning of a setting here.
 _SHARED = {
     "learning_rate": "learning_rate", "weight_decay": "weight_decay", "max_grad_norm": "max_grad_norm",
-    "warmup_ratio": "warmup_ratio", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "lora_r": "lora_rank",
-    "lora_rank": "lora_rank", "seed": "seed",
+    "warmup_ratio": "warmup_ratio", "lora_r": "lora_rank", "lora_rank": "lora_rank", "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout", "seed": "seed",
 }  # fmt: skip
 NAMES: dict[str, dict[str, str]] = {
     "together": _SHARED | {
         "n_epochs": "epochs", "batch_size": "batch_size", "lr_scheduler_type": "lr_scheduler", "dpo_beta": "dpo_beta",
+        "lora_trainable_modules": "target_modules",
     },
     "fireworks": _SHARED | {
         "epochs": "epochs", "batch_size_samples": "batch_size", "max_context_length": "max_length",
@@ -113,11 +115,13 @@ def plan_of_config(
     elif found.model is None:
         plan.obstacle = f"{found.reason[0].upper()}{found.reason[1:]}."
     try:
-        kind, recipe = reader.method(), reader.recipe()
+        kind = reader.method()
+        recipe = reader.recipe(kind)
         plan.files, plan.mappings = reader.files(path.parent, data)
     except Failure as failure:
         plan.obstacle = plan.obstacle or failure.message
         return plan
+    plan.key = ":".join([plan.key, *(hash_of(file)[:12] for file in plan.files.values())])  # other rows: another job
     suffix = reader.take("suffix", "mapped", "It is part of the model's name.")
     reader.rest()
     plan.request = {
@@ -143,8 +147,7 @@ class _Reader:
         if key not in self.left:
             return None
         value = self.left.pop(key)
-        shown = "***" if _SECRET.search(key) else str(value)[:60]
-        self.lines.append(Setting(key, shown, outcome, reason))
+        self.lines.append(Setting(key, _shown(key, value), outcome, reason))
         return value
 
     def method(self) -> str:
@@ -159,11 +162,16 @@ class _Reader:
             raise Failure(f"The method {stage} is not offered: {', '.join(_STAGES)} are.", ExitCode.REFUSED)
         return _STAGES[stage]
 
-    def recipe(self) -> dict[str, Any]:
+    def recipe(self, kind: str) -> dict[str, Any]:
         found: dict[str, Any] = {"method": self._adapter()}
+        factor = self._alpha_factor()
         for key, name in NAMES[self.tool].items():
             if key in self.left:
+                # The tools have one beta for both methods.
+                name = "orpo_beta" if name == "dpo_beta" and kind == "orpo" else name
                 value, outcome, reason = _converted(name, self.left[key])
+                if name == "lora_alpha" and _is_number(value) and factor != 1:
+                    value, reason = max(1, round(value * factor)), "It changes with the rank, so the scale stays."
                 self.take(key, outcome, f"{name}: {value}. {reason}".strip() if outcome == "mapped" else reason)
                 if outcome == "mapped":
                     found[name] = value
@@ -175,6 +183,15 @@ class _Reader:
         if isinstance(inputs, bool):
             found["train_on"] = "all" if inputs else "assistant"
         return found
+
+    def _alpha_factor(self) -> float:
+        """Return by what alpha is multiplied so that a rank that is served has the same scale."""
+        rank = self.left.get("lora_r", self.left.get("lora_rank"))
+        if not _is_number(rank) or rank <= 0:
+            return 1
+        factor = _served_rank(rank) / rank
+        is_root = self.left.get("use_rslora") or self.left.get("peft_use_rslora")
+        return math.sqrt(factor) if is_root else factor
 
     def _adapter(self) -> str:
         kind = self.take("adapter", "mapped", "It chooses LoRA or QLoRA.")
@@ -203,7 +220,8 @@ class _Reader:
         other = self._first(("validation_file", "test_datasets", "eval_dataset"), "It names the validation file.")
         wanted = {"training_file": training} | ({"validation_file": other} if other is not None else {})
         if self.tool == "llama-factory":
-            registry = folder / str(self.take("dataset_dir", "mapped", "It has dataset_info.json.") or "data")
+            named = str(self.take("dataset_dir", "mapped", "It has dataset_info.json.") or "data")
+            registry = _placed(folder, f"{named}/dataset_info.json").parent
             found = {
                 member: (data, None) if data and member == "training_file" else _registered(registry, str(name))
                 for member, name in wanted.items()
@@ -218,11 +236,23 @@ class _Reader:
 
     def _first(self, keys: Sequence[str], reason: str) -> Any:
         values = [self.take(key, "mapped", reason) for key in keys]
+        for key, value in zip(keys, values, strict=True):
+            for entry in value if isinstance(value, list) else [value]:
+                if isinstance(entry, dict):
+                    self._keep_members(key, entry)
         return next((value for value in values if value is not None), None)
+
+    def _keep_members(self, key: str, entry: dict[Any, Any]) -> None:
+        """Leave the other members of a data set for lines of their own."""
+        members = {name: value for name, value in entry.items() if name != "path" and value is not None}
+        self.left |= {f"{key}.{name}": value for name, value in members.items()}
+        if members.get("type") in _ROW_TYPES:
+            self.take(f"{key}.type", "ignored", "Anneal recognizes such rows.")
 
     def rest(self) -> None:
         for key in list(self.left):
-            reason = next((why for why, pattern in _IGNORED.items() if pattern.fullmatch(key)), None)
+            name = key.rpartition(".")[2]
+            reason = next((why for why, pattern in _IGNORED.items() if pattern.fullmatch(name)), None)
             self.take(key, "ignored" if reason else "unsupported", reason or _NO_SUCH)
 
 
@@ -235,11 +265,17 @@ def _local(folder: Path, named: object) -> Path:
         named = named[0]
     if isinstance(named, dict):
         named = named.get("path")
-    path = folder / str(named)
+    path = _placed(folder, str(named))
     if not path.is_file():
         text = f"The data set {str(named)[:200]!r} is no file on this machine. Download it and give it by --data."
         raise Failure(text, ExitCode.NOT_FOUND)
     return path
+
+
+def _placed(folder: Path, name: str) -> Path:
+    """Return a path from the configuration's folder, or from the working directory if it is only there."""
+    path = folder / name
+    return Path(name) if not path.exists() and Path(name).exists() else path
 
 
 def _registered(folder: Path, name: str) -> tuple[Path, dict[str, Any] | None]:
@@ -262,12 +298,12 @@ def _registered(folder: Path, name: str) -> tuple[Path, dict[str, Any] | None]:
 
 def _converted(name: str, value: Any) -> tuple[Any, str, str]:
     """Return the value here, the outcome and the reason."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_number = _is_number(value)
     match name:
         case "epochs" if is_number:
             return math.ceil(value), "mapped", "" if value == int(value) else "Epochs are whole here."
         case "lora_rank" if is_number:
-            rank = next((each for each in _RANKS if each >= value), _RANKS[-1])
+            rank = _served_rank(value)
             return rank, "mapped", "" if rank == value else "Ranks that are served: 8, 16, 32 and 64."
         case "lr_scheduler":
             offered = f"Offered: {', '.join(_SCHEDULERS)}."
@@ -283,6 +319,22 @@ def _converted(name: str, value: Any) -> tuple[Any, str, str]:
     return value, "mapped", ""
 
 
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**53
+
+
+def _served_rank(rank: float) -> int:
+    return next((each for each in _RANKS if each >= rank), _RANKS[-1])
+
+
+def _shown(key: str, value: Any) -> str:
+    """Return a value for people. Nested values are not shown, because they may have secrets."""
+    if _SECRET.search(key):
+        return "***"
+    each = value if isinstance(value, list) else [value]
+    return "{…}" if any(isinstance(member, dict | list) for member in each) else str(value)[:60]
+
+
 def _snake(key: str) -> str:
     return re.sub(r"(?<=[a-z0-9])([A-Z])", lambda found: f"_{found[1].lower()}", key)
 
@@ -296,5 +348,5 @@ def _flat(given: dict[str, Any]) -> dict[str, Any]:
         flat |= {k: v for k, v in method.items() if k != "method"} | {"training_method": method.get("method")}
     if isinstance(scheduler := flat.get("lr_scheduler"), dict):
         del flat["lr_scheduler"]
-        flat["lr_scheduler_type"] = scheduler.get("lr_scheduler_type")
+        flat |= scheduler
     return flat

@@ -73,7 +73,7 @@ def find_job(api: Api, key: str) -> dict[str, Any] | None:
 def convert_and_check(plan: Plan, memory: Memory) -> None:
     """Convert the plan's files where they need it. An obstacle is set if the rules of files refuse one."""
     for member, path in plan.files.items():
-        target = memory.files / f"{path.name.removesuffix('.jsonl')}.converted.jsonl"
+        target = memory.files / f"{path.stem}-{hash_of(path)[:12]}.converted.jsonl"  # names may be equal
         done = convert_file(path, target) if path.suffix == ".jsonl" else Conversion()
         if done.is_changed:
             plan.files[member] = target

@@ -10,6 +10,7 @@ from anneal.api import JOBS, Api
 from anneal.failures import ExitCode, Failure
 from anneal.migration.base_models import suggest
 from anneal.migration.plans import IMPORTED_FROM, IMPORTED_MODEL, Plan, Setting, suffix_of
+from anneal.output import notice
 
 _FILE_ID = re.compile(r"[A-Za-z0-9_-]{1,120}")
 _MOST_JOBS = 10_000
@@ -71,6 +72,8 @@ class Export:
         rows = found.get("data") if isinstance(found, dict) else found
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise Failure(f"{path} has no list of jobs. Save the answer of GET /v1/fine_tuning/jobs.", ExitCode.LOCAL)
+        if isinstance(found, dict) and found.get("has_more"):
+            notice(f"{path} is one page of several, so older jobs are missing. Save one list of all pages' jobs.")
         yield from rows
 
     def fetch(self, file_id: str, folder: Path) -> Path:

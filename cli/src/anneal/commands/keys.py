@@ -1,0 +1,95 @@
+"""`anneal keys`: list, create, rotate and revoke API keys."""
+
+import time
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from anneal.commands.requests import present
+from anneal.output import AsJson, emit, moment, notice, table
+from anneal.session import session_of
+
+app = typer.Typer(no_args_is_help=True, help="List, create, rotate and revoke API keys.")
+_KEYS = "/api/v1/keys"
+_DAY_SECONDS = 24 * 3600
+
+KeyId = Annotated[str, typer.Argument(help="The id of a key, from `anneal keys list`.")]
+
+
+@app.command("list")
+def list_keys(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many.")] = 20,
+    status: Annotated[str | None, typer.Option(help="active, expired or revoked.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List API keys, newest first."""
+    found = list(session_of(context).api.pages(_KEYS, limit=limit, status=status))
+    rows = (
+        (
+            key["id"], key["name"], key["prefix"], key["status"], ", ".join(key["scopes"]),
+            moment(key["last_used_at"]), moment(key["expires_at"]),
+        )
+        for key in found
+    )  # fmt: skip
+    head = ("ID", "NAME", "BEGINS WITH", "STATUS", "SCOPES", "LAST USED", "EXPIRES")
+    emit(context, {"object": "list", "data": found}, lambda: table(head, rows))
+
+
+@app.command()
+def create(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="What the key is for.")],
+    scope: Annotated[list[str], typer.Option(help="What the key may do, such as inference; may be given again.")],
+    days: Annotated[
+        int | None, typer.Option(min=1, max=3650, help="The key expires after this number of days.")
+    ] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="The most requests in a minute.")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="The most tokens in a minute.")] = None,
+    concurrent_requests: Annotated[int | None, typer.Option(min=1, help="The most requests at once.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create an API key and print its secret, which is shown only now.
+
+    The new key may do no more, and live no longer, than the one that you are signed in with.
+    """
+    body = {"name": name, "scopes": scope} | present(
+        expires_at=None if days is None else int(time.time()) + days * _DAY_SECONDS,
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
+        concurrent_requests=concurrent_requests,
+    )
+    _issued(context, _KEYS, body)
+
+
+@app.command()
+def rotate(
+    context: typer.Context,
+    key: KeyId,
+    overlap_hours: Annotated[int, typer.Option(min=0, help="How long both keys work. 0 ends the old one now.")] = 24,
+    as_json: AsJson = False,
+) -> None:
+    """Replace a key by a new one that may do the same, and print the new secret, which is shown only now."""
+    _issued(context, f"{_path(key)}/rotate", {"overlap_hours": overlap_hours})
+
+
+@app.command()
+def revoke(context: typer.Context, key: KeyId, as_json: AsJson = False) -> None:
+    """Revoke a key at once. It never works again."""
+    found: dict[str, Any] = session_of(context).api.send("DELETE", _path(key)).json()
+    emit(context, found, f"{found['id']} is revoked.")
+
+
+def _issued(context: typer.Context, path: str, body: dict[str, Any]) -> None:
+    """Print a new key: with --json the whole object, else only the secret, so that it can be piped."""
+    session = session_of(context)
+    session.api.attempts = 1  # another attempt could make another key
+    found = session.api.post(path, body)
+    if not session.as_json:
+        notice(f"The secret of {found['id']} is shown only now:")
+    emit(context, found, found["secret"])
+
+
+def _path(key: str) -> str:
+    return f"{_KEYS}/{quote(key, safe='')}"
