@@ -210,6 +210,7 @@ def test_runs_of_one_organization_start_no_more_nodes_than_its_quota_allows(quot
 
 
 def test_a_run_larger_than_a_node_does_not_hide_the_next_one(floor, engine, elastic):
+    set_quota(organization=floor.organization, by="user_test", now=db_now(), concurrent_gpus=None)
     FineTuningJob.objects.filter(pk=floor.job().pk).update(gpu_count=4)
     floor.job()
     assert elastic() == ["starting"]
