@@ -42,8 +42,8 @@ def ring_doorbells(**_: object) -> None:
 
 @shared_task(name="finetuning.adjust_capacity")
 def adjust_capacity(**_: object) -> None:
-    """Have each elastic pool start or release nodes. An engine that does not answer delays the others only once."""
-    for pool_id in list_elastic_pools(now=db_now()):
+    """Have each elastic pool start or release nodes. A silent engine delays the others twice a minute."""
+    for pool_id in list_elastic_pools():
         try:
             reconcile_pool(pool_id=pool_id)
         except Exception:  # a process edge: one pool must not stop the others

@@ -32,7 +32,8 @@ LIVE_SECONDS = 60  # a worker silent for this long counts as offline
 class PoolState:
     """The current state of one pool.
 
-    `gpus_per_worker` is the largest GPU count of a live worker, 0 without one; `worker_gpus` lists the counts.
+    `gpus_per_worker` is the largest GPU count of a live worker or of one that the pool can start, 0 without one;
+    `worker_gpus` lists those of live workers.
     `host_memory_bytes` is the smallest memory of a live worker's machine, None if one has not reported it.
 
     `probe` is the newest measurement for the method: of the same model if there is one, else of any. Full training
@@ -95,7 +96,7 @@ class OpenPools:
             pool=pool,
             price=self.prices.get(training_sku(pool)),
             live_workers=len(workers),
-            gpus_per_worker=max((worker.gpus for worker in workers), default=_gpus_from_zero(pool)),
+            gpus_per_worker=max(_gpus_from_zero(pool), 0, *(worker.gpus for worker in workers)),
             starts_workers=bool(_gpus_from_zero(pool)),
             worker_gpus=tuple(worker.gpus for worker in workers),
             free_gpus=() if pool.pk in self.queues else tuple(worker.gpus - worker.leased for worker in workers),

@@ -113,19 +113,24 @@ def try_lock_quota(*, organization_id: str) -> bool:
     return locks.try_lock(_lock_name(organization_id))
 
 
-def reason_to_wait(*, job: FineTuningJob, now: datetime.datetime) -> str:
-    """Return why this queued job may not start now, or "" if it may. Hold the lock of `try_lock_quota`."""
+def reason_to_wait(*, job: FineTuningJob, now: datetime.datetime, planned: Sequence[FineTuningJob] = ()) -> str:
+    """Return why this queued job may not start now, or "" if it may. Hold the lock of `try_lock_quota`.
+
+    `planned` are other queued jobs under the same limits that are to start before it.
+    """
     quota = get_quota(organization=job.organization_id)
     organizations = list(list_sharing(organizations=[job.organization_id]))
     running = Run.objects.filter(organization_id__in=organizations, status__in=RUN_HOLDING_LEASE)
     taken = running.aggregate(total=Sum("job__gpu_count"))["total"] or 0
+    taken += sum(each.gpu_count for each in planned)
     if quota.concurrent_gpus is not None and taken + job.gpu_count > quota.concurrent_gpus:
         wanted = "one" if job.gpu_count == 1 else str(job.gpu_count)
         return f"Waiting for {wanted} of your {quota.concurrent_gpus} concurrent GPUs to come free."
     if quota.gpu_seconds_per_month is None:
         return ""
     used = _sum_used_gpu_seconds(organizations, now)
-    expected = _expected_seconds(FineTuningJob.objects.filter(Q(pk__in=running.values("job_id")) | Q(pk=job.pk)), now)
+    starting = Q(pk__in=[job.pk, *(each.pk for each in planned)])
+    expected = _expected_seconds(FineTuningJob.objects.filter(Q(pk__in=running.values("job_id")) | starting), now)
     if used + expected > quota.gpu_seconds_per_month:
         return f"Waiting for next month: your {quota.gpu_seconds_per_month} GPU-seconds of this one are used or in use."
     return ""

@@ -33,7 +33,7 @@ def test_an_operator_makes_a_pool_elastic_and_sees_its_nodes_with_their_reasons(
 
     for field, value in (
         ("maximum", "9" * 30), ("minimum", "5"), ("partition", "-p x"), ("work_dir", "relative"), ("install_dir", ""),
-        ("gres", "a\x00b"), ("node_usd", "NaN"), ("node_usd", "0"), ("kind", "cloud"),
+        ("gres", "a\x00b"), ("node_usd", "NaN"), ("node_usd", "0"), ("kind", "cloud"), ("budget_usd", "2"),
     ):  # fmt: skip
         refused = console.post(f"{page}/capacity", BODY | {field: value})
         assert refused.status_code == 422
@@ -50,3 +50,11 @@ def test_a_pool_without_workers_can_be_quoted_if_it_starts_them(olga, client_for
         family="llama", method="lora"
     )
     assert (state.live_workers, state.gpus_per_worker, state.starts_workers) == (0, 2, True)
+
+    # A smaller machine that joined by hand takes nothing away.
+    floor.worker.revoked_at, floor.worker.gpus = None, floor.worker.gpus[:1]
+    floor.worker.save()
+    [state] = find_open_pools(base_model=floor.base_model, methods={"lora"}, now=db_now()).states(
+        family="llama", method="lora"
+    )
+    assert (state.live_workers, state.gpus_per_worker) == (1, 2)

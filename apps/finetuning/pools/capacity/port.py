@@ -22,10 +22,14 @@ class NodeRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ListedNode:
-    """A node that the engine knows and that has not ended. `reason` says why it waits, if it does."""
+    """A node that the engine knows and that has not ended. `reason` says why it waits, if it does.
+
+    `is_waiting`: it is in the engine's queue and has no machine yet.
+    """
 
     external_id: str
     reason: str = ""
+    is_waiting: bool = False
 
 
 class Capacity(Protocol):

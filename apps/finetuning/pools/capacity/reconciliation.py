@@ -7,6 +7,7 @@ that name, so no request is made twice. What the engine lists without a living r
 
 import datetime
 import logging
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,10 +16,20 @@ from django.db import transaction
 from django.db.models import F, Q
 from django.db.models.functions import Least
 
+from apps.accounts.shares import list_sharing
 from apps.core.database.clock import db_now
 from apps.core.database.transitions import advance, try_advance
 from apps.finetuning.lifecycle import NODE_ENDED, NODE_TRANSITIONS, RUN_HOLDING_LEASE, NodeStatus
-from apps.finetuning.models import CapacityKind, CapacityNode, PoolCapacity, Run, Worker, WorkerKind, WorkerToken
+from apps.finetuning.models import (
+    CapacityKind,
+    CapacityNode,
+    FineTuningJob,
+    PoolCapacity,
+    Run,
+    Worker,
+    WorkerKind,
+    WorkerToken,
+)
 from apps.finetuning.models.capacity import name_prefix
 from apps.finetuning.pools import operations
 from apps.finetuning.pools.capacity.demand import Limits, wanted_nodes
@@ -31,7 +42,8 @@ from apps.finetuning.usage.quotas import reason_to_wait
 logger = logging.getLogger(__name__)
 
 _TURN = datetime.timedelta(seconds=120)  # longer than a task may take
-_ENROL_WITHIN = datetime.timedelta(hours=1)  # the engine's own queue included
+_ENROL_WITHIN = datetime.timedelta(hours=1)  # after the engine's own queue
+_SILENT_AT_MOST = datetime.timedelta(minutes=10)  # of a worker without a lease
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 30, 1800
 _STARTS_AT_ONCE = 4  # of one reconciliation: each is a call of some seconds at worst
 _LOOKED_AT = 50  # queued runs
@@ -45,15 +57,17 @@ class NodePlan:
     releases: Sequence[str]  # ids of the engine
 
 
-def list_elastic_pools(*, now: datetime.datetime) -> list[str]:
-    """Return the pools to look at. A pool whose engine failed waits until its next try."""
+def list_elastic_pools() -> list[str]:
+    """Return the pools to look at. After a failed start only further starts wait."""
     elastic = PoolCapacity.objects.exclude(kind=CapacityKind.STATIC)
-    due = elastic.filter(Q(problem="") | Q(retry_at=None) | Q(retry_at__lte=now))
-    return list(due.order_by("pool_id").values_list("pool_id", flat=True))
+    return list(elastic.order_by("pool_id").values_list("pool_id", flat=True))
 
 
 def reconcile_pool(*, pool_id: str) -> None:
-    """Start or release nodes of one pool. Safe to repeat; does nothing while another task works on the pool."""
+    """Start or release nodes of one pool. Safe to repeat; does nothing while another task works on the pool.
+
+    After an engine could not list or release nodes, it does nothing for half a minute.
+    """
     now = db_now()
     free = Q(busy_until=None) | Q(busy_until__lte=now)
     turn = now + _TURN
@@ -62,7 +76,9 @@ def reconcile_pool(*, pool_id: str) -> None:
     try:
         _reconcile(PoolCapacity.objects.select_related("pool").get(pk=pool_id))
     except CapacityError as error:
-        _note_failure(pool_id, str(error))
+        logger.warning("capacity of %s: %s", pool_id, error)
+        pause = now + datetime.timedelta(seconds=_FIRST_WAIT_SECONDS)  # an engine that hangs delays the other pools
+        PoolCapacity.objects.filter(pk=pool_id).update(problem=str(error)[:300], busy_until=pause)
     finally:
         PoolCapacity.objects.filter(pk=pool_id, busy_until=turn).update(busy_until=None)
 
@@ -73,24 +89,37 @@ def _reconcile(capacity: PoolCapacity) -> None:
     plan = _decide(capacity, listed)
     if plan.releases:
         engine.release(external_ids=plan.releases)
-    for node in plan.starts:
-        _start(engine, capacity, node)
+    try:
+        for node in plan.starts:
+            _start(engine, capacity, node)
+    except CapacityError as error:
+        _note_failed_start(capacity.pk, str(error))
     PoolCapacity.objects.filter(Q(retry_at=None) | Q(retry_at__lte=db_now()), pk=capacity.pk).update(problem="")
 
 
 @transaction.atomic
 def _decide(capacity: PoolCapacity, listed: Mapping[str, ListedNode]) -> NodePlan:
     """Record what became of the nodes, and choose which to start and to release."""
-    now = db_now()
+    now, asked = db_now(), (capacity.kind, capacity.settings)
+    capacity = PoolCapacity.objects.select_for_update(of=("self",)).select_related("pool").get(pk=capacity.pk)
+    if (capacity.kind, capacity.settings) != asked:
+        return NodePlan(starts=(), releases=())  # the list may be of another engine
+    _keep_waiting_tokens(capacity.pool_id, listed, now)
     unfinished = CapacityNode.objects.filter(pool=capacity.pool_id).exclude(status__in=NODE_ENDED)
-    nodes = list(unfinished.select_for_update(of=("self",)).select_related("worker").order_by("requested_at", "pk"))
+    unfinished = unfinished.select_for_update(of=("self",)).select_related("worker", "token")
+    nodes = list(unfinished.order_by("requested_at", "pk"))
     for node in nodes:
-        _observe(node, listed.get(node.name), now)
+        _observe(node, listed.get(node.name), capacity, now)
     nodes = [node for node in nodes if node.status not in NODE_ENDED]
     leased = _leased_gpus(nodes)
     for node in nodes:
-        if _is_closed(node.worker) and node.status == NodeStatus.RUNNING and node.worker_id not in leased:
+        worker = node.worker
+        if worker is None or node.status != NodeStatus.RUNNING or worker.pk in leased:
+            continue
+        if _is_closed(worker):
             _drain(node, "An operator cordoned it.", now)
+        elif now - (worker.last_seen_at or worker.created_at) > _SILENT_AT_MOST and _hold_idle(worker):
+            _drain(node, "Its worker was silent for ten minutes.", now)
     alive = [node for node in nodes if node.status != NodeStatus.DRAINING]
     limits = _limits(capacity)
     waiting = _waiting(capacity, limits, now)
@@ -109,7 +138,18 @@ def _decide(capacity: PoolCapacity, listed: Mapping[str, ListedNode]) -> NodePla
     )
 
 
-def _observe(node: CapacityNode, machine: ListedNode | None, now: datetime.datetime) -> None:
+def _keep_waiting_tokens(pool_id: str, listed: Mapping[str, ListedNode], now: datetime.datetime) -> None:
+    """Let the hour in which a node must enrol begin when it leaves the engine's queue.
+
+    Locks tokens before nodes, as an enrolment does.
+    """
+    waiting = [machine.external_id for machine in listed.values() if machine.is_waiting]
+    nodes = CapacityNode.objects.filter(pool=pool_id, status=NodeStatus.STARTING, external_id__in=waiting)
+    tokens = WorkerToken.objects.filter(pk__in=nodes.values("token"), used_at=None)
+    tokens.update(expires_at=now + _ENROL_WITHIN)
+
+
+def _observe(node: CapacityNode, machine: ListedNode | None, capacity: PoolCapacity, now: datetime.datetime) -> None:
     """Move the row to where the machine is."""
     if node.status == NodeStatus.REQUESTED and machine is not None:
         advance(node, to=NodeStatus.STARTING, transitions=NODE_TRANSITIONS, external_id=machine.external_id)
@@ -119,22 +159,25 @@ def _observe(node: CapacityNode, machine: ListedNode | None, now: datetime.datet
     if node.status == NodeStatus.REQUESTED:
         return
     if machine is None:
-        _end(node, now)
-    elif node.status == NodeStatus.STARTING and now - node.requested_at > _ENROL_WITHIN:
+        _end(node, capacity, now)
+    elif node.status == NodeStatus.STARTING and (node.token is None or node.token.expires_at <= now):
         _drain(node, "It did not enrol within an hour.", now)
-        _note_failure(node.pool_id, f"{node.name} did not enrol within an hour.")
+        _note_failed_start(node.pool_id, f"{node.name} did not enrol within an hour.")
     elif node.status == NodeStatus.STARTING and node.reason != machine.reason:
         CapacityNode.objects.filter(pk=node.pk).update(reason=machine.reason)
 
 
-def _end(node: CapacityNode, now: datetime.datetime) -> None:
+def _end(node: CapacityNode, capacity: PoolCapacity, now: datetime.datetime) -> None:
     """Record that the engine has the node no more, and refuse its credential from now on."""
     to, reason = NodeStatus.RELEASED, node.reason or "It was idle and ended."
     if node.status == NodeStatus.STARTING:
         to, reason = NodeStatus.LOST, "It ended before it enrolled."
-        _note_failure(node.pool_id, f"{node.name} ended before it enrolled: look at the engine's log of it.")
+        _note_failed_start(node.pool_id, f"{node.name} ended before it enrolled: look at the engine's log of it.")
     elif node.worker is not None and node.worker.runs.filter(status__in=RUN_HOLDING_LEASE).exists():
         to, reason = NodeStatus.LOST, "It was taken away while a run worked on it."
+    elif node.status == NodeStatus.RUNNING and _has_crashed(node.worker, capacity, now):
+        to, reason = NodeStatus.LOST, "It ended before it worked."
+        _note_failed_start(node.pool_id, f"{node.name} ended before it worked: look at the engine's log of it.")
     advance(node, to=to, transitions=NODE_TRANSITIONS, ended_at=now, reason=reason)
     _close_token(node, now)
     if node.worker is not None and node.worker.revoked_at is None:
@@ -152,8 +195,15 @@ def _drain(node: CapacityNode, reason: str, now: datetime.datetime) -> None:
         operations.cordon(worker=node.worker, by=_BY)
 
 
-def _is_closed(worker: Worker | None) -> bool:
-    return worker is not None and bool(worker.cordoned_at or worker.drain_requested_at or worker.revoked_at)
+def _is_closed(worker: Worker) -> bool:
+    return bool(worker.cordoned_at or worker.drain_requested_at or worker.revoked_at)
+
+
+def _has_crashed(worker: Worker | None, capacity: PoolCapacity, now: datetime.datetime) -> bool:
+    """Return whether a worker that ended by itself had no run, and too little time to end because it was idle."""
+    if worker is None or (now - worker.created_at).total_seconds() >= capacity.idle_seconds:
+        return False
+    return not worker.runs.exists()
 
 
 def _close_token(node: CapacityNode, now: datetime.datetime) -> None:
@@ -205,15 +255,20 @@ def _leased_gpus(nodes: Sequence[CapacityNode]) -> dict[str, int]:
 
 
 def _waiting(capacity: PoolCapacity, limits: Limits, now: datetime.datetime) -> list[int]:
-    """Return the GPUs of the queued runs that may start now, as far as the limits could serve them.
+    """Return the GPUs of the queued runs that may start together now, as far as the limits could serve them.
 
     A run that a machine joined by hand could take counts as well: the node ends again when it stays idle.
     """
     needs: list[int] = []
-    for run in queue_order(pool=capacity.pool, now=now)[:_LOOKED_AT]:
+    runs = queue_order(pool=capacity.pool, now=now)[:_LOOKED_AT]
+    holders = list_sharing(organizations={run.organization_id for run in runs})
+    planned: dict[str, list[FineTuningJob]] = defaultdict(list)
+    for run in runs:
         if sum(needs) >= limits.most * limits.gpus_per_node:
             break
-        if not reason_to_wait(job=run.job, now=now):
+        before = planned[holders[run.organization_id]]
+        if run.job.gpu_count <= limits.gpus_per_node and not reason_to_wait(job=run.job, now=now, planned=before):
+            before.append(run.job)
             needs.append(run.job.gpu_count)
     return needs
 
@@ -250,8 +305,8 @@ def _start(engine: Capacity, capacity: PoolCapacity, node: CapacityNode) -> None
     try_advance(node, to=NodeStatus.STARTING, transitions=NODE_TRANSITIONS, external_id=external_id)
 
 
-def _note_failure(pool_id: str, problem: str) -> None:
-    """Show the problem to the operator and wait before the next request, twice as long each time."""
+def _note_failed_start(pool_id: str, problem: str) -> None:
+    """Show the problem to the operator and wait before the next start, twice as long each time."""
     logger.warning("capacity of %s: %s", pool_id, problem)
     capacity = PoolCapacity.objects.get(pk=pool_id)
     wait = min(_FIRST_WAIT_SECONDS * 2 ** min(capacity.failures, 10), _LONGEST_WAIT_SECONDS)

@@ -34,7 +34,7 @@ def set_capacity(
 ) -> PoolCapacity:
     """Store how many nodes the pool may have and what starts them. Takes effect within seconds.
 
-    Raises InvalidValue, and InvalidState if the engine would change while it has nodes of this pool.
+    Raises InvalidValue, and InvalidState if the engine or its cluster would change while it has nodes of this pool.
     """
     for name, value, least, most in (
         ("maximum", maximum, 0, MAX_NODES),
@@ -46,11 +46,15 @@ def set_capacity(
             raise InvalidValue(f"Set a number from {least} to {most:,}.", param=name)
     if budget_nano_per_hour is not None and not node_nano_per_hour:
         raise InvalidValue("Set the cost of a node: the budget is divided by it.", param="node_usd")
+    if budget_nano_per_hour is not None and budget_nano_per_hour < node_nano_per_hour:
+        raise InvalidValue("Set at least the cost of one node, or leave the budget empty.", param="budget_usd")
     kept = {} if kind == CapacityKind.STATIC else msgspec.to_builtins(read_settings(kind, settings))
     capacity, _ = PoolCapacity.objects.select_for_update().get_or_create(pool=pool)
-    if kind != capacity.kind and pool.nodes.exclude(status__in=NODE_ENDED).exists():
+    is_other_cluster = kept.get("slurm_conf") != capacity.settings.get("slurm_conf")
+    if (kind != capacity.kind or is_other_cluster) and pool.nodes.exclude(status__in=NODE_ENDED).exists():
         raise InvalidState(
-            "Nodes of this pool still run: set the maximum to 0 and wait until they are gone.", param="kind"
+            "Nodes of this pool still run: set the maximum to 0 and wait until they are gone.",
+            param="kind" if kind != capacity.kind else "slurm_conf",
         )
     values = {
         "kind": kind, "minimum": minimum, "maximum": maximum, "gpus_per_node": gpus_per_node,
@@ -75,8 +79,11 @@ def read_settings(kind: str, settings: dict[str, Any]) -> SlurmSettings:
         try:
             msgspec.convert(_EXAMPLE | {name: value}, SlurmSettings)
         except msgspec.ValidationError as error:
-            expected = "an absolute path" if name in ("install_dir", "work_dir", "slurm_conf") else "a plain name"
-            what = "a number from 5 to 43,200" if name == "minutes" else f"{expected} of letters, digits and .,:_-"
+            what = "a plain name of letters, digits and .,:_-"
+            if name in ("install_dir", "work_dir", "model_root", "slurm_conf"):
+                what = "an absolute path of letters, digits and ._-/"
+            elif name == "minutes":
+                what = "a number from 5 to 43,200"
             raise InvalidValue(f"Enter {what}.", param=name) from error
     return msgspec.convert(settings, SlurmSettings)
 

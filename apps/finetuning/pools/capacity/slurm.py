@@ -27,8 +27,11 @@ export ANNEAL_BASE_MODEL_ROOTS={model_root}
 worker=$!
 trap 'kill -TERM $worker' TERM
 wait $worker
-wait $worker
 status=$?
+while kill -0 $worker 2> /dev/null; do  # a signal ended the wait: the worker still saves
+    wait $worker
+    status=$?
+done
 rm -rf {work_dir}
 exit $status
 """
@@ -65,6 +68,7 @@ class Slurm:
             f"--job-name={node.name}",
             f"--partition={settings.partition}",
             f"--time={settings.minutes}",
+            "--signal=B:TERM@120",  # before the time limit: a worker saves and uploads within 110 seconds
             f"--chdir={settings.install_dir}",
             "--nodes=1",
             "--ntasks=1",
@@ -88,13 +92,13 @@ class Slurm:
         return self._run("sbatch", *arguments, script=script).strip().split(";")[0]
 
     def list_nodes(self, *, prefix: str) -> dict[str, ListedNode]:
-        lines = self._run("squeue", "--me", "--noheader", "--format=%i|%j|%T|%r").splitlines()
+        lines = self._run("squeue", "--me", "--all", "--noheader", "--format=%i|%j|%T|%r").splitlines()
         listed = {}
         for line in lines:
             external_id, name, state, reason = line.split("|", 3)
             if name.startswith(prefix):
                 waits = "" if state == "RUNNING" or reason == "None" else f"{state.capitalize()}: {reason}"
-                listed[name] = ListedNode(external_id=external_id, reason=waits[:200])
+                listed[name] = ListedNode(external_id=external_id, reason=waits[:200], is_waiting=state == "PENDING")
         return listed
 
     def release(self, *, external_ids: Collection[str]) -> None:

@@ -27,29 +27,31 @@ class CapacityForm(forms.Form):
         widget=forms.RadioSelect,
         initial=CapacityKind.STATIC,
     )
-    minimum = forms.IntegerField(required=False, min_value=0, max_value=MAX_NODES, label=later("Fewest nodes"))
-    maximum = forms.IntegerField(required=False, min_value=0, max_value=MAX_NODES, label=later("Most nodes"))
+    minimum = forms.IntegerField(required=False, min_value=0, max_value=MAX_NODES, label=later("Minimum nodes"))
+    maximum = forms.IntegerField(required=False, min_value=0, max_value=MAX_NODES, label=later("Maximum nodes"))
     gpus_per_node = forms.IntegerField(
         required=False,
         min_value=1,
         max_value=MAX_GPUS_PER_NODE,
-        label=later("GPUs of a node"),
+        label=later("GPUs per node"),
         help_text=later("For a pool of CPUs, enter 1."),
     )
     idle_seconds = forms.IntegerField(
         required=False,
         min_value=MIN_IDLE_SECONDS,
         max_value=MAX_IDLE_SECONDS,
-        label=later("Release after idle seconds"),
+        label=later("Release a node after idle seconds"),
     )
-    node_usd = forms.DecimalField(**_USD, label=later("Cost of a node an hour, dollars"))
+    node_usd = forms.DecimalField(**_USD, label=later("Cost per node-hour, USD"))
     budget_usd = forms.DecimalField(
-        **_USD, label=later("Budget an hour, dollars"), help_text=later("Empty: only the number of nodes is limited.")
+        **_USD, label=later("Budget per hour, USD"), help_text=later("Empty: only the number of nodes is limited.")
     )
     partition = forms.CharField(**_NAME, label=later("Slurm partition"))
     account = forms.CharField(**_NAME, label=later("Slurm account"))
     qos = forms.CharField(**_NAME, label=later("Slurm QOS"))
-    gres = forms.CharField(**_NAME, label=later("GPUs of a job"), help_text=later("As in sbatch --gres: gpu:h100:2."))
+    gres = forms.CharField(
+        **_NAME, label=later("GPUs per Slurm job"), help_text=later("As in sbatch --gres: gpu:h100:2.")
+    )
     minutes = forms.IntegerField(
         required=False, min_value=5, max_value=43_200, label=later("Time limit of a job, minutes")
     )

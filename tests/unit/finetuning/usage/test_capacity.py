@@ -8,13 +8,14 @@ from django.db import connection
 from apps.contracts.worker_api import EnrollRequest
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue
-from apps.finetuning.models import CapacityNode, PoolCapacity, Run, Worker, WorkerToken
+from apps.finetuning.models import CapacityNode, FineTuningJob, PoolCapacity, Run, Worker, WorkerToken
 from apps.finetuning.pools import operations
 from apps.finetuning.pools.capacity import reconciliation
 from apps.finetuning.pools.capacity.demand import Limits, wanted_nodes
 from apps.finetuning.pools.capacity.port import CapacityError, ListedNode, NodeRequest
 from apps.finetuning.pools.capacity.settings import set_capacity
 from apps.finetuning.runs import leases
+from apps.finetuning.usage.quotas import set_quota
 
 SLURM = {"partition": "gpu", "install_dir": "/opt/anneal", "work_dir": "/tmp/anneal"}
 HOUR = 1_000_000_000
@@ -49,7 +50,8 @@ class Engine:
     def __init__(self) -> None:
         self.nodes: dict[str, NodeRequest] = {}
         self.started: list[str] = []
-        self.fails_before = self.fails_after = False
+        self.fails_before = self.fails_after = self.fails_to_list = self.is_full = False
+        self.on_list = lambda: None
 
     def request(self, node: NodeRequest) -> str:
         if self.fails_before:
@@ -62,7 +64,11 @@ class Engine:
         return node.name[-8:]
 
     def list_nodes(self, *, prefix: str) -> dict[str, ListedNode]:
-        return {name: ListedNode(external_id=name[-8:]) for name in self.nodes if name.startswith(prefix)}
+        if self.fails_to_list:
+            raise CapacityError("squeue failed")
+        self.on_list()
+        names = [name for name in self.nodes if name.startswith(prefix)]
+        return {name: ListedNode(external_id=name[-8:], is_waiting=self.is_full) for name in names}
 
     def release(self, *, external_ids) -> None:
         self.nodes = {name: node for name, node in self.nodes.items() if name[-8:] not in external_ids}
@@ -108,6 +114,7 @@ def _age(seconds: float) -> None:
         for table, column in (
             ("finetuning_capacitynode", "requested_at"), ("finetuning_worker", "created_at"),
             ("finetuning_run", "finished_at"), ("finetuning_poolcapacity", "retry_at"),
+            ("finetuning_workertoken", "expires_at"),
         ):  # fmt: skip
             cursor.execute(f"UPDATE {table} SET {column} = {column} - make_interval(secs => %s)", [seconds])
 
@@ -179,6 +186,85 @@ def test_nodes_that_die_do_not_enrol_or_belong_to_no_row_are_released(floor, eng
     assert list(engine.nodes) == [foreign.name]
 
 
+def test_a_node_may_wait_in_the_engines_queue_for_hours(floor, engine, elastic):
+    floor.job()
+    elastic()
+    engine.is_full = True
+    for _ in range(3):
+        assert elastic(later=3500) == ["starting"]
+    engine.is_full = False
+    assert elastic(later=3500) == ["starting"]
+    assert PoolCapacity.objects.get().failures == 0
+    assert engine.enrol(engine.started[0])
+    assert elastic() == ["running"]
+
+
+@pytest.mark.parametrize("quota", [{"concurrent_gpus": 2}, {"gpu_seconds_per_month": 250}])
+def test_runs_of_one_organization_start_no_more_nodes_than_its_quota_allows(quota, floor, engine, elastic):
+    limit(floor.pool, maximum=8)
+    for _ in range(4):
+        floor.job()
+    FineTuningJob.objects.update(estimate={"run_seconds_p50": 100})
+    set_quota(organization=floor.organization, by="user_test", now=db_now(), **quota)
+    assert elastic() == ["starting"] * 2
+
+
+def test_a_run_larger_than_a_node_does_not_hide_the_next_one(floor, engine, elastic):
+    set_quota(organization=floor.organization, by="user_test", now=db_now(), concurrent_gpus=None)
+    FineTuningJob.objects.filter(pk=floor.job().pk).update(gpu_count=4)
+    floor.job()
+    assert elastic() == ["starting"]
+
+
+def test_a_worker_that_falls_silent_makes_room_for_another(floor, engine, elastic):
+    limit(floor.pool, maximum=1)
+    floor.job()
+    elastic()
+    engine.enrol(engine.started[0])
+    for silent, status in ((590, "running"), (610, "draining")):
+        Worker.objects.update(last_seen_at=db_now() - datetime.timedelta(seconds=silent))
+        assert elastic(later=700) == [status]
+    assert elastic() == ["released", "starting"]
+
+
+def test_a_node_that_ends_before_it_worked_delays_its_successor(floor, engine, elastic):
+    floor.job()
+    elastic()
+    engine.enrol(engine.started[0])
+    engine.nodes.clear()
+    assert elastic() == ["lost", "requested"]
+    assert PoolCapacity.objects.get().failures == 1
+    assert elastic(later=31) == ["lost", "starting"]
+
+
+def test_only_failed_starts_delay_the_next_and_idle_nodes_are_released_meanwhile(floor, engine, elastic):
+    floor.job()
+    elastic()
+    engine.fails_to_list = True
+    elastic()
+    capacity = PoolCapacity.objects.get()
+    assert (capacity.failures, capacity.retry_at, capacity.problem) == (0, None, "squeue failed")
+    engine.fails_to_list = False
+    engine.enrol(engine.started[0])
+    elastic()
+
+    floor.job()
+    engine.fails_before = True
+    assert elastic() == ["running", "requested"]
+    assert reconciliation.list_elastic_pools() == [floor.pool.pk]
+    Run.objects.update(status="cancelled", finished_at=db_now())
+    PoolCapacity.objects.update(retry_at=db_now() + datetime.timedelta(hours=1))
+    assert elastic(later=61) == ["draining", "released"]
+    assert PoolCapacity.objects.get().problem == "no partition"
+
+
+def test_a_pool_made_static_during_a_look_starts_nothing(floor, engine, elastic):
+    floor.job()
+    engine.on_list = lambda: limit(floor.pool, kind="static")
+    assert elastic() == []
+    assert engine.started == []
+
+
 def test_only_one_task_at_a_time_works_on_a_pool(floor, engine, elastic):
     floor.job()
     PoolCapacity.objects.update(busy_until=db_now() + datetime.timedelta(minutes=1))
@@ -192,6 +278,7 @@ def test_only_one_task_at_a_time_works_on_a_pool(floor, engine, elastic):
         ({"maximum": 201}, "maximum"),
         ({"minimum": 3}, "minimum"),
         ({"budget_nano_per_hour": 1}, "node_usd"),
+        ({"budget_nano_per_hour": HOUR, "node_nano_per_hour": 2 * HOUR}, "budget_usd"),
         ({"settings": SLURM | {"partition": "--uid=0"}}, "partition"),
         ({"settings": SLURM | {"work_dir": "/tmp/$(id)"}}, "work_dir"),
         ({"settings": SLURM | {"install_dir": ""}}, "install_dir"),
@@ -210,3 +297,5 @@ def test_the_engine_stays_while_it_has_nodes(floor, engine, elastic):
     elastic()
     with pytest.raises(InvalidState):
         limit(floor.pool, kind="static")
+    with pytest.raises(InvalidState):
+        limit(floor.pool, settings=SLURM | {"slurm_conf": "/etc/other.conf"})

@@ -1,0 +1,38 @@
+"""The script of a Slurm job, run by the shell without Slurm."""
+
+import signal
+import subprocess
+import time
+
+from apps.finetuning.pools.capacity.port import NodeRequest
+from apps.finetuning.pools.capacity.slurm import Slurm, SlurmSettings
+
+WORKER = """#!/bin/sh
+trap '' TERM
+: > {home}/started
+sleep 1
+: > "$ANNEAL_WORK_DIR/checkpoint" && : > {home}/saved
+exit 3
+"""
+
+
+def test_the_work_folder_stays_until_a_worker_that_was_told_three_times_to_stop_has_saved(tmp_path, monkeypatch):
+    python = tmp_path / ".venv-engines" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(WORKER.format(home=tmp_path))
+    python.chmod(0o755)
+    scripts: list[str] = []
+    monkeypatch.setattr(Slurm, "_run", lambda *_, script: scripts.append(script) or "1")
+    settings = SlurmSettings(partition="gpu", install_dir=str(tmp_path), work_dir=str(tmp_path / "nodes"))
+    Slurm(settings).request(NodeRequest(name="node", pool="p", token="t", internal_url="u", idle_seconds=9))
+    (tmp_path / "job").write_text(scripts[0])
+
+    job = subprocess.Popen(["sh", str(tmp_path / "job")])
+    while not (tmp_path / "started").exists():
+        time.sleep(0.02)
+    for _ in range(3):
+        job.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+    assert job.wait(10) == 3
+    assert (tmp_path / "saved").exists()
+    assert list((tmp_path / "nodes").iterdir()) == []
