@@ -187,7 +187,7 @@ def _covers(budget: Budget) -> Q:
         case BudgetScope.ORGANIZATION:
             return holds
         case BudgetScope.KEY:
-            return holds & Q(key_id__in=_keys_of(budget))
+            return holds & Q(key_id__in=_keys_of(budget).values("pk"))
         case BudgetScope.MEMBER:
             return holds & Q(member_id=budget.target)
         case _:
@@ -196,9 +196,9 @@ def _covers(budget: Budget) -> Q:
 
 
 def _keys_of(budget: Budget) -> QuerySet[ApiKey]:
-    """Return the ids of the key that the budget names and of those that replaced it."""
+    """Return the key that the budget names and those that replaced it."""
     keys = ApiKey.objects.filter(organization_id=budget.organization_id)
-    return keys.filter(Q(pk=budget.target) | Q(first_key=budget.target)).values("pk")
+    return keys.filter(Q(pk=budget.target) | Q(first_key=budget.target))
 
 
 def _spent_so_far(budget: Budget, month: datetime.date) -> int:
@@ -211,7 +211,7 @@ def _spent_so_far(budget: Budget, month: datetime.date) -> int:
     keys = ApiKey.objects.filter(organization_id=budget.organization_id)
     match budget.scope:
         case BudgetScope.KEY:
-            series = series.filter(key_id__in=_keys_of(budget))
+            series = series.filter(key_id__in=_keys_of(budget).values("pk"))
         case BudgetScope.MEMBER:
             series = series.filter(key_id__in=keys.filter(created_by_id=budget.target).values("pk"))
         case BudgetScope.LABEL:
