@@ -17,7 +17,7 @@ from apps.accounts.models import Invitation, Membership, Organization, User
 from apps.accounts.notices.events import announce
 from apps.accounts.notices.notifications import MANAGERS
 from apps.accounts.operations import known_role, lock_members, require_grantable
-from apps.accounts.queries import get_invitation
+from apps.accounts.queries import KeyIdentity, get_invitation
 from apps.accounts.roles import Permission, has_permission
 from apps.core import audit
 from apps.core.database.locks import lock
@@ -53,16 +53,18 @@ def invite_member(
     by: User,
     now: datetime.datetime,
     only_for_address: bool | None = None,
+    identity: KeyIdentity | None = None,
 ) -> Invitation:
     """Mail a link that makes its reader a member, replacing an open invitation of the same address.
 
     An organization mails an address once a day: within that day its invitation is changed instead, and its link stays
     the same.
     With `only_for_address`, the reader's account must have that address, verified; by default this applies to roles
-    that manage members. Raises InvalidState, PermissionDenied, TooManyInvitations, InvalidValue.
+    that manage members. `identity` is the key that asks, if one does. Raises InvalidState, PermissionDenied,
+    TooManyInvitations, InvalidValue.
     """
     acting = lock_members(organization, by)
-    require_grantable(acting, known_role(role))
+    require_grantable(acting, known_role(role), identity=identity)
     email = email.strip().lower()
     if Membership.objects.for_organization(organization).filter(user__email=email).exists():
         raise InvalidState(f"{email} is already a member.", param="email", code="already_member")

@@ -345,10 +345,17 @@ class ApiKey(OrganizationModel):
     )
     tokens_per_minute = models.PositiveIntegerField(null=True)
     concurrent_requests = models.PositiveIntegerField(null=True)
+    made_with = models.CharField(
+        max_length=64, blank=True, db_default="", help_text="The key that made this one, and is revoked with it."
+    )
+    first_key = models.CharField(
+        max_length=64, blank=True, db_default="", help_text="Of a rotated key: the first, whose budget it shares."
+    )
 
     objects: ClassVar[Any] = ApiKeyQuerySet.as_manager()
 
     class Meta:
+        indexes = [models.Index(fields=["made_with"]), models.Index(fields=["first_key"])]
         constraints = [
             models.CheckConstraint(
                 name="api_key_revoked_pair",

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 
 from django.db import IntegrityError, transaction
 from django.db.models import Q
+from django.db.models.expressions import RawSQL
 from django.utils.text import slugify
 
 from apps.accounts.login import api_keys, browser_tokens
@@ -16,6 +17,7 @@ from apps.accounts.queries import (
     KeyLimits,
     find_membership,
     get_key,
+    get_key_limits,
     get_membership,
     list_saved_views,
 )
@@ -31,6 +33,13 @@ MAX_MEMBER_TOKENS = 200  # valid at once, of the playground or of one job's judg
 USE_NOTED_EVERY = datetime.timedelta(minutes=1)
 _SLUG_LENGTH = 40
 _SLUG_ATTEMPTS = 8
+# A key, and what was made with it; the key that asks, and what was made with that, stay.
+_MADE_WITH = """
+    WITH RECURSIVE made(id) AS (
+        SELECT %s::varchar
+        UNION SELECT child.id FROM accounts_apikey child JOIN made ON child.made_with = made.id WHERE child.id <> %s
+    ) SELECT id FROM made
+"""
 
 
 @dataclass(frozen=True)
@@ -167,15 +176,21 @@ def delete_view(*, membership: Membership, view_id: str) -> SavedView:
 
 @transaction.atomic
 def change_role(
-    *, organization: Organization, membership_id: str, role: str, by: User, now: datetime.datetime
+    *,
+    organization: Organization,
+    membership_id: str,
+    role: str,
+    by: User,
+    now: datetime.datetime,
+    identity: KeyIdentity | None = None,
 ) -> Membership:
     """Give a member another role, and close the invitations the member may no longer send.
 
-    Raises PermissionDenied, InvalidState, NotFound, InvalidValue.
+    `identity` is the key that asks, if one does. Raises PermissionDenied, InvalidState, NotFound, InvalidValue.
     """
     acting = lock_members(organization, by)
     membership = get_membership(organization=organization, id=membership_id)
-    require_grantable(acting, known_role(role), membership.role)
+    require_grantable(acting, known_role(role), membership.role, identity=identity)
     if membership.role == Owner.name and role != Owner.name:
         _require_another_owner(membership)
     before, membership.role = membership.role, role
@@ -189,15 +204,22 @@ def change_role(
 
 
 @transaction.atomic
-def remove_member(*, organization: Organization, membership_id: str, by: User, now: datetime.datetime) -> None:
+def remove_member(
+    *,
+    organization: Organization,
+    membership_id: str,
+    by: User,
+    now: datetime.datetime,
+    identity: KeyIdentity | None = None,
+) -> None:
     """End a membership, revoke the member's keys, and close the invitations the member sent or could use.
 
-    Any member may leave; removing others needs the right to manage members.
+    Any member may leave; removing others needs the right to manage members, as does the key that asks, `identity`.
     """
     acting = lock_members(organization, by)
     membership = get_membership(organization=organization, id=membership_id)
-    if membership.user_id != by.pk:
-        require_grantable(acting, membership.role)
+    if identity or membership.user_id != by.pk:
+        require_grantable(acting, membership.role, identity=identity)
     if membership.role == Owner.name:
         _require_another_owner(membership)
     kept = ApiKey.objects.for_organization(organization).filter(created_by=membership.user_id, revoked_at=None)
@@ -240,16 +262,19 @@ def _grantable_roles(role: str) -> frozenset[str]:
     return frozenset(name for name, each in ROLES.items() if each.permissions <= ROLES[role].permissions)
 
 
-def require_grantable(acting: Membership, *roles: str) -> None:
-    """Raise PermissionDenied unless the member may manage all these roles.
+def require_grantable(acting: Membership, *roles: str, identity: KeyIdentity | None = None) -> None:
+    """Raise PermissionDenied unless the member, and the key that asks for them, may manage all these roles.
 
-    A member manages only roles with no more permissions than their own: an admin cannot make or remove an owner.
+    Both manage only roles with no more permissions than their own: an admin cannot make or remove an owner.
     """
     if not has_permission(acting.role, Permission.MEMBER_MANAGE):
         raise PermissionDenied(f"Your role, {acting.role}, does not allow managing members.")
     for role in roles:
         if not ROLES[role].permissions <= ROLES[acting.role].permissions:
             raise PermissionDenied(f"Only an owner may do this to an {role}." if role == Owner.name else "Not allowed.")
+        if identity and (missing := sorted(ROLES[role].permissions - identity.scopes)):
+            text = f"This API key lacks {', '.join(missing)}, so it cannot give, change or remove the role {role}."
+            raise PermissionDenied(text, param="role")
 
 
 def _require_another_owner(membership: Membership) -> None:
@@ -279,12 +304,16 @@ def issue_key(
     expires_at: datetime.datetime | None,
     now: datetime.datetime,
     limits: KeyLimits = NO_LIMITS,
+    identity: KeyIdentity | None = None,
 ) -> IssuedKey:
-    """Create an API key that may do at most what its maker may.
+    """Create an API key that may do at most what its maker may, and the key that asks for it: `identity`.
 
-    Raises InvalidValue, PermissionDenied, and InvalidState above MAX_KEYS.
+    Limits that are left out are those of that key. Raises InvalidValue, PermissionDenied, and InvalidState above
+    MAX_KEYS.
     """
     _require_scopes(organization, frozenset(scopes), by)
+    if identity:
+        limits = _within(identity, scopes, expires_at, limits)
     if expires_at is not None and expires_at <= now:
         raise InvalidValue("This key would expire immediately. Choose a later date.", param="expires_at")
     active = ApiKey.objects.for_organization(organization).usable(now=now).filter(kind=KeyKind.SECRET)
@@ -293,7 +322,7 @@ def issue_key(
     issued = _issue(
         api_keys.new_secret(api_keys.LIVE_PREFIX), organization=organization, kind=KeyKind.SECRET,
         name=_clean_name(name), scopes=sorted(scopes), created_by=by, created_at=now, expires_at=expires_at,
-        **asdict(limits),
+        made_with=identity.key_id if identity else "", **asdict(limits),
     )  # fmt: skip
     audit.record(
         organization=organization, by=by.pk, action="key.create", target=issued.key.pk,
@@ -302,38 +331,58 @@ def issue_key(
     return issued
 
 
-def require_within(*, identity: KeyIdentity, scopes: frozenset[str], expires_at: datetime.datetime | None) -> None:
-    """Raise PermissionDenied unless a new key would do no more, and live no longer, than the key that makes it."""
+def _within(
+    identity: KeyIdentity, scopes: frozenset[str], expires_at: datetime.datetime | None, limits: KeyLimits
+) -> KeyLimits:
+    """Return the limits of a new key. Raise PermissionDenied if it would do more, or live longer, than its maker."""
     if missing := sorted(scopes - identity.scopes):
         text = f"This API key lacks {', '.join(missing)}, so a key that it makes must do without. Leave them out."
         raise PermissionDenied(text, param="scopes")
     if identity.expires_at is not None and (expires_at is None or expires_at > identity.expires_at):
         text = f"A key must expire with the key that makes it: send at most {int(identity.expires_at.timestamp())}."
         raise PermissionDenied(text, param="expires_at")
+    asked = asdict(limits)
+    for name, most in asdict(get_key_limits(key_id=identity.key_id)).items():
+        if most is not None and (asked[name] or most) > most:
+            raise PermissionDenied(f"This API key has at most {most} here, and so has a key that it makes.", param=name)
+        asked[name] = asked[name] or most
+    return KeyLimits(**asked)
 
 
 @transaction.atomic
 def rotate_key(
-    *, organization: Organization, key_id: str, overlap: datetime.timedelta, by: User, now: datetime.datetime
+    *,
+    organization: Organization,
+    key_id: str,
+    overlap: datetime.timedelta,
+    by: User,
+    now: datetime.datetime,
+    identity: KeyIdentity | None = None,
 ) -> IssuedKey:
     """Create a key like this one, and end this one after the overlap. Both work until then.
 
-    Name, scopes, limits and labels stay; the new key expires when the old one was to. Only the key's maker may rotate
-    it, because the new key acts in their name. Raises NotFound, PermissionDenied, InvalidState, InvalidValue.
+    Name, scopes and limits stay; the new key expires when the old one was to. Only the key's maker may rotate it,
+    because the new key acts in their name, and `identity`, the key that asks, rotates only a key that may do no more.
+    Raises NotFound, PermissionDenied, InvalidState, InvalidValue.
     """
     key = get_key(organization=organization, id=key_id)
     if key.created_by_id != by.pk:
         raise PermissionDenied("Only the maker of a key may rotate it. Create a key of your own, or revoke this one.")
-    rows = ApiKey.objects.for_organization(organization).usable(now=now)
-    if not rows.select_for_update(of=("self",)).filter(pk=key.pk).exists():
+    key.refresh_from_db(from_queryset=ApiKey.objects.for_organization(organization).select_for_update())
+    if key.status(now=now) != "active":
         raise InvalidState(f"The key is {key.status(now=now)}. Create another one.", code="key_not_active")
     if not datetime.timedelta(0) <= overlap <= MAX_OVERLAP:
         text = f"The overlap must be from 0 to {MAX_OVERLAP.days * 24} hours."
         raise InvalidValue(text, param="overlap_hours")
+    limits = KeyLimits(key.requests_per_minute, key.tokens_per_minute, key.concurrent_requests)
     issued = issue_key(
         organization=organization, name=key.name, scopes=frozenset(key.scopes), by=by, expires_at=key.expires_at,
-        limits=KeyLimits(key.requests_per_minute, key.tokens_per_minute, key.concurrent_requests), now=now,
+        limits=limits, now=now, identity=identity,
     )  # fmt: skip
+    if limits != get_key_limits(key_id=issued.key.pk):
+        raise PermissionDenied("This API key has lower limits than that one, so it may not rotate it.")
+    issued.key.first_key = key.first_key or key.pk
+    issued.key.save(update_fields=["first_key"])
     ends_at = min(now + overlap, key.expires_at or now + overlap)
     ApiKey.objects.filter(pk=key.pk).update(expires_at=ends_at)
     audit.record(
@@ -393,18 +442,28 @@ def _require_role(membership: Membership, scopes: frozenset[str]) -> None:
 
 
 @transaction.atomic
-def revoke_key(*, organization: Organization, key_id: str, by: User, now: datetime.datetime) -> ApiKey:
-    """Revoke a key; one already revoked stays as it is. Members revoke their own keys, admins all.
+def revoke_key(
+    *, organization: Organization, key_id: str, by: User, now: datetime.datetime, identity: KeyIdentity | None = None
+) -> ApiKey:
+    """Revoke a key and those that were made or rotated with it; one already revoked stays as it is.
 
-    Raises NotFound, PermissionDenied.
+    Members revoke their own keys, admins all. The key that asks, `identity`, needs the scopes for that, and stays
+    unless it is the one to revoke: a program may so end the key that its own one replaced. Raises NotFound,
+    PermissionDenied.
     """
     key = get_key(organization=organization, id=key_id)
     membership = find_membership(organization=organization, user=by)
     may_manage_all = membership and has_permission(membership.role, Permission.MEMBER_MANAGE)
     if key.created_by_id != by.pk and not may_manage_all:
         raise PermissionDenied("Only an owner or admin may revoke another member's key.")
-    if ApiKey.objects.filter(pk=key.pk, revoked_at=None).update(revoked_at=now, revoked_by=by):
-        audit.record(organization=organization, by=by.pk, action="key.revoke", target=key.pk)
+    if identity and key.pk != identity.key_id:
+        needed = set(key.scopes) if key.created_by_id == by.pk else {Permission.MEMBER_MANAGE.value}
+        if missing := sorted(needed - identity.scopes):
+            raise PermissionDenied(f"This API key lacks {', '.join(missing)}, so it cannot revoke that key.")
+    made = RawSQL(_MADE_WITH, [key.pk, identity.key_id if identity else ""])  # noqa: S611 - a constant
+    rows = ApiKey.objects.for_organization(organization).filter(pk__in=made, revoked_at=None)
+    if revoked := rows.update(revoked_at=now, revoked_by=by):
+        audit.record(organization=organization, by=by.pk, action="key.revoke", target=key.pk, keys_revoked=revoked)
     key.refresh_from_db()
     return key
 

@@ -17,6 +17,7 @@ from apps.accounts.models import ApiKey, Organization, User, key_of
 from apps.accounts.notices.events import announce
 from apps.accounts.notices.notifications import MANAGERS
 from apps.accounts.operations import IssuedKey
+from apps.accounts.queries import KeyIdentity, KeyLimits
 from apps.billing.ledger import lock_wallet
 from apps.billing.models import (
     Budget,
@@ -33,7 +34,7 @@ from apps.billing.models import (
 from apps.core import audit
 from apps.core.audit import require_transaction
 from apps.core.database.clock import db_now
-from apps.core.errors import InvalidState, InvalidValue, NotFound, QuotaExceeded
+from apps.core.errors import InvalidState, InvalidValue, NotFound, PermissionDenied, QuotaExceeded
 from apps.core.messages import outbox
 from apps.core.money import dollars
 
@@ -61,6 +62,7 @@ class Attribution:
         return (
             Q(scope=BudgetScope.ORGANIZATION)
             | Q(scope=BudgetScope.KEY, target=self.key_id or None)
+            | Q(scope=BudgetScope.KEY, target__in=ApiKey.objects.filter(pk=self.key_id).values("first_key"))
             | Q(scope=BudgetScope.MEMBER, target=self.member_id or None)
             | Q(scope=BudgetScope.LABEL, target__in=labels)
         )
@@ -185,12 +187,18 @@ def _covers(budget: Budget) -> Q:
         case BudgetScope.ORGANIZATION:
             return holds
         case BudgetScope.KEY:
-            return holds & Q(key_id=budget.target)
+            return holds & Q(key_id__in=_keys_of(budget).values("pk"))
         case BudgetScope.MEMBER:
             return holds & Q(member_id=budget.target)
         case _:
             name, _, value = budget.target.partition("=")
             return holds & Q(labels__contains={name: value})
+
+
+def _keys_of(budget: Budget) -> QuerySet[ApiKey]:
+    """Return the key that the budget names and those that replaced it."""
+    keys = ApiKey.objects.filter(organization_id=budget.organization_id)
+    return keys.filter(Q(pk=budget.target) | Q(first_key=budget.target))
 
 
 def _spent_so_far(budget: Budget, month: datetime.date) -> int:
@@ -203,7 +211,7 @@ def _spent_so_far(budget: Budget, month: datetime.date) -> int:
     keys = ApiKey.objects.filter(organization_id=budget.organization_id)
     match budget.scope:
         case BudgetScope.KEY:
-            series = series.filter(key_id=budget.target)
+            series = series.filter(key_id__in=_keys_of(budget).values("pk"))
         case BudgetScope.MEMBER:
             series = series.filter(key_id__in=keys.filter(created_by_id=budget.target).values("pk"))
         case BudgetScope.LABEL:
@@ -293,10 +301,13 @@ def set_budget(
 ) -> Budget:
     """Set the monthly limit of a scope, replacing its previous limit. Spending earlier in the month counts.
 
+    The budget of a rotated key names the first key, and covers all that replaced it.
     Raises InvalidValue naming the field, and InvalidState above MAX_BUDGETS.
     """
     organization_id = key_of(organization)
     _check(organization_id, scope, target, limit_nano, mode, thresholds)
+    if scope == BudgetScope.KEY:
+        target = ApiKey.objects.values_list("first_key", flat=True).get(pk=target) or target
     lock_wallet(organization=organization_id)
     budget = _active(organization_id).filter(scope=scope, target=target).first()
     values = {"limit_nano": limit_nano, "mode": mode, "thresholds": sorted(set(thresholds))}
@@ -354,21 +365,62 @@ def end_budget(*, organization: Organization | str, budget_id: str, by: str, now
 
 
 @transaction.atomic
-def rotate_key(
-    *, organization: Organization, key_id: str, overlap: datetime.timedelta, by: User, now: datetime.datetime
+def issue_key(
+    *,
+    organization: Organization,
+    name: str,
+    scopes: frozenset[str],
+    by: User,
+    expires_at: datetime.datetime | None,
+    limits: KeyLimits,
+    now: datetime.datetime,
+    identity: KeyIdentity,
 ) -> IssuedKey:
-    """Rotate a key as `apps.accounts.operations.rotate_key` does; the new key keeps its labels and its budget."""
-    issued = operations.rotate_key(organization=organization, key_id=key_id, overlap=overlap, by=by, now=now)
+    """Create a key with another one as `apps.accounts.operations.issue_key` does; the new key has its labels.
+
+    Raises PermissionDenied as well if the key that asks has a budget of its own.
+    """
+    issued = operations.issue_key(
+        organization=organization, name=name, scopes=scopes, by=by, expires_at=expires_at, limits=limits, now=now,
+        identity=identity,
+    )  # fmt: skip
+    return _with_labels(organization, issued, identity.key_id, identity)
+
+
+@transaction.atomic
+def rotate_key(
+    *,
+    organization: Organization,
+    key_id: str,
+    overlap: datetime.timedelta,
+    by: User,
+    now: datetime.datetime,
+    identity: KeyIdentity,
+) -> IssuedKey:
+    """Rotate a key as `apps.accounts.operations.rotate_key` does; the new key keeps its labels and its budget.
+
+    Raises PermissionDenied as well if the key that asks has a budget that does not cover the other key.
+    """
+    issued = operations.rotate_key(
+        organization=organization, key_id=key_id, overlap=overlap, by=by, now=now, identity=identity
+    )
+    return _with_labels(organization, issued, key_id, identity)
+
+
+def _with_labels(organization: Organization, issued: IssuedKey, key_id: str, identity: KeyIdentity) -> IssuedKey:
+    """Copy the labels of a key to a new one, which no budget of the key that asks may leave uncovered."""
     labels = KeyLabel.objects.for_organization(organization).filter(key_id=key_id)
     KeyLabel.objects.bulk_create(
         KeyLabel(organization=organization, key_id=issued.key.pk, name=each.name, value=each.value) for each in labels
     )
-    budget = _active(organization).filter(scope=BudgetScope.KEY, target=key_id).first()
-    if budget is not None:
-        set_budget(
-            organization=organization, scope=budget.scope, target=issued.key.pk, limit_nano=budget.limit_nano,
-            mode=budget.mode, thresholds=tuple(budget.thresholds), by=by.pk, now=now,
-        )  # fmt: skip
+    own, new = (
+        set(_active(organization).filter(attribution_of_key(organization=organization, key_id=each).targets()))
+        for each in (identity.key_id, issued.key.pk)
+    )
+    if own - new:
+        raise PermissionDenied(
+            "This API key has a budget that would not cover the new key. Use an API key without a budget of its own."
+        )
     return issued
 
 

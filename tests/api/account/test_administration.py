@@ -4,15 +4,19 @@ import datetime
 
 import pytest
 
-from apps.accounts.models import ApiKey, Invitation, NotificationKind
-from apps.accounts.notices.notifications import notify
+from apps.accounts import operations
+from apps.accounts.models import ApiKey, Invitation, Membership
+from apps.accounts.notices.events import announce
 from apps.accounts.operations import issue_key
-from apps.accounts.roles import SCOPES
-from apps.billing.budgets import list_key_labels, set_key_labels
-from apps.billing.models import TrafficHour
+from apps.accounts.queries import KeyLimits
+from apps.accounts.roles import SCOPES, Member
+from apps.billing.budgets import BudgetExceeded, attribution_of_key, list_key_labels, set_budget, set_key_labels
+from apps.billing.models import Budget, TrafficHour
+from apps.billing.usage.slices import lease_slice
 from apps.core.database.clock import db_now
 from apps.core.models import AuditEntry
 from tests.factories.accounts import make_key, make_member
+from tests.factories.money import USD, give_credit, spend
 
 HOUR = datetime.timedelta(hours=1)
 
@@ -60,7 +64,87 @@ def test_a_key_makes_no_key_that_can_do_more_or_lives_longer(api_client, organiz
         403, "scopes",
     )  # fmt: skip
     assert refused("/api/v1/keys", {"name": "a", "scopes": ["view"]}) == (403, "expires_at")
+    assert refused("/api/v1/keys", {"name": "a", "scopes": ["view"], "expires_at": 0}) == (400, "expires_at")
     assert refused(f"/api/v1/keys/{wide.key.pk}/rotate", {}) == (403, "scopes")
+
+
+def test_a_key_hands_on_its_limits_and_labels(api_client, organization, alice):
+    limited = make_key(organization, alice, limits=KeyLimits(requests_per_minute=5))
+    free = make_key(organization, alice)
+    set_key_labels(organization=organization, key_id=limited.key.pk, labels={"team": "search"}, by="user_1")
+    client, wish = api_client(limited), {"name": "a", "scopes": ["view"]}
+
+    more = client.post("/api/v1/keys", {**wish, "requests_per_minute": 6}, format="json")
+    assert (more.status_code, more.json()["error"]["param"]) == (403, "requests_per_minute")
+    made = client.post("/api/v1/keys", {**wish, "tokens_per_minute": 9}, format="json").json()
+    assert (made["requests_per_minute"], made["tokens_per_minute"]) == (5, 9)
+    assert (made["id"], "team=search") in list_key_labels(organization=organization)
+    assert client.post(f"/api/v1/keys/{free.key.pk}/rotate", {}, format="json").status_code == 403
+
+
+def test_a_key_cannot_leave_its_budget(api_client, organization, alice):
+    give_credit(organization)
+    mine, other = make_key(organization, alice), make_key(organization, alice)
+    budget = set_budget(
+        organization=organization, scope="key", target=mine.key.pk, limit_nano=10 * USD, mode="block", by=alice.pk,
+        now=db_now(),
+    )  # fmt: skip
+    client = api_client(mine)
+
+    made = client.post("/api/v1/keys", {"name": "a", "scopes": ["view"]}, format="json")
+    assert made.status_code == 403 and "budget" in made.json()["error"]["message"]
+    assert client.post(f"/api/v1/keys/{other.key.pk}/rotate", {}, format="json").status_code == 403
+    assert ApiKey.objects.count() == 2
+
+    new = client.post(f"/api/v1/keys/{mine.key.pk}/rotate", {}, format="json").json()
+    newest = api_client(new["secret"]).post(f"/api/v1/keys/{new['id']}/rotate", {}, format="json").json()
+    for number, key_id in enumerate((mine.key.pk, new["id"], newest["id"])):
+        whose = attribution_of_key(organization=organization, key_id=key_id)
+        spend(organization, 3 * USD, f"ftjob-{number}", attribution=whose)
+    with pytest.raises(BudgetExceeded):
+        lease_slice(organization=organization, required_nano=2 * USD, by="gateway_1", key_id=mine.key.pk)
+    lease_slice(organization=organization, required_nano=USD, by="gateway_1", key_id=newest["id"])
+    with pytest.raises(BudgetExceeded):
+        lease_slice(organization=organization, required_nano=1, by="gateway_1", key_id=new["id"])
+    assert api_client(newest["secret"]).get("/api/v1/budgets").json()["data"][0]["spent_usd"] == "9"
+
+    again = set_budget(
+        organization=organization, scope="key", target=newest["id"], limit_nano=USD, mode="block", by="user_1",
+        now=db_now(),
+    )  # fmt: skip
+    assert again.pk == budget.pk and Budget.objects.count() == 1
+
+
+def test_a_key_is_revoked_with_what_was_made_with_it(api_client, organization, alice):
+    top = make_key(organization, alice)
+
+    def made_with(secret: str) -> dict:
+        wish = {"name": "a", "scopes": ["view", "key.manage"]}
+        return api_client(secret).post("/api/v1/keys", wish, format="json").json()
+
+    child = made_with(top.secret)
+    grandchild = made_with(child["secret"])
+    new = api_client(top).post(f"/api/v1/keys/{top.key.pk}/rotate", {}, format="json").json()
+    of_new = made_with(new["secret"])
+
+    assert api_client(new["secret"]).delete(f"/api/v1/keys/{top.key.pk}").json()["status"] == "revoked"
+
+    alive = set(ApiKey.objects.filter(revoked_at=None).values_list("pk", flat=True))
+    assert alive == {new["id"], of_new["id"]} and grandchild["id"] not in alive
+    operations.revoke_key(organization=organization, key_id=new["id"], by=alice, now=db_now())
+    assert not ApiKey.objects.filter(revoked_at=None).exists()
+
+
+def test_a_key_revokes_only_keys_within_its_scopes(api_client, organization, alice, bob):
+    narrow = make_key(organization, alice, scopes=frozenset({"key.manage", "view"}))
+    manager = make_key(organization, alice, scopes=frozenset({"key.manage", "member.manage"}))
+    theirs, wide = make_key(organization, bob, scopes=frozenset({"view"})), make_key(organization, alice)
+
+    def status(with_key, other) -> int:
+        return api_client(with_key).delete(f"/api/v1/keys/{other.key.pk}").status_code
+
+    assert [status(narrow, theirs), status(narrow, wide), status(manager, wide)] == [403, 403, 403]
+    assert [status(manager, theirs), status(wide, manager), status(narrow, narrow)] == [200, 200, 200]
 
 
 def test_only_the_maker_of_a_key_rotates_it(api_client, organization, alice):
@@ -95,6 +179,24 @@ def test_members_and_invitations_follow_the_role_of_the_maker(api_client, key, o
     )
     assert api_client(key).delete(f"/api/v1/members/{mine['id']}").json()["deleted"]
     assert admin.get("/api/v1/me").status_code == 401
+
+
+def test_a_key_manages_only_roles_within_its_scopes(api_client, organization, alice, ann, bob):
+    scopes = frozenset({"view", "member.manage", *Member.permissions})
+    client = api_client(make_key(organization, alice, scopes=scopes))
+    ids = dict(Membership.objects.values_list("user_id", "pk"))
+
+    def changed(user, role: str) -> int:
+        return client.post(f"/api/v1/members/{ids[user.pk]}", {"role": role}, format="json").status_code
+
+    def invited(role: str) -> int:
+        body = {"email": f"{role}@example.com", "role": role}
+        return client.post("/api/v1/invitations", body, format="json").status_code
+
+    assert [changed(bob, "owner"), changed(bob, "admin"), changed(ann, "viewer"), invited("owner")] == [403] * 4
+    assert [client.delete(f"/api/v1/members/{ids[user.pk]}").status_code for user in (alice, ann)] == [403, 403]
+    assert [changed(bob, "viewer"), invited("member")] == [200, 200]
+    assert client.delete(f"/api/v1/members/{ids[bob.pk]}").status_code == 200
 
 
 def test_budgets_are_set_and_ended(api_client, key):
@@ -150,9 +252,9 @@ def test_limits_say_what_is_used_and_left(api_client, key, organization):
 def test_notifications_are_those_of_the_maker(api_client, key, organization, alice):
     bob = make_member(organization, "member")
     for person in (alice, bob):
-        notify(
-            organization=organization, kind=NotificationKind.JOB, title=lambda: "It ended", path="/jobs",
-            key=person.pk, users=[person.pk],
+        announce(
+            organization=organization, type="fine_tuning.job.succeeded", subject="ftjob-1", title=lambda: "It ended",
+            path="/jobs", key=person.pk, users=[person.pk],
         )  # fmt: skip
     client = api_client(key)
 
@@ -160,6 +262,7 @@ def test_notifications_are_those_of_the_maker(api_client, key, organization, ali
     assert len(unread) == 1
     assert client.post("/api/v1/notifications", {"notification": unread[0]["id"]}, format="json").json()["marked"] == 1
     assert client.get("/api/v1/notifications?is_read=false&kind=job").json()["data"] == []
+    assert client.get("/api/v1/notifications?kind=webhook").json()["data"] == []
 
 
 def test_an_answer_that_the_client_has_is_not_sent_again(api_client, key, organization, alice):

@@ -94,7 +94,7 @@ def test_a_key_does_no_more_than_its_maker(organization: Organization, vera: Use
         )
 
 
-@pytest.mark.parametrize("scopes", [set(), {"member.manage"}, {"everything"}])
+@pytest.mark.parametrize("scopes", [set(), {"everything"}])
 def test_a_key_has_known_scopes_only(scopes: set[str], organization: Organization, alice: User) -> None:
     with pytest.raises(InvalidValue):
         issue_key(

@@ -11,10 +11,10 @@ from rest_framework.request import Request
 
 from apps.accounts import operations, queries
 from apps.accounts.models import ApiKey
-from apps.accounts.operations import IssuedKey, require_within
+from apps.accounts.operations import IssuedKey
 from apps.accounts.queries import KeyLimits
 from apps.accounts.roles import SCOPES, Permission
-from apps.billing.budgets import rotate_key
+from apps.billing.budgets import issue_key, rotate_key
 from apps.core.database.clock import db_now
 from apps.interfaces.api.requests.pagination import ListObject, SearchQuery, page, with_words_of
 from apps.interfaces.api.views import ApiView
@@ -32,7 +32,10 @@ class KeysQuery(SearchQuery):
 
 
 class CreateKey(msgspec.Struct, forbid_unknown_fields=True):
-    """`expires_at` is in Unix seconds. The new key may do no more, and live no longer, than the one that makes it."""
+    """`expires_at` is in Unix seconds. The new key may do no more, and live no longer, than the one that makes it.
+
+    Limits that you leave out, and the labels, are those of the key that makes it.
+    """
 
     name: Annotated[str, Meta(min_length=1, max_length=80)]
     scopes: Annotated[list[Permission], Meta(min_length=1, max_length=len(SCOPES))]
@@ -85,18 +88,21 @@ class KeyList(ApiView):
         return page(query, with_words_of(query, rows, fields=fields), lambda key: _key_object(key, now))
 
     def post(self, request: Request, body: CreateKey) -> IssuedKeyObject:
-        """Create a key in the name of this key's maker. Its secret is in this answer only."""
-        expires_at = datetime.datetime.fromtimestamp(body.expires_at, datetime.UTC) if body.expires_at else None
-        scopes, now = frozenset(scope.value for scope in body.scopes), db_now()
-        require_within(identity=self.identity, scopes=scopes, expires_at=expires_at)
-        issued = operations.issue_key(
+        """Create a key in the name of this key's maker. Its secret is in this answer only.
+
+        A key with a budget of its own cannot create keys.
+        """
+        seconds, now = body.expires_at, db_now()
+        expires_at = None if seconds is None else datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+        issued = issue_key(
             organization=self.organization,
             name=body.name,
-            scopes=scopes,
+            scopes=frozenset(scope.value for scope in body.scopes),
             by=self.maker,
             expires_at=expires_at,
             limits=KeyLimits(body.requests_per_minute, body.tokens_per_minute, body.concurrent_requests),
             now=now,
+            identity=self.identity,
         )
         return _issued_object(issued, now)
 
@@ -109,9 +115,15 @@ class KeyDetail(ApiView):
         return _key_object(queries.get_key(organization=self.organization, id=key_id), db_now())
 
     def delete(self, request: Request, key_id: str) -> ApiKeyObject:
-        """Revoke a key. It never works again, and stays in the list."""
+        """Revoke a key. It never works again, and stays in the list.
+
+        The keys that were created or rotated with it are revoked as well, except the key that you call with. To revoke
+        another key of the same maker, your key needs all its scopes. For keys of others it needs `member.manage`.
+        """
         now = db_now()
-        revoked = operations.revoke_key(organization=self.organization, key_id=key_id, by=self.maker, now=now)
+        revoked = operations.revoke_key(
+            organization=self.organization, key_id=key_id, by=self.maker, now=now, identity=self.identity
+        )
         return _key_object(revoked, now)
 
 
@@ -122,17 +134,16 @@ class KeyRotation(ApiView):
     def post(self, request: Request, key_id: str, body: RotateKey) -> IssuedKeyObject:
         """Replace a key by a new one with the same scopes, limits, labels and budget. Both work for `overlap_hours`.
 
-        Only the maker of a key may rotate it.
+        Only the maker of a key may rotate it, with that key or one that may do at least as much.
         """
         now = db_now()
-        key = queries.get_key(organization=self.organization, id=key_id)
-        require_within(identity=self.identity, scopes=frozenset(key.scopes), expires_at=key.expires_at)
         issued = rotate_key(
             organization=self.organization,
             key_id=key_id,
             overlap=datetime.timedelta(hours=body.overlap_hours),
             by=self.maker,
             now=now,
+            identity=self.identity,
         )
         return _issued_object(issued, now)
 

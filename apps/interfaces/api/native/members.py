@@ -63,16 +63,29 @@ class MemberDetail(ApiView):
         return _member_object(queries.get_membership(organization=self.organization, id=membership_id))
 
     def post(self, request: Request, membership_id: str, body: ChangeRole) -> MemberObject:
-        """Give a member another role, as far as the role of this key's maker allows."""
+        """Give a member another role.
+
+        Your key needs the permissions of both roles as scopes, and its maker a role that has them. The same applies to
+        removing members and to invitations.
+        """
         changed = operations.change_role(
-            organization=self.organization, membership_id=membership_id, role=body.role, by=self.maker, now=db_now()
+            organization=self.organization,
+            membership_id=membership_id,
+            role=body.role,
+            by=self.maker,
+            now=db_now(),
+            identity=self.identity,
         )
         return _member_object(changed)
 
     def delete(self, request: Request, membership_id: str) -> DeletedMember:
         """Remove a member. The API keys and open invitations of this member stop working."""
         operations.remove_member(
-            organization=self.organization, membership_id=membership_id, by=self.maker, now=db_now()
+            organization=self.organization,
+            membership_id=membership_id,
+            by=self.maker,
+            now=db_now(),
+            identity=self.identity,
         )
         return {"id": membership_id, "object": "member", "deleted": True}
 
@@ -131,6 +144,7 @@ class InvitationList(ApiView):
             only_for_address=body.only_for_address,
             by=self.maker,
             now=db_now(),
+            identity=self.identity,
         )
         return _invitation_object(invited)
 
@@ -159,7 +173,7 @@ def _invitation_object(invitation: Invitation) -> InvitationObject:
 
 
 class NotificationsQuery(PageQuery):
-    kind: Literal["job", "balance", "budget", "invoice", "credit", "member"] | None = None
+    kind: Literal["job", "balance", "budget", "invoice", "credit", "member", "webhook"] | None = None
     is_read: bool | None = None
 
 

@@ -60,7 +60,10 @@ class QuotaList(ApiView):
 
 
 class SetBudget(msgspec.Struct, forbid_unknown_fields=True):
-    """`target` is a label as name=value, the id of a key, or that of a member's user; empty for the organization."""
+    """`target` is a label as name=value, the id of a key, or that of a member's user; empty for the organization.
+
+    The budget of a key also covers the keys that replace it by rotation, and its `target` is the first of them.
+    """
 
     limit_usd: Annotated[str, Meta(max_length=30, examples=["250.00"])] | float
     scope: Literal["organization", "label", "key", "member"] = "organization"

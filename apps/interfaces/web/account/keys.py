@@ -155,7 +155,10 @@ _REVOKE = ConfirmedAction[OrganizationRequest](
     parameter="key",
     verb=later("Revoke"),
     nouns=(later("API key"), later("API keys")),
-    warning=later("A revoked key never works again. Create a new key for the programs that need one."),
+    warning=later(
+        "A revoked key never works again, and neither do the keys that were made or rotated with it. "
+        "Create a new key for the programs that need one."
+    ),
     done=later("Revoked"),
     list_url_name="web:key_list",
     list_title=later("API keys"),
