@@ -267,6 +267,9 @@ class WebhookDelivery(OrganizationModel):
         indexes = [
             models.Index(fields=["endpoint", "-id"], name="webhook_delivery_newest"),
             models.Index(fields=["created_at"], name="webhook_delivery_age"),
+            models.Index(
+                fields=["endpoint"], name="webhook_delivery_pending", condition=models.Q(status=DeliveryStatus.PENDING)
+            ),
         ]
 
 

@@ -149,13 +149,11 @@ def _wishes(base_model_id: str, now: datetime.datetime) -> list[AdapterDemand]:
 
 def _named_versions(base_model_id: str) -> set[str]:
     """Return the versions that aliases point at or may roll back to. They count as in use without requests."""
-    rows = Alias.objects.filter(adapter__base_model=base_model_id)
-    return {
-        version_id
-        for row in rows.values_list("version_id", "canary_version_id", "previous_version_id")
-        for version_id in row
-        if version_id
-    }
+    version, *others = (  # an imported alias may roll back to a version of another base model
+        Alias.objects.filter(**{f"{name}__adapter__base_model": base_model_id}).values_list(f"{name}_id", flat=True)
+        for name in ("version", "canary_version", "previous_version")
+    )
+    return set(version.union(*others))
 
 
 def _said(replicas: Iterable[Replica]) -> dict[tuple[str, str], set[str]]:

@@ -20,6 +20,7 @@ from gpu_workers.trainer.children.confinement import confine
 log = logging.getLogger(__name__)
 
 _SECONDS, _CPU_SECONDS = 300.0, 240
+_LEASED_SECONDS = 60.0  # while a run holds its GPUs
 _MAX_BYTES = 8 * 1024**3  # of the process's own data; a rehearsal takes less than one
 
 
@@ -50,10 +51,12 @@ class Rehearser:
         return True
 
 
-def rehearse(request: MemoryRequest, *, should_stop: Callable[[], bool] = lambda: False) -> MemoryReport:
-    """Return the job's memory, traced by a process of its own that lasts at most five minutes. Raises NotRehearsed."""
+def rehearse(
+    request: MemoryRequest, *, should_stop: Callable[[], bool] = lambda: False, seconds: float = _SECONDS
+) -> MemoryReport:
+    """Return the job's memory, traced by a process of its own that lasts at most `seconds`. Raises NotRehearsed."""
     parent = getpid()
-    ends_at, sent = time.monotonic() + _SECONDS, msgspec.json.encode(request)
+    ends_at, sent = time.monotonic() + seconds, msgspec.json.encode(request)
     with subprocess.Popen(
         [sys.executable, "-m", "gpu_workers.rehearsal"],
         cwd=REPOSITORY,
@@ -86,7 +89,7 @@ def with_rehearsal(spec: RunSpec, *, should_stop: Callable[[], bool]) -> RunSpec
     if spec.rehearsed_bytes is not None or spec.rehearsal is None or not list_gpus():
         return spec
     try:
-        found = rehearse(spec.rehearsal, should_stop=should_stop)
+        found = rehearse(spec.rehearsal, should_stop=should_stop, seconds=_LEASED_SECONDS)
     except NotRehearsed as error:
         log.warning("%s was not rehearsed: %s", spec.run_id, error)
         return spec

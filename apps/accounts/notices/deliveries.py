@@ -1,7 +1,8 @@
 """Delivery of events to webhook endpoints: at least once, with the same `webhook-id` at each attempt.
 
 Each attempt is a message of the outbox's lane `webhooks`, which serves organizations in turn. Attempts are repeated
-with growing delays for about a day. An endpoint that only fails is disabled after DISABLED_AFTER, or by an answer 410.
+with growing delays for about a day. An endpoint that only fails is disabled after DISABLED_AFTER, when a delivery has
+failed, or by an answer 410.
 """
 
 import base64
@@ -34,6 +35,7 @@ from apps.core.secrets.sealing import place_of, unseal
 DELAYS_SECONDS = (5, 30, 120, 600, 1_800, 3_600, 10_800, 21_600, 43_200)
 ATTEMPTS = len(DELAYS_SECONDS) + 1
 DISABLED_AFTER = datetime.timedelta(days=5)
+MAX_PENDING = 1_000  # deliveries of an endpoint; further ones fail at once and can be replayed
 TEST_TYPE = "webhook.test"
 _JITTER = 0.2
 _GONE = 410
@@ -52,11 +54,16 @@ def fan_out(*, event_id: str) -> None:
 
 @transaction.atomic
 def queue_delivery(*, endpoint: WebhookEndpoint, event: OrganizationEvent) -> WebhookDelivery:
-    """Return the delivery of an event to an endpoint, queued if it is new."""
+    """Return the delivery of an event to an endpoint, queued if it is new. It has failed if too many are pending."""
+    pending = endpoint.deliveries.filter(status=DeliveryStatus.PENDING)
+    new: dict[str, object] = {"attempts_left": ATTEMPTS}
+    if pending[:MAX_PENDING].count() >= MAX_PENDING:
+        new = {"attempts_left": 0, "status": DeliveryStatus.FAILED, "error": "Too many deliveries were pending."}
     delivery, _ = WebhookDelivery.objects.get_or_create(
-        organization_id=endpoint.organization_id, endpoint=endpoint, event=event, defaults={"attempts_left": ATTEMPTS}
+        organization_id=endpoint.organization_id, endpoint=endpoint, event=event, defaults=new
     )
-    publish_attempt(delivery)
+    if delivery.status == DeliveryStatus.PENDING:
+        publish_attempt(delivery)
     return delivery
 
 
@@ -160,7 +167,7 @@ def _record(delivery: WebhookDelivery, answer: PostAnswer, now: datetime.datetim
     endpoints.filter(failing_since=None).update(failing_since=now)
     if answer.status == _GONE:
         _disable(delivery.endpoint, "It answered 410 Gone.", now)
-    elif endpoints.filter(failing_since__lte=now - DISABLED_AFTER).exists():
+    elif is_last and endpoints.filter(failing_since__lte=now - DISABLED_AFTER).exists():
         _disable(delivery.endpoint, f"Every delivery failed for {DISABLED_AFTER.days} days.", now)
     if not is_last:
         delay = DELAYS_SECONDS[ATTEMPTS - delivery.attempts_left] * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311

@@ -27,7 +27,7 @@ from apps.core.ids import new_id
 from apps.core.secrets.sealing import seal, unseal
 
 MAX_ENDPOINTS = 20
-MAX_PENDING = 100  # deliveries of an endpoint, before tests and replays are refused
+MAX_PENDING = 100  # deliveries of an endpoint, before tests and replays are refused; events have a higher limit
 OVERLAP = datetime.timedelta(hours=24)  # in which the previous secret signs as well
 _SECRET_BYTES = 32
 

@@ -1,12 +1,19 @@
 """Notifications: what happened in an organization, for each member whom it concerns, with an unread mark."""
 
 import datetime
+from typing import Any
 
-from django.db import models
-from django.db.models import F, Window
+from django.db.models import Exists, F, OuterRef, QuerySet, Window
 from django.db.models.functions import RowNumber
 
-from apps.accounts.models import Notification, Organization, OrganizationEvent, User, WebhookDelivery
+from apps.accounts.models import (
+    DeliveryStatus,
+    Notification,
+    Organization,
+    OrganizationEvent,
+    User,
+    WebhookDelivery,
+)
 from apps.accounts.roles import ROLES, Permission, has_permission
 from apps.core.database.tenancy import OrganizationQuerySet
 from apps.core.errors import InvalidValue
@@ -36,17 +43,22 @@ def mark_read(*, organization: Organization, user: User, now: datetime.datetime,
 
 
 def prune(*, now: datetime.datetime) -> int:
-    """Delete events, notifications and deliveries that are too old or too many; return how many."""
+    """Delete events, notifications and deliveries that are too old or too many; return how many.
+
+    Pending deliveries stay, with their events.
+    """
+    pending = WebhookDelivery.objects.filter(status=DeliveryStatus.PENDING)
+    ended = WebhookDelivery.objects.exclude(status=DeliveryStatus.PENDING)
+    events = OrganizationEvent.objects.exclude(Exists(pending.filter(event=OuterRef("pk"))))
     return (
-        _prune(Notification, now - KEPT, per="organization", most=MAX_KEPT)
-        + _prune(WebhookDelivery, now - LOG_KEPT, per="endpoint", most=MAX_LOGGED)
-        + _prune(OrganizationEvent, now - KEPT, per="organization", most=MAX_KEPT)
+        _prune(Notification.objects.all(), now - KEPT, per="organization", most=MAX_KEPT)
+        + _prune(ended, now - LOG_KEPT, per="endpoint", most=MAX_LOGGED)
+        + _prune(events, now - KEPT, per="organization", most=MAX_KEPT)
     )
 
 
-def _prune(model: type[models.Model], since: datetime.datetime, *, per: str, most: int) -> int:
+def _prune(rows: QuerySet[Any], since: datetime.datetime, *, per: str, most: int) -> int:
     """Delete the rows made before `since`, and those beyond the newest `most` of each `per`; return how many."""
-    rows = model._default_manager
     place = Window(RowNumber(), partition_by=F(per), order_by=F("id").desc())
     too_old = rows.filter(created_at__lt=since)
     too_many = rows.annotate(place=place).filter(place__gt=most)

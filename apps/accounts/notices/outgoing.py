@@ -9,6 +9,7 @@ import errno
 import socket
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import aiohttp
@@ -57,12 +58,20 @@ def post(url: str, *, body: bytes, headers: Mapping[str, str]) -> PostAnswer:
 
 
 async def _post(url: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
+    asyncio.get_running_loop().set_default_executor(_Lookups(max_workers=1))
     connector = aiohttp.TCPConnector(resolver=_CheckedResolver(), limit=1, force_close=True)
     async with (
         aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT, auto_decompress=False) as session,
         session.post(url, data=body, headers=headers, allow_redirects=False) as response,
     ):
         return response.status, await response.content.read(MAX_ANSWER_BYTES)
+
+
+class _Lookups(ThreadPoolExecutor):
+    """The loop's thread for name lookups. The end of the loop does not wait for a name server that is silent."""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        super().shutdown(wait=False, cancel_futures=True)
 
 
 class _CheckedResolver(AbstractResolver):

@@ -21,6 +21,7 @@ from apps.finetuning.jobs.requests import JobRequest, choose_recipe
 from apps.finetuning.lifecycle import JOB_TRANSITIONS, JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.notices import publish_end
+from apps.finetuning.pools.rehearsals import ask
 from apps.finetuning.quotes.computation import snapshot, with_plan
 from apps.finetuning.quotes.options import PoolQuote, split_key
 from apps.finetuning.quotes.queries import counting_model, get_quotes, is_still_comparing, is_still_counting
@@ -118,6 +119,10 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
         pool=quoted.pool.name,
         gpu_count=estimate.gpu_count,
     )
+    rehearsal = quoted.rehearsal
+    if rehearsal and rehearsal.peak_bytes is None and not rehearsal.request.is_on_cpu:
+        # Idle workers trace it while the job waits, so that it does not cost time on the job's GPUs.
+        ask(organization=job.organization_id, rehearsal=rehearsal, pool=quoted.pool, now=now)
 
 
 def _place(quoted: PoolQuote) -> str:

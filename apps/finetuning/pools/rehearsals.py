@@ -1,4 +1,4 @@
-"""Requests for rehearsed memory: asked by the wizard, handed to idle workers, and answered by them.
+"""Requests for rehearsed memory: asked by the wizard and at admission, handed to idle workers, and answered by them.
 
 The figures are shared by all organizations and hold no customer's data. A worker is not trusted: it can only answer
 the request that it took, once, with a figure near the formula's.

@@ -59,12 +59,15 @@ def test_a_run_that_the_rehearsal_shows_too_large_is_refused_before_it_loads(mon
     spec = msgspec.structs.replace(run_spec(asked), rehearsal=asked, estimated_peak_bytes=1)
     assert rehearsals.with_rehearsal(spec, should_stop=lambda: False) == spec, "a CPU's runs start at once"
     monkeypatch.setattr(rehearsals, "list_gpus", lambda: ("a GPU",))
+    monkeypatch.setattr(rehearsals, "_LEASED_SECONDS", 300.0)  # other tests keep the cores busy
     card = GpuMemory(total_bytes=2**29, free_bytes=2**29)  # CUDA's context alone takes more
     monkeypatch.setattr(run_checks, "list_gpu_memory", lambda _: (card,))
 
     rehearsed = rehearsals.with_rehearsal(spec, should_stop=lambda: False)
     stopped = rehearsals.with_rehearsal(spec, should_stop=lambda: True)
+    monkeypatch.setattr(rehearsals, "_LEASED_SECONDS", 0.0)
+    too_slow = rehearsals.with_rehearsal(spec, should_stop=lambda: False)
 
-    assert stopped.rehearsed_bytes is None
+    assert stopped.rehearsed_bytes is too_slow.rehearsed_bytes is None
     with pytest.raises(run_checks.Refused, match=r"needs 1\.\d GiB by its rehearsal, the machine has 0\.5"):
         run_checks.check_run(rehearsed, tmp_path, ["0"])

@@ -2,6 +2,8 @@
 
 import datetime
 import json
+import threading
+import time
 from collections.abc import Callable, Iterator
 
 import aiohttp
@@ -9,8 +11,8 @@ import openai
 import pytest
 from django.db import transaction
 
-from apps.accounts.models import DeliveryStatus, Notification, WebhookDelivery, WebhookEndpoint
-from apps.accounts.notices import deliveries, endpoints
+from apps.accounts.models import DeliveryStatus, Notification, OrganizationEvent, WebhookDelivery, WebhookEndpoint
+from apps.accounts.notices import deliveries, endpoints, notifications, outgoing
 from apps.accounts.notices.events import announce, announce_batch
 from apps.accounts.notices.outgoing import post
 from apps.core.database.clock import db_now
@@ -166,16 +168,56 @@ def test_an_endpoint_that_only_fails_is_disabled_and_managers_are_notified(
     if reason == "days":
         send_due()
         WebhookEndpoint.objects.update(failing_since=db_now() - deliveries.DISABLED_AFTER - datetime.timedelta(1))
+        send_due()
+        endpoint.refresh_from_db()
+        assert endpoint.status == "active", "a delivery that will be retried disables nothing"
+        WebhookDelivery.objects.update(attempts_left=1)
     for _ in range(3):
         send_due()
 
     endpoint.refresh_from_db()
     assert endpoint.status == "disabled"
-    assert len(receiver.requests) == (1 if reason == "gone" else 2)
+    assert len(receiver.requests) == (1 if reason == "gone" else 3)
     assert WebhookDelivery.objects.get().status == DeliveryStatus.FAILED
     assert set(Notification.objects.values_list("user__email", flat=True)) == {alice.email, ann.email}
     endpoints.set_paused(endpoint=endpoint, is_paused=False, by=alice.pk, now=db_now())
     assert endpoint.status == "active"
+
+
+def test_beyond_the_limit_of_pending_deliveries_an_event_waits_for_its_replay(
+    organization, alice, create, receiver, monkeypatch
+):
+    endpoint, _ = create()
+    monkeypatch.setattr(deliveries, "MAX_PENDING", 1)
+    succeed(organization, "ftjob-1")
+    succeed(organization, "ftjob-2")
+    deliver_due(lane="control")
+
+    failed, pending = endpoints.list_deliveries(endpoint=endpoint)
+    assert (failed.status, failed.error) == ("failed", "Too many deliveries were pending.")
+    assert pending.status == "pending"
+    send_due()
+    assert len(receiver.requests) == 1
+
+    endpoints.replay(endpoint=endpoint, delivery_id=failed.pk, by=alice.pk)
+    send_due()
+    assert receiver.requests[-1].headers["webhook-id"] == failed.event_id
+
+
+def test_pending_deliveries_outlast_the_log(organization, create, monkeypatch):
+    endpoint, _ = create()
+    for number in range(3):
+        succeed(organization, f"ftjob-{number}")
+    deliver_due(lane="control")
+    newest, *_ = endpoints.list_deliveries(endpoint=endpoint)
+    WebhookDelivery.objects.filter(pk=newest.pk).update(status=DeliveryStatus.FAILED)
+    monkeypatch.setattr(notifications, "MAX_LOGGED", 0)
+    monkeypatch.setattr(notifications, "MAX_KEPT", 0)
+
+    notifications.prune(now=db_now())
+
+    assert [row.status for row in endpoints.list_deliveries(endpoint=endpoint)] == ["pending", "pending"]
+    assert OrganizationEvent.objects.count() == 2
 
 
 def test_slack_gets_a_message_in_which_names_are_only_text(organization, create, receiver):
@@ -220,6 +262,18 @@ def test_a_name_that_leads_to_a_private_address_is_not_called(receiver, settings
     monkeypatch.setattr(aiohttp.ThreadedResolver, "resolve", resolve)
 
     assert "private address" in post("https://hooks.example.com/", body=b"", headers={}).error
+
+
+def test_a_silent_name_server_holds_no_delivery_beyond_the_limit(settings, monkeypatch):
+    settings.PRIVATE_WEBHOOKS = True
+    is_over = threading.Event()
+    monkeypatch.setattr("socket.getaddrinfo", lambda *given, **more: is_over.wait(5) and [])
+    monkeypatch.setattr(outgoing, "_TIMEOUT", aiohttp.ClientTimeout(total=0.2))
+    started = time.monotonic()
+
+    assert post("https://hooks.example.com/", body=b"", headers={}).error == "No answer in time."
+    assert time.monotonic() - started < 3
+    is_over.set()
 
 
 def test_an_organization_has_a_limited_number_and_sees_only_its_own(organization, rival, create, monkeypatch):

@@ -84,6 +84,20 @@ def test_an_imported_name_is_an_alias_that_may_move_to_another_adapter(organizat
     assert (targets(), alias.adapter) == ([(first.model_name, "", 0)], first.adapter)
 
 
+def test_the_version_an_imported_name_may_return_to_counts_as_used_after_a_move_to_another_base_model(
+    organization, versions
+) -> None:
+    first, second = versions
+    point(first, IMPORTED)
+    point(make_adapter(organization, make_served_model("large", "unix:///other", is_priced=False)), IMPORTED)
+    Deployment.objects.update(created_at="2000-01-01T00:00Z")
+
+    replan(base_model_id=first.adapter.base_model_id, now=db_now())
+
+    assert first.placements.count() == 1
+    assert second.placements.count() == 0
+
+
 def test_an_imported_name_cannot_be_that_of_a_model_here(organization, versions) -> None:
     first, second = versions
     ending = first.model_name.rpartition(":")[2]

@@ -8,11 +8,13 @@ import msgspec
 import pytest
 from django.test import Client
 
-from apps.contracts.runs import MemoryReport
+from apps.contracts.runs import Hyperparameters, MemoryReport
 from apps.contracts.worker_api import RehearsalReport, RehearsalRequest
 from apps.finetuning.jobs.admission import DoesNotFit
 from apps.finetuning.models import GpuPool, MemoryRehearsal
+from apps.finetuning.quotes.rehearsals import stored_rehearsal
 from tests.factories.finetuning import CREDENTIAL, make_training_file
+from tests.factories.market import make_gpu_pool
 
 
 @pytest.fixture
@@ -82,6 +84,18 @@ def test_a_review_asks_a_worker_and_shows_its_figure(chosen, floor, client_for, 
     assert "Rehearsed:" in rehearse(client, page).content.decode()
     shown = review(client, chosen)
     assert "Rehearsed:" in shown and "/jobs/new/rehearse" not in shown
+
+
+def test_a_job_asks_when_it_is_admitted_to_gpus(floor) -> None:
+    floor.job(method="lora", hyperparameters={"epochs": 5})
+    assert not MemoryRehearsal.objects.exists(), "a CPU's runs start at once"
+    pool = make_gpu_pool("l40s-48", 1.10, "us-east", 1)
+
+    job = floor.job(method="lora", hyperparameters={"epochs": 5}, pool=pool.name)
+
+    recipe = msgspec.convert(job.hyperparameters, Hyperparameters)
+    stored = stored_rehearsal(base_model=job.base_model, recipe=recipe, estimate=job.estimate, is_on_cpu=False)
+    assert stored and stored.digest == MemoryRehearsal.objects.get().pk
 
 
 def test_a_job_whose_rehearsal_exceeds_the_pool_is_not_launched(chosen, floor, client_for, bob, worker_call) -> None:
