@@ -163,11 +163,11 @@ def get_key(*, organization: Organization, id: str) -> ApiKey:
     return key
 
 
-def find_actor(*, organization: Organization | str, actor: str) -> Membership | None:
-    """Return the member behind an actor id, or the maker of an unrevoked key; return None if there is none now."""
+def find_actor(*, organization: Organization | str, actor: str, now: datetime.datetime) -> Membership | None:
+    """Return the member behind an actor id, or the maker of a key that is usable; return None if there is none now."""
     people = [actor]
     if not actor.startswith("user_"):
-        keys = ApiKey.objects.for_organization(organization).filter(pk=actor, revoked_at=None)
+        keys = ApiKey.objects.for_organization(organization).usable(now=now).filter(pk=actor)
         people = list(keys.values_list("created_by_id", flat=True))
     return Membership.objects.for_organization(organization).filter(user_id__in=people).first()
 

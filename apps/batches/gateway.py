@@ -51,8 +51,11 @@ class _ErrorBody(msgspec.Struct):
     error: _Error
 
 
-def ask(*, request: BatchRequest, endpoint: str, input_key: str, secret: str) -> GatewayReply:
-    """Send the request with the key and return the reply. Raises ObjectMissing if the input file is gone."""
+def ask(*, request: BatchRequest, endpoint: str, input_key: str, secret: str, key_id: str) -> GatewayReply:
+    """Send the request with the secret, to be counted under the key if one is given, and return the reply.
+
+    Raises ObjectMissing if the input file is gone.
+    """
     with store().open_stream(input_key, offset=request.offset) as stream:
         line, _ = parse_line(stream.read(request.bytes), endpoint=endpoint)
     authorization = f"Bearer {secret}"
@@ -60,7 +63,7 @@ def ask(*, request: BatchRequest, endpoint: str, input_key: str, secret: str) ->
     headers = {
         "Authorization": authorization,
         "Content-Type": "application/json",
-        HEADER: sign(ulid, authorization=authorization),
+        HEADER: sign(ulid, authorization=authorization, key_id=key_id),
         "X-Request-Id": f"req_{ulid}",
     }
     connection = _connection()

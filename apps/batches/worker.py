@@ -21,6 +21,7 @@ from apps.batches.endings import finish
 from apps.batches.gateway import GatewayReply, ask
 from apps.batches.lifecycle import ACTIVE, BATCH_TRANSITIONS, BatchStatus, RequestStatus
 from apps.batches.models import Batch, BatchRequest
+from apps.batches.signatures import BUSY_CODE
 from apps.batches.validation import BadLine, validate
 from apps.core.database.clock import db_now
 from apps.core.database.transitions import try_advance
@@ -36,6 +37,7 @@ _PAUSE_SECONDS = 2.0  # of a batch whose request the gateway could not take now
 _KEY_LIFETIME = datetime.timedelta(minutes=15)  # longer than a task runs
 _SUSPENDED = {"code": "insufficient_permissions", "message": "The organization is suspended."}
 _GONE = {"code": "invalid_api_key", "message": "The key or member that created the batch may no longer send requests."}
+_secrets: dict[str, tuple[str, datetime.datetime]] = {}  # of the keys by batch, and how long each is used
 
 
 class _ReplyUsageDetails(msgspec.Struct):
@@ -78,7 +80,6 @@ class _Worker:
     def __init__(self, ends_at: float) -> None:
         self._ends_at = ends_at
         self._open: dict[Future[GatewayReply], BatchRequest] = {}
-        self._secrets: dict[str, str] = {}  # by batch
         self._paused: dict[str, float] = {}  # batch -> when it may go on
         self._recorded = 0
 
@@ -138,27 +139,38 @@ class _Worker:
         if secret is None:
             _stop(batch.pk, _SUSPENDED if is_suspended else _GONE)
             return True
+        key_id = batch.created_by if batch.created_by.startswith("key_") else ""
         for request in requests:
             sent = pool.submit(
-                ask, request=request, endpoint=batch.endpoint, input_key=batch.input_file.object_key, secret=secret
+                ask,
+                request=request,
+                endpoint=batch.endpoint,
+                input_key=batch.input_file.object_key,
+                secret=secret,
+                key_id=key_id,
             )
             self._open[sent] = request
         return True
 
     def _secret_of(self, batch: Batch) -> str | None:
         """Return a short-lived key in the name of the batch's creator; None if that may send no requests now."""
-        maker = find_actor(organization=batch.organization_id, actor=batch.created_by)
+        now = db_now()
+        maker = find_actor(organization=batch.organization_id, actor=batch.created_by, now=now)
         if maker is None:
             return None
-        if batch.pk not in self._secrets:
+        secret, used_until = _secrets.get(batch.pk, ("", now))
+        if used_until <= now:
             try:
                 issued = issue_member_token(
-                    membership=maker, now=db_now(), name=f"Requests of {batch.pk}", lifetime=_KEY_LIFETIME
+                    membership=maker, now=now, name=f"Requests of {batch.pk}", lifetime=_KEY_LIFETIME
                 )
             except DomainError:
                 return None
-            self._secrets[batch.pk] = issued.secret
-        return self._secrets[batch.pk]
+            secret = issued.secret
+            for old in [known for known, (_, until) in _secrets.items() if until <= now]:
+                del _secrets[old]
+            _secrets[batch.pk] = secret, now + _KEY_LIFETIME / 2
+        return secret
 
     def _record(self, request: BatchRequest, sent: "Future[GatewayReply]") -> None:
         try:
@@ -172,9 +184,9 @@ class _Worker:
         elif reply.status in (401, 403) or (reply.status == 429 and reply.error_code != "rate_limit_exceeded"):
             error = msgspec.json.decode(reply.body).get("error") or {}
             _stop(request.batch_id, {"code": str(error.get("code")), "message": str(error.get("message"))[:500]})
-        elif reply.status in (0, 429, 503):
+        elif reply.status in (0, 429) or reply.error_code == BUSY_CODE:
             self._paused[request.batch_id] = time.monotonic() + _PAUSE_SECONDS
-        elif reply.status >= 500 and request.failures + 1 < MAX_FAILURES:
+        elif reply.status >= 500 and reply.error_code != "price_not_set" and request.failures + 1 < MAX_FAILURES:
             BatchRequest.objects.filter(pk=request.pk).update(failures=F("failures") + 1)
             self._paused[request.batch_id] = time.monotonic() + _PAUSE_SECONDS
         else:

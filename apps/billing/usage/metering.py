@@ -39,7 +39,7 @@ from apps.core.money import rated
 logger = logging.getLogger(__name__)
 
 
-# Ids of requests that their sender repeats after a crash, such as those of batches. The first record is charged.
+# Ids of charged answers to requests that their sender may repeat, such as those of batches. The first one is charged.
 REPEATABLE_PREFIX = "useb_"
 
 

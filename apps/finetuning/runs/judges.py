@@ -64,8 +64,8 @@ def open_judge(*, lease: Lease, now: datetime.datetime) -> JudgeAccess:
     plan = stored_request(job).evaluation
     if plan is None or plan.grader.kind is not GraderKind.JUDGE:
         raise NotFound("This run has no judge.")
-    maker = find_actor(organization=job.organization_id, actor=job.created_by)
+    maker = find_actor(organization=job.organization_id, actor=job.created_by, now=now)
     if maker is None:
-        raise PermissionDenied("Who created the job has left, or the key that did was revoked.")
+        raise PermissionDenied("Who created the job has left, or the key that did was revoked or has expired.")
     issued = issue_member_token(membership=maker, now=now, name=f"Judge of {job.pk}", lifetime=KEY_LIFETIME)
     return JudgeAccess(url=f"{settings.PUBLIC_URL}/v1", key=issued.secret, model=plan.grader.model)

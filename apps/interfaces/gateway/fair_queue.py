@@ -88,6 +88,10 @@ class FairQueue:
             raise Unavailable("All places are used or kept for live requests.", retry_after_seconds=2)
         return chosen
 
+    def require_spare(self, tenant: str, replica_ids: Collection[str]) -> None:
+        """Raise Unavailable unless a request of a batch would get a place now."""
+        self.give_back(tenant, self.take_spare(tenant, replica_ids))
+
     async def _wait(self, tenant: str, replica_ids: Collection[str]) -> str:
         queue = self._queues.setdefault(tenant, deque())
         if len(queue) >= MAX_WAITING:

@@ -4,16 +4,20 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import openai
 import pytest
 from django.conf import settings as django_settings
 
+from apps.accounts.models import ApiKey, KeyKind
 from apps.accounts.operations import revoke_key
+from apps.accounts.queries import KeyLimits
 from apps.batches import worker
 from apps.batches.models import Batch, BatchRequest
 from apps.batches.signatures import HEADER, sign
+from apps.billing.budgets import set_budget
 from apps.billing.models import UsageConflict
 from apps.billing.queries import get_ledger_sum_nano, get_spending
 from apps.billing.usage.metering import rate_usage
@@ -21,7 +25,7 @@ from apps.core.database.clock import db_now
 from apps.core.ids import new_ulid
 from apps.core.money import rated
 from tests.factories.accounts import make_key
-from tests.factories.serving import BASE_MODEL, INPUT_NANO, OUTPUT_NANO, PER, make_tenant
+from tests.factories.serving import BASE_MODEL, INPUT_NANO, OUTPUT_NANO, PER, make_served_model, make_tenant
 from tests.support.database import database_url
 from tests.support.gateway.processes import HI, error_of, usage_of, wait_for_usage, wait_until
 from tests.support.sdk import openai_client
@@ -29,6 +33,7 @@ from tests.twins.scripted_engine import Script
 
 pytestmark = pytest.mark.django_db
 CHAT = "/v1/chat/completions"
+HOLD = [{"role": "user", "content": "hold"}]
 
 
 @pytest.fixture(autouse=True)
@@ -57,9 +62,17 @@ def rows_of(sdk: openai.OpenAI, file_id: str | None) -> dict[str, dict]:
     return {row["custom_id"]: row for row in rows}
 
 
+def work_shortly(times: int) -> None:
+    """Let requests be sent once at a time: a batch that must wait does so for longer."""
+    for _ in range(times):
+        worker.work(seconds=1)
+
+
 def assert_charged_once(tenant, count: int) -> None:
-    events = wait_for_usage(tenant, count)
+    wait_until(lambda: len([event for event in usage_of(tenant) if event.input_tokens]) >= count, "not recorded")
+    events = [event for event in usage_of(tenant) if event.input_tokens]
     assert len(events) == count
+    assert all(event.key_id == tenant.key.key.pk and event.pk.startswith("useb_") for event in events)
     rate_usage()
     cost = sum(
         rated(quantity=sum(getattr(event, way) for event in events), price_nano=nano, per=PER)
@@ -128,6 +141,48 @@ def test_a_worker_killed_in_the_middle_answers_and_charges_each_request_once(ten
     assert list(rows_of(sdk, done.output_file_id)) == names
     assert (done.request_counts.completed, done.error_file_id) == (len(names), None)
     assert_charged_once(tenant, len(names))
+    assert {event.output_tokens for event in usage_of(tenant)} <= {0, 4}, "an answer that was given up is charged"
+
+
+def test_a_request_waits_for_a_place_and_repeats_a_failed_answer_and_is_charged_once(world, tenant, gateway, engine):
+    sdk = openai_client(tenant.key)
+    batch = begin(sdk, [line("a", "turn")])
+    engine.scripts["hold"] = Script(delay_seconds=30)
+    half = django_settings.REPLICA_PLACES // 2
+    with ExitStack() as live:
+        for _ in range(half):
+            live.enter_context(gateway.left(world.rival.key, CHAT, {"model": BASE_MODEL, "messages": HOLD}))
+        wait_until(lambda: sum(body.get("messages") == HOLD for body in engine.bodies) >= half, "places are free")
+        work_shortly(2)
+        assert (BatchRequest.objects.get(batch=batch.id).failures, usage_of(tenant)) == (0, [])
+    engine.scripts["turn"] = Script(status=503, error={"message": "full", "code": "replica_busy"})
+    work_shortly(worker.MAX_FAILURES + 1)
+    assert BatchRequest.objects.get(batch=batch.id).failures == 0, "no engine has worked on it"
+    engine.scripts["turn"] = Script(fails_after=1)
+    work_shortly(1)
+    assert BatchRequest.objects.get(batch=batch.id).failures == 1
+    del engine.scripts["turn"]
+
+    worker.work(seconds=20)
+
+    assert sdk.batches.retrieve(batch.id).request_counts.completed == 1
+    assert_charged_once(tenant, 1)
+    tokens = ApiKey.objects.filter(organization=tenant.organization, kind=KeyKind.MEMBER)
+    assert tokens.count() == 1, "each task made a key of its own"
+
+
+def test_a_request_without_a_price_fails_and_one_that_kills_engines_fails_after_some_tries(tenant, engine):
+    unpriced = make_served_model("unpriced", engine.url, is_priced=False)
+    engine.scripts["killer"] = Script(breaks_after=0)
+    sdk = openai_client(tenant.key)
+    batch = begin(sdk, [line("a", body={"model": unpriced.name, "messages": HI}), line("b", "killer")])
+
+    work_shortly(worker.MAX_FAILURES + 1)
+    worker.work(seconds=20)
+
+    errors = rows_of(sdk, sdk.batches.retrieve(batch.id).error_file_id)
+    codes = [errors[name]["response"]["body"]["error"]["code"] for name in ("a", "b")]
+    assert codes == ["price_not_set", "service_unavailable"]
 
 
 def test_bad_lines_fail_the_batch_and_are_named(tenant):
@@ -172,6 +227,13 @@ def test_a_batch_stops_when_the_credit_ends_or_its_key_is_revoked_or_it_is_cance
     assert {row["error"]["code"] for row in rows_of(sdk, ended.error_file_id).values()} == {"insufficient_quota"}
 
     other = make_key(poor.organization, poor.owner)
+    expired = begin(openai_client(other), [line("a")])
+    ApiKey.objects.filter(pk=other.key.pk).update(expires_at=db_now())
+    worker.work(seconds=20)
+    ended = sdk.batches.retrieve(expired.id)
+    assert rows_of(sdk, ended.error_file_id)["a"]["error"]["code"] == "invalid_api_key"
+
+    other = make_key(poor.organization, poor.owner)
     orphaned = begin(openai_client(other), [line("a")])
     revoke_key(organization=poor.organization, key_id=other.key.pk, by=poor.owner, now=db_now())
     worker.work(seconds=20)
@@ -185,6 +247,29 @@ def test_a_batch_stops_when_the_credit_ends_or_its_key_is_revoked_or_it_is_cance
     assert (ended.status, ended.output_file_id, ended.error_file_id) == ("cancelled", None, None)
     with pytest.raises(openai.BadRequestError, match="cannot be cancelled"):
         sdk.batches.cancel(unpaid.id)
+
+
+def test_a_batch_counts_under_the_budget_and_the_limits_of_its_key(tenant, engine):
+    limited = make_key(tenant.organization, tenant.owner, limits=KeyLimits(requests_per_minute=1))
+    sdk = openai_client(limited)
+    batch = begin(sdk, [line("a"), line("b")])
+    work_shortly(3)
+    counts = sdk.batches.retrieve(batch.id).request_counts
+    assert (counts.completed, counts.failed) == (1, 0), "the key's limit is one request a minute"
+    assert wait_for_usage(tenant, 1)[0].key_id == limited.key.pk
+    sdk.batches.cancel(batch.id)
+
+    set_budget(
+        organization=tenant.organization, scope="key", target=tenant.key.key.pk, limit_nano=1, mode="block",
+        by=tenant.owner.pk, now=db_now(),
+    )  # fmt: skip
+    sdk = openai_client(tenant.key)
+    batch = begin(sdk, [line("a")])
+    worker.work(seconds=20)
+    worker.work(seconds=20)
+    ended = sdk.batches.retrieve(batch.id)
+    assert rows_of(sdk, ended.error_file_id)["a"]["error"]["code"] == "insufficient_quota"
+    assert len(usage_of(tenant)) == 1
 
 
 def test_a_customer_cannot_choose_the_id_of_a_request(tenant, gateway):

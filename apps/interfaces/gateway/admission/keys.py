@@ -7,7 +7,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from django.conf import settings
@@ -98,6 +98,14 @@ class Keys:
                 required_scope=str(Permission.INFERENCE),
             )
         return entry.caller
+
+    async def for_key(self, caller: InferenceCaller, key_id: str) -> InferenceCaller:
+        """Return the caller under the id and the limits of another key of its organization. Raises Unavailable."""
+        try:
+            limits = await self._database.call(_limits_of_key, key_id)
+        except DATABASE_ERRORS as error:
+            raise Unavailable(_AWAY) from error
+        return replace(caller, key_id=key_id, limits=(caller.limits[0], limits))
 
     async def _entry(self, known: bytes, secret: str, address_of: Callable[[], str]) -> _Entry:
         """Return the entry of a key that was not looked up within FRESH_SECONDS."""

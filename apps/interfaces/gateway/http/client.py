@@ -31,6 +31,7 @@ class Client:
         "_has_started",
         "_peer",
         "authorization",
+        "batch_key_id",
         "is_batched",
         "limit_headers",
         "request_id",
@@ -43,9 +44,9 @@ class Client:
         headers = self._exchange.headers
         self.authorization = headers.get(b"authorization", b"").decode("latin-1")
         batched = headers.get(_BATCH_REQUEST)
-        ulid = signatures.read(batched.decode("latin-1"), authorization=self.authorization) if batched else None
-        self.is_batched = ulid is not None
-        self.ulid = ulid or new_ulid()
+        named = signatures.read(batched.decode("latin-1"), authorization=self.authorization) if batched else None
+        self.is_batched = named is not None
+        self.ulid, self.batch_key_id = named or (new_ulid(), "")
         given = headers.get(_REQUEST_ID)
         self.request_id = (given and usable_request_id(given.decode("latin-1"))) or f"req_{self.ulid}"
         self.limit_headers: Callable[[], bytes] = bytes  # called when the answer begins, once the key is known

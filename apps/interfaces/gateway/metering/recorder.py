@@ -99,13 +99,14 @@ class Recorder(asyncio.Protocol):
             self._loop.call_later(_START_SECONDS, self._age)
         self._hand_over()
 
-    def end(self, record: UsageRecord) -> "asyncio.Future[bool]":
-        """Write what a request used, even if the future is cancelled.
+    def end(self, record: UsageRecord, *, start_id: str = "") -> "asyncio.Future[bool]":
+        """Write what a request used, even if the future is cancelled. `start_id`: of its start, by default the same id.
 
         The future's result: whether it is on the disk.
         """
-        if self._young.pop(record.id, None) is None:
-            self._older.pop(record.id, None)
+        start_id = start_id or record.id
+        if self._young.pop(start_id, None) is None:
+            self._older.pop(start_id, None)
         batch = self._batch
         batch.contents.append(encode(End(record)))
         if not batch.ends and not self._is_writing:

@@ -144,7 +144,7 @@ async def _ship_orphan(database: Database, orphan: Orphan) -> bool:
 
 def _lost_records(starts: Sequence[Start]) -> list[UsageRecord]:
     """Return records of requests whose gateway died before they were metered. The platform pays for them."""
-    known = list_recorded_ids(ids=[start.id for start in starts])
+    known = list_recorded_ids(ids=[each for start in starts for each in (start.id, start.charged_id) if each])
     # @ The record of a request whose gateway died before it was metered. The platform pays for it.
     return [
         UsageRecord(
@@ -165,7 +165,7 @@ def _lost_records(starts: Sequence[Start]) -> list[UsageRecord]:
             occurred_at=datetime.datetime.fromtimestamp(start.at, datetime.UTC),
         )
         for start in starts
-        if start.id not in known
+        if not known & {start.id, start.charged_id}
     ]
 
 

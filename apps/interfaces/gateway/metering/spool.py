@@ -33,8 +33,11 @@ _HEADER = struct.Struct("<II")
 _MAX_RECORD_BYTES = 64 * 1024
 
 
-class Start(msgspec.Struct, frozen=True, tag="start", kw_only=True):
-    """A request was admitted. Without an `End`, its gateway died before it could be metered."""
+class Start(msgspec.Struct, frozen=True, tag="start", kw_only=True, omit_defaults=True):
+    """A request was admitted. Without an `End`, its gateway died before it could be metered.
+
+    The end has the id `charged_id`, if that is set and the request is charged, otherwise this id.
+    """
 
     id: str
     organization_id: str
@@ -43,6 +46,7 @@ class Start(msgspec.Struct, frozen=True, tag="start", kw_only=True):
     slice_id: str
     worst_case_nano: int
     at: float
+    charged_id: str = ""
 
 
 class End(msgspec.Struct, frozen=True, tag="end"):
@@ -272,5 +276,5 @@ def adopt_orphans(root: Path) -> Iterator[Orphan]:
             entries = [entry for path in sorted(folder.glob("*.[os]*")) for entry in read_entries(path)]
             ends = [entry.record for entry in entries if isinstance(entry, End)]
             ended = {record.id for record in ends}
-            starts = [entry for entry in entries if isinstance(entry, Start) and entry.id not in ended]
+            starts = [one for one in entries if isinstance(one, Start) and not ended & {one.id, one.charged_id}]
             yield Orphan(folder, lock, tuple(ends), tuple(starts))

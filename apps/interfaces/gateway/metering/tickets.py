@@ -47,7 +47,10 @@ def bounds_of(request: EngineRequest, context_length: int) -> TokenBounds:
 
 
 class Ticket(msgspec.Struct):
-    """An admitted request. Finish it exactly once, with any outcome."""
+    """An admitted request. Finish it exactly once, with any outcome.
+
+    `charged_id`: the record's id if it is charged, and if a repeated request must not be charged again.
+    """
 
     metering: "Metering"
     id: str
@@ -56,6 +59,7 @@ class Ticket(msgspec.Struct):
     prices: Prices
     share: SliceShare
     meter: Meter
+    charged_id: str = ""
     started_at: float = msgspec.field(default_factory=time.monotonic)
     first_token_ms: int | None = None
     replica_id: str = ""
@@ -75,7 +79,7 @@ class Ticket(msgspec.Struct):
         self._judge_counts()
         record = self._record(finish, is_charged=is_charged)
         self.share.settle(cost_nano(self.prices, input_tokens=record.input_tokens, output_tokens=record.output_tokens))
-        return self.metering.end(record)
+        return self.metering.end(record, start_id=self.id)
 
     def _judge_counts(self) -> None:
         """Isolate a replica with counts that no working engine makes. Nothing beyond the share is billed."""
@@ -90,7 +94,7 @@ class Ticket(msgspec.Struct):
         meter, caller, prices = self.meter, self.caller, self.prices
         read, written = meter.input_tokens, meter.output_tokens
         return UsageRecord(
-            id=self.id,
+            id=(is_charged and self.charged_id) or self.id,
             organization_id=caller.organization_id,
             key_id=caller.key_id,
             model_name=self.route.model_name,
@@ -121,7 +125,14 @@ class Metering:
         self._faults = faults
 
     async def admit(
-        self, caller: InferenceCaller, route: Route, request: EngineRequest, meter: Meter, *, usage_id: str
+        self,
+        caller: InferenceCaller,
+        route: Route,
+        request: EngineRequest,
+        meter: Meter,
+        *,
+        usage_id: str,
+        charged_id: str = "",
     ) -> Ticket:
         """Reserve the worst case of the request and begin it. Raises PriceNotSet, InsufficientBalance, Unavailable."""
         prices = self._routes.prices_of(route, organization_id=caller.organization_id)
@@ -130,7 +141,7 @@ class Metering:
         meter.bounds = bounds = bounds_of(request, route.context_length)
         worst_case_nano = cost_nano(prices, input_tokens=bounds.input, output_tokens=bounds.output)
         share = await self._spending_slices.reserve(caller.organization_id, caller.key_id, worst_case_nano)
-        ticket = Ticket(self, usage_id, caller, route, prices, share, meter)
+        ticket = Ticket(self, usage_id, caller, route, prices, share, meter, charged_id)
         self._recorder.start(
             Start(
                 id=usage_id,
@@ -140,6 +151,7 @@ class Metering:
                 slice_id=share.slice_id,
                 worst_case_nano=worst_case_nano,
                 at=self._routes.now(),
+                charged_id=charged_id,
             )
         )
         return ticket
@@ -147,8 +159,8 @@ class Metering:
     def accuse(self, replica_id: str, reason: str) -> None:
         self._faults.accuse(replica_id, reason)
 
-    def end(self, record: UsageRecord) -> "asyncio.Future[bool]":
-        return self._recorder.end(record)
+    def end(self, record: UsageRecord, *, start_id: str = "") -> "asyncio.Future[bool]":
+        return self._recorder.end(record, start_id=start_id)
 
     def now(self) -> datetime.datetime:
         return datetime.datetime.fromtimestamp(self._routes.now(), datetime.UTC)

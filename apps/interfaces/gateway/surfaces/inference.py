@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from apps.batches import signatures
 from apps.billing.usage.metering import REPEATABLE_PREFIX
 from apps.billing.usage.traffic import Refusal, refusal_of
-from apps.core.errors import DomainError, RateLimited
+from apps.core.errors import DomainError, RateLimited, Unavailable
 from apps.core.http.asgi import ClientGone, Receive, Scope, Send, ServerFault, TooLarge
 from apps.core.http.fair_shares import LateRefusals
+from apps.core.ids import new_id
 from apps.interfaces.gateway.admission.keys import InferenceCaller, Keys
 from apps.interfaces.gateway.admission.limits import OpenRequests, Rates
 from apps.interfaces.gateway.engines.chunks import EngineChunk
@@ -67,7 +69,7 @@ class Services:
         if caller is None:
             await self.refusals.wait(f"address {client.address()}")
             return
-        if not progress.is_metered:
+        if not progress.is_metered and error.code != signatures.BUSY_CODE:
             self.refused.count(caller, progress.model_name, refusal_of(error))
         if isinstance(error, RateLimited | TooLarge):
             await self.refusals.wait(caller.share_holder)
@@ -126,6 +128,8 @@ class Inference:
         progress = CallProgress()
         try:
             caller = await services.keys.identify(client.authorization, client.address)
+            if client.batch_key_id:
+                caller = await services.keys.for_key(caller, client.batch_key_id)
             client.limit_headers = lambda: services.rates.headers(caller.limits)
             services.rates.take_request(caller.limits)
             services.rates.require_few_wasted(caller.limits)
@@ -135,6 +139,8 @@ class Inference:
                 await services.rates.wait_turn(caller.limits)
                 await self._serve(caller, client, body.count, progress)
         except DomainError as error:
+            if client.is_batched and isinstance(error, Unavailable) and not progress.is_sent:
+                error.code = signatures.BUSY_CODE
             await services.wait_to_refuse(error, caller, client, progress)
             await client.refuse(self._surface.as_sent(error))
         except ClientGone:
@@ -203,8 +209,13 @@ class Inference:
         if request.schemas:
             await self._services.grammars.require(caller.share_holder, request.schemas)
         ulid, upstreams = client.ulid, self._services.upstreams
-        usage_id = f"{REPEATABLE_PREFIX if client.is_batched else 'use_'}{ulid}"
-        ticket = await self._services.metering.admit(caller, route, request, meter, usage_id=usage_id)
+        usage_id, charged_id = f"use_{ulid}", ""
+        if client.is_batched:  # its sender may repeat it, and pays for one whole answer
+            upstreams.turns.require_spare(caller.share_holder, [each.replica_id for each in route.upstreams])
+            usage_id, charged_id = new_id("use"), f"{REPEATABLE_PREFIX}{ulid}"
+        ticket = await self._services.metering.admit(
+            caller, route, request, meter, usage_id=usage_id, charged_id=charged_id
+        )
         progress.is_metered = True
         renderer = self._surface.renderer(ulid, route.model_name, request)
         try:
@@ -230,8 +241,8 @@ class Inference:
             raise
         finally:
             # The task was cancelled, by a customer who left, too slow a reader, or a bug. The engine's output still
-            # counts.
-            _finish(ticket, "aborted", is_charged=True)
+            # counts, except for a batch: its worker repeats the request.
+            _finish(ticket, "aborted", is_charged=not client.is_batched)
 
 
 def _parse_large(parse: Callable[[bytes], EngineRequest], raw: bytes) -> EngineRequest:

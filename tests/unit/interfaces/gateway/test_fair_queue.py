@@ -18,9 +18,10 @@ async def test_a_batch_gets_a_place_only_while_more_than_half_are_free():
         turns.take_spare("batch", ["r1"])
 
     with pytest.raises(Unavailable):
-        turns.take_spare("batch", ["r1"])
+        turns.require_spare("batch", ["r1"])
 
     turns.give_back("batch", "r1")
+    turns.require_spare("batch", ["r1"])
     assert turns.take_spare("batch", ["r1"]) == "r1"
 
 

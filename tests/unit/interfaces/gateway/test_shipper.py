@@ -5,6 +5,7 @@ import datetime
 import os
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from django.db import OperationalError
 
@@ -18,7 +19,7 @@ from apps.interfaces.gateway.metering import shipper as shipping
 from apps.interfaces.gateway.metering.refused import RefusedRequests
 from apps.interfaces.gateway.metering.shipper import Shipper, recover_orphans
 from apps.interfaces.gateway.metering.spool import End, Segments, claim_folder, encode
-from tests.factories.usage import make_record
+from tests.factories.usage import make_record, make_start
 
 
 class Database:
@@ -102,6 +103,13 @@ def test_usage_of_a_dead_gateway_that_cannot_be_read_keeps_no_other_from_being_r
     asyncio.run(recover_orphans(Threads(), tmp_path))
 
     assert [folder.name for folder in tmp_path.iterdir()] == ["gateway_1"]
+
+
+def test_the_record_of_a_lost_request_leaves_the_charged_id_to_the_repeated_one(monkeypatch):
+    starts = [msgspec.structs.replace(make_start(make_record()), charged_id=id) for id in ("useb_1", "useb_2")]
+    monkeypatch.setattr(shipping, "list_recorded_ids", lambda *, ids: frozenset({"useb_1"}) & set(ids))
+
+    assert [lost.id for lost in shipping._lost_records(starts)] == [starts[1].id]
 
 
 # --- Refused requests -------------------------------------------------------------------------------------------------

@@ -104,6 +104,22 @@ def test_the_folder_of_a_living_process_is_left_alone(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_end_under_the_charged_id_ends_its_start(tmp_path):
+    lock = claim_folder(tmp_path, "one")
+    segments = Segments(tmp_path / "one")
+    answered, lost = (msgspec.structs.replace(make_start(make_record()), charged_id=id) for id in ("useb_1", "useb_2"))
+    for entry in (answered, lost, End(make_record(id="useb_1"))):
+        segments.append(encode(entry), is_synced=True)
+    segments.keep(["useb_1"])
+    segments.close()
+    os.close(lock)
+
+    (orphan,) = adopt_orphans(tmp_path)
+
+    assert [start.id for start in orphan.starts] == [lost.id]
+    orphan.leave()
+
+
 def test_after_a_failure_a_segment_is_written_no_more(folder, monkeypatch):
     first, torn, later = make_record(), make_record(), make_record()
     segments = Segments(folder)
