@@ -24,7 +24,7 @@ _STAMPS = {
     BatchStatus.EXPIRED: "expired_at",
     BatchStatus.CANCELLED: "cancelled_at",
 }
-_ROWS_AT_ONCE = 500
+_ROWS_AT_ONCE = 8  # each answer may have 16 MiB
 
 
 def finish(*, batch: Batch, to: BatchStatus, now: datetime.datetime) -> None:

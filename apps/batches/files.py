@@ -5,11 +5,13 @@ from collections.abc import Iterable
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import Q
 from django.utils.module_loading import import_string
 
 from apps.accounts.models import Organization
 from apps.accounts.shares import get_share_holder
-from apps.batches.models import BatchFile
+from apps.batches.lifecycle import ACTIVE
+from apps.batches.models import Batch, BatchFile
 from apps.batches.queries import is_in_use, list_files
 from apps.core import audit
 from apps.core.database.locks import lock
@@ -17,6 +19,7 @@ from apps.core.database.tenancy import id_of
 from apps.core.errors import DomainError, InvalidState, InvalidValue, QuotaExceeded, Status
 from apps.core.ids import new_id
 from apps.core.messages import outbox
+from apps.core.objects.orphans import sweep
 from apps.core.objects.store import bounded, object_key, store
 
 PURPOSE = "batch"
@@ -49,14 +52,14 @@ def create_file(
     """
     check_expiry(expires_after_seconds, param="expires_after.seconds")
     file = new_file(organization, PURPOSE, filename, by=by, now=now, expires_after_seconds=expires_after_seconds)
-    left = import_string(settings.STORAGE_LEFT)(organization=organization, but_upload="")
+    left = storage_left(organization=organization)
     too_large = BatchFileTooLarge(f"A batch file may have up to {MAX_FILE_BYTES // 1024**2} MiB.", param="file")
     sent = bounded(bounded(chunks, MAX_FILE_BYTES, too_large), left, _storage_full(left))
     try:
         file.bytes = store().put_stream(file.object_key, sent).bytes
         with transaction.atomic():
             lock(f"uploads:{get_share_holder(organization=organization)}")
-            left = import_string(settings.STORAGE_LEFT)(organization=organization, but_upload="")
+            left = storage_left(organization=organization)
             if left is not None and file.bytes > left:
                 raise _storage_full(left)
             if list_files(organization=organization).count() >= MAX_FILES:
@@ -130,6 +133,23 @@ def delete_expired(*, now: datetime.datetime) -> int:
             continue  # in use: the next run checks again
         deleted += 1
     return deleted
+
+
+def sweep_orphans(*, now: datetime.datetime) -> int:
+    """Delete objects that a killed upload or worker left without a row; return how many folders."""
+    return sweep(kinds=("batches",), known=_known, now=now)
+
+
+def _known(ids: list[str]) -> set[str]:
+    kept = BatchFile.objects.filter(deleted_at=None)
+    batches = Batch.objects.filter(Q(status__in=ACTIVE) | Q(output_file__in=kept) | Q(error_file__in=kept), pk__in=ids)
+    return {*kept.filter(pk__in=ids).values_list("pk", flat=True), *batches.values_list("pk", flat=True)}
+
+
+def storage_left(*, organization: Organization | str) -> int | None:
+    """Return the bytes the organization may still store; None if it has no limit."""
+    left: int | None = import_string(settings.STORAGE_LEFT)(organization=organization, but_upload="")
+    return left
 
 
 def _storage_full(left_bytes: int | None) -> QuotaExceeded:

@@ -2,6 +2,7 @@
 
 import http.client
 import socket
+from contextlib import closing
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -14,9 +15,11 @@ from apps.batches.validation import parse_line
 from apps.core.ids import ulid_of
 from apps.core.objects.store import store
 
-_SECONDS = 300.0
+_CONNECT_SECONDS = 10.0
+ANSWER_SECONDS = 900.0  # longer than the gateway waits for a place, a model and the first token
 _MAX_ANSWER_BYTES = 16 * 1024 * 1024
 _TOO_LONG = b'{"error":{"code":"answer_too_long","message":"The answer is too long to be kept."}}'
+_TOO_SLOW = b'{"error":{"code":"request_timeout","message":"The answer took too long."}}'
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -28,7 +31,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayReply:
-    """Status, request id and JSON body of the gateway's answer; status 0 if none came."""
+    """Status, request id and JSON body of the gateway's answer; status 0 if the gateway was away."""
 
     status: int
     request_id: str = ""
@@ -66,23 +69,28 @@ def ask(*, request: BatchRequest, endpoint: str, input_key: str, secret: str, ke
         HEADER: sign(ulid, authorization=authorization, key_id=key_id),
         "X-Request-Id": f"req_{ulid}",
     }
-    connection = _connection()
-    try:
-        connection.request("POST", endpoint, body=bytes(line.body), headers=headers)
-        response = connection.getresponse()
-        body = response.read(_MAX_ANSWER_BYTES + 1)
-        if len(body) > _MAX_ANSWER_BYTES:
-            return GatewayReply(status=502, body=_TOO_LONG)
-        msgspec.json.decode(body)
-        return GatewayReply(status=response.status, request_id=response.getheader("x-request-id", ""), body=body)
-    except (OSError, http.client.HTTPException, msgspec.DecodeError):
-        return GatewayReply(status=0)
-    finally:
-        connection.close()
+    with closing(_connection()) as connection:
+        try:
+            connection.connect()
+        except OSError:
+            return GatewayReply(status=0)
+        connection.sock.settimeout(ANSWER_SECONDS)
+        try:
+            connection.request("POST", endpoint, body=bytes(line.body), headers=headers)
+            response = connection.getresponse()
+            body = response.read(_MAX_ANSWER_BYTES + 1)
+            if len(body) > _MAX_ANSWER_BYTES:
+                return GatewayReply(status=400, body=_TOO_LONG)  # the next answer would be as long
+            msgspec.json.decode(body)
+            return GatewayReply(status=response.status, request_id=response.getheader("x-request-id", ""), body=body)
+        except TimeoutError:
+            return GatewayReply(status=504, body=_TOO_SLOW)
+        except (OSError, http.client.HTTPException, msgspec.DecodeError):
+            return GatewayReply(status=0)
 
 
 def _connection() -> http.client.HTTPConnection:
     parts = urlsplit(settings.GATEWAY_URL)
     if parts.scheme == "unix":
-        return _UnixConnection(parts.path, timeout=_SECONDS)
-    return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_SECONDS)
+        return _UnixConnection(parts.path, timeout=_CONNECT_SECONDS)
+    return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_CONNECT_SECONDS)

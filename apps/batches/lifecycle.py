@@ -23,8 +23,8 @@ BATCH_TRANSITIONS: Transitions = {
         {BatchStatus.IN_PROGRESS, BatchStatus.FAILED, BatchStatus.CANCELLING, BatchStatus.EXPIRED}
     ),
     BatchStatus.IN_PROGRESS: frozenset({BatchStatus.FINALIZING, BatchStatus.CANCELLING, BatchStatus.EXPIRED}),
-    BatchStatus.FINALIZING: frozenset({BatchStatus.COMPLETED}),
-    BatchStatus.CANCELLING: frozenset({BatchStatus.CANCELLED}),
+    BatchStatus.FINALIZING: frozenset({BatchStatus.COMPLETED, BatchStatus.FAILED}),
+    BatchStatus.CANCELLING: frozenset({BatchStatus.CANCELLED, BatchStatus.FAILED}),
     BatchStatus.COMPLETED: frozenset(),
     BatchStatus.FAILED: frozenset(),
     BatchStatus.EXPIRED: frozenset(),

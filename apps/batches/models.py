@@ -54,6 +54,11 @@ class Batch(OrganizationModel):
     input_tokens = models.BigIntegerField(default=0)
     cached_tokens = models.BigIntegerField(default=0)
     output_tokens = models.BigIntegerField(default=0)
+    result_bytes = models.BigIntegerField(db_default=0, default=0, help_text="Size of the recorded answers.")
+    faults = models.PositiveSmallIntegerField(
+        db_default=0, default=0, help_text="Errors of ours since the last answer."
+    )
+    retry_at = models.DateTimeField(null=True, help_text="Left out until then, after an error of ours.")
     created_by = models.CharField(max_length=64)
     created_at = models.DateTimeField(db_default=Now())
     expires_at = models.DateTimeField()

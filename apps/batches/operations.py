@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from django.db import transaction
 
 from apps.accounts.models import Organization
-from apps.batches.files import PURPOSE, check_expiry
+from apps.batches.files import PURPOSE, check_expiry, storage_left
 from apps.batches.lifecycle import ACTIVE, BATCH_TRANSITIONS, BatchStatus
 from apps.batches.models import Batch, BatchFile
 from apps.batches.queries import find_file
@@ -19,6 +19,7 @@ from apps.core.errors import InvalidState, InvalidValue, NotFound, QuotaExceeded
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 WINDOW = datetime.timedelta(hours=24)
 MAX_ACTIVE = 20  # of an organization: each may have 50,000 rows
+MAX_IN_AN_HOUR = 20  # of an organization: a batch costs its rows even if it is cancelled
 _MAX_METADATA = 16
 
 
@@ -42,6 +43,11 @@ def create_batch(
         raise InvalidValue(
             "metadata has at most 16 pairs, keys up to 64 and values up to 512 characters.", param="metadata"
         )
+    if storage_left(organization=organization) == 0:
+        raise QuotaExceeded(
+            "Your organization's storage is full, so there is no room for the answers: delete files you no longer "
+            "need, or ask the operator for more."
+        )
     with transaction.atomic():
         file = find_file(organization=organization, id=input_file_id)
         if file is None:
@@ -54,8 +60,15 @@ def create_batch(
             raise InvalidValue(f"The file's purpose is '{file.purpose}', not '{PURPOSE}'.", param="input_file_id")
         BatchFile.objects.select_for_update().get(pk=file.pk)  # it is not deleted meanwhile
         lock(f"batches:{id_of(organization)}")
-        if Batch.objects.for_organization(organization).filter(status__in=ACTIVE).count() >= MAX_ACTIVE:
+        mine = Batch.objects.for_organization(organization)
+        if mine.filter(status__in=ACTIVE).count() >= MAX_ACTIVE:
             raise QuotaExceeded(f"Your organization has {MAX_ACTIVE} batches that have not ended: wait for one.")
+        an_hour_ago = now - datetime.timedelta(hours=1)
+        if mine.filter(created_at__gt=an_hour_ago).count() >= MAX_IN_AN_HOUR:
+            raise QuotaExceeded(
+                f"Your organization created {MAX_IN_AN_HOUR} batches within an hour, the most allowed: "
+                "put more requests into one file, or try again later."
+            )
         batch = Batch.objects.create(
             organization_id=id_of(organization),
             endpoint=endpoint,

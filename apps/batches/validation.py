@@ -1,8 +1,9 @@
 """Validation of a batch's file: every line becomes a request, or the batch fails and names its first bad lines."""
 
 import datetime
+import io
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import msgspec
 from django.db import transaction
@@ -15,10 +16,12 @@ from apps.core.database.transitions import try_advance
 from apps.core.objects.store import ObjectMissing, store
 
 MAX_REQUESTS = 50_000  # OpenAI's limit
+MAX_LINES = 2 * MAX_REQUESTS  # blank ones included, so that a validation takes seconds
 MAX_LINE_BYTES = 4 * 1024 * 1024  # the gateway's own limit of a body
 MAX_CUSTOM_ID = 256
 MAX_ERRORS = 20
 _ROWS_AT_ONCE = 1_000
+_READ_BYTES = 1024 * 1024
 
 
 class BatchLine(msgspec.Struct):
@@ -83,6 +86,8 @@ def _save_requests(batch: Batch, errors: list[dict[str, object]]) -> tuple[int, 
     try:
         for number, offset, raw in _lines(batch):
             try:
+                if number > MAX_LINES:
+                    raise BadLine("too_many_requests", f"A file has at most {MAX_LINES:,} lines, blank ones included.")
                 line, name = parse_line(raw, endpoint=batch.endpoint)
                 if line.custom_id in known:
                     shown = line.custom_id[:60]
@@ -114,8 +119,12 @@ def _save_requests(batch: Batch, errors: list[dict[str, object]]) -> tuple[int, 
 
 
 def _lines(batch: Batch) -> Iterator[tuple[int, int, bytes]]:
-    """Yield number, place and text of the lines that are not blank. Of a longer line, its first bytes are yielded."""
-    with store().open_stream(batch.input_file.object_key) as stream:
+    """Yield number, place and text of the lines that are not blank, and of every line beyond MAX_LINES.
+
+    Of a line that is too long, its first bytes are yielded.
+    """
+    stored = cast(io.RawIOBase, store().open_stream(batch.input_file.object_key))
+    with io.BufferedReader(stored, _READ_BYTES) as stream:  # alone, a bucket's stream reads lines byte by byte
         number = offset = 0
         while offset < MAX_FILE_BYTES + 1 and (raw := _read_line(stream)):
             number += 1
@@ -124,7 +133,7 @@ def _lines(batch: Batch) -> Iterator[tuple[int, int, bytes]]:
                 while not raw.endswith(b"\n") and (raw := _read_line(stream)):
                     length += len(raw)
                 yield number, offset, b"x" * (MAX_LINE_BYTES + 1)
-            elif raw.strip():
+            elif raw.strip() or number > MAX_LINES:
                 yield number, offset, raw
             offset += length
 

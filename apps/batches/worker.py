@@ -5,19 +5,22 @@ answer was not recorded stays pending, and is sent again under the same id, whic
 """
 
 import datetime
+import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
 import msgspec
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connection, transaction
-from django.db.models import F
+from django.db.models import F, Q
 
 from apps.accounts.operations import issue_member_token
 from apps.accounts.queries import find_actor
-from apps.batches.endings import finish
+from apps.batches.endings import announce_end, finish
+from apps.batches.files import storage_left
 from apps.batches.gateway import GatewayReply, ask
 from apps.batches.lifecycle import ACTIVE, BATCH_TRANSITIONS, BatchStatus, RequestStatus
 from apps.batches.models import Batch, BatchRequest
@@ -30,14 +33,22 @@ from apps.core.objects.store import ObjectMissing
 
 MAX_IN_FLIGHT = 16
 MAX_IN_FLIGHT_OF_ORGANIZATION = 4
-WORK_SECONDS = 40.0  # then the requests in progress end, and the next task goes on
+KEPT_FOR_NEWCOMERS = 4  # places for organizations with no request in progress, one for each
+MAX_RESULT_BYTES = 1024**3  # of a batch's answers
+WORK_SECONDS = 1200.0  # then the requests in progress end, and the next task goes on
 MAX_FAILURES = 5
+MAX_FAULTS = 10  # of a batch that makes no progress, over nine hours
 _POLL_SECONDS = 1.0
 _PAUSE_SECONDS = 2.0  # of a batch whose request the gateway could not take now
-_KEY_LIFETIME = datetime.timedelta(minutes=15)  # longer than a task runs
+_KEY_LIFETIME = datetime.timedelta(minutes=30)  # longer than a task sends
 _SUSPENDED = {"code": "insufficient_permissions", "message": "The organization is suspended."}
+_TOO_LARGE = {"code": "output_too_large", "message": "The answers of the batch exceed 1 GiB or the storage left."}
+_FAULTY = {"code": "internal_error", "message": "The batch failed because of an error of ours."}
 _GONE = {"code": "invalid_api_key", "message": "The key or member that created the batch may no longer send requests."}
 _secrets: dict[str, tuple[str, datetime.datetime]] = {}  # of the keys by batch, and how long each is used
+
+
+logger = logging.getLogger(__name__)
 
 
 class _ReplyUsageDetails(msgspec.Struct):
@@ -55,7 +66,7 @@ class _ReplyWithUsage(msgspec.Struct):
 
 
 def work(*, seconds: float = WORK_SECONDS) -> int:
-    """Work on batches until none can go on or the time is up; return how many requests got an answer.
+    """Work on batches until none is left or the time is up; return how many requests got an answer.
 
     Does nothing while another worker is at work.
     """
@@ -81,25 +92,35 @@ class _Worker:
         self._ends_at = ends_at
         self._open: dict[Future[GatewayReply], BatchRequest] = {}
         self._paused: dict[str, float] = {}  # batch -> when it may go on
+        self._most_bytes: dict[str, int] = {}  # of answers, by batch
         self._recorded = 0
 
     def run(self) -> int:
         with ThreadPoolExecutor(MAX_IN_FLIGHT) as pool:
             while True:
                 batches = self._current_batches() if time.monotonic() < self._ends_at else []
+                has_validated = False
                 for batch in batches:
-                    self._advance(batch, pool)
+                    if batch.status == BatchStatus.VALIDATING:
+                        if has_validated:
+                            continue  # others' answers are recorded first
+                        has_validated = True
+                    _guarded(batch.pk, self._advance, batch, pool)
                 if not self._open:
-                    if not batches or all(batch.pk in self._paused for batch in batches):
+                    if not batches:
                         return self._recorded
+                    if all(batch.pk in self._paused for batch in batches):
+                        time.sleep(_POLL_SECONDS)
                     continue
                 done, _ = wait(self._open, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
                 for future in done:
-                    self._record(self._open.pop(future), future)
+                    request = self._open.pop(future)
+                    _guarded(request.batch_id, self._record, request, future)
 
     def _current_batches(self) -> list[Batch]:
         """Return the oldest active batch of each organization; those with the fewest requests in progress first."""
-        active = Batch.objects.filter(status__in=ACTIVE).select_related("input_file", "organization")
+        is_due = Q(retry_at=None) | Q(retry_at__lte=db_now())
+        active = Batch.objects.filter(is_due, status__in=ACTIVE).select_related("input_file", "organization")
         oldest = active.order_by("organization_id", "created_at", "pk").distinct("organization_id")
         in_flight = Counter(request.organization_id for request in self._open.values())
         return sorted(oldest, key=lambda batch: (in_flight[batch.organization_id], batch.created_at))
@@ -107,18 +128,18 @@ class _Worker:
     def _advance(self, batch: Batch, pool: ThreadPoolExecutor) -> None:
         now = db_now()
         mine = [request.pk for request in self._open.values() if request.batch_id == batch.pk]
-        if batch.status == BatchStatus.VALIDATING:
+        if batch.status in (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS) and now >= batch.expires_at:
+            if not mine:
+                finish(batch=batch, to=BatchStatus.EXPIRED, now=now)
+        elif batch.status == BatchStatus.VALIDATING:
             validate(batch=batch, now=now)
         elif batch.status == BatchStatus.CANCELLING:
             if not mine:
                 finish(batch=batch, to=BatchStatus.CANCELLED, now=now)
         elif batch.status == BatchStatus.FINALIZING:
             finish(batch=batch, to=BatchStatus.COMPLETED, now=now)
-        elif now >= batch.expires_at:
-            if not mine:
-                finish(batch=batch, to=BatchStatus.EXPIRED, now=now)
         elif not mine and (batch.stop or not self._begin_requests(batch, pool, mine)):
-            try_advance(batch, to=BatchStatus.FINALIZING, transitions=BATCH_TRANSITIONS, finalizing_at=now)
+            try_advance(batch, to=BatchStatus.FINALIZING, transitions=BATCH_TRANSITIONS, finalizing_at=now, faults=0)
         elif mine and not batch.stop:
             self._begin_requests(batch, pool, mine)
 
@@ -127,13 +148,16 @@ class _Worker:
         if self._paused.get(batch.pk, 0) > time.monotonic():
             return True
         self._paused.pop(batch.pk, None)
-        room = min(MAX_IN_FLIGHT_OF_ORGANIZATION - len(mine), MAX_IN_FLIGHT - len(self._open))
+        room = self._room_of(batch.organization_id)
         if room <= 0:
             return True
         pending = BatchRequest.objects.filter(batch=batch, status=RequestStatus.PENDING).exclude(pk__in=mine)
         requests = list(pending.order_by("line")[:room])
         if not requests:
             return False
+        if batch.result_bytes >= self._most_bytes_of(batch):
+            _stop(batch.pk, _TOO_LARGE)
+            return True
         is_suspended = batch.organization.suspended_at is not None
         secret = None if is_suspended else self._secret_of(batch)
         if secret is None:
@@ -151,6 +175,19 @@ class _Worker:
             )
             self._open[sent] = request
         return True
+
+    def _room_of(self, organization_id: str) -> int:
+        """Return how many requests the organization may begin now. Slow requests of others leave it at least one."""
+        mine = sum(request.organization_id == organization_id for request in self._open.values())
+        free = MAX_IN_FLIGHT - len(self._open)
+        room = min(MAX_IN_FLIGHT_OF_ORGANIZATION - mine, free - KEPT_FOR_NEWCOMERS)
+        return room if mine else max(room, min(free, 1))
+
+    def _most_bytes_of(self, batch: Batch) -> int:
+        if batch.pk not in self._most_bytes:
+            left = storage_left(organization=batch.organization_id)
+            self._most_bytes[batch.pk] = MAX_RESULT_BYTES if left is None else min(left, MAX_RESULT_BYTES)
+        return self._most_bytes[batch.pk]
 
     def _secret_of(self, batch: Batch) -> str | None:
         """Return a short-lived key in the name of the batch's creator; None if that may send no requests now."""
@@ -197,10 +234,11 @@ class _Worker:
         """Record the reply and count it, unless the request has one."""
         response = {"status_code": reply.status, "request_id": reply.request_id, "body": msgspec.Raw(reply.body)}
         result = {"id": request.pk, "custom_id": request.custom_id, "response": response, "error": None}
+        line = msgspec.json.encode(result)
         open_request = BatchRequest.objects.filter(pk=request.pk, status=RequestStatus.PENDING)
-        if not open_request.update(status=status, result=msgspec.json.encode(result).decode()):
+        if not open_request.update(status=status, result=line.decode()):
             return
-        counted = {status.value: F(status.value) + 1}
+        counted = {status.value: F(status.value) + 1, "result_bytes": F("result_bytes") + len(line), "faults": 0}
         if status is RequestStatus.COMPLETED:
             usage = msgspec.json.decode(reply.body, type=_ReplyWithUsage).usage or _ReplyUsage()
             details = usage.prompt_tokens_details or _ReplyUsageDetails()
@@ -216,3 +254,33 @@ class _Worker:
 def _stop(batch_id: str, reason: dict[str, str]) -> None:
     """Send no more requests of the batch. The first reason counts."""
     Batch.objects.filter(pk=batch_id, stop__isnull=True).update(stop=reason)
+
+
+def _guarded(batch_id: str, step: Callable[..., None], *args: object) -> None:
+    """Do a step for one batch. An error sets that batch aside, and the others go on."""
+    try:
+        step(*args)
+    except SoftTimeLimitExceeded:
+        raise
+    except Exception:
+        logger.exception("%s is set aside", batch_id)
+        _set_aside(batch_id)
+
+
+@transaction.atomic
+def _set_aside(batch_id: str) -> None:
+    """Leave the batch out for a while, longer each time. After MAX_FAULTS it ends; recorded answers are kept first."""
+    batch, now = Batch.objects.select_for_update().get(pk=batch_id), db_now()
+    if batch.retry_at is not None and batch.retry_at > now:
+        return  # requests that were in progress together count once
+    if batch.faults + 1 < MAX_FAULTS:
+        batch.retry_at, batch.faults = now + datetime.timedelta(minutes=2**batch.faults), batch.faults + 1
+        batch.save(update_fields=["retry_at", "faults"])
+    elif batch.status == BatchStatus.IN_PROGRESS:
+        _stop(batch_id, _FAULTY)
+    else:
+        errors = [_FAULTY | {"line": None, "param": None}]
+        to = BatchStatus.FAILED
+        if try_advance(batch, to=to, transitions=BATCH_TRANSITIONS, errors=errors, failed_at=now):
+            BatchRequest.objects.filter(batch=batch).delete()
+            announce_end(batch=batch, status=to)

@@ -35,6 +35,7 @@ app.config_from_object(
         # A message for `core.carry_out` is in the queue of its lane.
         "task_routes": {
             "datasets.sweep_orphans": {"queue": "data"},
+            "batches.sweep_orphans": {"queue": "data"},
             "payments.*": {"queue": "payments"},
             "batches.work": {"queue": "batches"},
         },
