@@ -81,6 +81,12 @@ def rows(world: World) -> Rows:
 
 
 @pytest.fixture(autouse=True)
+def _sign_ins_stay_recent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everyone signs in once, however long all tests take: test_recent_sign_in.py tests the limit itself."""
+    monkeypatch.setattr(settings, "ACCOUNT_REAUTHENTICATION_TIMEOUT", 24 * 3600)
+
+
+@pytest.fixture(autouse=True)
 def _payments_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Stripe's secret the billing pages are not there at all: tests/web/money/test_billing.py."""
     monkeypatch.setattr(settings, "STRIPE_WEBHOOK_SECRET", "whsec_guard")
