@@ -128,7 +128,8 @@ class _Worker:
     def _advance(self, batch: Batch, pool: ThreadPoolExecutor) -> None:
         now = db_now()
         mine = [request.pk for request in self._open.values() if request.batch_id == batch.pk]
-        if batch.status in (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS) and now >= batch.expires_at:
+        is_late = now >= batch.expires_at and not batch.stop  # a stopped batch ends by the last branches
+        if batch.status in (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS) and is_late:
             if not mine:
                 finish(batch=batch, to=BatchStatus.EXPIRED, now=now)
         elif batch.status == BatchStatus.VALIDATING:

@@ -80,9 +80,10 @@ class FairQueue:
     def take_spare(self, tenant: str, replica_ids: Collection[str]) -> str:
         """Return the replica on which a request of a batch now has a place: one that is more than half free.
 
-        Raises Unavailable if there is none, or while other requests wait.
+        Raises Unavailable if there is none, or while other requests wait for each of them.
         """
-        spare = [one for one in replica_ids if 2 * self._of(one).taken < self._places] if not self._queues else []
+        awaited = {each for queue in self._queues.values() for waiting in queue for each in waiting.replica_ids}
+        spare = [one for one in replica_ids if one not in awaited and 2 * self._of(one).taken < self._places]
         chosen = self.take_free(tenant, spare)
         if chosen is None:
             raise Unavailable("All places are used or kept for live requests.", retry_after_seconds=2)

@@ -139,6 +139,21 @@ def test_a_batch_that_cannot_end_fails(organization, monkeypatch):
     assert not BatchRequest.objects.exists()
 
 
+def test_an_expired_batch_that_cannot_end_fails_too(organization, replies, monkeypatch):
+    def fail(**_: object) -> None:
+        raise OSError("no room on the disk")
+
+    batch = make_batch(organization)
+    replies[organization.pk] = GatewayReply(status=0, body=b"")
+    worker.work(seconds=0.5)  # the batch is in progress, and its request waits
+    Batch.objects.update(expires_at=db_now() - datetime.timedelta(seconds=1), faults=worker.MAX_FAULTS - 1)
+    monkeypatch.setattr(worker, "finish", fail)
+    assert work(batch).status == "finalizing"
+
+    Batch.objects.update(retry_at=None, faults=worker.MAX_FAULTS - 1)
+    assert work(batch).status == "failed"
+
+
 @pytest.mark.parametrize("left", [None, 150])
 def test_a_batch_stops_when_its_answers_are_too_large(organization, monkeypatch, left):
     monkeypatch.setattr(worker, "MAX_RESULT_BYTES", 150 if left is None else 1024)

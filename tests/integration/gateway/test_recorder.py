@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from apps.interfaces.gateway.engines.meter import Meter
@@ -94,6 +95,21 @@ async def test_what_is_written_is_shipped_and_the_folder_goes(tmp_path, weather)
     await recorder.close()
 
     assert settled == {"hold_0": 5, "hold_1": 5}
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_the_start_of_a_request_that_is_charged_under_another_id_is_kept_no_longer_than_its_end(
+    tmp_path, weather
+):
+    recorder = Recorder(tmp_path, name="one", settled=Settled().note)
+    await recorder.open()
+    record = make_record(id="useb_charged")
+    recorder.start(msgspec.structs.replace(make_start(record), id="use_start", charged_id=record.id))
+    await asyncio.sleep(4 * recording._START_SECONDS)  # the start is written by itself
+    assert await recorder.end(record, start_id="use_start")
+    await recorder.flush()
+    await recorder.close()
+
     assert list(tmp_path.iterdir()) == []
 
 

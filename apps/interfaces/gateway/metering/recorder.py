@@ -108,7 +108,7 @@ class Recorder(asyncio.Protocol):
         if self._young.pop(start_id, None) is None:
             self._older.pop(start_id, None)
         batch = self._batch
-        batch.contents.append(encode(End(record)))
+        batch.contents.append(encode(End(record, start_id if start_id != record.id else "")))
         if not batch.ends and not self._is_writing:
             self._hand_over_soon()
         batch.ends.append(record)

@@ -111,6 +111,8 @@ class RecorderProcess:
     def _keep(self, entries: Sequence[Entry]) -> None:
         with self._segments_lock:
             self._segments.keep(entry.id for entry in entries)
+            # No record with the start's id will be shipped: from here on the end alone keeps what is needed.
+            self._segments.forget(entry.start_id for entry in entries if isinstance(entry, End) and entry.start_id)
         if ends := [entry.record for entry in entries if isinstance(entry, End)]:
             self._shipper.add(ends)
 

@@ -49,10 +49,11 @@ class Start(msgspec.Struct, frozen=True, tag="start", kw_only=True, omit_default
     charged_id: str = ""
 
 
-class End(msgspec.Struct, frozen=True, tag="end"):
-    """The metered usage of a request."""
+class End(msgspec.Struct, frozen=True, tag="end", omit_defaults=True):
+    """The metered usage of a request. `start_id` is the id of its start, if that is another one."""
 
     record: UsageRecord
+    start_id: str = ""
 
     @property
     def id(self) -> str:

@@ -30,6 +30,16 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
+async def test_a_request_that_waits_for_one_replica_keeps_no_batch_from_another():
+    turns = FairQueue(places=1)
+    await turns.take("live", ["r1"])
+    waiting = asyncio.create_task(turns.take("live", ["r1"]))
+    await settle()
+
+    assert turns.take_spare("batch", ["r1", "r2"]) == "r2"
+    waiting.cancel()
+
+
 async def test_the_least_busy_replica_is_chosen():
     turns = FairQueue(places=8)
     assert [await turns.take("a", ("r1", "r2")) for _ in range(4)] == ["r1", "r2", "r1", "r2"]
