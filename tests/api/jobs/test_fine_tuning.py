@@ -180,8 +180,10 @@ def test_a_clients_retry_does_not_make_a_second_job(sdk, file_id):
     first = create(sdk, file_id)
     again = create(sdk, file_id, extra_headers={"x-stainless-retry-count": "1"})
     another = create(sdk, file_id)
+    named = create(sdk, file_id, extra_headers={"x-stainless-retry-count": "1", "Idempotency-Key": "a-new-one"})
 
-    assert first.id == again.id != another.id
+    assert first.id == again.id
+    assert len({first.id, another.id, named.id}) == 3
 
 
 def test_grader_and_exports_reach_the_worker(sdk, file_id, claim):

@@ -49,6 +49,7 @@ from apps.interfaces.api.openai.fine_tuning_objects import (
     event_object,
     job_object,
 )
+from apps.interfaces.api.requests.idempotency import read_idempotency_key
 from apps.interfaces.api.requests.pagination import ListObject, PageQuery, SearchQuery, page, with_words_of
 from apps.interfaces.api.requests.sent_names import as_sent
 from apps.interfaces.api.views import ApiView
@@ -99,8 +100,9 @@ class JobList(ApiView):
         asked = parse_request(
             body,
             request.data,
-            # OpenAI's SDK sends no such key but counts its retries. A retry must not become a second job.
-            is_retry=request.headers.get("X-Stainless-Retry-Count", "0") not in ("", "0"),
+            # OpenAI's SDK counts its retries. Without an Idempotency-Key, a retry must not become a second job either.
+            is_retry=read_idempotency_key(request) is None
+            and request.headers.get("X-Stainless-Retry-Count", "0") not in ("", "0"),
         )
         if body.dry_run:
             return self._rehearse(body, asked)
