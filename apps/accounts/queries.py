@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from django.conf import settings
 from django.db import connection
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from apps.accounts.login.api_keys import fingerprint, is_well_formed
 from apps.accounts.models import (
@@ -164,11 +164,17 @@ def get_key(*, organization: Organization, id: str) -> ApiKey:
 
 
 def find_actor(*, organization: Organization | str, actor: str, now: datetime.datetime) -> Membership | None:
-    """Return the member behind an actor id, or the maker of a key that is usable; return None if there is none now."""
+    """Return the member behind an actor id, or the maker of a key that is usable; return None if there is none now.
+
+    A key that was rotated may still act by a usable key of its line, unless it was revoked.
+    """
     people = [actor]
     if not actor.startswith("user_"):
-        keys = ApiKey.objects.for_organization(organization).usable(now=now).filter(pk=actor)
-        people = list(keys.values_list("created_by_id", flat=True))
+        keys = ApiKey.objects.for_organization(organization)
+        key = keys.filter(pk=actor, revoked_at=None).first()
+        first = key and (key.first_key or key.pk)
+        line = keys.usable(now=now).filter(Q(pk=first) | Q(first_key=first)) if key else keys.none()
+        people = list(line.values_list("created_by_id", flat=True)[:1])
     return Membership.objects.for_organization(organization).filter(user_id__in=people).first()
 
 

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_OPEN_OF_ONE, _MAX_OPEN = 3, 100
 _OPEN = datetime.timedelta(hours=1)
+_PATIENCE = datetime.timedelta(minutes=2)  # a request that no worker took by then is not waited for
 _TAKEN = datetime.timedelta(minutes=6)  # a worker ends a rehearsal after five
 _MAX_TRIES = 3
 _MAX_RATIO = 3.0  # between a report and the formula
@@ -36,27 +37,29 @@ _MAX_RATIO = 3.0  # between a report and the formula
 def ask(*, organization: Organization | str, rehearsal: QuotedRehearsal, pool: GpuPool, now: datetime.datetime) -> bool:
     """Ask the workers for the figure, if it is neither known nor asked for; return whether one will come.
 
-    None will come while no trainer is online, or if it could not be traced. An organization has at most three open
-    requests; further ones wait for the next call.
+    None will come while no trainer is free for it, or if it could not be traced. An organization has at most three open
+    requests.
     """
     seen = now - datetime.timedelta(seconds=LIVE_SECONDS)
     trainers = Worker.objects.filter(kind=WorkerKind.TRAINER, revoked_at=None, last_seen_at__gte=seen)
-    if not trainers.exists():
+    if not trainers.filter(cordoned_at=None, drain_requested_at=None).exists():
         return False
     locks.lock("memory-rehearsals")
     own = MemoryRehearsal.objects.filter(pk=rehearsal.digest)
-    if own.filter(_is_open(now) | Q(reported_at__gte=now - KEPT)).exists():
+    is_soon = _is_open(now) & (Q(asked_at__gte=now - _PATIENCE) | Q(taken_at__gte=now - _TAKEN))
+    if own.filter(is_soon | Q(reported_at__gte=now - KEPT)).exists():
         return True
-    if own.filter(reported_at=None, asked_at__gte=now - _OPEN).exists():  # every try failed
+    if own.filter(reported_at=None, asked_at__gte=now - _OPEN).exists():  # every try failed, or all trainers are busy
         return False
     asker = hashlib.sha256(key_of(organization).encode()).hexdigest()
     waiting = MemoryRehearsal.objects.filter(_is_open(now))
-    if waiting.filter(asker_sha256=asker).count() < _MAX_OPEN_OF_ONE and waiting.count() < _MAX_OPEN:
-        values = {"request": msgspec.to_builtins(rehearsal.request), "computed_bytes": rehearsal.computed_bytes}
-        fresh = {"worker": None, "taken_at": None, "tries": 0, "report": None, "reported_at": None, "asked_at": now}
-        MemoryRehearsal.objects.update_or_create(pk=rehearsal.digest, defaults=values | fresh | {"asker_sha256": asker})
-        key = f"rehearse:{rehearsal.digest}:{now.timestamp():.0f}"
-        outbox.publish(topic="train.wake", key=key, payload={"pool": pool.name}, organization=key_of(organization))
+    if waiting.filter(asker_sha256=asker).count() >= _MAX_OPEN_OF_ONE or waiting.count() >= _MAX_OPEN:
+        return False
+    values = {"request": msgspec.to_builtins(rehearsal.request), "computed_bytes": rehearsal.computed_bytes}
+    fresh = {"worker": None, "taken_at": None, "tries": 0, "report": None, "reported_at": None, "asked_at": now}
+    MemoryRehearsal.objects.update_or_create(pk=rehearsal.digest, defaults=values | fresh | {"asker_sha256": asker})
+    key = f"rehearse:{rehearsal.digest}:{now.timestamp():.0f}"
+    outbox.publish(topic="train.wake", key=key, payload={"pool": pool.name}, organization=key_of(organization))
     return True
 
 

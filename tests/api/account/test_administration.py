@@ -8,7 +8,7 @@ from apps.accounts import operations
 from apps.accounts.models import ApiKey, Invitation, Membership
 from apps.accounts.notices.events import announce
 from apps.accounts.operations import issue_key
-from apps.accounts.queries import KeyLimits
+from apps.accounts.queries import KeyLimits, find_actor
 from apps.accounts.roles import SCOPES, Member
 from apps.billing.budgets import BudgetExceeded, attribution_of_key, list_key_labels, set_budget, set_key_labels
 from apps.billing.models import Budget, TrafficHour
@@ -37,9 +37,11 @@ def test_a_key_is_created_rotated_with_an_overlap_and_revoked(api_client, key, o
 
     ApiKey.objects.filter(pk=old["id"]).update(expires_at=db_now())
     assert api_client(old["secret"]).get("/api/v1/me").status_code == 401
+    assert find_actor(organization=organization, actor=old["id"], now=db_now()), "its jobs and batches go on"
     revoked = client.delete(f"/api/v1/keys/{new['id']}").json()
     assert revoked["status"] == "revoked" and "secret" not in revoked
     assert api_client(new["secret"]).get("/api/v1/me").status_code == 401
+    assert find_actor(organization=organization, actor=old["id"], now=db_now()) is None
     again = client.post(f"/api/v1/keys/{new['id']}/rotate", {}, format="json")
     assert (again.status_code, again.json()["error"]["code"]) == (400, "key_not_active")
     entries = AuditEntry.objects.filter(actor=alice.pk, action__startswith="key.", target__in=[old["id"], new["id"]])

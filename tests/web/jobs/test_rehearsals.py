@@ -1,5 +1,6 @@
 """Rehearsed memory at review: asked by a member, traced by a worker, and believed only within reason."""
 
+import datetime
 import html
 import re
 from urllib.parse import urlencode
@@ -10,6 +11,7 @@ from django.test import Client
 
 from apps.contracts.runs import Hyperparameters, MemoryReport
 from apps.contracts.worker_api import RehearsalReport, RehearsalRequest
+from apps.core.database.clock import db_now
 from apps.finetuning.jobs.admission import DoesNotFit
 from apps.finetuning.models import GpuPool, MemoryRehearsal
 from apps.finetuning.quotes.rehearsals import stored_rehearsal
@@ -68,9 +70,11 @@ def test_a_review_asks_a_worker_and_shows_its_figure(chosen, floor, client_for, 
     page = review(client, chosen)
     assert not MemoryRehearsal.objects.exists()
     asked = rehearse(client, page)
-    assert "The rehearsal runs now" in asked.content.decode() and "HX-Refresh" not in asked.headers
+    assert "Waiting for the rehearsal" in asked.content.decode() and "HX-Refresh" not in asked.headers
     rehearse(client, page)  # asks nothing more
     assert MemoryRehearsal.objects.count() == 1
+    MemoryRehearsal.objects.update(asked_at=db_now() - datetime.timedelta(minutes=3))
+    assert "hx-post" not in rehearse(client, page).content.decode(), "all workers are busy: the page stops asking"
 
     taken = msgspec.json.decode(worker_call("/rehearsals/next").content, type=RehearsalRequest)
     assert worker_call("/rehearsals/next").status_code == 204
