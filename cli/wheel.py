@@ -61,7 +61,7 @@ def write_package(target: Path) -> None:
 
 
 def shared_modules() -> list[Path]:
-    """Return the modules of `apps` that the command line imports, and those that they import, without packages."""
+    """Return the modules of `apps` that the command line imports, and those that they import."""
     found: dict[Path, None] = {}
     waiting = sorted((SOURCE / "src").rglob("*.py"))
     while waiting:
@@ -76,7 +76,8 @@ def _imports_of(path: Path) -> list[Path]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("apps."):
             names |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
-    files = [REPOSITORY / f"{name.replace('.', '/')}.py" for name in names]
+    places = [REPOSITORY / name.replace(".", "/") for name in names]
+    files = [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")]
     return sorted(file for file in files if file.is_file())
 
 

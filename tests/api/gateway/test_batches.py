@@ -172,7 +172,7 @@ def test_a_request_waits_for_a_place_and_repeats_a_failed_answer_and_is_charged_
 
 
 def test_a_request_without_a_price_fails_and_one_that_kills_engines_fails_after_some_tries(tenant, engine):
-    unpriced = make_served_model("unpriced", engine.url, is_priced=False)
+    unpriced = make_served_model("batch-unpriced", engine.url, is_priced=False)
     engine.scripts["killer"] = Script(breaks_after=0)
     sdk = openai_client(tenant.key)
     batch = begin(sdk, [line("a", body={"model": unpriced.name, "messages": HI}), line("b", "killer")])
