@@ -200,9 +200,10 @@ def test_a_slow_gateway_a_long_answer_and_no_gateway_are_told_apart(
         threading.Thread(target=answer, daemon=True).start()
 
     request = BatchRequest.objects.get()
-    reply = gateway.ask(request=request, endpoint=CHAT, input_key=batch.input_file.object_key, secret="secret")
-    ended.set()
-    listener.close()
+    with listener:
+        key = batch.input_file.object_key
+        reply = gateway.ask(request=request, endpoint=CHAT, input_key=key, secret="secret", key_id="")
+        ended.set()
 
     assert reply.status == status
 

@@ -19,10 +19,10 @@ APPS = Path(__file__).resolve().parents[4] / "apps"
 
 
 def published() -> Iterator[tuple[str, str, frozenset[str]]]:
-    """Yield place, topic and the payload's keys of each call of `publish` that spells them out."""
+    """Yield place, topic and the payload's keys of each call of `publish` or `announce` that spells them out."""
     for path in APPS.rglob("*.py"):
         source = path.read_text()
-        for function in ast.walk(ast.parse(source)) if "publish(" in source else ():
+        for function in ast.walk(ast.parse(source)) if "publish(" in source or "announce(" in source else ():
             if isinstance(function, ast.FunctionDef):
                 yield from _calls(path, function)
 
@@ -36,10 +36,17 @@ def _calls(path: Path, function: ast.FunctionDef) -> Iterator[tuple[str, str, fr
         if isinstance(target, ast.Name)
     }
     for node in ast.walk(function):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "publish"):
+        if not isinstance(node, ast.Call):
             continue
         given = {keyword.arg: keyword.value for keyword in node.keywords}
-        topic, payload = given.get("topic"), given.get("payload")
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "publish":
+            topic, payload = given.get("topic"), given.get("payload")
+        elif isinstance(node.func, ast.Name) and node.func.id == "announce":
+            mail = given.get("mail")
+            mail = mail.orelse if isinstance(mail, ast.IfExp) else mail
+            topic, payload = mail.elts if isinstance(mail, ast.Tuple) else (None, None)
+        else:
+            continue
         if isinstance(payload, ast.Name):
             payload = local.get(payload.id)
         if isinstance(topic, ast.Constant) and isinstance(payload, ast.Dict):
