@@ -1,5 +1,6 @@
 """What a 4-bit base holds in how many bits, once it is ready to be trained."""
 
+import msgspec
 import pytest
 import torch
 from bitsandbytes.nn import Params4bit
@@ -30,12 +31,12 @@ def config(request):
 def ready(config, tmp_path, monkeypatch):
     """A base as a GPU would train it, in bfloat16 and 4 bits."""
     recipe = Hyperparameters(method=Method.QLORA)
-    engine = choose_engine(detect(), recipe)
+    engine = msgspec.structs.replace(choose_engine(detect(), recipe), is_gpu=True, dtype="bfloat16")
     AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.bfloat16).save_pretrained(tmp_path)
     base = AutoModelForCausalLM.from_pretrained(
         tmp_path, quantization_config=loading.quantization_config(torch.bfloat16), dtype=torch.bfloat16
     )
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # on a CPU the norms are taken back too
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     return loading._prepare_quantized(base, recipe, engine)
 
 
