@@ -4,7 +4,9 @@ alice owns Acme, ann is an admin, bob a member, vera a viewer; charlie owns Riva
 """
 
 import asyncio
+import gc
 import inspect
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -21,7 +23,7 @@ from apps.accounts.operations import IssuedKey
 from apps.core.http.garbage import spare_lasting_objects
 from tests.factories.accounts import make_key, make_member, make_organization, make_user
 from tests.services.database import own_database
-from tests.support.database import empty_database
+from tests.support.database import close_superuser, empty_database
 from tests.support.pages import PageClient
 
 # No example is too slow: a busy moment of the machine is no bug of ours. `make nightly` searches four times as long.
@@ -32,6 +34,7 @@ hypothesis_settings.load_profile("quick")
 
 def pytest_configure() -> None:
     settings.STATIC_ROOT.mkdir(parents=True, exist_ok=True)  # WhiteNoise warns without it; warnings are errors
+    os.fsync = lambda descriptor: None  # the files of a test need not survive a power cut, and wait for the disk
     # After each test that commits: `transaction=True`, `transactional_db` and all that uses it.
     TransactionTestCase._fixture_teardown = lambda self: empty_database()  # type: ignore[method-assign]
 
@@ -49,6 +52,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def pytest_collection_finish() -> None:
     """Looking for garbage among what lives as long as the run took a sixth of the time of all tests."""
     spare_lasting_objects()
+    gc.enable()  # disabled since tests/services/plugin.py
 
 
 @pytest.fixture(scope="session")
@@ -56,6 +60,7 @@ def django_db_setup(django_test_environment: None, django_db_blocker: DjangoDbBl
     """Give this process a database of its own: two runs on one machine share the server and nothing else."""
     with django_db_blocker.unblock(), own_database():
         yield
+        close_superuser()
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,11 @@ import warnings
 import msgspec
 
 from apps.contracts.runs import MemoryReport, MemoryRequest
-from gpu_workers.rehearsal.rehearse import rehearse_memory
+from gpu_workers.trainer.child import import_libraries
+
+sys.modules["wandb"] = None  # type: ignore[assignment]  # no rehearsal tracks (gpu_workers/trainer/child.py)
+import_libraries()
+from gpu_workers.rehearsal.rehearse import rehearse_memory  # noqa: E402
 
 
 def main() -> int:

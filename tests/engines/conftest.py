@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 os.environ["OMP_NUM_THREADS"] = "1"  # torch reads it when it is imported
+gc.disable()  # until all tests are collected: imports leave almost no garbage
 
 REPLICA = "one_replica"  # the folder whose files share one replica with vLLM
 FORKING = "forking"  # the modules that share the process that forks trainers
@@ -25,6 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Leave all that was imported out of garbage collections: a training begins with one, which took half a second."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

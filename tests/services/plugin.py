@@ -1,6 +1,7 @@
 """pytest plugin: real PostgreSQL and Redis for the whole run, and the environment the settings read."""
 
 import atexit
+import gc
 import os
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from scripts.embedded import ensure_running
 
+gc.disable()  # until all tests are collected: imports and parameters are no garbage, however often it is looked for
 ROOT = Path(__file__).resolve().parents[2]
 _services = ExitStack()
 

@@ -4,6 +4,7 @@
 of all tables again. Here the rows are deleted, and what `post_migrate` wrote stays.
 """
 
+import functools
 import os
 import threading
 from collections.abc import Callable
@@ -23,11 +24,22 @@ def empty_database() -> None:
     As a superuser and a replica: no trigger, no foreign key and no policy asks why an append-only row goes.
     """
     tables = sorted(set(connection.introspection.django_table_names(only_existing=True)) - KEPT)
+    _superuser().execute(sql.SQL(";").join(sql.SQL("DELETE FROM {}").format(sql.Identifier(name)) for name in tables))
+
+
+@functools.cache
+def _superuser() -> psycopg.Connection:
+    """Return one connection for the whole run: a new one has to read the catalogue of all tables again."""
     settings = connection.settings_dict
     place = {"host": settings["HOST"], "port": settings["PORT"], "dbname": settings["NAME"]}
-    with psycopg.connect(**place, user="postgres") as superuser:
-        superuser.execute("SET session_replication_role = replica")
-        superuser.execute(sql.SQL(";").join(sql.SQL("DELETE FROM {}").format(sql.Identifier(name)) for name in tables))
+    return psycopg.connect(**place, user="postgres", autocommit=True, options="-c session_replication_role=replica")
+
+
+def close_superuser() -> None:
+    """Close the connection of `empty_database`, if it was made."""
+    if _superuser.cache_info().currsize:
+        _superuser().close()
+        _superuser.cache_clear()
 
 
 def database_url(role: str) -> str:
