@@ -7,6 +7,7 @@ import hashlib
 import json
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,6 +61,7 @@ class ControlPlane:
         self.judge: JudgeAccess | None = None  # None: nobody may ask one
         self.events: list[RunEvent] = []
         self.beats: list[HeartbeatRequest] = []
+        self.beats_of: defaultdict[str, list[HeartbeatRequest]] = defaultdict(list)  # by run
         self.outcomes: list[RunOutcome] = []
         self.one_time_token = "once"
         self.enrollments: list[EnrollRequest] = []
@@ -233,6 +235,7 @@ class ControlPlane:
 
     def _heartbeat(self, body: bytes, lease_id: str) -> tuple[int, bytes]:
         self.beats.append(msgspec.json.decode(body, type=HeartbeatRequest))
+        self.beats_of[self._leases[lease_id][1]].append(self.beats[-1])
         return _ok(
             HeartbeatResponse(
                 lease_seconds=60,

@@ -1,4 +1,7 @@
-"""A training child without torch: the same files and outcomes as the real one, as the first argument says."""
+"""A training child without torch: the same files and outcomes as the real one, as the first argument says.
+
+Of several behaviours, "hang,beat", the first attempt takes the first one, and so on.
+"""
 
 import os
 import shutil
@@ -25,8 +28,9 @@ from gpu_workers.common.artifacts import folder_bytes, read_manifest, seal_folde
 from gpu_workers.common.events import AdapterReady, CheckpointReady, EventWriter, write_outcome
 from gpu_workers.common.pulse import beat, open_pulse
 
-behaviour, spec_path, work_dir = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+behaviours, spec_path, work_dir = sys.argv[1].split(","), Path(sys.argv[2]), Path(sys.argv[3])
 spec = msgspec.json.decode(spec_path.read_bytes(), type=RunSpec)
+behaviour = behaviours[(spec.attempt - 1) % len(behaviours)]
 secrets = sys.stdin.readline()
 events = EventWriter(work_dir / "events.jsonl")
 is_stopping = False

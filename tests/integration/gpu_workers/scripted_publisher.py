@@ -1,5 +1,7 @@
 """A publishing child without torch. Its first argument says how each part ends: "*=publish,merged_16bit=fail".
 
+Of several, "gguf=hang evaluation=hang", the first is of the first attempt's run, and so on.
+
 Ends: publish, slow, fail (each time), once (fails at first), refuse (says why not), hang.
 """
 
@@ -12,14 +14,17 @@ from pathlib import Path
 import msgspec
 
 from apps.contracts.evaluation import EvaluationReport
+from apps.contracts.runs import RunSpec
 from gpu_workers.common.artifacts import folder_bytes, read_manifest, seal_folder
 from gpu_workers.trainer.publication import EVALUATION, Made, SealedFolder, write_made
 
 work_dir, line = Path(sys.argv[3]), sys.stdin.readline()
 part = json.loads(line)["part"]
-ends = dict(pair.split("=") for pair in sys.argv[1].split(","))
+attempt = msgspec.json.decode(Path(sys.argv[2]).read_bytes(), type=RunSpec).attempt
+ways = sys.argv[1].split()
+ends = dict(pair.split("=") for pair in ways[(attempt - 1) % len(ways)].split(","))
 end = ends.get(part, ends.get("*", "publish"))
-tries = work_dir.parent.parent / f"tries-{part}"
+tries = work_dir.parent.parent / f"tries-{attempt}-{part}"
 tries.write_text(str(int(tries.read_text() if tries.exists() else "0") + 1))
 if part == EVALUATION:
     (work_dir.parent.parent / "publish-secrets").write_text(line)

@@ -27,8 +27,8 @@ def promised(plane, models):
     plane.queue[0] = msgspec.structs.replace(spec, exports=("gguf", "merged_16bit"))
 
 
-def tries(tmp_path, part):
-    return int((tmp_path / "work" / f"tries-{part}").read_text())
+def tries(tmp_path, part, *, attempt=1):
+    return int((tmp_path / "work" / f"tries-{attempt}-{part}").read_text())
 
 
 def test_report_probe_and_exports_are_delivered_with_the_adapter(plane, promised, tmp_path):
@@ -91,16 +91,22 @@ def test_what_cannot_be_made_is_named_and_not_tried_again(plane, promised, tmp_p
     assert tries(tmp_path, "gguf") == 1
 
 
-@pytest.mark.parametrize("part", ["evaluation", "gguf", "merged_16bit"])
-def test_a_part_that_hangs_is_ended_and_tried_once_more(plane, promised, tmp_path, part):
+def test_a_part_that_hangs_is_ended_and_tried_once_more(plane, models, tmp_path):
+    """In one of three runs at once each."""
+    parts = ("evaluation", "gguf", "merged_16bit")
     plane.stall_seconds = 3.0
+    for attempt, _ in enumerate(parts, start=1):
+        add_run(plane, models, attempt=attempt)
+    plane.queue = [msgspec.structs.replace(spec, exports=("gguf", "merged_16bit")) for spec in plane.queue]
+    hanging = publisher(" ".join(f"{part}=hang" for part in parts))
 
-    make_agent(plane, tmp_path, "succeed", publisher=publisher(f"{part}=hang")).drain()
+    make_agent(plane, tmp_path, "succeed", publisher=hanging, devices=("0", "1", "2")).drain()
 
-    [outcome] = plane.outcomes
-    assert isinstance(outcome, Succeeded)
-    assert [(each.kind, each.cause) for each in outcome.missing] == [(part, "it made no progress for 3 seconds")]
-    assert tries(tmp_path, part) == 2
+    for attempt, part in enumerate(parts, start=1):
+        outcome = plane.ends[f"run_{attempt}"]
+        assert isinstance(outcome, Succeeded)
+        assert [(each.kind, each.cause) for each in outcome.missing] == [(part, "it made no progress for 3 seconds")]
+        assert tries(tmp_path, part, attempt=attempt) == 2
 
 
 def test_the_time_of_a_part_grows_with_the_base_model():
@@ -125,7 +131,7 @@ def test_a_worker_that_must_go_skips_the_evaluation_and_delivers(plane, models, 
 
 def test_a_worker_that_must_go_leaves_promised_exports_to_the_next(plane, promised, tmp_path):
     draining = Draining(make_agent(plane, tmp_path, "succeed", publisher=publisher("gguf=hang")))
-    plane.wait_for(lambda: (tmp_path / "work" / "tries-gguf").exists())
+    plane.wait_for(lambda: (tmp_path / "work" / "tries-1-gguf").exists())
 
     plane.is_drain_requested = True
     draining.join()

@@ -3,12 +3,21 @@
 import re
 import sys
 import threading
+from collections.abc import Sequence
 
 import msgspec
 import pytest
 
 from apps.contracts.failures import Blame, FailureCode
-from apps.contracts.runs import BaseModelRef, CheckpointSaved, Failed, Hyperparameters, Phase, Succeeded
+from apps.contracts.runs import (
+    BaseModelRef,
+    CheckpointSaved,
+    Failed,
+    Hyperparameters,
+    Phase,
+    RunOutcome,
+    Succeeded,
+)
 from apps.contracts.worker_api import ProbeRequest
 from gpu_workers.common.process_tree import list_descendants, read_command
 from gpu_workers.trainer import agent, lease_keeper, probes, run_supervisor
@@ -18,53 +27,49 @@ STALL_SECONDS = 3.0
 
 
 @pytest.fixture(autouse=True)
-def impatience(plane, monkeypatch):
+def impatience(plane):
     plane.stall_seconds = STALL_SECONDS
-    monkeypatch.setattr(probes, "_STALL_SECONDS", STALL_SECONDS)
 
 
-@pytest.mark.parametrize("phase", list(Phase))
-def test_a_child_that_hangs_is_ended_with_its_stacks_in_the_log(plane, models, tmp_path, phase):
-    add_run(plane, models)
-
-    make_agent(plane, tmp_path, f"hang-in-{phase}").drain()
-
-    [outcome] = plane.outcomes
-    assert isinstance(outcome, Failed)
-    assert (outcome.code, outcome.code.blame) == (FailureCode.STALLED, Blame.PLATFORM)
-    assert outcome.code.is_retryable
-    assert f"s while {phase}, after step 0" in outcome.message
-    assert "scripted_child.py" in outcome.log_tail and "Fatal Python error: Aborted" in outcome.log_tail
-    assert re.search(r"process \d+ \(.+\): state [SRD], waits in ", outcome.log_tail)  # it wakes five times a second
+def drain_at_once(plane, models, tmp_path, behaviours: Sequence[str]) -> dict[str, RunOutcome]:
+    """Run a child of each behaviour, each on a GPU of its own; return their outcomes. Each is waited for."""
+    for attempt, _ in enumerate(behaviours, start=1):
+        add_run(plane, models, attempt=attempt)
+    gpus = tuple(str(number) for number, _ in enumerate(behaviours))
+    make_agent(plane, tmp_path, ",".join(behaviours), devices=gpus).drain()
+    assert len(plane.outcomes) == len(behaviours)
+    return {behaviour: plane.ends[f"run_{attempt}"] for attempt, behaviour in enumerate(behaviours, start=1)}
 
 
-def test_a_hang_after_a_checkpoint_counts_what_was_stored_and_no_second_more(plane, models, tmp_path):
-    add_run(plane, models)
+def test_children_that_do_nothing_are_ended_with_evidence_in_the_log(plane, models, tmp_path):
+    """In each phase; after a checkpoint, which counts what was stored and no second more; and one that is stopped."""
+    in_phase = {phase: f"hang-in-{phase}" for phase in Phase}
 
-    make_agent(plane, tmp_path, "hang").drain()
+    outcomes = drain_at_once(plane, models, tmp_path, [*in_phase.values(), "hang", "stand-still"])
 
-    [outcome], [saved] = plane.outcomes, plane.events_of(CheckpointSaved)
-    assert (outcome.code, outcome.training_seconds) == (FailureCode.STALLED, saved.training_seconds)
-
-
-def test_a_stopped_process_is_ended_too(plane, models, tmp_path):
-    add_run(plane, models)
-
-    make_agent(plane, tmp_path, "stand-still").drain()
-
-    [outcome] = plane.outcomes
-    assert outcome.code is FailureCode.STALLED and "state T" in outcome.log_tail
+    for outcome in outcomes.values():
+        assert isinstance(outcome, Failed)
+        assert (outcome.code, outcome.code.blame) == (FailureCode.STALLED, Blame.PLATFORM)
+        assert outcome.code.is_retryable
+    for phase, behaviour in in_phase.items():
+        outcome = outcomes[behaviour]
+        assert f"s while {phase}, after step 0" in outcome.message
+        assert "scripted_child.py" in outcome.log_tail and "Fatal Python error: Aborted" in outcome.log_tail
+        assert re.search(
+            r"process \d+ \(.+\): state [SRD], waits in ", outcome.log_tail
+        )  # it wakes five times a second
+    [saved] = plane.events_of(CheckpointSaved)
+    assert outcomes["hang"].training_seconds == saved.training_seconds
+    assert "state T" in outcomes["stand-still"].log_tail
     assert not any(str(tmp_path) in read_command(process) for process in list_descendants(1))
 
 
-@pytest.mark.parametrize("sign", ["beat", "read"])
-def test_a_slow_child_without_events_is_left_alone(plane, models, tmp_path, sign):
-    add_run(plane, models)
+def test_slow_children_without_events_are_left_alone(plane, models, tmp_path):
+    outcomes = drain_at_once(plane, models, tmp_path, ["beat", "read"])
 
-    make_agent(plane, tmp_path, sign).drain()
-
-    assert isinstance(plane.outcomes[0], Succeeded)
-    assert max(beat.work for beat in plane.beats) > 3
+    assert [type(outcome) for outcome in outcomes.values()] == [Succeeded, Succeeded]
+    for run in ("run_1", "run_2"):
+        assert max(beat.work for beat in plane.beats_of[run]) > 3
 
 
 def test_a_step_that_should_take_long_has_ten_times_as_long(plane, models, tmp_path):
@@ -88,7 +93,8 @@ def test_a_store_that_trickles_ends_the_run(plane, models, tmp_path):
     assert outcome.code is FailureCode.STALLED and "while downloading" in outcome.message
 
 
-def test_a_measurement_that_hangs_is_ended(plane, models, tmp_path):
+def test_a_measurement_that_hangs_is_ended(plane, models, tmp_path, monkeypatch):
+    monkeypatch.setattr(probes, "_STALL_SECONDS", 0.5)  # it is tried three times
     base_model = BaseModelRef(id="tiny", name="tiny", path=str(models))
     plane.probes = [ProbeRequest(base_model=base_model, method="lora", micro_batch_size=1, sequence_length=8)]
     hang = (sys.executable, "-c", "import time; time.sleep(600)")
