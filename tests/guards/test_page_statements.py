@@ -20,8 +20,9 @@ from apps.datasets.models import DatasetVersion
 from apps.datasets.operations import count_tokens
 from apps.interfaces.web.jobs.tabs import LABELS
 from apps.interfaces.web.wizard.steps import STEPS
+from tests.guards.tenants import Tenant, World, undone
 from tests.guards.url_fixtures import URLS
-from tests.guards.world import MAKERS, SHARED, Tenant, World, build_world, undone
+from tests.guards.world import MAKERS, SHARED, build_world
 
 pytestmark = pytest.mark.django_db
 KINDS = ("page", "person", "staff", "public")

@@ -7,18 +7,11 @@ from typing import Any
 import pytest
 from django.core import mail
 
+from apps.accounts.login.key_operations import IssuedKey
 from apps.accounts.models import Organization, User
-from apps.accounts.operations import IssuedKey
 from apps.billing import budgets
-from apps.billing.budgets import (
-    Attribution,
-    BudgetExceeded,
-    attribution_of_key,
-    end_budget,
-    get_states,
-    set_budget,
-    set_key_labels,
-)
+from apps.billing.budget_settings import end_budget, set_budget, set_key_labels
+from apps.billing.budgets import Attribution, BudgetExceeded, attribution_of_key, get_states
 from apps.billing.invoices.mail import publish_reports, send_alert, send_report
 from apps.billing.models import BillingProfile, Budget, BudgetAlert, Hold, KeyLabel
 from apps.billing.operations import refund_source

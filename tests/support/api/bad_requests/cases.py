@@ -303,7 +303,7 @@ API = [
     Case("/api/v1/keys", {"name": "a", "scopes": ["view"], "tokens_per_minute": 10**12}, "tokens_per_minute"),
     Case("/api/v1/keys/key_nothing", status=404, code="not_found", method="GET"),
     Case("/api/v1/keys/key_nothing/rotate", {"overlap_hours": 721}, "overlap_hours"),
-    Case("/api/v1/invitations", {"email": "nobody", "role": "viewer"}, "email"),
+    Case("/api/v1/invitations", {"email": "no address", "role": "viewer"}, "email"),
     Case("/api/v1/invitations", {"email": "a@example.com", "role": "king"}, "role"),
     Case("/api/v1/members/mem_nothing", {"role": "king"}, "role"),
     Case("/api/v1/budgets", {"limit_usd": "much"}, "limit_usd"),

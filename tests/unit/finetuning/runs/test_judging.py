@@ -7,8 +7,8 @@ from django.conf import settings
 from django.db import ProgrammingError, connection, transaction
 
 from apps.accounts import operations
+from apps.accounts.login.key_operations import issue_member_token, revoke_key
 from apps.accounts.models import ApiKey, Membership, User
-from apps.accounts.operations import issue_member_token, revoke_key
 from apps.accounts.queries import find_key, list_keys
 from apps.contracts.evaluation import EvaluationPlan, Grader, GraderKind
 from apps.core.database.clock import db_now
