@@ -11,7 +11,7 @@ from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.database.transitions import advance
 from apps.core.errors import DomainError, InvalidValue, Unavailable
-from apps.core.money import dollars
+from apps.core.money import dollars, usd_decimal
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.operations import request_count
 from apps.datasets.queries import find_refusal, find_token_count
@@ -55,6 +55,16 @@ class MaximumRaised(DomainError):
     code = "maximum_raised"
 
 
+def require_maximum(*, cap_nano: int, shown_nano: int | None) -> None:
+    """Raise MaximumRaised if the job may now cost more than what its customer was shown; None if nothing was."""
+    if shown_nano is not None and shown_nano < cap_nano:
+        raise MaximumRaised(
+            f"The maximum is now {dollars(cap_nano)} instead of {dollars(shown_nano)}. Check it, then start the job.",
+            param="budget.quoted_max_usd",
+            maximum_usd=usd_decimal(cap_nano),
+        )
+
+
 def is_ready_to_admit(job: FineTuningJob) -> bool:
     """Return whether the job's files are validated, counted and compared."""
     files = [job.training_file, *([job.validation_file] if job.validation_file else [])]
@@ -76,11 +86,7 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
     cap_nano = quoted.maximum_nano(asked.spend_cap_nano)
     if quoted.price is None or cap_nano is None or quoted.cap_nano is None:
         raise CannotLaunch("The job has no price.", param="compute.pool")
-    if asked.shown_max_nano is not None and asked.shown_max_nano < cap_nano:
-        raise MaximumRaised(
-            f"The maximum is now {dollars(cap_nano)} instead of {dollars(asked.shown_max_nano)}: check it and launch.",
-            param="budget.max_cost_usd",
-        )
+    require_maximum(cap_nano=cap_nano, shown_nano=asked.shown_max_nano)
     require_cap(cap_nano=cap_nano, least_nano=quoted.least_cap_nano or 0)
     job.gpu_count = estimate.gpu_count
     require_any_storage(organization=job.organization_id)

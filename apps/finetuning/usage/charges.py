@@ -8,7 +8,7 @@ from apps.catalog.models import PriceRule
 from apps.catalog.queries import list_active_prices
 from apps.contracts.failures import Blame, FailureCode
 from apps.core.errors import InvalidValue
-from apps.core.money import dollars, rated
+from apps.core.money import dollars, rated, usd_decimal
 from apps.finetuning.lifecycle import LEASE_SECONDS, RunStatus
 from apps.finetuning.models import FineTuningJob, GpuPool, Run
 
@@ -105,7 +105,7 @@ def require_cap(*, cap_nano: int, least_nano: int) -> None:
             f"A spend cap of {dollars(cap_nano)} does not pay for one start: it is billed for {MINIMUM_SECONDS} "
             f"seconds of each GPU, or for one step if that takes longer. Set a cap of {dollars(least_nano)} or more.",
             param="budget.max_cost_usd",
-            least_usd=dollars(least_nano).removeprefix("$"),
+            least_usd=usd_decimal(least_nano),
         )
 
 

@@ -208,6 +208,7 @@ API = [
     _job("budget.spend_cap_usd", UNKNOWN, budget={"spend_cap_usd": "0.2"}),
     _job("budget.max_cost_usd", budget={"max_cost_usd": "cheap"}),
     _job("budget.max_cost_usd", budget={"max_cost_usd": []}),
+    _job("budget.quoted_max_usd", budget={"quoted_max_usd": "cheap"}),
     _job("budget.max_cost_usd", budget={"max_cost_usd": -1}),
     _job("budget.max_cost_usd", budget={"max_cost_usd": "NaN"}),
     _job("budget.max_cost_usd", budget={"max_cost_usd": "1e999"}),
