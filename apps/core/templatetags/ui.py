@@ -1,6 +1,7 @@
 """Template filters and tags for figures, times, states and form controls. Pure: values in, short text out."""
 
 import datetime
+import json
 import re
 from collections.abc import Iterable
 from decimal import ROUND_HALF_UP, Decimal
@@ -255,6 +256,13 @@ def has_brand(part: str) -> bool:
 def support_email() -> str:
     """Return the address that people write to for help; return "" if there is none."""
     return settings.SUPPORT_EMAIL
+
+
+@register.filter
+def undo_form(tags: str) -> dict[str, object]:
+    """Return the address and the fields of a message that offers to undo what it says; {} for another message."""
+    found: dict[str, object] = json.loads(tags) if tags.startswith("{") else {}
+    return found
 
 
 @register.simple_tag

@@ -84,9 +84,7 @@ class CapChoice(msgspec.Struct, forbid_unknown_fields=True):
 class BudgetChoice(CapChoice, forbid_unknown_fields=True):
     quoted_max_usd: Annotated[
         _Dollars,
-        msgspec.Meta(
-            description="The `hold_usd` that you saw. If the maximum is higher by now, the job is refused."
-        ),
+        msgspec.Meta(description="The `hold_usd` that you saw. If the maximum is higher by now, the job is refused."),
     ] = None
 
 
