@@ -5,6 +5,7 @@ import secrets
 
 from django.db import IntegrityError, transaction
 from django.utils.text import slugify
+from django.utils.translation import gettext
 
 from apps.accounts.models import ApiKey, Invitation, Membership, Organization, SavedView, User
 from apps.accounts.queries import KeyIdentity, get_membership, list_saved_views
@@ -54,7 +55,7 @@ def _insert_organization(*, name: str, owner: User, now: datetime.datetime) -> O
         except IntegrityError:
             continue
         return organization
-    raise InvalidState("No free address was found for this name. Choose another.", param="name")
+    raise InvalidState(gettext("No free address was found for this name. Choose another."), param="name")
 
 
 @transaction.atomic
@@ -91,7 +92,7 @@ def set_second_factor_policy(*, organization: Organization, is_required: bool, b
 def clean_name(name: str) -> str:
     cleaned = " ".join(name.split())
     if not cleaned:
-        raise InvalidValue("A name is required.", param="name")
+        raise InvalidValue(gettext("A name is required."), param="name")
     return cleaned[:80]
 
 
@@ -109,13 +110,19 @@ def save_view(*, membership: Membership, listing: str, name: str, query: str) ->
     """
     name = " ".join(name.split())
     if not 0 < len(name) <= _MAX_VIEW_NAME:
-        raise InvalidValue(f"The name of a view has 1 to {_MAX_VIEW_NAME} characters.", param="name")
+        raise InvalidValue(
+            gettext("The name of a view has 1 to %(max_view_name)s characters.") % {"max_view_name": _MAX_VIEW_NAME},
+            param="name",
+        )
     if not 0 < len(query) <= _MAX_VIEW_QUERY:
-        raise InvalidValue("Search, filter or sort the list first. Then save the view.", param="query")
+        raise InvalidValue(gettext("Search, filter or sort the list first. Then save the view."), param="query")
     Membership.objects.select_for_update().get(pk=membership.pk)  # two requests must not both save the last one
     others = list_saved_views(membership=membership, listing=listing).exclude(name=name)
     if others.count() >= MAX_SAVED_VIEWS:
-        raise InvalidState(f"A list has at most {MAX_SAVED_VIEWS} saved views. Delete one first.")
+        raise InvalidState(
+            gettext("A list has at most %(max_saved_views)s saved views. Delete one first.")
+            % {"max_saved_views": MAX_SAVED_VIEWS}
+        )
     view, _ = SavedView.objects.update_or_create(
         organization_id=membership.organization_id,
         membership=membership,
@@ -131,9 +138,9 @@ def delete_view(*, membership: Membership, view_id: str) -> SavedView:
     views = SavedView.objects.for_organization(membership.organization_id).filter(pk=view_id)
     view = views.first()
     if view is None:
-        raise NotFound("No such view.")
+        raise NotFound(gettext("No such view."))
     if view.membership_id != membership.pk:
-        raise PermissionDenied("Only the member who saved a view can delete it.")
+        raise PermissionDenied(gettext("Only the member who saved a view can delete it."))
     views.delete()
     return view
 
@@ -218,7 +225,7 @@ def lock_members(organization: Organization, by: User) -> Membership:
     members = Membership.objects.for_organization(organization).select_for_update().order_by("id")
     acting = next((member for member in members if member.user_id == by.pk), None)
     if acting is None:
-        raise NotFound("No such organization.")
+        raise NotFound(gettext("No such organization."))
     return acting
 
 
@@ -235,12 +242,15 @@ def require_grantable(acting: Membership, *roles: str, identity: KeyIdentity | N
     Both manage only roles with no more permissions than their own: an admin cannot make or remove an owner.
     """
     if not has_permission(acting.role, Permission.MEMBER_MANAGE):
-        raise PermissionDenied(f"Your role, {acting.role}, does not allow managing members.")
+        raise PermissionDenied(gettext("Your role, %(role)s, does not allow managing members.") % {"role": acting.role})
     for role in roles:
         if not ROLES[role].permissions <= ROLES[acting.role].permissions:
             raise PermissionDenied(f"Only an owner may do this to an {role}." if role == Owner.name else "Not allowed.")
         if identity and (missing := sorted(ROLES[role].permissions - identity.scopes)):
-            text = f"This API key lacks {', '.join(missing)}, so it cannot give, change or remove the role {role}."
+            text = gettext("This API key lacks %(missing)s, so it cannot give, change or remove the role %(role)s.") % {
+                "missing": ", ".join(missing),
+                "role": role,
+            }
             raise PermissionDenied(text, param="role")
 
 
@@ -248,11 +258,13 @@ def _require_another_owner(membership: Membership) -> None:
     owners = Membership.objects.for_organization(membership.organization_id).filter(role=Owner.name)
     if not owners.exclude(pk=membership.pk).exists():
         raise InvalidState(
-            "An organization needs an owner: give another member that role first.", param="role", code="last_owner"
+            gettext("An organization needs an owner: give another member that role first."),
+            param="role",
+            code="last_owner",
         )
 
 
 def known_role(role: str) -> str:
     if role not in ROLES:
-        raise InvalidValue(f"A role is one of {', '.join(ROLES)}.", param="role")
+        raise InvalidValue(gettext("A role is one of %(roles)s.") % {"roles": ", ".join(ROLES)}, param="role")
     return role

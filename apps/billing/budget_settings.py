@@ -4,6 +4,7 @@ import datetime
 from collections.abc import Mapping
 
 from django.db import transaction
+from django.utils.translation import gettext
 
 from apps.accounts.login import key_operations
 from apps.accounts.login.key_operations import IssuedKey
@@ -47,7 +48,10 @@ def set_budget(
     values = {"limit_nano": limit_nano, "mode": mode, "thresholds": sorted(set(thresholds))}
     if budget is None:
         if list_budgets(organization=organization_id).count() >= MAX_BUDGETS:
-            raise InvalidState(f"An organization has at most {MAX_BUDGETS} budgets. End one first.")
+            raise InvalidState(
+                gettext("An organization has at most %(max_budgets)s budgets. End one first.")
+                % {"max_budgets": MAX_BUDGETS}
+            )
         budget = Budget.objects.create(
             organization_id=organization_id, scope=scope, target=target, created_by=by, **values
         )
@@ -66,11 +70,15 @@ def _check(
     organization_id: str, scope: str, target: str, limit_nano: int, mode: str, thresholds: tuple[int, ...]
 ) -> None:
     if limit_nano <= 0:
-        raise InvalidValue("The budget must be a positive amount.", param="limit_usd")
+        raise InvalidValue(gettext("The budget must be a positive amount."), param="limit_usd")
     if mode not in BudgetMode.values:
-        raise InvalidValue(f"mode is one of {', '.join(BudgetMode.values)}.", param="mode")
+        raise InvalidValue(
+            gettext("mode is one of %(values)s.") % {"values": ", ".join(BudgetMode.values)}, param="mode"
+        )
     if len(thresholds) > MAX_THRESHOLDS or not all(1 <= threshold <= 1000 for threshold in thresholds):
-        text = f"A threshold is a percentage from 1 to 1000, and a budget has at most {MAX_THRESHOLDS}."
+        text = gettext("A threshold is a percentage from 1 to 1000, and a budget has at most %(max_thresholds)s.") % {
+            "max_thresholds": MAX_THRESHOLDS
+        }
         raise InvalidValue(text, param="thresholds")
     keys = ApiKey.objects.filter(organization_id=organization_id)
     is_known = {
@@ -80,10 +88,12 @@ def _check(
         BudgetScope.MEMBER: target.startswith("user_"),
     }
     if scope not in is_known:
-        raise InvalidValue(f"scope is one of {', '.join(BudgetScope.values)}.", param="scope")
+        raise InvalidValue(
+            gettext("scope is one of %(values)s.") % {"values": ", ".join(BudgetScope.values)}, param="scope"
+        )
     if not is_known[BudgetScope(scope)]:
         raise InvalidValue(
-            "Name a label as name=value, or a key or member by its id. Leave it empty for the organization.",
+            gettext("Name a label as name=value, or a key or member by its id. Leave it empty for the organization."),
             param="target",
         )
 
@@ -154,7 +164,10 @@ def _with_labels(organization: Organization, issued: IssuedKey, key_id: str, ide
     )
     if own - new:
         raise PermissionDenied(
-            "This API key has a budget that would not cover the new key. Use an API key without a budget of its own."
+            gettext(
+                "This API key has a budget that would not cover the new key. Use an API key without a budget of its "
+                "own."
+            )
         )
     return issued
 
@@ -164,9 +177,11 @@ def set_key_labels(*, organization: Organization | str, key_id: str, labels: Map
     """Replace the labels to which a key's future requests are charged back. Raises InvalidValue for an unknown key."""
     organization_id = key_of(organization)
     if len(labels) > MAX_LABELS:
-        raise InvalidValue(f"A key has at most {MAX_LABELS} labels.", param="labels")
+        raise InvalidValue(
+            gettext("A key has at most %(max_labels)s labels.") % {"max_labels": MAX_LABELS}, param="labels"
+        )
     if not ApiKey.objects.filter(organization_id=organization_id, pk=key_id).exists():
-        raise InvalidValue("There is no such key.", param="key")
+        raise InvalidValue(gettext("There is no such key."), param="key")
     lock_wallet(organization=organization_id)
     KeyLabel.objects.filter(organization_id=organization_id, key_id=key_id).delete()
     rows = [

@@ -97,8 +97,16 @@ def require_room(*, organization: Organization | str, attribution: Attribution, 
     if room is not None and room[0] < amount_nano:
         left, budget = max(room[0], 0), room[1]
         raise BudgetExceeded(
-            f"The budget of {describe(budget)} has {dollars(left)} of {dollars(budget.limit_nano)} "
-            f"left this month and this needs {dollars(amount_nano)}. Raise it, or wait for next month.",
+            gettext(
+                "The budget of %(budget)s has %(left)s of %(limit)s left this month and this needs %(amount)s. "
+                "Raise it, or wait for next month."
+            )
+            % {
+                "budget": describe(budget),
+                "left": dollars(left),
+                "limit": dollars(budget.limit_nano),
+                "amount": dollars(amount_nano),
+            },
             budget=budget.pk,
         )
 
@@ -129,7 +137,7 @@ def get_budget(*, organization: Organization | str, id: str) -> Budget:
     """Return one budget in force. Raises NotFound."""
     budget = list_budgets(organization=organization).filter(pk=id).first()
     if budget is None:
-        raise NotFound("No such budget.")
+        raise NotFound(gettext("No such budget."))
     return budget
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from django.db import transaction
 from django.db.models import Q
 from django.db.models.expressions import RawSQL
+from django.utils.translation import gettext
 
 from apps.accounts.login import api_keys, browser_tokens
 from apps.accounts.models import ApiKey, KeyKind, Membership, Organization, User
@@ -58,10 +59,13 @@ def issue_key(
     if identity:
         limits = _within(identity, scopes, expires_at, limits)
     if expires_at is not None and expires_at <= now:
-        raise InvalidValue("This key would expire immediately. Choose a later date.", param="expires_at")
+        raise InvalidValue(gettext("This key would expire immediately. Choose a later date."), param="expires_at")
     active = ApiKey.objects.for_organization(organization).usable(now=now).filter(kind=KeyKind.SECRET)
     if active.count() >= MAX_KEYS:
-        raise InvalidState(f"An organization has at most {MAX_KEYS:,} active keys. Revoke one that is not needed.")
+        raise InvalidState(
+            gettext("An organization has at most %(max_keys)s active keys. Revoke one that is not needed.")
+            % {"max_keys": f"{MAX_KEYS:,}"}
+        )
     issued = _issue(
         api_keys.new_secret(api_keys.LIVE_PREFIX), organization=organization, kind=KeyKind.SECRET,
         name=clean_name(name), scopes=sorted(scopes), created_by=by, created_at=now, expires_at=expires_at,
@@ -79,15 +83,22 @@ def _within(
 ) -> KeyLimits:
     """Return the limits of a new key. Raise PermissionDenied if it would do more, or live longer, than its maker."""
     if missing := sorted(scopes - identity.scopes):
-        text = f"This API key lacks {', '.join(missing)}, so a key that it makes must do without. Leave them out."
+        text = gettext("This API key lacks %(missing)s, so a key that it makes must do without. Leave them out.") % {
+            "missing": ", ".join(missing)
+        }
         raise PermissionDenied(text, param="scopes")
     if identity.expires_at is not None and (expires_at is None or expires_at > identity.expires_at):
-        text = f"A key must expire with the key that makes it: send at most {int(identity.expires_at.timestamp())}."
+        text = gettext("A key must expire with the key that makes it: send at most %(timestamp)s.") % {
+            "timestamp": int(identity.expires_at.timestamp())
+        }
         raise PermissionDenied(text, param="expires_at")
     asked = asdict(limits)
     for name, most in asdict(get_key_limits(key_id=identity.key_id)).items():
         if most is not None and (asked[name] or most) > most:
-            raise PermissionDenied(f"This API key has at most {most} here, and so has a key that it makes.", param=name)
+            raise PermissionDenied(
+                gettext("This API key has at most %(most)s here, and so has a key that it makes.") % {"most": most},
+                param=name,
+            )
         asked[name] = asked[name] or most
     return KeyLimits(**asked)
 
@@ -110,12 +121,17 @@ def rotate_key(
     """
     key = get_key(organization=organization, id=key_id)
     if key.created_by_id != by.pk:
-        raise PermissionDenied("Only the maker of a key may rotate it. Create a key of your own, or revoke this one.")
+        raise PermissionDenied(
+            gettext("Only the maker of a key may rotate it. Create a key of your own, or revoke this one.")
+        )
     key.refresh_from_db(from_queryset=ApiKey.objects.for_organization(organization).select_for_update())
     if key.status(now=now) != "active":
-        raise InvalidState(f"The key is {key.status(now=now)}. Create another one.", code="key_not_active")
+        raise InvalidState(
+            gettext("The key is %(status)s. Create another one.") % {"status": key.status(now=now)},
+            code="key_not_active",
+        )
     if not datetime.timedelta(0) <= overlap <= MAX_OVERLAP:
-        text = f"The overlap must be from 0 to {MAX_OVERLAP.days * 24} hours."
+        text = gettext("The overlap must be from 0 to %(hours)s hours.") % {"hours": MAX_OVERLAP.days * 24}
         raise InvalidValue(text, param="overlap_hours")
     limits = KeyLimits(key.requests_per_minute, key.tokens_per_minute, key.concurrent_requests)
     issued = issue_key(
@@ -123,7 +139,7 @@ def rotate_key(
         limits=limits, now=now, identity=identity,
     )  # fmt: skip
     if limits != get_key_limits(key_id=issued.key.pk):
-        raise PermissionDenied("This API key has lower limits than that one, so it may not rotate it.")
+        raise PermissionDenied(gettext("This API key has lower limits than that one, so it may not rotate it."))
     issued.key.first_key = key.first_key or key.pk
     issued.key.save(update_fields=["first_key"])
     ends_at = min(now + overlap, key.expires_at or now + overlap)
@@ -153,7 +169,7 @@ def issue_member_token(
     _require_role(membership, scopes)
     tokens = ApiKey.objects.for_organization(membership.organization_id).usable(now=now)
     if tokens.filter(kind=KeyKind.MEMBER, created_by=membership.user_id, name=name).count() >= MAX_MEMBER_TOKENS:
-        text = "You opened the playground too often in the last minutes. Wait a few minutes."
+        text = gettext("You opened the playground too often in the last minutes. Wait a few minutes.")
         raise RateLimited(text, retry_after_seconds=60)
     return _issue(
         api_keys.new_secret(api_keys.WEB_PREFIX), organization_id=membership.organization_id, kind=KeyKind.MEMBER,
@@ -168,10 +184,12 @@ def _issue(secret: str, **fields: object) -> IssuedKey:
 
 def _require_scopes(organization: Organization, scopes: frozenset[str], by: User) -> None:
     if not scopes or not scopes <= frozenset(SCOPES):
-        raise InvalidValue(f"Choose at least one scope of {', '.join(SCOPES)}.", param="scopes")
+        raise InvalidValue(
+            gettext("Choose at least one scope of %(scopes)s.") % {"scopes": ", ".join(SCOPES)}, param="scopes"
+        )
     membership = find_membership(organization=organization, user=by)
     if membership is None:
-        raise NotFound("No such organization.")
+        raise NotFound(gettext("No such organization."))
     _require_role(membership, scopes)
 
 
@@ -179,7 +197,8 @@ def _require_role(membership: Membership, scopes: frozenset[str]) -> None:
     missing = sorted(scope for scope in scopes if not has_permission(membership.role, Permission(scope)))
     if missing:
         raise PermissionDenied(
-            f"Your role, {membership.role}, does not hold {', '.join(missing)}: a key may do no more than its maker.",
+            gettext("Your role, %(role)s, does not hold %(missing)s: a key may do no more than its maker.")
+            % {"role": membership.role, "missing": ", ".join(missing)},
             param="scopes",
         )
 
@@ -198,11 +217,14 @@ def revoke_key(
     membership = find_membership(organization=organization, user=by)
     may_manage_all = membership and has_permission(membership.role, Permission.MEMBER_MANAGE)
     if key.created_by_id != by.pk and not may_manage_all:
-        raise PermissionDenied("Only an owner or admin may revoke another member's key.")
+        raise PermissionDenied(gettext("Only an owner or admin may revoke another member's key."))
     if identity and key.pk != identity.key_id:
         needed = set(key.scopes) if key.created_by_id == by.pk else {Permission.MEMBER_MANAGE.value}
         if missing := sorted(needed - identity.scopes):
-            raise PermissionDenied(f"This API key lacks {', '.join(missing)}, so it cannot revoke that key.")
+            raise PermissionDenied(
+                gettext("This API key lacks %(missing)s, so it cannot revoke that key.")
+                % {"missing": ", ".join(missing)}
+            )
     made = RawSQL(_MADE_WITH, [key.pk, identity.key_id if identity else ""])  # noqa: S611 - a constant
     rows = ApiKey.objects.for_organization(organization).filter(pk__in=made, revoked_at=None)
     if revoked := rows.update(revoked_at=now, revoked_by=by):

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 from django.db import transaction
+from django.utils.translation import gettext
 
 from apps.contracts.runs import Objective
 from apps.core.database import locks
@@ -46,7 +47,11 @@ def retry_job(
     repair.
     """
     if job.status != JobStatus.FAILED:
-        raise InvalidState(f"{job.pk} is {job.status}: only a job that failed is started again.", param="job_id")
+        raise InvalidState(
+            gettext("%(id)s is %(status)s: only a job that failed is started again.")
+            % {"id": job.pk, "status": job.status},
+            param="job_id",
+        )
     key = f"retry:{job.pk}"
     locks.lock(f"job:{job.organization_id}:{key}")
     before = FineTuningJob.objects.for_organization(job.organization_id).filter(idempotency_key=key).first()
