@@ -305,7 +305,8 @@ def test_a_worker_is_revoked_once_its_name_is_typed(console, floor, claim):
     assert AuditEntry.objects.filter(target=worker.pk, action="worker.revoked").exists()
 
 
-def test_a_base_model_is_retired_once_its_name_is_typed(console, base_model):
+def test_a_base_model_is_retired_once_its_name_is_typed(console, floor):
+    base_model = floor.base_model
     address = f"/staff/base-models/retire?model={base_model.pk}"
     asked = console.get(address).content.decode()
     refused = console.post(address, {"model": base_model.pk, "confirm": ""})
