@@ -159,7 +159,7 @@
   });
   document.addEventListener("htmx:error", (e) => miss(e.detail.ctx));
   document.addEventListener("htmx:after:swap", () => { if (navigator.onLine) lose(""); });
-  addEventListener("offline", () => lose(OFFLINE));
+  addEventListener("offline", () => lose(words.offline));
   addEventListener("online", () => lose(""));
 
   // --- keys. Single letters never act in a field and can be switched off (WCAG 2.1.4) ---
