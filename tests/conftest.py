@@ -18,8 +18,8 @@ from hypothesis import settings as hypothesis_settings
 from pytest_django import DjangoDbBlocker
 from rest_framework.test import APIClient
 
+from apps.accounts.login.key_operations import IssuedKey
 from apps.accounts.models import Organization, User
-from apps.accounts.operations import IssuedKey
 from apps.core.http.garbage import spare_lasting_objects
 from tests.factories.accounts import make_key, make_member, make_organization, make_user
 from tests.services.database import own_database

@@ -67,7 +67,9 @@ def invite_member(
     require_grantable(acting, known_role(role), identity=identity)
     email = email.strip().lower()
     if Membership.objects.for_organization(organization).filter(user__email=email).exists():
-        raise InvalidState(f"{email} is already a member.", param="email", code="already_member")
+        raise InvalidState(
+            gettext("%(email)s is already a member.") % {"email": email}, param="email", code="already_member"
+        )
     if only_for_address is None:
         only_for_address = has_permission(role, Permission.MEMBER_MANAGE)
     rows = Invitation.objects.for_organization(organization).still_open()
@@ -88,20 +90,33 @@ def invite_member(
 def _require_room(organization: Organization, by: User, email: str, now: datetime.datetime) -> None:
     """Raise PermissionDenied, or TooManyInvitations naming the limit. The member rows are locked, so none slips by."""
     if not has_verified_address(user=by):
-        raise PermissionDenied("Confirm your own email address before you invite others.", code="address_unverified")
+        raise PermissionDenied(
+            gettext("Confirm your own email address before you invite others."), code="address_unverified"
+        )
     rows = Invitation.objects.for_organization(organization)
     today = rows.filter(created_at__gt=now - _A_DAY)
     if today.filter(email__iexact=email).exists():
-        raise TooManyInvitations(f"{email} had an invitation today. Send another one tomorrow.", param="email")
+        raise TooManyInvitations(
+            gettext("%(email)s had an invitation today. Send another one tomorrow.") % {"email": email}, param="email"
+        )
     if rows.still_open().filter(expires_at__gt=now).exclude(email__iexact=email).count() >= MAX_OPEN:
-        raise TooManyInvitations(f"{MAX_OPEN} invitations are open. Withdraw one, or wait until one is accepted.")
+        raise TooManyInvitations(
+            gettext("%(max_open)s invitations are open. Withdraw one, or wait until one is accepted.")
+            % {"max_open": MAX_OPEN}
+        )
     if today.count() >= MAX_A_DAY:
-        raise TooManyInvitations(f"An organization sends {MAX_A_DAY} invitations a day. Continue tomorrow.")
+        raise TooManyInvitations(
+            gettext("An organization sends %(max_a_day)s invitations a day. Continue tomorrow.")
+            % {"max_a_day": MAX_A_DAY}
+        )
     lock(f"invitations:{email}")
     with all_tenants():
         sent = Invitation.objects.filter(email=email, created_at__gt=now - _A_DAY).count()
     if sent >= MAX_TO_ADDRESS:
-        message = f"{email} had {MAX_TO_ADDRESS} invitations today. Send another one tomorrow."
+        message = gettext("%(email)s had %(max_to_address)s invitations today. Send another one tomorrow.") % {
+            "email": email,
+            "max_to_address": MAX_TO_ADDRESS,
+        }
         raise TooManyInvitations(message, param="email")
 
 
@@ -136,7 +151,7 @@ def find_invitation(*, token: str) -> Invitation:
     rows = Invitation.objects.filter(token_sha256=_sha256(token))
     invitation = rows.select_related("organization", "invited_by").first()
     if invitation is None:
-        raise NotFound("No such invitation.")
+        raise NotFound(gettext("No such invitation."))
     return invitation
 
 
@@ -149,20 +164,27 @@ def accept_invitation(*, token: str, user: User, now: datetime.datetime) -> Memb
     """
     invitation = find_invitation(token=token)
     if invitation.organization.suspended_at:
-        raise InvitationClosed(f"{invitation.organization.name} is suspended. Ask for a new invitation later.")
+        raise InvitationClosed(
+            gettext("%(name)s is suspended. Ask for a new invitation later.") % {"name": invitation.organization.name}
+        )
     # The locks of a removal, in its order: with them held, the sender is a member or not for the whole transaction.
     rows = Membership.objects.for_organization(invitation.organization_id)
     members = list(rows.select_for_update(of=("self",)).select_related("user").order_by("id"))
     if any(member.user_id == user.pk for member in members):
-        raise InvalidState(f"You are already a member of {invitation.organization.name}.", code="already_member")
+        raise InvalidState(
+            gettext("You are already a member of %(name)s.") % {"name": invitation.organization.name},
+            code="already_member",
+        )
     _require_sender_may_still_grant(invitation, members)
     if invitation.only_for_address and not has_verified_address(user=user, email=invitation.email):
         raise PermissionDenied(
-            f"This invitation is for {invitation.email}. Sign in with that address to accept it.", code="wrong_address"
+            gettext("This invitation is for %(email)s. Sign in with that address to accept it.")
+            % {"email": invitation.email},
+            code="wrong_address",
         )
     open_now = Invitation.objects.filter(pk=invitation.pk, expires_at__gt=now).still_open()
     if not open_now.update(accepted_at=now, accepted_by=user):
-        raise InvitationClosed("This invitation was used, withdrawn or has expired. Ask for a new one.")
+        raise InvitationClosed(gettext("This invitation was used, withdrawn or has expired. Ask for a new one."))
     membership = Membership.objects.create(
         organization=invitation.organization, user=user, role=invitation.role, created_at=now
     )
@@ -186,11 +208,11 @@ def _require_sender_may_still_grant(invitation: Invitation, members: list[Member
     sender = next((member for member in members if member.user_id == invitation.invited_by_id), None)
     try:
         if sender is None or not sender.user.is_active:
-            raise PermissionDenied("The sender is no longer a member.")
+            raise PermissionDenied(gettext("The sender is no longer a member."))
         require_grantable(sender, invitation.role)
     except PermissionDenied as error:
         raise InvitationClosed(
-            "The person who invited you can no longer give this role. Ask for a new invitation."
+            gettext("The person who invited you can no longer give this role. Ask for a new invitation.")
         ) from error
 
 
@@ -200,5 +222,5 @@ def revoke_invitation(*, organization: Organization, invitation_id: str, by: Use
     invitation = get_invitation(organization=organization, id=invitation_id)
     open_now = Invitation.objects.filter(pk=invitation.pk).still_open()
     if not open_now.update(revoked_at=now):
-        raise InvitationClosed("This invitation was already used or withdrawn.")
+        raise InvitationClosed(gettext("This invitation was already used or withdrawn."))
     audit.record(organization=organization, by=by.pk, action="member.uninvite", target=invitation.pk)

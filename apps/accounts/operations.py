@@ -1,53 +1,21 @@
-"""Operations that change organizations, memberships and keys, each audited in its own transaction."""
+"""Operations that change organizations and memberships, each audited in its own transaction, and saved views."""
 
 import datetime
 import secrets
-from dataclasses import asdict, dataclass
 
 from django.db import IntegrityError, transaction
-from django.db.models import Q
-from django.db.models.expressions import RawSQL
 from django.utils.text import slugify
+from django.utils.translation import gettext
 
-from apps.accounts.login import api_keys, browser_tokens
-from apps.accounts.models import ApiKey, Invitation, KeyKind, Membership, Organization, SavedView, User
-from apps.accounts.queries import (
-    NO_LIMITS,
-    KeyIdentity,
-    KeyLimits,
-    find_membership,
-    get_key,
-    get_key_limits,
-    get_membership,
-    list_saved_views,
-)
-from apps.accounts.roles import ROLES, SCOPES, Owner, Permission, has_permission
+from apps.accounts.models import ApiKey, Invitation, Membership, Organization, SavedView, User
+from apps.accounts.queries import KeyIdentity, get_membership, list_saved_views
+from apps.accounts.roles import ROLES, Owner, Permission, has_permission
 from apps.core import audit
 from apps.core.database.tenancy import set_organization
-from apps.core.errors import InvalidState, InvalidValue, NotFound, PermissionDenied, RateLimited
+from apps.core.errors import InvalidState, InvalidValue, NotFound, PermissionDenied
 
-MEMBER_TOKEN_LIFETIME = datetime.timedelta(minutes=10)
-MAX_KEYS = 1_000  # active ones of an organization
-MAX_OVERLAP = datetime.timedelta(days=30)  # of a rotated key and the new one
-MAX_MEMBER_TOKENS = 200  # valid at once, of the playground or of one job's judge
-USE_NOTED_EVERY = datetime.timedelta(minutes=1)
 _SLUG_LENGTH = 40
 _SLUG_ATTEMPTS = 8
-# A key, and what was made with it; the key that asks, and what was made with that, stay.
-_MADE_WITH = """
-    WITH RECURSIVE made(id) AS (
-        SELECT %s::varchar
-        UNION SELECT child.id FROM accounts_apikey child JOIN made ON child.made_with = made.id WHERE child.id <> %s
-    ) SELECT id FROM made
-"""
-
-
-@dataclass(frozen=True)
-class IssuedKey:
-    """A new key with its secret, which is stored nowhere else."""
-
-    key: ApiKey
-    secret: str
 
 
 # --- Organizations ----------------------------------------------------------------------------------------------------
@@ -56,7 +24,7 @@ class IssuedKey:
 @transaction.atomic
 def create_organization(*, name: str, owner: User, now: datetime.datetime) -> Organization:
     """Create an organization owned by `owner`. A surrounding `tenant` block acts for it from here on."""
-    organization = _insert_organization(name=_clean_name(name), owner=owner, now=now)
+    organization = _insert_organization(name=clean_name(name), owner=owner, now=now)
     Membership.objects.create(organization=organization, user=owner, role=Owner.name, created_at=now)
     audit.record(
         organization=organization, by=owner.pk, action="organization.create", target=organization.pk, name=name
@@ -87,13 +55,13 @@ def _insert_organization(*, name: str, owner: User, now: datetime.datetime) -> O
         except IntegrityError:
             continue
         return organization
-    raise InvalidState("No free address was found for this name. Choose another.", param="name")
+    raise InvalidState(gettext("No free address was found for this name. Choose another."), param="name")
 
 
 @transaction.atomic
 def rename_organization(*, organization: Organization, name: str, by: User) -> None:
     """Change the display name. The slug stays, because the names of the organization's models contain it."""
-    before, organization.name = organization.name, _clean_name(name)
+    before, organization.name = organization.name, clean_name(name)
     organization.save(update_fields=["name"])
     audit.record(
         organization=organization,
@@ -121,10 +89,10 @@ def set_second_factor_policy(*, organization: Organization, is_required: bool, b
     )
 
 
-def _clean_name(name: str) -> str:
+def clean_name(name: str) -> str:
     cleaned = " ".join(name.split())
     if not cleaned:
-        raise InvalidValue("A name is required.", param="name")
+        raise InvalidValue(gettext("A name is required."), param="name")
     return cleaned[:80]
 
 
@@ -142,13 +110,19 @@ def save_view(*, membership: Membership, listing: str, name: str, query: str) ->
     """
     name = " ".join(name.split())
     if not 0 < len(name) <= _MAX_VIEW_NAME:
-        raise InvalidValue(f"The name of a view has 1 to {_MAX_VIEW_NAME} characters.", param="name")
+        raise InvalidValue(
+            gettext("The name of a view has 1 to %(max_view_name)s characters.") % {"max_view_name": _MAX_VIEW_NAME},
+            param="name",
+        )
     if not 0 < len(query) <= _MAX_VIEW_QUERY:
-        raise InvalidValue("Search, filter or sort the list first. Then save the view.", param="query")
+        raise InvalidValue(gettext("Search, filter or sort the list first. Then save the view."), param="query")
     Membership.objects.select_for_update().get(pk=membership.pk)  # two requests must not both save the last one
     others = list_saved_views(membership=membership, listing=listing).exclude(name=name)
     if others.count() >= MAX_SAVED_VIEWS:
-        raise InvalidState(f"A list has at most {MAX_SAVED_VIEWS} saved views. Delete one first.")
+        raise InvalidState(
+            gettext("A list has at most %(max_saved_views)s saved views. Delete one first.")
+            % {"max_saved_views": MAX_SAVED_VIEWS}
+        )
     view, _ = SavedView.objects.update_or_create(
         organization_id=membership.organization_id,
         membership=membership,
@@ -164,9 +138,9 @@ def delete_view(*, membership: Membership, view_id: str) -> SavedView:
     views = SavedView.objects.for_organization(membership.organization_id).filter(pk=view_id)
     view = views.first()
     if view is None:
-        raise NotFound("No such view.")
+        raise NotFound(gettext("No such view."))
     if view.membership_id != membership.pk:
-        raise PermissionDenied("Only the member who saved a view can delete it.")
+        raise PermissionDenied(gettext("Only the member who saved a view can delete it."))
     views.delete()
     return view
 
@@ -251,7 +225,7 @@ def lock_members(organization: Organization, by: User) -> Membership:
     members = Membership.objects.for_organization(organization).select_for_update().order_by("id")
     acting = next((member for member in members if member.user_id == by.pk), None)
     if acting is None:
-        raise NotFound("No such organization.")
+        raise NotFound(gettext("No such organization."))
     return acting
 
 
@@ -268,12 +242,15 @@ def require_grantable(acting: Membership, *roles: str, identity: KeyIdentity | N
     Both manage only roles with no more permissions than their own: an admin cannot make or remove an owner.
     """
     if not has_permission(acting.role, Permission.MEMBER_MANAGE):
-        raise PermissionDenied(f"Your role, {acting.role}, does not allow managing members.")
+        raise PermissionDenied(gettext("Your role, %(role)s, does not allow managing members.") % {"role": acting.role})
     for role in roles:
         if not ROLES[role].permissions <= ROLES[acting.role].permissions:
             raise PermissionDenied(f"Only an owner may do this to an {role}." if role == Owner.name else "Not allowed.")
         if identity and (missing := sorted(ROLES[role].permissions - identity.scopes)):
-            text = f"This API key lacks {', '.join(missing)}, so it cannot give, change or remove the role {role}."
+            text = gettext("This API key lacks %(missing)s, so it cannot give, change or remove the role %(role)s.") % {
+                "missing": ", ".join(missing),
+                "role": role,
+            }
             raise PermissionDenied(text, param="role")
 
 
@@ -281,209 +258,13 @@ def _require_another_owner(membership: Membership) -> None:
     owners = Membership.objects.for_organization(membership.organization_id).filter(role=Owner.name)
     if not owners.exclude(pk=membership.pk).exists():
         raise InvalidState(
-            "An organization needs an owner: give another member that role first.", param="role", code="last_owner"
+            gettext("An organization needs an owner: give another member that role first."),
+            param="role",
+            code="last_owner",
         )
 
 
 def known_role(role: str) -> str:
     if role not in ROLES:
-        raise InvalidValue(f"A role is one of {', '.join(ROLES)}.", param="role")
+        raise InvalidValue(gettext("A role is one of %(roles)s.") % {"roles": ", ".join(ROLES)}, param="role")
     return role
-
-
-# --- Keys -------------------------------------------------------------------------------------------------------------
-
-
-@transaction.atomic
-def issue_key(
-    *,
-    organization: Organization,
-    name: str,
-    scopes: frozenset[str],
-    by: User,
-    expires_at: datetime.datetime | None,
-    now: datetime.datetime,
-    limits: KeyLimits = NO_LIMITS,
-    identity: KeyIdentity | None = None,
-) -> IssuedKey:
-    """Create an API key that may do at most what its maker may, and the key that asks for it: `identity`.
-
-    Limits that are left out are those of that key. Raises InvalidValue, PermissionDenied, and InvalidState above
-    MAX_KEYS.
-    """
-    _require_scopes(organization, frozenset(scopes), by)
-    if identity:
-        limits = _within(identity, scopes, expires_at, limits)
-    if expires_at is not None and expires_at <= now:
-        raise InvalidValue("This key would expire immediately. Choose a later date.", param="expires_at")
-    active = ApiKey.objects.for_organization(organization).usable(now=now).filter(kind=KeyKind.SECRET)
-    if active.count() >= MAX_KEYS:
-        raise InvalidState(f"An organization has at most {MAX_KEYS:,} active keys. Revoke one that is not needed.")
-    issued = _issue(
-        api_keys.new_secret(api_keys.LIVE_PREFIX), organization=organization, kind=KeyKind.SECRET,
-        name=_clean_name(name), scopes=sorted(scopes), created_by=by, created_at=now, expires_at=expires_at,
-        made_with=identity.key_id if identity else "", **asdict(limits),
-    )  # fmt: skip
-    audit.record(
-        organization=organization, by=by.pk, action="key.create", target=issued.key.pk,
-        name=issued.key.name, scopes=issued.key.scopes,
-    )  # fmt: skip
-    return issued
-
-
-def _within(
-    identity: KeyIdentity, scopes: frozenset[str], expires_at: datetime.datetime | None, limits: KeyLimits
-) -> KeyLimits:
-    """Return the limits of a new key. Raise PermissionDenied if it would do more, or live longer, than its maker."""
-    if missing := sorted(scopes - identity.scopes):
-        text = f"This API key lacks {', '.join(missing)}, so a key that it makes must do without. Leave them out."
-        raise PermissionDenied(text, param="scopes")
-    if identity.expires_at is not None and (expires_at is None or expires_at > identity.expires_at):
-        text = f"A key must expire with the key that makes it: send at most {int(identity.expires_at.timestamp())}."
-        raise PermissionDenied(text, param="expires_at")
-    asked = asdict(limits)
-    for name, most in asdict(get_key_limits(key_id=identity.key_id)).items():
-        if most is not None and (asked[name] or most) > most:
-            raise PermissionDenied(f"This API key has at most {most} here, and so has a key that it makes.", param=name)
-        asked[name] = asked[name] or most
-    return KeyLimits(**asked)
-
-
-@transaction.atomic
-def rotate_key(
-    *,
-    organization: Organization,
-    key_id: str,
-    overlap: datetime.timedelta,
-    by: User,
-    now: datetime.datetime,
-    identity: KeyIdentity | None = None,
-) -> IssuedKey:
-    """Create a key like this one, and end this one after the overlap. Both work until then.
-
-    Name, scopes and limits stay; the new key expires when the old one was to. Only the key's maker may rotate it,
-    because the new key acts in their name, and `identity`, the key that asks, rotates only a key that may do no more.
-    Raises NotFound, PermissionDenied, InvalidState, InvalidValue.
-    """
-    key = get_key(organization=organization, id=key_id)
-    if key.created_by_id != by.pk:
-        raise PermissionDenied("Only the maker of a key may rotate it. Create a key of your own, or revoke this one.")
-    key.refresh_from_db(from_queryset=ApiKey.objects.for_organization(organization).select_for_update())
-    if key.status(now=now) != "active":
-        raise InvalidState(f"The key is {key.status(now=now)}. Create another one.", code="key_not_active")
-    if not datetime.timedelta(0) <= overlap <= MAX_OVERLAP:
-        text = f"The overlap must be from 0 to {MAX_OVERLAP.days * 24} hours."
-        raise InvalidValue(text, param="overlap_hours")
-    limits = KeyLimits(key.requests_per_minute, key.tokens_per_minute, key.concurrent_requests)
-    issued = issue_key(
-        organization=organization, name=key.name, scopes=frozenset(key.scopes), by=by, expires_at=key.expires_at,
-        limits=limits, now=now, identity=identity,
-    )  # fmt: skip
-    if limits != get_key_limits(key_id=issued.key.pk):
-        raise PermissionDenied("This API key has lower limits than that one, so it may not rotate it.")
-    issued.key.first_key = key.first_key or key.pk
-    issued.key.save(update_fields=["first_key"])
-    ends_at = min(now + overlap, key.expires_at or now + overlap)
-    ApiKey.objects.filter(pk=key.pk).update(expires_at=ends_at)
-    audit.record(
-        organization=organization, by=by.pk, action="key.rotate", target=key.pk,
-        new_key=issued.key.pk, ends_at=ends_at.isoformat(),
-    )  # fmt: skip
-    return issued
-
-
-@transaction.atomic
-def issue_member_token(
-    *,
-    membership: Membership,
-    now: datetime.datetime,
-    name: str = browser_tokens.NAME,
-    lifetime: datetime.timedelta = MEMBER_TOKEN_LIFETIME,
-) -> IssuedKey:
-    """Create a key, valid for minutes, that acts for a member: inference only.
-
-    Raises PermissionDenied, and RateLimited above MAX_MEMBER_TOKENS of this name that are valid at once.
-
-    Not audited one by one: it grants nothing beyond the session, and its use is metered.
-    """
-    scopes = frozenset({Permission.INFERENCE.value})
-    _require_role(membership, scopes)
-    tokens = ApiKey.objects.for_organization(membership.organization_id).usable(now=now)
-    if tokens.filter(kind=KeyKind.MEMBER, created_by=membership.user_id, name=name).count() >= MAX_MEMBER_TOKENS:
-        text = "You opened the playground too often in the last minutes. Wait a few minutes."
-        raise RateLimited(text, retry_after_seconds=60)
-    return _issue(
-        api_keys.new_secret(api_keys.WEB_PREFIX), organization_id=membership.organization_id, kind=KeyKind.MEMBER,
-        name=name, scopes=sorted(scopes), created_by_id=membership.user_id, created_at=now, expires_at=now + lifetime,
-    )  # fmt: skip
-
-
-def _issue(secret: str, **fields: object) -> IssuedKey:
-    key = ApiKey.objects.create(hmac=api_keys.fingerprint(secret), prefix=api_keys.shown_prefix(secret), **fields)
-    return IssuedKey(key=key, secret=secret)
-
-
-def _require_scopes(organization: Organization, scopes: frozenset[str], by: User) -> None:
-    if not scopes or not scopes <= frozenset(SCOPES):
-        raise InvalidValue(f"Choose at least one scope of {', '.join(SCOPES)}.", param="scopes")
-    membership = find_membership(organization=organization, user=by)
-    if membership is None:
-        raise NotFound("No such organization.")
-    _require_role(membership, scopes)
-
-
-def _require_role(membership: Membership, scopes: frozenset[str]) -> None:
-    missing = sorted(scope for scope in scopes if not has_permission(membership.role, Permission(scope)))
-    if missing:
-        raise PermissionDenied(
-            f"Your role, {membership.role}, does not hold {', '.join(missing)}: a key may do no more than its maker.",
-            param="scopes",
-        )
-
-
-@transaction.atomic
-def revoke_key(
-    *, organization: Organization, key_id: str, by: User, now: datetime.datetime, identity: KeyIdentity | None = None
-) -> ApiKey:
-    """Revoke a key and those that were made or rotated with it; one already revoked stays as it is.
-
-    Members revoke their own keys, admins all. The key that asks, `identity`, needs the scopes for that, and stays
-    unless it is the one to revoke: a program may so end the key that its own one replaced. Raises NotFound,
-    PermissionDenied.
-    """
-    key = get_key(organization=organization, id=key_id)
-    membership = find_membership(organization=organization, user=by)
-    may_manage_all = membership and has_permission(membership.role, Permission.MEMBER_MANAGE)
-    if key.created_by_id != by.pk and not may_manage_all:
-        raise PermissionDenied("Only an owner or admin may revoke another member's key.")
-    if identity and key.pk != identity.key_id:
-        needed = set(key.scopes) if key.created_by_id == by.pk else {Permission.MEMBER_MANAGE.value}
-        if missing := sorted(needed - identity.scopes):
-            raise PermissionDenied(f"This API key lacks {', '.join(missing)}, so it cannot revoke that key.")
-    made = RawSQL(_MADE_WITH, [key.pk, identity.key_id if identity else ""])  # noqa: S611 - a constant
-    rows = ApiKey.objects.for_organization(organization).filter(pk__in=made, revoked_at=None)
-    if revoked := rows.update(revoked_at=now, revoked_by=by):
-        audit.record(organization=organization, by=by.pk, action="key.revoke", target=key.pk, keys_revoked=revoked)
-    key.refresh_from_db()
-    return key
-
-
-@transaction.atomic
-def revoke_keys_of(*, user: User, now: datetime.datetime) -> int:
-    """Revoke every key a person made, in all organizations; return how many API keys. Run it under `system()`."""
-    alive = ApiKey.objects.filter(created_by=user, revoked_at=None)
-    shown = alive.filter(kind=KeyKind.SECRET).count()
-    for organization_id in list(alive.order_by().values_list("organization_id", flat=True).distinct()):
-        revoked = alive.for_organization(organization_id).update(revoked_at=now, revoked_by=user)
-        audit.record(
-            organization=organization_id, by=user.pk, action="key.revoke_all", target=user.pk, keys_revoked=revoked
-        )
-    return shown
-
-
-def note_key_use(*, identity: KeyIdentity, now: datetime.datetime) -> None:
-    """Store when a key was last used, to the minute: a write per request would cost more than it is worth."""
-    if identity.last_used_at is not None and now - identity.last_used_at < USE_NOTED_EVERY:
-        return
-    stale = Q(last_used_at=None) | Q(last_used_at__lte=now - USE_NOTED_EVERY)
-    ApiKey.objects.filter(stale, pk=identity.key_id).update(last_used_at=now)

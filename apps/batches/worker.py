@@ -17,7 +17,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connection, transaction
 from django.db.models import F, Q
 
-from apps.accounts.operations import issue_member_token
+from apps.accounts.login.key_operations import issue_member_token
 from apps.accounts.queries import find_actor
 from apps.batches.endings import announce_end, finish
 from apps.batches.files import storage_left

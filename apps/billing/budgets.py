@@ -8,17 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from django.db import transaction
 from django.db.models import F, Q, QuerySet, Sum
 from django.utils.translation import gettext
 
-from apps.accounts import operations
-from apps.accounts.models import ApiKey, Organization, User, key_of
+from apps.accounts.models import ApiKey, Organization, key_of
 from apps.accounts.notices.events import announce
 from apps.accounts.notices.notifications import MANAGERS
-from apps.accounts.operations import IssuedKey
-from apps.accounts.queries import KeyIdentity, KeyLimits
-from apps.billing.ledger import lock_wallet
 from apps.billing.models import (
     Budget,
     BudgetAlert,
@@ -31,17 +26,11 @@ from apps.billing.models import (
     KeyLabel,
     UsageSeries,
 )
-from apps.core import audit
 from apps.core.audit import require_transaction
-from apps.core.database.clock import db_now
-from apps.core.errors import InvalidState, InvalidValue, NotFound, PermissionDenied, QuotaExceeded
+from apps.core.database.clock import begin_of_day, db_now
+from apps.core.errors import NotFound, QuotaExceeded
 from apps.core.messages import outbox
 from apps.core.money import dollars
-
-DEFAULT_THRESHOLDS = (50, 80, 100)
-MAX_BUDGETS = 100  # of an organization: one statement sums up what is held under each
-MAX_THRESHOLDS = 10  # each is a mail a month to every manager
-MAX_LABELS = 16  # of a key
 
 
 class BudgetExceeded(QuotaExceeded):
@@ -96,7 +85,7 @@ def attribution_of_actor(*, organization: Organization | str, by: str, labels: M
 def room_nano(*, organization: Organization | str, attribution: Attribution) -> tuple[int, Budget] | None:
     """Return how much more may be held and the budget that limits it; None without a limiting budget."""
     require_transaction()
-    budgets = list(_active(organization).filter(attribution.targets()).exclude(mode=BudgetMode.ALERT))
+    budgets = list(list_budgets(organization=organization).filter(attribution.targets()).exclude(mode=BudgetMode.ALERT))
     states = get_states(organization=organization, budgets=budgets, now=db_now())
     rooms = [(budget.limit_nano - sum(states[budget.pk]), budget) for budget in budgets]
     return min(rooms, key=lambda room: room[0], default=None)
@@ -108,8 +97,16 @@ def require_room(*, organization: Organization | str, attribution: Attribution, 
     if room is not None and room[0] < amount_nano:
         left, budget = max(room[0], 0), room[1]
         raise BudgetExceeded(
-            f"The budget of {describe(budget)} has {dollars(left)} of {dollars(budget.limit_nano)} "
-            f"left this month and this needs {dollars(amount_nano)}. Raise it, or wait for next month.",
+            gettext(
+                "The budget of %(budget)s has %(left)s of %(limit)s left this month and this needs %(amount)s. "
+                "Raise it, or wait for next month."
+            )
+            % {
+                "budget": describe(budget),
+                "left": dollars(left),
+                "limit": dollars(budget.limit_nano),
+                "amount": dollars(amount_nano),
+            },
             budget=budget.pk,
         )
 
@@ -133,14 +130,14 @@ def get_states(
 
 def list_budgets(*, organization: Organization | str) -> QuerySet[Budget]:
     """Return the budgets in force."""
-    return _active(organization)
+    return Budget.objects.for_organization(organization).filter(ended_at=None).order_by("pk")
 
 
 def get_budget(*, organization: Organization | str, id: str) -> Budget:
     """Return one budget in force. Raises NotFound."""
-    budget = _active(organization).filter(pk=id).first()
+    budget = list_budgets(organization=organization).filter(pk=id).first()
     if budget is None:
-        raise NotFound("No such budget.")
+        raise NotFound(gettext("No such budget."))
     return budget
 
 
@@ -176,10 +173,6 @@ def holds_of_budget(*, budget_id: str) -> QuerySet[Hold]:
     return Hold.objects.filter(_covers(Budget.objects.get(pk=budget_id)))
 
 
-def _active(organization: Organization | str) -> QuerySet[Budget]:
-    return Budget.objects.for_organization(organization).filter(ended_at=None).order_by("pk")
-
-
 def _covers(budget: Budget) -> Q:
     """Return the condition that selects the holds of jobs and slices under the budget."""
     holds = Q(organization_id=budget.organization_id, purpose__in=(HoldPurpose.JOB, HoldPurpose.INFERENCE))
@@ -203,7 +196,7 @@ def _keys_of(budget: Budget) -> QuerySet[ApiKey]:
 
 def _spent_so_far(budget: Budget, month: datetime.date) -> int:
     """Return the month's cost before the budget's own count began: finished jobs and metered requests."""
-    begin = datetime.datetime.combine(month, datetime.time(), datetime.UTC)
+    begin = begin_of_day(month)
     closed = Hold.objects.filter(_covers(budget), status=HoldStatus.CLOSED, closed_at__gte=begin)
     jobs = closed.filter(purpose=HoldPurpose.JOB)
     trained = jobs.aggregate(nano=Sum(F("captured_nano") - F("refunded_nano")))["nano"] or 0
@@ -232,14 +225,15 @@ def record_spending(*, organization: Organization | str, attribution: Attributio
     require_transaction()
     if not amount_nano:
         return
-    for budget in _active(organization).filter(attribution.targets()):
-        period = _period(budget, db_now())
+    for budget in list_budgets(organization=organization).filter(attribution.targets()):
+        period = period_of(budget, db_now())
         period.spent_nano = max(period.spent_nano + amount_nano, 0)
         period.save(update_fields=["spent_nano"])
-        _alert(budget, period)
+        send_alerts(budget, period)
 
 
-def _period(budget: Budget, now: datetime.datetime) -> BudgetPeriod:
+def period_of(budget: Budget, now: datetime.datetime) -> BudgetPeriod:
+    """Return the spending of this month, counted from its begin."""
     month = month_of(now)
     found = BudgetPeriod.objects.filter(budget=budget, month=month).first()
     return found or BudgetPeriod.objects.create(
@@ -256,7 +250,8 @@ def _alert_title(budget: Budget, threshold: int) -> str:
     }
 
 
-def _alert(budget: Budget, period: BudgetPeriod) -> None:
+def send_alerts(budget: Budget, period: BudgetPeriod) -> None:
+    """Announce each threshold that the month's spending reached, once; stop jobs if the budget says so."""
     for threshold in budget.thresholds:
         if period.spent_nano * 100 < budget.limit_nano * threshold:
             continue
@@ -282,161 +277,3 @@ def _alert(budget: Budget, period: BudgetPeriod) -> None:
     if budget.mode == BudgetMode.PAUSE and period.spent_nano >= budget.limit_nano:
         key = f"budget-pause:{budget.pk}:{period.month}:{budget.limit_nano}"  # again after a raise
         outbox.publish(topic="budget.exhausted", key=key, payload={"budget_id": budget.pk})
-
-
-# --- Settings ---------------------------------------------------------------------------------------------------------
-
-
-@transaction.atomic
-def set_budget(
-    *,
-    organization: Organization | str,
-    scope: str,
-    target: str,
-    limit_nano: int,
-    mode: str,
-    by: str,
-    now: datetime.datetime,
-    thresholds: tuple[int, ...] = DEFAULT_THRESHOLDS,
-) -> Budget:
-    """Set the monthly limit of a scope, replacing its previous limit. Spending earlier in the month counts.
-
-    The budget of a rotated key names the first key, and covers all that replaced it.
-    Raises InvalidValue naming the field, and InvalidState above MAX_BUDGETS.
-    """
-    organization_id = key_of(organization)
-    _check(organization_id, scope, target, limit_nano, mode, thresholds)
-    if scope == BudgetScope.KEY:
-        target = ApiKey.objects.values_list("first_key", flat=True).get(pk=target) or target
-    lock_wallet(organization=organization_id)
-    budget = _active(organization_id).filter(scope=scope, target=target).first()
-    values = {"limit_nano": limit_nano, "mode": mode, "thresholds": sorted(set(thresholds))}
-    if budget is None:
-        if _active(organization_id).count() >= MAX_BUDGETS:
-            raise InvalidState(f"An organization has at most {MAX_BUDGETS} budgets. End one first.")
-        budget = Budget.objects.create(
-            organization_id=organization_id, scope=scope, target=target, created_by=by, **values
-        )
-    else:
-        Budget.objects.filter(pk=budget.pk).update(**values)
-        budget.refresh_from_db()
-    _alert(budget, _period(budget, now))
-    audit.record(
-        organization=organization_id, by=by, action="budget.set", target=budget.pk, scope=scope, of=target,
-        limit_nano=limit_nano, mode=mode,
-    )  # fmt: skip
-    return budget
-
-
-def _check(
-    organization_id: str, scope: str, target: str, limit_nano: int, mode: str, thresholds: tuple[int, ...]
-) -> None:
-    if limit_nano <= 0:
-        raise InvalidValue("The budget must be a positive amount.", param="limit_usd")
-    if mode not in BudgetMode.values:
-        raise InvalidValue(f"mode is one of {', '.join(BudgetMode.values)}.", param="mode")
-    if len(thresholds) > MAX_THRESHOLDS or not all(1 <= threshold <= 1000 for threshold in thresholds):
-        text = f"A threshold is a percentage from 1 to 1000, and a budget has at most {MAX_THRESHOLDS}."
-        raise InvalidValue(text, param="thresholds")
-    keys = ApiKey.objects.filter(organization_id=organization_id)
-    is_known = {
-        BudgetScope.ORGANIZATION: target == "",
-        BudgetScope.LABEL: 0 < target.find("=") < len(target) - 1,
-        BudgetScope.KEY: keys.filter(pk=target).exists(),
-        BudgetScope.MEMBER: target.startswith("user_"),
-    }
-    if scope not in is_known:
-        raise InvalidValue(f"scope is one of {', '.join(BudgetScope.values)}.", param="scope")
-    if not is_known[BudgetScope(scope)]:
-        raise InvalidValue(
-            "Name a label as name=value, or a key or member by its id. Leave it empty for the organization.",
-            param="target",
-        )
-
-
-@transaction.atomic
-def end_budget(*, organization: Organization | str, budget_id: str, by: str, now: datetime.datetime) -> bool:
-    """End a budget; return whether it was in force."""
-    lock_wallet(organization=organization)
-    ended = bool(_active(organization).filter(pk=budget_id).update(ended_at=now))
-    if ended:
-        audit.record(organization=organization, by=by, action="budget.ended", target=budget_id)
-    return ended
-
-
-@transaction.atomic
-def issue_key(
-    *,
-    organization: Organization,
-    name: str,
-    scopes: frozenset[str],
-    by: User,
-    expires_at: datetime.datetime | None,
-    limits: KeyLimits,
-    now: datetime.datetime,
-    identity: KeyIdentity,
-) -> IssuedKey:
-    """Create a key with another one as `apps.accounts.operations.issue_key` does; the new key has its labels.
-
-    Raises PermissionDenied as well if the key that asks has a budget of its own.
-    """
-    issued = operations.issue_key(
-        organization=organization, name=name, scopes=scopes, by=by, expires_at=expires_at, limits=limits, now=now,
-        identity=identity,
-    )  # fmt: skip
-    return _with_labels(organization, issued, identity.key_id, identity)
-
-
-@transaction.atomic
-def rotate_key(
-    *,
-    organization: Organization,
-    key_id: str,
-    overlap: datetime.timedelta,
-    by: User,
-    now: datetime.datetime,
-    identity: KeyIdentity,
-) -> IssuedKey:
-    """Rotate a key as `apps.accounts.operations.rotate_key` does; the new key keeps its labels and its budget.
-
-    Raises PermissionDenied as well if the key that asks has a budget that does not cover the other key.
-    """
-    issued = operations.rotate_key(
-        organization=organization, key_id=key_id, overlap=overlap, by=by, now=now, identity=identity
-    )
-    return _with_labels(organization, issued, key_id, identity)
-
-
-def _with_labels(organization: Organization, issued: IssuedKey, key_id: str, identity: KeyIdentity) -> IssuedKey:
-    """Copy the labels of a key to a new one, which no budget of the key that asks may leave uncovered."""
-    labels = KeyLabel.objects.for_organization(organization).filter(key_id=key_id)
-    KeyLabel.objects.bulk_create(
-        KeyLabel(organization=organization, key_id=issued.key.pk, name=each.name, value=each.value) for each in labels
-    )
-    own, new = (
-        set(_active(organization).filter(attribution_of_key(organization=organization, key_id=each).targets()))
-        for each in (identity.key_id, issued.key.pk)
-    )
-    if own - new:
-        raise PermissionDenied(
-            "This API key has a budget that would not cover the new key. Use an API key without a budget of its own."
-        )
-    return issued
-
-
-@transaction.atomic
-def set_key_labels(*, organization: Organization | str, key_id: str, labels: Mapping[str, str], by: str) -> None:
-    """Replace the labels to which a key's future requests are charged back. Raises InvalidValue for an unknown key."""
-    organization_id = key_of(organization)
-    if len(labels) > MAX_LABELS:
-        raise InvalidValue(f"A key has at most {MAX_LABELS} labels.", param="labels")
-    if not ApiKey.objects.filter(organization_id=organization_id, pk=key_id).exists():
-        raise InvalidValue("There is no such key.", param="key")
-    lock_wallet(organization=organization_id)
-    KeyLabel.objects.filter(organization_id=organization_id, key_id=key_id).delete()
-    rows = [
-        KeyLabel(organization_id=organization_id, key_id=key_id, name=name[:64], value=value[:512])
-        for name, value in labels.items()
-    ]
-    KeyLabel.objects.bulk_create(rows)
-    audit.record(organization=organization_id, by=by, action="key.labelled", target=key_id, labels=dict(labels))

@@ -6,6 +6,7 @@ import re
 import msgspec
 from django.db import transaction
 from django.db.models import QuerySet
+from django.utils.translation import gettext
 
 from apps.accounts.models import Membership
 from apps.core.database.locks import lock
@@ -35,7 +36,7 @@ def get_conversation(*, membership: Membership, id: str) -> SavedConversation:
     """Return one of the member's conversations. Raises NotFound, the same for unknown and other members' ids."""
     found = list_conversations(membership=membership).defer(None).filter(pk=id).first()
     if found is None:
-        raise NotFound("You have no such conversation. It may be deleted.", param="conversation")
+        raise NotFound(gettext("You have no such conversation. It may be deleted."), param="conversation")
     return found
 
 
@@ -49,7 +50,7 @@ def keep_conversation(
     """
     require_storable(transcript)
     if not transcript.title:
-        raise InvalidValue("A conversation begins with a message. Send one first.", param="columns")
+        raise InvalidValue(gettext("A conversation begins with a message. Send one first."), param="columns")
     lock(f"conversations:{membership.pk}")
     rows = list_conversations(membership=membership)
     kept = rows.filter(pk=id).first() or SavedConversation(
@@ -72,8 +73,11 @@ def require_storable(kept: Transcript | PlaySettings) -> None:
     encoded = msgspec.json.encode(kept)
     if len(encoded) > MAX_BYTES:
         raise TooLongToKeep(
-            f"This is too long for the history: it has {len(encoded):,} bytes of at most {MAX_BYTES:,}. "
-            "Clear the conversation to begin a new one."
+            gettext(
+                "This is too long for the history: it has %(encoded)s bytes of at most %(max_bytes)s. Clear the "
+                "conversation to begin a new one."
+            )
+            % {"encoded": f"{len(encoded):,}", "max_bytes": f"{MAX_BYTES:,}"}
         )
     if _NUL.search(encoded):
-        raise InvalidValue("A text holds a NUL character. Remove it.", param="messages")
+        raise InvalidValue(gettext("A text holds a NUL character. Remove it."), param="messages")

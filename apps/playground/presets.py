@@ -4,6 +4,7 @@ import datetime
 
 from django.db import transaction
 from django.db.models import Q, QuerySet
+from django.utils.translation import gettext
 
 from apps.accounts.models import Membership
 from apps.accounts.roles import Permission, has_permission
@@ -26,7 +27,7 @@ def get_preset(*, membership: Membership, id: str) -> Preset:
     """Return a preset that the member may use. Raises NotFound, the same for unknown and other people's ids."""
     found = list_presets(membership=membership).defer(None).filter(pk=id).first()
     if found is None:
-        raise NotFound("There is no such preset. It may be deleted.", param="preset")
+        raise NotFound(gettext("There is no such preset. It may be deleted."), param="preset")
     return found
 
 
@@ -40,19 +41,25 @@ def save_preset(
     """
     require_storable(settings)
     if not 1 <= len(name) <= 60 or not name.isprintable():
-        raise InvalidValue("A preset's name has 1 to 60 characters. Choose another one.", param="name")
+        raise InvalidValue(gettext("A preset's name has 1 to 60 characters. Choose another one."), param="name")
     lock(f"presets:{membership.organization_id}")
     owner = None if is_shared else membership
     rows = list_presets(membership=membership).filter(membership=owner)
     preset = rows.filter(name=name).first()
     if preset is None and rows.count() >= MAX_PRESETS:
-        whose = "Your organization shares" if is_shared else "You have"
-        raise InvalidState(f"{whose} {MAX_PRESETS} presets, and no more are kept. Delete one first.", param="name")
+        whose = gettext("Your organization shares") if is_shared else gettext("You have")
+        raise InvalidState(
+            gettext("%(whose)s %(max_presets)s presets, and no more are kept. Delete one first.")
+            % {"whose": whose, "max_presets": MAX_PRESETS},
+            param="name",
+        )
     if preset is None:
         author = membership.user_id
         preset = Preset(organization_id=membership.organization_id, membership=owner, name=name, created_by=author)
     elif not may_change(preset, by=membership):
-        raise PermissionDenied("Another member shares a preset of this name. Choose another name.", param="name")
+        raise PermissionDenied(
+            gettext("Another member shares a preset of this name. Choose another name."), param="name"
+        )
     preset.settings, preset.updated_at = settings, now
     preset.save()
     return preset
@@ -62,7 +69,7 @@ def delete_preset(*, membership: Membership, id: str) -> None:
     """Delete one of the member's presets, or a shared one that they may change. Raises NotFound, PermissionDenied."""
     preset = get_preset(membership=membership, id=id)
     if not may_change(preset, by=membership):
-        raise PermissionDenied("Only the member who shared a preset, an admin or an owner can delete it.")
+        raise PermissionDenied(gettext("Only the member who shared a preset, an admin or an owner can delete it."))
     preset.delete()
 
 

@@ -10,6 +10,7 @@ import re
 
 from django.db import transaction
 from django.db.models import Q, QuerySet
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
@@ -42,7 +43,7 @@ def get_alias(*, organization: Organization | str, id: str) -> Alias:
     """Return one alias of the organization. Raises NotFound, the same for unknown and foreign ids."""
     found = list_aliases(organization=organization).filter(pk=id).first()
     if found is None:
-        raise NotFound(f"There is no alias {id!r}.", param="alias_id")
+        raise NotFound(gettext("There is no alias %(id)s.") % {"id": repr(id)}, param="alias_id")
     return found
 
 
@@ -56,11 +57,13 @@ def point_alias(
     another adapter. Raises InvalidValue, InvalidState.
     """
     if not 0 <= canary_percent <= 99:
-        raise InvalidValue("A canary gets 1 to 99 percent; leave it out to move everything.", param="canary_percent")
+        raise InvalidValue(
+            gettext("A canary gets 1 to 99 percent; leave it out to move everything."), param="canary_percent"
+        )
     is_loaded = answering().filter(adapter_version=version).exists()
     if not is_loaded or not _is_deployed(version):
         raise InvalidState(
-            "No replica has loaded this version yet, so requests would fail. Move the alias once it is warm.",
+            gettext("No replica has loaded this version yet, so requests would fail. Move the alias once it is warm."),
             param="version",
         )
     of_name = Alias.objects.for_organization(version.organization_id).select_for_update().filter(name=name)
@@ -68,7 +71,9 @@ def point_alias(
     if alias is None:
         alias = _create(version, name, canary_percent)
     elif canary_percent and alias.adapter_id != version.adapter_id:
-        raise InvalidState("A canary is a version of the same adapter. Move the alias instead.", param="version")
+        raise InvalidState(
+            gettext("A canary is a version of the same adapter. Move the alias instead."), param="version"
+        )
     elif canary_percent and alias.version_id != version.pk:
         alias.canary_version, alias.canary_percent = version, canary_percent
     elif not canary_percent:
@@ -76,7 +81,7 @@ def point_alias(
             alias.previous_version = alias.version
         alias.version, alias.canary_version, alias.canary_percent = version, None, 0
     else:
-        raise InvalidState("The alias stands for this version already.", param="version")
+        raise InvalidState(gettext("The alias stands for this version already."), param="version")
     return _save(alias, by=by, now=now, action="alias.moved")
 
 
@@ -88,7 +93,9 @@ def roll_back(*, alias: Alias, by: str, now: datetime.datetime) -> Alias:
         alias.canary_version, alias.canary_percent = None, 0
     elif alias.previous_version is None or not _is_deployed(alias.previous_version):
         raise InvalidState(
-            "There is no earlier version to return to: the alias never moved, or that version is no longer served."
+            gettext(
+                "There is no earlier version to return to: the alias never moved, or that version is no longer served."
+            )
         )
     else:
         alias.version, alias.previous_version = alias.previous_version, alias.version
@@ -109,7 +116,8 @@ def require_unaliased(*, version: AdapterVersion) -> None:
     alias = Alias.objects.filter(Q(version=version) | Q(canary_version=version)).first()
     if alias is not None:
         raise InvalidState(
-            f"The alias {alias.name} stands for this version. Move it to another version or delete it first.",
+            gettext("The alias %(name)s stands for this version. Move it to another version or delete it first.")
+            % {"name": alias.name},
             param="model",
         )
     Alias.objects.filter(previous_version=version).update(previous_version=None)
@@ -118,13 +126,19 @@ def require_unaliased(*, version: AdapterVersion) -> None:
 def _create(version: AdapterVersion, name: str, canary_percent: int) -> Alias:
     if canary_percent:
         raise InvalidValue(
-            "This alias doesn't exist yet, so there is no version to compare with.", param="canary_percent"
+            gettext("This alias doesn't exist yet, so there is no version to compare with."), param="canary_percent"
         )
     model_name = _imported_name(name) if name.startswith(_IMPORTED_MARK) else _own_name(version, name)
     if Alias.objects.filter(adapter=version.adapter_id).count() >= MAX_ALIASES:
-        raise InvalidState(f"An adapter has at most {MAX_ALIASES} aliases. Delete one first.", param="name")
+        raise InvalidState(
+            gettext("An adapter has at most %(max_aliases)s aliases. Delete one first.") % {"max_aliases": MAX_ALIASES},
+            param="name",
+        )
     if Alias.objects.for_organization(version.organization_id).filter(model_name=model_name).exists():
-        raise InvalidState(f"{model_name} is an alias of another adapter of this name.", param="name")
+        raise InvalidState(
+            gettext("%(model_name)s is an alias of another adapter of this name.") % {"model_name": model_name},
+            param="name",
+        )
     return Alias(
         organization_id=version.organization_id,
         adapter_id=version.adapter_id,
@@ -138,8 +152,10 @@ def _own_name(version: AdapterVersion, name: str) -> str:
     """Return the whole name of a new alias. Raises InvalidValue."""
     if not _NAME.fullmatch(name) or _LIKE_A_VERSION.fullmatch(name):
         raise InvalidValue(
-            "An alias has 3 to 40 lower-case letters, digits and hyphens, as in `production`, and does not look like "
-            "the end of a version's name.",
+            gettext(
+                "An alias has 3 to 40 lower-case letters, digits and hyphens, as in `production`, and does not "
+                "look like the end of a version's name."
+            ),
             param="name",
         )
     own_name = version.model_name.split(CHECKPOINT_MARK)[0]
@@ -150,10 +166,14 @@ def _imported_name(name: str) -> str:
     """Return the name if it can only be that of a model at another service. Raises InvalidValue."""
     found = _IMPORTED.fullmatch(name)
     if found is None:
-        text = "An imported alias is a model's whole name at another service, ft:<base>:<organization>:<suffix>:<id>."
+        text = gettext(
+            "An imported alias is a model's whole name at another service, ft:<base>:<organization>:<suffix>:<id>."
+        )
         raise InvalidValue(text, param="name")
     if BaseModel.objects.filter(name__iexact=found[1]).exists():
-        text = f"{found[1]} is a base model here, so a model here may have this name. Choose one such as production."
+        text = gettext(
+            "%(name)s is a base model here, so a model here may have this name. Choose one such as production."
+        ) % {"name": found[1]}
         raise InvalidValue(text, param="name")
     return name
 

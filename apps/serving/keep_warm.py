@@ -5,6 +5,7 @@ import logging
 
 from django.db import transaction
 from django.db.models import QuerySet
+from django.utils.translation import gettext
 
 from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
@@ -36,21 +37,25 @@ def keep_warm(*, version: AdapterVersion, by: str, now: datetime.datetime) -> De
     price = warm_price(base_model=base_model)
     deployment = Deployment.objects.select_for_update().filter(adapter_version=version, removed_at=None).first()
     if price is None:
-        raise InvalidState(f"No price is set for keeping adapters of {base_model.display_name} warm.", param="model")
+        raise InvalidState(
+            gettext("No price is set for keeping adapters of %(display_name)s warm.")
+            % {"display_name": base_model.display_name},
+            param="model",
+        )
     if deployment is None:
-        raise InvalidState("This version is not served. Serve it first.", param="model")
+        raise InvalidState(gettext("This version is not served. Serve it first."), param="model")
     if version.status == AdapterVersionStatus.FILES_ONLY:
-        raise InvalidState("This model has a replica of its own, which never gives it up.", param="model")
+        raise InvalidState(gettext("This model has a replica of its own, which never gives it up."), param="model")
     if deployment.pinned_at is not None:
         return deployment
     if price.price_nano and get_balance(organization=version.organization_id).available_nano <= 0:
-        raise QuotaExceeded("Your balance is empty. Add credit to keep it warm.")
+        raise QuotaExceeded(gettext("Your balance is empty. Add credit to keep it warm."))
     with system():  # all tenants share the places; only the sum leaves this block
         places = sum(ready_replicas().filter(base_model=base_model).values_list("capacity", flat=True))
         kept = _kept().filter(adapter_version__adapter__base_model=base_model).count()
     if kept + 1 > MAX_KEPT_SHARE * places:
         raise QuotaExceeded(
-            "The replicas of this base model can't keep more adapters warm. Try again later.",
+            gettext("The replicas of this base model can't keep more adapters warm. Try again later."),
             code="no_place_left",
         )
     deployment.pinned_at = deployment.warm_billed_until = now

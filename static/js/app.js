@@ -2,7 +2,7 @@
 (() => {
   const $ = (selector, root = document) => root.querySelector(selector);
   const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
-  const root = document.documentElement;
+  const root = document.documentElement, words = $("[data-words=shell]").dataset;
 
   // --- toasts: rendered by Django, sent by htmx (HX-Trigger: {"toast": {"text", "tone"}}), or made here ---
   const zone = () => $("[data-toasts]");
@@ -23,7 +23,7 @@
   };
   document.addEventListener("toast", (e) => toast(e.detail.text ?? e.detail.value ?? "", e.detail.tone));
 
-  const copy = (text, done) => navigator.clipboard?.writeText(text).then(() => toast(done), () => toast("Copy failed", "error"));
+  const copy = (text, done) => navigator.clipboard?.writeText(text).then(() => toast(done), () => toast(words.uncopied, "error"));
 
   // --- theme: the cookie is what Django renders next time; without script the form posts and the page comes back ---
   document.addEventListener("submit", (e) => {
@@ -43,7 +43,7 @@
     else if (hit("[data-close]")) hit("dialog")?.close();
     else if (e.target.matches("dialog")) e.target.close(); // the backdrop
     else if ((el = hit("[data-dismiss]"))) el.closest("[data-toast], [data-dismissable]").remove();
-    else if ((el = hit("[data-copy]"))) copy(el.dataset.copy || $("code", el.closest(".code")).textContent, el.dataset.copied || "Copied");
+    else if ((el = hit("[data-copy]"))) copy(el.dataset.copy || $("code", el.closest(".code")).textContent, el.dataset.copied || words.copied);
     else if ((el = hit("[role=tab][aria-controls]"))) selectTab(el);
     else if ((el = hit("#palette [role=option]"))) location.assign(el.dataset.href);
     else if ((el = hit("tr[data-pick]")) && !hit("a, button, input, label, select")) pick(el);
@@ -105,7 +105,7 @@
   const field = () => $("#palette input");
   const shown = () => $$("#palette [role=option]").filter((n) => !n.hidden);
   const isSearch = (ctx) => Boolean(ctx?.sourceElement?.closest?.("#palette"));
-  const sayNone = (words) => { $("[data-palette-none]").textContent = words; };
+  const sayNone = (text) => { $("[data-palette-none]").textContent = text; };
   const activate = (index) => {
     const list = shown();
     $$("#palette [role=option]").forEach((n) => n.setAttribute("aria-selected", "false"));
@@ -117,12 +117,12 @@
     at.scrollIntoView({ block: "nearest" });
   };
   const filterPalette = () => {
-    const words = field().value.toLowerCase().split(/\s+/).filter(Boolean);
+    const typed = field().value.toLowerCase().split(/\s+/).filter(Boolean);
     $$("#palette [data-found]").forEach((n) => n.replaceChildren()); // they were for other words
-    sayNone(field().value.trim().length < 2 ? "Nothing matches" : "Searching…");
+    sayNone(field().value.trim().length < 2 ? words.none : words.searching);
     $$("#palette [role=option]").forEach((n) => {
       const text = (n.textContent + " " + (n.closest("[role=group]")?.getAttribute("aria-label") ?? "")).toLowerCase();
-      n.hidden = !words.every((word) => text.includes(word));
+      n.hidden = !typed.every((word) => text.includes(word));
     });
     activate(0);
   };
@@ -139,18 +139,17 @@
   });
   document.addEventListener("htmx:after:swap", (e) => {
     if (!isSearch(e.detail.ctx)) return;
-    sayNone("Nothing matches");
+    sayNone(words.none);
     activate(Math.max(0, shown().findIndex((n) => n.getAttribute("aria-selected") === "true")));
   });
 
   // --- answers that do not come: what is shown stays, and the page says that it is not current ---
-  const lose = (words) => $$("[data-lost]").forEach((n) => { n.hidden = !words; $("span", n).textContent = words; });
+  const lose = (text) => $$("[data-lost]").forEach((n) => { n.hidden = !text; $("span", n).textContent = text; });
   const miss = (ctx) => {
     const source = ctx?.sourceElement;
-    if (isSearch(ctx)) sayNone("The search did not answer. Try again.");
-    else if (!source?.closest?.("#wizard")) lose(navigator.onLine ? "This page could not be updated. It shows the last answer." : OFFLINE); // the wizard says it itself
+    if (isSearch(ctx)) sayNone(words.unanswered);
+    else if (!source?.closest?.("#wizard")) lose(navigator.onLine ? words.stale : words.offline); // the wizard says it itself
   };
-  const OFFLINE = "You are offline. This page shows the last answer.";
   document.addEventListener("htmx:before:response", (e) => {
     const { ctx } = e.detail, { status, raw } = ctx.response;
     const isAnswer = (status < 400 || status === 422) && !raw.redirected; // 422: a form with its errors
@@ -160,7 +159,7 @@
   });
   document.addEventListener("htmx:error", (e) => miss(e.detail.ctx));
   document.addEventListener("htmx:after:swap", () => { if (navigator.onLine) lose(""); });
-  addEventListener("offline", () => lose(OFFLINE));
+  addEventListener("offline", () => lose(words.offline));
   addEventListener("online", () => lose(""));
 
   // --- keys. Single letters never act in a field and can be switched off (WCAG 2.1.4) ---

@@ -2,6 +2,7 @@
 // A chart is an element with data-chart and data-src; templates/cotton/chart.html says what the JSON holds.
 (() => {
   const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
+  const words = document.querySelector("[data-words=chart]").dataset;
   const probe = document.createElement("span");
   probe.hidden = true;
   document.body.append(probe);
@@ -29,12 +30,12 @@
 
     viewOf(tab) {
       const d = tab?.dataset ?? {};
-      return { line: d.line ?? "train_loss", dots: d.dots, format: d.format ?? "fixed", smooth: "smooth" in d, name: d.name ?? tab?.textContent.trim() ?? "", dotsName: d.dotsName ?? "Eval", unit: d.unit ?? "" };
+      return { line: d.line ?? "train_loss", dots: d.dots, format: d.format ?? "fixed", smooth: "smooth" in d, name: d.name ?? tab?.textContent.trim() ?? "", dotsName: d.dotsName ?? words.eval, unit: d.unit ?? "" };
     }
 
     async load() {
       const answer = await fetch(this.el.dataset.src, { headers: { Accept: "application/json" } });
-      if (!answer.ok) return this.say(`The chart could not be loaded (${answer.status}). Reload the page to try again.`);
+      if (!answer.ok) return this.say(words.failed.replace("{status}", answer.status));
       this.data = { x: [], series: {}, epochs: [], checkpoints: [], ...(await answer.json()) };
       this.pending?.forEach((late) => late());
       this.pending = null;
@@ -161,7 +162,7 @@
       c.save();
       c.font = `${11 * px}px Geist, sans-serif`; c.fillStyle = colour("ink-3"); c.textAlign = "left";
       this.data.epochs.forEach((step, i) => {
-        const text = `epoch ${i + 2}`, x = at(step), room = c.measureText(text).width;
+        const text = words.epoch.replace("{number}", i + 2), x = at(step), room = c.measureText(text).width;
         if (x < free || x + room > left + width + 14 * px) return;
         c.fillText(text, x, top - 5 * px);
         free = x + room + 8 * px;
@@ -183,13 +184,13 @@
         return row;
       };
       const head = document.createElement("b"), rows = [head], [, raw, main, dots] = u.data;
-      head.textContent = `Step ${x[i].toLocaleString("en")}`;
+      head.textContent = words.step.replace("{step}", x[i].toLocaleString("en"));
       if (main[i] != null) rows.push(line("key-line d1", this.view.name, write(main[i])));
-      if (raw[i] != null) rows.push(line("key-line d6", "Raw", write(raw[i])));
+      if (raw[i] != null) rows.push(line("key-line d6", words.raw, write(raw[i])));
       let j = i;
       while (j > 0 && dots[j] == null) j--;
-      if (dots[j] != null) rows.push(line("key-dot d2", `${this.view.dotsName} at ${x[j].toLocaleString("en")}`, write(dots[j])));
-      if (this.view.dots && this.data.checkpoints.includes(x[i])) rows.push(line("key-flag d1", "Checkpoint", x[i] === this.data.best ? "best" : "saved"));
+      if (dots[j] != null) rows.push(line("key-dot d2", words.at.replace("{step}", x[j].toLocaleString("en")).replace("{name}", this.view.dotsName), write(dots[j])));
+      if (this.view.dots && this.data.checkpoints.includes(x[i])) rows.push(line("key-flag d1", words.checkpoint, x[i] === this.data.best ? words.best : words.saved));
       this.tip.replaceChildren(...rows);
       const room = u.over.clientWidth, at = u.cursor.left, off = u.over.offsetLeft;
       this.tip.style.visibility = "visible";

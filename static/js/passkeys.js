@@ -1,5 +1,6 @@
 // Passkeys: a form with data-passkey asks the browser for one and sends what it answers.
 (() => {
+  const words = document.querySelector("[data-words=passkeys]").dataset;
   const trouble = (form, text) => {
     const line = form.querySelector("[data-passkey-error]");
     line.textContent = text;
@@ -21,8 +22,8 @@
     if (!form) return;
     e.preventDefault();
     if (!window.PublicKeyCredential?.parseCreationOptionsFromJSON)
-      return trouble(form, "This browser has no passkeys here. They need HTTPS or localhost, and a browser of 2025 or later.");
+      return trouble(form, words.unsupported);
     ask(form).catch((error) =>
-      trouble(form, error.name === "NotAllowedError" ? "The browser did not give a passkey. Try again." : `Passkeys do not work here: ${error.message}`));
+      trouble(form, error.name === "NotAllowedError" ? words.refused : words.failed.replace("{error}", error.message)));
   });
 })();

@@ -4,13 +4,13 @@
   if (!page) return;
   const $ = (selector, root = page) => root.querySelector(selector);
   const $$ = (selector, root = page) => [...root.querySelectorAll(selector)];
-  const form = $("[data-play-form]"), MOST = 4;
+  const form = $("[data-play-form]"), words = $("[data-words=play]", document).dataset, MOST = 4;
   let columns = $$("[data-play-col]"), token = null, running = null, kept = Promise.resolve();
 
   const tell = async (url, body) => {
     const answer = await fetch(url, { method: "POST", body: JSON.stringify(body), headers: { "X-CSRFToken": $("[name=csrfmiddlewaretoken]").value, "Content-Type": "application/json", Accept: "application/json" } });
     const told = await answer.json().catch(() => null);
-    if (!answer.ok || !told) throw new Error(told?.error?.message ?? `The server answered ${answer.status}. Reload the page.`);
+    if (!answer.ok || !told) throw new Error(told?.error?.message ?? words.failed.replace("{status}", answer.status));
     return told;
   };
   const bearer = async (renew = false) => {
@@ -49,7 +49,7 @@
   const bubble = (column, role, text) => {
     const box = make("div", `bubble bubble-${role}`);
     box.dataset.role = role;
-    box.append(make("span", "who", role === "user" ? "You" : modelOf(column).selectedOptions[0]?.textContent ?? role), make("div", "txt", text));
+    box.append(make("span", "who", role === "user" ? words.you : modelOf(column).selectedOptions[0]?.textContent ?? role), make("div", "txt", text));
     const log = $("[data-play-log]", column);
     $("[data-play-empty]", column)?.remove();
     log.append(box);
@@ -76,7 +76,7 @@
   };
   const judge = () => {
     for (const n of $$("[data-better]")) n.hidden = !rivalOf(n.closest("[data-role]"));
-    for (const n of $$("[data-play-save]")) n.textContent = rejectedBy(n.closest("[data-role]")) ? "Save as preference row" : "Save as row";
+    for (const n of $$("[data-play-save]")) n.textContent = rejectedBy(n.closest("[data-role]")) ? words.preference : words.row;
   };
   const offer = (box, asked) => {
     const actions = $("[data-play-actions]")?.content.cloneNode(true);
@@ -89,7 +89,7 @@
     button.disabled = true;
     try {
       const { url, dataset } = await tell(page.dataset.saveUrl, { messages: [...messages, said(box)], rejected: rejectedBy(box) });
-      button.replaceWith(Object.assign(make("a", "link xs", `Saved to ${dataset}`), { href: url }));
+      button.replaceWith(Object.assign(make("a", "link xs", words.saved.replace("{dataset}", () => dataset)), { href: url }));
     } catch (error) {
       button.disabled = false;
       regret(error);
@@ -117,7 +117,7 @@
       text.textContent = await tell(page.dataset.promptUrl, { model, messages }).then((told) => told.prompt, (error) => error.message);
       made.push(make("h3", "sm", modelOf(column).selectedOptions[0].textContent), text);
     }
-    if (!made.length) throw new Error("Type a message first. The prompt is made from it.");
+    if (!made.length) throw new Error(words.untyped);
     if (turn !== latest) return; // asked once more meanwhile
     $("[data-play-prompts]", document).replaceChildren(...made);
     document.getElementById("raw-prompt").showModal();
@@ -166,22 +166,22 @@
     const line = make("div", "facts"), started = performance.now(), note = modelOf(column).selectedOptions[0]?.dataset.note;
     line.ariaLive = "off";
     box.append(line);
-    const timer = setInterval(() => line.replaceChildren(...[`waiting ${Math.round((performance.now() - started) / 1000)} s`, note].filter(Boolean).map((part) => make("span", "", part))), 1000);
+    const timer = setInterval(() => line.replaceChildren(...[words.waiting.replace("{seconds}", Math.round((performance.now() - started) / 1000)), note].filter(Boolean).map((part) => make("span", "", part))), 1000);
     return () => { clearInterval(timer); line.remove(); };
   };
 
   const ask = async (column, question, all, seed) => {
     const own = new AbortController(), signal = AbortSignal.any([all, own.signal]), body = request(column, { seed });
-    const box = bubble(column, "assistant", ""), words = $(".txt", box), log = $("[data-play-log]", column), started = performance.now();
+    const box = bubble(column, "assistant", ""), line = $(".txt", box), log = $("[data-play-log]", column), started = performance.now();
     const stopCounting = count(box, column), prices = modelOf(column).selectedOptions[0]?.dataset;
-    const stop = Object.assign(make("button", "btn btn-sm", "Stop"), { type: "button", onclick: () => own.abort() });
+    const stop = Object.assign(make("button", "btn btn-sm", words.stop), { type: "button", onclick: () => own.abort() });
     box.append(stop);
     let first = null, usage = null, reason = null, text = "";
     box.ariaBusy = true;
     try {
       let answer = await (prices?.note ? postUntilLoaded : post)(body, signal, false);
       if (answer.status === 401) answer = await post(body, signal, true);
-      if (!answer.ok) throw (await answer.json().catch(() => null))?.error ?? new Error(`The gateway answered ${answer.status}.`);
+      if (!answer.ok) throw (await answer.json().catch(() => null))?.error ?? new Error(words.failed.replace("{status}", answer.status));
       for await (const data of events(answer.body)) {
         if (data === "[DONE]") break;
         const chunk = JSON.parse(data);
@@ -196,7 +196,7 @@
         }
         const low = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
         text += piece;
-        words.textContent = text;
+        line.textContent = text;
         if (low) log.scrollTop = log.scrollHeight;
       }
     } catch (error) {
@@ -211,13 +211,13 @@
     if (!text) for (const silent of [question, box]) delete silent.dataset.role; // a question without an answer would spoil the next one
     const seconds = (performance.now() - started) / 1000, writing = first ? (performance.now() - first) / 1000 : 0;
     facts(box, [
-      usage && `${usage.prompt_tokens.toLocaleString("en")} in, ${usage.completion_tokens.toLocaleString("en")} out`,
-      first && `first token ${Math.round(first - started)} ms`,
+      usage && words.usage.replace("{input}", usage.prompt_tokens.toLocaleString("en")).replace("{output}", usage.completion_tokens.toLocaleString("en")),
+      first && words.first.replace("{milliseconds}", Math.round(first - started)),
       `${seconds.toFixed(2)} s`,
       usage && writing > 0.05 && usage.completion_tokens > 1 && `${((usage.completion_tokens - 1) / writing).toFixed(1)} tok/s`,
       usage && cost(prices, usage),
       seed !== undefined && `seed ${seed}`,
-      reason && reason !== "stop" && { length: "cut at the token limit", stopped: "stopped by you" }[reason],
+      reason && reason !== "stop" && { length: words.cut, stopped: words.stopped }[reason],
     ]);
     if (text) offer(box, body);
     log.scrollTop = log.scrollHeight;
@@ -254,13 +254,13 @@
   // columns: the new one begins with the first model that no other has
   const number = () => {
     columns = $$("[data-play-col]");
-    columns.forEach((column, index) => { column.ariaLabel = `Column ${index + 1}`; });
+    columns.forEach((column, index) => { column.ariaLabel = words.column.replace("{number}", index + 1); });
     $("[data-play-add]").hidden = columns.length >= MOST;
     judge();
     fill();
   };
   const empty = (column) => {
-    const hint = make("p", "sm faint", "Replies appear here, with tokens, time and cost.");
+    const hint = make("p", "sm faint", words.empty);
     hint.dataset.playEmpty = "";
     $("[data-play-log]", column).replaceChildren(hint);
   };

@@ -17,12 +17,12 @@
         const response = await fetch(url, { ...options, signal: run.abort.signal });
         const type = response.headers.get("Content-Type") ?? "";
         if (response.ok && type.includes("json")) return await response.json();
-        if (response.status < 500 && response.status !== 429) throw new Refused(type.includes("json") ? (await response.json()).error?.message : `The upload failed (${response.status}). Reload the page and choose the file again.`);
+        if (response.status < 500 && response.status !== 429) throw new Refused(type.includes("json") ? (await response.json()).error?.message : run.words.failed.replace("{status}", response.status));
       } catch (error) {
         if (error instanceof Refused || run.stopped) throw error;
       }
-      if (tries >= TRIES) throw new Refused("The server cannot be reached. Choose the same file later: the upload continues where it stopped.");
-      run.say("Waiting for the server");
+      if (tries >= TRIES) throw new Refused(run.words.unreachable);
+      run.say(run.words.waiting);
       await pause(tries);
     }
   };
@@ -47,9 +47,9 @@
       if (status >= 200 && status < 300) { run.sent += blob.size; run.draw(); return; }
       if (run.resume) { tries = -1; continue; } // it was paused, which is no fault
       run.urls.delete(number); // expired, or the server it was for is gone
-      if (!run.stopped) { run.say("Waiting for the server"); await pause(tries); }
+      if (!run.stopped) { run.say(run.words.waiting); await pause(tries); }
     }
-    throw new Refused("A part could not be stored. Choose the same file again: the upload continues where it stopped.");
+    throw new Refused(run.words.unstored);
   };
 
   const sign = async (run, number) => {
@@ -92,7 +92,7 @@
     await Promise.all(Array.from({ length: LANES }, () => lane(run)));
     await run.going;
     button.hidden = true;
-    run.say("Processing…");
+    run.say(run.words.processing);
     const { url } = await ask(run, `${run.base}/${run.plan.id}/complete`, {});
     localStorage.removeItem(remembered(run.file));
     location.assign(url);
@@ -107,17 +107,17 @@
       const found = await response.json();
       if (found.status !== "pending") { localStorage.removeItem(key); continue; }
       const name = key.split(":").slice(1, -2).join(":"), percent = Math.floor((100 * found.present.length) / found.parts);
-      note.textContent = `${name} stopped at ${percent} %: choose the same file and it goes on there.`;
+      note.textContent = document.querySelector("[data-words=upload]").dataset.stopped.replace("{percent}", percent).replace("{name}", () => name);
       if (!form.querySelector("[data-upload-row]").hidden) return; // it goes on already
       note.hidden = false;
     }
   };
   document.addEventListener("DOMContentLoaded", () => { document.querySelectorAll("form[data-upload-parts]").forEach(recall); });
 
-  window.sendInParts = (form, file, { show, fail, idle, size }) => {
+  window.sendInParts = (form, file, { show, fail, idle, size, words }) => {
     const label = (text) => { form.querySelector("[data-upload-pause]").textContent = text; };
     const run = {
-      started: performance.now(), going: null, resume: null,
+      words, started: performance.now(), going: null, resume: null,
       file, base: form.dataset.uploadParts, token: form.querySelector("[name=csrfmiddlewaretoken]").value,
       plan: null, queue: [], urls: new Map(), flying: new Map(), requests: new Set(), sent: 0, before: 0, stopped: false, abort: new AbortController(),
       draw() { const flying = [...this.flying.values()].reduce((a, b) => a + b, 0); if (!this.resume) show(form, this.started, { loaded: Math.min(this.sent + flying, file.size), total: file.size, before: this.before }); },
@@ -127,13 +127,13 @@
         form.querySelector("[data-upload-left]").textContent = left;
       },
       pause() {
-        this.say(`Paused: ${size(this.sent)} of ${size(file.size)} saved`, "Continues here, or when you choose the same file again");
+        this.say(words.paused.replace("{sent}", size(this.sent)).replace("{size}", size(file.size)), words.continues);
         this.going = new Promise((done) => { this.resume = done; }).then(() => {
           [this.resume, this.started, this.before] = [null, performance.now(), this.sent];
-          label("Pause");
+          label(words.pause);
           this.draw();
         });
-        label("Resume");
+        label(words.resume);
         this.requests.forEach((xhr) => xhr.abort());
       },
       stop() { this.stopped = true; this.resume?.(); this.abort.abort(); this.requests.forEach((xhr) => xhr.abort()); },
@@ -147,7 +147,7 @@
     send(run, form).catch((error) => {
       const isStopped = run.stopped;
       run.stop();
-      if (!isStopped) fail(form, error.message || "The upload failed. Choose the same file again: it continues where it stopped.");
+      if (!isStopped) fail(form, error.message || words.unstored);
     });
   };
 })();

@@ -2,8 +2,9 @@
 // same form posts as any other.
 (() => {
   const $ = (selector, root) => root.querySelector(selector);
+  const words = $("[data-words=upload]", document).dataset;
   const size = (n) => (n < 1e6 ? `${Math.max(1, Math.round(n / 1e3))} KB` : n < 1e9 ? `${(n / 1e6).toFixed(1)} MB` : `${(n / 1e9).toFixed(2)} GB`);
-  const span = (s) => (s < 60 ? `${Math.ceil(s)} s left` : s < 3600 ? `${Math.ceil(s / 60)} min left` : `${(s / 3600).toFixed(1)} h left`);
+  const span = (s) => words.left.replace("{time}", s < 60 ? `${Math.ceil(s)} s` : s < 3600 ? `${Math.ceil(s / 60)} min` : `${(s / 3600).toFixed(1)} h`);
 
   const named = (form) => {
     const file = $("input[type=file]", form).files[0], title = $("[data-drop-title]", form);
@@ -29,12 +30,14 @@
     form.querySelectorAll("[type=submit]").forEach((n) => { n.disabled = false; n.removeAttribute("aria-busy"); });
   };
 
+  const failed = (status) => words.failed.replace("{status}", status);
+
   const show = (form, started, e) => {
     const done = Math.round((100 * e.loaded) / e.total), seconds = (performance.now() - started) / 1000, speed = (e.loaded - (e.before ?? 0)) / Math.max(seconds, 0.1);
     const meter = $("[data-upload-row] svg", form);
     meter.setAttribute("aria-valuenow", done);
     $("rect", meter).setAttribute("width", done);
-    $("[data-upload-note]", form).textContent = e.loaded < e.total ? `${size(e.loaded)} of ${size(e.total)}, ${size(speed)}/s` : "Processing…";
+    $("[data-upload-note]", form).textContent = e.loaded < e.total ? words.sent.replace("{sent}", size(e.loaded)).replace("{size}", size(e.total)).replace("{speed}", `${size(speed)}/s`) : words.processing;
     $("[data-upload-left]", form).textContent = e.loaded < e.total && seconds > 1 && speed > 0 ? span((e.total - e.loaded) / speed) : "";
   };
 
@@ -46,10 +49,10 @@
     if (type.includes("json")) {
       let message;
       try { message = JSON.parse(xhr.responseText).error?.message; } catch { /* answered below */ }
-      return fail(form, message ?? `The upload failed (${xhr.status}).`);
+      return fail(form, message ?? failed(xhr.status));
     }
     const fresh = form.id && new DOMParser().parseFromString(xhr.responseText, "text/html").getElementById(form.id);
-    if (!fresh) return fail(form, `The upload failed (${xhr.status}). Please try again.`);
+    if (!fresh) return fail(form, failed(xhr.status));
     form.replaceWith(fresh);
     window.htmx?.process(fresh);
     fresh.querySelector("[data-focus], [aria-invalid=true]")?.focus();
@@ -59,7 +62,7 @@
     const xhr = new XMLHttpRequest(), started = performance.now();
     xhr.upload.onprogress = (event) => show(form, started, event);
     xhr.onload = () => finish(form, xhr);
-    xhr.onerror = () => fail(form, "The connection was lost. Nothing was stored; please send the file again.");
+    xhr.onerror = () => fail(form, words.disconnected);
     xhr.onabort = () => idle(form);
     $("[data-upload-cancel]", form).onclick = () => xhr.abort();
     xhr.open("POST", form.action);
@@ -79,6 +82,6 @@
     $("[data-upload-row]", form).hidden = false;
     form.querySelectorAll("[type=submit]").forEach((n) => { n.disabled = true; });
     const inParts = form.dataset.uploadParts && file && file.size > Number(form.dataset.uploadPartsFrom);
-    if (inParts) window.sendInParts(form, file, { show, fail, idle, size }); else post(form);
+    if (inParts) window.sendInParts(form, file, { show, fail, idle, size, words }); else post(form);
   });
 })();

@@ -55,20 +55,21 @@
 
   // --- stale: from the first change until the answer to the last one; failed: no answer came ---
   let edits = 0, asker = null;
-  const mark = (state, words = "") => {
+  const words = $("[data-words=wizard]").dataset;
+  const mark = (state, text = "") => {
     if (!form()) return;
     form().setAttribute("data-state", state);
     form().setAttribute("aria-busy", state === "stale");
     const notice = $("[data-live-failed]");
     if (!notice) return;
     notice.hidden = state !== "failed";
-    if (words) notice.querySelector("[data-live-reason]").textContent = words;
+    if (text) notice.querySelector("[data-live-reason]").textContent = text;
   };
   const isOurs = (ctx) => Boolean(ctx?.sourceElement?.closest?.("#wizard"));
   const fail = (ctx) => {
     if (ctx.edits !== edits) return; // a newer request is on its way
     asker = ctx.sourceElement;
-    mark("failed", navigator.onLine ? "The estimate could not be updated." : "You are offline, so the estimate is not updated.");
+    mark("failed", navigator.onLine ? words.failed : words.offline);
   };
   const retry = () => asker?.dispatchEvent(new Event("input", { bubbles: true }));
   document.addEventListener("input", (e) => {

@@ -14,8 +14,8 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.test import APIClient
 
+from apps.accounts.login.key_operations import IssuedKey
 from apps.accounts.models import ApiKey, Organization
-from apps.accounts.operations import IssuedKey
 from apps.config.urls import handler404, handler500  # noqa: F401 - Django looks for them in the URL module
 from apps.config.urls import urlpatterns as real_urls
 from apps.core.errors import InvalidState, QuotaExceeded, RateLimited, Unavailable, UnknownParameter

@@ -10,8 +10,8 @@ import pytest
 from django.db import connection
 from django.test import Client
 
+from apps.accounts.login.key_operations import IssuedKey
 from apps.accounts.models import ApiKey
-from apps.accounts.operations import IssuedKey
 from apps.core.database import idempotency
 from apps.core.database.clock import db_now
 from apps.core.models import IdempotentAnswer

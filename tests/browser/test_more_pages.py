@@ -8,7 +8,7 @@ from playwright.sync_api import Page
 from apps.accounts.models import Organization, User
 from apps.batches.models import Batch
 from apps.batches.validation import validate
-from apps.billing.budgets import set_budget
+from apps.billing.budget_settings import set_budget
 from apps.core.database.clock import db_now
 from apps.finetuning.models import FineTuningJob
 from apps.serving.operations import register_replica

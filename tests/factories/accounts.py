@@ -8,8 +8,9 @@ from django.http import HttpResponse
 from django.test import Client
 
 from apps.accounts.login.addresses import mark_verified
+from apps.accounts.login.key_operations import IssuedKey, issue_key, issue_member_token
 from apps.accounts.models import Membership, Organization, User
-from apps.accounts.operations import IssuedKey, create_organization, issue_key, issue_member_token
+from apps.accounts.operations import create_organization
 from apps.accounts.queries import NO_LIMITS, KeyLimits
 from apps.accounts.roles import SCOPES
 from apps.core.database.clock import db_now

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from django.db import transaction
 
+from apps.accounts.login.key_operations import IssuedKey
 from apps.accounts.models import Organization, User
-from apps.accounts.operations import IssuedKey
 from apps.adapters.models import Adapter, AdapterVersion
 from apps.catalog.models import BaseModel
 from apps.catalog.operations import set_price

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from apps.core.templatetags.ui import STATUSES
+from apps.core.templatetags.statuses import STATUSES
 from apps.interfaces.web.shell import navigation
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,8 +20,9 @@ from apps.datasets.models import DatasetVersion
 from apps.datasets.operations import count_tokens
 from apps.interfaces.web.jobs.tabs import LABELS
 from apps.interfaces.web.wizard.steps import STEPS
+from tests.guards.tenants import Tenant, World, undone
 from tests.guards.url_fixtures import URLS
-from tests.guards.world import MAKERS, SHARED, Tenant, World, build_world, undone
+from tests.guards.world import MAKERS, SHARED, build_world
 
 pytestmark = pytest.mark.django_db
 KINDS = ("page", "person", "staff", "public")
@@ -44,6 +45,7 @@ STATEMENTS: dict[str, int] = {
     "staff:adjustment_create": 12,
     "staff:audit": 10,
     "staff:base_model_list": 11,
+    "staff:base_model_retire": 10,
     "staff:books": 20,
     "staff:home": 41,
     "staff:hub_lookup": 27,
@@ -64,6 +66,7 @@ STATEMENTS: dict[str, int] = {
     "staff:replica_list": 11,
     "staff:search": 9,
     "staff:worker_detail": 13,
+    "staff:worker_revoke": 11,
     "web:account": 9,
     "web:accuracy": 10,
     "web:adapter_delete": 10,

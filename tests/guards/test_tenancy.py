@@ -11,15 +11,16 @@ from django.apps import apps
 from django.db import ProgrammingError, connection, models, transaction
 from psycopg import sql
 
+from apps.accounts.login.key_operations import IssuedKey
 from apps.accounts.models import ApiKey, Membership, Organization, User
-from apps.accounts.operations import IssuedKey
 from apps.accounts.queries import find_key, list_keys, list_members
 from apps.core.database.policies import APP_ROLE, OWNER_ROLE, ROLES, visibility
 from apps.core.database.tenancy import system, tenant
 from apps.core.models import AuditEntry, OutboxMessage
 from apps.core.secrets.resealing import sealed_columns
 from tests.factories.accounts import make_key
-from tests.guards.world import build_world, tenant_models
+from tests.guards.tenants import tenant_models
+from tests.guards.world import build_world
 
 # Tables of other packages: label -> why it needs no tenant.
 OTHER_PACKAGES = {

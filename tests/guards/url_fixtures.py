@@ -12,55 +12,8 @@ members of it (or of the query) that name an object of the tenant: they too are 
 `refuses` names roles that hold the permission and are refused all the same, each with the operation's rule.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
-
 from apps.accounts.roles import Permission as P  # noqa: N817 - one line per address
-
-Kind = Literal["page", "person", "api", "staff", "public", "signed"]
-
-
-@dataclass(frozen=True)
-class Url:
-    kind: Kind
-    methods: Mapping[str, P | None] = field(default_factory=dict)
-    ids: Mapping[str, str] = field(default_factory=dict)
-    data: Mapping[str, Any] = field(default_factory=dict)
-    refs: Mapping[str, str] = field(default_factory=dict)
-    refuses: Mapping[str, str] = field(default_factory=dict)
-    reason: str = ""
-
-
-def page(*, get: P | None = None, post: P | None = None, **what: Any) -> Url:
-    methods = {method: asked for method, asked in (("GET", get), ("POST", post)) if asked is not None}
-    return Url("page", methods, **what)
-
-
-def person(*methods: str, **what: Any) -> Url:
-    return Url("person", dict.fromkeys(methods), **what)
-
-
-def staff(*methods: str, **what: Any) -> Url:
-    return Url("staff", dict.fromkeys(methods), **what)
-
-
-def api(
-    ids: Mapping[str, str] | None = None,
-    data: Mapping[str, Any] | None = None,
-    refs: Mapping[str, str] | None = None,
-    **methods: P,
-) -> Url:
-    return Url("api", methods, ids=ids or {}, data=data or {}, refs=refs or {})
-
-
-def public(reason: str, *methods: str, **what: Any) -> Url:
-    return Url("public", dict.fromkeys(methods or ("GET",)), reason=reason, **what)
-
-
-def signed(reason: str, *methods: str, **what: Any) -> Url:
-    return Url("signed", dict.fromkeys(methods or ("GET",)), reason=reason, **what)
-
+from tests.guards.url_kinds import Url, api, page, person, public, signed, staff
 
 JOB = {"job_id": "job"}
 ADAPTER = {"version_id": "adapter_version"}
@@ -388,7 +341,7 @@ URLS: dict[str, Url] = {
     "staff:worker_cordon": staff("POST", ids={"worker_id": "worker"}),
     "staff:worker_uncordon": staff("POST", ids={"worker_id": "worker"}),
     "staff:worker_drain": staff("POST", ids={"worker_id": "worker"}),
-    "staff:worker_revoke": staff("POST", ids={"worker_id": "worker"}),
+    "staff:worker_revoke": staff("GET", "POST", refs={"worker": "worker"}),
     "staff:replica_list": staff("GET"),
     "staff:replica_detail": staff("GET", "POST", ids={"replica_id": "replica"}),
     "staff:replica_drain": staff("POST", ids={"replica_id": "replica"}),
@@ -401,7 +354,7 @@ URLS: dict[str, Url] = {
     "staff:base_model_look_up": staff("POST", data={"repo": "acme/tiny"}),
     "staff:hub_lookup": staff("GET", "POST", ids={"lookup_id": "hub_lookup"}, data={"name": "looked-up"}),
     "staff:base_model_install": staff("POST", ids={"base_model_id": "base_model"}),
-    "staff:base_model_retire": staff("POST", ids={"base_model_id": "base_model"}),
+    "staff:base_model_retire": staff("GET", "POST", refs={"model": "base_model"}),
     "staff:home": staff("GET"),
     "staff:organization_detail": staff("GET", ids={"organization_id": "organization"}),
     "staff:organization_view": staff("POST", ids={"organization_id": "organization"}),

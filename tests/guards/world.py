@@ -4,20 +4,13 @@ A feature adds one line to MAKERS (objects of a tenant) or SHARED (objects of th
 """
 
 import datetime
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-
-from django.apps import apps
-from django.db import connection, models, transaction
+from collections.abc import Callable
 
 from apps.accounts.invitations import invitation_token, invite_member
 from apps.accounts.models import (
     Membership,
     Notification,
-    Organization,
     OrganizationEvent,
-    User,
     WebhookDelivery,
     WebhookEndpoint,
 )
@@ -25,22 +18,22 @@ from apps.accounts.notices.deliveries import queue_delivery
 from apps.accounts.notices.endpoints import create_endpoint
 from apps.accounts.notices.events import announce
 from apps.accounts.operations import save_view
-from apps.accounts.roles import ROLES, SCOPES
+from apps.accounts.roles import ROLES
 from apps.adapters.models import Adapter, AdapterVersion
 from apps.batches.models import BatchFile, BatchRequest
 from apps.batches.operations import create_batch
 from apps.billing.books.adjustments import request_adjustment
 from apps.billing.books.credit_requests import request_credit
-from apps.billing.budgets import set_budget
+from apps.billing.budget_settings import set_budget
 from apps.billing.invoices.statements import close_month
 from apps.billing.models import InvoiceLine
 from apps.billing.operations import hold, settle_hold
 from apps.catalog.licences import accept_licence
-from apps.catalog.models import BaseModel, PriceRequest
+from apps.catalog.models import PriceRequest
 from apps.core.database.clock import db_now
 from apps.core.ids import new_id, ulid_of
 from apps.datasets.models import Upload, UploadPart
-from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, Run, RunUpload, Worker
+from apps.finetuning.models import Checkpoint, FineTuningJob, Run, RunUpload
 from apps.finetuning.recipes.checkpoint_names import name_of
 from apps.finetuning.results.model_cards import CARD_FILE
 from apps.finetuning.runs.trackers import store_tracker_key
@@ -55,42 +48,7 @@ from tests.factories.catalog import make_base_model, make_hub_lookup, make_liste
 from tests.factories.datasets import make_ready_version, make_upload, make_version
 from tests.factories.finetuning import give_credit, make_job, make_pool, make_worker
 from tests.factories.serving import make_replica
-
-
-@dataclass
-class Installation:
-    """What all tenants share."""
-
-    base_model: BaseModel
-    listed_model: BaseModel
-    pool: GpuPool
-    worker: Worker
-
-
-@dataclass
-class Tenant:
-    """An organization, a person of each role, a key, and the id of one object of each kind."""
-
-    organization: Organization
-    people: dict[str, User]
-    installation: Installation
-    canary: str
-    secret: str  # of a key of its owner with every scope
-    ids: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def owner(self) -> User:
-        return self.people["owner"]
-
-
-@dataclass
-class World:
-    installation: Installation
-    acme: Tenant
-    rival: Tenant
-    operator: User
-    loner: User
-
+from tests.guards.tenants import Installation, Tenant, World
 
 Maker = Callable[[Tenant], str]
 
@@ -413,43 +371,3 @@ def _tenant(name: str, canary: str, installation: Installation) -> Tenant:
     for kind, make in MAKERS.items():
         tenant.ids[kind] = make(tenant)
     return tenant
-
-
-def narrow_secret(tenant: Tenant, *, without: str) -> str:
-    """Return a new key of the tenant's owner with every scope but one."""
-    return make_key(tenant.organization, tenant.owner, scopes=frozenset(SCOPES) - {without}).secret
-
-
-@contextmanager
-def undone() -> Iterator[None]:
-    """Undo whatever happens inside, so that one request does not change the world of the next."""
-    with transaction.atomic():
-        yield
-        transaction.set_rollback(True)
-
-
-def rows_of(tenant: Tenant) -> dict[str, str]:
-    """Return every row that belongs to a tenant as JSON, by the model's label, to compare before and after."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT set_config('role', 'anneal_owner', true)")
-        cursor.execute("SELECT count(*) FROM pg_prepared_statements WHERE name = 'rows_of'")
-        if not cursor.fetchone()[0]:
-            cursor.execute(f"PREPARE rows_of(text) AS {_rows_query()}")  # planning takes longer than running
-        cursor.execute("EXECUTE rows_of(%s)", [tenant.organization.pk])
-        return dict(cursor.fetchall())
-
-
-def _rows_query() -> str:
-    return " UNION ALL ".join(
-        f"SELECT '{model._meta.label}', jsonb_agg(to_jsonb(each) ORDER BY each.{model._meta.pk.column})::text"
-        f" FROM {model._meta.db_table} AS each WHERE each.organization_id = $1"
-        for model in tenant_models()
-    )
-
-
-def tenant_models() -> list[type[models.Model]]:
-    """Return the models with an organization, in a stable order."""
-    return sorted(
-        (model for model in apps.get_models() if any(f.name == "organization" for f in model._meta.fields)),
-        key=lambda model: model._meta.label,
-    )

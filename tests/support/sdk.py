@@ -8,7 +8,7 @@ import openai
 from django.test import Client
 from openai.types.fine_tuning import FineTuningJob
 
-from apps.accounts.operations import IssuedKey
+from apps.accounts.login.key_operations import IssuedKey
 from tests.support.api.document import check_answer
 
 

@@ -10,9 +10,10 @@ from django.contrib.auth.hashers import make_password
 from django.http import HttpRequest, HttpResponse
 
 from apps.accounts.login.browser_tokens import revoke_browser_tokens
+from apps.accounts.login.key_operations import revoke_keys_of
 from apps.accounts.login.person_audit import record_for_person
 from apps.accounts.models import User
-from apps.accounts.operations import create_organization, revoke_keys_of
+from apps.accounts.operations import create_organization
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import system, tenant
 

@@ -8,6 +8,7 @@ from django.db import transaction
 from django.db.models import Min
 
 from apps.billing.models import LedgerEntry, LedgerSeal
+from apps.core.database.clock import begin_of_day
 from apps.core.database.locks import lock
 
 # An entry carries the start time of its transaction. No transaction runs for an hour, so a day is complete by then.
@@ -40,7 +41,7 @@ def seal_days(*, now: datetime.datetime) -> int:
         last = LedgerSeal.objects.order_by("-day").first()
         day = last.day + datetime.timedelta(days=1) if last else _first_day()
         count = 0
-        while day is not None and _begin(day + datetime.timedelta(days=1)) + GRACE <= now:
+        while day is not None and begin_of_day(day + datetime.timedelta(days=1)) + GRACE <= now:
             entries, sha256 = _hash(day, last.sha256 if last else "")
             last = LedgerSeal.objects.create(
                 day=day, entry_count=entries, previous_sha256=last.sha256 if last else "", sha256=sha256
@@ -67,17 +68,13 @@ def verify_seals(*, since: datetime.date | None = None) -> list[BrokenSeal]:
 
 def _hash(day: datetime.date, previous_sha256: str) -> tuple[int, str]:
     digest = hashlib.sha256(f"{day}\n{previous_sha256}\n".encode())
-    begin, end = _begin(day), _begin(day + datetime.timedelta(days=1))
+    begin, end = begin_of_day(day), begin_of_day(day + datetime.timedelta(days=1))
     rows = LedgerEntry.objects.filter(created_at__gte=begin, created_at__lt=end).order_by("id")
     count = 0
     for row in rows.values_list(*_FIELDS, "created_at").iterator(chunk_size=5000):
         digest.update(("\x1f".join(map(str, row[:-1])) + f"\x1f{row[-1].isoformat()}\n").encode())
         count += 1
     return count, digest.hexdigest()
-
-
-def _begin(day: datetime.date) -> datetime.datetime:
-    return datetime.datetime.combine(day, datetime.time(), datetime.UTC)
 
 
 def _first_day() -> datetime.date | None:

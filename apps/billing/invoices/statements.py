@@ -33,7 +33,7 @@ from apps.billing.models import (
 )
 from apps.billing.tenant_batches import for_each
 from apps.core import audit
-from apps.core.database.clock import db_now
+from apps.core.database.clock import begin_of_day, db_now
 from apps.core.database.locks import lock
 from apps.core.money import NANO_PER_CENT
 
@@ -142,7 +142,7 @@ def _write(organization_id: str, month: datetime.date, lines: list[_Line], profi
 
 def _training_lines(organization_id: str, after: datetime.date, label: str) -> Iterable[_Line]:
     """Yield a line for each job hold that was settled or refunded since it was last invoiced."""
-    end = datetime.datetime.combine(after, datetime.time(), datetime.UTC)
+    end = begin_of_day(after)
     holds = Hold.objects.filter(
         organization_id=organization_id, purpose=HoldPurpose.JOB, status=HoldStatus.CLOSED, closed_at__lt=end
     ).exclude(invoiced_nano=F("captured_nano") - F("refunded_nano"))

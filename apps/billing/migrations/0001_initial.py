@@ -347,7 +347,7 @@ class Migration(InitialMigration):
             fields=[
                 ('id', apps.core.ids.IdField(editable=False, max_length=31, prefix='acct', primary_key=True, separator='_', serialize=False)),
                 ('organization', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
-                ('kind', models.CharField(choices=[('wallet', 'Wallet'), ('hold', 'Hold'), ('revenue', 'Revenue'), ('promotional_credit', 'Promotional Credit'), ('cash_clearing', 'Cash Clearing'), ('adjustment', 'Adjustment'), ('receivable', 'Receivable'), ('stripe_fees', 'Stripe Fees'), ('tax_payable', 'Tax Payable'), ('refund_clearing', 'Refund Clearing'), ('breakage', 'Breakage'), ('writeoff', 'Writeoff')], max_length=24)),
+                ('kind', models.CharField(choices=[('wallet', 'Wallet'), ('hold', 'Hold'), ('revenue', 'Revenue'), ('promotional_credit', 'Promotional Credit'), ('cash_clearing', 'Cash Clearing'), ('adjustment', 'Adjustment'), ('receivable', 'Receivable'), ('stripe_fees', 'Stripe Fees'), ('tax_payable', 'Tax Payable'), ('breakage', 'Breakage')], max_length=24)),
                 ('balance_nano', models.BigIntegerField(default=0, help_text='Kept by trigger, only where a floor is set.')),
                 ('floor_nano', models.BigIntegerField(null=True)),
                 ('stopped_because', models.CharField(blank=True, help_text='Of a wallet nothing is spent from, jobs and requests alike: why.', max_length=200)),

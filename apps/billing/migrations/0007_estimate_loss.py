@@ -10,7 +10,7 @@ class Migration(migrations.Migration):
         migrations.AlterField(
             model_name='ledgeraccount',
             name='kind',
-            field=models.CharField(choices=[('wallet', 'Wallet'), ('hold', 'Hold'), ('revenue', 'Revenue'), ('promotional_credit', 'Promotional Credit'), ('cash_clearing', 'Cash Clearing'), ('adjustment', 'Adjustment'), ('receivable', 'Receivable'), ('stripe_fees', 'Stripe Fees'), ('tax_payable', 'Tax Payable'), ('refund_clearing', 'Refund Clearing'), ('breakage', 'Breakage'), ('writeoff', 'Writeoff'), ('estimate_loss', 'Estimate Loss')], max_length=24),
+            field=models.CharField(choices=[('wallet', 'Wallet'), ('hold', 'Hold'), ('revenue', 'Revenue'), ('promotional_credit', 'Promotional Credit'), ('cash_clearing', 'Cash Clearing'), ('adjustment', 'Adjustment'), ('receivable', 'Receivable'), ('stripe_fees', 'Stripe Fees'), ('tax_payable', 'Tax Payable'), ('breakage', 'Breakage'), ('estimate_loss', 'Estimate Loss')], max_length=24),
         ),
         migrations.AlterField(
             model_name='ledgertransaction',

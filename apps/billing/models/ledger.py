@@ -59,9 +59,7 @@ class AccountKind(models.TextChoices):
     RECEIVABLE = "receivable"
     STRIPE_FEES = "stripe_fees"
     TAX_PAYABLE = "tax_payable"
-    REFUND_CLEARING = "refund_clearing"
     BREAKAGE = "breakage"
-    WRITEOFF = "writeoff"
     ESTIMATE_LOSS = "estimate_loss"
 
 

@@ -18,6 +18,7 @@ from apps.billing.models import (
     UsageSeries,
 )
 from apps.catalog.models import PriceRule
+from apps.core.database.clock import begin_of_day
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,8 @@ def _of_series(row: UsageSeries) -> Charge:
 def list_hours(*, organization: Organization | str, charge: Charge) -> list[Hour]:
     """Return the charge's requests and tokens, or stored bytes, for each hour."""
     organization_id = key_of(organization)
-    begin = datetime.datetime.combine(charge.first_day, datetime.time(), datetime.UTC)
-    end = datetime.datetime.combine(charge.last_day + datetime.timedelta(days=1), datetime.time(), datetime.UTC)
+    begin = begin_of_day(charge.first_day)
+    end = begin_of_day(charge.last_day + datetime.timedelta(days=1))
     if charge.kind == LineKind.STORAGE:
         samples = StorageSample.objects.filter(organization_id=organization_id, hour_at__gte=begin, hour_at__lt=end)
         return [Hour(sample.hour_at, 1, sample.bytes) for sample in samples.order_by("hour_at")]

@@ -10,3 +10,8 @@ def db_now() -> datetime.datetime:
     with connection.cursor() as cursor:
         cursor.execute("SELECT clock_timestamp()")
         return cursor.fetchone()[0]
+
+
+def begin_of_day(day: datetime.date) -> datetime.datetime:
+    """Return the first moment of a UTC day."""
+    return datetime.datetime.combine(day, datetime.time(), datetime.UTC)

@@ -1,8 +1,10 @@
 """Actions that lose work or traffic: a page says what will happen to each chosen row, and asks for the name first.
 
 The same page serves one row and many, works without script, and afterwards shows which rows were refused and why.
+An action that can be undone is carried out at once, and its message offers to undo it.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
@@ -53,6 +55,11 @@ class ConfirmedAction(Generic[Request]):
     def name(self, rows: Sequence[AffectedRow]) -> str:
         """Return the name of a single row, else how many rows there are, such as "3 datasets"."""
         return " ".join(rows[0].name.split()) if len(rows) == 1 else f"{len(rows)} {self.nouns[1]}"
+
+
+def say_undoable(request: HttpRequest, text: str, *, url: str, **fields: str) -> None:
+    """Say what was done, with a button that posts these fields to the address that undoes it."""
+    messages.success(request, text, extra_tags=json.dumps({"url": url, "fields": fields}))
 
 
 def confirm(request: Request, action: ConfirmedAction[Request]) -> HttpResponse:

@@ -5,6 +5,7 @@ import json
 
 import msgspec
 from django.db import transaction
+from django.utils.translation import gettext
 
 from apps.contracts.chat import Line
 from apps.core.errors import InvalidState, InvalidValue, NotFound
@@ -36,13 +37,19 @@ class NewerVersion(InvalidState):
 def read_editable_row(*, version: DatasetVersion, line: int) -> str:
     """Return one row as text, to be edited. Raises InvalidState and RowMissing."""
     if version.status != DatasetVersionStatus.READY and not version.has_bad_rows:
-        raise InvalidState(f"{version.filename} has no rows that can be edited.", param="file_id")
+        raise InvalidState(
+            gettext("%(filename)s has no rows that can be edited.") % {"filename": version.filename}, param="file_id"
+        )
     found = next(iterate_lines(version=version, first_line=line), None)
     if found is None or found.number != line:
-        raise RowMissing(f"{version.filename} has no row at line {line}.", param="line")
+        raise RowMissing(
+            gettext("%(filename)s has no row at line %(line)s.") % {"filename": version.filename, "line": line},
+            param="line",
+        )
     if found.is_too_long or len(found.data) > MAX_EDITED_BYTES:
         raise InvalidState(
-            f"Line {line:,} is longer than {MAX_EDITED_BYTES // 1024} KiB: download the file and edit it there.",
+            gettext("Line %(line)s is longer than %(kib)s KiB: download the file and edit it there.")
+            % {"line": f"{line:,}", "kib": MAX_EDITED_BYTES // 1024},
             param="line",
         )
     return found.data.decode("utf-8", "replace")
@@ -65,10 +72,14 @@ def edit_row(
     old = read_editable_row(version=version, line=line)
     data = b"" if text is None else _checked(version, line, text, old)
     if text is None and version.status == DatasetVersionStatus.READY and (version.rows or 0) <= MIN_ROWS:
-        raise InvalidValue(f"The file has {version.rows} rows, and fine-tuning needs at least {MIN_ROWS}.", param="row")
+        raise InvalidValue(
+            gettext("The file has %(rows)s rows, and fine-tuning needs at least %(min_rows)s.")
+            % {"rows": version.rows, "min_rows": MIN_ROWS},
+            param="row",
+        )
     lock_storage(version.organization_id)
     if newest_number(version) != newest:
-        raise NewerVersion("A newer version was saved after you opened this row. Your text is still here.")
+        raise NewerVersion(gettext("A newer version was saved after you opened this row. Your text is still here."))
     return derive(version, EDIT, by=by, now=now, layout=FileLayout(edited_line=line), row=data)
 
 
@@ -78,14 +89,22 @@ def _checked(version: DatasetVersion, line: int, text: str, old: str) -> bytes:
         is_same = json.loads(text) == _value_of(old)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        raise InvalidValue(f"The row is not valid JSON at {where}: {error.msg}.", param="row") from None
+        raise InvalidValue(
+            gettext("The row is not valid JSON at %(where)s: %(msg)s.") % {"where": where, "msg": error.msg},
+            param="row",
+        ) from None
     except (ValueError, RecursionError):
-        raise InvalidValue("The row is nested too deep, or holds a number that is too long.", param="row") from None
+        raise InvalidValue(
+            gettext("The row is nested too deep, or holds a number that is too long."), param="row"
+        ) from None
     if is_same:
-        raise InvalidValue("The row is the same as before. Change it, or go back.", param="row")
+        raise InvalidValue(gettext("The row is the same as before. Change it, or go back."), param="row")
     data = text.strip().encode("utf-8", "replace")
     if len(data) > MAX_EDITED_BYTES:
-        raise InvalidValue(f"The row is longer than {MAX_EDITED_BYTES // 1024} KiB. Shorten it.", param="row")
+        raise InvalidValue(
+            gettext("The row is longer than %(kib)s KiB. Shorten it.") % {"kib": MAX_EDITED_BYTES // 1024},
+            param="row",
+        )
     problem = check_line(Line(line, data), kind_of(version))
     if problem is None:
         return msgspec.json.format(data, indent=0)  # on one line, each value as it was written
@@ -109,7 +128,9 @@ def restore_version(*, version: DatasetVersion, by: str, now: datetime.datetime)
     Raises InvalidState and StorageFull.
     """
     if version.status in UNVALIDATED:
-        raise InvalidState("The file is being checked; restore it in a moment.", param="file_id")
+        raise InvalidState(gettext("The file is being checked; restore it in a moment."), param="file_id")
     if newest_number(version) == version.number:
-        raise InvalidState(f"Version {version.number} is the newest version already.", param="file_id")
+        raise InvalidState(
+            gettext("Version %(number)s is the newest version already.") % {"number": version.number}, param="file_id"
+        )
     return derive(version, COPY, by=by, now=now)

@@ -3,6 +3,7 @@
 import datetime
 
 from django.db import transaction
+from django.utils.translation import gettext
 
 from apps.contracts.split import Split
 from apps.core.errors import InvalidState, InvalidValue
@@ -28,20 +29,27 @@ def split_version(
     InvalidState, InvalidValue and StorageFull.
     """
     if version.status != DatasetVersionStatus.READY:
-        raise InvalidState(f"{version.filename} is {version.status}: only a file that is ready can be split.")
+        raise InvalidState(
+            gettext("%(filename)s is %(status)s: only a file that is ready can be split.")
+            % {"filename": version.filename, "status": version.status}
+        )
     if not 0 < split.share <= LARGEST_SHARE:
-        raise InvalidValue(f"Choose a share of up to {LARGEST_SHARE:.0%} to hold out.", param="share")
+        raise InvalidValue(
+            gettext("Choose a share of up to %(largest_share)s to hold out.")
+            % {"largest_share": f"{LARGEST_SHARE:.0%}"},
+            param="share",
+        )
     inspection = inspections.find_inspection(version=version)
     if inspection is None:
-        raise InvalidState("The rows are being inspected for copies; split the file in a moment.")
+        raise InvalidState(gettext("The rows are being inspected for copies; split the file in a moment."))
     if any(found["code"] == FindingCode.NOT_INSPECTED for found in inspection.findings):
-        raise InvalidState("The file took too long to inspect for copies, so it cannot be split.")
+        raise InvalidState(gettext("The file took too long to inspect for copies, so it cannot be split."))
     held = int(split.share * (version.rows or 0))
     if held < MIN_ROWS:
         message = (
             f"{split.share:.0%} of {version.rows:,} rows are {held}, and each file needs at least {MIN_ROWS} rows."
         )
-        raise InvalidValue(f"{message} Choose a larger share.", param="share")
+        raise InvalidValue(gettext("%(message)s Choose a larger share.") % {"message": message}, param="share")
     layout = FileLayout(split=split)
     trained = derive(version, TRAINED, by=by, now=now, layout=layout, part="training")
     return trained, derive(version, HELD, by=by, now=now, layout=layout, part="validation")

@@ -27,7 +27,6 @@ _SAMPLES = re.compile(r"\b([\d,]+) samples, one epoch")
 # A row means GiB if it names GiB or shows the division; a bare "GB" is 1e9 bytes.
 _GIB = re.compile(r"GiB|1024|2\^30", re.IGNORECASE)
 _SPLIT_MODEL = re.compile(r"\b(TP|PP|CP)([2-9]|\d\d)", re.IGNORECASE)
-_DEGREE = re.compile(r"\bFSDP(\d+)")
 _FUSED_LOSS = re.compile(r"liger|cut.cross.entropy|\bcce\b|fused.(linear.)?cross.entropy", re.IGNORECASE)
 _COMPILED = re.compile(r"\bcompile=True|torch.?compile enabled", re.IGNORECASE)
 _VARYING = re.compile(r"caps samples|variable.length|\bsamples\b|\bshort\b", re.IGNORECASE)

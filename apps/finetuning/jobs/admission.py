@@ -4,6 +4,7 @@ import datetime
 
 import msgspec
 from django.db import transaction
+from django.utils.translation import gettext
 
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import Hyperparameters, Method, Objective
@@ -11,7 +12,7 @@ from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.database.transitions import advance
 from apps.core.errors import DomainError, InvalidValue, Unavailable
-from apps.core.money import dollars
+from apps.core.money import dollars, usd_decimal
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.operations import request_count
 from apps.datasets.queries import find_refusal, find_token_count
@@ -55,6 +56,17 @@ class MaximumRaised(DomainError):
     code = "maximum_raised"
 
 
+def require_maximum(*, cap_nano: int, shown_nano: int | None) -> None:
+    """Raise MaximumRaised if the job may now cost more than what its customer was shown; None if nothing was."""
+    if shown_nano is not None and shown_nano < cap_nano:
+        raise MaximumRaised(
+            gettext("The maximum is now %(cap)s instead of %(shown)s. Check it, then start the job.")
+            % {"cap": dollars(cap_nano), "shown": dollars(shown_nano)},
+            param="budget.quoted_max_usd",
+            maximum_usd=usd_decimal(cap_nano),
+        )
+
+
 def is_ready_to_admit(job: FineTuningJob) -> bool:
     """Return whether the job's files are validated, counted and compared."""
     files = [job.training_file, *([job.validation_file] if job.validation_file else [])]
@@ -75,12 +87,8 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
     asked = stored_request(job)
     cap_nano = quoted.maximum_nano(asked.spend_cap_nano)
     if quoted.price is None or cap_nano is None or quoted.cap_nano is None:
-        raise CannotLaunch("The job has no price.", param="compute.pool")
-    if asked.shown_max_nano is not None and asked.shown_max_nano < cap_nano:
-        raise MaximumRaised(
-            f"The maximum is now {dollars(cap_nano)} instead of {dollars(asked.shown_max_nano)}: check it and launch.",
-            param="budget.max_cost_usd",
-        )
+        raise CannotLaunch(gettext("The job has no price."), param="compute.pool")
+    require_maximum(cap_nano=cap_nano, shown_nano=asked.shown_max_nano)
     require_cap(cap_nano=cap_nano, least_nano=quoted.least_cap_nano or 0)
     job.gpu_count = estimate.gpu_count
     require_any_storage(organization=job.organization_id)
@@ -144,16 +152,18 @@ def _choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
         quotes = [quoted for quoted in quotes if quoted.pool.name == name]
         if not quotes:
             raise InvalidValue(
-                f"There is no open GPU pool named '{name[:60]}'. Use one of an estimate's.", param="compute.pool"
+                gettext("There is no open GPU pool named '%(name)s'. Use one of an estimate's.") % {"name": name[:60]},
+                param="compute.pool",
             )
     if not quotes:
-        raise CannotLaunch("No GPU pool is open on this platform.", param="compute.pool")
+        raise CannotLaunch(gettext("No GPU pool is open on this platform."), param="compute.pool")
     quotes = _with_gpus(quotes, gpu_count)
     if not any(quoted.estimate.fits for quoted in quotes):
         first, fixes = quotes[0], quotes[0].estimate.fixes
         ways = " ".join(fix.text for fix in fixes) or "Choose a smaller base model."
         raise DoesNotFit(
-            f"The job doesn't fit any open pool. {first.pool.name}: {first.estimate.reason} {ways}",
+            gettext("The job doesn't fit any open pool. %(name)s: %(reason)s %(ways)s")
+            % {"name": first.pool.name, "reason": first.estimate.reason, "ways": ways},
             param="compute.pool",
             fixes=[msgspec.to_builtins(fix) for fix in fixes],
         )
@@ -168,8 +178,11 @@ def _with_gpus(quotes: list[PoolQuote], gpu_count: int | None) -> list[PoolQuote
     if not found:
         offered = ", ".join(str(count) for count in sorted({quoted.gpu_count for quoted in quotes}))
         raise InvalidValue(
-            f"This job is not offered on {gpu_count} GPUs: they would not share its batch evenly, not hold it, or not "
-            f"be faster. Offered: {offered}.",
+            gettext(
+                "This job is not offered on %(gpu_count)s GPUs: they would not share its batch evenly, not hold "
+                "it, or not be faster. Offered: %(offered)s."
+            )
+            % {"gpu_count": gpu_count, "offered": offered},
             param="compute.gpu_count",
         )
     return found

@@ -3,6 +3,7 @@
 import datetime
 
 from django.db import transaction
+from django.utils.translation import gettext
 
 from apps.billing.budgets import holds_of_budget
 from apps.billing.models import HoldPurpose, HoldStatus
@@ -27,7 +28,10 @@ def request_cancellation(*, job: FineTuningJob, by: str, now: datetime.datetime)
     """
     job = _locked(job)
     if job.status in JOB_TERMINAL:
-        raise InvalidState(f"The job must go on to be cancelled; it has ended as {job.status}.", param=_PARAM)
+        raise InvalidState(
+            gettext("The job must go on to be cancelled; it has ended as %(status)s.") % {"status": job.status},
+            param=_PARAM,
+        )
     if job.cancel_requested_at is None:
         job.cancel_requested_at, job.cancel_requested_by = now, by
         job.save(update_fields=["cancel_requested_at", "cancel_requested_by"])
@@ -47,7 +51,9 @@ def request_pause(*, job: FineTuningJob, by: str, now: datetime.datetime) -> Fin
     if not try_advance(
         job, to=JobStatus.PAUSING, transitions=JOB_TRANSITIONS, pause_requested_at=now, pause_requested_by=by
     ):
-        raise InvalidState(f"The job must be running to be paused; it is {job.status}.", param=_PARAM)
+        raise InvalidState(
+            gettext("The job must be running to be paused; it is %(status)s.") % {"status": job.status}, param=_PARAM
+        )
     events.append(job, message="Pause requested")
     audit.record(organization=job.organization_id, by=by, action="job.pause_requested", target=job.pk)
     return job
@@ -70,11 +76,16 @@ def resume(*, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nan
     """
     job = _locked(job)
     if job.status != JobStatus.PAUSED:
-        raise InvalidState(f"The job must be paused to be resumed; it is {job.status}.", param=_PARAM)
+        raise InvalidState(
+            gettext("The job must be paused to be resumed; it is %(status)s.") % {"status": job.status}, param=_PARAM
+        )
     if job.overran_at:
         raise InvalidState(
-            "We paused the job because it takes much longer than quoted. Our operators can continue it, and you pay "
-            f"at most {dollars(job.spend_cap_nano)}. You can also cancel it at no further cost.",
+            gettext(
+                "We paused the job because it takes much longer than quoted. Our operators can continue it, and "
+                "you pay at most %(spend_cap)s. You can also cancel it at no further cost."
+            )
+            % {"spend_cap": dollars(job.spend_cap_nano)},
             param=_PARAM,
         )
     if spend_cap_nano is not None:
@@ -82,8 +93,11 @@ def resume(*, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nan
     least_nano = charges.least_cap_of(job=job)
     if job.spend_cap_nano < least_nano:
         raise InvalidState(
-            f"The job has spent {dollars(job.cost_nano)}, and a cap of {dollars(job.spend_cap_nano)} does not pay for "
-            f"another start: raise the cap to {dollars(least_nano)} or more.",
+            gettext(
+                "The job has spent %(cost)s, and a cap of %(spend_cap)s does not pay for another start: raise "
+                "the cap to %(least)s or more."
+            )
+            % {"cost": dollars(job.cost_nano), "spend_cap": dollars(job.spend_cap_nano), "least": dollars(least_nano)},
             param="budget.max_cost_usd",
         )
     run = attempts.queue_attempt(job=job)
@@ -119,7 +133,9 @@ def continue_overrun(*, job: FineTuningJob, by: str, now: datetime.datetime) -> 
     """
     job = _locked(job)
     if job.status != JobStatus.PAUSED or job.overran_at is None or job.pool is None:
-        raise InvalidState("Only a job that paused at the limit of its firm price is continued here.", param=_PARAM)
+        raise InvalidState(
+            gettext("Only a job that paused at the limit of its firm price is continued here."), param=_PARAM
+        )
     job.firm_limit_nano = (job.firm_limit_nano or 0) + job.pool.firm_limit_nano(job.spend_cap_nano)
     job.overran_at = None
     job.save(update_fields=["firm_limit_nano", "overran_at"])

@@ -13,7 +13,7 @@ from apps.contracts.runs import Hyperparameters
 from apps.core.errors import DomainError, QuotaExceeded
 from apps.datasets.inspection.comparisons import find_or_compare
 from apps.datasets.queries import get_version
-from apps.finetuning.jobs.admission import CannotLaunch, DoesNotFit
+from apps.finetuning.jobs.admission import CannotLaunch, DoesNotFit, MaximumRaised
 from apps.finetuning.jobs.creation import create_job
 from apps.finetuning.jobs.files import require_ready
 from apps.finetuning.jobs.requests import JobRequest, choose_recipe
@@ -23,7 +23,7 @@ from apps.finetuning.quotes.queries import get_quotes
 from apps.finetuning.recipes.start_points import find_start_point
 
 # Reasons why a valid request cannot start now. Any other error is in the request itself.
-_REFUSALS = (DoesNotFit, CannotLaunch, QuotaExceeded, LicenceNotAccepted)
+_REFUSALS = (DoesNotFit, CannotLaunch, MaximumRaised, QuotaExceeded, LicenceNotAccepted)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 from django.db import transaction
+from django.utils.translation import gettext
 
 from apps.contracts.runs import Objective
 from apps.core.database import locks
@@ -17,7 +18,7 @@ from apps.datasets.models import DatasetVersion
 from apps.datasets.queries import find_token_count
 from apps.datasets.validation.repair import RepairMode
 from apps.finetuning import events
-from apps.finetuning.jobs.admission import CannotLaunch
+from apps.finetuning.jobs.admission import CannotLaunch, require_maximum
 from apps.finetuning.jobs.creation import create_job
 from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.jobs.suggestions import Suggestion, recipe_of, suggest
@@ -31,16 +32,26 @@ from apps.finetuning.recipes.stored_requests import stored_request
 
 @transaction.atomic
 def retry_job(
-    *, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nano: int | None = None
+    *,
+    job: FineTuningJob,
+    by: str,
+    now: datetime.datetime,
+    spend_cap_nano: int | None = None,
+    shown_max_nano: int | None = None,
 ) -> FineTuningJob:
     """Return a new job that starts a failed one again with the suggested change; a second call returns the same job.
 
     If a file must be repaired first, the repair creates a new version, and the job waits for it. `spend_cap_nano` None
     holds the suggested amount. Raises InvalidState unless the job failed, CannotLaunch if the suggestion cannot be
-    started from here, and the errors of `create_job` and the repair.
+    started from here, MaximumRaised if it would hold more than `shown_max_nano`, and the errors of `create_job` and the
+    repair.
     """
     if job.status != JobStatus.FAILED:
-        raise InvalidState(f"{job.pk} is {job.status}: only a job that failed is started again.", param="job_id")
+        raise InvalidState(
+            gettext("%(id)s is %(status)s: only a job that failed is started again.")
+            % {"id": job.pk, "status": job.status},
+            param="job_id",
+        )
     key = f"retry:{job.pk}"
     locks.lock(f"job:{job.organization_id}:{key}")
     before = FineTuningJob.objects.for_organization(job.organization_id).filter(idempotency_key=key).first()
@@ -54,8 +65,10 @@ def retry_job(
     suggestion = suggest(job=job, now=now)
     if suggestion.hold_nano is None:
         raise CannotLaunch(f"{suggestion.text} {suggestion.obstacle}", param="job_id")
+    cap_nano = spend_cap_nano or suggestion.hold_nano
+    require_maximum(cap_nano=cap_nano, shown_nano=shown_max_nano)
     files = _files(job, suggestion, by=by, now=now)
-    request = _request(job, suggestion, files, cap_nano=spend_cap_nano or suggestion.hold_nano, key=key)
+    request = _request(job, suggestion, files, cap_nano=cap_nano, key=key)
     again = create_job(organization=job.organization_id, request=request, by=by, now=now)
     events.append(again, message=f"Starts {job.pk} again. {suggestion.text}")
     return again

@@ -228,6 +228,7 @@ _TAKEN_NOW = "Start the job again on the option that takes it now."
 _ADVICE = {
     "insufficient_quota": "Add credit or raise the limit that the message names, then start the job again.",
     "cannot_launch": _TAKEN_NOW,
+    "maximum_raised": "Check the new maximum, then start the job again.",
     "invalid_value": _TAKEN_NOW,
 }
 

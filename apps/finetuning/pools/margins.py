@@ -8,6 +8,7 @@ from django.db.models import OuterRef, QuerySet, Subquery, Sum
 
 from apps.billing.models import AccountKind, Hold, HoldPurpose, HoldStatus, LedgerEntry, PoolCost
 from apps.core import audit
+from apps.core.database.clock import begin_of_day
 from apps.core.errors import InvalidValue
 from apps.finetuning.models import FineTuningJob, GpuPool, Run, Worker, WorkerKind
 from apps.finetuning.usage.occupancy import held_gpu_seconds, seconds_between
@@ -103,7 +104,7 @@ def set_pool_cost(*, pool: GpuPool, nano_per_gpu_hour: int, from_day: datetime.d
 def _span(month: datetime.date, now: datetime.datetime) -> tuple[datetime.datetime, datetime.datetime]:
     """Return the month's begin and its end, which for the present month is now."""
     after = (month + datetime.timedelta(32)).replace(day=1)
-    begin, end = (datetime.datetime.combine(day, datetime.time(), datetime.UTC) for day in (month, after))
+    begin, end = (begin_of_day(day) for day in (month, after))
     return begin, min(end, now)
 
 

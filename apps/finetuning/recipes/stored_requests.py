@@ -58,7 +58,7 @@ class StoredRequest(msgspec.Struct, frozen=True, kw_only=True):
     pool: str | None = None
     gpu_count: int | None = None
     spend_cap_nano: int | None = None
-    shown_max_nano: int | None = None  # the maximum on the page that launched it; None if no page did
+    shown_max_nano: int | None = None  # the maximum that its customer was shown; None if unknown
     fingerprint: str = ""  # of the request's body; "" if it did not come through the API
     start_from: StartFrom = StartFrom()
     asked: dict[str, Any] | None = None  # the hyperparameters as sent; None in jobs older than this field

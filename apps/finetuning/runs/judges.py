@@ -5,8 +5,8 @@ import datetime
 from django.conf import settings
 from django.db import transaction
 
+from apps.accounts.login.key_operations import issue_member_token
 from apps.accounts.models import Organization
-from apps.accounts.operations import issue_member_token
 from apps.accounts.queries import find_actor
 from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.queries import get_version_by_name, list_versions

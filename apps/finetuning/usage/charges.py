@@ -3,12 +3,14 @@
 import datetime
 import math
 
+from django.utils.translation import gettext
+
 from apps.accounts.models import Organization
 from apps.catalog.models import PriceRule
 from apps.catalog.queries import list_active_prices
 from apps.contracts.failures import Blame, FailureCode
 from apps.core.errors import InvalidValue
-from apps.core.money import dollars, rated
+from apps.core.money import dollars, rated, usd_decimal
 from apps.finetuning.lifecycle import LEASE_SECONDS, RunStatus
 from apps.finetuning.models import FineTuningJob, GpuPool, Run
 
@@ -102,10 +104,13 @@ def require_cap(*, cap_nano: int, least_nano: int) -> None:
     """Raise SpendCapTooLow for a cap below the least."""
     if cap_nano < least_nano:
         raise SpendCapTooLow(
-            f"A spend cap of {dollars(cap_nano)} does not pay for one start: it is billed for {MINIMUM_SECONDS} "
-            f"seconds of each GPU, or for one step if that takes longer. Set a cap of {dollars(least_nano)} or more.",
+            gettext(
+                "A spend cap of %(cap)s does not pay for one start: it is billed for %(minimum_seconds)s "
+                "seconds of each GPU, or for one step if that takes longer. Set a cap of %(least)s or more."
+            )
+            % {"cap": dollars(cap_nano), "minimum_seconds": MINIMUM_SECONDS, "least": dollars(least_nano)},
             param="budget.max_cost_usd",
-            least_usd=dollars(least_nano).removeprefix("$"),
+            least_usd=usd_decimal(least_nano),
         )
 
 

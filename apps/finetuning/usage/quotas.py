@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 
 from django.conf import settings
 from django.db.models import Q, QuerySet, Sum
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization, key_of
 from apps.accounts.shares import get_share_holder, give_own_share, list_sharing, share_of
@@ -96,15 +97,27 @@ def require_room_for_job(*, job: FineTuningJob, seconds: float, now: datetime.da
     _require_place(count, quota, organizations)
     if quota.concurrent_gpus is not None and job.gpu_count > max(quota.concurrent_gpus, 1):
         raise QuotaExceeded(
-            f"This job needs {job.gpu_count} GPUs at once and your organization may use {quota.concurrent_gpus}: "
-            "choose fewer, or ask the operator for more.",
+            gettext(
+                "This job needs %(gpu_count)s GPUs at once and your organization may use %(concurrent_gpus)s: "
+                "choose fewer, or ask the operator for more."
+            )
+            % {"gpu_count": job.gpu_count, "concurrent_gpus": quota.concurrent_gpus},
             param="compute.gpu_count",
         )
     if quota.gpu_seconds_per_month is not None and used + promised + seconds > quota.gpu_seconds_per_month:
         raise QuotaExceeded(
-            f"This job needs about {seconds:.0f} GPU-seconds; of {quota.gpu_seconds_per_month} this month {used} are "
-            f"used and about {promised:.0f} promised to your unfinished jobs{_together(organizations)}: "
-            "choose a smaller job, or ask the operator for more."
+            gettext(
+                "This job needs about %(seconds)s GPU-seconds; of %(gpu_seconds_per_month)s this month %(used)s "
+                "are used and about %(promised)s promised to your unfinished jobs%(organizations)s: choose a "
+                "smaller job, or ask the operator for more."
+            )
+            % {
+                "seconds": f"{seconds:.0f}",
+                "gpu_seconds_per_month": quota.gpu_seconds_per_month,
+                "used": used,
+                "promised": f"{promised:.0f}",
+                "organizations": _together(organizations),
+            }
         )
 
 
@@ -161,8 +174,11 @@ def _require_place(count: int, quota: Quota, organizations: Sequence[str]) -> No
     limit = quota.queued_jobs
     if limit is not None and count >= limit:
         raise QuotaExceeded(
-            f"Your organization already has {count} unfinished jobs{_together(organizations)} and its limit is "
-            f"{limit}: wait for one to finish, cancel one, or ask the operator for more."
+            gettext(
+                "Your organization already has %(count)s unfinished jobs%(organizations)s and its limit is "
+                "%(limit)s: wait for one to finish, cancel one, or ask the operator for more."
+            )
+            % {"count": count, "organizations": _together(organizations), "limit": limit}
         )
 
 

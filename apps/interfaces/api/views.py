@@ -12,8 +12,8 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from apps.accounts.login.key_operations import note_key_use
 from apps.accounts.models import Organization, User
-from apps.accounts.operations import note_key_use
 from apps.accounts.queries import KeyIdentity, get_organization
 from apps.core.database.clock import db_now
 from apps.core.database.idempotency import answer_once

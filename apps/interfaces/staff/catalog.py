@@ -1,5 +1,6 @@
 """Base models and prices."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from django.contrib import messages
@@ -15,7 +16,9 @@ from apps.catalog.models import BaseModel, HubLookup, PriceRequest, PriceRule
 from apps.catalog.pricing import unit_of, usual_per
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
+from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.http.forms import domain_errors_on, domain_errors_shown
+from apps.core.messages.translation import later
 from apps.core.money import usd_to_nano
 from apps.finetuning.pools.prices import name_skus, price_sku
 from apps.finetuning.quotes.fit import FIT_TOKENS, fit_model
@@ -130,17 +133,42 @@ def install_base_model(request: HttpRequest, base_model_id: str) -> HttpResponse
     return redirect("staff:base_model_list")
 
 
-@require_POST
+@require_http_methods(["GET", "HEAD", "POST"])
 @operator_view
-def retire_base_model(request: HttpRequest, base_model_id: str) -> HttpResponse:
-    base_model = get_object_or_404(BaseModel, pk=base_model_id, retired_at=None)
+def retire(request: HttpRequest) -> HttpResponse:
+    """Retire base models, after the name of one or their number was typed."""
+    return confirm(request, _RETIRE)
+
+
+def _find(request: HttpRequest, ids: Sequence[str]) -> list[AffectedRow]:
+    models = queries.list_base_models().filter(pk__in=ids)
+    return [AffectedRow(model.pk, model.display_name, _effect_of(model)) for model in models]
+
+
+def _effect_of(model: BaseModel) -> str:
+    if not model.is_installed:
+        return gettext("It takes no new jobs.")
+    return gettext("It takes no new jobs, and requests to %(name)s itself fail. Its adapters keep answering.") % {
+        "name": model.name
+    }
+
+
+def _retire(request: HttpRequest, base_model_id: str) -> None:
+    base_model = get_object_or_404(BaseModel, pk=base_model_id)
     operations.retire_base_model(base_model=base_model, by=operator_id(request), now=db_now())
-    messages.success(
-        request,
-        gettext("%(display_name)s takes no new jobs. Its adapters keep answering.")
-        % {"display_name": base_model.display_name},
-    )
-    return redirect("staff:base_model_list")
+
+
+_RETIRE = ConfirmedAction[HttpRequest](
+    parameter="model",
+    verb=later("Retire"),
+    nouns=(later("base model"), later("base models")),
+    warning=later("A retired model cannot be offered again under its name."),
+    done=later("Retired"),
+    list_url_name="staff:base_model_list",
+    list_title=later("Base models"),
+    find=_find,
+    act=_retire,
+)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

@@ -13,6 +13,7 @@ from django.db import transaction
 from django.db.models import F, OuterRef, Q, Subquery
 
 from apps.billing.models import UsageSeries
+from apps.core.database.clock import begin_of_day
 from apps.payments.models import MeterMirror, StripeCustomer
 from apps.payments.stripe import gateway
 from apps.payments.stripe.errors import StripeRefused
@@ -66,7 +67,7 @@ def _send(row: UsageSeries, customer_id: str, sent: int, reached: int) -> None:
         name=settings.STRIPE_METER,
         customer_id=customer_id,
         quantity=reached - sent,
-        at=datetime.datetime.combine(row.day, datetime.time(), datetime.UTC),  # the same in every repetition
+        at=begin_of_day(row.day),  # the same in every repetition
         identifier=f"series-{row.pk}-{reached}",
     )
     with transaction.atomic():

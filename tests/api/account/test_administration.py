@@ -4,13 +4,14 @@ import datetime
 
 import pytest
 
-from apps.accounts import operations
+from apps.accounts.login import key_operations
+from apps.accounts.login.key_operations import issue_key
 from apps.accounts.models import ApiKey, Invitation, Membership
 from apps.accounts.notices.events import announce
-from apps.accounts.operations import issue_key
 from apps.accounts.queries import KeyLimits, find_actor
 from apps.accounts.roles import SCOPES, Member
-from apps.billing.budgets import BudgetExceeded, attribution_of_key, list_key_labels, set_budget, set_key_labels
+from apps.billing.budget_settings import set_budget, set_key_labels
+from apps.billing.budgets import BudgetExceeded, attribution_of_key, list_key_labels
 from apps.billing.models import Budget, TrafficHour
 from apps.billing.usage.slices import lease_slice
 from apps.core.database.clock import db_now
@@ -133,7 +134,7 @@ def test_a_key_is_revoked_with_what_was_made_with_it(api_client, organization, a
 
     alive = set(ApiKey.objects.filter(revoked_at=None).values_list("pk", flat=True))
     assert alive == {new["id"], of_new["id"]} and grandchild["id"] not in alive
-    operations.revoke_key(organization=organization, key_id=new["id"], by=alice, now=db_now())
+    key_operations.revoke_key(organization=organization, key_id=new["id"], by=alice, now=db_now())
     assert not ApiKey.objects.filter(revoked_at=None).exists()
 
 

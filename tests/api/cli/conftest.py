@@ -14,7 +14,7 @@ from anneal.app import app
 from anneal.commands import files
 from typer.testing import CliRunner
 
-from apps.accounts.operations import IssuedKey
+from apps.accounts.login.key_operations import IssuedKey
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.tasks import validate
 from tests.factories.finetuning import TrainingSetup

@@ -1,6 +1,7 @@
 """`anneal jobs`: the price before the start, following, steering and comparing."""
 
 import json
+from decimal import Decimal
 from io import StringIO
 
 import pytest
@@ -9,6 +10,7 @@ from rich.console import Console
 
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
+from apps.core.money import usd_to_nano
 from apps.finetuning.models import FineTuningJob
 from tests.support.sdk import create
 
@@ -51,6 +53,8 @@ def test_the_cap_is_the_amount_that_was_shown(anneal, file_id) -> None:
 
     assert rehearsal.exit_code == 0 and rehearsal.json["would_start"]
     assert job.json["spend_cap_usd"] == rehearsal.json["hold_usd"]
+    asked = FineTuningJob.objects.get().requested
+    assert (asked["spend_cap_nano"], asked["shown_max_nano"]) == (None, usd_to_nano(Decimal(job.json["spend_cap_usd"])))
 
 
 def test_a_request_in_a_file_is_sent_and_options_take_precedence(anneal, file_id, tmp_path) -> None:

@@ -14,8 +14,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from rest_framework.test import APIClient
 
+from apps.accounts.login.key_operations import IssuedKey
 from apps.accounts.models import Organization, User
-from apps.accounts.operations import IssuedKey
 from apps.accounts.roles import SCOPES
 from apps.core.database.clock import db_now
 from apps.core.models import AuditEntry

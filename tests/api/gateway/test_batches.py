@@ -11,13 +11,13 @@ import openai
 import pytest
 from django.conf import settings as django_settings
 
+from apps.accounts.login.key_operations import revoke_key
 from apps.accounts.models import ApiKey, KeyKind
-from apps.accounts.operations import revoke_key
 from apps.accounts.queries import KeyLimits
 from apps.batches import worker
 from apps.batches.models import Batch, BatchRequest
 from apps.batches.signatures import HEADER, sign
-from apps.billing.budgets import set_budget
+from apps.billing.budget_settings import set_budget
 from apps.billing.models import UsageConflict
 from apps.billing.queries import get_ledger_sum_nano, get_spending
 from apps.billing.usage.metering import rate_usage

@@ -7,7 +7,7 @@ import openai
 import pytest
 from django.db import transaction
 
-from apps.accounts.operations import revoke_key
+from apps.accounts.login.key_operations import revoke_key
 from apps.core.database.clock import db_now
 from apps.finetuning.usage.quotas import set_quota
 from apps.interfaces.gateway.admission.keys import FRESH_SECONDS

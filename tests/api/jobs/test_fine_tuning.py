@@ -176,6 +176,18 @@ def test_an_empty_wallet_refuses_the_job_without_a_retry(sdk, floor, file_id):
     assert not FineTuningJob.objects.exists()
 
 
+def test_a_maximum_above_the_quoted_one_is_refused_and_named(sdk, file_id):
+    with pytest.raises(openai.BadRequestError) as refused:
+        create(sdk, file_id, extra_body={"budget": {"quoted_max_usd": "0.000001"}})
+    assert not FineTuningJob.objects.exists()
+    maximum = refused.value.body["maximum_usd"]
+
+    job = create(sdk, file_id, extra_body={"budget": {"quoted_max_usd": maximum}})
+
+    assert (refused.value.code, refused.value.param) == ("maximum_raised", "budget.quoted_max_usd")
+    assert job.model_extra["spend_cap_usd"] == maximum
+
+
 def test_a_clients_retry_does_not_make_a_second_job(sdk, file_id):
     first = create(sdk, file_id)
     again = create(sdk, file_id, extra_headers={"x-stainless-retry-count": "1"})

@@ -139,8 +139,11 @@ def test_a_failed_job_explains_itself(sdk, floor, file_id, claim):
     [listed] = sdk.fine_tuning.jobs.list()
     assert listed.error.model_extra["blame"] == "platform"
 
-    again = start_again(sdk, job.id)
+    with pytest.raises(openai.BadRequestError) as risen:
+        start_again(sdk, job.id, budget={"quoted_max_usd": "0.000001"})
+    again = start_again(sdk, job.id, budget={"quoted_max_usd": extra["suggestion"]["hold_usd"]})
 
+    assert (risen.value.code, risen.value.param) == ("maximum_raised", "budget.quoted_max_usd")
     assert (again["status"], again["recipe"]["method"]) == ("queued", "qlora")
     assert again["held_usd"] == extra["suggestion"]["hold_usd"]
     assert again["estimate"]["cost_nano_p50"] == round(float(extra["suggestion"]["estimated_cost_usd"]) * 1e9)

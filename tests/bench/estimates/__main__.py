@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from apps.estimates.accuracy import Accuracy, Prediction, accuracy
-from apps.estimates.intervals import PredictionInterval
 from apps.estimates.physics.timing import CONSTANTS
 from apps.estimates.published.predictions import Prepared, known_bytes
 from apps.estimates.published.rows import MEMORY, TIME
@@ -92,13 +91,6 @@ def decile_bounds(ordered: Sequence[float]) -> tuple[float, float]:
     count = len(ordered)
     low, high = math.floor(0.1 * (count + 1)), math.ceil(0.9 * (count + 1))
     return ordered[max(low, 1) - 1], ordered[min(high, count) - 1]
-
-
-def shipped_interval(pairs: Sequence[tuple[Prepared, Prediction]], kind: str) -> PredictionInterval:
-    """What `apps.estimates.intervals` holds: the same quantiles over all sources."""
-    values = sorted(value for found in residuals(pairs, kind).values() for value in found)
-    low, high = decile_bounds(values)
-    return PredictionInterval(p10=low, p50=1.0, p90=high, origin=f"{len(values)} published runs")
 
 
 def unseen_coverage(points: Sequence[Prediction]) -> dict[str, float]:

@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from apps.accounts.operations import IssuedKey
+from apps.accounts.login.key_operations import IssuedKey
 from apps.billing.models import UsageEvent
 from apps.billing.usage.traffic import Refusal
 from tests.factories.serving import (

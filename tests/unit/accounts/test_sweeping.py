@@ -5,8 +5,8 @@ import datetime
 import pytest
 
 from apps.accounts.login.browser_tokens import TOKEN_RETENTION, sweep_expired_tokens
+from apps.accounts.login.key_operations import MEMBER_TOKEN_LIFETIME, issue_key
 from apps.accounts.models import ApiKey
-from apps.accounts.operations import MEMBER_TOKEN_LIFETIME, issue_key
 from apps.core.database.clock import db_now
 from tests.factories.accounts import make_member_token
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from apps.accounts.models import Organization
 from apps.billing.books.adjustments import request_adjustment
-from apps.billing.budgets import set_budget
+from apps.billing.budget_settings import set_budget
 from apps.billing.credits import end_set_aside, expire_lots, reverse_transaction, set_credit_aside
 from apps.billing.ledger import IdempotencyMismatch
 from apps.billing.models import Hold, LedgerTransaction

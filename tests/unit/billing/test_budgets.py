@@ -7,23 +7,16 @@ from typing import Any
 import pytest
 from django.core import mail
 
+from apps.accounts.login.key_operations import IssuedKey
 from apps.accounts.models import Organization, User
-from apps.accounts.operations import IssuedKey
-from apps.billing import budgets
-from apps.billing.budgets import (
-    Attribution,
-    BudgetExceeded,
-    attribution_of_key,
-    end_budget,
-    get_states,
-    set_budget,
-    set_key_labels,
-)
+from apps.billing import budget_settings
+from apps.billing.budget_settings import end_budget, set_budget, set_key_labels
+from apps.billing.budgets import Attribution, BudgetExceeded, attribution_of_key, get_states
 from apps.billing.invoices.mail import publish_reports, send_alert, send_report
 from apps.billing.models import BillingProfile, Budget, BudgetAlert, Hold, KeyLabel
 from apps.billing.operations import refund_source
-from apps.billing.spending import forecast_month, list_spending, sum_by
 from apps.billing.usage.slices import lease_slice
+from apps.billing.usage.spending import forecast_month, list_spending, sum_by
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue
 from apps.core.models import OutboxMessage
@@ -176,7 +169,7 @@ def test_a_keys_labels_and_maker_are_whom_its_requests_are_charged_to(rich, key:
 
 
 def test_budgets_their_thresholds_and_the_labels_of_a_key_are_limited(rich, key: IssuedKey, monkeypatch):
-    monkeypatch.setattr(budgets, "MAX_BUDGETS", 2)
+    monkeypatch.setattr(budget_settings, "MAX_BUDGETS", 2)
     for team in ("a", "b"):
         budget(rich, 10, scope="label", target=f"team={team}")
     budget(rich, 20, scope="label", target="team=b")

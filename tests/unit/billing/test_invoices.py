@@ -11,9 +11,10 @@ from django.db import DatabaseError, transaction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apps.accounts.login.key_operations import IssuedKey
 from apps.accounts.models import Notification, Organization, User
-from apps.accounts.operations import IssuedKey
-from apps.billing.budgets import Attribution, set_key_labels
+from apps.billing.budget_settings import set_key_labels
+from apps.billing.budgets import Attribution
 from apps.billing.invoices.files import CSV_HEADER, csv_rows, pdf_of
 from apps.billing.invoices.statements import cents_of, close_month, close_months, sum_by_label
 from apps.billing.models import Hold, Invoice, InvoiceLine, StorageSample, UsageSeries

@@ -3,8 +3,8 @@
 import pytest
 from django.db import connection, transaction
 
+from apps.accounts.login.key_operations import IssuedKey
 from apps.accounts.models import ApiKey, Organization, User
-from apps.accounts.operations import IssuedKey
 from apps.core.database.tenancy import set_organization, system, tenant
 
 pytestmark = pytest.mark.django_db

@@ -7,6 +7,7 @@ from django import forms
 from django.utils.safestring import SafeString
 
 from apps.core.templatetags import ui
+from apps.core.templatetags.statuses import StatusLabel
 
 NOW = datetime.datetime(2026, 11, 21, 12, 0, 0, tzinfo=datetime.UTC)
 
@@ -95,7 +96,7 @@ def test_a_time_element_carries_utc_for_machines_and_readers() -> None:
 
 
 def test_a_state_nobody_listed_is_shown_by_its_own_name() -> None:
-    assert ui.status("half_open") == ui.StatusLabel("Half open")
+    assert ui.status("half_open") == StatusLabel("Half open")
     assert ui.status("succeeded").tone == "ok"
 
 

@@ -4,6 +4,7 @@ import datetime
 import html
 import json
 import re
+from decimal import Decimal
 
 import pytest
 
@@ -214,9 +215,11 @@ def test_the_button_of_a_failed_job_starts_the_change_at_the_price_it_shows(floo
 
     assert address not in client_for(vera).get(f"/jobs/{job.pk}").content.decode()
     refused = browser.post(address, {"cap": "a lot"})
+    risen = browser.post(address, {"cap": f"{Decimal(cap) - Decimal('0.001')}"}, follow=True).content.decode()
     answer = browser.post(address, {"cap": cap})
 
     again = FineTuningJob.objects.get(idempotency_key=f"retry:{job.pk}")
+    assert "The maximum is now " in risen and f"holds {usd(again.spend_cap_nano)}" in risen
     assert (refused.headers["location"], answer.headers["location"]) == (f"/jobs/{job.pk}", f"/jobs/{again.pk}")
     assert (again.status, again.hyperparameters["train_on"]) == ("queued", "all")
     assert (f"{nano_to_usd(again.spend_cap_nano):f}", f"holds {usd(again.spend_cap_nano)}" in page) == (cap, True)

@@ -12,8 +12,8 @@ from django.conf import settings
 from django.test import override_settings
 
 from apps.accounts.login.api_keys import LIVE_PREFIX, new_secret
+from apps.accounts.login.key_operations import IssuedKey
 from apps.accounts.models import User
-from apps.accounts.operations import IssuedKey
 from apps.core.http.asgi import DEFAULT_BODY_BYTES, MIB
 from apps.core.http.body_limits import LimitBodies
 from apps.core.objects.store import DirectoryStore, object_key, open_store

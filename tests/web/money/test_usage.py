@@ -9,7 +9,7 @@ import re
 import pytest
 from django.db import transaction
 
-from apps.billing.budgets import set_budget
+from apps.billing.budget_settings import set_budget
 from apps.billing.queries import get_spending
 from apps.billing.usage.metering import UsageRecord, rate_usage, record_quantity, record_usage
 from apps.billing.usage.slices import close_slice, lease_slice

@@ -14,8 +14,8 @@ from allauth.core.internal import ratelimit
 from django.core import mail
 from django.test import Client
 
+from apps.accounts.login.key_operations import IssuedKey
 from apps.accounts.models import Membership, Organization, User
-from apps.accounts.operations import IssuedKey
 from apps.accounts.queries import find_key
 from apps.config.settings import base
 from apps.core.messages.outbox import deliver_due

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from apps.accounts import operations
+from apps.accounts.login import key_operations
 from apps.accounts.models import KeyKind
 from apps.accounts.queries import find_key
 from apps.catalog.operations import set_price
@@ -118,8 +118,8 @@ def test_a_member_gets_a_token_for_inference_alone_and_for_minutes(organization,
 
 
 def test_keys_and_tokens_are_limited(organization, client_for, alice, bob, monkeypatch):
-    monkeypatch.setattr(operations, "MAX_MEMBER_TOKENS", 1)
-    monkeypatch.setattr(operations, "MAX_KEYS", 1)
+    monkeypatch.setattr(key_operations, "MAX_MEMBER_TOKENS", 1)
+    monkeypatch.setattr(key_operations, "MAX_KEYS", 1)
     make_key(organization, alice)
     form = {"name": "another", "scopes": ["view"]}
 

@@ -38,9 +38,19 @@ def test_one_click_stores_the_sample_and_starts_its_job_at_the_shown_cap(page, o
     assert [answer.headers["Location"] for answer in answers] == [f"/jobs/{job.pk}"] * 2
     version = DatasetVersion.objects.get()
     assert (job.training_file, job.status, job.base_model.name) == (version, "validating_files", form["model"])
-    assert job.requested["spend_cap_nano"] == int(form["cap_nano"])
+    assert job.requested["shown_max_nano"] == int(form["cap_nano"])
     assert version.filename == "banking-questions.jsonl"
     assert "Follow it live" in text(page.get("/"))
+
+
+def test_a_price_that_rose_since_the_button_was_shown_starts_nothing_and_is_shown(page):
+    form = form_of(text(page.get("/")))
+    shown_nano = int(form["cap_nano"])
+
+    answer = page.post("/first-job", form | {"cap_nano": str(shown_nano - 1)}, follow=True)
+
+    assert "The maximum is now " in text(answer) and form_of(text(answer))["cap_nano"] == str(shown_nano)
+    assert not FineTuningJob.objects.exists() and not DatasetVersion.objects.exists()
 
 
 def test_without_credit_the_button_is_replaced_by_the_way_to_get_some(page, organization, settings):

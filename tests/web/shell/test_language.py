@@ -68,6 +68,13 @@ def test_the_api_answers_in_english_whatever_the_caller_accepts(client):
     assert "Content-Language" not in answer
 
 
+def test_errors_of_the_domain_and_texts_of_scripts_are_in_the_language_of_the_page(floor, bob, client_for):
+    page = client_for(bob).post(f"/jobs/{floor.job().pk}/pause", follow=True, **GERMAN)
+
+    assert "Der Job muss laufen, um angehalten zu werden." in words(page)
+    assert 'data-copied="Kopiert"' in page.content.decode()
+
+
 def test_a_mail_is_in_the_language_of_its_reader():
     facts = {"email": "a@example.com", "sign_in": "https://x.example", "reset": "https://x.example"}
 

@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 from apps.accounts.models import Organization
 from apps.billing.queries import get_balance
-from apps.catalog.models import PriceRequest, PriceRule
+from apps.catalog.models import BaseModel, PriceRequest, PriceRule
 from apps.catalog.queries import active_price
 from apps.config.env import ROOT
 from apps.contracts import runs as wire
@@ -282,14 +282,46 @@ def test_a_large_refund_waits_on_the_payments_page(console, client_for, organiza
     assert refund.status == "requested"
 
 
-@pytest.mark.parametrize(
-    ("action", "field"), [("cordon", "cordoned_at"), ("drain", "drain_requested_at"), ("revoke", "revoked_at")]
-)
-def test_workers_are_cordoned_drained_and_revoked(console, floor, action, field):
+@pytest.mark.parametrize(("action", "field"), [("cordon", "cordoned_at"), ("drain", "drain_requested_at")])
+def test_workers_are_cordoned_and_drained(console, floor, action, field):
     console.post(f"/staff/workers/{floor.worker.pk}/{action}")
 
     assert getattr(Worker.objects.get(pk=floor.worker.pk), field) is not None
     assert AuditEntry.objects.filter(target=floor.worker.pk).exists()
+
+
+def test_a_worker_is_revoked_once_its_name_is_typed(console, floor, claim):
+    floor.job()
+    claim()
+    worker, address = floor.worker, f"/staff/workers/revoke?worker={floor.worker.pk}"
+    asked = " ".join(console.get(address).content.decode().split())
+    refused = console.post(address, {"worker": worker.pk, "confirm": "another"})
+    kept = Worker.objects.get(pk=worker.pk).revoked_at
+    done = console.post(address, {"worker": worker.pk, "confirm": worker.hostname})
+
+    assert "1 job loses its work since the last checkpoint" in asked and worker.hostname in asked
+    assert (refused.status_code, kept, done.headers["Location"]) == (422, None, f"/staff/workers/{worker.pk}")
+    assert Worker.objects.get(pk=worker.pk).revoked_at is not None
+    assert AuditEntry.objects.filter(target=worker.pk, action="worker.revoked").exists()
+
+
+def test_a_base_model_is_retired_once_its_name_is_typed(console, floor):
+    base_model = floor.base_model
+    address = f"/staff/base-models/retire?model={base_model.pk}"
+    asked = console.get(address).content.decode()
+    refused = console.post(address, {"model": base_model.pk, "confirm": ""})
+    kept = BaseModel.objects.get(pk=base_model.pk).retired_at
+    console.post(address, {"model": base_model.pk, "confirm": base_model.display_name})
+
+    assert "Its adapters keep answering" in asked
+    assert (refused.status_code, kept) == (422, None)
+    assert BaseModel.objects.get(pk=base_model.pk).retired_at is not None
+
+
+def test_a_cordon_is_undone_from_its_message(console, floor):
+    page = console.post(f"/staff/workers/{floor.worker.pk}/cordon", follow=True).content.decode()
+
+    assert f'<form method="post" action="/staff/workers/{floor.worker.pk}/uncordon">' in page and "Undo" in page
 
 
 def test_a_worker_shows_its_load_its_attempts_and_its_changes(console, floor, claim):

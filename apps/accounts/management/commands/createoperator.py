@@ -8,8 +8,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import transaction
 
 from apps.accounts.login.addresses import has_verified_address, mark_verified
+from apps.accounts.login.key_operations import revoke_keys_of
 from apps.accounts.models import User
-from apps.accounts.operations import revoke_keys_of
 from apps.core import audit
 from apps.core.database.clock import db_now
 

@@ -9,12 +9,13 @@ from django.db.models.functions import Now
 from msgspec import Meta
 from rest_framework.request import Request
 
-from apps.accounts import operations, queries
+from apps.accounts import queries
+from apps.accounts.login import key_operations
+from apps.accounts.login.key_operations import IssuedKey
 from apps.accounts.models import ApiKey
-from apps.accounts.operations import IssuedKey
 from apps.accounts.queries import KeyLimits
 from apps.accounts.roles import SCOPES, Permission
-from apps.billing.budgets import issue_key, rotate_key
+from apps.billing.budget_settings import issue_key, rotate_key
 from apps.core.database.clock import db_now
 from apps.interfaces.api.requests.pagination import ListObject, SearchQuery, page, with_words_of
 from apps.interfaces.api.views import ApiView
@@ -48,7 +49,7 @@ class CreateKey(msgspec.Struct, forbid_unknown_fields=True):
 class RotateKey(msgspec.Struct, forbid_unknown_fields=True):
     """For `overlap_hours`, both keys work. 0 ends the old key at once."""
 
-    overlap_hours: Annotated[int, Meta(ge=0, le=operations.MAX_OVERLAP.days * 24)] = 24
+    overlap_hours: Annotated[int, Meta(ge=0, le=key_operations.MAX_OVERLAP.days * 24)] = 24
 
 
 class ApiKeyObject(TypedDict):
@@ -121,7 +122,7 @@ class KeyDetail(ApiView):
         another key of the same maker, your key needs all its scopes. For keys of others it needs `member.manage`.
         """
         now = db_now()
-        revoked = operations.revoke_key(
+        revoked = key_operations.revoke_key(
             organization=self.organization, key_id=key_id, by=self.maker, now=now, identity=self.identity
         )
         return _key_object(revoked, now)

@@ -10,15 +10,8 @@ from rest_framework.request import Request
 
 from apps.accounts.models import Organization
 from apps.accounts.roles import Permission
-from apps.billing.budgets import (
-    DEFAULT_THRESHOLDS,
-    MAX_THRESHOLDS,
-    end_budget,
-    get_budget,
-    get_states,
-    list_budgets,
-    set_budget,
-)
+from apps.billing.budget_settings import DEFAULT_THRESHOLDS, MAX_THRESHOLDS, end_budget, set_budget
+from apps.billing.budgets import get_budget, get_states, list_budgets
 from apps.billing.models import Budget, TrafficHour
 from apps.billing.usage.traffic import list_traffic_hours
 from apps.core.database.clock import db_now

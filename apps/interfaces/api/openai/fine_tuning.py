@@ -33,11 +33,13 @@ from apps.finetuning.results.tensorboard import event_file, file_name, read_poin
 from apps.interfaces.api.native.estimates import delivery_object, options_object, parse_needed_by
 from apps.interfaces.api.native.serving import ServingObject, serving_object
 from apps.interfaces.api.openai.fine_tuning_bodies import (
-    ContinueJob,
     CreateJob,
+    ResumeJob,
+    RetryJob,
     cap_nano,
     evaluation_plan,
     parse_request,
+    quoted_max_nano,
 )
 from apps.interfaces.api.openai.fine_tuning_objects import (
     CheckpointObject,
@@ -167,7 +169,7 @@ class JobResume(ApiView):
     required_scope = {"POST": Permission.JOB_WRITE}
     examples = {"POST": {"budget": {"max_cost_usd": "5"}}}
 
-    def post(self, request: Request, job_id: str, body: ContinueJob) -> JobObject:
+    def post(self, request: Request, job_id: str, body: ResumeJob) -> JobObject:
         job = queries.get_job(organization=self.organization, id=job_id)
         control.resume(job=job, by=self.actor, now=db_now(), spend_cap_nano=cap_nano(body.budget))
         return job_object(queries.get_job(organization=self.organization, id=job_id))
@@ -177,18 +179,25 @@ class JobRetry(ApiView):
     """Start a failed job again with the suggested change.
 
     The job's `error.suggestion` shows the change and its price. Without a budget, the suggestion's amount is held.
+    With `quoted_max_usd`, the job is refused if that amount has risen.
     """
 
     required_scope = {"POST": Permission.JOB_WRITE}
     examples = {"POST": {"budget": {"max_cost_usd": "5"}}}
 
-    def post(self, request: Request, job_id: str, body: ContinueJob) -> JobObject:
+    def post(self, request: Request, job_id: str, body: RetryJob) -> JobObject:
         job = queries.get_job(organization=self.organization, id=job_id)
         require_scope_of_judge(self.identity, stored_request(job).evaluation)
         now = db_now()
         if job.status == JobStatus.FAILED and suggest(job=job, now=now).change.repairs:
             self._require_scope_of_files()
-        again = retry_job(job=job, by=self.actor, now=now, spend_cap_nano=cap_nano(body.budget))
+        again = retry_job(
+            job=job,
+            by=self.actor,
+            now=now,
+            spend_cap_nano=cap_nano(body.budget),
+            shown_max_nano=quoted_max_nano(body.budget),
+        )
         return job_object(queries.get_job(organization=self.organization, id=again.pk))
 
     def _require_scope_of_files(self) -> None:

@@ -2,7 +2,7 @@
 
 OpenAI's fields, and ours beside them, sent in `extra_body`: `lora {rank, alpha, dropout, target_modules, use_dora,
 use_rslora}`, `quantization "nf4"` (QLoRA), `recipe {method, learning_rate, epochs, …}` with the ecosystem's names,
-`compute {pool, gpu_count}`, `budget {max_cost_usd}`, and `dry_run`.
+`compute {pool, gpu_count}`, `budget {max_cost_usd, quoted_max_usd}`, and `dry_run`.
 """
 
 import hashlib
@@ -74,8 +74,18 @@ class ComputeChoice(msgspec.Struct, forbid_unknown_fields=True):
     gpu_count: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
 
 
-class BudgetChoice(msgspec.Struct, forbid_unknown_fields=True):
-    max_cost_usd: str | int | float | None = None
+_Dollars = str | int | float | None
+
+
+class CapChoice(msgspec.Struct, forbid_unknown_fields=True):
+    max_cost_usd: _Dollars = None
+
+
+class BudgetChoice(CapChoice, forbid_unknown_fields=True):
+    quoted_max_usd: Annotated[
+        _Dollars,
+        msgspec.Meta(description="The `hold_usd` that you saw. If the maximum is higher by now, the job is refused."),
+    ] = None
 
 
 class CreateJob(msgspec.Struct, forbid_unknown_fields=True):
@@ -101,8 +111,14 @@ class CreateJob(msgspec.Struct, forbid_unknown_fields=True):
     needed_by: int | str | None = None
 
 
-class ContinueJob(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST …/jobs/{id}/resume, where OpenAI's clients send none, and of POST …/jobs/{id}/retry."""
+class ResumeJob(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of POST …/jobs/{id}/resume, where OpenAI's clients send none."""
+
+    budget: CapChoice | None = None
+
+
+class RetryJob(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of POST …/jobs/{id}/retry."""
 
     budget: BudgetChoice | None = None
 
@@ -122,6 +138,7 @@ def parse_request(body: CreateJob, data: object, *, is_retry: bool = False) -> J
         pool=body.compute.pool if body.compute else None,
         gpu_count=body.compute.gpu_count if body.compute else None,
         spend_cap_nano=cap_nano(body.budget),
+        shown_max_nano=quoted_max_nano(body.budget),
         suffix=body.suffix or "",
         seed=body.seed,
         metadata=body.metadata or {},
@@ -180,12 +197,21 @@ def evaluation_plan(choice: EvaluationChoice | None) -> EvaluationPlan | None:
     return EvaluationPlan(grader=grader, max_rows=choice.max_rows, max_answers=choice.max_answers)
 
 
-def cap_nano(budget: BudgetChoice | None) -> int | None:
+def cap_nano(budget: CapChoice | None) -> int | None:
     """Return the requested spend cap in nano-USD; None if there is none. Raises InvalidValue."""
-    if budget is None or budget.max_cost_usd is None:
+    return _nano("budget.max_cost_usd", budget.max_cost_usd) if budget else None
+
+
+def quoted_max_nano(budget: BudgetChoice | None) -> int | None:
+    """Return the maximum that the customer was shown in nano-USD; None if it was not sent. Raises InvalidValue."""
+    return _nano("budget.quoted_max_usd", budget.quoted_max_usd) if budget else None
+
+
+def _nano(param: str, amount: _Dollars) -> int | None:
+    if amount is None:
         return None
     try:
-        return usd_to_nano(Decimal(str(budget.max_cost_usd)))
+        return usd_to_nano(Decimal(str(amount)))
     except (InvalidOperation, ValueError) as error:
-        text = f"'budget.max_cost_usd' is an amount in dollars, such as 2.50: at most {LARGEST_USD:,}, nine decimals."
-        raise InvalidValue(text, param="budget.max_cost_usd") from error
+        text = f"'{param}' is an amount in dollars, such as 2.50: at most {LARGEST_USD:,}, nine decimals."
+        raise InvalidValue(text, param=param) from error

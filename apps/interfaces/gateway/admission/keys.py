@@ -14,7 +14,7 @@ from django.conf import settings
 
 from apps.accounts.login.api_keys import is_well_formed
 from apps.accounts.login.bearer_keys import read_bearer, wrong_key
-from apps.accounts.operations import note_key_use
+from apps.accounts.login.key_operations import note_key_use
 from apps.accounts.queries import KeyIdentity, find_key, get_key_limits
 from apps.accounts.roles import Permission
 from apps.accounts.shares import get_share_holder

@@ -67,6 +67,16 @@ class CapacityForm(forms.Form):
     def __init__(self, data: QueryDict | None = None, *, initial: dict[str, object] | None = None) -> None:
         super().__init__(data, initial=initial, auto_id="capacity_%s")  # the page has other forms with such names
 
+    @property
+    def node_fields(self) -> list[forms.BoundField]:
+        """Return the fields that a static pool does not need."""
+        return [self[name] for name in self.fields if name != "kind"]
+
+    @property
+    def is_elastic(self) -> bool:
+        """Return whether to show these fields: nodes are chosen, or a value has an error."""
+        return bool(self.errors) or self["kind"].value() != CapacityKind.STATIC
+
     def values(self) -> dict[str, Any]:
         """Return the arguments of `set_capacity`; an empty limit has its usual value."""
         data = self.cleaned_data

@@ -11,6 +11,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from apps.contracts.serving import LoadState
 from apps.core import audit
+from apps.core.http.confirmation import say_undoable
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import ReplicaRoomForm
 from apps.serving import operations
@@ -60,7 +61,8 @@ def drain(request: HttpRequest, replica_id: str) -> HttpResponse:
     is_out = "off" not in request.POST
     operations.drain_replica(replica=replica, is_draining=is_out, by=operator_id(request))
     words = gettext("gives its adapters to the others") if is_out else gettext("takes adapters again")
-    messages.success(request, gettext("The replica %(words)s.") % {"words": words})
+    text = gettext("The replica %(words)s.") % {"words": words}
+    say_undoable(request, text, url=request.path, **({"off": "1"} if is_out else {}))
     return redirect("staff:replica_detail", replica_id=replica.pk)
 
 

@@ -1,18 +1,22 @@
 """One worker: its load, its attempts and what happened to it; and cordoning, draining and revoking it."""
 
 import datetime
+from collections.abc import Sequence
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
-from django.views.decorators.http import require_POST, require_safe
+from django.urls import reverse
+from django.utils.translation import gettext, ngettext
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from apps.accounts.queries import names_of_actors
 from apps.core.audit_log import AuditFilter, list_entries
 from apps.core.database.clock import db_now
+from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm, say_undoable
 from apps.core.messages.translation import later
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE
-from apps.finetuning.models import JobEvent, Run, Worker
+from apps.finetuning.models import JobEvent, Run, Worker, WorkerKind
 from apps.finetuning.pools import operations
 from apps.finetuning.usage.occupancy import seconds_between
 from apps.interfaces.staff.access import operator_id, operator_view
@@ -20,11 +24,11 @@ from apps.interfaces.staff.access import operator_id, operator_view
 _SHOWN = 50
 _RECENT = datetime.timedelta(hours=24)
 _ACTIONS = {
-    "cordon": (operations.cordon, later("takes no new work")),
-    "uncordon": (operations.uncordon, later("takes work again")),
-    "drain": (operations.drain, later("gives up its runs and takes no new work")),
-    "revoke": (operations.revoke, later("may not connect any more")),
+    "cordon": (operations.cordon, later("%(name)s takes no new work.")),
+    "uncordon": (operations.uncordon, later("%(name)s takes work again.")),
+    "drain": (operations.drain, later("%(name)s gives up its runs and takes no new work.")),
 }
+_OPPOSITES = {"cordon": "uncordon", "uncordon": "cordon"}
 
 
 @require_safe
@@ -56,8 +60,58 @@ def act(request: HttpRequest, worker_id: str, action: str) -> HttpResponse:
     worker = get_object_or_404(Worker.objects.select_related("pool"), pk=worker_id)
     change, words = _ACTIONS[action]
     change(worker=worker, by=operator_id(request))
-    messages.success(request, f"{worker.hostname} {words}.")
+    text = words % {"name": worker.hostname}
+    if opposite := _OPPOSITES.get(action):
+        say_undoable(request, text, url=reverse(f"staff:worker_{opposite}", args=[worker.pk]))
+    else:
+        messages.success(request, text)
     return redirect("staff:worker_detail", worker_id=worker.pk)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@operator_view
+def revoke(request: HttpRequest) -> HttpResponse:
+    """Revoke the credentials of workers, after the name of one or their number was typed."""
+    return confirm(request, _REVOKE)
+
+
+def _find(request: HttpRequest, ids: Sequence[str]) -> list[AffectedRow]:
+    return [
+        AffectedRow(worker.pk, worker.hostname, _effect_of(worker), reverse("staff:worker_detail", args=[worker.pk]))
+        for worker in Worker.objects.filter(pk__in=ids).order_by("hostname")
+    ]
+
+
+def _effect_of(worker: Worker) -> str:
+    if worker.revoked_at:
+        return gettext("Its credential is revoked already.")
+    if worker.kind == WorkerKind.REPLICA:
+        return gettext("It gets no more requests. Adapters that no other replica has loaded stop answering.")
+    held = worker.runs.filter(status__in=RUN_HOLDING_LEASE).count()
+    if not held:
+        return gettext("It works on no job.")
+    return ngettext(
+        "%(count)s job loses its work since the last checkpoint, and starts from there on another worker.",
+        "%(count)s jobs lose their work since the last checkpoint, and start from there on other workers.",
+        held,
+    ) % {"count": held}
+
+
+def _revoke(request: HttpRequest, worker_id: str) -> None:
+    operations.revoke(worker=Worker.objects.get(pk=worker_id), by=operator_id(request))
+
+
+_REVOKE = ConfirmedAction[HttpRequest](
+    parameter="worker",
+    verb=later("Revoke"),
+    nouns=(later("worker"), later("workers")),
+    warning=later("A revoked worker never connects again. To keep its work, drain it first."),
+    done=later("Revoked"),
+    list_url_name="staff:pool_list",
+    list_title=later("GPU pools"),
+    find=_find,
+    act=_revoke,
+)
 
 
 def _newest_metrics(running: list[Run]) -> dict[str, object]:

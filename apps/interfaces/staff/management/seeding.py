@@ -12,8 +12,9 @@ from django.conf import settings
 from django.db import transaction
 
 from apps.accounts.login.addresses import mark_verified
+from apps.accounts.login.key_operations import issue_key
 from apps.accounts.models import Organization, User
-from apps.accounts.operations import create_organization, issue_key
+from apps.accounts.operations import create_organization
 from apps.accounts.queries import find_key
 from apps.accounts.roles import SCOPES, Permission
 from apps.billing.operations import grant_credit

@@ -12,7 +12,8 @@ from django.utils.translation import gettext
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_safe
 
-from apps.accounts import operations, queries
+from apps.accounts import queries
+from apps.accounts.login import key_operations
 from apps.accounts.models import ApiKey
 from apps.accounts.roles import Permission, has_permission
 from apps.core.database.clock import db_now
@@ -65,7 +66,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
     if form.is_valid():
         now = db_now()
         with domain_errors_on(form):
-            issued = operations.issue_key(
+            issued = key_operations.issue_key(
                 organization=request.organization,
                 name=form.cleaned_data["name"],
                 scopes=frozenset(form.cleaned_data["scopes"]),
@@ -148,7 +149,9 @@ def _effect_of(key: ApiKey, now: datetime.datetime) -> str:
 
 
 def _revoke(request: OrganizationRequest, key_id: str) -> None:
-    operations.revoke_key(organization=request.organization, key_id=key_id, by=request.membership.user, now=db_now())
+    key_operations.revoke_key(
+        organization=request.organization, key_id=key_id, by=request.membership.user, now=db_now()
+    )
 
 
 _REVOKE = ConfirmedAction[OrganizationRequest](

@@ -20,7 +20,7 @@ from apps.accounts.roles import ROLES, Permission, has_permission
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import system
 from apps.core.errors import DomainError, InvalidState, InvalidValue, NotFound
-from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
+from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm, say_undoable
 from apps.core.http.forms import domain_errors_on
 from apps.core.messages.translation import later
 from apps.interfaces.web.account.forms import ROLE_WORDS, InviteForm, grantable_roles
@@ -106,6 +106,7 @@ def invite(request: OrganizationRequest) -> HttpResponse:
 @organization_view(Permission.MEMBER_MANAGE, is_sensitive=True)
 def change_role(request: OrganizationRequest, membership_id: str) -> HttpResponse:
     try:
+        before = queries.get_membership(organization=request.organization, id=membership_id).role
         changed = operations.change_role(
             organization=request.organization,
             membership_id=membership_id,
@@ -116,7 +117,11 @@ def change_role(request: OrganizationRequest, membership_id: str) -> HttpRespons
     except (InvalidState, InvalidValue) as error:
         messages.error(request, error.message)
     else:
-        messages.success(request, gettext("The role is now %(role)s.") % {"role": gettext(changed.role)})
+        text = gettext("The role is now %(role)s.") % {"role": gettext(changed.role)}
+        if changed.user_id == request.membership.user_id:
+            messages.success(request, text)
+        else:
+            say_undoable(request, text, url=request.path, role=before)
     return redirect("web:member_list")
 
 

@@ -16,7 +16,7 @@ from apps.accounts.notices.events import EVENT_TYPES
 from apps.accounts.notices.notifications import LOG_KEPT
 from apps.accounts.roles import Permission
 from apps.core.database.clock import db_now
-from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
+from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm, say_undoable
 from apps.core.http.forms import domain_errors_on
 from apps.core.http.shown_once import keep_secret, take_secret
 from apps.core.messages.translation import later
@@ -100,7 +100,8 @@ def pause(request: OrganizationRequest, webhook_id: str) -> HttpResponse:
     endpoint = _get(request, webhook_id)
     is_paused = endpoint.status == EndpointStatus.ACTIVE
     endpoints.set_paused(endpoint=endpoint, is_paused=is_paused, by=request.membership.user_id, now=db_now())
-    messages.success(request, gettext("The webhook is paused.") if is_paused else gettext("The webhook is active."))
+    text = gettext("The webhook is paused.") if is_paused else gettext("The webhook is active.")
+    say_undoable(request, text, url=request.path)
     return redirect("web:webhook_detail", webhook_id=webhook_id)
 
 

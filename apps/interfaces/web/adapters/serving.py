@@ -14,7 +14,7 @@ from apps.accounts.roles import Permission
 from apps.adapters.queries import get_version
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, NotFound
-from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
+from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm, say_undoable
 from apps.core.http.forms import domain_errors_shown
 from apps.core.messages.translation import later
 from apps.finetuning.results.checkpoint_models import serve_checkpoint
@@ -31,7 +31,9 @@ def point_alias(request: OrganizationRequest, version_id: str) -> HttpResponse:
     percent = request.POST.get("canary_percent", "").strip()
     name = request.POST.get("name", "").strip()
 
-    def act() -> str:
+    others = aliases.list_aliases(organization=request.organization).filter(name=name).exclude(version=version)
+    with domain_errors_shown(request):
+        is_moved = others.exists()
         alias = aliases.point_alias(
             version=version,
             name=name,
@@ -40,13 +42,16 @@ def point_alias(request: OrganizationRequest, version_id: str) -> HttpResponse:
             now=db_now(),
         )
         share = f"{alias.canary_percent} % of " if alias.canary_percent else ""
-        return gettext("%(share)s%(name)s is answered by %(label)s within a second.") % {
+        text = gettext("%(share)s%(name)s is answered by %(label)s within a second.") % {
             "share": share,
             "name": alias.name,
             "label": version.label,
         }
-
-    return _act(request, version_id, act)
+        if is_moved:
+            say_undoable(request, text, url=reverse("web:alias_rollback", args=[alias.pk]))
+        else:
+            messages.success(request, text)
+    return redirect("web:adapter_detail", version_id=version_id)
 
 
 @require_POST

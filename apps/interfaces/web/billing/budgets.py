@@ -10,7 +10,8 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.accounts.queries import list_members, names_of_keys
 from apps.accounts.roles import Permission, has_permission
-from apps.billing.budgets import end_budget, get_states, list_budgets, list_key_labels, set_budget, set_key_labels
+from apps.billing.budget_settings import end_budget, set_budget, set_key_labels
+from apps.billing.budgets import get_states, list_budgets, list_key_labels
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, InvalidState
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm

@@ -10,7 +10,7 @@ from django.utils.translation import gettext
 
 from apps.accounts.models import ApiKey, Organization
 from apps.accounts.queries import list_keys, list_members
-from apps.billing.budgets import DEFAULT_THRESHOLDS
+from apps.billing.budget_settings import DEFAULT_THRESHOLDS
 from apps.billing.models import BudgetMode, BudgetScope
 from apps.core.messages.translation import later
 

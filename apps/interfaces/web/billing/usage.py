@@ -20,7 +20,7 @@ from apps.billing.invoices.files import csv_usd
 from apps.billing.invoices.profiles import get_profile
 from apps.billing.models import AccountKind, BudgetScope, LedgerTransaction, LineKind, PostingKind, UsageSeries
 from apps.billing.queries import get_balance, list_transactions, list_usage, sources_of_holds
-from apps.billing.spending import Spend, forecast_month, list_spending, sum_by
+from apps.billing.usage.spending import Spend, forecast_month, list_spending, sum_by
 from apps.billing.usage.storage import STORED
 from apps.billing.usage.traffic import list_hourly_costs
 from apps.core.database.clock import db_now

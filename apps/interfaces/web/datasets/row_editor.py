@@ -12,6 +12,7 @@ from apps.accounts.roles import Permission
 from apps.contracts.split import Split
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, NotFound
+from apps.core.http.confirmation import say_undoable
 from apps.core.http.forms import LARGEST_INTEGER, domain_errors_shown
 from apps.datasets import queries
 from apps.datasets.intake import edits, splits
@@ -35,10 +36,11 @@ def edit(request: OrganizationRequest, file_id: str) -> HttpResponse:
                 by=request.membership.user_id,
                 now=db_now(),
             )
-            messages.success(
+            say_undoable(
                 request,
                 gettext("Version %(number)s has your change. Version %(number2)s is kept.")
                 % {"number": edited.number, "number2": version.number},
+                url=reverse("web:dataset_restore", args=[version.pk]),
             )
             return redirect(_page(edited.pk, line))
         except NotFound:

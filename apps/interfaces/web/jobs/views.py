@@ -140,14 +140,14 @@ def resume(request: OrganizationRequest, job_id: str) -> HttpResponse:
 @require_POST
 @organization_view(Permission.JOB_WRITE)
 def retry(request: OrganizationRequest, job_id: str) -> HttpResponse:
-    """Start a failed job again with the suggested change, holding the `cap` shown on the button."""
+    """Start a failed job again with the suggested change, at most at the `cap` shown on the button."""
     job = queries.get_job(organization=request.organization, id=job_id)
     form = CapForm(request.POST)
     if not form.is_valid():
         messages.error(request, gettext("The cap is an amount in dollars, such as 2.50."))
         return redirect("web:job_detail", job_id=job_id)
     with domain_errors_shown(request):
-        again = retry_job(job=job, by=request.membership.user_id, now=db_now(), spend_cap_nano=form.cap_nano)
+        again = retry_job(job=job, by=request.membership.user_id, now=db_now(), shown_max_nano=form.cap_nano)
         messages.success(request, gettext("Started again with the change."))
         return redirect("web:job_detail", job_id=again.pk)
     return redirect("web:job_detail", job_id=job_id)

@@ -11,8 +11,8 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 from django_htmx.http import trigger_client_event
 
+from apps.accounts.login.key_operations import issue_member_token
 from apps.accounts.models import Organization
-from apps.accounts.operations import issue_member_token
 from apps.accounts.roles import Permission, has_permission
 from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import CHECKPOINT_MARK

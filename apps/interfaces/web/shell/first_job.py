@@ -31,6 +31,7 @@ from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.queries import list_versions
 from apps.datasets.token_counts import Lengths, count_rows, measure_rows
+from apps.finetuning.jobs.admission import require_maximum
 from apps.finetuning.jobs.creation import create_job
 from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.quotes.options import PoolQuote, by_use
@@ -86,10 +87,13 @@ def train(request: OrganizationRequest) -> HttpResponse:
         messages.error(request, gettext("Your balance does not cover this job. Request credit first."))
         return redirect("web:credit")
     with domain_errors_shown(request), transaction.atomic():  # a refused job leaves no file behind
+        first = find_first_job(organization=request.organization)
+        if first and first.model.name == request.POST.get("model"):
+            require_maximum(cap_nano=first.quote.cap_nano or 0, shown_nano=int(cap))
         asked = JobRequest(
             base_model=request.POST.get("model", ""),
             training_file=_sample_version(request.organization, by=request.membership.user_id).pk,
-            spend_cap_nano=int(cap),
+            shown_max_nano=int(cap),
             suffix=_SUFFIX,
             idempotency_key=f"first-job:{once}",
         )

@@ -10,6 +10,7 @@ from django.http import QueryDict
 from django.utils.http import urlencode
 from django.utils.translation import gettext
 
+from apps.core.database.clock import begin_of_day
 from apps.core.messages.translation import later
 
 _DAY = datetime.timedelta(days=1)
@@ -96,8 +97,8 @@ def period_of(
     days = int(asked.get("days", "")) if asked.get("days", "") in map(str, presets) else 30
     if is_custom and form.is_valid():
         first, last = form.cleaned_data["first"], form.cleaned_data["last"]
-        since = datetime.datetime.combine(first, datetime.time(), datetime.UTC)
-        until = datetime.datetime.combine(last, datetime.time(), datetime.UTC) + _DAY
+        since = begin_of_day(first)
+        until = begin_of_day(last) + _DAY
         query, words = (
             {"first": str(first), "last": str(last)},
             gettext("%(first)s to %(last)s") % {"first": f"{first:%-d %b %Y}", "last": f"{last:%-d %b %Y}"},

@@ -10,6 +10,7 @@ from django.views.decorators.http import require_POST
 from apps.accounts.operations import delete_view, save_view
 from apps.accounts.roles import Permission
 from apps.core.errors import NotFound
+from apps.core.http.confirmation import say_undoable
 from apps.core.http.forms import domain_errors_shown
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
@@ -34,5 +35,7 @@ def save(request: OrganizationRequest) -> HttpResponse:
 @organization_view(Permission.VIEW)
 def delete(request: OrganizationRequest, view_id: str) -> HttpResponse:
     view = delete_view(membership=request.membership, view_id=view_id)
-    messages.success(request, gettext("Deleted the view “%(name)s”.") % {"name": view.name})
+    text = gettext("Deleted the view “%(name)s”.") % {"name": view.name}
+    fields = {"listing": view.listing, "name": view.name, "query": view.query}
+    say_undoable(request, text, url=reverse("web:view_save"), **fields)
     return redirect(view.listing)

@@ -10,7 +10,7 @@ from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from apps.core.templatetags.ui import STATUSES
+from apps.core.templatetags.statuses import STATUSES
 from apps.interfaces.web.charts import day_charts, histograms, memory_charts, scatter_charts
 from apps.interfaces.web.shell.access import person_view
 

@@ -27,6 +27,7 @@ ADAPTER_FIELDS = ("lora_rank", "use_rslora", "lora_alpha")
 # The fields that other values depend on. Changing one of these changes every value the user has not set.
 _READ: dict[str, Callable[[str], Any]] = {"lora_rank": int, "use_rslora": lambda text: text == "True"}
 _DECISIVE = tuple(_READ)
+_ADVANCED = ("use_rslora", "lora_alpha", "cpu_offload", "validation_share", "seed")  # shown on request
 _OURS = later("Our choice: ")
 _OBJECTIVES = {
     Objective.DPO: later("DPO: against the starting model"),
@@ -187,6 +188,11 @@ class RecipeForm(forms.Form):
     @property
     def train_on_field(self) -> forms.BoundField | None:
         return self["train_on"] if "train_on" in self.fields else None
+
+    @property
+    def is_advanced(self) -> bool:
+        """Return whether an advanced setting has an error or a value of the customer's."""
+        return bool({*self.errors, *self.changed} & set(_ADVANCED))
 
     @property
     def renewed_fields(self) -> list[forms.BoundField]:

@@ -72,7 +72,7 @@ _LISTED = (
         opens_next="pool",
         fields=("method", *LIVE_FIELDS, "pool", "cap", "within", "needed_by"),
         forms=("form", "compute_form"),
-        params=("compute.pool", "compute.gpu_count", "budget.max_cost_usd"),
+        params=("compute.pool", "compute.gpu_count", "budget.max_cost_usd", "budget.quoted_max_usd"),
     ),
     Step(name="review", heading=later("Review and launch"), context=review_context),
 )

@@ -9,6 +9,7 @@ import typer
 
 from anneal.api import JOBS, PATIENT_ATTEMPTS, Api, model_path
 from anneal.commands.files import check_file, wait_for_file
+from anneal.commands.requests import budget_of
 from anneal.failures import ExitCode, Failure
 from anneal.output import AsJson, Yes, confirm_price, dollars, emit, notice
 from anneal.project import (
@@ -104,8 +105,7 @@ def _started(
     if not session.as_json:
         notice(_changes_text(result["changes"]))
     confirm_price(rehearsal["hold_usd"], "Start?", is_accepted=yes)
-    if rehearsal["hold_usd"] is not None:
-        request["budget"] = {"max_cost_usd": rehearsal["hold_usd"]}
+    request["budget"] = budget_of(request, shown_usd=rehearsal["hold_usd"])
     try:
         job: dict[str, Any] = session.api.post(JOBS, request, headers={"Idempotency-Key": key})
     except Failure as failure:

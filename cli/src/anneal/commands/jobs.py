@@ -10,7 +10,7 @@ import typer
 from anneal.api import JOBS, job_path
 from anneal.commands.comparison import comparison, comparison_table
 from anneal.commands.estimates import options_table
-from anneal.commands.requests import JobOptions, read_body
+from anneal.commands.requests import JobOptions, budget_of, read_body
 from anneal.failures import ExitCode, Failure
 from anneal.output import AsJson, Yes, confirm_price, console, dollars, emit, emit_line, moment, notice, plain, table
 from anneal.session import Session, session_of
@@ -67,8 +67,7 @@ def create(
     if refusal := rehearsal["refusal"]:
         raise Failure(refusal["message"], ExitCode.REFUSED, details=refusal)
     confirm_price(rehearsal["hold_usd"], "Start?", is_accepted=yes)
-    if rehearsal["hold_usd"] is not None:  # what was accepted is the cap, even if prices change now
-        request["budget"] = {**(request.get("budget") or {}), "max_cost_usd": rehearsal["hold_usd"]}
+    request["budget"] = budget_of(request, shown_usd=rehearsal["hold_usd"])
     job = session.api.post(JOBS, request, headers={"Idempotency-Key": str(uuid.uuid4())})
     if not watch:
         emit(context, job, lambda: f"{job_text(job)}\nFollow it with `anneal jobs watch {job['id']}`.")
@@ -170,7 +169,7 @@ def resume(
     cap = found["spend_cap_usd"] if max_cost is None else max_cost
     left = None if cap is None else str(max(Decimal(0), _amount(cap) - Decimal(found["cost_usd"] or 0)))
     confirm_price(left, "Resume?", is_accepted=yes)
-    _act(context, job, "resume", max_cost)
+    _act(context, job, "resume", None if max_cost is None else {"max_cost_usd": max_cost})
 
 
 @app.command()
@@ -183,13 +182,16 @@ def retry(
     if found["status"] != FAILED:
         raise Failure(f"{job} is {found['status']}: only a failed job can be retried.", ExitCode.REFUSED)
     notice(advice.get("text", ""))
-    cap = advice.get("hold_usd") if max_cost is None else str(_amount(max_cost))
-    confirm_price(cap, "Start?", is_accepted=yes)
-    _act(context, job, "retry", cap, prefix="/api")
+    budget = {} if max_cost is None else {"max_cost_usd": str(_amount(max_cost))}
+    shown_usd = budget.get("max_cost_usd", advice.get("hold_usd"))
+    confirm_price(shown_usd, "Start?", is_accepted=yes)
+    _act(context, job, "retry", budget_of({"budget": budget}, shown_usd=shown_usd), prefix="/api")
 
 
-def _act(context: typer.Context, job_id: str, action: str, max_cost: str | None = None, *, prefix: str = "") -> None:
-    body = {"budget": {"max_cost_usd": max_cost}} if max_cost is not None else None
+def _act(
+    context: typer.Context, job_id: str, action: str, budget: dict[str, str] | None = None, *, prefix: str = ""
+) -> None:
+    body = {"budget": budget} if budget else None
     job = session_of(context).api.post(f"{prefix}{job_path(job_id)}/{action}", body)
     emit(context, job, lambda: job_text(job))
 

@@ -62,6 +62,11 @@ class JobOptions:
         return {"type": kind, kind: {"hyperparameters": before | chosen}}
 
 
+def budget_of(request: dict[str, Any], *, shown_usd: str | None) -> dict[str, Any]:
+    """Return the request's budget with the maximum that was shown: the job is refused if it is higher by now."""
+    return _object(request, "budget") | present(quoted_max_usd=shown_usd)
+
+
 def read_body(file: IO[str] | None) -> dict[str, Any]:
     """Return the JSON object of a file, empty without one. Raises BadParameter."""
     if file is None:

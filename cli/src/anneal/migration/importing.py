@@ -9,6 +9,7 @@ from typing import Any
 
 from anneal.api import JOBS, Api
 from anneal.commands.files import check_file, read_given, wait_for_file
+from anneal.commands.requests import budget_of
 from anneal.failures import ExitCode, Failure
 from anneal.migration.plans import IMPORTED_FROM, Plan, Setting
 from anneal.migration.rows import Conversion, conversion_text, convert_file
@@ -128,11 +129,10 @@ def quote(api: Api, plan: Plan) -> None:
 
 
 def start(api: Api, plan: Plan) -> dict[str, Any]:
-    """Create the job. What was quoted is its cap."""
+    """Create the job; it is refused if it may cost more than was quoted."""
     assert plan.quote is not None
-    hold = plan.quote["hold_usd"]
-    budget = {} if hold is None else {"budget": {"max_cost_usd": hold}}
-    job: dict[str, Any] = api.post(JOBS, plan.request | budget, headers={"Idempotency-Key": str(uuid.uuid4())})
+    request = plan.request | {"budget": budget_of(plan.request, shown_usd=plan.quote["hold_usd"])}
+    job: dict[str, Any] = api.post(JOBS, request, headers={"Idempotency-Key": str(uuid.uuid4())})
     plan.job = job
     return job
 

@@ -6,9 +6,9 @@ import pytest
 from django.conf import settings
 from django.db import ProgrammingError, connection, transaction
 
-from apps.accounts import operations
+from apps.accounts.login import key_operations
+from apps.accounts.login.key_operations import issue_member_token, revoke_key
 from apps.accounts.models import ApiKey, Membership, User
-from apps.accounts.operations import issue_member_token, revoke_key
 from apps.accounts.queries import find_key, list_keys
 from apps.contracts.evaluation import EvaluationPlan, Grader, GraderKind
 from apps.core.database.clock import db_now
@@ -54,7 +54,7 @@ def test_the_key_is_for_inference_in_the_makers_name_for_minutes(create, claim, 
 
 
 def test_a_judges_keys_leave_its_makers_playground_open(create, claim, bob, monkeypatch):
-    monkeypatch.setattr(operations, "MAX_MEMBER_TOKENS", 1)
+    monkeypatch.setattr(key_operations, "MAX_MEMBER_TOKENS", 1)
     create()
     open_judge(lease=claim().lease, now=db_now())
 

@@ -11,12 +11,21 @@ import yaml
 
 from scripts.processes import CONTAINER, PROGRAMS, Program
 
-DEPLOY = Path(__file__).resolve().parents[4] / "deploy"
+REPOSITORY = Path(__file__).resolve().parents[4]
+DEPLOY = REPOSITORY / "deploy"
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 IN_CONTAINERS = [program for program in PROGRAMS if not program.is_embedded_only]
 # Set by the images.
 FROM_DOCKERFILE = {"ANNEAL_HOME", "DJANGO_SETTINGS_MODULE"}
+WITHOUT_USE = {
+    "ANNEAL_MAIL_FOLDER": "mail goes to a server",
+    "AWS_SESSION_TOKEN": "the bucket's keys are lasting ones",
+    "AWS_DEFAULT_REGION": "the address of the bucket names it",
+    "STRIPE_API_BASE": "for tests with a stand-in of Stripe",
+    "ANNEAL_BASE_MODELS": "a trainer's folders say which models it has",
+    "ANNEAL_GPU_KEY": "a trainer reads it from its GPU",
+}
 
 
 @pytest.fixture(params=IN_CONTAINERS, ids=lambda program: program.name)
@@ -32,6 +41,23 @@ def test_every_program_gets_the_variables_it_needs(program: Program) -> None:
     given = set(SERVICES[program.name]["environment"]) | FROM_DOCKERFILE
 
     assert program.needs - given == set()
+
+
+def test_every_program_gets_the_settings_it_reads(program: Program) -> None:
+    assert program.options - set(SERVICES[program.name]["environment"]) <= set(WITHOUT_USE)
+
+
+def test_the_table_of_programs_names_every_variable_that_the_code_reads() -> None:
+    sources = "\n".join(
+        (REPOSITORY / path).read_text() for path in ("apps/config/env.py", "gpu_workers/common/config.py")
+    )
+    known = set().union(*(each.needs | each.options | dict(each.variables).keys() for each in PROGRAMS))
+    folded = {"ANNEAL_CANARY", "ANNEAL_ENGINE"}  # beginnings of two names each
+    of_one_engine = {"ANNEAL_ENGINE_BASE_MODEL_PATH", "ANNEAL_ENGINE_SERVED_NAME"}  # without a serving agent
+
+    read = set(re.findall(r'"((?:ANNEAL|STRIPE)_[A-Z_]+)"', sources))
+
+    assert read - folded - of_one_engine - FROM_DOCKERFILE - known == set()
 
 
 def test_every_program_logs_in_as_its_own_role(program: Program) -> None:
@@ -144,9 +170,12 @@ def test_only_the_front_door_is_published_to_the_world() -> None:
 
 def test_the_example_of_settings_names_every_variable_the_file_asks_for() -> None:
     asked = set(re.findall(r"\$\{(\w+)[:?}]", (DEPLOY / "compose.yaml").read_text()))
+    environments = [service.get("environment", {}) for service in SERVICES.values()]
+    passed_on = {name for each in environments for name, value in each.items() if value is None}
 
     example = (DEPLOY / ".env.example").read_text()
     assert asked == set(re.findall(r"^(\w+)=", example, re.MULTILINE))
+    assert passed_on == set(re.findall(r"^#(\w+)=", example, re.MULTILINE))
 
 
 def test_every_file_and_lock_that_is_mounted_copied_or_built_exists() -> None:

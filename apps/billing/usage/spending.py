@@ -12,6 +12,7 @@ from django.db.models import F
 
 from apps.accounts.models import ApiKey, Organization, key_of
 from apps.billing.models import Hold, HoldPurpose, HoldStatus, KeyLabel, LineKind, UsageSeries, VolumeRebate
+from apps.core.database.clock import begin_of_day
 from apps.core.money import rated
 
 _FORECAST_DAYS = 7
@@ -84,8 +85,8 @@ def _trained(organization_id: str, first: datetime.date, last: datetime.date) ->
         organization_id=organization_id,
         purpose=HoldPurpose.JOB,
         status=HoldStatus.CLOSED,
-        closed_at__gte=_begin(first),
-        closed_at__lt=_begin(last + datetime.timedelta(days=1)),
+        closed_at__gte=begin_of_day(first),
+        closed_at__lt=begin_of_day(last + datetime.timedelta(days=1)),
         captured_nano__gt=F("refunded_nano"),
     )
     for hold in holds.select_related("price_rule"):
@@ -120,10 +121,6 @@ def _rebates(organization_id: str, first: datetime.date, last: datetime.date) ->
             price_rule_id=row.price_rule_id, key_id="", adapter_version_id="", member_id="", labels={},
             cost_nano=-row.posted_nano,
         )  # fmt: skip
-
-
-def _begin(day: datetime.date) -> datetime.datetime:
-    return datetime.datetime.combine(day, datetime.time(), datetime.UTC)
 
 
 # --- Sums -------------------------------------------------------------------------------------------------------------

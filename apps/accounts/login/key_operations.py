@@ -1,0 +1,254 @@
+"""Operations on keys: create, rotate and revoke them, each audited in its own transaction."""
+
+import datetime
+from dataclasses import asdict, dataclass
+
+from django.db import transaction
+from django.db.models import Q
+from django.db.models.expressions import RawSQL
+from django.utils.translation import gettext
+
+from apps.accounts.login import api_keys, browser_tokens
+from apps.accounts.models import ApiKey, KeyKind, Membership, Organization, User
+from apps.accounts.operations import clean_name
+from apps.accounts.queries import NO_LIMITS, KeyIdentity, KeyLimits, find_membership, get_key, get_key_limits
+from apps.accounts.roles import SCOPES, Permission, has_permission
+from apps.core import audit
+from apps.core.errors import InvalidState, InvalidValue, NotFound, PermissionDenied, RateLimited
+
+MEMBER_TOKEN_LIFETIME = datetime.timedelta(minutes=10)
+MAX_KEYS = 1_000  # active ones of an organization
+MAX_OVERLAP = datetime.timedelta(days=30)  # of a rotated key and the new one
+MAX_MEMBER_TOKENS = 200  # valid at once, of the playground or of one job's judge
+USE_NOTED_EVERY = datetime.timedelta(minutes=1)
+# A key, and what was made with it; the key that asks, and what was made with that, stay.
+_MADE_WITH = """
+    WITH RECURSIVE made(id) AS (
+        SELECT %s::varchar
+        UNION SELECT child.id FROM accounts_apikey child JOIN made ON child.made_with = made.id WHERE child.id <> %s
+    ) SELECT id FROM made
+"""
+
+
+@dataclass(frozen=True)
+class IssuedKey:
+    """A new key with its secret, which is stored nowhere else."""
+
+    key: ApiKey
+    secret: str
+
+
+@transaction.atomic
+def issue_key(
+    *,
+    organization: Organization,
+    name: str,
+    scopes: frozenset[str],
+    by: User,
+    expires_at: datetime.datetime | None,
+    now: datetime.datetime,
+    limits: KeyLimits = NO_LIMITS,
+    identity: KeyIdentity | None = None,
+) -> IssuedKey:
+    """Create an API key that may do at most what its maker may, and the key that asks for it: `identity`.
+
+    Limits that are left out are those of that key. Raises InvalidValue, PermissionDenied, and InvalidState above
+    MAX_KEYS.
+    """
+    _require_scopes(organization, frozenset(scopes), by)
+    if identity:
+        limits = _within(identity, scopes, expires_at, limits)
+    if expires_at is not None and expires_at <= now:
+        raise InvalidValue(gettext("This key would expire immediately. Choose a later date."), param="expires_at")
+    active = ApiKey.objects.for_organization(organization).usable(now=now).filter(kind=KeyKind.SECRET)
+    if active.count() >= MAX_KEYS:
+        raise InvalidState(
+            gettext("An organization has at most %(max_keys)s active keys. Revoke one that is not needed.")
+            % {"max_keys": f"{MAX_KEYS:,}"}
+        )
+    issued = _issue(
+        api_keys.new_secret(api_keys.LIVE_PREFIX), organization=organization, kind=KeyKind.SECRET,
+        name=clean_name(name), scopes=sorted(scopes), created_by=by, created_at=now, expires_at=expires_at,
+        made_with=identity.key_id if identity else "", **asdict(limits),
+    )  # fmt: skip
+    audit.record(
+        organization=organization, by=by.pk, action="key.create", target=issued.key.pk,
+        name=issued.key.name, scopes=issued.key.scopes,
+    )  # fmt: skip
+    return issued
+
+
+def _within(
+    identity: KeyIdentity, scopes: frozenset[str], expires_at: datetime.datetime | None, limits: KeyLimits
+) -> KeyLimits:
+    """Return the limits of a new key. Raise PermissionDenied if it would do more, or live longer, than its maker."""
+    if missing := sorted(scopes - identity.scopes):
+        text = gettext("This API key lacks %(missing)s, so a key that it makes must do without. Leave them out.") % {
+            "missing": ", ".join(missing)
+        }
+        raise PermissionDenied(text, param="scopes")
+    if identity.expires_at is not None and (expires_at is None or expires_at > identity.expires_at):
+        text = gettext("A key must expire with the key that makes it: send at most %(timestamp)s.") % {
+            "timestamp": int(identity.expires_at.timestamp())
+        }
+        raise PermissionDenied(text, param="expires_at")
+    asked = asdict(limits)
+    for name, most in asdict(get_key_limits(key_id=identity.key_id)).items():
+        if most is not None and (asked[name] or most) > most:
+            raise PermissionDenied(
+                gettext("This API key has at most %(most)s here, and so has a key that it makes.") % {"most": most},
+                param=name,
+            )
+        asked[name] = asked[name] or most
+    return KeyLimits(**asked)
+
+
+@transaction.atomic
+def rotate_key(
+    *,
+    organization: Organization,
+    key_id: str,
+    overlap: datetime.timedelta,
+    by: User,
+    now: datetime.datetime,
+    identity: KeyIdentity | None = None,
+) -> IssuedKey:
+    """Create a key like this one, and end this one after the overlap. Both work until then.
+
+    Name, scopes and limits stay; the new key expires when the old one was to. Only the key's maker may rotate it,
+    because the new key acts in their name, and `identity`, the key that asks, rotates only a key that may do no more.
+    Raises NotFound, PermissionDenied, InvalidState, InvalidValue.
+    """
+    key = get_key(organization=organization, id=key_id)
+    if key.created_by_id != by.pk:
+        raise PermissionDenied(
+            gettext("Only the maker of a key may rotate it. Create a key of your own, or revoke this one.")
+        )
+    key.refresh_from_db(from_queryset=ApiKey.objects.for_organization(organization).select_for_update())
+    if key.status(now=now) != "active":
+        raise InvalidState(
+            gettext("The key is %(status)s. Create another one.") % {"status": key.status(now=now)},
+            code="key_not_active",
+        )
+    if not datetime.timedelta(0) <= overlap <= MAX_OVERLAP:
+        text = gettext("The overlap must be from 0 to %(hours)s hours.") % {"hours": MAX_OVERLAP.days * 24}
+        raise InvalidValue(text, param="overlap_hours")
+    limits = KeyLimits(key.requests_per_minute, key.tokens_per_minute, key.concurrent_requests)
+    issued = issue_key(
+        organization=organization, name=key.name, scopes=frozenset(key.scopes), by=by, expires_at=key.expires_at,
+        limits=limits, now=now, identity=identity,
+    )  # fmt: skip
+    if limits != get_key_limits(key_id=issued.key.pk):
+        raise PermissionDenied(gettext("This API key has lower limits than that one, so it may not rotate it."))
+    issued.key.first_key = key.first_key or key.pk
+    issued.key.save(update_fields=["first_key"])
+    ends_at = min(now + overlap, key.expires_at or now + overlap)
+    ApiKey.objects.filter(pk=key.pk).update(expires_at=ends_at)
+    audit.record(
+        organization=organization, by=by.pk, action="key.rotate", target=key.pk,
+        new_key=issued.key.pk, ends_at=ends_at.isoformat(),
+    )  # fmt: skip
+    return issued
+
+
+@transaction.atomic
+def issue_member_token(
+    *,
+    membership: Membership,
+    now: datetime.datetime,
+    name: str = browser_tokens.NAME,
+    lifetime: datetime.timedelta = MEMBER_TOKEN_LIFETIME,
+) -> IssuedKey:
+    """Create a key, valid for minutes, that acts for a member: inference only.
+
+    Raises PermissionDenied, and RateLimited above MAX_MEMBER_TOKENS of this name that are valid at once.
+
+    Not audited one by one: it grants nothing beyond the session, and its use is metered.
+    """
+    scopes = frozenset({Permission.INFERENCE.value})
+    _require_role(membership, scopes)
+    tokens = ApiKey.objects.for_organization(membership.organization_id).usable(now=now)
+    if tokens.filter(kind=KeyKind.MEMBER, created_by=membership.user_id, name=name).count() >= MAX_MEMBER_TOKENS:
+        text = gettext("You opened the playground too often in the last minutes. Wait a few minutes.")
+        raise RateLimited(text, retry_after_seconds=60)
+    return _issue(
+        api_keys.new_secret(api_keys.WEB_PREFIX), organization_id=membership.organization_id, kind=KeyKind.MEMBER,
+        name=name, scopes=sorted(scopes), created_by_id=membership.user_id, created_at=now, expires_at=now + lifetime,
+    )  # fmt: skip
+
+
+def _issue(secret: str, **fields: object) -> IssuedKey:
+    key = ApiKey.objects.create(hmac=api_keys.fingerprint(secret), prefix=api_keys.shown_prefix(secret), **fields)
+    return IssuedKey(key=key, secret=secret)
+
+
+def _require_scopes(organization: Organization, scopes: frozenset[str], by: User) -> None:
+    if not scopes or not scopes <= frozenset(SCOPES):
+        raise InvalidValue(
+            gettext("Choose at least one scope of %(scopes)s.") % {"scopes": ", ".join(SCOPES)}, param="scopes"
+        )
+    membership = find_membership(organization=organization, user=by)
+    if membership is None:
+        raise NotFound(gettext("No such organization."))
+    _require_role(membership, scopes)
+
+
+def _require_role(membership: Membership, scopes: frozenset[str]) -> None:
+    missing = sorted(scope for scope in scopes if not has_permission(membership.role, Permission(scope)))
+    if missing:
+        raise PermissionDenied(
+            gettext("Your role, %(role)s, does not hold %(missing)s: a key may do no more than its maker.")
+            % {"role": membership.role, "missing": ", ".join(missing)},
+            param="scopes",
+        )
+
+
+@transaction.atomic
+def revoke_key(
+    *, organization: Organization, key_id: str, by: User, now: datetime.datetime, identity: KeyIdentity | None = None
+) -> ApiKey:
+    """Revoke a key and those that were made or rotated with it; one already revoked stays as it is.
+
+    Members revoke their own keys, admins all. The key that asks, `identity`, needs the scopes for that, and stays
+    unless it is the one to revoke: a program may so end the key that its own one replaced. Raises NotFound,
+    PermissionDenied.
+    """
+    key = get_key(organization=organization, id=key_id)
+    membership = find_membership(organization=organization, user=by)
+    may_manage_all = membership and has_permission(membership.role, Permission.MEMBER_MANAGE)
+    if key.created_by_id != by.pk and not may_manage_all:
+        raise PermissionDenied(gettext("Only an owner or admin may revoke another member's key."))
+    if identity and key.pk != identity.key_id:
+        needed = set(key.scopes) if key.created_by_id == by.pk else {Permission.MEMBER_MANAGE.value}
+        if missing := sorted(needed - identity.scopes):
+            raise PermissionDenied(
+                gettext("This API key lacks %(missing)s, so it cannot revoke that key.")
+                % {"missing": ", ".join(missing)}
+            )
+    made = RawSQL(_MADE_WITH, [key.pk, identity.key_id if identity else ""])  # noqa: S611 - a constant
+    rows = ApiKey.objects.for_organization(organization).filter(pk__in=made, revoked_at=None)
+    if revoked := rows.update(revoked_at=now, revoked_by=by):
+        audit.record(organization=organization, by=by.pk, action="key.revoke", target=key.pk, keys_revoked=revoked)
+    key.refresh_from_db()
+    return key
+
+
+@transaction.atomic
+def revoke_keys_of(*, user: User, now: datetime.datetime) -> int:
+    """Revoke every key a person made, in all organizations; return how many API keys. Run it under `system()`."""
+    alive = ApiKey.objects.filter(created_by=user, revoked_at=None)
+    shown = alive.filter(kind=KeyKind.SECRET).count()
+    for organization_id in list(alive.order_by().values_list("organization_id", flat=True).distinct()):
+        revoked = alive.for_organization(organization_id).update(revoked_at=now, revoked_by=user)
+        audit.record(
+            organization=organization_id, by=user.pk, action="key.revoke_all", target=user.pk, keys_revoked=revoked
+        )
+    return shown
+
+
+def note_key_use(*, identity: KeyIdentity, now: datetime.datetime) -> None:
+    """Store when a key was last used, to the minute: a write per request would cost more than it is worth."""
+    if identity.last_used_at is not None and now - identity.last_used_at < USE_NOTED_EVERY:
+        return
+    stale = Q(last_used_at=None) | Q(last_used_at__lte=now - USE_NOTED_EVERY)
+    ApiKey.objects.filter(stale, pk=identity.key_id).update(last_used_at=now)

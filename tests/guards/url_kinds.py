@@ -1,0 +1,50 @@
+"""The kinds of addresses, and what a line of url_fixtures.py says of one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from apps.accounts.roles import Permission as P  # noqa: N817 - one line per address
+
+Kind = Literal["page", "person", "api", "staff", "public", "signed"]
+
+
+@dataclass(frozen=True)
+class Url:
+    kind: Kind
+    methods: Mapping[str, P | None] = field(default_factory=dict)
+    ids: Mapping[str, str] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    refs: Mapping[str, str] = field(default_factory=dict)
+    refuses: Mapping[str, str] = field(default_factory=dict)
+    reason: str = ""
+
+
+def page(*, get: P | None = None, post: P | None = None, **what: Any) -> Url:
+    methods = {method: asked for method, asked in (("GET", get), ("POST", post)) if asked is not None}
+    return Url("page", methods, **what)
+
+
+def person(*methods: str, **what: Any) -> Url:
+    return Url("person", dict.fromkeys(methods), **what)
+
+
+def staff(*methods: str, **what: Any) -> Url:
+    return Url("staff", dict.fromkeys(methods), **what)
+
+
+def api(
+    ids: Mapping[str, str] | None = None,
+    data: Mapping[str, Any] | None = None,
+    refs: Mapping[str, str] | None = None,
+    **methods: P,
+) -> Url:
+    return Url("api", methods, ids=ids or {}, data=data or {}, refs=refs or {})
+
+
+def public(reason: str, *methods: str, **what: Any) -> Url:
+    return Url("public", dict.fromkeys(methods or ("GET",)), reason=reason, **what)
+
+
+def signed(reason: str, *methods: str, **what: Any) -> Url:
+    return Url("signed", dict.fromkeys(methods or ("GET",)), reason=reason, **what)
