@@ -2,7 +2,7 @@
 
 import datetime
 import hashlib
-import math
+import itertools
 import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from django.conf import settings
 from django.db import transaction
+from django.db.models import Count, F, Q, Sum
 
 from apps.catalog.queries import open_hub_token
 from apps.contracts.failures import FailureCode
@@ -41,19 +42,19 @@ from apps.finetuning.quotes.rehearsals import stored_rehearsal
 from apps.finetuning.recipes.start_points import signed_ref, start_ref
 from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.runs import attempts, stalls
-from apps.finetuning.runs.queue_order import queue_order
+from apps.finetuning.runs.queue_order import Candidate, list_candidates, lock_first
 from apps.finetuning.runs.trackers import open_trackers
 from apps.finetuning.usage import charges
 from apps.finetuning.usage.occupancy import leased_gpus
-from apps.finetuning.usage.quotas import reason_to_wait, try_lock_quota
+from apps.finetuning.usage.quotas import reason_to_wait
 
 _URL_SECONDS = 3600
 _MIN_CHECKPOINT_SECONDS = 15.0
+_SEEN = "UPDATE finetuning_worker SET last_seen_at = clock_timestamp() WHERE id = %(worker)s RETURNING *"
 _FAILURE_WINDOW = datetime.timedelta(days=30)
 _MIN_FAILURES = 3  # fewer are no evidence; until then the interval is the cautious one
 _HOST_BYTES = "job__estimate__host_bytes"  # of the machine's own memory, which runs on other GPUs share
-# A run that needs more GPUs or host memory than are free waits so long; then a worker keeps its free GPUs for it.
-_OVERTAKEN_AT_MOST = datetime.timedelta(minutes=10)
+_RETRY = datetime.timedelta(seconds=30)  # after which a run that a limit of the month held back is tried again
 _LATE_CLAIM = datetime.timedelta(seconds=30)  # longer than a worker repeats a claim
 # Parallelism that keeps the whole model on every GPU; any other is sharded.
 _WHOLE_ON_EACH = {"single": "single", "ddp": "ddp"}
@@ -106,13 +107,14 @@ def _claim(
     free_gpus: int | None,
     gpu_count: int | None,
 ) -> ClaimResponse | None:
-    now = db_now()
     changed: dict[str, Any] = {"software": dict(software)} if software and dict(software) != worker.software else {}
     if gpu_count is not None and gpu_count < len(worker.gpus):
         changed["gpus"] = worker.gpus[:gpu_count]
+    if changed:
+        Worker.objects.filter(pk=worker.pk).update(**changed)
     # The update locks the worker's row: of two claims at once, the second counts the GPUs that the first has leased.
-    Worker.objects.filter(pk=worker.pk).update(last_seen_at=now, **changed)
-    worker.refresh_from_db()
+    (worker,) = Worker.objects.raw(_SEEN, {"worker": worker.pk})
+    now = worker.last_seen_at
     if worker.kind != WorkerKind.TRAINER or worker.cordoned_at or worker.drain_requested_at or worker.revoked_at:
         return None
     held = list(worker.runs.filter(status__in=RUN_HOLDING_LEASE).values_list("job__gpu_count", _HOST_BYTES))
@@ -122,65 +124,57 @@ def _claim(
         free = min(free, free_gpus)
     if free <= 0:
         return None
-    # Runs that do not fit the worker are not locked, however long the queue.
-    order = queue_order(pool=worker.pool, now=now)
-    jobs = FineTuningJob.objects.filter(pk__in=[run.job_id for run in order], gpu_count__lte=worker.gpu_count)
-    installed = None if base_models is None else frozenset(base_models)
-    needs = {
-        pk: (gpus, not held or host_bytes + (needed or 0) <= (worker.memory_bytes or math.inf))
-        for pk, model, gpus, needed in jobs.values_list("pk", "base_model_id", "gpu_count", "estimate__host_bytes")
-        if installed is None or model in installed
-    }
-    for candidate in order:
-        if candidate.job_id not in needs:
-            continue
-        need, has_memory = needs[candidate.job_id]
-        if need > free or not has_memory:
-            if _keeps_gpus_for(candidate, need, worker, now, has_memory=has_memory):
+    free_bytes = worker.memory_bytes - host_bytes if held and worker.memory_bytes is not None else None
+    candidates = list_candidates(worker=worker, free_gpus=free, free_bytes=free_bytes, base_models=base_models, now=now)
+    while candidates:
+        fitting = list(itertools.takewhile(lambda candidate: candidate.fits, candidates))
+        if not fitting:
+            if _keeps_gpus_for(candidates.pop(0), worker, now):
                 return None
-        elif response := _try_claim(candidate, worker, now):
-            return response
+        elif (locked := lock_first(fitting)) is None:
+            del candidates[: len(fitting)]
+        else:
+            place, is_free = locked
+            if is_free and (response := _try_claim(fitting[place], worker, now)):
+                return response
+            del candidates[: place + 1]
     return None
 
 
-def _keeps_gpus_for(candidate: Run, need: int, worker: Worker, now: datetime.datetime, *, has_memory: bool) -> bool:
+def _keeps_gpus_for(candidate: Candidate, worker: Worker, now: datetime.datetime) -> bool:
     """Return whether the worker lets no later run overtake this one, for which too few GPUs or memory are free.
 
     Of the workers with too few GPUs, only the one with the most free does; the others continue with smaller runs. A
     worker that lacks only memory of the machine does as well.
     """
-    if now - candidate.created_at < _OVERTAKEN_AT_MOST or reason_to_wait(job=candidate.job, now=now):
-        return False
     live = worker.pool.workers.filter(live_worker_filter(now))
-    able = {each.pk: each.gpu_count for each in live if each.gpu_count >= need}
+    able = {each.pk: each.gpu_count for each in live if each.gpu_count >= candidate.gpu_count}
     leased = leased_gpus(workers=able)
     free = {pk: gpus - leased.get(pk, 0) for pk, gpus in able.items()}
     # The others have enough free GPUs, and did not take it.
-    short = [pk for pk, gpus in free.items() if gpus < need or (pk == worker.pk and not has_memory)]
-    return max(short, key=lambda pk: (free[pk], pk), default=None) == worker.pk
+    short = [
+        pk for pk, gpus in free.items() if gpus < candidate.gpu_count or (pk == worker.pk and not candidate.has_memory)
+    ]
+    if max(short, key=lambda pk: (free[pk], pk), default=None) != worker.pk:
+        return False
+    job = FineTuningJob.objects.get(runs=candidate.run_id)
+    return not reason_to_wait(job=job, holder=candidate.holder, now=now)
 
 
-def _try_claim(candidate: Run, worker: Worker, now: datetime.datetime) -> ClaimResponse | None:
-    """Lock the job first, as everywhere, and skip rows that another transaction has locked."""
-    unlocked = FineTuningJob.objects.select_for_update(skip_locked=True, of=("self",))
-    jobs = unlocked.select_related("base_model", "training_file", "validation_file")
-    job = jobs.filter(pk=candidate.job_id, status=JobStatus.QUEUED).first()
-    if job is None:
+def _try_claim(candidate: Candidate, worker: Worker, now: datetime.datetime) -> ClaimResponse | None:
+    """Lease a locked run; if a limit of its organization forbids that, have no claim try it again for a while."""
+    found = Run.objects.select_related("job__base_model", "job__training_file", "job__validation_file")
+    run = found.get(pk=candidate.run_id)
+    if reason_to_wait(job=run.job, holder=candidate.holder, now=now):
+        Run.objects.filter(pk=run.pk).update(retry_at=now + _RETRY)
         return None
-    run = Run.objects.select_for_update(skip_locked=True).filter(pk=candidate.pk, status=RunStatus.QUEUED).first()
-    if run is None or not try_lock_quota(organization_id=run.organization_id):
-        return None
-    waiting = reason_to_wait(job=job, now=now)
-    if waiting != job.waiting_reason:
-        FineTuningJob.objects.filter(pk=job.pk).update(waiting_reason=waiting)
-    if waiting:
-        return None
-    return _lease(run, job, worker, now)
+    run.pool = worker.pool
+    return _lease(run, run.job, worker, now)
 
 
 def _lease(run: Run, job: FineTuningJob, worker: Worker, now: datetime.datetime) -> ClaimResponse:
     lease = Lease(id=new_id("lease"), token=secrets.token_urlsafe(32))
-    checkpoint = attempts.latest_checkpoint(job=job)
+    checkpoint = attempts.latest_checkpoint(job=job) if run.attempt > 1 else None
     advance(
         run,
         to=RunStatus.LEASED,
@@ -196,7 +190,7 @@ def _lease(run: Run, job: FineTuningJob, worker: Worker, now: datetime.datetime)
     try_advance(job, to=JobStatus.RUNNING, transitions=JOB_TRANSITIONS, started_at=job.started_at or now)
     events.append(job, type="state", message=f"Picked up by {run.pool.name}", attempt=run.attempt)
     return ClaimResponse(
-        spec=build_spec(run=run, job=job, checkpoint=checkpoint),
+        spec=build_spec(run=run, job=job, checkpoint=checkpoint, now=now),
         lease_id=lease.id,
         lease_token=lease.token,
         lease_seconds=LEASE_SECONDS,
@@ -206,7 +200,7 @@ def _lease(run: Run, job: FineTuningJob, worker: Worker, now: datetime.datetime)
     )
 
 
-def build_spec(*, run: Run, job: FineTuningJob, checkpoint: Checkpoint | None) -> RunSpec:
+def build_spec(*, run: Run, job: FineTuningJob, checkpoint: Checkpoint | None, now: datetime.datetime) -> RunSpec:
     """Return the immutable specification of the attempt, with URLs that expire."""
     base, requested = job.base_model, stored_request(job)
     recipe = msgspec.convert(job.hyperparameters, Hyperparameters)
@@ -240,7 +234,7 @@ def build_spec(*, run: Run, job: FineTuningJob, checkpoint: Checkpoint | None) -
         gpu_count=job.gpu_count,
         parallelism=_WHOLE_ON_EACH.get(job.estimate.get("parallelism") or "single", "fsdp"),
         start_from=start_ref(job=job, expires_seconds=_URL_SECONDS),
-        seconds_between_failures=_seconds_between_failures(pool=run.pool, now=db_now()),
+        seconds_between_failures=_seconds_between_failures(pool=run.pool, now=now),
         expected_training_seconds=job.estimate.get("train_seconds_p50"),
         checkpoint_interval_seconds=checkpoint_interval(job.estimate.get("train_seconds_p50")),
         estimated_peak_bytes=job.estimate.get("peak_bytes"),
@@ -280,11 +274,12 @@ def _seconds_between_failures(*, pool: GpuPool, now: datetime.datetime) -> float
     sees every tenant: the machines are shared, and only the mean is returned.
     """
     runs = Run.objects.filter(pool=pool, training_started_at__isnull=False, finished_at__gte=now - _FAILURE_WINDOW)
-    ended: list[Any] = list(runs.values_list("status", "training_started_at", "finished_at"))
-    lost = sum(status == RunStatus.LOST for status, _, _ in ended)
-    if lost < _MIN_FAILURES:
+    ended = runs.aggregate(
+        lost=Count("pk", filter=Q(status=RunStatus.LOST)), trained=Sum(F("finished_at") - F("training_started_at"))
+    )
+    if ended["lost"] < _MIN_FAILURES:
         return 3600 / pool.interruptions_per_hour if pool.is_spot else None
-    return sum((finished - started).total_seconds() for _, started, finished in ended) / lost
+    return ended["trained"].total_seconds() / ended["lost"]
 
 
 def _checkpoint_ref(checkpoint: Checkpoint) -> CheckpointRef:
