@@ -11,13 +11,14 @@ from typing import Any
 import msgspec
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Count, F, Q, Sum
 
+from apps.catalog.models import BaseModel
 from apps.catalog.queries import open_hub_token
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import BaseModelRef, CheckpointRef, DatasetRef, Hyperparameters, RunSpec
 from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest, HeartbeatResponse
 from apps.core.database.clock import db_now
+from apps.core.database.prepared import columns_of, fetch_prepared, read_row
 from apps.core.database.transitions import advance, try_advance
 from apps.core.errors import DomainError, Status
 from apps.core.ids import new_id
@@ -51,6 +52,21 @@ from apps.finetuning.usage.quotas import reason_to_wait
 _URL_SECONDS = 3600
 _MIN_CHECKPOINT_SECONDS = 15.0
 _SEEN = "UPDATE finetuning_worker SET last_seen_at = clock_timestamp() WHERE id = %(worker)s RETURNING *"
+_READ_RUN = f"""
+    SELECT {columns_of(Run, "run")}, {columns_of(FineTuningJob, "job")}, {columns_of(BaseModel, "base_model")},
+        {columns_of(DatasetVersion, "training_file")}, {columns_of(DatasetVersion, "validation_file")}
+    FROM finetuning_run run
+    JOIN finetuning_finetuningjob job ON job.id = run.job_id
+    JOIN {BaseModel._meta.db_table} base_model ON base_model.id = job.base_model_id
+    JOIN {DatasetVersion._meta.db_table} training_file ON training_file.id = job.training_file_id
+    LEFT JOIN {DatasetVersion._meta.db_table} validation_file ON validation_file.id = job.validation_file_id
+    WHERE run.id = %(run)s
+"""  # noqa: S608 - constants
+_ENDED = f"""
+    SELECT count(*) FILTER (WHERE status = '{RunStatus.LOST}'),
+        sum(extract(epoch FROM finished_at - training_started_at)::float8)
+    FROM finetuning_run WHERE pool_id = %(pool)s AND training_started_at IS NOT NULL AND finished_at >= %(since)s
+"""  # noqa: S608 - constants
 _FAILURE_WINDOW = datetime.timedelta(days=30)
 _MIN_FAILURES = 3  # fewer are no evidence; until then the interval is the cautious one
 _HOST_BYTES = "job__estimate__host_bytes"  # of the machine's own memory, which runs on other GPUs share
@@ -163,13 +179,22 @@ def _keeps_gpus_for(candidate: Candidate, worker: Worker, now: datetime.datetime
 
 def _try_claim(candidate: Candidate, worker: Worker, now: datetime.datetime) -> ClaimResponse | None:
     """Lease a locked run; if a limit of its organization forbids that, have no claim try it again for a while."""
-    found = Run.objects.select_related("job__base_model", "job__training_file", "job__validation_file")
-    run = found.get(pk=candidate.run_id)
+    run = _read_run(candidate.run_id)
     if reason_to_wait(job=run.job, holder=candidate.holder, now=now):
         Run.objects.filter(pk=run.pk).update(retry_at=now + _RETRY)
         return None
     run.pool = worker.pool
     return _lease(run, run.job, worker, now)
+
+
+def _read_run(run_id: str) -> Run:
+    """Return the run with its job, base model and files, by a statement that is not compiled again for each claim."""
+    ((values),) = (iter(row) for row in fetch_prepared(_READ_RUN, {"run": run_id}))
+    run, job = read_row(Run, values), read_row(FineTuningJob, values)
+    assert run is not None and job is not None
+    run.job, job.base_model = job, read_row(BaseModel, values)
+    job.training_file, job.validation_file = read_row(DatasetVersion, values), read_row(DatasetVersion, values)
+    return run
 
 
 def _lease(run: Run, job: FineTuningJob, worker: Worker, now: datetime.datetime) -> ClaimResponse:
@@ -273,13 +298,10 @@ def _seconds_between_failures(*, pool: GpuPool, now: datetime.datetime) -> float
     If too few were lost, return the operator's expectation for a spot pool, and None for others. The login for claims
     sees every tenant: the machines are shared, and only the mean is returned.
     """
-    runs = Run.objects.filter(pool=pool, training_started_at__isnull=False, finished_at__gte=now - _FAILURE_WINDOW)
-    ended = runs.aggregate(
-        lost=Count("pk", filter=Q(status=RunStatus.LOST)), trained=Sum(F("finished_at") - F("training_started_at"))
-    )
-    if ended["lost"] < _MIN_FAILURES:
+    ((lost, trained),) = fetch_prepared(_ENDED, {"pool": pool.pk, "since": now - _FAILURE_WINDOW})
+    if lost < _MIN_FAILURES:
         return 3600 / pool.interruptions_per_hour if pool.is_spot else None
-    return ended["trained"].total_seconds() / ended["lost"]
+    return float(trained / lost)
 
 
 def _checkpoint_ref(checkpoint: Checkpoint) -> CheckpointRef:

@@ -165,7 +165,7 @@ _USE = f"""
                 FROM finetuning_run run WHERE run.job_id = job.id AND run.leased_at < %(now)s::timestamptz
             ), 0), 0) AS seconds
         FROM finetuning_finetuningjob job LEFT JOIN running ON running.job_id = job.id
-        WHERE job.id = ANY(%(jobs)s::text[]) OR job.id IN (SELECT job_id FROM running)
+        WHERE job.id IN (SELECT job_id FROM running UNION SELECT unnest(%(jobs)s::text[]))
     )
     SELECT coalesce(sum(gpu_count) FILTER (WHERE is_running), 0),
         coalesce((
