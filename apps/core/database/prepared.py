@@ -21,7 +21,7 @@ def fetch_prepared(statement: str, parameters: Mapping[str, Any]) -> list[tuple[
     A parameter whose type PostgreSQL cannot know from its place needs a cast.
     """
     connection.ensure_connection()
-    make_cursor = connection.make_debug_cursor if connection.queries_logged else connection.make_cursor
+    make_cursor: Any = connection.make_debug_cursor if connection.queries_logged else connection.make_cursor
     with make_cursor(_PreparedCursor(connection.connection)) as cursor:
         cursor.execute(statement, parameters)
         return cursor.fetchall()

@@ -60,7 +60,7 @@ def try_advance(
     """Move `row` as `advance` does and return whether it moved. For callers that may normally lose the race."""
     model = type(row)
     condition = {"pk": row.pk, "status__in": sources_of(transitions, to)} | dict(guard or {})
-    update = model._base_manager.filter(**condition).query.chain(UpdateQuery)
+    update: UpdateQuery = model._base_manager.filter(**condition).query.chain(UpdateQuery)
     update.add_update_values({"status": to, **changes})
     sql, parameters = update.get_compiler(DEFAULT_DB_ALIAS).as_sql()
     columns = columns_of(model, connection.ops.quote_name(model._meta.db_table))

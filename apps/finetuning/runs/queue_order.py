@@ -16,7 +16,7 @@ from django.conf import settings
 from apps.accounts.models import Organization
 from apps.billing.models import WELCOME, AccountKind
 from apps.core.database.prepared import fetch_prepared
-from apps.core.database.tenancy import system
+from apps.core.database.tenancy import all_tenants
 from apps.finetuning.lifecycle import JobStatus, RunStatus
 from apps.finetuning.models import GpuPool, Quota, Run, Worker
 from apps.finetuning.usage.quotas import lock_name
@@ -189,7 +189,7 @@ def queue_position(*, run: Run, now: datetime.datetime) -> int | None:
 
     Other tenants' runs are counted but never shown.
     """
-    with system():
+    with all_tenants():
         holder = Organization.objects.get(pk=run.organization_id).share_holder
         loads = {name: (load, queued) for name, load, queued in _fetch(_LOADS, run.pool_id, now)}
         queue = Run.objects.filter(pool=run.pool_id, status=RunStatus.QUEUED)

@@ -1,6 +1,7 @@
 """Held GPUs and their time: from a worker's claim to the end of the attempt, billed or not."""
 
 import datetime
+from collections import defaultdict
 from collections.abc import Collection
 
 from django.db import models
@@ -20,7 +21,7 @@ def leased_gpus(*, workers: Collection[str]) -> dict[str, int]:
 def held_gpu_seconds(
     runs: QuerySet[Run], *, by: str, begin: datetime.datetime | None, end: datetime.datetime
 ) -> dict[str, float]:
-    """Return the GPU-seconds that the attempts held between two moments, by the field `by`.
+    """Return the GPU-seconds that the attempts held between two moments, by the field `by`; 0 without attempts.
 
     `begin` None counts from the first attempt. A running attempt counts up to `end`.
     """
@@ -29,7 +30,7 @@ def held_gpu_seconds(
     since = Greatest("leased_at", begin) if begin else F("leased_at")
     span = ExpressionWrapper((Least("finished_at", end) - since) * F("job__gpu_count"), models.DurationField())
     sums = held.order_by().values_list(by).annotate(total=Sum(Greatest(span, datetime.timedelta())))
-    return {key: total.total_seconds() for key, total in sums}
+    return defaultdict(float, {key: total.total_seconds() for key, total in sums})
 
 
 def seconds_between(
