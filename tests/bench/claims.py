@@ -9,7 +9,7 @@ limits, and ended runs of this month to count. PostgreSQL is the embedded one, d
 
 steady      the claimers begin a claim every 64 / rate seconds. A claim that begins late counts from when it was due.
 saturated   every claimer claims again at once, until the queue is empty or the time is over
-jain        Jain's index of claims divided by weight, over the first claims: then nobody's queue is empty
+jain        Jain's index of claims divided by weight, over the first claims: then no queue is empty yet
 
 The last line is one JSON object, whose `claims_per_s` and `claim_p99_ms` are those of the steady part.
 """

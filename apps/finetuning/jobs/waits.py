@@ -1,4 +1,4 @@
-"""Why a queued job waits, and when it will start: computed when somebody asks, and stored nowhere."""
+"""Why a queued job waits, and when it will start: computed when it is asked for, and stored nowhere."""
 
 import datetime
 from collections.abc import Sequence

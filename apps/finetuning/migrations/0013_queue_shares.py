@@ -1,4 +1,4 @@
-"""Keep what each organization waits for, holds and used in each pool; say why a job waits when somebody asks."""
+"""Keep what each organization waits for, holds and used in each pool; compute why a job waits."""
 
 import apps.finetuning.lifecycle
 import django.db.models.deletion
