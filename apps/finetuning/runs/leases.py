@@ -2,7 +2,7 @@
 
 import datetime
 import hashlib
-import math
+import itertools
 import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -12,11 +12,13 @@ import msgspec
 from django.conf import settings
 from django.db import transaction
 
+from apps.catalog.models import BaseModel
 from apps.catalog.queries import open_hub_token
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import BaseModelRef, CheckpointRef, DatasetRef, Hyperparameters, RunSpec
 from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest, HeartbeatResponse
 from apps.core.database.clock import db_now
+from apps.core.database.prepared import columns_of, fetch_prepared, read_row
 from apps.core.database.transitions import advance, try_advance
 from apps.core.errors import DomainError, Status
 from apps.core.ids import new_id
@@ -41,19 +43,34 @@ from apps.finetuning.quotes.rehearsals import stored_rehearsal
 from apps.finetuning.recipes.start_points import signed_ref, start_ref
 from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.runs import attempts, stalls
-from apps.finetuning.runs.queue_order import queue_order
+from apps.finetuning.runs.queue_order import Candidate, list_candidates, lock_first
 from apps.finetuning.runs.trackers import open_trackers
 from apps.finetuning.usage import charges
 from apps.finetuning.usage.occupancy import leased_gpus
-from apps.finetuning.usage.quotas import reason_to_wait, try_lock_quota
+from apps.finetuning.usage.quotas import reason_to_wait
 
 _URL_SECONDS = 3600
 _MIN_CHECKPOINT_SECONDS = 15.0
+_SEEN = "UPDATE finetuning_worker SET last_seen_at = clock_timestamp() WHERE id = %(worker)s RETURNING *"
+_READ_RUN = f"""
+    SELECT {columns_of(Run, "run")}, {columns_of(FineTuningJob, "job")}, {columns_of(BaseModel, "base_model")},
+        {columns_of(DatasetVersion, "training_file")}, {columns_of(DatasetVersion, "validation_file")}
+    FROM finetuning_run run
+    JOIN finetuning_finetuningjob job ON job.id = run.job_id
+    JOIN {BaseModel._meta.db_table} base_model ON base_model.id = job.base_model_id
+    JOIN {DatasetVersion._meta.db_table} training_file ON training_file.id = job.training_file_id
+    LEFT JOIN {DatasetVersion._meta.db_table} validation_file ON validation_file.id = job.validation_file_id
+    WHERE run.id = %(run)s
+"""  # noqa: S608 - constants
+_ENDED = f"""
+    SELECT count(*) FILTER (WHERE status = '{RunStatus.LOST}'),
+        sum(extract(epoch FROM finished_at - training_started_at)::float8)
+    FROM finetuning_run WHERE pool_id = %(pool)s AND training_started_at IS NOT NULL AND finished_at >= %(since)s
+"""  # noqa: S608 - constants
 _FAILURE_WINDOW = datetime.timedelta(days=30)
 _MIN_FAILURES = 3  # fewer are no evidence; until then the interval is the cautious one
 _HOST_BYTES = "job__estimate__host_bytes"  # of the machine's own memory, which runs on other GPUs share
-# A run that needs more GPUs or host memory than are free waits so long; then a worker keeps its free GPUs for it.
-_OVERTAKEN_AT_MOST = datetime.timedelta(minutes=10)
+_RETRY = datetime.timedelta(seconds=30)  # after which a run that a limit of the month held back is tried again
 _LATE_CLAIM = datetime.timedelta(seconds=30)  # longer than a worker repeats a claim
 # Parallelism that keeps the whole model on every GPU; any other is sharded.
 _WHOLE_ON_EACH = {"single": "single", "ddp": "ddp"}
@@ -106,13 +123,14 @@ def _claim(
     free_gpus: int | None,
     gpu_count: int | None,
 ) -> ClaimResponse | None:
-    now = db_now()
     changed: dict[str, Any] = {"software": dict(software)} if software and dict(software) != worker.software else {}
     if gpu_count is not None and gpu_count < len(worker.gpus):
         changed["gpus"] = worker.gpus[:gpu_count]
+    if changed:
+        Worker.objects.filter(pk=worker.pk).update(**changed)
     # The update locks the worker's row: of two claims at once, the second counts the GPUs that the first has leased.
-    Worker.objects.filter(pk=worker.pk).update(last_seen_at=now, **changed)
-    worker.refresh_from_db()
+    (worker,) = Worker.objects.raw(_SEEN, {"worker": worker.pk})
+    now = worker.last_seen_at
     if worker.kind != WorkerKind.TRAINER or worker.cordoned_at or worker.drain_requested_at or worker.revoked_at:
         return None
     held = list(worker.runs.filter(status__in=RUN_HOLDING_LEASE).values_list("job__gpu_count", _HOST_BYTES))
@@ -122,65 +140,66 @@ def _claim(
         free = min(free, free_gpus)
     if free <= 0:
         return None
-    # Runs that do not fit the worker are not locked, however long the queue.
-    order = queue_order(pool=worker.pool, now=now)
-    jobs = FineTuningJob.objects.filter(pk__in=[run.job_id for run in order], gpu_count__lte=worker.gpu_count)
-    installed = None if base_models is None else frozenset(base_models)
-    needs = {
-        pk: (gpus, not held or host_bytes + (needed or 0) <= (worker.memory_bytes or math.inf))
-        for pk, model, gpus, needed in jobs.values_list("pk", "base_model_id", "gpu_count", "estimate__host_bytes")
-        if installed is None or model in installed
-    }
-    for candidate in order:
-        if candidate.job_id not in needs:
-            continue
-        need, has_memory = needs[candidate.job_id]
-        if need > free or not has_memory:
-            if _keeps_gpus_for(candidate, need, worker, now, has_memory=has_memory):
+    free_bytes = worker.memory_bytes - host_bytes if held and worker.memory_bytes is not None else None
+    candidates = list_candidates(worker=worker, free_gpus=free, free_bytes=free_bytes, base_models=base_models, now=now)
+    while candidates:
+        fitting = list(itertools.takewhile(lambda candidate: candidate.fits, candidates))
+        if not fitting:
+            if _keeps_gpus_for(candidates.pop(0), worker, now):
                 return None
-        elif response := _try_claim(candidate, worker, now):
-            return response
+        elif (locked := lock_first(fitting)) is None:
+            del candidates[: len(fitting)]
+        else:
+            place, is_free = locked
+            if is_free and (response := _try_claim(fitting[place], worker, now)):
+                return response
+            del candidates[: place + 1]
     return None
 
 
-def _keeps_gpus_for(candidate: Run, need: int, worker: Worker, now: datetime.datetime, *, has_memory: bool) -> bool:
+def _keeps_gpus_for(candidate: Candidate, worker: Worker, now: datetime.datetime) -> bool:
     """Return whether the worker lets no later run overtake this one, for which too few GPUs or memory are free.
 
     Of the workers with too few GPUs, only the one with the most free does; the others continue with smaller runs. A
     worker that lacks only memory of the machine does as well.
     """
-    if now - candidate.created_at < _OVERTAKEN_AT_MOST or reason_to_wait(job=candidate.job, now=now):
-        return False
     live = worker.pool.workers.filter(live_worker_filter(now))
-    able = {each.pk: each.gpu_count for each in live if each.gpu_count >= need}
+    able = {each.pk: each.gpu_count for each in live if each.gpu_count >= candidate.gpu_count}
     leased = leased_gpus(workers=able)
     free = {pk: gpus - leased.get(pk, 0) for pk, gpus in able.items()}
     # The others have enough free GPUs, and did not take it.
-    short = [pk for pk, gpus in free.items() if gpus < need or (pk == worker.pk and not has_memory)]
-    return max(short, key=lambda pk: (free[pk], pk), default=None) == worker.pk
+    short = [
+        pk for pk, gpus in free.items() if gpus < candidate.gpu_count or (pk == worker.pk and not candidate.has_memory)
+    ]
+    if max(short, key=lambda pk: (free[pk], pk), default=None) != worker.pk:
+        return False
+    job = FineTuningJob.objects.get(runs=candidate.run_id)
+    return not reason_to_wait(job=job, holder=candidate.holder, now=now)
 
 
-def _try_claim(candidate: Run, worker: Worker, now: datetime.datetime) -> ClaimResponse | None:
-    """Lock the job first, as everywhere, and skip rows that another transaction has locked."""
-    unlocked = FineTuningJob.objects.select_for_update(skip_locked=True, of=("self",))
-    jobs = unlocked.select_related("base_model", "training_file", "validation_file")
-    job = jobs.filter(pk=candidate.job_id, status=JobStatus.QUEUED).first()
-    if job is None:
+def _try_claim(candidate: Candidate, worker: Worker, now: datetime.datetime) -> ClaimResponse | None:
+    """Lease a locked run; if a limit of its organization forbids that, have no claim try it again for a while."""
+    run = _read_run(candidate.run_id)
+    if reason_to_wait(job=run.job, holder=candidate.holder, now=now):
+        Run.objects.filter(pk=run.pk).update(retry_at=now + _RETRY)
         return None
-    run = Run.objects.select_for_update(skip_locked=True).filter(pk=candidate.pk, status=RunStatus.QUEUED).first()
-    if run is None or not try_lock_quota(organization_id=run.organization_id):
-        return None
-    waiting = reason_to_wait(job=job, now=now)
-    if waiting != job.waiting_reason:
-        FineTuningJob.objects.filter(pk=job.pk).update(waiting_reason=waiting)
-    if waiting:
-        return None
-    return _lease(run, job, worker, now)
+    run.pool = worker.pool
+    return _lease(run, run.job, worker, now)
+
+
+def _read_run(run_id: str) -> Run:
+    """Return the run with its job, base model and files, by a statement that is not compiled again for each claim."""
+    ((values),) = (iter(row) for row in fetch_prepared(_READ_RUN, {"run": run_id}))
+    run, job = read_row(Run, values), read_row(FineTuningJob, values)
+    assert run is not None and job is not None
+    run.job, job.base_model = job, read_row(BaseModel, values)
+    job.training_file, job.validation_file = read_row(DatasetVersion, values), read_row(DatasetVersion, values)
+    return run
 
 
 def _lease(run: Run, job: FineTuningJob, worker: Worker, now: datetime.datetime) -> ClaimResponse:
     lease = Lease(id=new_id("lease"), token=secrets.token_urlsafe(32))
-    checkpoint = attempts.latest_checkpoint(job=job)
+    checkpoint = attempts.latest_checkpoint(job=job) if run.attempt > 1 else None
     advance(
         run,
         to=RunStatus.LEASED,
@@ -196,7 +215,7 @@ def _lease(run: Run, job: FineTuningJob, worker: Worker, now: datetime.datetime)
     try_advance(job, to=JobStatus.RUNNING, transitions=JOB_TRANSITIONS, started_at=job.started_at or now)
     events.append(job, type="state", message=f"Picked up by {run.pool.name}", attempt=run.attempt)
     return ClaimResponse(
-        spec=build_spec(run=run, job=job, checkpoint=checkpoint),
+        spec=build_spec(run=run, job=job, checkpoint=checkpoint, now=now),
         lease_id=lease.id,
         lease_token=lease.token,
         lease_seconds=LEASE_SECONDS,
@@ -206,7 +225,7 @@ def _lease(run: Run, job: FineTuningJob, worker: Worker, now: datetime.datetime)
     )
 
 
-def build_spec(*, run: Run, job: FineTuningJob, checkpoint: Checkpoint | None) -> RunSpec:
+def build_spec(*, run: Run, job: FineTuningJob, checkpoint: Checkpoint | None, now: datetime.datetime) -> RunSpec:
     """Return the immutable specification of the attempt, with URLs that expire."""
     base, requested = job.base_model, stored_request(job)
     recipe = msgspec.convert(job.hyperparameters, Hyperparameters)
@@ -240,7 +259,7 @@ def build_spec(*, run: Run, job: FineTuningJob, checkpoint: Checkpoint | None) -
         gpu_count=job.gpu_count,
         parallelism=_WHOLE_ON_EACH.get(job.estimate.get("parallelism") or "single", "fsdp"),
         start_from=start_ref(job=job, expires_seconds=_URL_SECONDS),
-        seconds_between_failures=_seconds_between_failures(pool=run.pool, now=db_now()),
+        seconds_between_failures=_seconds_between_failures(pool=run.pool, now=now),
         expected_training_seconds=job.estimate.get("train_seconds_p50"),
         checkpoint_interval_seconds=checkpoint_interval(job.estimate.get("train_seconds_p50")),
         estimated_peak_bytes=job.estimate.get("peak_bytes"),
@@ -279,12 +298,10 @@ def _seconds_between_failures(*, pool: GpuPool, now: datetime.datetime) -> float
     If too few were lost, return the operator's expectation for a spot pool, and None for others. The login for claims
     sees every tenant: the machines are shared, and only the mean is returned.
     """
-    runs = Run.objects.filter(pool=pool, training_started_at__isnull=False, finished_at__gte=now - _FAILURE_WINDOW)
-    ended: list[Any] = list(runs.values_list("status", "training_started_at", "finished_at"))
-    lost = sum(status == RunStatus.LOST for status, _, _ in ended)
+    ((lost, trained),) = fetch_prepared(_ENDED, {"pool": pool.pk, "since": now - _FAILURE_WINDOW})
     if lost < _MIN_FAILURES:
         return 3600 / pool.interruptions_per_hour if pool.is_spot else None
-    return sum((finished - started).total_seconds() for _, started, finished in ended) / lost
+    return float(trained / lost)
 
 
 def _checkpoint_ref(checkpoint: Checkpoint) -> CheckpointRef:

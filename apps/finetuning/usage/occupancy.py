@@ -4,7 +4,9 @@ import datetime
 from collections import defaultdict
 from collections.abc import Collection
 
-from django.db.models import QuerySet, Sum
+from django.db import models
+from django.db.models import ExpressionWrapper, F, QuerySet, Sum
+from django.db.models.functions import Greatest, Least
 
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE
 from apps.finetuning.models import Run
@@ -19,16 +21,16 @@ def leased_gpus(*, workers: Collection[str]) -> dict[str, int]:
 def held_gpu_seconds(
     runs: QuerySet[Run], *, by: str, begin: datetime.datetime | None, end: datetime.datetime
 ) -> dict[str, float]:
-    """Return the GPU-seconds that the attempts held between two moments, by the field `by`.
+    """Return the GPU-seconds that the attempts held between two moments, by the field `by`; 0 without attempts.
 
     `begin` None counts from the first attempt. A running attempt counts up to `end`.
     """
-    sums: dict[str, float] = defaultdict(float)
     held = runs.filter(leased_at__lt=end)
     held = held.exclude(finished_at__lte=begin) if begin else held
-    for key, gpus, since, until in held.values_list(by, "job__gpu_count", "leased_at", "finished_at").order_by():
-        sums[key] += gpus * seconds_between(since, until, begin=begin, end=end)
-    return sums
+    since = Greatest("leased_at", begin) if begin else F("leased_at")
+    span = ExpressionWrapper((Least("finished_at", end) - since) * F("job__gpu_count"), models.DurationField())
+    sums = held.order_by().values_list(by).annotate(total=Sum(Greatest(span, datetime.timedelta())))
+    return defaultdict(float, {key: total.total_seconds() for key, total in sums})
 
 
 def seconds_between(

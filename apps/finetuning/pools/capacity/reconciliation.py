@@ -260,14 +260,17 @@ def _waiting(capacity: PoolCapacity, limits: Limits, now: datetime.datetime) -> 
     A run that a machine joined by hand could take counts as well: the node ends again when it stays idle.
     """
     needs: list[int] = []
-    runs = queue_order(pool=capacity.pool, now=now)[:_LOOKED_AT]
+    runs = queue_order(pool=capacity.pool, now=now, limit=_LOOKED_AT)
     holders = list_sharing(organizations={run.organization_id for run in runs})
     planned: dict[str, list[FineTuningJob]] = defaultdict(list)
     for run in runs:
         if sum(needs) >= limits.most * limits.gpus_per_node:
             break
-        before = planned[holders[run.organization_id]]
-        if run.job.gpu_count <= limits.gpus_per_node and not reason_to_wait(job=run.job, now=now, planned=before):
+        holder = holders[run.organization_id]
+        before = planned[holder]
+        if run.job.gpu_count <= limits.gpus_per_node and not reason_to_wait(
+            job=run.job, holder=holder, now=now, planned=before
+        ):
             before.append(run.job)
             needs.append(run.job.gpu_count)
     return needs
