@@ -16,6 +16,7 @@ from gpu_workers.rehearsal.rehearse import rehearse_memory
 
 def main() -> int:
     warnings.simplefilter("ignore")
+    gc.freeze()  # the imported libraries stay: collections between traces need not look at their million objects
     write = sys.stdout.buffer.write
     for line in sys.stdin.buffer:
         if line.strip():
