@@ -3,6 +3,7 @@
 A request that cannot be traced gives `{"error": reason}`. See `apps.contracts.runs` for the fields.
 """
 
+import gpu_workers.rehearsal.lean  # isort: skip  # noqa: F401
 import contextlib
 import gc
 import sys

@@ -310,8 +310,9 @@ class _TokenBytes:
         key_values = s.query if stack.repeats_key_values else s.key_value
         attention = width * (2 * s.query + 2 * key_values)
         ff_copies = s.ff_copies - 1 if is_fused else s.ff_copies
-        # Norms in fp32 give fp32 results, and bitsandbytes' layers return the type they are given.
-        is_wide = plan.method == Method.QLORA and plan.quantization == "nf4" and stack.has_wide_norms
+        # Most norms in fp32 give fp32 results, and bitsandbytes' layers return the type they are given.
+        is_nf4 = plan.method == Method.QLORA and plan.quantization == "nf4"
+        is_wide = is_nf4 and stack.has_wide_norms and not s.architecture.keeps_norm_type
         ff_width = 4 if is_wide else width
         self.layer = norms + attention + ff_copies * ff_width * s.active_ff + self._adapter_inputs()
         self.working = width * 2 * s.hidden + ff_width * 3 * s.active_ff

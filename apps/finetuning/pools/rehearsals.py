@@ -59,7 +59,14 @@ def ask(*, organization: Organization | str, rehearsal: QuotedRehearsal, pool: G
     if waiting.filter(asker_sha256=asker).count() >= _MAX_OPEN_OF_ONE or waiting.count() >= _MAX_OPEN:
         return False
     values = {"request": msgspec.to_builtins(rehearsal.request), "computed_bytes": rehearsal.computed_bytes}
-    fresh = {"worker": None, "taken_at": None, "takes": 0, "answers": [], "report": None, "reported_at": None}
+    fresh: dict[str, object] = {
+        "worker": None,
+        "taken_at": None,
+        "takes": 0,
+        "answers": [],
+        "report": None,
+        "reported_at": None,
+    }
     defaults = values | fresh | {"asked_at": now, "asker_sha256": asker}
     MemoryRehearsal.objects.update_or_create(pk=rehearsal.digest, defaults=defaults)
     key = f"rehearse:{rehearsal.digest}:{now.timestamp():.0f}"

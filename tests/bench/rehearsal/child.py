@@ -1,5 +1,6 @@
 """The bench itself, in the engines' environment: writes a line a job and, last, the figures as JSON."""
 
+import gpu_workers.rehearsal.lean  # isort: skip  # noqa: F401
 import argparse
 import gc
 import resource
