@@ -17,4 +17,4 @@ def _not_compiled(function: Callable[..., object] | None = None, **_: object) ->
     return function or _not_compiled
 
 
-torch.compile = _not_compiled  # type: ignore[assignment]
+torch.compile = _not_compiled

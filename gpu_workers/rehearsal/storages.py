@@ -1,6 +1,5 @@
 """The memory of living tensors, counted operator by operator, for real tensors and for fake ones alike."""
 
-import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,6 @@ _MAX_REAL = 1 << 22
 
 _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
-_ENGINE = "_engine_run_backward"  # calls autograd's engine (torch/autograd/graph.py)
 
 
 class LiveStorages(TorchDispatchMode):
@@ -60,9 +58,6 @@ class LiveStorages(TorchDispatchMode):
             with _disable_current_modes():
                 found = func(*args, **(kwargs or {}))
         else:
-            if func is _aten.add.Tensor and fake and sys._getframe(1).f_code.co_name == _ENGINE:
-                # The engine adds up gradients in place, but not while a mode is active (input_buffer.cpp).
-                self.resize(given[0].untyped_storage(), 0)
             if func is _aten.index.Tensor and fake:
                 args = (args[0], [each for index in args[1] for each in _positions(index)])
             found = func(*args, **(kwargs or {}))
