@@ -39,6 +39,10 @@ _MOST_PARAMETERS = 10**13
 _MOST_CONTEXT_TOKENS = 10**9
 _INDEX = "model.safetensors.index.json"
 _HEADER_LIMIT_BYTES = 100_000_000
+# compressed-tensors wrote the second before it became a format of transformers.
+_QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+_QUANTISED = "The weights are quantised ({}). Install a copy of the model in 16 bits: it trains, merges and serves."
+_WEIGHT_TYPES = frozenset({"F16", "BF16", "F32", "F64"})
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -136,9 +140,8 @@ def check_config(config: Mapping[str, object]) -> Architecture:
     family = str(config.get("model_type", ""))
     if reason := why_refused(family):
         raise ModelRefused(f"model_type {family!r} is not supported. {reason}", param="model_type")
-    if "quantization_config" in config:
-        message = "The weights are quantised. Install a copy of the model in 16 bits: it trains, merges and serves."
-        raise ModelRefused(message, param="config")
+    if kind := _quantization(config):
+        raise ModelRefused(_QUANTISED.format(kind), param="config")
     try:
         architecture = from_config(config)
     except ArchitectureError as error:
@@ -146,6 +149,15 @@ def check_config(config: Mapping[str, object]) -> Architecture:
     if (architecture.max_position_embeddings or 0) > _MOST_CONTEXT_TOKENS:
         raise ModelRefused("config.json describes a context of more than a billion tokens.", param="config")
     return architecture
+
+
+def _quantization(config: Mapping[str, object]) -> str:
+    """Return the format of weights that are stored quantised, by config.json or its text model's part; "" if not."""
+    for part in (config, config.get("text_config")):
+        for key in _QUANTIZATION_KEYS:
+            if isinstance(part, Mapping) and isinstance(found := part.get(key), Mapping) and found:
+                return str(found.get("quant_method") or "of an unnamed format")[:40]
+    return ""
 
 
 def _inside(path: Path, roots: Sequence[Path]) -> Path:
@@ -204,11 +216,15 @@ def _read_renderer(folder: Path) -> ChatRenderer:
 
 def _count_parameters(file: Path) -> int:
     """Return the number of elements of all tensors, from the header (https://github.com/huggingface/safetensors)."""
-    return sum(math.prod(tensor.shape) for tensor in _read_header(file))
+    tensors = _read_header(file)
+    if packed := {tensor.dtype for tensor in tensors if len(tensor.shape) > 1} - _WEIGHT_TYPES:
+        raise ModelRefused(_QUANTISED.format(min(packed)[:40]), param="path")
+    return sum(math.prod(tensor.shape) for tensor in tensors)
 
 
 class _TensorHeader(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
+    dtype: str
 
 
 def _read_header(file: Path) -> list[_TensorHeader]:

@@ -10,6 +10,7 @@ from django.db.models import DateTimeField, F, Func, Q, QuerySet
 
 from apps.accounts.models import Organization, key_of
 from apps.catalog.models import BaseModel, GpuType, HubToken, PriceRule
+from apps.contracts.adapter_files import MODEL_TYPES
 from apps.contracts.chat import ChatRenderer
 from apps.core.errors import InvalidState, NotFound
 from apps.core.objects.store import read_object
@@ -43,9 +44,18 @@ class HubModel(msgspec.Struct, frozen=True, kw_only=True):
     licence: str | None
     shape: dict[str, int | None] | None
     source_url: str | None
+    quantization: str = ""  # the format of weights that are stored in fewer than 16 bits
 
     def __str__(self) -> str:
-        return f"{self.size}: {self.repo}{', gated' if self.is_gated else ''}"
+        notes = (", gated" if self.is_gated else "") + (f", refused: {self.refusal}" if self.refusal else "")
+        return f"{self.size}: {self.repo}{notes}"
+
+    @property
+    def refusal(self) -> str:
+        """Return in a few words why a lookup of it ends with a refusal; "" if it can be installed."""
+        if self.quantization:
+            return f"{self.quantization} weights"
+        return "" if self.model_type in MODEL_TYPES else f"{self.model_type} is not supported"
 
 
 class _HubModels(msgspec.Struct, frozen=True):

@@ -169,6 +169,7 @@ class ProbeRequest(Struct, frozen=True, kw_only=True):
     gradient_checkpointing: bool = False
     shape: str = ""
     config: dict[str, Any] | None = None  # config.json to generate weights for, instead of the base model's files
+    is_first: bool = False  # of the method in the pool, whose quotes have no measured speed without it
 
 
 class RehearsalRequest(Struct, frozen=True, kw_only=True):
@@ -179,7 +180,7 @@ class RehearsalRequest(Struct, frozen=True, kw_only=True):
 
 
 class RehearsalReport(Struct, frozen=True, kw_only=True):
-    """A traced request of this worker; without `memory`, it could not be traced, or a run arrived first."""
+    """A traced request of this worker; with `error`, it could not be traced; with neither, a run arrived first."""
 
     digest: Text
     memory: MemoryReport | None = None

@@ -3,6 +3,7 @@
 A request that cannot be traced gives `{"error": reason}`. See `apps.contracts.runs` for the fields.
 """
 
+import gpu_workers.rehearsal.lean  # isort: skip  # noqa: F401
 import contextlib
 import gc
 import sys
@@ -20,6 +21,7 @@ from gpu_workers.rehearsal.rehearse import rehearse_memory  # noqa: E402
 
 def main() -> int:
     warnings.simplefilter("ignore")
+    gc.freeze()  # the imported libraries stay: collections between traces need not look at their million objects
     write = sys.stdout.buffer.write
     for line in sys.stdin.buffer:
         if line.strip():

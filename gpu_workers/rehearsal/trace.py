@@ -61,12 +61,15 @@ def trace_step(
     base = build_base(folder, method=recipe.method, engine=engine)
     weights = live.bytes
     marks = _Marks(live, base)
-    keeps_gradients = recipe.gradient_accumulation_steps > 1
+    kept = {
+        "keeps_gradients": recipe.gradient_accumulation_steps > 1,
+        "keeps_buckets": request.parallelism == "ddp",
+    }
     if is_stock:
         trainer = _stock_trainer(base, request, folder)
         ids = torch.full((request.rows, request.row_tokens), _TOKEN)
         batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
-        resting = _run_step(trainer, lambda: batch, live, marks, keeps_gradients=keeps_gradients)
+        resting = _run_step(trainer, lambda: batch, live, marks, **kept)
         return _result(live, resting, weights)
     model = adapt(base, recipe, engine, is_sharded=is_sharded)
     if is_sharded:
@@ -81,7 +84,7 @@ def trace_step(
             work_dir=folder, events=events, stop=StopFlag(), engine=engine,
         )  # fmt: skip
     batch_of = lambda: trainer.data_collator(trainer.longest_rows())  # noqa: E731
-    resting = _run_step(trainer, batch_of, live, marks, keeps_gradients=keeps_gradients)
+    resting = _run_step(trainer, batch_of, live, marks, **kept)
     return _result(live, resting, weights)
 
 
@@ -139,8 +142,13 @@ def _run_step(
     marks: _Marks,
     *,
     keeps_gradients: bool,
+    keeps_buckets: bool,
 ) -> int:
-    """Run a step as it is in every step but the first: with the optimizer's state; return what stays after it."""
+    """Run a step as it is in every step but the first: with the optimizer's state; return what stays after it.
+
+    `keeps_buckets`: DistributedDataParallel copies gradients into flat buffers of its own, which stay
+    (torch/csrc/distributed/c10d/reducer.cpp, gradient_as_bucket_view off).
+    """
     if trainer.args.gradient_checkpointing:
         trainer.model.gradient_checkpointing_enable(trainer.args.gradient_checkpointing_kwargs)
     model, _ = trainer._prepare_for_training(1, None, None)
@@ -152,6 +160,7 @@ def _run_step(
             parameter.grad = torch.zeros_like(parameter)
 
     live.enter(_SETUP)
+    buckets = [torch.empty_like(parameter) for parameter in trained] if keeps_buckets else []
     gc.collect()  # what only cycles keep would be freed at any time
     fill_gradients()
     optimizer.step()
@@ -172,6 +181,7 @@ def _run_step(
     trainer._clip_grad_norm(model)
     optimizer.step()
     live.enter(_SETUP)
+    buckets.clear()
     return resting
 
 

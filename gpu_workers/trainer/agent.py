@@ -11,7 +11,7 @@ import threading
 import time
 from functools import partial
 
-from apps.contracts.worker_api import ClaimRequest, ClaimResponse
+from apps.contracts.worker_api import ClaimRequest, ClaimResponse, ProbeRequest
 from gpu_workers.common.api_client import ApiClient, ApiError, Unavailable
 from gpu_workers.common.config import WorkerConfig
 from gpu_workers.common.preflight import NotReady, installed_software, require_ready
@@ -124,15 +124,25 @@ class Agent:
         return self._api.claim(request)
 
     def _measure(self) -> bool:
-        """Take one rehearsal or missing measurement, on a machine without runs; return whether there was one."""
+        """Take one rehearsal or missing measurement, on a machine without runs; return whether there was one.
+
+        A rehearsal goes first, as a customer waits for it, unless the pool has no measured speed to quote by.
+        """
         self._looked_at = time.monotonic()
         if not self._may_measure:
             return False
-        if self._rehearser is not None and self._rehearser.run_one(should_stop=self._is_wanted_elsewhere):
+        probe = self._prober.find() if self._prober else None
+        is_urgent = probe is not None and probe.is_first
+        if is_urgent and self._run_probe(probe):
             return True
-        if self._prober is None:
+        if self._rehearser and self._rehearser.run_one(should_stop=self._is_wanted_elsewhere):
+            return True
+        return not is_urgent and self._run_probe(probe)
+
+    def _run_probe(self, probe: ProbeRequest | None) -> bool:
+        if self._prober is None or probe is None:
             return False
-        return self._prober.run_one(should_stop=self._is_wanted_elsewhere, not_before=self._measures_from)
+        return self._prober.run(probe, should_stop=self._is_wanted_elsewhere, not_before=self._measures_from)
 
     def _is_wanted_elsewhere(self) -> bool:
         """Return whether to end a measurement: this process stops, or a run has arrived, which goes first."""

@@ -41,21 +41,30 @@ class Prober:
         self._failures: Counter[tuple[str, str]] = Counter()
         self._was_interrupted = False
 
-    def run_one(self, *, should_stop: Callable[[], bool], not_before: float = 0.0) -> bool:
-        """Take and report one missing measurement; return whether there was one.
+    def find(self) -> ProbeRequest | None:
+        """Return the next missing measurement; None without one, or if the control plane does not answer."""
+        try:
+            missing = self._api.list_missing_probes().probes
+        except (ApiError, Unavailable) as error:
+            log.warning("No measurement: %s", error)
+            return None
+        return next((request for request in missing if self._failures[_key(request)] < _MAX_FAILURES), None)
+
+    def run(self, request: ProbeRequest, *, should_stop: Callable[[], bool], not_before: float = 0.0) -> bool:
+        """Take and report the measurement; return False if the control plane does not give it.
 
         It begins at `not_before` (in time.monotonic()) at the earliest. `should_stop` is called five times a second; if
         it returns true, the measurement ends without a report.
         """
         try:
-            request = self._next()
-            if request is None:
+            opened = self._opened(request)
+            if opened is None:
                 return False
             while time.monotonic() < not_before:
                 if should_stop():
                     return True
                 time.sleep(0.2)
-            report = self._measure(request, should_stop)
+            report = self._measure(opened, should_stop)
             if report is not None:
                 self._api.report_probe(report)
             elif not self._was_interrupted:
@@ -65,13 +74,12 @@ class Prober:
             return False
         return True
 
-    def _next(self) -> ProbeRequest | None:
-        missing = self._api.list_missing_probes().probes
-        chosen = next((request for request in missing if self._failures[_key(request)] < _MAX_FAILURES), None)
-        if chosen is None or chosen.base_model.repo is None:
-            return chosen
-        again = self._api.list_missing_probes(base_model_id=chosen.base_model.id).probes
-        return next((request for request in again if _key(request) == _key(chosen)), None)
+    def _opened(self, request: ProbeRequest) -> ProbeRequest | None:
+        """Return the request with the token of its repository; None if another worker has measured it meanwhile."""
+        if request.base_model.repo is None:
+            return request
+        again = self._api.list_missing_probes(base_model_id=request.base_model.id).probes
+        return next((each for each in again if _key(each) == _key(request)), None)
 
     def _measure(self, request: ProbeRequest, should_stop: Callable[[], bool]) -> ProbeReport | None:
         work_dir = self._config.work_dir / "runs" / "probe"

@@ -28,6 +28,10 @@ class NotRehearsed(Exception):
     """The memory could not be traced."""
 
 
+class Interrupted(NotRehearsed):
+    """Something else was to be done first: the memory can be traced later."""
+
+
 class Rehearser:
     """Answers the control plane's requests for rehearsed memory, one at a time."""
 
@@ -42,6 +46,8 @@ class Rehearser:
                 return False
             try:
                 report = RehearsalReport(digest=taken.digest, memory=rehearse(taken.memory, should_stop=should_stop))
+            except Interrupted:
+                report = RehearsalReport(digest=taken.digest)
             except NotRehearsed as error:
                 report = RehearsalReport(digest=taken.digest, error=str(error)[:300])
             self._api.report_rehearsal(report)
@@ -54,7 +60,10 @@ class Rehearser:
 def rehearse(
     request: MemoryRequest, *, should_stop: Callable[[], bool] = lambda: False, seconds: float = _SECONDS
 ) -> MemoryReport:
-    """Return the job's memory, traced by a process of its own that lasts at most `seconds`. Raises NotRehearsed."""
+    """Return the job's memory, traced by a process of its own that lasts at most `seconds`.
+
+    Raises NotRehearsed, and Interrupted once `should_stop` says so.
+    """
     parent = getpid()
     ends_at, sent = time.monotonic() + seconds, msgspec.json.encode(request)
     with subprocess.Popen(
@@ -74,10 +83,14 @@ def rehearse(
                     break
                 except subprocess.TimeoutExpired:
                     sent = b""
-                    if should_stop() or time.monotonic() > ends_at:
-                        raise NotRehearsed("it was ended before its figure was there") from None
+                    if should_stop():
+                        raise Interrupted("something else goes first") from None
+                    if time.monotonic() > ends_at:
+                        raise NotRehearsed(f"it took more than {seconds:.0f} s") from None
         finally:
             child.kill()
+    if child.returncode and should_stop():  # a service manager ends all processes of a worker at once
+        raise Interrupted("this worker ends")
     try:
         return msgspec.json.decode(answer, type=MemoryReport)
     except msgspec.DecodeError as error:

@@ -15,6 +15,7 @@ from gpu_workers.trainer.children.devices import Devices
 from gpu_workers.trainer.children.executor import SubprocessExecutor
 from gpu_workers.trainer.probes import Prober
 from gpu_workers.trainer.publication import Publisher
+from gpu_workers.trainer.rehearsals import Rehearser
 from tests.twins.control_plane import CREDENTIAL, ControlPlane, serve_control_plane
 
 CHILD = "tests.integration.gpu_workers.scripted_child"
@@ -49,6 +50,7 @@ def make_agent(
     publisher: Publisher | None = None,
     probe_command: tuple[str, ...] = (),
     devices: tuple[str, ...] = ("0",),
+    rehearser: Rehearser | None = None,
 ) -> Agent:
     """An agent whose children run a script; with `probe_command` it also measures, by that command.
 
@@ -66,7 +68,10 @@ def make_agent(
     if probe_command:
         probing = SubprocessExecutor(thread_limit=1, command=probe_command)
         prober = Prober(config, CLIENTS[-1], gpu_key="cpu", device=devices[0], executor=probing)
-    agent = Agent(config, CLIENTS[-1], devices=Devices(devices), executor=executor, publisher=publisher, prober=prober)
+    agent = Agent(
+        config, CLIENTS[-1], devices=Devices(devices), executor=executor, publisher=publisher, prober=prober,
+        rehearser=rehearser,
+    )  # fmt: skip
     agent.recover()
     return agent
 

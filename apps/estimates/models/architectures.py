@@ -37,6 +37,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     lm_head_bias: bool = False
     norm_bias: bool = False
     norms_per_layer: int = 2
+    keeps_norm_type: bool = False  # its norms return their input's type, even with weights in fp32
     qk_norm: str = ""  # "" | "head" (one vector of head_dim) | "full" (one vector of all heads)
     learned_positions: int = 0
     attention_sinks: bool = False

@@ -59,9 +59,16 @@ FAMILIES: dict[str, Traits] = {
     "qwen2_moe": {"qkv_bias": True},
     "qwen3": {"qk_norm": "head", "head_dim": 128},
     "qwen3_moe": {"qk_norm": "head", "head_dim": 128},
-    "gemma": {"tie_word_embeddings": True, "head_dim": 256},
-    "gemma2": {"tie_word_embeddings": True, "head_dim": 256, "norms_per_layer": 4, "has_score_cap": True},
+    "gemma": {"keeps_norm_type": True, "tie_word_embeddings": True, "head_dim": 256},
+    "gemma2": {
+        "keeps_norm_type": True,
+        "tie_word_embeddings": True,
+        "head_dim": 256,
+        "norms_per_layer": 4,
+        "has_score_cap": True,
+    },
     "gemma3_text": {
+        "keeps_norm_type": True,
         "tie_word_embeddings": True,
         "head_dim": 256,
         "norms_per_layer": 4,
@@ -78,12 +85,19 @@ FAMILIES: dict[str, Traits] = {
     "mpt": {"mlp_gated": False, "tie_word_embeddings": True},
     "starcoder2": {"all_biases": True, "norm_bias": True, "mlp_gated": False, "tie_word_embeddings": True},
     "stablelm": {"norm_bias": True},
-    "cohere": {"norms_per_layer": 1, "tie_word_embeddings": True},
-    "cohere2": {"norms_per_layer": 1, "tie_word_embeddings": True},
+    "cohere": {"keeps_norm_type": True, "norms_per_layer": 1, "tie_word_embeddings": True},
+    "cohere2": {"keeps_norm_type": True, "norms_per_layer": 1, "tie_word_embeddings": True},
     "glm4": {"norms_per_layer": 4, "head_dim": 128, "qkv_bias": True, "output_bias": False},
-    "olmo2": {"qk_norm": "full"},
-    "olmo3": {"qk_norm": "full"},
-    "gpt_oss": {"qkv_bias": True, "output_bias": True, "mlp_bias": True, "attention_sinks": True, "head_dim": 64},
+    "olmo2": {"keeps_norm_type": True, "qk_norm": "full"},
+    "olmo3": {"keeps_norm_type": True, "qk_norm": "full"},
+    "gpt_oss": {
+        "keeps_norm_type": True,
+        "qkv_bias": True,
+        "output_bias": True,
+        "mlp_bias": True,
+        "attention_sinks": True,
+        "head_dim": 64,
+    },
 }
 _ALIASES = {"gemma3": "gemma3_text", "mistral3": "mistral", "ministral": "mistral", "RefinedWebModel": "falcon"}
 
@@ -213,7 +227,9 @@ def _experts(text: Mapping[str, object], traits: Traits, family: str) -> dict[st
 
 
 def _family_traits(text: Mapping[str, object], traits: Traits, family: str) -> dict[str, object]:
-    direct = ("qk_norm", "mlp_gated", "norm_bias", "norms_per_layer", "lm_head_bias", "attention_sinks")
+    direct = (
+        "qk_norm", "mlp_gated", "norm_bias", "norms_per_layer", "keeps_norm_type", "lm_head_bias", "attention_sinks"
+    )  # fmt: skip
     values: dict[str, object] = {key: traits[key] for key in direct if key in traits}
     values["tie_word_embeddings"] = bool(text.get("tie_word_embeddings", traits.get("tie_word_embeddings", False)))
     biased = bool(text.get("use_bias", True)) if traits.get("all_biases") else False

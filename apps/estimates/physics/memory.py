@@ -1,9 +1,9 @@
-"""Peak memory of a training job on one GPU: the largest of six moments, each the sum of named parts.
+"""Peak memory of a training job on one GPU: the largest of seven moments, each the sum of named parts.
 
 The moments are: loading; the loss (every saved activation alive, plus the logits); the backward pass of a layer
-(checkpoints, one layer's recomputed activations and their gradients); the optimizer step; evaluation; saving a
-checkpoint. The returned parts are those of the peak moment, so they always add up to it. Preferences have one
-additional moment: the reference.
+(checkpoints, one layer's recomputed activations and their gradients); the gradient of tied weights; the optimizer step;
+evaluation; saving a checkpoint. The returned parts are those of the peak moment, so they always add up to it.
+Preferences have one additional moment: the reference.
 """
 
 from typing import NamedTuple
@@ -27,6 +27,7 @@ from apps.estimates.physics.states import (
     root_unit,
     step_copy,
     stored_weight_bytes,
+    tied_gradients,
     training_state,
 )
 
@@ -159,6 +160,7 @@ class MemoryModel:
         self.gathered = self.buckets + _gathered(shape, plan, stack, weights)
         self.root = root_unit(shape, plan)
         self.root_gradients = self.root if plan.method == Method.FULL else 0.0
+        self.tied = tied_gradients(shape, plan, stack)
         self.framework = CPU_PROCESS_BYTES if gpu.is_cpu else CONTEXT_BYTES + _CUBLAS_BYTES
         self.framework += NCCL_BYTES if plan.gpu_count > 1 else 0
         self.load = max(shape.head, shape.largest_linear) * self.width
@@ -230,6 +232,7 @@ class MemoryModel:
             + widened * (saved + working + self.workspace),
             held + kept + max(0, 2 - self.stack.fsdp_root_copies) * self.root,
             at_rest + self.gradients + self.optimizer + self.step_copy + self.buckets,
+            at_rest + self.gradients + self.tied + self.buckets + 2 * self.root_gradients + self.optimizer,
             held + widened * (beside + working + t.evaluation(tokens) + self.workspace) if self.scores else 0.0,
         )
 
@@ -253,6 +256,7 @@ class MemoryModel:
         scored = (working, t.evaluation(tokens), workspace, gathered)
         evaluation = (_Moment("evaluation", 0.0, optimizer, *scored),) if self.stack.evaluates else ()
         whole = gathered + (2 - self.stack.fsdp_root_copies) * self.root
+        shared = self.buckets + 2 * self.root_gradients  # at the end of the backward pass
         gather = (_Moment("gather", kept, optimizer, 0.0, 0.0, 0.0, whole),) if self.root else ()
         return (
             _Moment("load", 0.0, 0.0, 0.0, 0.0, self.load, 0.0),
@@ -268,6 +272,7 @@ class MemoryModel:
                 0.0 if checkpointing else copies,
             ),
             *gather,
+            _Moment("tied_weights", self.gradients + self.tied, optimizer, 0.0, 0.0, 0.0, shared),
             _Moment("optimizer_step", self.gradients, optimizer + self.step_copy, 0.0, 0.0, 0.0, self.buckets),
             *evaluation,
             _Moment("checkpoint", 0.0, optimizer, 0.0, 0.0, 0.0, gathered),
@@ -310,9 +315,9 @@ class _TokenBytes:
         key_values = s.query if stack.repeats_key_values else s.key_value
         attention = width * (2 * s.query + 2 * key_values)
         ff_copies = s.ff_copies - 1 if is_fused else s.ff_copies
-        # Norms in fp32 give fp32 results, and bitsandbytes' layers return the type they are given.
+        # Most norms in fp32 give fp32 results, and bitsandbytes' layers return the type they are given.
         is_wide = plan.method == Method.QLORA and plan.quantization == "nf4" and stack.has_wide_norms
-        ff_width = 4 if is_wide else width
+        ff_width = 4 if is_wide and not s.architecture.keeps_norm_type else width
         self.layer = norms + attention + ff_copies * ff_width * s.active_ff + self._adapter_inputs()
         self.working = width * 2 * s.hidden + ff_width * 3 * s.active_ff
         is_offloaded = stack.offloads_checkpoints or plan.offloads_activations

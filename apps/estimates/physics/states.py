@@ -193,3 +193,13 @@ def dora_scratch(shape: Shape, plan: TrainingPlan, width: int) -> int:
         layer.in_features**2 * (4 + width) + layer.weights * (width + 4 + 4)
         for layer in target_layers(shape.architecture, plan.target_modules)
     )
+
+
+def tied_gradients(shape: Shape, plan: TrainingPlan, stack: StackProfile) -> float:
+    """Return the bytes that a tied embedding's gradient needs beside itself at the end of the backward pass.
+
+    Autograd adds the embedding's gradient to the head's into a third tensor, as Python code of TRL made the head's.
+    """
+    if plan.method != Method.FULL or not stack.is_tiled_loss or not shape.architecture.tie_word_embeddings:
+        return 0.0
+    return 2.0 * shape.head * (DTYPE_BYTES[plan.compute_dtype] if plan.parallelism == Parallelism.ZERO3 else _FP32)

@@ -126,18 +126,19 @@ class Worker(models.Model):
 class MemoryRehearsal(models.Model):
     """The memory of one shape of job, traced by a worker on request; it holds no customer's data.
 
-    A request is open until it is reported, it is too old, or too many workers tried it.
+    A request is open until a figure is believed, it is too old, or enough workers have answered it.
     """
 
     digest = models.CharField(max_length=64, primary_key=True, help_text="SHA-256 of the request and its version.")
     request = models.JSONField(help_text="apps.contracts.runs.MemoryRequest")
-    computed_bytes = models.BigIntegerField(help_text="Of tensors, by the formula: a report far from it is refused.")
+    computed_bytes = models.BigIntegerField(help_text="Peak by the formula; a figure far from it is refused.")
     asker_sha256 = models.CharField(max_length=64, help_text="Of the organization's id, to count its open requests.")
     asked_at = models.DateTimeField(db_default=Now())
     worker = models.ForeignKey(Worker, on_delete=models.SET_NULL, null=True, related_name="+")
     taken_at = models.DateTimeField(null=True)
-    tries = models.PositiveSmallIntegerField(default=0)
-    report = models.JSONField(null=True, help_text="apps.contracts.runs.MemoryReport")
+    takes = models.PositiveSmallIntegerField(default=0, help_text="By workers, those that were interrupted included.")
+    answers = models.JSONField(default=list, help_text="Not believed yet: worker, and memory or null.")
+    report = models.JSONField(null=True, help_text="Believed: apps.contracts.runs.MemoryReport")
     reported_at = models.DateTimeField(null=True)
 
     tenancy_reason = "traces of models and recipes, shared by all tenants"

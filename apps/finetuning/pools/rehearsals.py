@@ -1,7 +1,7 @@
 """Requests for rehearsed memory: asked by the wizard and at admission, handed to idle workers, and answered by them.
 
 The figures are shared by all organizations and hold no customer's data. A worker is not trusted: it can only answer
-the request that it took, once, with a figure near the formula's.
+the request that it took, once. Its figure counts if it agrees with the formula or with another worker's.
 """
 
 import datetime
@@ -10,7 +10,8 @@ import logging
 
 import msgspec
 from django.db import transaction
-from django.db.models import F, Q
+from django.db.models import F, Func, IntegerField, Q
+from django.db.models.lookups import LessThan
 
 from apps.accounts.models import Organization, key_of
 from apps.contracts.runs import MemoryReport, MemoryRequest
@@ -20,8 +21,8 @@ from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue, NotFound, PermissionDenied
 from apps.core.messages import outbox
 from apps.finetuning.models import GpuPool, MemoryRehearsal, Worker, WorkerKind
-from apps.finetuning.quotes.pool_facts import LIVE_SECONDS
-from apps.finetuning.quotes.rehearsals import KEPT, QuotedRehearsal
+from apps.finetuning.quotes.pool_facts import live_worker_filter
+from apps.finetuning.quotes.rehearsals import KEPT, QuotedRehearsal, reported_peak
 
 logger = logging.getLogger(__name__)
 
@@ -29,23 +30,25 @@ _MAX_OPEN_OF_ONE, _MAX_OPEN = 3, 100
 _OPEN = datetime.timedelta(hours=1)
 _PATIENCE = datetime.timedelta(minutes=2)  # a request that no worker took by then is not waited for
 _TAKEN = datetime.timedelta(minutes=6)  # a worker ends a rehearsal after five
-_MAX_TRIES = 3
+_MAX_ANSWERS, _MAX_TAKES = 3, 10
 _MAX_RATIO = 3.0  # between a report and the formula
+_FORMULA_TOLERANCE = 0.08  # how far the formula may be from a rehearsal: make bench-rehearsal, formula_worst_ape
+_WORKERS_TOLERANCE = 0.01  # between two workers, whose versions of torch may differ
 
 
 @transaction.atomic
 def ask(*, organization: Organization | str, rehearsal: QuotedRehearsal, pool: GpuPool, now: datetime.datetime) -> bool:
     """Ask the workers for the figure, if it is neither known nor asked for; return whether one will come.
 
-    None will come while no trainer is free for it, or if it could not be traced. An organization has at most three open
-    requests.
+    None will come while no trainer is free for it, or after three answers of which none was believed. An organization
+    has at most three open requests.
     """
-    seen = now - datetime.timedelta(seconds=LIVE_SECONDS)
-    trainers = Worker.objects.filter(kind=WorkerKind.TRAINER, revoked_at=None, last_seen_at__gte=seen)
-    if not trainers.filter(cordoned_at=None, drain_requested_at=None).exists():
+    own = MemoryRehearsal.objects.filter(pk=rehearsal.digest)
+    open_answers = own.filter(asked_at__gte=now - _OPEN).values_list("answers", flat=True)
+    answered = [answer["worker"] for answers in open_answers for answer in answers]
+    if not Worker.objects.filter(live_worker_filter(now)).exclude(pk__in=answered).exists():
         return False
     locks.lock("memory-rehearsals")
-    own = MemoryRehearsal.objects.filter(pk=rehearsal.digest)
     is_soon = _is_open(now) & (Q(asked_at__gte=now - _PATIENCE) | Q(taken_at__gte=now - _TAKEN))
     if own.filter(is_soon | Q(reported_at__gte=now - KEPT)).exists():
         return True
@@ -56,8 +59,16 @@ def ask(*, organization: Organization | str, rehearsal: QuotedRehearsal, pool: G
     if waiting.filter(asker_sha256=asker).count() >= _MAX_OPEN_OF_ONE or waiting.count() >= _MAX_OPEN:
         return False
     values = {"request": msgspec.to_builtins(rehearsal.request), "computed_bytes": rehearsal.computed_bytes}
-    fresh = {"worker": None, "taken_at": None, "tries": 0, "report": None, "reported_at": None, "asked_at": now}
-    MemoryRehearsal.objects.update_or_create(pk=rehearsal.digest, defaults=values | fresh | {"asker_sha256": asker})
+    fresh: dict[str, object] = {
+        "worker": None,
+        "taken_at": None,
+        "takes": 0,
+        "answers": [],
+        "report": None,
+        "reported_at": None,
+    }
+    defaults = values | fresh | {"asked_at": now, "asker_sha256": asker}
+    MemoryRehearsal.objects.update_or_create(pk=rehearsal.digest, defaults=defaults)
     key = f"rehearse:{rehearsal.digest}:{now.timestamp():.0f}"
     outbox.publish(topic="train.wake", key=key, payload={"pool": pool.name}, organization=key_of(organization))
     return True
@@ -65,25 +76,29 @@ def ask(*, organization: Organization | str, rehearsal: QuotedRehearsal, pool: G
 
 @transaction.atomic
 def take(*, worker: Worker) -> RehearsalRequest | None:
-    """Give the worker the oldest open request that no other one has; return None if there is none."""
+    """Give the worker the oldest open request that no other one has and that it has not answered; None without one.
+
+    A worker rehearses one job at a time. If it asks while it has one, it was restarted, and may take that one again.
+    """
     now = db_now()
     if worker.kind != WorkerKind.TRAINER or worker.cordoned_at or worker.drain_requested_at:
         return None
-    is_free = Q(taken_at=None) | Q(taken_at__lt=now - _TAKEN)
-    waiting = MemoryRehearsal.objects.filter(_is_open(now), is_free).order_by("asked_at")
-    row = waiting.select_for_update(skip_locked=True).first()
+    is_free = Q(taken_at=None) | Q(taken_at__lt=now - _TAKEN) | Q(worker=worker)
+    waiting = MemoryRehearsal.objects.filter(_is_open(now), is_free).exclude(answers__contains=[{"worker": worker.pk}])
+    row = waiting.order_by("asked_at").select_for_update(skip_locked=True).first()
     if row is None:
         return None
-    MemoryRehearsal.objects.filter(pk=row.pk).update(worker=worker, taken_at=now, tries=F("tries") + 1)
+    MemoryRehearsal.objects.filter(pk=row.pk).update(worker=worker, taken_at=now, takes=F("takes") + 1)
     return RehearsalRequest(digest=row.pk, memory=msgspec.convert(row.request, MemoryRequest))
 
 
 @transaction.atomic
 def record(*, worker: Worker, report: RehearsalReport) -> None:
-    """Store the report of the request that the worker took; without a figure, give the request back.
+    """Store the answer to the request that the worker took. Its figure counts once it is believed.
 
-    Raises PermissionDenied for another kind of worker, NotFound for a digest that it did not take or has reported, and
-    InvalidValue for a figure that cannot be true.
+    Without a figure and an error, the worker was interrupted, and the request is as it was. Until a figure is believed,
+    up to three workers answer. Raises PermissionDenied for another kind of worker, NotFound for a digest that it did
+    not take or has answered, and InvalidValue for a figure that cannot be true.
     """
     if worker.kind != WorkerKind.TRAINER:
         raise PermissionDenied("A trainer rehearses; a replica does not.")
@@ -91,12 +106,17 @@ def record(*, worker: Worker, report: RehearsalReport) -> None:
     row = taken.select_for_update().first()
     if row is None:
         raise NotFound("This worker has no open rehearsal of this digest.", param="digest")
-    if report.memory is None:
-        logger.info("%s could not rehearse %s: %s", worker.pk, row.pk[:12], report.error)
+    if report.memory is None and not report.error:
         taken.update(worker=None, taken_at=None)
         return
-    _check(report.memory, computed_bytes=row.computed_bytes)
-    taken.update(report=msgspec.to_builtins(report.memory), reported_at=db_now())
+    if report.memory is not None:
+        _check(report.memory, row)
+        if _is_believed(report.memory, row):
+            taken.update(report=msgspec.to_builtins(report.memory), reported_at=db_now())
+            return
+    logger.info("%s did not settle %s: %s", worker.pk, row.pk[:12], report.error or "another worker has to agree")
+    answer = {"worker": worker.pk, "memory": msgspec.to_builtins(report.memory)}
+    taken.update(worker=None, taken_at=None, answers=[*row.answers, answer])
 
 
 def sweep_rehearsals(*, now: datetime.datetime) -> None:
@@ -105,15 +125,35 @@ def sweep_rehearsals(*, now: datetime.datetime) -> None:
 
 
 def _is_open(now: datetime.datetime) -> Q:
-    return Q(reported_at=None, asked_at__gte=now - _OPEN, tries__lt=_MAX_TRIES) | Q(
-        reported_at=None, tries=_MAX_TRIES, taken_at__gte=now - _TAKEN
+    """Return the condition of a request that waits for an answer, or for one that is on its way."""
+    may_be_taken = Q(LessThan(_ANSWERS, _MAX_ANSWERS), takes__lt=_MAX_TAKES)
+    return Q(reported_at=None, asked_at__gte=now - _OPEN) & (may_be_taken | Q(taken_at__gte=now - _TAKEN))
+
+
+_ANSWERS = Func("answers", function="jsonb_array_length", output_field=IntegerField())
+
+
+def _check(report: MemoryReport, row: MemoryRehearsal) -> None:
+    ratio = _peak(report, row) / max(1, row.computed_bytes)
+    if not 1 / _MAX_RATIO <= ratio <= _MAX_RATIO:
+        message = f"allocated_bytes makes {ratio:.2f} times the formula's peak, which is not believed."
+        raise InvalidValue(message, param="memory.allocated_bytes")
+    if report.resting_bytes > report.allocated_bytes:
+        raise InvalidValue("resting_bytes is part of allocated_bytes.", param="memory.resting_bytes")
+
+
+def _is_believed(report: MemoryReport, row: MemoryRehearsal) -> bool:
+    """Return whether the figure agrees with the formula or with an earlier answer, which is another worker's."""
+    peak = _peak(report, row)
+    earlier = [msgspec.convert(answer["memory"], MemoryReport) for answer in row.answers if answer["memory"]]
+    return _agree(peak, row.computed_bytes, _FORMULA_TOLERANCE) or any(
+        _agree(peak, _peak(each, row), _WORKERS_TOLERANCE) for each in earlier
     )
 
 
-def _check(memory: MemoryReport, *, computed_bytes: int) -> None:
-    ratio = memory.allocated_bytes / max(1, computed_bytes)
-    if not 1 / _MAX_RATIO <= ratio <= _MAX_RATIO:
-        message = f"allocated_bytes is {ratio:.2f} times the formula's figure, which is not believed."
-        raise InvalidValue(message, param="memory.allocated_bytes")
-    if memory.resting_bytes > memory.allocated_bytes:
-        raise InvalidValue("resting_bytes is part of allocated_bytes.", param="memory.resting_bytes")
+def _peak(report: MemoryReport, row: MemoryRehearsal) -> int:
+    return reported_peak(msgspec.convert(row.request, MemoryRequest), report)
+
+
+def _agree(one: int, other: int, tolerance: float) -> bool:
+    return abs(one - other) <= tolerance * other

@@ -16,9 +16,8 @@ from apps.estimates.quote import Estimate
 from apps.finetuning.models import MemoryRehearsal
 
 KEPT = datetime.timedelta(days=30)
-_VERSION = "1"  # of what is traced: raise it with a change of the trainer's memory
-_TRACED = {"single": "single", "zero3": "fsdp"}  # the formula's name -> the trainer's; DDP's buckets are not traced
-_DEVICE_PARTS = ("framework", "allocator")  # of an estimate; the others are tensors
+_VERSION = "2"  # of what is traced and believed: raise it with a change of the trainer's memory
+_TRACED = {"single": "single", "ddp": "ddp", "zero3": "fsdp"}  # the formula's name -> the trainer's
 
 for _type in (Hyperparameters, TrainingPlan, MemoryReport):
     msgspec.json.Decoder(_type)  # before threads use it: see apps/finetuning/recipes/stored_requests.py
@@ -29,7 +28,7 @@ class QuotedRehearsal:
     """A job's memory to rehearse on one GPU. `peak_bytes` is None until a worker has reported it."""
 
     request: MemoryRequest
-    computed_bytes: int  # of tensors, by the formula
+    computed_bytes: int  # its peak by the formula
     peak_bytes: int | None = None
 
     @property
@@ -43,7 +42,7 @@ def rehearsal_of(
     *, base_model: BaseModel, recipe: Hyperparameters, estimate: Estimate, is_on_cpu: bool
 ) -> QuotedRehearsal | None:
     """Return what to rehearse of the quoted job; None if its model or its parallelism cannot be traced."""
-    return _rehearsal(base_model, recipe, estimate.plan, _tensor_bytes(msgspec.to_builtins(estimate)), is_on_cpu)
+    return _rehearsal(base_model, recipe, estimate.plan, estimate.peak_bytes, is_on_cpu)
 
 
 def stored_rehearsal(
@@ -52,9 +51,10 @@ def stored_rehearsal(
     """Return the same from a job's stored estimate, with the figure if it is known."""
     try:
         plan = msgspec.convert(estimate.get("plan"), TrainingPlan)
+        computed_bytes = msgspec.convert(estimate.get("peak_bytes"), int)
     except msgspec.ValidationError:
         return None
-    found = _rehearsal(base_model, recipe, plan, _tensor_bytes(estimate), is_on_cpu)
+    found = _rehearsal(base_model, recipe, plan, computed_bytes, is_on_cpu)
     return with_figures([found])[0] if found else None
 
 
@@ -67,7 +67,7 @@ def with_figures(rehearsals: Iterable[QuotedRehearsal | None]) -> list[QuotedReh
     rows = MemoryRehearsal.objects.filter(pk__in=digests, reported_at__gte=Now() - KEPT).values_list("pk", "report")
     reports = {digest: msgspec.convert(report, MemoryReport) for digest, report in rows}
     return [
-        replace(each, peak_bytes=_device_bytes(each.request, reports[each.digest]))
+        replace(each, peak_bytes=reported_peak(each.request, reports[each.digest]))
         if each and each.digest in reports
         else each
         for each in listed
@@ -106,13 +106,8 @@ def _rehearsal(
     return QuotedRehearsal(request, computed_bytes)
 
 
-def _tensor_bytes(estimate: Mapping[str, object]) -> int:
-    parts = estimate.get("parts")
-    listed = parts if isinstance(parts, list | tuple) else ()
-    return sum(part["bytes"] for part in listed if part["key"] not in _DEVICE_PARTS)
-
-
-def _device_bytes(request: MemoryRequest, report: MemoryReport) -> int:
+def reported_peak(request: MemoryRequest, report: MemoryReport) -> int:
+    """Return the peak of a reported figure with the constants of the device, which the worker does not decide."""
     return device_bytes(
         allocated=report.allocated_bytes,
         resting=min(report.resting_bytes, report.allocated_bytes),

@@ -24,7 +24,8 @@ _PROBED = (Method.LORA, Method.QLORA)  # the duration of full training is derive
 def list_missing(*, worker: Worker, about_to_measure: str = "") -> tuple[ProbeRequest, ...]:
     """Return the missing measurements: each installed base model and probed method without a row in the worker's pool.
 
-    Each worker measures each model of a hub once, so that it has downloaded the model before a job needs it.
+    Each worker measures each model of a hub once, so that it has downloaded the model before a job needs it. Those of a
+    method that the pool has not measured at all come first.
 
     The hub's token of a gated model comes only with the base model that the worker is about to measure. A machine that
     accepts no work measures nothing. Raises RateLimited for a token while another measurement is open.
@@ -49,10 +50,15 @@ def list_missing(*, worker: Worker, about_to_measure: str = "") -> tuple[ProbeRe
         if not opened:
             message = "A worker measures one gated base model at a time: report it first, or wait half an hour."
             raise RateLimited(message, retry_after_seconds=60)
-    return tuple(_request(each, method, has_token=each.pk == about_to_measure) for each, method in missing)
+    known = {method for base_model_id, method in measured if base_model_id}
+    requests = [
+        _request(each, method, has_token=each.pk == about_to_measure, is_first=method not in known)
+        for each, method in missing
+    ]
+    return tuple(sorted(requests, key=lambda request: not request.is_first))
 
 
-def _request(base_model: BaseModel, method: Method, *, has_token: bool) -> ProbeRequest:
+def _request(base_model: BaseModel, method: Method, *, has_token: bool, is_first: bool) -> ProbeRequest:
     recipe = base_model.default_recipe
     usual = recipe.get("typical_row_tokens", _MAX_PROBE_TOKENS)
     return ProbeRequest(
@@ -69,6 +75,7 @@ def _request(base_model: BaseModel, method: Method, *, has_token: bool) -> Probe
         micro_batch_size=recipe.get("batch_size", Hyperparameters().batch_size),
         sequence_length=min(usual, base_model.context_length),
         lora_rank=recipe.get("lora_rank", Hyperparameters().lora_rank),
+        is_first=is_first,
     )
 
 

@@ -9,6 +9,7 @@ from django.test import Client
 from apps.contracts.worker_api import ProbeReport
 from apps.finetuning.models import ThroughputProbe
 from apps.finetuning.quotes.pool_facts import list_shape_probes, newest_probes
+from tests.factories.catalog import make_base_model
 from tests.factories.finetuning import CREDENTIAL, TrainingSetup, make_worker, probe_report
 
 CONFIG = {"model_type": "llama", "hidden_size": 64}
@@ -73,3 +74,15 @@ def test_each_worker_measures_each_model_of_a_hub_once_and_so_holds_it_before_a_
     assert (missing(CREDENTIAL), missing("annw_second")) == ([], ["lora"])
     post(probe_report(floor.base_model), credential="annw_second")
     assert missing("annw_second") == []
+
+
+def test_a_method_that_the_pool_has_never_measured_comes_first(floor):
+    larger = make_base_model(name="larger")
+    type(larger).objects.filter(pk=larger.pk).update(parameter_count=10 * larger.parameter_count)
+    ThroughputProbe.objects.filter(pool=floor.pool, method="qlora").delete()
+
+    answer = Client().get("/internal/v1/probes/missing", headers={"Authorization": f"Bearer {CREDENTIAL}"})
+
+    found = [(probe["base_model"]["name"], probe["method"], probe["is_first"]) for probe in answer.json()["probes"]]
+    first = [(floor.base_model.name, "qlora", True), ("larger", "qlora", True)]
+    assert found == [*first, ("larger", "lora", False)]

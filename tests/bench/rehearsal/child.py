@@ -1,5 +1,6 @@
 """The bench itself, in the engines' environment: writes a line a job and, last, the figures as JSON."""
 
+import gpu_workers.rehearsal.lean  # isort: skip  # noqa: F401
 import argparse
 import gc
 import resource
@@ -27,6 +28,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=12)
     parser.add_argument("--real", type=int, default=48)
     given = parser.parse_args()
+    gc.freeze()  # as `python -m gpu_workers.rehearsal` does
     cases = catalog_cases()
     seconds: list[float] = []
     formula = [_formula_error(case, seconds) for case in cases[: given.formula]]

@@ -36,6 +36,8 @@ _RECIPES: tuple[tuple[str, dict[str, object], int, int, int, str], ...] = (
     ("dora", {"use_dora": True}, 1, 1024, 1, "single"),
     ("full", {"method": Method.FULL}, 1, 2048, 1, "single"),
     ("dpo", {"objective": Objective.DPO}, 1, 1024, 1, "single"),
+    ("lora on 4 GPUs, whole on each", {}, 1, 2048, 4, "ddp"),
+    ("full on 8 GPUs, whole on each", {"method": Method.FULL}, 1, 2048, 8, "ddp"),
     ("lora on 4 GPUs, sharded", {}, 1, 2048, 4, "fsdp"),
     ("full on 8 GPUs, sharded", {"method": Method.FULL}, 1, 2048, 8, "fsdp"),
 )  # fmt: skip

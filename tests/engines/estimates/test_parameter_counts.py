@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from apps.contracts.adapter_files import MODEL_TYPES
 from apps.estimates.models.architectures import (
     from_catalog_row,
     from_config,
@@ -144,3 +145,14 @@ def test_adapters_have_the_parameters_peft_creates() -> None:
         plain = lora_parameter_count(from_config(config), rank=4, target_modules=("all-linear",))
         outputs = sum(layer.out_features * layer.copies for layer in linear_layers(from_config(config)))
         assert trained == plain + (outputs if use_dora else 0)
+
+
+@pytest.mark.parametrize("kind", sorted(MODEL_TYPES))
+def test_norms_in_float32_return_the_type_that_the_estimate_assumes(kind: str) -> None:
+    config = invented(kind, 0)
+    decoder = built(config).get_decoder()
+    norm = decoder.norm.float()  # as over a base in 4 bits
+
+    returned = norm(torch.empty(1, 2, config["hidden_size"], dtype=torch.bfloat16, device="meta")).dtype
+
+    assert (returned is torch.bfloat16) == from_config(config).keeps_norm_type

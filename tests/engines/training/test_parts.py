@@ -334,8 +334,9 @@ def test_a_missing_measurement_is_taken_and_reported(plane: ControlPlane, tiny_m
     executor = SubprocessExecutor(PROBING_CHILD, thread_limit=1, fork_server=fork_server)
     prober = Prober(config, api, gpu_key="cpu", device="0", executor=executor)
 
-    assert prober.run_one(should_stop=lambda: False)
-    assert not prober.run_one(should_stop=lambda: False)
+    probe = prober.find()
+    assert probe and prober.run(probe, should_stop=lambda: False)
+    assert prober.find() is None
     api.close()
 
     [report] = plane.reports

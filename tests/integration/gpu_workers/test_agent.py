@@ -16,6 +16,7 @@ from gpu_workers.common.process_tree import identify, is_alive
 from gpu_workers.trainer import agent as agent_module
 from gpu_workers.trainer import run_supervisor
 from gpu_workers.trainer.lease_keeper import LeaseKeeper
+from gpu_workers.trainer.rehearsals import Rehearser
 from tests.support.agent import ROWS, Draining, add_run, make_agent
 from tests.twins.control_plane import CREDENTIAL
 
@@ -78,6 +79,26 @@ def test_a_run_ends_a_measurement_which_is_taken_again_after_a_quiet_time(plane,
     began_at = [int(line) for line in started.read_text().splitlines()]
     assert len(began_at) == 1 + 3  # those after it wrote no report, and three are enough
     assert began_at[1] > run_ended_at + 1
+
+
+@pytest.mark.parametrize(("is_first", "order"), [(True, ["probe", "rehearsal"]), (False, ["rehearsal", "probe"])])
+def test_a_rehearsal_goes_before_a_measurement_unless_quotes_wait_for_that(plane, models, tmp_path, is_first, order):
+    log = tmp_path / "order"
+    reference = BaseModelRef(id="tiny", name="tiny", path=str(models))
+    plane.probes = [
+        ProbeRequest(base_model=reference, method="lora", micro_batch_size=1, sequence_length=8, is_first=is_first)
+    ]
+
+    class Waiting(Rehearser):
+        def run_one(self, *, should_stop):
+            with log.open("a") as lines:
+                lines.write("rehearsal\n")
+            return log.read_text().count("rehearsal") == 1
+
+    command = ("sh", "-c", f"echo probe >> {log}")
+    make_agent(plane, tmp_path, "succeed", probe_command=command, rehearser=Waiting(None)).drain()
+
+    assert list(dict.fromkeys(log.read_text().split())) == order
 
 
 def test_the_manifest_is_stored_last(plane, models, tmp_path):

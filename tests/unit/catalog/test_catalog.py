@@ -147,7 +147,9 @@ class TestLocalModel:
         [
             ({"model_type": "mystery"}, "mystery.* must be one of .*qwen3_moe"),
             ({"model_type": "gemma3"}, "vision tower"),
-            ({"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}, "in 16 bits"),
+            ({"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}, r"\(mxfp4\).*in 16 bits"),
+            ({"model_type": "ministral3", "text_config": {"quantization_config": {"quant_method": "fp8"}}}, "fp8"),
+            ({"model_type": "llama", "compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tens"),
         ],
     )
     def test_must_be_of_a_family_that_trains_and_serves(
@@ -156,6 +158,13 @@ class TestLocalModel:
         (folder / "config.json").write_text(json.dumps(config))
 
         with pytest.raises(ModelRefused, match=why):
+            add(folder)
+
+    def test_weights_stored_in_fewer_bits_are_refused_even_if_config_json_does_not_say_so(self, folder: Path) -> None:
+        header = json.dumps({"experts": {"dtype": "U8", "shape": [2, 2], "data_offsets": [0, 4]}}).encode()
+        (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+
+        with pytest.raises(ModelRefused, match=r"quantised \(U8\)"):
             add(folder)
 
     @pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors", "chat_template.jinja"])
@@ -287,7 +296,10 @@ class TestHubModels:
         rows = list_hub_models()
         instruct = [row for row in rows if row.is_instruct]
 
-        assert len(instruct) >= 40 and rows[: len(instruct)] == tuple(instruct)
+        assert sum(not row.refusal for row in instruct) >= 40 and rows[: len(instruct)] == tuple(instruct)
+        labels = {row.repo: str(row) for row in rows}
+        assert labels["openai/gpt-oss-20b"] == "20B: openai/gpt-oss-20b, refused: MXFP4 weights"
+        assert labels["google/gemma-3-4b-it"].endswith("refused: gemma3 is not supported")
         assert len({row.repo for row in rows}) == len(rows)
         for row in rows:
             require_repository(row.repo, "")

@@ -1,4 +1,4 @@
-"""Rehearsed memory at review: asked by a member, traced by a worker, and believed only within reason."""
+"""Rehearsed memory at review: asked by a member, traced by a worker, and believed if the formula or another agrees."""
 
 import datetime
 import html
@@ -12,10 +12,11 @@ from django.test import Client
 from apps.contracts.runs import Hyperparameters, MemoryReport
 from apps.contracts.worker_api import RehearsalReport, RehearsalRequest
 from apps.core.database.clock import db_now
+from apps.estimates.physics.memory import device_bytes
 from apps.finetuning.jobs.admission import DoesNotFit
 from apps.finetuning.models import GpuPool, MemoryRehearsal
 from apps.finetuning.quotes.rehearsals import stored_rehearsal
-from tests.factories.finetuning import CREDENTIAL, make_training_file
+from tests.factories.finetuning import CREDENTIAL, make_training_file, make_worker
 from tests.factories.market import make_gpu_pool
 
 
@@ -58,11 +59,18 @@ def rehearse(client, page: str):
 
 
 def report_of(taken: RehearsalRequest, *, times: float = 1.0) -> RehearsalReport:
-    allocated = int(MemoryRehearsal.objects.get(pk=taken.digest).computed_bytes * times)
+    """Return a report whose peak is the formula's by this factor."""
+    peak, resting = MemoryRehearsal.objects.get(pk=taken.digest).computed_bytes * times, 1_000_000
+    none, one = (device_bytes(allocated=resting + more, resting=resting, is_cpu=True) for more in (0, 10**9))
+    allocated = resting + round((peak - none) / (one - none) * 10**9)
     memory = MemoryReport(
-        allocated_bytes=allocated, resting_bytes=allocated // 2, weight_bytes=1, peak_bytes=1, moment="head", moments={}
+        allocated_bytes=allocated, resting_bytes=resting, weight_bytes=1, peak_bytes=1, moment="head", moments={}
     )
     return RehearsalReport(digest=taken.digest, memory=memory)
+
+
+def take(worker_call, credential: str = CREDENTIAL) -> RehearsalRequest:
+    return msgspec.json.decode(worker_call("/rehearsals/next", credential=credential).content, type=RehearsalRequest)
 
 
 def test_a_review_asks_a_worker_and_shows_its_figure(chosen, floor, client_for, bob, worker_call) -> None:
@@ -76,8 +84,9 @@ def test_a_review_asks_a_worker_and_shows_its_figure(chosen, floor, client_for, 
     MemoryRehearsal.objects.update(asked_at=db_now() - datetime.timedelta(minutes=3))
     assert "hx-post" not in rehearse(client, page).content.decode(), "all workers are busy: the page stops asking"
 
-    taken = msgspec.json.decode(worker_call("/rehearsals/next").content, type=RehearsalRequest)
-    assert worker_call("/rehearsals/next").status_code == 204
+    make_worker(floor.pool, credential="annw_second")
+    taken = take(worker_call)
+    assert worker_call("/rehearsals/next", credential="annw_second").status_code == 204
     assert taken.memory.is_on_cpu and floor.organization.pk not in str(MemoryRehearsal.objects.values())
     assert worker_call("/rehearsals", report_of(taken, times=4)).status_code == 400
     assert worker_call("/rehearsals", RehearsalReport(digest="0" * 64)).status_code == 404
@@ -102,18 +111,49 @@ def test_a_job_asks_when_it_is_admitted_to_gpus(floor) -> None:
     assert stored and stored.digest == MemoryRehearsal.objects.get().pk
 
 
-def test_a_job_whose_rehearsal_exceeds_the_pool_is_not_launched(chosen, floor, client_for, bob, worker_call) -> None:
+def test_a_job_whose_rehearsal_exceeds_the_pool_is_not_launched_once_two_workers_agree(
+    chosen, floor, client_for, bob, worker_call
+) -> None:
     client = client_for(bob)
+    make_worker(floor.pool, credential="annw_second")
     GpuPool.objects.filter(pk=floor.pool.pk).update(memory_bytes=1_000_000_000)
     page = review(client, chosen)
     rehearse(client, page)
-    taken = msgspec.json.decode(worker_call("/rehearsals/next").content, type=RehearsalRequest)
-    assert worker_call("/rehearsals", report_of(taken, times=2.9)).status_code == 204
+    asked = take(worker_call)
+    assert worker_call("/rehearsals", report_of(asked, times=1.6)).status_code == 204
+    assert worker_call("/rehearsals/next").status_code == 204, "its own answer cannot agree with it"
+    assert "Rehearsed" not in review(client, chosen) and floor.job(method="lora", hyperparameters={"epochs": 5})
+
+    again = take(worker_call, "annw_second")
+    assert worker_call("/rehearsals", report_of(again, times=1.6), credential="annw_second").status_code == 204
 
     assert rehearse(client, page).headers["HX-Refresh"] == "true"
     shown = review(client, chosen)
-
-    assert "The rehearsal needed 1.0 GiB; CPU holds 0.9 GiB." in shown
+    assert re.search(r"The rehearsal needed 1\.\d GiB; CPU holds 0\.9 GiB\.", shown)
     assert re.search(r"<button[^>]*disabled[^>]*>.*?Launch", shown)
     with pytest.raises(DoesNotFit, match="The rehearsal needed"):
         floor.job(method="lora", hyperparameters={"epochs": 5})
+
+
+def test_workers_that_disagree_leave_the_formula_and_an_interruption_is_no_answer(
+    chosen, floor, client_for, bob, worker_call
+) -> None:
+    client, others = client_for(bob), [f"annw_{number}" for number in range(2, 5)]
+    page = review(client, chosen)
+    rehearse(client, page)
+    for _ in range(2):  # a worker that is restarted asks again; one that has to train gives the request back
+        digest = take(worker_call).digest
+        assert take(worker_call).digest == digest
+        assert worker_call("/rehearsals", RehearsalReport(digest=digest)).status_code == 204
+    asked = take(worker_call)
+    worker_call("/rehearsals", report_of(asked, times=1.2))
+    assert "hx-post" not in rehearse(client, page).content.decode(), "no other worker is there to agree"
+
+    for credential, times in zip(others, (1.4, 1.6), strict=False):
+        make_worker(floor.pool, credential=credential)
+        answered = worker_call("/rehearsals", report_of(take(worker_call, credential), times=times), credential)
+        assert answered.status_code == 204
+
+    make_worker(floor.pool, credential=others[-1])
+    assert worker_call("/rehearsals/next", credential=others[-1]).status_code == 204, "three answers are enough"
+    assert "hx-post" not in rehearse(client, page).content.decode() and "Rehearsed" not in review(client, chosen)
