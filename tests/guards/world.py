@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import msgspec
 from django.apps import apps
 from django.db import connection, models, transaction
 
@@ -27,6 +28,7 @@ from apps.accounts.notices.events import announce
 from apps.accounts.operations import save_view
 from apps.accounts.roles import ROLES, SCOPES
 from apps.adapters.models import Adapter, AdapterVersion
+from apps.batches.completions.records import CompletionRecord, record_completions
 from apps.batches.models import BatchFile, BatchRequest
 from apps.batches.operations import create_batch
 from apps.billing.books.adjustments import request_adjustment
@@ -170,6 +172,24 @@ def _batch(tenant: Tenant) -> str:
         organization=tenant.organization, batch=batch, line=1, custom_id=tenant.canary, offset=0, bytes=1
     )
     return batch.pk
+
+
+def _completion(tenant: Tenant) -> str:
+    completion_id = new_id("chatcmpl", "-")
+    request = {"messages": [{"role": "user", "content": tenant.canary}]}
+    record = CompletionRecord(
+        id=completion_id,
+        organization_id=tenant.organization.pk,
+        key_id=tenant.ids["key"],
+        request_id="req_1",
+        model_name=tenant.installation.base_model.name,
+        created=1_800_000_000,
+        metadata={"tenant": tenant.canary},
+        request=msgspec.Raw(msgspec.json.encode(request)),
+        answer=msgspec.Raw(b'{"choices": [], "usage": {}}'),
+    )
+    record_completions(records=[record])
+    return completion_id
 
 
 def _checkpoint(tenant: Tenant) -> str:
@@ -347,6 +367,7 @@ MAKERS: dict[str, Maker] = {
     "checkpoint": _checkpoint,
     "batch_file": _batch_file,
     "batch": _batch,
+    "completion": _completion,
     "checkpoint_name": lambda tenant: name_of(Checkpoint.objects.get(pk=tenant.ids["checkpoint"])),
     "adapter_version": lambda tenant: _adapter_version(tenant).pk,
     "adapter": lambda tenant: AdapterVersion.objects.get(pk=tenant.ids["adapter_version"]).adapter_id,
