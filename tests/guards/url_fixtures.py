@@ -69,6 +69,8 @@ FILE = {"file_id": "dataset_version"}
 UPLOAD = {"upload_id": "upload"}
 BATCH = {"batch_id": "batch"}
 COMPLETION = {"completion_id": "completion"}
+EVAL = {"eval_id": "eval"}
+RUN = EVAL | {"run_id": "eval_run"}
 GRADING = {"grader": {"type": "string_check", "name": "a", "input": "red", "reference": "red", "operation": "eq"}}
 WEBHOOK = {"webhook_id": "webhook"}
 NEW_WEBHOOK = {"url": "https://hooks.example.com/a", "event_types": ["batch.completed"]}
@@ -336,6 +338,22 @@ URLS: dict[str, Url] = {
         GET=P.VIEW, POST=P.INFERENCE, DELETE=P.INFERENCE, ids=COMPLETION, data={"metadata": {"a": "b"}}
     ),
     "api_completion_messages": api(GET=P.VIEW, ids=COMPLETION),
+    "api_eval_list": api(
+        GET=P.VIEW,
+        POST=P.INFERENCE,
+        data={"data_source_config": {"type": "logs"}, "testing_criteria": [GRADING["grader"]]},
+    ),
+    "api_eval_detail": api(GET=P.VIEW, POST=P.INFERENCE, DELETE=P.INFERENCE, ids=EVAL, data={"name": "renamed"}),
+    "api_eval_run_list": api(
+        GET=P.VIEW,
+        POST=P.INFERENCE,
+        ids=EVAL,
+        data={"data_source": {"type": "completions", "source": {"type": "stored_completions"}}},
+    ),
+    "api_eval_run_detail": api(GET=P.VIEW, DELETE=P.INFERENCE, ids=RUN),
+    "api_eval_run_cancel": api(POST=P.INFERENCE, ids=RUN),
+    "api_output_item_list": api(GET=P.VIEW, ids=RUN),
+    "api_output_item_detail": api(GET=P.VIEW, ids=RUN | {"output_item_id": "output_item"}),
     "api_model_list": api(GET=P.VIEW),
     "api_model_detail": api(GET=P.VIEW, DELETE=P.ADAPTER_DELETE, ids={"model": "model_name"}),
     "api_model_serving": api(GET=P.VIEW, POST=P.ADAPTER_WRITE, ids={"model": "model_name"}),

@@ -87,6 +87,7 @@ INSTALLED_APPS = [
     "apps.batches.completions",
     "apps.finetuning",
     "apps.serving",
+    "apps.serving.evals",
     "apps.interfaces.web",
     "apps.interfaces.api",
     "apps.interfaces.worker_api",
@@ -223,6 +224,7 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "datasets.upload": "read",
         "datasets.uploadpart": "read",
         "batches.batchfile": "read",
+        "evals.evalitem": "read",
     },
 }
 # Global tables of other packages that the web role must write.

@@ -16,7 +16,6 @@ _NOT_OFFERED = (
     ("/v1/containers", "Containers are"),
     ("/v1/conversations", "Stored conversations are"),
     ("/v1/engines", "Engines are"),
-    ("/v1/evals", "Evals are"),
     ("/v1/images", "Images are"),
     ("/v1/moderations", "Moderations are"),
     ("/v1/organization", "The administration API is"),

@@ -334,7 +334,6 @@ API = [
     *(
         Case(path, {}, status=404, code="not_offered")
         for path in (
-            "/v1/evals",
             "/v1/moderations",
             "/v1/images/generations",
             "/v1/audio/speech",
