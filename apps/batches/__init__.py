@@ -1,1 +1,3 @@
-"""Files of requests that are answered within a day, behind all live requests: OpenAI's Batch API."""
+"""Answers of the gateway that outlast their request: files of requests that are answered within a day, behind all live
+requests (OpenAI's Batch API), and stored completions.
+"""

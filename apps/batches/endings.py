@@ -9,10 +9,11 @@ from django.db import transaction
 
 from apps.accounts.notices.events import announce_batch
 from apps.batches.files import OUTPUT_PURPOSE, new_file
-from apps.batches.lifecycle import BATCH_TRANSITIONS, BatchStatus, RequestStatus
+from apps.batches.lifecycle import BATCH_TRANSITIONS, INTERNAL_PURPOSE, BatchStatus, RequestStatus
 from apps.batches.models import Batch, BatchFile, BatchRequest
 from apps.core import audit
 from apps.core.database.transitions import try_advance
+from apps.core.messages import outbox
 from apps.core.objects.store import object_key, store
 
 _STOPS = {
@@ -56,7 +57,13 @@ def finish(*, batch: Batch, to: BatchStatus, now: datetime.datetime) -> None:
 
 
 def announce_end(*, batch: Batch, status: BatchStatus) -> None:
-    """Record the event of this end, for webhooks. Run it in the transaction of the change."""
+    """Record the event of this end, for webhooks or the run that asked. Run it in the transaction of the change."""
+    if batch.eval_run:
+        payload = {"batch_id": batch.pk}
+        outbox.publish(
+            topic="eval.answered", key=f"eval:{batch.pk}", payload=payload, organization=batch.organization_id
+        )
+        return
     announce_batch(organization=batch.organization_id, batch_id=batch.pk, status=status, path=f"/batches/{batch.pk}")
 
 
@@ -64,8 +71,9 @@ def _write(batch: Batch, name: str, lines: Iterator[bytes], now: datetime.dateti
     first = next(lines, None)
     if first is None:
         return None
+    purpose = INTERNAL_PURPOSE if batch.eval_run else OUTPUT_PURPOSE
     file = new_file(
-        batch.organization_id, OUTPUT_PURPOSE, f"{batch.pk}_{name}.jsonl", by="system", now=now,
+        batch.organization_id, purpose, f"{batch.pk}_{name}.jsonl", by="system", now=now,
         expires_after_seconds=batch.output_expires_after_seconds,
     )  # fmt: skip
     file.object_key = object_key(batch.organization_id, "batches", batch.pk, f"{name}.jsonl")

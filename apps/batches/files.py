@@ -23,7 +23,7 @@ from apps.core.objects.orphans import sweep
 from apps.core.objects.store import bounded, object_key, store
 
 PURPOSE = "batch"
-OUTPUT_PURPOSE = "batch_output"
+OUTPUT_PURPOSE, EVAL_PURPOSE = "batch_output", "evals"
 MAX_FILE_BYTES = 200 * 1024 * 1024  # OpenAI's limit
 MAX_FILES = 10_000  # of an organization
 MIN_EXPIRY_SECONDS, MAX_EXPIRY_SECONDS = 3600, 2_592_000
@@ -45,13 +45,14 @@ def create_file(
     by: str,
     now: datetime.datetime,
     expires_after_seconds: int | None = None,
+    purpose: str = PURPOSE,
 ) -> BatchFile:
-    """Store the input of a batch. A failure leaves neither row nor object.
+    """Store the input of a batch, or the items of evals. A failure leaves neither row nor object.
 
     Raises InvalidValue, BatchFileTooLarge, QuotaExceeded.
     """
     check_expiry(expires_after_seconds, param="expires_after.seconds")
-    file = new_file(organization, PURPOSE, filename, by=by, now=now, expires_after_seconds=expires_after_seconds)
+    file = new_file(organization, purpose, filename, by=by, now=now, expires_after_seconds=expires_after_seconds)
     left = storage_left(organization=organization)
     too_large = BatchFileTooLarge(f"A batch file may have up to {MAX_FILE_BYTES // 1024**2} MiB.", param="file")
     sent = bounded(bounded(chunks, MAX_FILE_BYTES, too_large), left, _storage_full(left))

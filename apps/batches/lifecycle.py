@@ -34,6 +34,9 @@ BATCH_TRANSITIONS: Transitions = {
 ACTIVE = tuple(status for status, targets in BATCH_TRANSITIONS.items() if targets)
 
 
+INTERNAL_PURPOSE = "eval_requests"  # of files that customers do not see
+
+
 class RequestStatus(StrEnum):
     """Whether a request of a batch has its answer."""
 

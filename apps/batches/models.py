@@ -59,6 +59,9 @@ class Batch(OrganizationModel):
         db_default=0, default=0, help_text="Errors of ours since the last answer."
     )
     retry_at = models.DateTimeField(null=True, help_text="Left out until then, after an error of ours.")
+    eval_run = models.CharField(
+        max_length=40, db_default="", default="", help_text="The run of an eval that asks; empty for a customer's own."
+    )
     created_by = models.CharField(max_length=64)
     created_at = models.DateTimeField(db_default=Now())
     expires_at = models.DateTimeField()

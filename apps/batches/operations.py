@@ -1,13 +1,13 @@
 """Creation and cancellation of batches."""
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from django.db import transaction
 
 from apps.accounts.models import Organization
-from apps.batches.files import PURPOSE, check_expiry, storage_left
-from apps.batches.lifecycle import ACTIVE, BATCH_TRANSITIONS, BatchStatus
+from apps.batches.files import PURPOSE, check_expiry, new_file, storage_left
+from apps.batches.lifecycle import ACTIVE, BATCH_TRANSITIONS, INTERNAL_PURPOSE, BatchStatus
 from apps.batches.models import Batch, BatchFile
 from apps.batches.queries import find_file
 from apps.core import audit
@@ -15,6 +15,7 @@ from apps.core.database.locks import lock
 from apps.core.database.tenancy import id_of
 from apps.core.database.transitions import try_advance
 from apps.core.errors import InvalidState, InvalidValue, NotFound, QuotaExceeded
+from apps.core.objects.store import bounded, store
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 WINDOW = datetime.timedelta(hours=24)
@@ -60,7 +61,7 @@ def create_batch(
             raise InvalidValue(f"The file's purpose is '{file.purpose}', not '{PURPOSE}'.", param="input_file_id")
         BatchFile.objects.select_for_update().get(pk=file.pk)  # it is not deleted meanwhile
         lock(f"batches:{id_of(organization)}")
-        mine = Batch.objects.for_organization(organization)
+        mine = Batch.objects.for_organization(organization).filter(eval_run="")
         if mine.filter(status__in=ACTIVE).count() >= MAX_ACTIVE:
             raise QuotaExceeded(f"Your organization has {MAX_ACTIVE} batches that have not ended: wait for one.")
         an_hour_ago = now - datetime.timedelta(hours=1)
@@ -81,6 +82,28 @@ def create_batch(
         audit.record(organization=batch.organization_id, by=by, action="batch.created", target=batch.pk)
     batch.refresh_from_db()
     return batch
+
+
+def create_eval_batch(
+    *, organization: str, run_id: str, lines: Iterable[bytes], by: str, now: datetime.datetime
+) -> Batch:
+    """Create the batch of requests that a run of an eval asks, without limits of its own: the run has them.
+
+    Its end publishes `eval.answered`. Raises QuotaExceeded if the storage is too small for the requests.
+    """
+    file = new_file(organization, INTERNAL_PURPOSE, f"{run_id}.jsonl", by=by, now=now, expires_after_seconds=None)
+    full = QuotaExceeded("Your organization's storage is too small for the requests of the run: delete files.")
+    sent = bounded(lines, storage_left(organization=organization), full)
+    file.bytes = store().put_stream(file.object_key, sent).bytes
+    file.save(force_insert=True)
+    return Batch.objects.create(
+        organization_id=organization,
+        endpoint=ENDPOINTS[0],
+        input_file=file,
+        eval_run=run_id,
+        created_by=by,
+        expires_at=now + WINDOW,
+    )
 
 
 @transaction.atomic

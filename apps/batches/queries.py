@@ -3,7 +3,7 @@
 from django.db.models import F, QuerySet
 
 from apps.accounts.models import Organization
-from apps.batches.lifecycle import ACTIVE
+from apps.batches.lifecycle import ACTIVE, INTERNAL_PURPOSE
 from apps.batches.models import Batch, BatchFile
 from apps.core.errors import NotFound
 from apps.core.objects.store import store
@@ -13,7 +13,8 @@ _DOWNLOAD_SECONDS = 300
 
 def list_batches(*, organization: Organization | str) -> QuerySet[Batch]:
     """Return the organization's batches with their files, newest first."""
-    batches = Batch.objects.for_organization(organization).select_related("input_file", "output_file", "error_file")
+    own = Batch.objects.for_organization(organization).filter(eval_run="")
+    batches = own.select_related("input_file", "output_file", "error_file")
     return batches.order_by("-created_at", "-id")
 
 
@@ -28,6 +29,7 @@ def get_batch(*, organization: Organization | str, id: str) -> Batch:
 def list_files(*, organization: Organization | str, purpose: str | None = None) -> QuerySet[BatchFile]:
     """Return the organization's files of batches, with `listed_at` and `listed_id` for merged pages."""
     files = BatchFile.objects.for_organization(organization).filter(deleted_at=None)
+    files = files.exclude(purpose=INTERNAL_PURPOSE)
     if purpose is not None:
         files = files.filter(purpose=purpose)
     return files.annotate(listed_at=F("created_at"), listed_id=F("id"))

@@ -118,10 +118,12 @@ class _Worker:
                     _guarded(request.batch_id, self._record, request, future)
 
     def _current_batches(self) -> list[Batch]:
-        """Return the oldest active batch of each organization; those with the fewest requests in progress first."""
+        """Return the next active batch of each organization; those with the fewest requests in progress first."""
         is_due = Q(retry_at=None) | Q(retry_at__lte=db_now())
         active = Batch.objects.filter(is_due, status__in=ACTIVE).select_related("input_file", "organization")
-        oldest = active.order_by("organization_id", "created_at", "pk").distinct("organization_id")
+        # A run of an eval takes minutes and its owner waits; a file of requests may take a day.
+        in_turn = active.annotate(is_own=Q(eval_run="")).order_by("organization_id", "is_own", "created_at", "pk")
+        oldest = in_turn.distinct("organization_id")
         in_flight = Counter(request.organization_id for request in self._open.values())
         return sorted(oldest, key=lambda batch: (in_flight[batch.organization_id], batch.created_at))
 

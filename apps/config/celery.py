@@ -23,7 +23,10 @@ _SHORT = {"soft_time_limit": 60, "time_limit": 90}
 # Work on files gives way to the web, the API and the gateway where processors are scarce.
 _NICENESS = {"data": 10, "data-middle": 10, "data-small": 5, "batches": 5}
 _LANE_LIMITS = {"hub": _SHORT, "payments": _SHORT}  # their workers have short tasks to run as well
-_WITH_TASKS = ("core", "accounts", "catalog", "billing", "payments", "datasets", "batches", "finetuning", "serving")
+_WITH_TASKS = (
+    "core", "accounts", "catalog", "billing", "payments", "datasets", "batches", "batches.completions", "finetuning",
+    "serving",
+)  # fmt: skip
 app = Celery("anneal")
 app.config_from_object(
     {

@@ -58,6 +58,7 @@ class Env:
     replica_addresses: tuple[str, ...]
     max_upload_bytes: int
     stall_seconds: int
+    stored_completion_days: int
     operator_mfa: bool
     private_webhooks: bool
     most_unpaid_organizations: int
@@ -115,6 +116,7 @@ def _parse(environ: Mapping[str, str]) -> Env:
         replica_addresses=_listed(environ.get("ANNEAL_REPLICA_ADDRESSES", f"unix://{home.resolve()}")),
         max_upload_bytes=int(environ.get("ANNEAL_MAX_UPLOAD_BYTES", 8 * 1024**3)),
         stall_seconds=max(int(environ.get("ANNEAL_STALL_SECONDS", "900")), 60),
+        stored_completion_days=max(int(environ.get("ANNEAL_STORED_COMPLETION_DAYS", "30")), 1),
         most_unpaid_organizations=int(environ.get("ANNEAL_MOST_UNPAID_ORGANIZATIONS", "3")),
         welcome_credit_nano=_dollars(environ, "ANNEAL_WELCOME_CREDIT_USD"),
         brand_name=brand_name,

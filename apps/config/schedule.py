@@ -18,6 +18,7 @@ SCHEDULE: dict[str, dict[str, Any]] = {
     # Dropped when the next one is due: one task works as long as there are requests.
     "work on batches": {"task": "batches.work", "schedule": 5.0, "options": {"expires": 5}},
     "delete expired files of batches": {"task": "batches.delete_expired", "schedule": 300.0},
+    "delete expired completions": {"task": "completions.delete_expired", "schedule": 3_600.0},
     "expire uploads": {"task": "datasets.expire_uploads", "schedule": 300.0},
     "sweep orphaned objects": {"task": "datasets.sweep_orphans", "schedule": 86_400.0},
     "sweep orphaned files of batches": {"task": "batches.sweep_orphans", "schedule": 86_400.0},

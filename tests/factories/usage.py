@@ -3,6 +3,9 @@
 import datetime
 from itertools import count
 
+import msgspec
+
+from apps.batches.completions.records import CompletionRecord
 from apps.billing.usage.metering import UsageRecord
 from apps.interfaces.gateway.metering.spool import Start
 
@@ -35,3 +38,18 @@ def make_start(record: UsageRecord) -> Start:
         id=record.id, organization_id="org_1", key_id="key_1", model_name="tiny", slice_id="hold_1",
         worst_case_nano=9, at=1_762_000_000.0,
     )  # fmt: skip
+
+
+def make_completion(**fields) -> CompletionRecord:
+    values = {
+        "id": f"chatcmpl-{next(_numbers)}",
+        "organization_id": "org_1",
+        "key_id": "key_1",
+        "request_id": "req_1",
+        "model_name": "tiny",
+        "created": 1_762_000_000,
+        "metadata": {},
+        "request": msgspec.Raw(b'{"messages":[]}'),
+        "answer": msgspec.Raw(b'{"choices":[],"usage":{}}'),
+    }
+    return CompletionRecord(**(values | fields))

@@ -25,6 +25,7 @@ WEIGHED = {
     "finetuning/results/checkpoint_models.py:_copy": "require_any_storage",
     "finetuning/runs/uploads.py:create_upload": "require_any_storage, when the job was admitted",
     "batches/files.py:create_file": "cut off at the storage that is left, weighed again before it is saved",
+    "batches/operations.py:create_eval_batch": "cut off at the storage that is left",
     "batches/endings.py:_write": "answers that were paid for; they count from then on",
     "catalog/operations.py:_fill_from_folder": "of the platform, no tenant's",
 }

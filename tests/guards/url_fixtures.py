@@ -21,6 +21,9 @@ ALIAS = {"alias_id": "alias"}
 FILE = {"file_id": "dataset_version"}
 UPLOAD = {"upload_id": "upload"}
 BATCH = {"batch_id": "batch"}
+COMPLETION = {"completion_id": "completion"}
+EVAL = {"eval_id": "eval"}
+RUN = EVAL | {"run_id": "eval_run"}
 GRADING = {"grader": {"type": "string_check", "name": "a", "input": "red", "reference": "red", "operation": "eq"}}
 WEBHOOK = {"webhook_id": "webhook"}
 NEW_WEBHOOK = {"url": "https://hooks.example.com/a", "event_types": ["batch.completed"]}
@@ -283,6 +286,27 @@ URLS: dict[str, Url] = {
     ),
     "api_batch_detail": api(GET=P.VIEW, ids=BATCH),
     "api_batch_cancel": api(POST=P.INFERENCE, ids=BATCH),
+    "api_completion_list": api(GET=P.VIEW),
+    "api_completion_detail": api(
+        GET=P.VIEW, POST=P.INFERENCE, DELETE=P.INFERENCE, ids=COMPLETION, data={"metadata": {"a": "b"}}
+    ),
+    "api_completion_messages": api(GET=P.VIEW, ids=COMPLETION),
+    "api_eval_list": api(
+        GET=P.VIEW,
+        POST=P.INFERENCE,
+        data={"data_source_config": {"type": "logs"}, "testing_criteria": [GRADING["grader"]]},
+    ),
+    "api_eval_detail": api(GET=P.VIEW, POST=P.INFERENCE, DELETE=P.INFERENCE, ids=EVAL, data={"name": "renamed"}),
+    "api_eval_run_list": api(
+        GET=P.VIEW,
+        POST=P.INFERENCE,
+        ids=EVAL,
+        data={"data_source": {"type": "completions", "source": {"type": "stored_completions"}}},
+    ),
+    "api_eval_run_detail": api(GET=P.VIEW, DELETE=P.INFERENCE, ids=RUN),
+    "api_eval_run_cancel": api(POST=P.INFERENCE, ids=RUN),
+    "api_output_item_list": api(GET=P.VIEW, ids=RUN),
+    "api_output_item_detail": api(GET=P.VIEW, ids=RUN | {"output_item_id": "output_item"}),
     "api_model_list": api(GET=P.VIEW),
     "api_model_detail": api(GET=P.VIEW, DELETE=P.ADAPTER_DELETE, ids={"model": "model_name"}),
     "api_model_serving": api(GET=P.VIEW, POST=P.ADAPTER_WRITE, ids={"model": "model_name"}),
@@ -301,7 +325,9 @@ URLS: dict[str, Url] = {
     "api_checkpoint_serve": api(POST=P.ADAPTER_WRITE, ids={"checkpoint_id": "checkpoint"}),
     "api_alias_rollback": api(POST=P.ADAPTER_WRITE, ids=ALIAS),
     "api_billing": api(GET=P.VIEW),
-    "api_dataset_list": api(GET=P.VIEW),
+    "api_dataset_list": api(
+        GET=P.VIEW, POST=P.DATASET_WRITE, data={"name": "distilled", "stored_completions": {"model": "anneal-demo"}}
+    ),
     "api_dataset_detail": api(GET=P.VIEW, DELETE=P.DATASET_WRITE, ids={"dataset_id": "dataset"}),
     "api_dataset_version_list": api(GET=P.VIEW, ids={"dataset_id": "dataset"}),
     "api_file_rows": api(GET=P.VIEW, ids=FILE),

@@ -6,6 +6,8 @@ A feature adds one line to MAKERS (objects of a tenant) or SHARED (objects of th
 import datetime
 from collections.abc import Callable
 
+import msgspec
+
 from apps.accounts.invitations import invitation_token, invite_member
 from apps.accounts.models import (
     Membership,
@@ -20,6 +22,7 @@ from apps.accounts.notices.events import announce
 from apps.accounts.operations import save_view
 from apps.accounts.roles import ROLES
 from apps.adapters.models import Adapter, AdapterVersion
+from apps.batches.completions.records import CompletionRecord, record_completions
 from apps.batches.models import BatchFile, BatchRequest
 from apps.batches.operations import create_batch
 from apps.billing.books.adjustments import request_adjustment
@@ -30,6 +33,7 @@ from apps.billing.models import InvoiceLine
 from apps.billing.operations import hold, settle_hold
 from apps.catalog.licences import accept_licence
 from apps.catalog.models import PriceRequest
+from apps.contracts.evaluation.graders import StringCheckGrader
 from apps.core.database.clock import db_now
 from apps.core.ids import new_id, ulid_of
 from apps.datasets.models import Upload, UploadPart
@@ -41,6 +45,8 @@ from apps.payments.models import CardRefund, HostedPage, ReconciliationDifferenc
 from apps.playground.conversations import keep_conversation
 from apps.playground.presets import save_preset
 from apps.playground.transcripts import PlaySettings, PlayTurn, Transcript
+from apps.serving.evals.models import EvalItem, EvalRun
+from apps.serving.evals.operations import create_eval
 from apps.serving.models import Alias
 from apps.serving.operations import deploy
 from tests.factories.accounts import make_key, make_member, make_organization, make_user
@@ -128,6 +134,51 @@ def _batch(tenant: Tenant) -> str:
         organization=tenant.organization, batch=batch, line=1, custom_id=tenant.canary, offset=0, bytes=1
     )
     return batch.pk
+
+
+def _completion(tenant: Tenant) -> str:
+    completion_id = new_id("chatcmpl", "-")
+    request = {"messages": [{"role": "user", "content": tenant.canary}]}
+    record = CompletionRecord(
+        id=completion_id,
+        organization_id=tenant.organization.pk,
+        key_id=tenant.ids["key"],
+        request_id="req_1",
+        model_name=tenant.installation.base_model.name,
+        created=1_800_000_000,
+        metadata={"tenant": tenant.canary},
+        request=msgspec.Raw(msgspec.json.encode(request)),
+        answer=msgspec.Raw(b'{"choices": [], "usage": {}}'),
+    )
+    record_completions(records=[record])
+    return completion_id
+
+
+def _eval(tenant: Tenant) -> str:
+    return create_eval(
+        organization=tenant.organization,
+        name=tenant.canary,
+        data_source_config={"type": "logs", "metadata": {}},
+        criteria=[StringCheckGrader(name="exact", input=tenant.canary, reference="x", operation="eq")],
+        metadata={},
+        by=tenant.owner.pk,
+    ).pk
+
+
+def _eval_run(tenant: Tenant) -> str:
+    run = EvalRun(
+        organization=tenant.organization, evaluated_id=tenant.ids["eval"], name=tenant.canary, created_by="system",
+        data_source={"type": "completions", "source": {"type": "stored_completions"}}, testing_criteria=[],
+    )  # fmt: skip
+    run.save(force_insert=True)
+    return run.pk
+
+
+def _output_item(tenant: Tenant) -> str:
+    source = msgspec.json.encode({"item": {"text": tenant.canary}}).decode()
+    return EvalItem.objects.create(
+        organization=tenant.organization, run_id=tenant.ids["eval_run"], number=0, source=source, status="pass", bytes=1
+    ).pk
 
 
 def _checkpoint(tenant: Tenant) -> str:
@@ -305,6 +356,10 @@ MAKERS: dict[str, Maker] = {
     "checkpoint": _checkpoint,
     "batch_file": _batch_file,
     "batch": _batch,
+    "completion": _completion,
+    "eval": _eval,
+    "eval_run": _eval_run,
+    "output_item": _output_item,
     "checkpoint_name": lambda tenant: name_of(Checkpoint.objects.get(pk=tenant.ids["checkpoint"])),
     "adapter_version": lambda tenant: _adapter_version(tenant).pk,
     "adapter": lambda tenant: AdapterVersion.objects.get(pk=tenant.ids["adapter_version"]).adapter_id,

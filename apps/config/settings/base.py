@@ -45,6 +45,7 @@ REPLICA_ADDRESSES = AddressRules.read(ENV.replica_addresses)
 MAX_UPLOAD_BYTES = ENV.max_upload_bytes
 # After this time without progress, a worker ends its run; the control plane ends it after twice as long.
 STALL_SECONDS = ENV.stall_seconds
+STORED_COMPLETION_DAYS = ENV.stored_completion_days
 # The limit of one key or session in one web process. apps/interfaces/web/edge/request_limits.py derives the others.
 WEB_REQUESTS_PER_MINUTE = ENV.web_requests_per_minute
 WEB_SECONDS_PER_MINUTE = ENV.web_seconds_per_minute
@@ -83,8 +84,10 @@ INSTALLED_APPS = [
     "apps.adapters",
     "apps.playground",
     "apps.batches",
+    "apps.batches.completions",
     "apps.finetuning",
     "apps.serving",
+    "apps.serving.evals",
     "apps.interfaces.web",
     "apps.interfaces.api",
     "apps.interfaces.worker_api",
@@ -214,6 +217,14 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "finetuning.quota": "read",
         "finetuning.checkpoint": "read",  # a name that matches no version may be a checkpoint's
         "finetuning.finetuningjob": "read",
+        "completions": "extend",
+        # The bytes that an organization stores, before a completion joins them.
+        "datasets.datasetversion": "read",
+        "datasets.versioninspection": "read",
+        "datasets.upload": "read",
+        "datasets.uploadpart": "read",
+        "batches.batchfile": "read",
+        "evals.evalitem": "read",
     },
 }
 # Global tables of other packages that the web role must write.

@@ -29,6 +29,8 @@ OUTBOX_TOPICS = {
     "job.admit": Topic("apps.finetuning.jobs.admission.admit_when_ready"),
     "job.ended": Topic("apps.finetuning.notices.send", lane="mail"),
     "mail": Topic("apps.accounts.notices.mail.send", lane="mail"),
+    "eval.answered": Topic("apps.serving.evals.progress.go_on", lane="data-small"),
+    "eval.prepare": Topic("apps.serving.evals.progress.prepare", lane="data-small"),
     "event.created": Topic("apps.accounts.notices.deliveries.fan_out"),
     "objects.delete": Topic("apps.core.tasks.delete_objects", lane="data-small"),
     "organization.suspended": Topic("apps.finetuning.tasks.pause_suspended"),

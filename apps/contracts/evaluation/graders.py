@@ -104,7 +104,7 @@ def grade(grader: AnyGrader, *, model_sample: str, item: object) -> Reward:
     def score_of(part: PartGrader) -> float:
         nonlocal error
         try:
-            return _score(part, names)
+            return grade_text(part, names)
         except UnknownVariable as unknown:
             is_json_wanted = str(unknown).startswith("sample.output_json") and "output_json" not in names["sample"]
             error = "sample_parse_error" if is_json_wanted else "invalid_variable_error"
@@ -120,7 +120,8 @@ def grade(grader: AnyGrader, *, model_sample: str, item: object) -> Reward:
     return Reward(reward=reward, parts=parts, error=error)
 
 
-def _score(grader: PartGrader, names: Mapping[str, object]) -> float:
+def grade_text(grader: PartGrader, names: Mapping[str, object]) -> float:
+    """Return the score of a text. Raises UnknownVariable, TextTooLong."""
     if not isinstance(grader, StringCheckGrader | SimilarityGrader):
         raise TypeError(f"{type(grader).__name__} is not offered")
     text, reference = fill(grader.input, names), fill(grader.reference, names)
@@ -158,7 +159,7 @@ def fill(template: str, names: Mapping[str, object]) -> str:
     """Return the template with its variables filled in. Raises UnknownVariable, TextTooLong."""
     parts, length, end = [], 0, 0
     for found in _VARIABLE.finditer(template):
-        parts += [template[end : found.start()], _text(_value(names, found[1]))]
+        parts += [template[end : found.start()], _text(value_at(names, found[1]))]
         end = found.end()
         length += len(parts[-1]) + len(parts[-2])
         if length > MAX_CHARACTERS:
@@ -166,7 +167,8 @@ def fill(template: str, names: Mapping[str, object]) -> str:
     return "".join([*parts, template[end:]])[: MAX_CHARACTERS + 1]
 
 
-def _value(names: Mapping[str, object], path: str) -> object:
+def value_at(names: Mapping[str, object], path: str) -> object:
+    """Return the value at a place such as `item.answers.0`. Raises UnknownVariable."""
     value: object = names
     for key in path.split("."):
         if isinstance(value, Mapping) and key in value:

@@ -24,6 +24,12 @@ _MODEL_BYTES = """
         UNION ALL
         SELECT organization_id, bytes AS amount FROM batches_batchfile
         WHERE organization_id = ANY(%(organizations)s) AND deleted_at IS NULL
+        UNION ALL
+        SELECT organization_id, bytes AS amount FROM completions_storedcompletion
+        WHERE organization_id = ANY(%(organizations)s)
+        UNION ALL
+        SELECT organization_id, bytes AS amount FROM evals_evalitem
+        WHERE organization_id = ANY(%(organizations)s)
     ) AS kept GROUP BY organization_id
 """
 

@@ -19,10 +19,22 @@ from apps.interfaces.api.native import (
     webhooks,
 )
 from apps.interfaces.api.native.models import licences, limits, model_files
-from apps.interfaces.api.openai import batches, checkpoint_permissions, files, fine_tuning, graders, models, uploads
+from apps.interfaces.api.openai import (
+    batches,
+    checkpoint_permissions,
+    evals,
+    files,
+    fine_tuning,
+    graders,
+    models,
+    stored_completions,
+    uploads,
+)
 from apps.interfaces.api.requests.unknown_urls import WITHOUT_V1, unknown_url
 
 _JOB = "v1/fine_tuning/jobs/<str:job_id>"
+_COMPLETION = "v1/chat/completions/<str:completion_id>"
+_RUN = "v1/evals/<str:eval_id>/runs/<str:run_id>"
 _PERMISSIONS = "v1/fine_tuning/checkpoints/<path:model>/permissions"
 _GRADERS = "v1/fine_tuning/alpha/graders"
 _WEBHOOK = "api/v1/webhooks/<str:webhook_id>"
@@ -38,6 +50,20 @@ urlpatterns = [
     path("v1/batches", batches.BatchList.as_view(), name="api_batch_list"),
     path("v1/batches/<str:batch_id>", batches.BatchDetail.as_view(), name="api_batch_detail"),
     path("v1/batches/<str:batch_id>/cancel", batches.BatchCancel.as_view(), name="api_batch_cancel"),
+    path("v1/chat/completions", stored_completions.StoredCompletionList.as_view(), name="api_completion_list"),
+    path(_COMPLETION, stored_completions.StoredCompletionDetail.as_view(), name="api_completion_detail"),
+    path(
+        f"{_COMPLETION}/messages",
+        stored_completions.StoredCompletionMessages.as_view(),
+        name="api_completion_messages",
+    ),
+    path("v1/evals", evals.EvalList.as_view(), name="api_eval_list"),
+    path("v1/evals/<str:eval_id>", evals.EvalDetail.as_view(), name="api_eval_detail"),
+    path("v1/evals/<str:eval_id>/runs", evals.EvalRunList.as_view(), name="api_eval_run_list"),
+    path(_RUN, evals.EvalRunDetail.as_view(), name="api_eval_run_detail"),
+    path(f"{_RUN}/cancel", evals.EvalRunCancel.as_view(), name="api_eval_run_cancel"),
+    path(f"{_RUN}/output_items", evals.OutputItemList.as_view(), name="api_output_item_list"),
+    path(f"{_RUN}/output_items/<str:output_item_id>", evals.OutputItemDetail.as_view(), name="api_output_item_detail"),
     path("v1/models", models.ModelList.as_view(), name="api_model_list"),
     path("v1/models/<path:model>", models.ModelDetail.as_view(), name="api_model_detail"),
     path("v1/fine_tuning/jobs", fine_tuning.JobList.as_view(), name="api_job_list"),

@@ -41,6 +41,7 @@ from apps.interfaces.gateway.engines.faults import Faults  # noqa: E402
 from apps.interfaces.gateway.engines.routes import Routes  # noqa: E402
 from apps.interfaces.gateway.engines.upstreams import Upstreams  # noqa: E402
 from apps.interfaces.gateway.http.bodies import Bodies  # noqa: E402
+from apps.interfaces.gateway.metering.completions import CompletionRoom  # noqa: E402
 from apps.interfaces.gateway.metering.recorder import Recorder  # noqa: E402
 from apps.interfaces.gateway.metering.refused import RefusedRequests  # noqa: E402
 from apps.interfaces.gateway.metering.shipper import keep_adopting  # noqa: E402
@@ -91,7 +92,13 @@ class Gateway:
         self._keys = Keys(self._database)
         self._routes = Routes(self._database)
         self._spending_slices = SpendingSlices(self._database, name=name)
-        self._recorder = Recorder(spool_root, name=name, settled=self._spending_slices.record_settled)
+        self._completion_room = CompletionRoom(self._database)
+        self._recorder = Recorder(
+            spool_root,
+            name=name,
+            settled=self._spending_slices.record_settled,
+            stored=self._completion_room.record_stored,
+        )
         self._upstreams = Upstreams(places_per_replica=settings.REPLICA_PLACES, addresses=settings.REPLICA_ADDRESSES)
         self._grammars = Grammars()
         self._stalls = Stalls()
@@ -109,6 +116,7 @@ class Gateway:
             spending_slices=self._spending_slices,
             bodies=Bodies(),
             grammars=self._grammars,
+            completion_room=self._completion_room,
             media_hosts=settings.MEDIA_HOSTS,
         )
 

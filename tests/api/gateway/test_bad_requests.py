@@ -74,7 +74,7 @@ GATEWAY = [
         for field, param, code in (
             (b'"temperature": 1e400', "temperature", "invalid_value"),
             (b'"max_tokens": 1e400', "max_tokens", "invalid_value"),
-            (b'"metadata": 1e400', None, "invalid_value"),
+            (b'"metadata": 1e400', "metadata", "invalid_value"),
             (b'"seed": ' + b"9" * 600, "seed", "invalid_value"),
             (b'"seed": ' + b"9" * 6000, None, INVALID_JSON),
             (b'"user": "\\ud800"', None, INVALID_JSON),

@@ -20,8 +20,8 @@ from apps.interfaces.gateway.metering.recorder import Recorder
 from apps.interfaces.gateway.metering.spending_slices import SliceShare
 from apps.interfaces.gateway.metering.spool import Orphan, adopt_orphans
 from apps.interfaces.gateway.metering.tickets import Metering, Ticket
-from apps.interfaces.gateway.surfaces.inference import _written
-from tests.factories.usage import make_record, make_start
+from apps.interfaces.gateway.surfaces.inference import AnswerEnding
+from tests.factories.usage import make_completion, make_record, make_start
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -54,7 +54,7 @@ PROGRAM = textwrap.dedent(
         sync(descriptor)
 
     spool._write_all, spool.os.fdatasync = write, fdatasync
-    shipper.record_usage = lambda *, records: None
+    shipper.record_usage = shipper.record_completions = lambda *, records: None
     recorder_process.main(sys.argv[1:])
     """
 )
@@ -98,6 +98,21 @@ async def test_what_is_written_is_shipped_and_the_folder_goes(tmp_path, weather)
     assert list(tmp_path.iterdir()) == []
 
 
+async def test_a_completion_is_written_with_its_end_and_told_when_it_is_stored(tmp_path, weather):
+    stored = Settled()
+    recorder = Recorder(tmp_path, name="one", settled=Settled().note, stored=stored.note)
+    await recorder.open()
+    completion = make_completion(id="chatcmpl-1")
+    assert await recorder.end(make_record(), completion=completion)
+    await recorder.flush()
+    weather.write_text("full")
+    assert await recorder.end(make_record(), completion=make_completion(organization_id="org_2")) is False
+    weather.unlink()
+    await recorder.close()
+
+    assert (stored, recorder.keeping) == ({"org_1": completion.bytes, "org_2": completion.bytes}, 0)
+
+
 async def test_the_start_of_a_request_that_is_charged_under_another_id_is_kept_no_longer_than_its_end(
     tmp_path, weather
 ):
@@ -136,7 +151,7 @@ async def test_usage_is_shipped_when_the_customer_leaves_while_it_is_written(tmp
     recorder = Recorder(tmp_path, name="one", settled=settled.note)
     await recorder.open()
     weather.write_text("slow")
-    waiting = asyncio.ensure_future(_written(_ticket(recorder)))
+    waiting = asyncio.ensure_future(AnswerEnding(_ticket(recorder), None, None).written())
     await until(lambda: recorder._is_writing)
     waiting.cancel()
     with suppress(asyncio.CancelledError):
@@ -169,7 +184,7 @@ GATEWAY = textwrap.dedent(
     import django; django.setup()
     from apps.interfaces.gateway.metering import recorder as recording
     from apps.interfaces.gateway.metering.recorder import Recorder
-    from tests.factories.usage import make_record, make_start
+    from tests.factories.usage import make_completion, make_record, make_start
 
     recording._COMMAND = (sys.executable, "-c", sys.argv[2])
 
@@ -177,7 +192,7 @@ GATEWAY = textwrap.dedent(
         for number in range(100_000):
             record = make_record(id=f"use_{lane}_{number}")
             recorder.start(make_start(record))
-            if await recorder.end(record):
+            if await recorder.end(record, completion=make_completion(id=f"chatcmpl-{lane}-{number}")):
                 sys.stdout.write(record.id + "\\n")
                 sys.stdout.flush()
 
@@ -205,6 +220,8 @@ def test_nothing_confirmed_is_lost_by_kill_9(tmp_path, victim):
     assert gateway.wait() == (-signal.SIGKILL if victim == "gateway" else -signal.SIGTERM)
     orphan = _adopted(tmp_path)
     assert confirmed <= {record.id for record in orphan.ends}
+    stored = {record.id.replace("chatcmpl-", "use_").replace("-", "_") for record in orphan.completions}
+    assert confirmed <= stored
     assert len(orphan.starts) <= 8
     orphan.leave()
 

@@ -7,6 +7,7 @@ from msgspec import Meta
 from rest_framework.request import Request
 
 from apps.accounts.roles import Permission
+from apps.batches.completions.operations import create_dataset
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer, get_base_model
 from apps.contracts.chat import ChatRenderer, PreferenceRow, RenderedRow, RowError, TrainOn
@@ -31,6 +32,18 @@ class DatasetsQuery(SearchQuery):
     ] = None
 
 
+class ChosenCompletions(msgspec.Struct, forbid_unknown_fields=True):
+    """Which stored completions become rows: those of a model, and those with all of these pairs."""
+
+    model: str | None = None
+    metadata: dict[str, str] | None = None
+
+
+class CreateDataset(msgspec.Struct, forbid_unknown_fields=True):
+    name: Annotated[str, Meta(min_length=1, max_length=120)]
+    stored_completions: ChosenCompletions
+
+
 class DatasetObject(TypedDict):
     object: Literal["dataset"]
     id: str
@@ -47,7 +60,8 @@ class DeletedDataset(TypedDict):
 
 
 class DatasetList(ApiView):
-    required_scope = {"GET": Permission.VIEW}
+    required_scope = {"GET": Permission.VIEW, "POST": Permission.DATASET_WRITE}
+    examples = {"POST": {"name": "support", "stored_completions": {"metadata": {"topic": "billing"}}}}
 
     def get(self, request: Request, query: DatasetsQuery) -> ListObject[DatasetObject]:
         """List datasets, newest first. `q` searches their names."""
@@ -56,6 +70,22 @@ class DatasetList(ApiView):
             newest = queries.list_newest(organization=self.organization).filter(status=query.status)
             rows = rows.filter(pk__in=newest.order_by().values("dataset"))
         return page(query, rows, _dataset_object)
+
+    def post(self, request: Request, body: CreateDataset) -> FileObject:
+        """Make a dataset of stored completions, or the next version of the dataset with this name.
+
+        Each row has the messages of a request and its first answer. The file is checked like an upload.
+        """
+        source = body.stored_completions
+        version = create_dataset(
+            organization=self.organization,
+            name=body.name,
+            model_name=source.model,
+            metadata=source.metadata,
+            by=self.actor,
+            now=db_now(),
+        )
+        return file_object(version)
 
 
 class DatasetDetail(ApiView):

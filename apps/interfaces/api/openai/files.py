@@ -128,7 +128,7 @@ class FileList(ApiView):
         """Upload a file. It is checked at once; poll its status."""
         refuse_other_purposes(form.purpose)
         upload = form.file
-        if form.purpose == batch_files.PURPOSE:
+        if form.purpose == batch_files.PURPOSE or _has_eval_items(form):
             file = batch_files.create_file(
                 organization=self.organization,
                 filename=intake.clean_filename(upload.name or ""),
@@ -136,6 +136,7 @@ class FileList(ApiView):
                 by=self.actor,
                 now=db_now(),
                 expires_after_seconds=_expires_after(form),
+                purpose=form.purpose,
             )
             return _batch_object(file)
         if (upload.size or 0) > intake.MAX_FILE_BYTES:
@@ -281,6 +282,18 @@ def refuse_other_purposes(purpose: str) -> None:
     if purpose in _OTHER_PURPOSES:
         message = f"Files for '{purpose}' are not kept here; use 'fine-tune', 'evals' or 'batch'."
         raise InvalidValue(message, param="purpose")
+
+
+def _has_eval_items(form: FileForm) -> bool:
+    """Return whether a file for evals begins with an item, `{"item": …}`; otherwise it has the rows of a dataset."""
+    if form.purpose != batch_files.EVAL_PURPOSE:
+        return False
+    first = form.file.read(CHUNK_BYTES).lstrip().partition(b"\n")[0]
+    form.file.seek(0)
+    try:
+        return "item" in msgspec.json.decode(first, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
 
 
 def _expires_after(form: FileForm) -> int | None:

@@ -7,17 +7,15 @@ from django.views.decorators.csrf import csrf_exempt
 from apps.core.errors import NotFound
 from apps.core.http.asgi import UnknownUrl, error_response
 
-_POSTED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+_POSTED = ("/v1/completions", "/v1/responses", "/v1/embeddings")
 # Parts of OpenAI's API that are not served here, named so that clients do not look for a typo.
 _NOT_OFFERED = (
     ("/v1/assistants", "Assistants are"),
     ("/v1/audio", "Speech and transcription are"),
-    ("/v1/chat/completions/", "Stored completions are"),
     ("/v1/chatkit", "ChatKit is"),
     ("/v1/containers", "Containers are"),
     ("/v1/conversations", "Stored conversations are"),
     ("/v1/engines", "Engines are"),
-    ("/v1/evals", "Evals are"),
     ("/v1/images", "Images are"),
     ("/v1/moderations", "Moderations are"),
     ("/v1/organization", "The administration API is"),

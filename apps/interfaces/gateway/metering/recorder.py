@@ -19,9 +19,10 @@ from pathlib import Path
 
 import msgspec
 
+from apps.batches.completions.records import CompletionRecord
 from apps.billing.usage.metering import UsageRecord
 from apps.interfaces.gateway.metering.recorder_protocol import FrameKind, Frames, frame
-from apps.interfaces.gateway.metering.spool import End, Start, claim_folder, encode
+from apps.interfaces.gateway.metering.spool import Completion, End, Start, claim_folder, encode
 
 logger = logging.getLogger(__name__)
 
@@ -39,16 +40,28 @@ class _Batch:
     contents: list[bytes] = field(default_factory=list)
     ends: list[UsageRecord] = field(default_factory=list)
     waiters: "list[asyncio.Future[bool]]" = field(default_factory=list)
+    completions: list[CompletionRecord] = field(default_factory=list)
 
 
 class Recorder(asyncio.Protocol):
     """Writes usage through the recorder process. Use inside one event loop."""
 
-    def __init__(self, root: Path, *, name: str, settled: Callable[[str, int], None]) -> None:
-        """`settled` gets a slice's id and the number of its requests that are now in the database or never will be."""
+    def __init__(
+        self,
+        root: Path,
+        *,
+        name: str,
+        settled: Callable[[str, int], None],
+        stored: Callable[[str, int], None] = lambda organization_id, count: None,
+    ) -> None:
+        """`settled` gets a slice's id and the number of its requests that are now in the database or never will be.
+
+        `stored` gets an organization's id and the bytes of its completions of which the same is true.
+        """
         self.folder = root / name
         self.waiting = 0  # requests on the disk that the database does not have yet
-        self._settled = settled
+        self.keeping = 0  # bytes of completions on the disk that the database does not have yet
+        self._settled, self._stored = settled, stored
         self._batch, self._sent = _Batch(), _Batch()
         self._is_writing = self._is_ageing = False
         self._young: dict[str, Start] = {}  # started recently, by id
@@ -99,16 +112,21 @@ class Recorder(asyncio.Protocol):
             self._loop.call_later(_START_SECONDS, self._age)
         self._hand_over()
 
-    def end(self, record: UsageRecord, *, start_id: str = "") -> "asyncio.Future[bool]":
-        """Write what a request used, even if the future is cancelled. `start_id`: of its start, by default the same id.
+    def end(
+        self, record: UsageRecord, *, start_id: str = "", completion: CompletionRecord | None = None
+    ) -> "asyncio.Future[bool]":
+        """Write what a request used, even if the future is cancelled, and the completion to store, if it has one.
 
-        The future's result: whether it is on the disk.
+        `start_id`: of its start, by default the same id. The future's result: whether it is on the disk.
         """
         start_id = start_id or record.id
         if self._young.pop(start_id, None) is None:
             self._older.pop(start_id, None)
         batch = self._batch
         batch.contents.append(encode(End(record, start_id if start_id != record.id else "")))
+        if completion is not None:
+            batch.contents.append(encode(Completion(completion)))
+            batch.completions.append(completion)
         if not batch.ends and not self._is_writing:
             self._hand_over_soon()
         batch.ends.append(record)
@@ -138,7 +156,7 @@ class Recorder(asyncio.Protocol):
     async def flush(self) -> None:
         """Ship everything before stopping. Raises ConnectionError if the recorder dies first."""
         self._transport.write(frame(FrameKind.FLUSH))
-        await self._heard(lambda: not (self.waiting or self._is_writing or self._batch.contents))
+        await self._heard(lambda: not (self.waiting or self.keeping or self._is_writing or self._batch.contents))
 
     async def _heard(self, is_so: Callable[[], bool]) -> None:
         """Wait until messages from the process make the condition true. Raises ConnectionError."""
@@ -167,6 +185,10 @@ class Recorder(asyncio.Protocol):
                 for slice_id, count in msgspec.json.decode(content, type=dict[str, int]).items():
                     self.waiting -= count
                     self._settled(slice_id, count)
+            elif kind is FrameKind.STORED:
+                for organization_id, count in msgspec.json.decode(content, type=dict[str, int]).items():
+                    self.keeping -= count
+                    self._stored(organization_id, count)
             elif kind is FrameKind.WELL:
                 self._is_well = True
         self._news.set()
@@ -176,6 +198,7 @@ class Recorder(asyncio.Protocol):
         self._is_writing = False
         if is_written:
             self.waiting += len(sent.ends)
+            self.keeping += sum(completion.bytes for completion in sent.completions)
         else:
             self._is_well = False
             for record in sent.ends:
@@ -185,6 +208,8 @@ class Recorder(asyncio.Protocol):
                     record.output_tokens,
                 )
                 self._settled(record.slice_id, 1)
+            for completion in sent.completions:
+                self._stored(completion.organization_id, completion.bytes)
         for waiter in sent.waiters:
             if not waiter.done():
                 waiter.set_result(is_written)

@@ -28,10 +28,11 @@ import msgspec
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "apps.config.settings.dev")  # noqa: TID251 - Django's own entry point
 django.setup()
 
-from apps.billing.usage.metering import UsageRecord  # noqa: E402 - needs the settings
+from apps.batches.completions.records import CompletionRecord  # noqa: E402 - needs the settings
+from apps.billing.usage.metering import UsageRecord  # noqa: E402
 from apps.interfaces.gateway.metering.recorder_protocol import FrameKind, Frames, frame  # noqa: E402
 from apps.interfaces.gateway.metering.shipper import Shipper  # noqa: E402
-from apps.interfaces.gateway.metering.spool import End, Entry, Segments, parse_entries  # noqa: E402
+from apps.interfaces.gateway.metering.spool import Completion, End, Entry, Segments, parse_entries  # noqa: E402
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class RecorderProcess:
         self._segments = Segments(folder)
         self._segments_lock = threading.Lock()
         self._sending = threading.Lock()
-        self._shipper = Shipper(self._handle_shipped)
+        self._shipper = Shipper(self._handle_shipped, self._handle_stored)
         self._has_failed = self._is_stopping = False
 
     def run(self) -> None:
@@ -115,6 +116,8 @@ class RecorderProcess:
             self._segments.forget(entry.start_id for entry in entries if isinstance(entry, End) and entry.start_id)
         if ends := [entry.record for entry in entries if isinstance(entry, End)]:
             self._shipper.add(ends)
+        if completions := [entry.record for entry in entries if isinstance(entry, Completion)]:
+            self._shipper.add_completions(completions)
 
     def _is_well(self) -> bool:
         """Return whether the disk can be written again.
@@ -134,6 +137,14 @@ class RecorderProcess:
         for record in batch:
             slices[record.slice_id] = slices.get(record.slice_id, 0) + 1
         self._send(FrameKind.SHIPPED, msgspec.json.encode(slices))
+
+    def _handle_stored(self, batch: Sequence[CompletionRecord], stored_ids: Sequence[str]) -> None:
+        with self._segments_lock:
+            self._segments.forget(stored_ids)
+        sizes: dict[str, int] = {}
+        for record in batch:
+            sizes[record.organization_id] = sizes.get(record.organization_id, 0) + record.bytes
+        self._send(FrameKind.STORED, msgspec.json.encode(sizes))
 
     def _send(self, kind: FrameKind, content: bytes = b"") -> None:
         try:

@@ -15,6 +15,7 @@ class FrameKind(IntEnum):
     FLUSH = 3  # ship without gathering, because the gateway stops
     WRITTEN = 4  # the reply to each STARTS and ENDS; its content is 1 if they were written as requested, else 0
     SHIPPED = 5  # JSON: how many more requests of each slice the database has
+    STORED = 7  # JSON: how many more bytes of each organization's completions the database has
     WELL = 6  # entries can be written, for the first time or again
 
 

@@ -7,9 +7,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from django.db import DataError, IntegrityError
 
+from apps.batches.completions.records import CompletionRecord, record_completions
 from apps.billing.models import Hold, HoldStatus
 from apps.billing.queries import list_recorded_ids
 from apps.billing.usage.metering import UsageRecord, record_usage
@@ -21,23 +23,42 @@ logger = logging.getLogger(__name__)
 
 # A transaction costs as much as a hundred records, so few and large ones are used.
 BATCH = 1000
+COMPLETIONS_BATCH = 50  # each may have megabytes
 GATHER_SECONDS = 0.25
 ADOPT_SECONDS = 10.0
 _MAX_PAUSE_SECONDS = 5.0
 
 
-class Shipper:
-    """Ships records: `add` durable ones, and `run` sends them in a separate thread."""
+class _Record(Protocol):
+    @property
+    def id(self) -> str: ...
 
-    def __init__(self, shipped: Callable[[Sequence[UsageRecord], Sequence[str]], None]) -> None:
-        """`shipped` gets each batch that the database has, and the ids that the spool may forget."""
-        self._shipped = shipped
+
+Record = TypeVar("Record", bound=_Record)
+Shipped = Callable[[Sequence[Record], Sequence[str]], None]
+
+
+class Shipper:
+    """Ships records and completions: `add` durable ones, and `run` sends them in a separate thread."""
+
+    def __init__(
+        self,
+        shipped: Shipped[UsageRecord],
+        stored: Shipped[CompletionRecord] = lambda batch, ids: None,
+    ) -> None:
+        """`shipped` and `stored` get each batch that the database has, and the ids that the spool may forget."""
+        self._shipped, self._stored = shipped, stored
         self._waiting: deque[UsageRecord] = deque()
+        self._completions: deque[CompletionRecord] = deque()
         self._has_work = threading.Event()
         self._hurries = threading.Event()
 
     def add(self, records: Iterable[UsageRecord]) -> None:
         self._waiting.extend(records)
+        self._has_work.set()
+
+    def add_completions(self, records: Iterable[CompletionRecord]) -> None:
+        self._completions.extend(records)
         self._has_work.set()
 
     def flush_now(self) -> None:
@@ -64,19 +85,26 @@ class Shipper:
         Raises one of DATABASE_ERRORS; unsent records then still wait.
         """
         self._has_work.clear()
-        count = len(self._waiting)
         try:
-            for place in range(0, count, BATCH):
-                batch = [self._waiting.popleft() for _ in range(min(BATCH, count - place))]
-                try:
-                    recorded_ids = record(batch)
-                except DATABASE_ERRORS:
-                    self._waiting.extendleft(reversed(batch))
-                    raise
-                self._shipped(batch, recorded_ids)
+            _send_all(self._waiting, BATCH, record, self._shipped)
+            _send_all(self._completions, COMPLETIONS_BATCH, store, self._stored)
         finally:
-            if self._waiting:
+            if self._waiting or self._completions:
                 self._has_work.set()
+
+
+def _send_all(
+    waiting: deque[Record], most: int, send: Callable[[Sequence[Record]], list[str]], sent: Shipped[Record]
+) -> None:
+    count = len(waiting)
+    for place in range(0, count, most):
+        batch = [waiting.popleft() for _ in range(min(most, count - place))]
+        try:
+            ids = send(batch)
+        except DATABASE_ERRORS:
+            waiting.extendleft(reversed(batch))
+            raise
+        sent(batch, ids)
 
 
 def record(batch: Sequence[UsageRecord]) -> list[str]:
@@ -84,14 +112,23 @@ def record(batch: Sequence[UsageRecord]) -> list[str]:
 
     Raises one of DATABASE_ERRORS.
     """
+    return _write(batch, lambda part: record_usage(records=part))
+
+
+def store(batch: Sequence[CompletionRecord]) -> list[str]:
+    """Store the completions, as `record` does with usage."""
+    return _write(batch, lambda part: record_completions(records=part))
+
+
+def _write(batch: Sequence[Record], write: Callable[[Sequence[Record]], object]) -> list[str]:
     try:
-        call_again(lambda: record_usage(records=batch))
+        call_again(lambda: write(batch))
     except (IntegrityError, DataError) as error:
         if len(batch) == 1:
-            logger.error("usage %s cannot be recorded and stays in the spool: %s", batch[0].id, error)
+            logger.error("%s cannot be recorded and stays in the spool: %s", batch[0].id, error)
             return []
         middle = len(batch) // 2
-        return [*record(batch[:middle]), *record(batch[middle:])]
+        return [*_write(batch[:middle], write), *_write(batch[middle:], write)]
     return [each.id for each in batch]
 
 
@@ -132,6 +169,9 @@ async def _ship_orphan(database: Database, orphan: Orphan) -> bool:
     recorded = 0
     for place in range(0, len(orphan.ends), BATCH):
         recorded += len(await database.call(record, orphan.ends[place : place + BATCH]))
+    stored = 0
+    for place in range(0, len(orphan.completions), COMPLETIONS_BATCH):
+        stored += len(await database.call(store, orphan.completions[place : place + COMPLETIONS_BATCH]))
     lost = await database.call(_lost_records, orphan.starts)
     await database.call(record, lost)
     for slice_id in {start.slice_id for start in orphan.starts} | {end.slice_id for end in orphan.ends}:
@@ -139,13 +179,12 @@ async def _ship_orphan(database: Database, orphan: Orphan) -> bool:
     logger.warning(
         "%s died: %d requests recorded, %d were in progress and cost nothing", orphan.folder.name, recorded, len(lost)
     )
-    return recorded == len(orphan.ends)
+    return (recorded, stored) == (len(orphan.ends), len(orphan.completions))
 
 
 def _lost_records(starts: Sequence[Start]) -> list[UsageRecord]:
     """Return records of requests whose gateway died before they were metered. The platform pays for them."""
     known = list_recorded_ids(ids=[each for start in starts for each in (start.id, start.charged_id) if each])
-    # @ The record of a request whose gateway died before it was metered. The platform pays for it.
     return [
         UsageRecord(
             id=start.id,

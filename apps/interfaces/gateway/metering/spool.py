@@ -21,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from apps.batches.completions.records import MAX_COMPLETION_BYTES, CompletionRecord
 from apps.billing.usage.metering import UsageRecord
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ SEGMENT_SECONDS = 10.0
 _PREPARED_BYTES = 1024 * 1024  # how much of a segment is prepared at a time
 _LOW_BYTES = 64 * 1024  # with less left, more is prepared in advance
 _HEADER = struct.Struct("<II")
-_MAX_RECORD_BYTES = 64 * 1024
+_MAX_RECORD_BYTES = MAX_COMPLETION_BYTES + 64 * 1024
 
 
 class Start(msgspec.Struct, frozen=True, tag="start", kw_only=True, omit_defaults=True):
@@ -60,7 +61,17 @@ class End(msgspec.Struct, frozen=True, tag="end", omit_defaults=True):
         return self.record.id
 
 
-Entry = Start | End
+class Completion(msgspec.Struct, frozen=True, tag="completion"):
+    """A completion to store. It is written together with its `End`."""
+
+    record: CompletionRecord
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+
+Entry = Start | End | Completion
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Entry)
 
@@ -246,13 +257,14 @@ def _lock(folder: Path) -> int | None:
 class Orphan:
     """The leftovers of a dead gateway.
 
-    `ends` are to be recorded. `starts` have no end here: lost, or shipped before.
+    `ends` are to be recorded, `completions` to be stored. `starts` have no end here: lost, or shipped before.
     """
 
     folder: Path
     lock: int
     ends: tuple[UsageRecord, ...]
     starts: tuple[Start, ...]
+    completions: tuple[CompletionRecord, ...]
 
     def remove(self) -> None:
         """Delete the folder once the database has all of it."""
@@ -278,4 +290,5 @@ def adopt_orphans(root: Path) -> Iterator[Orphan]:
             ends = [entry.record for entry in entries if isinstance(entry, End)]
             ended = {record.id for record in ends}
             starts = [one for one in entries if isinstance(one, Start) and not ended & {one.id, one.charged_id}]
-            yield Orphan(folder, lock, tuple(ends), tuple(starts))
+            completions = tuple(one.record for one in entries if isinstance(one, Completion))
+            yield Orphan(folder, lock, tuple(ends), tuple(starts), completions)

@@ -7,6 +7,7 @@ import time
 
 import msgspec
 
+from apps.batches.completions.records import CompletionRecord
 from apps.billing.usage.metering import UsageRecord, price_ceiling
 from apps.core.errors import Unavailable
 from apps.interfaces.gateway.admission.keys import InferenceCaller
@@ -72,14 +73,19 @@ class Ticket(msgspec.Struct):
     def _elapsed_ms(self) -> int:
         return int((time.monotonic() - self.started_at) * 1000)
 
-    def finish(self, finish: str, *, is_charged: bool = True) -> "asyncio.Future[bool]":
-        """Record the usage and settle the share. The future's result: whether it is on the disk."""
+    def finish(
+        self, finish: str, *, is_charged: bool = True, completion: CompletionRecord | None = None
+    ) -> "asyncio.Future[bool]":
+        """Record the usage, with the completion to store if there is one, and settle the share.
+
+        The future's result: whether both are on the disk.
+        """
         assert not self.is_finished
         self.is_finished = True
         self._judge_counts()
         record = self._record(finish, is_charged=is_charged)
         self.share.settle(cost_nano(self.prices, input_tokens=record.input_tokens, output_tokens=record.output_tokens))
-        return self.metering.end(record, start_id=self.id)
+        return self.metering.end(record, start_id=self.id, completion=completion)
 
     def _judge_counts(self) -> None:
         """Isolate a replica with counts that no working engine makes. Nothing beyond the share is billed."""
@@ -159,8 +165,10 @@ class Metering:
     def accuse(self, replica_id: str, reason: str) -> None:
         self._faults.accuse(replica_id, reason)
 
-    def end(self, record: UsageRecord, *, start_id: str = "") -> "asyncio.Future[bool]":
-        return self._recorder.end(record, start_id=start_id)
+    def end(
+        self, record: UsageRecord, *, start_id: str = "", completion: CompletionRecord | None = None
+    ) -> "asyncio.Future[bool]":
+        return self._recorder.end(record, start_id=start_id, completion=completion)
 
     def now(self) -> datetime.datetime:
         return datetime.datetime.fromtimestamp(self._routes.now(), datetime.UTC)

@@ -15,6 +15,7 @@ from apps.interfaces.gateway.errors import UnsupportedParameter
 from apps.interfaces.gateway.requests.calls import read_arguments
 from apps.interfaces.gateway.requests.grammars import CheckedSchema
 from apps.interfaces.gateway.requests.media import MEDIA_TOKENS_ESTIMATE, ContentPart, Medium, read_parts
+from apps.interfaces.gateway.requests.stored import KeptRequest, kept_request
 from apps.interfaces.gateway.requests.structured import (
     MAX_TOOLS,
     NamedTool,
@@ -53,6 +54,9 @@ _TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 _Prompt = str | list[str | _TokenId | list[_TokenId]]
 CallId = Annotated[str, Meta(max_length=256)]
 CalledName = Annotated[str, Meta(min_length=1, max_length=64)]
+_Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -108,6 +112,8 @@ class ChatBody(Sampling, forbid_unknown_fields=True):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    store: bool | None = None
+    metadata: _Metadata | None = None  # of the stored completion
     # Refused when given, because ignoring them would change the meaning of the answer.
     functions: Any = None
     function_call: Any = None
@@ -116,8 +122,6 @@ class ChatBody(Sampling, forbid_unknown_fields=True):
     moderation: Any = None
     # Accepted and ignored: OpenAI documents them, but they have no effect on the answers of open models.
     user: Any = None
-    store: Any = None
-    metadata: Any = None
     service_tier: Any = None
     modalities: Any = None
     prediction: Any = None
@@ -144,8 +148,8 @@ class CompletionBody(Sampling, forbid_unknown_fields=True):
 
 IGNORED = {
     "/v1/chat/completions": (
-        "metadata", "modalities", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
-        "reasoning_effort", "safety_identifier", "service_tier", "store", "user", "verbosity",
+        "modalities", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+        "reasoning_effort", "safety_identifier", "service_tier", "user", "verbosity",
     ),
     "/v1/completions": ("user",),
 }  # fmt: skip
@@ -167,6 +171,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     echoed: dict[str, object] = {}  # request fields that the answer repeats
     media: tuple[Medium, ...] = ()  # checked once the model is known
     schemas: tuple[CheckedSchema, ...] = ()  # for the engine to compile
+    stored: KeptRequest | None = None  # to be kept with its answer
 
     def input_tokens_bound(self, context_length: int) -> int:
         """Return the most tokens that the prompts can have.
@@ -243,6 +248,7 @@ def chat_request(
         echoed=echoed or {},
         media=tuple(media),
         schemas=tuple(schemas_to_compile(fields)),
+        stored=kept_request(body, metadata=body.metadata) if body.store else None,
     )
 
 

@@ -29,6 +29,7 @@ from apps.interfaces.gateway.engines.upstreams import Call, CallProgress, Engine
 from apps.interfaces.gateway.errors import EngineError, RequestFailed
 from apps.interfaces.gateway.http.bodies import LARGE_BYTES, Bodies, tokens_unread
 from apps.interfaces.gateway.http.client import Client
+from apps.interfaces.gateway.metering.completions import CompletionRoom
 from apps.interfaces.gateway.metering.refused import RefusedRequests
 from apps.interfaces.gateway.metering.spending_slices import SpendingSlices
 from apps.interfaces.gateway.metering.tickets import Metering, Ticket
@@ -39,6 +40,7 @@ from apps.interfaces.gateway.requests.schema import EngineRequest, parse_chat, p
 from apps.interfaces.gateway.surfaces.answers import Assembler, Renderer
 from apps.interfaces.gateway.surfaces.response_answers import ResponseRenderer
 from apps.interfaces.gateway.surfaces.responses import as_sent, parse_response
+from apps.interfaces.gateway.surfaces.stored_answers import Keeper
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +62,7 @@ class Services:
     spending_slices: SpendingSlices
     bodies: Bodies
     grammars: Grammars
+    completion_room: CompletionRoom
     media_hosts: frozenset[str]  # hosts from which the engines may fetch images and audio
 
     async def wait_to_refuse(
@@ -208,6 +211,8 @@ class Inference:
             require_allowed(request.media, taken=route.media, hosts=self._services.media_hosts)
         if request.schemas:
             await self._services.grammars.require(caller.share_holder, request.schemas)
+        if request.stored:
+            await self._services.completion_room.require(caller.organization_id)
         ulid, upstreams = client.ulid, self._services.upstreams
         usage_id, charged_id = f"use_{ulid}", ""
         if client.is_batched:  # its sender may repeat it, and pays for one whole answer
@@ -218,6 +223,9 @@ class Inference:
         )
         progress.is_metered = True
         renderer = self._surface.renderer(ulid, route.model_name, request)
+        keeper = None
+        if request.stored and isinstance(renderer, Renderer):
+            keeper = Keeper(request.stored, renderer, caller, client.request_id)
         try:
             call = Call(
                 caller.share_holder,
@@ -233,7 +241,7 @@ class Inference:
             try:
                 ticket.record_first_token(answer.replica_id)
                 deliver = _stream if request.is_streamed else _send_whole
-                await deliver(answer, ticket, renderer, client)
+                await deliver(answer, AnswerEnding(ticket, keeper, self._services.completion_room), renderer, client)
             finally:
                 upstreams.end(call, answer)
         except DomainError as error:
@@ -255,30 +263,44 @@ def _finish(ticket: Ticket, finish: str, *, is_charged: bool) -> None:
         ticket.finish(finish, is_charged=is_charged)
 
 
-async def _stream(answer: EngineAnswer, ticket: Ticket, renderer: AnswerRenderer, client: Client) -> None:
+@dataclass(frozen=True)
+class AnswerEnding:
+    """What must be on the disk before the customer gets the end of an answer."""
+
+    ticket: Ticket
+    keeper: Keeper | None
+    room: CompletionRoom
+
+    async def written(self) -> None:
+        """Wait until the answer's usage, and the completion to store, are on the disk.
+
+        If the customer leaves meanwhile, the wait ends but the write goes on. Raises EngineError if the write failed.
+        """
+        meter = self.ticket.meter
+        completion = self.keeper.record(meter) if self.keeper else None
+        if completion:
+            self.room.take(completion)
+        if not await self.ticket.finish(meter.finish, completion=completion):
+            raise EngineError("The answer could not be completed. Try the request again.")
+
+
+async def _stream(answer: EngineAnswer, ending: AnswerEnding, renderer: AnswerRenderer, client: Client) -> None:
     client.start_stream()
     events = renderer.opening()
     async for chunks in answer:
+        if ending.keeper:
+            ending.keeper.assembler.add(*chunks)
         events += b"".join(renderer.event(chunk) for chunk in chunks if chunk.choices)
         if events:
             await client.send_part(events)
             events = b""
-    await _written(ticket)
-    await client.end(renderer.closing(ticket.meter))
+    await ending.written()
+    await client.end(renderer.closing(ending.ticket.meter))
 
 
-async def _send_whole(answer: EngineAnswer, ticket: Ticket, renderer: AnswerRenderer, client: Client) -> None:
-    assembler = Assembler()
+async def _send_whole(answer: EngineAnswer, ending: AnswerEnding, renderer: AnswerRenderer, client: Client) -> None:
+    assembler = ending.keeper.assembler if ending.keeper else Assembler()
     async for chunks in answer:
         assembler.add(*chunks)
-    await _written(ticket)
-    await client.send_json(renderer.whole(assembler, ticket.meter))
-
-
-async def _written(ticket: Ticket) -> None:
-    """Wait until the answer's usage is on the disk. Only then may the customer get the end of the answer.
-
-    If the customer leaves meanwhile, the wait ends but the write goes on. Raises EngineError if the write failed.
-    """
-    if not await ticket.finish(ticket.meter.finish):
-        raise EngineError("The answer could not be completed. Try the request again.")
+    await ending.written()
+    await client.send_json(renderer.whole(assembler, ending.ticket.meter))

@@ -99,6 +99,12 @@ PAGES = (
         ("web:key_", "web:batch_"),
     ),
     HelpPage(
+        "evals",
+        "docs/evals.md",
+        "Criteria for answers, runs that grade a model, their cost and limits",
+        Audience.PROGRAMS,
+    ),
+    HelpPage(
         "webhooks",
         "docs/webhooks.md",
         "Signed events for your programs and Slack, and how to verify them",

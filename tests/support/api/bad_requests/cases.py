@@ -335,7 +335,6 @@ API = [
     *(
         Case(path, {}, status=404, code="not_offered")
         for path in (
-            "/v1/evals",
             "/v1/moderations",
             "/v1/images/generations",
             "/v1/audio/speech",
@@ -357,7 +356,7 @@ API = [
     ),
     *(
         Case(path, status=404, code="unknown_url", method="GET")
-        for path in ("/models", "/files", "/v1", "/v1/chat/completions")
+        for path in ("/models", "/files", "/v1", "/v1/completions")
     ),
     Case(JOBS, {}, status=405, code="method_not_allowed", method="PUT"),
     Case(f"{FILES}/{FILE}", {}, status=405, code="method_not_allowed", method="PATCH"),

@@ -18,8 +18,8 @@ from apps.interfaces.gateway.errors import RequestFailed
 from apps.interfaces.gateway.metering import shipper as shipping
 from apps.interfaces.gateway.metering.refused import RefusedRequests
 from apps.interfaces.gateway.metering.shipper import Shipper, recover_orphans
-from apps.interfaces.gateway.metering.spool import End, Segments, claim_folder, encode
-from tests.factories.usage import make_record, make_start
+from apps.interfaces.gateway.metering.spool import Completion, End, Segments, claim_folder, encode
+from tests.factories.usage import make_completion, make_record, make_start
 
 
 class Database:
@@ -28,6 +28,9 @@ class Database:
     def __init__(self) -> None:
         self.batches: list[int] = []
         self.is_away = False
+
+    def store(self, records) -> list[str]:
+        return self.record(records)
 
     def record(self, records) -> list[str]:
         if self.is_away:
@@ -40,6 +43,7 @@ class Database:
 def database(monkeypatch) -> Database:
     database = Database()
     monkeypatch.setattr(shipping, "record", database.record)
+    monkeypatch.setattr(shipping, "store", database.store)
     return database
 
 
@@ -82,7 +86,13 @@ def test_what_the_database_did_not_take_is_sent_again_and_told_once(database):
 class Threads:
     """Calls in place, except that to record anything of one organization is a bug."""
 
+    def __init__(self) -> None:
+        self.stored: list[str] = []
+
     async def call(self, function, *arguments):
+        if function is shipping.store:
+            self.stored += [each.id for each in arguments[0]]
+            return [each.id for each in arguments[0]]
         if function is shipping.record and any(each.organization_id == "org_bad" for each in arguments[0]):
             raise KeyError("org_bad")
         return [each.id for each in arguments[0]] if function is shipping.record else function(*arguments)
@@ -95,13 +105,16 @@ def test_usage_of_a_dead_gateway_that_cannot_be_read_keeps_no_other_from_being_r
         lock = claim_folder(tmp_path, name)
         segments = Segments(tmp_path / name)
         record = make_record(organization_id=organization_id)
-        segments.append(encode(End(record)), is_synced=True)
+        completion = Completion(make_completion(id=f"chatcmpl-{name}"))
+        segments.append(encode(End(record)) + encode(completion), is_synced=True)
         segments.keep([record.id])
         segments.close()
         os.close(lock)
 
-    asyncio.run(recover_orphans(Threads(), tmp_path))
+    threads = Threads()
+    asyncio.run(recover_orphans(threads, tmp_path))
 
+    assert threads.stored == ["chatcmpl-gateway_2"]
     assert [folder.name for folder in tmp_path.iterdir()] == ["gateway_1"]
 
 

@@ -126,7 +126,7 @@ def test_a_worker_killed_in_the_middle_answers_and_charges_each_request_once(ten
         "DJANGO_SETTINGS_MODULE": "apps.config.settings.dev",
     }
     code = "import django; django.setup(); from apps.batches.worker import work; work()"
-    victim = subprocess.Popen([sys.executable, "-c", code], env=environ, cwd=Path(__file__).parents[3])
+    victim = subprocess.Popen([sys.executable, "-c", code], env=environ, cwd=Path(__file__).parents[4])
     try:
         wait_until(lambda: Batch.objects.get(pk=batch.id).completed >= 4, "nothing was answered", seconds=60)
     finally:

@@ -1,0 +1,1 @@
+"""Chat completions that are kept because their request said `store: true`."""

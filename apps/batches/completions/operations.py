@@ -1,0 +1,105 @@
+"""Changes of stored completions, and their end."""
+
+import datetime
+from collections.abc import Iterator, Mapping
+
+import msgspec
+from django.conf import settings
+from django.db import transaction
+from django.db.models import QuerySet
+
+from apps.accounts.models import Organization
+from apps.batches.completions.models import StoredCompletion
+from apps.batches.completions.queries import list_completions, read_answer, read_request
+from apps.core import audit
+from apps.core.errors import InvalidValue
+from apps.datasets.intake.versions import create_version
+from apps.datasets.models import DatasetVersion
+
+MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
+MAX_ROWS = 10_000  # of a dataset made of stored completions, while its maker waits
+_DELETED_AT_ONCE = 500
+_READ_AT_ONCE = 50
+_ROW_MEMBERS = ("role", "content", "name", "tool_calls", "tool_call_id")
+
+
+@transaction.atomic
+def set_metadata(*, completion: StoredCompletion, metadata: Mapping[str, str]) -> StoredCompletion:
+    """Replace the metadata of a stored completion. Raises InvalidValue."""
+    check_metadata(metadata)
+    before, completion.metadata = completion.metadata, dict(metadata)
+    completion.bytes += len(msgspec.json.encode(completion.metadata)) - len(msgspec.json.encode(before))
+    completion.save(update_fields=["metadata", "bytes"])
+    return completion
+
+
+def check_metadata(metadata: Mapping[str, str]) -> None:
+    """Raise InvalidValue for metadata beyond OpenAI's limits."""
+    if len(metadata) > MAX_METADATA or any(
+        len(key) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE for key, value in metadata.items()
+    ):
+        raise InvalidValue(
+            f"metadata has at most {MAX_METADATA} pairs, keys up to {MAX_METADATA_KEY} and values up to "
+            f"{MAX_METADATA_VALUE} characters.",
+            param="metadata",
+        )
+
+
+@transaction.atomic
+def delete_completion(*, completion: StoredCompletion, by: str) -> None:
+    """Delete a stored completion for good."""
+    completion_id = completion.pk
+    completion.delete()
+    audit.record(organization=completion.organization_id, by=by, action="completion.deleted", target=completion_id)
+
+
+def delete_expired(*, now: datetime.datetime) -> int:
+    """Delete completions that were stored for longer than the installation keeps them; return how many."""
+    before = now - datetime.timedelta(days=settings.STORED_COMPLETION_DAYS)
+    deleted = 0
+    while ids := list(StoredCompletion.objects.filter(created_at__lt=before).values_list("pk")[:_DELETED_AT_ONCE]):
+        deleted += StoredCompletion.objects.filter(pk__in=[pk for (pk,) in ids]).delete()[0]
+    return deleted
+
+
+def create_dataset(
+    *,
+    organization: Organization | str,
+    name: str,
+    by: str,
+    now: datetime.datetime,
+    model_name: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> DatasetVersion:
+    """Make a dataset of stored completions, the newest MAX_ROWS; it is validated like an upload.
+
+    Raises InvalidValue if there are none, StorageFull.
+    """
+    found = list_completions(organization=organization, model_name=model_name, metadata=metadata)
+    newest = found.order_by("-created_at", "-id")[:MAX_ROWS]
+    if not newest.exists():
+        raise InvalidValue("No stored completion has this model and this metadata, so there are no rows.")
+    return create_version(
+        organization=organization,
+        filename=f"{name}.jsonl",
+        purpose="fine-tune",
+        chunks=_lines(newest),
+        by=by,
+        now=now,
+        dataset_name=name,
+    )
+
+
+def _lines(completions: QuerySet[StoredCompletion]) -> Iterator[bytes]:
+    """Yield a row for each first choice: the messages of the request, then the answer."""
+    for completion in completions.iterator(_READ_AT_ONCE):
+        request, choices = read_request(completion), read_answer(completion)["choices"]
+        messages = [*request["messages"], choices[0]["message"]] if choices else request["messages"]
+        row: dict[str, object] = {
+            "messages": [
+                {name: message[name] for name in _ROW_MEMBERS if message.get(name) is not None} for message in messages
+            ]
+        }
+        if tools := request.get("tools"):
+            row["tools"] = tools
+        yield msgspec.json.encode(row) + b"\n"

@@ -1,0 +1,46 @@
+"""Queries on stored completions."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from django.db.models import QuerySet
+
+from apps.accounts.models import Organization
+from apps.batches.completions.models import StoredCompletion
+from apps.core.errors import NotFound
+
+
+def list_completions(
+    *, organization: Organization | str, model_name: str | None = None, metadata: Mapping[str, str] | None = None
+) -> QuerySet[StoredCompletion]:
+    """Return the organization's stored completions, oldest first. `metadata` has pairs that each of them has."""
+    found = StoredCompletion.objects.for_organization(organization).order_by("created_at", "id")
+    if model_name is not None:
+        found = found.filter(model_name=model_name) if "\x00" not in model_name else found.none()
+    if metadata:
+        has_nul = any("\x00" in text for pair in metadata.items() for text in pair)
+        found = found.none() if has_nul else found.filter(metadata__contains=dict(metadata))
+    return found
+
+
+def get_completion(*, organization: Organization | str, id: str) -> StoredCompletion:
+    """Return one stored completion. Raises NotFound, the same for unknown and foreign ids."""
+    found = list_completions(organization=organization).filter(pk=id).first() if "\x00" not in id else None
+    if found is None:
+        raise NotFound(
+            f"No such stored completion: {id[:80]}. Send `store: true` to have a completion stored.",
+            param="completion_id",
+            code="completion_not_found",
+        )
+    return found
+
+
+def read_request(completion: StoredCompletion) -> dict[str, Any]:
+    """Return the messages, tools and settings of the request."""
+    return msgspec.json.decode(completion.request, type=dict[str, Any])
+
+
+def read_answer(completion: StoredCompletion) -> dict[str, Any]:
+    """Return choices and usage."""
+    return msgspec.json.decode(completion.answer, type=dict[str, Any])

@@ -1,0 +1,90 @@
+"""The models that a run asks, and the most that their answers can cost."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from apps.accounts.models import Organization
+from apps.adapters.lifecycle import AdapterVersionStatus
+from apps.adapters.queries import get_version_by_name
+from apps.billing.usage.metering import price_ceiling
+from apps.catalog.models import BaseModel
+from apps.catalog.queries import active_prices, get_base_model, inference_sku
+from apps.core.errors import DomainError, InvalidValue, NotFound, Status
+from apps.serving.models import Alias
+
+_TEMPLATE_TOKENS = 256  # the most that a chat template adds
+_SILENT = (AdapterVersionStatus.REFUSED, AdapterVersionStatus.FILES_ONLY)
+
+
+class PriceMissing(DomainError):
+    """The operator has set no price for a model, so nothing can be asked of it."""
+
+    code = "price_not_set"
+    status = Status.UNPROCESSABLE
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request to a model, with the most tokens that it can have."""
+
+    model_name: str
+    input_tokens: int
+    output_tokens: int
+
+
+def require_model(*, organization: Organization | str, name: str, param: str) -> BaseModel:
+    """Return the base model behind a name that the organization can ask. Raises InvalidValue."""
+    try:
+        alias = Alias.objects.for_organization(organization).filter(model_name=name).first() if _is_text(name) else None
+        if alias is not None:
+            return alias.adapter.base_model
+        if name.startswith("ft:"):
+            version = get_version_by_name(organization=organization, model_name=name, param=param)
+            if version.status not in _SILENT:
+                return version.adapter.base_model
+        else:
+            model = get_base_model(name=name)
+            if model.is_installed:
+                return model
+    except NotFound as missing:
+        raise InvalidValue(
+            f"The model '{name[:60]}' does not exist: name one that is served.", param=param
+        ) from missing
+    raise InvalidValue(f"The model '{name[:60]}' answers no requests here: name one that is served.", param=param)
+
+
+def _is_text(name: str) -> bool:
+    return "\x00" not in name
+
+
+def highest_cost_nano(
+    *, organization: Organization | str, base_models: Mapping[str, BaseModel], asked: Iterable[Asked]
+) -> int:
+    """Return the most that the requests can cost together. `base_models` is by the name of a model.
+
+    Raises PriceMissing.
+    """
+    skus: Collection[str] = {
+        inference_sku(model, direction=way) for model in base_models.values() for way in ("input", "output")
+    }
+    prices = active_prices(skus=skus, organization=organization)
+    total = 0
+    for one in asked:
+        model = base_models[one.model_name]
+        tokens = {
+            "input": min(one.input_tokens, model.context_length),
+            "output": min(one.output_tokens, model.context_length),
+        }
+        for way, quantity in tokens.items():
+            price = prices.get(inference_sku(model, direction=way))
+            if price is None:
+                raise PriceMissing(f"The model '{one.model_name[:60]}' has no price here.")
+            total += price_ceiling(quantity=quantity, price_nano=price.price_nano, per=price.per)
+    return total
+
+
+def most_tokens(body: object) -> int:
+    """Return the most tokens that a request can have: each has at least one byte of its body."""
+    return len(msgspec.json.encode(body)) + _TEMPLATE_TOKENS

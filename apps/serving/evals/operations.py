@@ -1,0 +1,173 @@
+"""Creation, change, cancellation and deletion of evals and runs."""
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from django.db import transaction
+
+from apps.accounts.models import Organization
+from apps.batches.completions.operations import check_metadata
+from apps.batches.files import storage_left
+from apps.batches.lifecycle import ACTIVE as ACTIVE_BATCHES
+from apps.batches.operations import cancel_batch
+from apps.billing.queries import get_balance
+from apps.core import audit
+from apps.core.database.locks import lock
+from apps.core.database.tenancy import id_of
+from apps.core.database.transitions import try_advance
+from apps.core.errors import InvalidState, InvalidValue, QuotaExceeded
+from apps.core.messages import outbox
+from apps.serving.evals.costs import require_model
+from apps.serving.evals.criteria import Criterion, PairwiseCriterion, SentCriterion, check_criteria, models_of
+from apps.serving.evals.lifecycle import ACTIVE, RUN_TRANSITIONS, EvalRunStatus
+from apps.serving.evals.models import Eval, EvalRun
+from apps.serving.evals.sources import CompletionsSource, DataSource, check_source
+
+MAX_EVALS = 1_000  # of an organization
+MAX_RUNS = 1_000  # of an organization; each keeps its items until it is deleted
+MAX_ACTIVE = 5
+MAX_IN_AN_HOUR = 30
+
+
+def create_eval(
+    *,
+    organization: Organization | str,
+    name: str,
+    data_source_config: Mapping[str, Any],
+    criteria: Sequence[SentCriterion],
+    metadata: Mapping[str, str],
+    by: str,
+) -> Eval:
+    """Create an eval. Raises InvalidValue, QuotaExceeded."""
+    checked = check_criteria(criteria)
+    for place, model_name in models_of(checked):
+        require_model(organization=organization, name=model_name, param=place)
+    check_metadata(metadata)
+    with transaction.atomic():
+        lock(f"evals:{id_of(organization)}")
+        if Eval.objects.for_organization(organization).count() >= MAX_EVALS:
+            raise QuotaExceeded(f"Your organization keeps {MAX_EVALS:,} evals, the most allowed: delete some.")
+        created = Eval.objects.create(
+            organization_id=id_of(organization),
+            name=name,
+            data_source_config=dict(data_source_config),
+            testing_criteria=msgspec.to_builtins(checked),
+            metadata=dict(metadata),
+            created_by=by,
+        )
+        audit.record(organization=created.organization_id, by=by, action="eval.created", target=created.pk)
+    created.refresh_from_db()
+    return created
+
+
+@transaction.atomic
+def update_eval(
+    *, evaluated: Eval, name: str | None, metadata: Mapping[str, str] | None, by: str, now: datetime.datetime
+) -> Eval:
+    """Rename an eval or replace its metadata; None leaves either. Raises InvalidValue."""
+    check_metadata(metadata or {})
+    evaluated.name = evaluated.name if name is None else name
+    evaluated.metadata = evaluated.metadata if metadata is None else dict(metadata)
+    evaluated.updated_at = now
+    evaluated.save(update_fields=["name", "metadata", "updated_at"])
+    audit.record(organization=evaluated.organization_id, by=by, action="eval.updated", target=evaluated.pk)
+    return evaluated
+
+
+@transaction.atomic
+def delete_eval(*, evaluated: Eval, by: str) -> None:
+    """Delete an eval with its runs. Raises InvalidState while one is in progress."""
+    lock(f"evals:{evaluated.organization_id}")
+    if evaluated.runs.filter(status__in=ACTIVE).exists():
+        raise InvalidState("A run of this eval is in progress: cancel it or wait for its end.", param="eval_id")
+    audit.record(organization=evaluated.organization_id, by=by, action="eval.deleted", target=evaluated.pk)
+    evaluated.delete()
+
+
+def create_run(
+    *,
+    evaluated: Eval,
+    name: str,
+    data_source: Mapping[str, Any],
+    source: DataSource,
+    metadata: Mapping[str, str],
+    cost_limit_nano: int | None,
+    by: str,
+    now: datetime.datetime,
+) -> EvalRun:
+    """Create a run; its items are read next. `data_source` is `source` as it was sent.
+
+    Raises InvalidValue, UnknownFile, QuotaExceeded.
+    """
+    organization_id = evaluated.organization_id
+    check_metadata(metadata)
+    check_source(source, organization=organization_id)
+    model_name = (source.model or "") if isinstance(source, CompletionsSource) else ""
+    criteria = msgspec.convert(evaluated.testing_criteria, list[Criterion])
+    if any(isinstance(one, PairwiseCriterion) for one in criteria) and not isinstance(source, CompletionsSource):
+        raise InvalidValue("A pairwise_model criterion needs a data source of type 'completions'.", param="data_source")
+    asked = [("data_source.model", model_name)] if model_name else []
+    for place, each in [*asked, *models_of(criteria)]:
+        require_model(organization=organization_id, name=each, param=place)
+    if (asked or models_of(criteria)) and get_balance(organization=organization_id).available_nano <= 0:
+        raise QuotaExceeded("Your organization has no credit for what the run asks: add credit.")
+    if storage_left(organization=organization_id) == 0:
+        raise QuotaExceeded("Your organization's storage is full, so there is no room for the results: delete files.")
+    with transaction.atomic():
+        lock(f"evals:{organization_id}")
+        _require_room(organization_id, now)
+        run = EvalRun.objects.create(
+            organization_id=organization_id,
+            evaluated=evaluated,
+            name=name,
+            metadata=dict(metadata),
+            data_source=dict(data_source),
+            testing_criteria=evaluated.testing_criteria,
+            model_name=model_name,
+            cost_limit_nano=cost_limit_nano,
+            created_by=by,
+        )
+        outbox.publish(
+            topic="eval.prepare", key=f"eval:{run.pk}", payload={"run_id": run.pk}, organization=organization_id
+        )
+        audit.record(organization=organization_id, by=by, action="eval_run.created", target=run.pk)
+    run.refresh_from_db()
+    return run
+
+
+def _require_room(organization_id: str, now: datetime.datetime) -> None:
+    runs = EvalRun.objects.for_organization(organization_id)
+    if runs.count() >= MAX_RUNS:
+        raise QuotaExceeded(f"Your organization keeps {MAX_RUNS:,} runs of evals, the most allowed: delete some.")
+    if runs.filter(status__in=ACTIVE).count() >= MAX_ACTIVE:
+        raise QuotaExceeded(f"Your organization has {MAX_ACTIVE} runs of evals in progress: wait for one.")
+    if runs.filter(created_at__gt=now - datetime.timedelta(hours=1)).count() >= MAX_IN_AN_HOUR:
+        raise QuotaExceeded(
+            f"Your organization began {MAX_IN_AN_HOUR} runs of evals within an hour, the most allowed: try again later."
+        )
+
+
+@transaction.atomic
+def cancel_run(*, run: EvalRun, by: str, now: datetime.datetime) -> EvalRun:
+    """End a run: no more requests are sent. Repeating it changes nothing. Raises InvalidState once it has ended."""
+    if run.status == EvalRunStatus.CANCELED:
+        return run
+    if not try_advance(run, to=EvalRunStatus.CANCELED, transitions=RUN_TRANSITIONS, finished_at=now):
+        run.refresh_from_db()
+        raise InvalidState(f"The run is {run.status}, so it cannot be canceled.", param="run_id")
+    if run.batch is not None and run.batch.status in ACTIVE_BATCHES:
+        cancel_batch(batch=run.batch, by=by, now=now)
+    audit.record(organization=run.organization_id, by=by, action="eval_run.canceled", target=run.pk)
+    return run
+
+
+@transaction.atomic
+def delete_run(*, run: EvalRun, by: str) -> None:
+    """Delete a run with its results. Raises InvalidState while it is in progress."""
+    run = EvalRun.objects.select_for_update().get(pk=run.pk)
+    if run.status in ACTIVE:
+        raise InvalidState("The run is in progress: cancel it first.", param="run_id")
+    audit.record(organization=run.organization_id, by=by, action="eval_run.deleted", target=run.pk)
+    run.delete()

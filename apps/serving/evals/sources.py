@@ -1,0 +1,244 @@
+"""The data of a run: where its items come from, and what a model is asked about each."""
+
+import datetime
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from apps.accounts.models import Organization
+from apps.batches.completions.queries import list_completions, read_answer, read_request
+from apps.batches.queries import find_file
+from apps.contracts.chat import split_lines
+from apps.contracts.evaluation.graders import TextTooLong, UnknownVariable, names_of, value_at
+from apps.core.errors import InvalidValue
+from apps.core.objects.store import read_chunks, store
+from apps.datasets.queries import get_version
+from apps.serving.evals.criteria import Messages, fill_messages
+
+MAX_ITEMS = 1_000
+MAX_ITEM_BYTES = 256 * 1024
+MAX_SOURCE_BYTES = 16 * 1024 * 1024
+MAX_INLINE_BYTES = 128 * 1024  # of items that come with the request, which the run repeats
+DEFAULT_ANSWER_TOKENS = 1_024
+_READ_AT_ONCE = 50
+
+
+class InlineItem(msgspec.Struct, forbid_unknown_fields=True):
+    item: dict[str, Any]
+    sample: dict[str, Any] | None = None
+
+
+class InlineItems(msgspec.Struct, tag_field="type", tag="file_content", forbid_unknown_fields=True):
+    content: Annotated[list[InlineItem], Meta(min_length=1, max_length=MAX_ITEMS)]
+
+
+class FileId(msgspec.Struct, tag_field="type", tag="file_id", forbid_unknown_fields=True):
+    """A file of items, one JSON object in each line: `{"item": {…}, "sample": {…}}`, or a row of a dataset."""
+
+    id: str
+
+
+class StoredCompletions(msgspec.Struct, tag_field="type", tag="stored_completions", forbid_unknown_fields=True):
+    created_after: int | None = None
+    created_before: int | None = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_ITEMS)] | None = None
+    metadata: dict[str, str] | None = None
+    model: str | None = None
+
+
+class Template(msgspec.Struct, tag_field="type", tag="template", forbid_unknown_fields=True):
+    template: Messages
+
+
+class ItemReference(msgspec.Struct, tag_field="type", tag="item_reference", forbid_unknown_fields=True):
+    """The place of an item's messages, such as `item.input`."""
+
+    item_reference: Annotated[str, Meta(pattern=r"^item\.[^\s{}]{1,200}$")]
+
+
+class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    max_completion_tokens: Annotated[int, Meta(ge=1, le=4_096)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    seed: int | None = None
+    response_format: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    reasoning_effort: Annotated[str | None, Meta(description="Without effect.")] = None
+
+
+class JsonlSource(msgspec.Struct, tag_field="type", tag="jsonl", forbid_unknown_fields=True):
+    """Items whose answers are in the data already, or that are graded without one."""
+
+    source: InlineItems | FileId
+
+
+class CompletionsSource(msgspec.Struct, tag_field="type", tag="completions", forbid_unknown_fields=True):
+    """Items that `model` is asked about. Without a model, the answers of stored completions are graded."""
+
+    source: InlineItems | FileId | StoredCompletions
+    input_messages: Template | ItemReference | None = None
+    model: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
+    sampling_params: SamplingParams | None = None
+
+
+class ResponsesSource(msgspec.Struct, tag_field="type", tag="responses"):
+    """Stored responses, which are not offered."""
+
+
+DataSource = JsonlSource | CompletionsSource | ResponsesSource
+
+
+class SourceItem(msgspec.Struct, frozen=True):
+    """One item; `sample` is the answer that it came with, if it did."""
+
+    item: dict[str, Any]
+    sample: dict[str, Any] | None = None
+
+
+def check_source(source: DataSource, *, organization: Organization | str) -> None:
+    """Raise InvalidValue or UnknownFile for a data source that no run can read."""
+    if isinstance(source, ResponsesSource):
+        text = "Anneal stores no responses, so 'responses' is not offered: use 'completions'."
+        raise InvalidValue(text, param="data_source.type", code="not_offered")
+    match source.source:
+        case InlineItems() as inline if len(msgspec.json.encode(inline)) > MAX_INLINE_BYTES:
+            text = f"Items sent with a run have at most {MAX_INLINE_BYTES // 1024} KiB together: upload a file."
+            raise InvalidValue(text, param="data_source.source.content")
+        case FileId(id=file_id) if not find_file(organization=organization, id=file_id):
+            get_version(organization=organization, id=file_id, param="data_source.source.id")
+    if isinstance(source, JsonlSource) or source.model is None:
+        return
+    if source.input_messages is None and not isinstance(source.source, StoredCompletions):
+        text = "Give the messages that the model is asked, as a template or as an item_reference."
+        raise InvalidValue(text, param="data_source.input_messages")
+
+
+def read_items(
+    source: DataSource, *, organization: Organization | str, metadata: Mapping[str, str]
+) -> list[SourceItem]:
+    """Return the items of a run, in order. `metadata`: of the stored completions that its eval names.
+
+    Raises InvalidValue for data that cannot be used, UnknownFile.
+    """
+    assert not isinstance(source, ResponsesSource)
+    found: Iterable[SourceItem]
+    match source.source:
+        case InlineItems(content=content):
+            found = [SourceItem(one.item, one.sample) for one in content]
+        case FileId(id=file_id):
+            found = _of_file(file_id, organization)
+        case StoredCompletions() as wanted:
+            found = _of_completions(wanted, organization, metadata)
+    items: list[SourceItem] = []
+    size = 0
+    for item in found:
+        size += len(msgspec.json.encode(item))
+        if len(items) >= MAX_ITEMS or size > MAX_SOURCE_BYTES:
+            text = f"A run has at most {MAX_ITEMS:,} items, and {MAX_SOURCE_BYTES // 1024**2} MiB of them."
+            raise InvalidValue(text, param="data_source.source")
+        items.append(item)
+    if not items:
+        raise InvalidValue("The data source has no items.", param="data_source.source")
+    return items
+
+
+def _of_file(file_id: str, organization: Organization | str) -> Iterator[SourceItem]:
+    file = find_file(organization=organization, id=file_id)
+    if file is not None:
+        key = file.object_key
+    else:
+        key = get_version(organization=organization, id=file_id, param="data_source.source.id").data_key
+    with store().open_stream(key) as stream:
+        for line in split_lines(read_chunks(stream), max_line_bytes=MAX_ITEM_BYTES):
+            try:
+                row = msgspec.json.decode(line.data, type=dict[str, Any])
+            except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+                text = f"Line {line.number} is no JSON object of at most {MAX_ITEM_BYTES // 1024} KiB."
+                raise InvalidValue(text, param="data_source.source.id") from error
+            yield _item_of(row, line.number)
+
+
+def _item_of(row: dict[str, Any], number: int) -> SourceItem:
+    """Return the item of a line. A row of a dataset gets its prompt as `input` and its answer as `reference`."""
+    if "item" in row:
+        item, sample = row["item"], row.get("sample")
+        if not isinstance(item, dict) or not isinstance(sample, dict | None):
+            text = f"Line {number}: item and sample must be objects."
+            raise InvalidValue(text, param="data_source.source.id")
+        return SourceItem(item, sample)
+    messages = row.get("messages")
+    if isinstance(messages, list) and messages and isinstance(messages[-1], dict):
+        last = messages[-1]
+        if last.get("role") == "assistant":
+            return SourceItem(row | {"input": messages[:-1], "reference": last.get("content")})
+        return SourceItem(row | {"input": messages})
+    return SourceItem(row)
+
+
+def _of_completions(
+    wanted: StoredCompletions, organization: Organization | str, metadata: Mapping[str, str]
+) -> Iterator[SourceItem]:
+    found = list_completions(
+        organization=organization, model_name=wanted.model, metadata={**metadata, **(wanted.metadata or {})}
+    )
+    for name, seconds in (("gt", wanted.created_after), ("lt", wanted.created_before)):
+        if seconds is not None:
+            try:
+                moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+            except (ValueError, OverflowError, OSError) as error:
+                raise InvalidValue("A time is in seconds since 1970.", param="data_source.source") from error
+            found = found.filter(**{f"created_at__{name}": moment})
+    for completion in found[: wanted.limit or MAX_ITEMS].iterator(_READ_AT_ONCE):
+        choices = read_answer(completion)["choices"]
+        text = (choices[0]["message"].get("content") or "") if choices else ""
+        item = {
+            "id": completion.pk,
+            "model": completion.model_name,
+            "input": read_request(completion)["messages"],
+            "metadata": completion.metadata,
+        }
+        yield SourceItem(item, {"output_text": text})
+
+
+# --- What a model is asked --------------------------------------------------------------------------------------------
+
+
+def names_with(item: SourceItem, answer: str | None) -> dict[str, Any]:
+    """Return the values that templates may name. `answer` is the model's; without one, the item's own sample counts."""
+    given = item.sample or {}
+    if answer is None and not isinstance(given.get("output_text"), str):
+        return {"item": item.item, "sample": given}
+    names = names_of(answer if answer is not None else given["output_text"], item.item)
+    return names | {"sample": given | names["sample"]}
+
+
+def question_of(source: CompletionsSource, item: SourceItem) -> list[dict[str, Any]]:
+    """Return the messages that a model is asked about an item. Raises UnknownVariable, TextTooLong, InvalidValue."""
+    match source.input_messages:
+        case Template(template=template):
+            return list(fill_messages(template, {"item": item.item}))
+        case ItemReference(item_reference=place):
+            messages = value_at({"item": item.item}, place)
+        case None:
+            messages = item.item.get("input")
+    if not isinstance(messages, list) or not messages:
+        raise UnknownVariable("list of messages there")
+    return messages
+
+
+def question_of_item(source: DataSource, item: SourceItem) -> list[dict[str, Any]]:
+    """Return the messages that a model was asked about an item; none if they could not be made."""
+    try:
+        return question_of(source, item) if isinstance(source, CompletionsSource) else []
+    except (UnknownVariable, TextTooLong):
+        return []
+
+
+def sampling_request(source: CompletionsSource, model: str, messages: list[dict[str, Any]]) -> dict[str, object]:
+    """Return the body of the request to a model."""
+    params = source.sampling_params or SamplingParams()
+    fields: dict[str, object] = msgspec.to_builtins(params)
+    fields.pop("reasoning_effort", None)
+    return {"max_completion_tokens": DEFAULT_ANSWER_TOKENS} | fields | {"model": model, "messages": messages}
