@@ -10,18 +10,19 @@ from django.db.models.expressions import RawSQL
 from django.utils.text import slugify
 
 from apps.accounts.login import api_keys, browser_tokens
-from apps.accounts.models import ApiKey, Invitation, KeyKind, Membership, Organization, SavedView, User
+from apps.accounts.members.service_accounts import lock_service_account
+from apps.accounts.models import ApiKey, KeyKind, Membership, Organization, SavedView, User
 from apps.accounts.queries import (
     NO_LIMITS,
     KeyIdentity,
     KeyLimits,
     find_membership,
+    find_service_account,
     get_key,
     get_key_limits,
-    get_membership,
     list_saved_views,
 )
-from apps.accounts.roles import ROLES, SCOPES, Owner, Permission, has_permission
+from apps.accounts.roles import SCOPES, Owner, Permission, has_permission
 from apps.core import audit
 from apps.core.database.tenancy import set_organization
 from apps.core.errors import InvalidState, InvalidValue, NotFound, PermissionDenied, RateLimited
@@ -171,126 +172,6 @@ def delete_view(*, membership: Membership, view_id: str) -> SavedView:
     return view
 
 
-# --- Members ----------------------------------------------------------------------------------------------------------
-
-
-@transaction.atomic
-def change_role(
-    *,
-    organization: Organization,
-    membership_id: str,
-    role: str,
-    by: User,
-    now: datetime.datetime,
-    identity: KeyIdentity | None = None,
-) -> Membership:
-    """Give a member another role, and close the invitations the member may no longer send.
-
-    `identity` is the key that asks, if one does. Raises PermissionDenied, InvalidState, NotFound, InvalidValue.
-    """
-    acting = lock_members(organization, by)
-    membership = get_membership(organization=organization, id=membership_id)
-    require_grantable(acting, known_role(role), membership.role, identity=identity)
-    if membership.role == Owner.name and role != Owner.name:
-        _require_another_owner(membership)
-    before, membership.role = membership.role, role
-    membership.save(update_fields=["role"])
-    revoked = _revoke_invitations_by(membership, now, keep=_grantable_roles(role))
-    audit.record(
-        organization=organization, by=by.pk, action="member.change_role", target=membership.user_id,
-        before=before, after=role, invitations_revoked=revoked,
-    )  # fmt: skip
-    return membership
-
-
-@transaction.atomic
-def remove_member(
-    *,
-    organization: Organization,
-    membership_id: str,
-    by: User,
-    now: datetime.datetime,
-    identity: KeyIdentity | None = None,
-) -> None:
-    """End a membership, revoke the member's keys, and close the invitations the member sent or could use.
-
-    Any member may leave; removing others needs the right to manage members, as does the key that asks, `identity`.
-    """
-    acting = lock_members(organization, by)
-    membership = get_membership(organization=organization, id=membership_id)
-    if identity or membership.user_id != by.pk:
-        require_grantable(acting, membership.role, identity=identity)
-    if membership.role == Owner.name:
-        _require_another_owner(membership)
-    kept = ApiKey.objects.for_organization(organization).filter(created_by=membership.user_id, revoked_at=None)
-    keys_revoked = kept.update(revoked_at=now, revoked_by=by)
-    invitations_revoked = _revoke_invitations_by(membership, now) + _revoke_invitations_to(membership, now)
-    membership.delete()
-    audit.record(
-        organization=organization, by=by.pk, action="member.remove", target=membership.user_id,
-        keys_revoked=keys_revoked, invitations_revoked=invitations_revoked,
-    )  # fmt: skip
-
-
-def _revoke_invitations_by(
-    membership: Membership, now: datetime.datetime, *, keep: frozenset[str] = frozenset()
-) -> int:
-    """Close the open invitations a member sent, except for roles in `keep`; return how many."""
-    rows = Invitation.objects.for_organization(membership.organization_id).still_open()
-    return rows.filter(invited_by=membership.user_id).exclude(role__in=keep).update(revoked_at=now)
-
-
-def _revoke_invitations_to(membership: Membership, now: datetime.datetime) -> int:
-    """Close the open invitations to the member's address, which would let them return; return how many."""
-    rows = Invitation.objects.for_organization(membership.organization_id).still_open()
-    return rows.filter(email__iexact=membership.user.email).update(revoked_at=now)
-
-
-def lock_members(organization: Organization, by: User) -> Membership:
-    """Lock all members, so that two owners cannot remove each other; return the actor's own membership."""
-    members = Membership.objects.for_organization(organization).select_for_update().order_by("id")
-    acting = next((member for member in members if member.user_id == by.pk), None)
-    if acting is None:
-        raise NotFound("No such organization.")
-    return acting
-
-
-def _grantable_roles(role: str) -> frozenset[str]:
-    """Return the roles that a member with `role` may give."""
-    if not has_permission(role, Permission.MEMBER_MANAGE):
-        return frozenset()
-    return frozenset(name for name, each in ROLES.items() if each.permissions <= ROLES[role].permissions)
-
-
-def require_grantable(acting: Membership, *roles: str, identity: KeyIdentity | None = None) -> None:
-    """Raise PermissionDenied unless the member, and the key that asks for them, may manage all these roles.
-
-    Both manage only roles with no more permissions than their own: an admin cannot make or remove an owner.
-    """
-    if not has_permission(acting.role, Permission.MEMBER_MANAGE):
-        raise PermissionDenied(f"Your role, {acting.role}, does not allow managing members.")
-    for role in roles:
-        if not ROLES[role].permissions <= ROLES[acting.role].permissions:
-            raise PermissionDenied(f"Only an owner may do this to an {role}." if role == Owner.name else "Not allowed.")
-        if identity and (missing := sorted(ROLES[role].permissions - identity.scopes)):
-            text = f"This API key lacks {', '.join(missing)}, so it cannot give, change or remove the role {role}."
-            raise PermissionDenied(text, param="role")
-
-
-def _require_another_owner(membership: Membership) -> None:
-    owners = Membership.objects.for_organization(membership.organization_id).filter(role=Owner.name)
-    if not owners.exclude(pk=membership.pk).exists():
-        raise InvalidState(
-            "An organization needs an owner: give another member that role first.", param="role", code="last_owner"
-        )
-
-
-def known_role(role: str) -> str:
-    if role not in ROLES:
-        raise InvalidValue(f"A role is one of {', '.join(ROLES)}.", param="role")
-    return role
-
-
 # --- Keys -------------------------------------------------------------------------------------------------------------
 
 
@@ -305,13 +186,19 @@ def issue_key(
     now: datetime.datetime,
     limits: KeyLimits = NO_LIMITS,
     identity: KeyIdentity | None = None,
+    service_account_id: str = "",
 ) -> IssuedKey:
     """Create an API key that may do at most what its maker may, and the key that asks for it: `identity`.
 
-    Limits that are left out are those of that key. Raises InvalidValue, PermissionDenied, and InvalidState above
-    MAX_KEYS.
+    The maker is `by`, or the service account with that id if `by` and `identity` may manage it: such a key stays when
+    `by` leaves. Limits that are left out are those of that key. Raises InvalidValue, PermissionDenied, NotFound, and
+    InvalidState above MAX_KEYS.
     """
-    _require_scopes(organization, frozenset(scopes), by)
+    if service_account_id:
+        maker = lock_service_account(organization=organization, id=service_account_id, by=by, identity=identity)
+    else:
+        maker = _maker_of(organization, by)
+    _require_scopes(maker, frozenset(scopes))
     if identity:
         limits = _within(identity, scopes, expires_at, limits)
     if expires_at is not None and expires_at <= now:
@@ -321,12 +208,13 @@ def issue_key(
         raise InvalidState(f"An organization has at most {MAX_KEYS:,} active keys. Revoke one that is not needed.")
     issued = _issue(
         api_keys.new_secret(api_keys.LIVE_PREFIX), organization=organization, kind=KeyKind.SECRET,
-        name=_clean_name(name), scopes=sorted(scopes), created_by=by, created_at=now, expires_at=expires_at,
+        name=_clean_name(name), scopes=sorted(scopes), created_by_id=maker.user_id, created_at=now,
+        expires_at=expires_at, issued_by=by if service_account_id else None,
         made_with=identity.key_id if identity else "", **asdict(limits),
     )  # fmt: skip
     audit.record(
         organization=organization, by=by.pk, action="key.create", target=issued.key.pk,
-        name=issued.key.name, scopes=issued.key.scopes,
+        name=issued.key.name, scopes=issued.key.scopes, service_account=maker.user_id if service_account_id else None,
     )  # fmt: skip
     return issued
 
@@ -362,11 +250,15 @@ def rotate_key(
     """Create a key like this one, and end this one after the overlap. Both work until then.
 
     Name, scopes and limits stay; the new key expires when the old one was to. Only the key's maker may rotate it,
-    because the new key acts in their name, and `identity`, the key that asks, rotates only a key that may do no more.
+    because the new key acts in their name, or those who manage the service account that is its maker. `identity`, the
+    key that asks, rotates only a key that may do no more.
     Raises NotFound, PermissionDenied, InvalidState, InvalidValue.
     """
     key = get_key(organization=organization, id=key_id)
+    account = None
     if key.created_by_id != by.pk:
+        account = find_service_account(organization=organization, user_id=key.created_by_id)
+    if key.created_by_id != by.pk and account is None:
         raise PermissionDenied("Only the maker of a key may rotate it. Create a key of your own, or revoke this one.")
     key.refresh_from_db(from_queryset=ApiKey.objects.for_organization(organization).select_for_update())
     if key.status(now=now) != "active":
@@ -377,7 +269,7 @@ def rotate_key(
     limits = KeyLimits(key.requests_per_minute, key.tokens_per_minute, key.concurrent_requests)
     issued = issue_key(
         organization=organization, name=key.name, scopes=frozenset(key.scopes), by=by, expires_at=key.expires_at,
-        limits=limits, now=now, identity=identity,
+        limits=limits, now=now, identity=identity, service_account_id=account.pk if account else "",
     )  # fmt: skip
     if limits != get_key_limits(key_id=issued.key.pk):
         raise PermissionDenied("This API key has lower limits than that one, so it may not rotate it.")
@@ -423,20 +315,24 @@ def _issue(secret: str, **fields: object) -> IssuedKey:
     return IssuedKey(key=key, secret=secret)
 
 
-def _require_scopes(organization: Organization, scopes: frozenset[str], by: User) -> None:
-    if not scopes or not scopes <= frozenset(SCOPES):
-        raise InvalidValue(f"Choose at least one scope of {', '.join(SCOPES)}.", param="scopes")
+def _maker_of(organization: Organization, by: User) -> Membership:
     membership = find_membership(organization=organization, user=by)
     if membership is None:
         raise NotFound("No such organization.")
-    _require_role(membership, scopes)
+    return membership
+
+
+def _require_scopes(maker: Membership, scopes: frozenset[str]) -> None:
+    if not scopes or not scopes <= frozenset(SCOPES):
+        raise InvalidValue(f"Choose at least one scope of {', '.join(SCOPES)}.", param="scopes")
+    _require_role(maker, scopes)
 
 
 def _require_role(membership: Membership, scopes: frozenset[str]) -> None:
     missing = sorted(scope for scope in scopes if not has_permission(membership.role, Permission(scope)))
     if missing:
         raise PermissionDenied(
-            f"Your role, {membership.role}, does not hold {', '.join(missing)}: a key may do no more than its maker.",
+            f"The role {membership.role} does not hold {', '.join(missing)}: a key may do no more than its maker.",
             param="scopes",
         )
 

@@ -374,17 +374,21 @@ def issue_key(
     expires_at: datetime.datetime | None,
     limits: KeyLimits,
     now: datetime.datetime,
-    identity: KeyIdentity,
+    identity: KeyIdentity | None = None,
+    service_account_id: str = "",
 ) -> IssuedKey:
-    """Create a key with another one as `apps.accounts.operations.issue_key` does; the new key has its labels.
+    """Create a key as `apps.accounts.operations.issue_key` does; it has the labels of the key that asks, `identity`.
 
-    Raises PermissionDenied as well if the key that asks has a budget of its own.
+    Raises PermissionDenied as well if a budget of that key, or of the member `by`, would not cover the new key.
     """
     issued = operations.issue_key(
         organization=organization, name=name, scopes=scopes, by=by, expires_at=expires_at, limits=limits, now=now,
-        identity=identity,
+        identity=identity, service_account_id=service_account_id,
     )  # fmt: skip
-    return _with_labels(organization, issued, identity.key_id, identity)
+    if identity:
+        return _with_labels(organization, issued, identity.key_id, identity)
+    _require_cover(organization, Attribution(member_id=by.pk), issued)
+    return issued
 
 
 @transaction.atomic
@@ -413,15 +417,23 @@ def _with_labels(organization: Organization, issued: IssuedKey, key_id: str, ide
     KeyLabel.objects.bulk_create(
         KeyLabel(organization=organization, key_id=issued.key.pk, name=each.name, value=each.value) for each in labels
     )
-    own, new = (
-        set(_active(organization).filter(attribution_of_key(organization=organization, key_id=each).targets()))
-        for each in (identity.key_id, issued.key.pk)
-    )
-    if own - new:
-        raise PermissionDenied(
-            "This API key has a budget that would not cover the new key. Use an API key without a budget of its own."
-        )
+    _require_cover(organization, attribution_of_key(organization=organization, key_id=identity.key_id), issued)
     return issued
+
+
+def _require_cover(organization: Organization, asker: Attribution, issued: IssuedKey) -> None:
+    """Raise PermissionDenied if a budget of the asker would not cover the new key."""
+    new = attribution_of_key(organization=organization, key_id=issued.key.pk)
+    budgets = _active(organization)
+    uncovered = set(budgets.filter(asker.targets())) - set(budgets.filter(new.targets()))
+    if not uncovered:
+        return
+    if any(budget.scope == BudgetScope.MEMBER for budget in uncovered):
+        text = "You have a budget that would not cover the new key. Ask a member without a budget of their own."
+        raise PermissionDenied(text)
+    raise PermissionDenied(
+        "This API key has a budget that would not cover the new key. Use an API key without a budget of its own."
+    )
 
 
 @transaction.atomic

@@ -8,6 +8,7 @@ from django.http import HttpResponse
 from django.test import Client
 
 from apps.accounts.login.addresses import mark_verified
+from apps.accounts.members.service_accounts import create_service_account
 from apps.accounts.models import Membership, Organization, User
 from apps.accounts.operations import IssuedKey, create_organization, issue_key, issue_member_token
 from apps.accounts.queries import NO_LIMITS, KeyLimits
@@ -35,6 +36,10 @@ def make_member(organization: Organization, role: str, name: str | None = None) 
     user = make_user(name or role)
     Membership.objects.create(organization=organization, user=user, role=role)
     return user
+
+
+def make_service_account(organization: Organization, by: User, *, role: str = "member", name: str = "ci") -> Membership:
+    return create_service_account(organization=organization, name=name, role=role, by=by, now=db_now())
 
 
 def make_member_token(organization: Organization, user: User, *, name: str = "Playground") -> IssuedKey:
