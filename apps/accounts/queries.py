@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from django.conf import settings
 from django.db import connection
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import Exists, F, OuterRef, Q, QuerySet
 
 from apps.accounts.login.api_keys import fingerprint, is_well_formed
 from apps.accounts.models import (
@@ -145,8 +145,9 @@ def find_service_account(*, organization: Organization, user_id: str) -> Members
 
 def names_of_makers(*, organization: Organization) -> dict[str, str]:
     """Return the names of all under whose ids costs are counted, by id: people, and then service accounts."""
-    every = *list_members(organization=organization), *list_service_accounts(organization=organization)
-    return {each.user_id: str(each.user) for each in every}
+    rows = Membership.objects.for_organization(organization).select_related("user")
+    people_first = F("user__service_account_of").asc(nulls_first=True)
+    return {each.user_id: str(each.user) for each in rows.order_by(people_first, "created_at", "id")}
 
 
 def list_saved_views(*, membership: Membership, listing: str) -> QuerySet[SavedView]:
