@@ -9,7 +9,7 @@ from django.contrib.auth.base_user import AbstractBaseUser, BaseUserManager
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models.functions import Coalesce, Lower, Now
-from django.utils.translation import gettext_noop
+from django.utils.translation import gettext, gettext_noop
 
 from apps.accounts.roles import ROLE_CHOICES
 from apps.core.database.policies import OWN_ORGANIZATION
@@ -51,6 +51,13 @@ class User(AbstractBaseUser):
         help_text="Of pages and mails; empty: of the browser, and English mails.",
     )
     created_at = models.DateTimeField(db_default=Now())
+    service_account_of = models.ForeignKey(
+        "Organization",
+        on_delete=models.PROTECT,
+        null=True,
+        related_name="+",
+        help_text="The organization whose programs act in this name. It cannot sign in. Null: a person.",
+    )
 
     objects: ClassVar[UserManager] = UserManager()
 
@@ -63,10 +70,18 @@ class User(AbstractBaseUser):
     app_kept_columns = ("is_operator",)
 
     class Meta:
-        constraints = [models.UniqueConstraint(Lower("email"), name="user_email_case_insensitive")]
+        constraints = [
+            models.UniqueConstraint(Lower("email"), name="user_email_case_insensitive"),
+            models.CheckConstraint(
+                name="service_account_is_no_operator",
+                condition=models.Q(service_account_of=None) | models.Q(is_operator=False),
+            ),
+        ]
         triggers = [key_news("user_key_news", pgtrigger.UpdateOf("is_active"), organization="''")]
 
     def __str__(self) -> str:
+        if self.service_account_of_id:  # in audit logs, it must not pass for a person of that name
+            return gettext("%(name)s (service account)") % {"name": self.name}
         return self.name or self.email
 
 
@@ -132,11 +147,23 @@ def key_of(organization: Organization | str | None) -> str | None:
     return organization if organization is None or isinstance(organization, str) else organization.pk
 
 
+class MembershipQuerySet(OrganizationQuerySet):
+    def people(self) -> "MembershipQuerySet":
+        return self.filter(user__service_account_of=None)
+
+    def service_accounts(self) -> "MembershipQuerySet":
+        return self.exclude(user__service_account_of=None)
+
+
 class Membership(OrganizationModel):
+    """The role of a person, or of a service account, in an organization."""
+
     id = IdField(prefix="mem")
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="memberships")
     role = models.CharField(max_length=16, choices=ROLE_CHOICES)
     created_at = models.DateTimeField(db_default=Now())
+
+    objects: ClassVar[Any] = MembershipQuerySet.as_manager()
 
     tenant_condition = f"{OWN_ORGANIZATION} OR {_OWN_USER}"
 
@@ -344,6 +371,13 @@ class ApiKey(OrganizationModel):
     hmac = models.CharField(max_length=64, unique=True)
     scopes = ArrayField(models.CharField(max_length=32))
     created_by = models.ForeignKey(User, on_delete=models.PROTECT, related_name="+")
+    issued_by = models.ForeignKey(
+        User,
+        on_delete=models.PROTECT,
+        null=True,
+        related_name="+",
+        help_text="Of a service account's key: who created it, and so knows it.",
+    )
     created_at = models.DateTimeField(db_default=Now())
     expires_at = models.DateTimeField(null=True)
     last_used_at = models.DateTimeField(null=True)

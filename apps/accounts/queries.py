@@ -4,12 +4,13 @@ import dataclasses
 import datetime
 from collections.abc import Collection
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import msgspec
 from django.conf import settings
 from django.db import connection
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import Exists, F, OuterRef, Q, QuerySet
 
 from apps.accounts.login.api_keys import fingerprint, is_well_formed
 from apps.accounts.models import (
@@ -22,8 +23,13 @@ from apps.accounts.models import (
     SavedView,
     User,
 )
-from apps.accounts.roles import ROLES
+from apps.accounts.roles import ROLES, Permission
 from apps.core.errors import NotFound
+
+
+class MemberKind(StrEnum):
+    PERSON = "person"
+    SERVICE_ACCOUNT = "service account"
 
 
 class KeyIdentity(msgspec.Struct, frozen=True):
@@ -107,11 +113,13 @@ def list_memberships_of(*, user: User) -> list[Membership]:
     return list(rows.annotate(has_unread=Exists(unread)).order_by("created_at", "id"))
 
 
-def get_membership(*, organization: Organization, id: str) -> Membership:
-    """Return the membership. Raises NotFound."""
-    membership = Membership.objects.for_organization(organization).filter(pk=id).select_related("user").first()
+def get_membership(*, organization: Organization, id: str, kind: MemberKind = MemberKind.PERSON) -> Membership:
+    """Return the membership of a person or of a service account. Raises NotFound."""
+    is_person = kind == MemberKind.PERSON
+    rows = list_members(organization=organization) if is_person else list_service_accounts(organization=organization)
+    membership = rows.filter(pk=id).first()
     if membership is None:
-        raise NotFound("No such member.")
+        raise NotFound("No such member." if is_person else "No such service account.")
     return membership
 
 
@@ -120,8 +128,26 @@ def find_membership(*, organization: Organization, user: User) -> Membership | N
 
 
 def list_members(*, organization: Organization) -> QuerySet[Membership]:
-    """Return the members with their people, oldest first."""
-    return Membership.objects.for_organization(organization).select_related("user").order_by("created_at", "id")
+    """Return the members with their people, oldest first. Service accounts are not among them."""
+    rows = Membership.objects.for_organization(organization).people()
+    return rows.select_related("user").order_by("created_at", "id")
+
+
+def list_service_accounts(*, organization: Organization) -> QuerySet[Membership]:
+    """Return the memberships of the service accounts with their users, by name."""
+    rows = Membership.objects.for_organization(organization).service_accounts()
+    return rows.select_related("user").order_by("user__name", "id")
+
+
+def find_service_account(*, organization: Organization, user_id: str) -> Membership | None:
+    return list_service_accounts(organization=organization).filter(user_id=user_id).first()
+
+
+def names_of_makers(*, organization: Organization) -> dict[str, str]:
+    """Return the names of all under whose ids costs are counted, by id: people, and then service accounts."""
+    rows = Membership.objects.for_organization(organization).select_related("user")
+    people_first = F("user__service_account_of").asc(nulls_first=True)
+    return {each.user_id: str(each.user) for each in rows.order_by(people_first, "created_at", "id")}
 
 
 def list_saved_views(*, membership: Membership, listing: str) -> QuerySet[SavedView]:
@@ -147,7 +173,19 @@ def get_invitation(*, organization: Organization, id: str) -> Invitation:
 def list_keys(*, organization: Organization) -> QuerySet[ApiKey]:
     """Return the API keys, newest first, including revoked ones but not members' browser tokens."""
     rows = ApiKey.objects.for_organization(organization).filter(kind=KeyKind.SECRET)
-    return rows.select_related("created_by").order_by("-created_at", "-id")
+    return rows.select_related("created_by", "issued_by").order_by("-created_at", "-id")
+
+
+def list_keys_known_to_others(*, organization: Organization, keys: Collection[ApiKey]) -> set[str]:
+    """Return the ids of those keys of service accounts whose creator may no longer manage service accounts."""
+    issuers = {key.issued_by_id for key in keys if key.issued_by_id}
+    if not issuers:
+        return set()
+    roles = [name for name, role in ROLES.items() if Permission.MEMBER_MANAGE in role.permissions]
+    members = Membership.objects.for_organization(organization).filter(user__in=issuers, role__in=roles)
+    members = members.filter(user__is_active=True)
+    gone = issuers - set(members.values_list("user_id", flat=True))
+    return {key.pk for key in keys if key.issued_by_id in gone}
 
 
 def names_of_keys(*, organization: Organization, ids: Collection[str]) -> dict[str, str]:

@@ -124,7 +124,7 @@ def _check_files(new: NewVersion) -> None:
     else:
         problems = problems_of_files(object_prefix=new.object_prefix, manifest=new.manifest, base_model=new.base_model)
     if problems:
-        raise AdapterRejected("The trained adapter cannot be served: " + "; ".join(problems[:3]))
+        raise AdapterRejected("The adapter cannot be served: " + "; ".join(problems[:3]))
     for export in new.exports:
         if problems := problems_of_files(
             object_prefix=export["object_prefix"], manifest=export["manifest"], base_model=new.base_model

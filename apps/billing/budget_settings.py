@@ -10,7 +10,7 @@ from apps.accounts.login import key_operations
 from apps.accounts.login.key_operations import IssuedKey
 from apps.accounts.models import ApiKey, Organization, User, key_of
 from apps.accounts.queries import KeyIdentity, KeyLimits
-from apps.billing.budgets import attribution_of_key, list_budgets, period_of, send_alerts
+from apps.billing.budgets import Attribution, attribution_of_key, list_budgets, period_of, send_alerts
 from apps.billing.ledger import lock_wallet
 from apps.billing.models import Budget, BudgetMode, BudgetScope, KeyLabel
 from apps.core import audit
@@ -118,17 +118,21 @@ def issue_key(
     expires_at: datetime.datetime | None,
     limits: KeyLimits,
     now: datetime.datetime,
-    identity: KeyIdentity,
+    identity: KeyIdentity | None = None,
+    service_account_id: str = "",
 ) -> IssuedKey:
-    """Create a key with another one as `key_operations.issue_key` does; the new key has its labels.
+    """Create a key as `key_operations.issue_key` does; it has the labels of the key that asks, `identity`.
 
-    Raises PermissionDenied as well if the key that asks has a budget of its own.
+    Raises PermissionDenied as well if a budget of that key, or of the member `by`, would not cover the new key.
     """
     issued = key_operations.issue_key(
         organization=organization, name=name, scopes=scopes, by=by, expires_at=expires_at, limits=limits, now=now,
-        identity=identity,
+        identity=identity, service_account_id=service_account_id,
     )  # fmt: skip
-    return _with_labels(organization, issued, identity.key_id, identity)
+    if identity:
+        return _with_labels(organization, issued, identity.key_id, identity)
+    _require_cover(organization, Attribution(member_id=by.pk), issued)
+    return issued
 
 
 @transaction.atomic
@@ -157,19 +161,27 @@ def _with_labels(organization: Organization, issued: IssuedKey, key_id: str, ide
     KeyLabel.objects.bulk_create(
         KeyLabel(organization=organization, key_id=issued.key.pk, name=each.name, value=each.value) for each in labels
     )
-    budgets = list_budgets(organization=organization)
-    own, new = (
-        set(budgets.filter(attribution_of_key(organization=organization, key_id=each).targets()))
-        for each in (identity.key_id, issued.key.pk)
-    )
-    if own - new:
-        raise PermissionDenied(
-            gettext(
-                "This API key has a budget that would not cover the new key. Use an API key without a budget of its "
-                "own."
-            )
-        )
+    _require_cover(organization, attribution_of_key(organization=organization, key_id=identity.key_id), issued)
     return issued
+
+
+def _require_cover(organization: Organization, asker: Attribution, issued: IssuedKey) -> None:
+    """Raise PermissionDenied if a budget of the asker would not cover the new key."""
+    new = attribution_of_key(organization=organization, key_id=issued.key.pk)
+    budgets = list_budgets(organization=organization)
+    uncovered = set(budgets.filter(asker.targets())) - set(budgets.filter(new.targets()))
+    if not uncovered:
+        return
+    if any(budget.scope == BudgetScope.MEMBER for budget in uncovered):
+        text = gettext(
+            "You have a budget that would not cover the new key. Ask a member without a budget of their own."
+        )
+        raise PermissionDenied(text)
+    raise PermissionDenied(
+        gettext(
+            "This API key has a budget that would not cover the new key. Use an API key without a budget of its own."
+        )
+    )
 
 
 @transaction.atomic

@@ -39,6 +39,7 @@ app.config_from_object(
         "task_routes": {
             "datasets.sweep_orphans": {"queue": "data"},
             "batches.sweep_orphans": {"queue": "data"},
+            "finetuning.sweep_orphans": {"queue": "data"},
             "payments.*": {"queue": "payments"},
             "batches.work": {"queue": "batches"},
         },

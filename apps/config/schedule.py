@@ -22,6 +22,7 @@ SCHEDULE: dict[str, dict[str, Any]] = {
     "expire uploads": {"task": "datasets.expire_uploads", "schedule": 300.0},
     "sweep orphaned objects": {"task": "datasets.sweep_orphans", "schedule": 86_400.0},
     "sweep orphaned files of batches": {"task": "batches.sweep_orphans", "schedule": 86_400.0},
+    "sweep orphaned adapters": {"task": "finetuning.sweep_orphans", "schedule": 86_400.0},
     "place adapters": {"task": "serving.place", "schedule": 5.0},
     "charge for adapters kept warm": {"task": "serving.charge_warm", "schedule": 60.0},
     "reconcile metering with the engines": {"task": "serving.reconcile_metering", "schedule": 3_600.0},

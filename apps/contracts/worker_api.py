@@ -8,8 +8,10 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from apps.contracts.parity import ParityProbe
 from apps.contracts.runs import (
     BaseModelRef,
+    CheckpointRef,
     Manifest,
     MemoryReport,
     MemoryRequest,
@@ -184,6 +186,24 @@ class RehearsalReport(Struct, frozen=True, kw_only=True):
 
     digest: Text
     memory: MemoryReport | None = None
+    error: Text = ""
+
+
+class ExaminationRequest(Struct, frozen=True, kw_only=True):
+    """Response of POST /internal/v1/examinations/next (worker credential): an uploaded adapter; 204 without one."""
+
+    id: str
+    base_model: BaseModelRef
+    adapter: CheckpointRef
+    lora_rank: int
+    target_modules: tuple[str, ...]
+
+
+class ExaminationReport(Struct, frozen=True, kw_only=True):
+    """The probe of an adapter that this worker took; without `probe`, it could not be computed, or a run arrived."""
+
+    id: Text
+    probe: ParityProbe | None = None
     error: Text = ""
 
 

@@ -16,6 +16,7 @@ from apps.finetuning.pools.accuracy import refresh_public_reports
 from apps.finetuning.pools.calibrations import refit_pools
 from apps.finetuning.pools.capacity.reconciliation import list_elastic_pools, reconcile_pool
 from apps.finetuning.pools.rehearsals import sweep_rehearsals
+from apps.finetuning.results import examinations, uploaded_adapters
 from apps.finetuning.results.checkpoint_models import serve_checkpoint
 from apps.finetuning.results.retention import sweep_checkpoints, sweep_uploads
 from apps.finetuning.runs.leases import reclaim_expired_leases
@@ -31,6 +32,7 @@ _ENDED = (DatasetVersionStatus.READY, DatasetVersionStatus.INVALID, DatasetVersi
 def reclaim(**_: object) -> None:
     reclaim_expired_leases()
     end_stalled_runs()
+    examinations.release_overdue(now=db_now())
 
 
 @shared_task(name="finetuning.ring_doorbells")
@@ -101,6 +103,13 @@ def sweep(**_: object) -> None:
     sweep_rehearsals(now=db_now())
     sweep_checkpoints(now=db_now())
     sweep_uploads(now=db_now())
+
+
+@shared_task(
+    name="finetuning.sweep_orphans", acks_late=False, ignore_result=True, soft_time_limit=3_540, time_limit=3_600
+)
+def sweep_orphans() -> None:
+    uploaded_adapters.sweep_orphans(now=db_now())
 
 
 def serve_named_checkpoint(*, organization_id: str, checkpoint_id: str) -> None:

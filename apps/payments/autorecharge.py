@@ -256,7 +256,7 @@ def _give_up(topup: TopUp, why: str) -> None:
 
 
 def _mail_owners(organization_id: str, key: str, subject: str, body: str) -> None:
-    owners = Membership.objects.filter(organization_id=organization_id, role="owner").select_related("user")
+    owners = Membership.objects.people().filter(organization_id=organization_id, role="owner").select_related("user")
     for owner in owners:
         payload = {"kind": "plain", "to": owner.user.email, "subject": subject, "body": body}
         outbox.publish(topic="mail", key=f"mail:{key}:{owner.pk}"[:200], payload=payload)

@@ -22,7 +22,8 @@ def ensure_customer(*, organization_id: str) -> StripeCustomer:
     if found is not None:
         return found
     organization = Organization.objects.get(pk=organization_id)
-    owner = Membership.objects.filter(organization=organization, role="owner").select_related("user").earliest("pk")
+    owners = Membership.objects.people().filter(organization=organization, role="owner")
+    owner = owners.select_related("user").earliest("pk")
     stripe_id = gateway.create_customer(organization_id=organization.pk, name=organization.name, email=owner.user.email)
     row = StripeCustomer(organization=organization, stripe_id=stripe_id)
     StripeCustomer.objects.bulk_create([row], ignore_conflicts=True)

@@ -114,7 +114,8 @@ def _move(row: Standing, to: StandingStatus, now: datetime.datetime, owed_nano: 
 
 def _mail(row: Standing, subject: str, body: str) -> None:
     link = f"Open billing: {settings.PUBLIC_URL}{reverse('web:billing')}"
-    for owner in Membership.objects.filter(organization_id=row.organization_id, role="owner").select_related("user"):
+    owners = Membership.objects.people().filter(organization_id=row.organization_id, role="owner")
+    for owner in owners.select_related("user"):
         payload = {"kind": "plain", "to": owner.user.email, "subject": subject, "body": f"{body}\n\n{link}"}
         key = f"mail:standing:{row.pk}:{row.since_at.isoformat()}:{row.status}:{row.notices_sent}:{owner.pk}"
         outbox.publish(topic="mail", key=key[:200], payload=payload)

@@ -54,10 +54,18 @@ def publish(new: NewVersion) -> AdapterVersion:
     """
     version = publish_version(new)
     if new.is_servable:
-        _get_or_create_deployment(version, by="system")
-        payload = {"base_model_id": new.base_model.pk}
-        outbox.publish(topic="deployment.created", key=f"deployed:{version.pk}", payload=payload)
+        release(version)
     return version
+
+
+@transaction.atomic
+def release(version: AdapterVersion) -> None:
+    """Deploy a version for the first time, unless a member has. It is placed after the commit, as by `publish`."""
+    if Deployment.objects.filter(adapter_version=version).exists():
+        return
+    _get_or_create_deployment(version, by="system")
+    payload = {"base_model_id": version.adapter.base_model_id}
+    outbox.publish(topic="deployment.created", key=f"deployed:{version.pk}", payload=payload)
 
 
 def _get_or_create_deployment(version: AdapterVersion, *, by: str) -> tuple[Deployment, bool]:

@@ -30,8 +30,8 @@ from gpu_workers.common.events import LOG_FILE, SPEC_FILE
 from gpu_workers.common.files import replace_file
 from gpu_workers.common.preflight import Machine, inspect_machine, list_devices, list_gpu_memory
 from gpu_workers.trainer.children.executor import SubprocessExecutor
-from gpu_workers.trainer.probes import MODULE as PROBING_CHILD
-from gpu_workers.trainer.probes import PROBE_FILE
+from gpu_workers.trainer.idle.probes import MODULE as PROBING_CHILD
+from gpu_workers.trainer.idle.probes import PROBE_FILE
 
 log = logging.getLogger("gpu_workers.bench.calibrate")
 

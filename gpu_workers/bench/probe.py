@@ -38,7 +38,7 @@ from gpu_workers.train.model.base_model import fetch_base_model
 from gpu_workers.train.model.hardware import choose_engine, detect
 from gpu_workers.train.model.loading import adapt, load_model
 from gpu_workers.train.model.memory import peak_allocated_bytes, peak_memory_bytes
-from gpu_workers.trainer.probes import PROBE_FILE
+from gpu_workers.trainer.idle.probes import PROBE_FILE
 
 WARM_UP_STEPS = 8  # the number of batches: each shape has been seen
 MEASURED_SECONDS = 6.0

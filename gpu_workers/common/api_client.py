@@ -22,6 +22,8 @@ from apps.contracts.worker_api import (
     EnrollResponse,
     EventsRequest,
     EventsResponse,
+    ExaminationReport,
+    ExaminationRequest,
     FinishRequest,
     FinishResponse,
     HeartbeatRequest,
@@ -128,6 +130,13 @@ class ApiClient:
 
     def report_rehearsal(self, report: RehearsalReport) -> None:
         self._send("POST", "/rehearsals", report, token=self._credential, patience_seconds=60)
+
+    def take_examination(self) -> ExaminationRequest | None:
+        """Return an uploaded adapter whose examination is now this worker's, or None if none waits."""
+        return self._optional("POST", "/examinations/next", None, ExaminationRequest, patience_seconds=0)
+
+    def report_examination(self, report: ExaminationReport) -> None:
+        self._send("POST", "/examinations", report, token=self._credential, patience_seconds=60)
 
     def get_desired_state(self, replica_id: str, *, known_generation: int | None = None) -> DesiredState | None:
         """Return the adapters that the replica should hold, or None if nothing changed since `known_generation`."""

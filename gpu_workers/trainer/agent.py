@@ -17,11 +17,12 @@ from gpu_workers.common.config import WorkerConfig
 from gpu_workers.common.preflight import NotReady, installed_software, require_ready
 from gpu_workers.trainer.children.devices import Devices
 from gpu_workers.trainer.children.executor import SubprocessExecutor, kill_stale_children
+from gpu_workers.trainer.idle.examinations import Examiner
+from gpu_workers.trainer.idle.probes import Prober
+from gpu_workers.trainer.idle.rehearsals import Rehearser
 from gpu_workers.trainer.lease_keeper import leave
 from gpu_workers.trainer.preparation import safe_name
-from gpu_workers.trainer.probes import Prober
 from gpu_workers.trainer.publication import Publisher
-from gpu_workers.trainer.rehearsals import Rehearser
 from gpu_workers.trainer.run_supervisor import RunSupervisor
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class Agent:
         publisher: Publisher | None,
         prober: Prober | None,
         rehearser: Rehearser | None = None,
+        examiner: Examiner | None = None,
     ) -> None:
         self._config = config
         self._api = api
@@ -53,6 +55,7 @@ class Agent:
         self._publisher = publisher
         self._prober = prober
         self._rehearser = rehearser
+        self._examiner = examiner
         self._stop = threading.Event()
         self._waiting: ClaimResponse | None = None  # claimed during a measurement, not begun yet
         self._lock = threading.Lock()  # of the next two and the devices
@@ -124,7 +127,7 @@ class Agent:
         return self._api.claim(request)
 
     def _measure(self) -> bool:
-        """Take one rehearsal or missing measurement, on a machine without runs; return whether there was one.
+        """Take one rehearsal, examination or missing measurement, on a machine without runs; return whether it did.
 
         A rehearsal goes first, as a customer waits for it, unless the pool has no measured speed to quote by.
         """
@@ -136,6 +139,8 @@ class Agent:
         if is_urgent and self._run_probe(probe):
             return True
         if self._rehearser and self._rehearser.run_one(should_stop=self._is_wanted_elsewhere):
+            return True
+        if self._examiner and self._examiner.run_one(should_stop=self._is_wanted_elsewhere):
             return True
         return not is_urgent and self._run_probe(probe)
 

@@ -22,11 +22,12 @@ from gpu_workers.trainer.children.devices import Devices
 from gpu_workers.trainer.children.executor import MODULE as TRAINING_CHILD
 from gpu_workers.trainer.children.executor import SubprocessExecutor
 from gpu_workers.trainer.children.fork_server import ForkServer
-from gpu_workers.trainer.probes import MODULE as PROBING_CHILD
-from gpu_workers.trainer.probes import Prober
+from gpu_workers.trainer.idle.examinations import Examiner
+from gpu_workers.trainer.idle.probes import MODULE as PROBING_CHILD
+from gpu_workers.trainer.idle.probes import Prober
+from gpu_workers.trainer.idle.rehearsals import Rehearser
 from gpu_workers.trainer.publication import MODULE as PUBLISHING_CHILD
 from gpu_workers.trainer.publication import Publisher
-from gpu_workers.trainer.rehearsals import Rehearser
 
 log = logging.getLogger(__name__)
 
@@ -58,11 +59,12 @@ class WorkerProcess:
             api,
             devices=devices,
             executor=executor_of(TRAINING_CHILD),
-            publisher=Publisher(executor_of(PUBLISHING_CHILD)),
+            publisher=(publisher := Publisher(executor_of(PUBLISHING_CHILD))),
             prober=Prober(
                 settings, api, gpu_key=machine.gpu_key, device=devices.names[0], executor=executor_of(PROBING_CHILD)
             ),
             rehearser=Rehearser(api),
+            examiner=Examiner(settings, api, device=devices.names[0], publisher=publisher),
         )
         self.agent.recover()
         if self.is_stopping:

@@ -37,7 +37,7 @@ def prepare(
     Interrupted.
     """
     base_model = locate_base_model(spec.base_model, config.base_model_roots)
-    fetch = _Fetch(work_dir, transfers, before_each)
+    fetch = Fetch(work_dir, transfers, before_each)
     fetch.dataset(spec.training, TRAINING_FILE)
     if spec.validation is not None:
         fetch.dataset(spec.validation, VALIDATION_FILE)
@@ -53,7 +53,9 @@ def prepare(
     replace_file(work_dir / SPEC_FILE, msgspec.json.encode(child_spec), mode=PRIVATE)
 
 
-class _Fetch:
+class Fetch:
+    """Downloads into a run's folder, each file verified."""
+
     def __init__(self, work_dir: Path, transfers: Transfers, before_each: Callable[[], None]) -> None:
         self._work_dir = work_dir
         self._transfers = transfers

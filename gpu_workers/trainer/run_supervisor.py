@@ -42,11 +42,11 @@ from gpu_workers.common.events import (
 from gpu_workers.common.log_tail import tail_of_log
 from gpu_workers.common.transfers import Interrupted, StoreUnavailable, Transfers
 from gpu_workers.trainer.children.executor import Child, SubprocessExecutor
+from gpu_workers.trainer.idle.rehearsals import with_rehearsal
 from gpu_workers.trainer.lease_keeper import LeaseKeeper, leave
 from gpu_workers.trainer.preparation import CheckpointBroken, prepare
 from gpu_workers.trainer.progress_watch import ChildActivity, ProgressWatch
 from gpu_workers.trainer.publication import EVALUATION, Publisher, PublishSecrets, alone, deliver
-from gpu_workers.trainer.rehearsals import with_rehearsal
 from gpu_workers.trainer.reporter import CheckpointUploader, Reporter, Uploader
 from gpu_workers.trainer.run_checks import Refused, check_run
 from gpu_workers.trainer.tracking.child import TrackingChild

@@ -21,8 +21,9 @@ from tests.support.browser import WIDTHS, check_page, find_overflow
 Open = Callable[..., Page]
 SIGNED_OUT = ("/accounts/login/", "/accounts/signup/", "/accounts/password/reset/", "/accuracy")
 CUSTOMERS = (
-    "/keys", "/members", "/organization", "/organization/audit", "/organization/trackers", "/organization/webhooks",
-    "/organization/new", "/accounts/second-factor/", "/invoices", "/budgets", "/prices", "/usage", "/usage?days=7",
+    "/keys", "/members", "/service-accounts", "/organization", "/organization/audit", "/organization/trackers",
+    "/organization/webhooks", "/organization/new", "/accounts/second-factor/", "/invoices", "/budgets", "/prices",
+    "/usage", "/usage?days=7", "/adapters/upload",
     "/usage/traffic", "/datasets", "/datasets/upload", "/credit", "/account", "/account/sessions", "/notifications",
     "/help", "/help/training", "/help/quickstart", "/help/reference", "/batches",
     "/batches/{batch}", "/batches/cancel?batch={batch}",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from apps.accounts.invitations import invitation_token
+from apps.accounts.members.invitations import invitation_token
 from apps.accounts.models import Invitation, Membership, Organization, User
 from apps.catalog.queries import active_price
 from apps.datasets.models import DatasetVersion

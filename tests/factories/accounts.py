@@ -9,6 +9,7 @@ from django.test import Client
 
 from apps.accounts.login.addresses import mark_verified
 from apps.accounts.login.key_operations import IssuedKey, issue_key, issue_member_token
+from apps.accounts.members.service_accounts import create_service_account
 from apps.accounts.models import Membership, Organization, User
 from apps.accounts.operations import create_organization
 from apps.accounts.queries import NO_LIMITS, KeyLimits
@@ -36,6 +37,10 @@ def make_member(organization: Organization, role: str, name: str | None = None) 
     user = make_user(name or role)
     Membership.objects.create(organization=organization, user=user, role=role)
     return user
+
+
+def make_service_account(organization: Organization, by: User, *, role: str = "member", name: str = "ci") -> Membership:
+    return create_service_account(organization=organization, name=name, role=role, by=by, now=db_now())
 
 
 def make_member_token(organization: Organization, user: User, *, name: str = "Playground") -> IssuedKey:

@@ -22,6 +22,8 @@ WEIGHED = {
     "datasets/intake/uploads.py:add_part": "require_storage",
     "datasets/intake/uploads.py:sign_parts": "exact sizes of parts of an upload that counts until the last has expired",
     "datasets/intake/uploads.py:_compose": "require_storage, by register",
+    "finetuning/results/uploaded_adapters.py:upload_adapter": "limited, and weighed again before it is saved",
+    "finetuning/results/examinations.py:_add_probe": "one a version, of at most 4 MiB; it counts from then on",
     "finetuning/results/checkpoint_models.py:_copy": "require_any_storage",
     "finetuning/runs/uploads.py:create_upload": "require_any_storage, when the job was admitted",
     "batches/files.py:create_file": "cut off at the storage that is left, weighed again before it is saved",

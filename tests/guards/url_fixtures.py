@@ -26,6 +26,7 @@ EVAL = {"eval_id": "eval"}
 RUN = EVAL | {"run_id": "eval_run"}
 GRADING = {"grader": {"type": "string_check", "name": "a", "input": "red", "reference": "red", "operation": "eq"}}
 WEBHOOK = {"webhook_id": "webhook"}
+SERVICE_ACCOUNT = {"service_account_id": "service_account"}
 NEW_WEBHOOK = {"url": "https://hooks.example.com/a", "event_types": ["batch.completed"]}
 
 URLS: dict[str, Url] = {
@@ -65,6 +66,9 @@ URLS: dict[str, Url] = {
     "web:member_role": page(post=P.MEMBER_MANAGE, ids={"membership_id": "membership"}, data={"role": "member"}),
     "web:member_remove": page(get=P.VIEW, post=P.VIEW, refs={"member": "membership"}),
     "web:member_export": page(get=P.VIEW),
+    "web:service_account_list": page(get=P.VIEW, post=P.MEMBER_MANAGE, data={"name": "ci", "role": "viewer"}),
+    "web:service_account_role": page(post=P.MEMBER_MANAGE, ids=SERVICE_ACCOUNT, data={"role": "member"}),
+    "web:service_account_remove": page(get=P.MEMBER_MANAGE, post=P.MEMBER_MANAGE, refs={"account": "service_account"}),
     "web:invitation_revoke": page(post=P.MEMBER_MANAGE, ids={"invitation_id": "invitation"}),
     "web:invitation_accept": public("the link is the credential", "GET", "POST", ids={"token": "invitation_token"}),
     "web:key_list": page(get=P.VIEW, post=P.KEY_MANAGE, data={"name": "k", "scopes": ["view"], "expires": "30"}),
@@ -165,6 +169,7 @@ URLS: dict[str, Url] = {
         refs={"dataset": "dataset_version"},
     ),
     "web:adapter_list": page(get=P.VIEW),
+    "web:adapter_upload": page(get=P.ADAPTER_WRITE, post=P.ADAPTER_WRITE, data={"name": "mine"}),
     "web:adapter_detail": page(get=P.VIEW, ids=ADAPTER),
     "web:adapter_download": page(get=P.VIEW, ids=ADAPTER),
     "web:adapter_deploy": page(post=P.ADAPTER_WRITE, ids=ADAPTER),
@@ -332,7 +337,7 @@ URLS: dict[str, Url] = {
     "api_dataset_version_list": api(GET=P.VIEW, ids={"dataset_id": "dataset"}),
     "api_file_rows": api(GET=P.VIEW, ids=FILE),
     "api_file_findings": api(GET=P.VIEW, ids=FILE),
-    "api_adapter_list": api(GET=P.VIEW),
+    "api_adapter_list": api(GET=P.VIEW, POST=P.ADAPTER_WRITE),
     "api_adapter_detail": api(GET=P.VIEW, DELETE=P.ADAPTER_DELETE, ids={"version_id": "adapter_version"}),
     "api_key_list": api(GET=P.VIEW, POST=P.KEY_MANAGE, data={"name": "nightly", "scopes": ["view"]}),
     "api_key_detail": api(GET=P.VIEW, DELETE=P.KEY_MANAGE, ids={"key_id": "key"}),
@@ -347,6 +352,17 @@ URLS: dict[str, Url] = {
     ),
     "api_invitation_list": api(GET=P.VIEW, POST=P.MEMBER_MANAGE, data={"email": "new@example.com", "role": "viewer"}),
     "api_invitation_detail": api(DELETE=P.MEMBER_MANAGE, ids={"invitation_id": "invitation"}),
+    "api_service_account_list": api(GET=P.VIEW, POST=P.MEMBER_MANAGE, data={"name": "ci", "role": "member"}),
+    "api_service_account_detail": api(
+        GET=P.VIEW,
+        POST=P.MEMBER_MANAGE,
+        DELETE=P.MEMBER_MANAGE,
+        ids=SERVICE_ACCOUNT,
+        data={"role": "viewer"},
+    ),
+    "api_service_account_keys": api(
+        GET=P.VIEW, POST=P.KEY_MANAGE, ids=SERVICE_ACCOUNT, data={"name": "k", "scopes": ["view"]}
+    ),
     "api_notification_list": api(GET=P.VIEW, POST=P.VIEW, refs={"notification": "notification"}),
     "api_budget_list": api(GET=P.VIEW, POST=P.ORGANIZATION_MANAGE, data={"limit_usd": "250"}),
     "api_budget_detail": api(GET=P.VIEW, DELETE=P.ORGANIZATION_MANAGE, ids={"budget_id": "budget"}),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from apps.accounts.invitations import invitation_token, invite_member
+from apps.accounts.members.invitations import invitation_token, invite_member
 from apps.accounts.models import (
     Membership,
     Notification,
@@ -49,7 +49,7 @@ from apps.serving.evals.models import EvalItem, EvalRun
 from apps.serving.evals.operations import create_eval
 from apps.serving.models import Alias
 from apps.serving.operations import deploy
-from tests.factories.accounts import make_key, make_member, make_organization, make_user
+from tests.factories.accounts import make_key, make_member, make_organization, make_service_account, make_user
 from tests.factories.catalog import make_base_model, make_hub_lookup, make_listed_model
 from tests.factories.datasets import make_ready_version, make_upload, make_version
 from tests.factories.finetuning import give_credit, make_job, make_pool, make_worker
@@ -61,6 +61,10 @@ Maker = Callable[[Tenant], str]
 
 def _membership(tenant: Tenant) -> str:
     return Membership.objects.get(user=make_member(tenant.organization, "viewer", tenant.canary)).pk
+
+
+def _service_account(tenant: Tenant) -> str:
+    return make_service_account(tenant.organization, tenant.owner, role="viewer", name=tenant.canary).pk
 
 
 def _invitation(tenant: Tenant) -> str:
@@ -342,6 +346,7 @@ def _price_request(tenant: Tenant) -> str:
 MAKERS: dict[str, Maker] = {
     "organization": lambda tenant: tenant.organization.pk,
     "membership": _membership,
+    "service_account": _service_account,
     "invitation": _invitation,
     "invitation_token": lambda tenant: invitation_token(tenant.ids["invitation"]),
     "saved_view": _saved_view,

@@ -13,9 +13,9 @@ from gpu_workers.common.config import WorkerConfig
 from gpu_workers.trainer.agent import Agent
 from gpu_workers.trainer.children.devices import Devices
 from gpu_workers.trainer.children.executor import SubprocessExecutor
-from gpu_workers.trainer.probes import Prober
+from gpu_workers.trainer.idle.probes import Prober
+from gpu_workers.trainer.idle.rehearsals import Rehearser
 from gpu_workers.trainer.publication import Publisher
-from gpu_workers.trainer.rehearsals import Rehearser
 from tests.twins.control_plane import CREDENTIAL, ControlPlane, serve_control_plane
 
 CHILD = "tests.integration.gpu_workers.scripted_child"

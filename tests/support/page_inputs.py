@@ -66,6 +66,7 @@ PAGES = [
     ("/members", ("role", "after", "before", "q", "sort")),
     ("/members/export", ("role", "q", "sort")),
     ("/members/remove", ("member",)),
+    ("/service-accounts/remove", ("account",)),
     ("/keys", ("status", "after", "before", "q", "sort")),
     ("/keys/export", ("status", "q", "sort")),
     ("/keys/revoke", ("key",)),
@@ -79,7 +80,15 @@ FORMS = [
     (
         "/keys",
         {"name": "k", "scopes": "view"},
-        ("name", "scopes", "expires", "requests_per_minute", "tokens_per_minute", "concurrent_requests"),
+        (
+            "service_account",
+            "name",
+            "scopes",
+            "expires",
+            "requests_per_minute",
+            "tokens_per_minute",
+            "concurrent_requests",
+        ),
     ),
     ("/views", {"listing": "web:job_list", "name": "n", "query": "q=x"}, ("listing", "name", "query")),
     ("/jobs/cancel", {}, ("job", "confirm")),
@@ -89,6 +98,8 @@ FORMS = [
     ("/organization/new", {}, ("name",)),
     ("/organization/switch", {}, ("organization",)),
     ("/organization", {}, ("name",)),
+    ("/service-accounts", {"role": "viewer"}, ("name", "role")),
+    ("/adapters/upload", {"name": "mine"}, ("name", "base_model")),
     ("/members/invite", {"role": "viewer"}, ("email", "role")),
     ("/theme", {}, ("theme",)),
     (

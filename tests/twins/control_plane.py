@@ -33,6 +33,8 @@ from apps.contracts.worker_api import (
     EnrollResponse,
     EventsRequest,
     EventsResponse,
+    ExaminationReport,
+    ExaminationRequest,
     FinishRequest,
     FinishResponse,
     HeartbeatRequest,
@@ -67,6 +69,8 @@ class ControlPlane:
         self.enrollments: list[EnrollRequest] = []
         self.probes: list[ProbeRequest] = []
         self.reports: list[ProbeReport] = []
+        self.examinations: list[ExaminationRequest] = []
+        self.examined: list[ExaminationReport] = []
         self.claims = 0
         self.heartbeat_seconds = 1
         self.self_fence_seconds = 45
@@ -209,6 +213,11 @@ class ControlPlane:
             self.probes = [
                 p for p in self.probes if (p.base_model.id, p.method) != (report.base_model_id, report.method)
             ]
+            return 204, b""
+        if path == "/examinations/next":
+            return _ok(self.examinations.pop(0)) if self.examinations else (204, b"")
+        if path == "/examinations":
+            self.examined.append(msgspec.json.decode(body, type=ExaminationReport))
             return 204, b""
         return _error(404, "not_found")
 

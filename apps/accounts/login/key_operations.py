@@ -9,9 +9,18 @@ from django.db.models.expressions import RawSQL
 from django.utils.translation import gettext
 
 from apps.accounts.login import api_keys, browser_tokens
+from apps.accounts.members.service_accounts import lock_service_account
 from apps.accounts.models import ApiKey, KeyKind, Membership, Organization, User
 from apps.accounts.operations import clean_name
-from apps.accounts.queries import NO_LIMITS, KeyIdentity, KeyLimits, find_membership, get_key, get_key_limits
+from apps.accounts.queries import (
+    NO_LIMITS,
+    KeyIdentity,
+    KeyLimits,
+    find_membership,
+    find_service_account,
+    get_key,
+    get_key_limits,
+)
 from apps.accounts.roles import SCOPES, Permission, has_permission
 from apps.core import audit
 from apps.core.errors import InvalidState, InvalidValue, NotFound, PermissionDenied, RateLimited
@@ -49,13 +58,19 @@ def issue_key(
     now: datetime.datetime,
     limits: KeyLimits = NO_LIMITS,
     identity: KeyIdentity | None = None,
+    service_account_id: str = "",
 ) -> IssuedKey:
     """Create an API key that may do at most what its maker may, and the key that asks for it: `identity`.
 
-    Limits that are left out are those of that key. Raises InvalidValue, PermissionDenied, and InvalidState above
-    MAX_KEYS.
+    The maker is `by`, or the service account with that id if `by` and `identity` may manage it: such a key stays when
+    `by` leaves. Limits that are left out are those of that key. Raises InvalidValue, PermissionDenied, NotFound, and
+    InvalidState above MAX_KEYS.
     """
-    _require_scopes(organization, frozenset(scopes), by)
+    if service_account_id:
+        maker = lock_service_account(organization=organization, id=service_account_id, by=by, identity=identity)
+    else:
+        maker = _maker_of(organization, by)
+    _require_scopes(maker, frozenset(scopes))
     if identity:
         limits = _within(identity, scopes, expires_at, limits)
     if expires_at is not None and expires_at <= now:
@@ -68,12 +83,13 @@ def issue_key(
         )
     issued = _issue(
         api_keys.new_secret(api_keys.LIVE_PREFIX), organization=organization, kind=KeyKind.SECRET,
-        name=clean_name(name), scopes=sorted(scopes), created_by=by, created_at=now, expires_at=expires_at,
+        name=clean_name(name), scopes=sorted(scopes), created_by_id=maker.user_id, created_at=now,
+        expires_at=expires_at, issued_by=by if service_account_id else None,
         made_with=identity.key_id if identity else "", **asdict(limits),
     )  # fmt: skip
     audit.record(
         organization=organization, by=by.pk, action="key.create", target=issued.key.pk,
-        name=issued.key.name, scopes=issued.key.scopes,
+        name=issued.key.name, scopes=issued.key.scopes, service_account=maker.user_id if service_account_id else None,
     )  # fmt: skip
     return issued
 
@@ -116,11 +132,15 @@ def rotate_key(
     """Create a key like this one, and end this one after the overlap. Both work until then.
 
     Name, scopes and limits stay; the new key expires when the old one was to. Only the key's maker may rotate it,
-    because the new key acts in their name, and `identity`, the key that asks, rotates only a key that may do no more.
+    because the new key acts in their name, or those who manage the service account that is its maker. `identity`, the
+    key that asks, rotates only a key that may do no more.
     Raises NotFound, PermissionDenied, InvalidState, InvalidValue.
     """
     key = get_key(organization=organization, id=key_id)
+    account = None
     if key.created_by_id != by.pk:
+        account = find_service_account(organization=organization, user_id=key.created_by_id)
+    if key.created_by_id != by.pk and account is None:
         raise PermissionDenied(
             gettext("Only the maker of a key may rotate it. Create a key of your own, or revoke this one.")
         )
@@ -136,7 +156,7 @@ def rotate_key(
     limits = KeyLimits(key.requests_per_minute, key.tokens_per_minute, key.concurrent_requests)
     issued = issue_key(
         organization=organization, name=key.name, scopes=frozenset(key.scopes), by=by, expires_at=key.expires_at,
-        limits=limits, now=now, identity=identity,
+        limits=limits, now=now, identity=identity, service_account_id=account.pk if account else "",
     )  # fmt: skip
     if limits != get_key_limits(key_id=issued.key.pk):
         raise PermissionDenied(gettext("This API key has lower limits than that one, so it may not rotate it."))
@@ -182,22 +202,26 @@ def _issue(secret: str, **fields: object) -> IssuedKey:
     return IssuedKey(key=key, secret=secret)
 
 
-def _require_scopes(organization: Organization, scopes: frozenset[str], by: User) -> None:
+def _maker_of(organization: Organization, by: User) -> Membership:
+    membership = find_membership(organization=organization, user=by)
+    if membership is None:
+        raise NotFound(gettext("No such organization."))
+    return membership
+
+
+def _require_scopes(maker: Membership, scopes: frozenset[str]) -> None:
     if not scopes or not scopes <= frozenset(SCOPES):
         raise InvalidValue(
             gettext("Choose at least one scope of %(scopes)s.") % {"scopes": ", ".join(SCOPES)}, param="scopes"
         )
-    membership = find_membership(organization=organization, user=by)
-    if membership is None:
-        raise NotFound(gettext("No such organization."))
-    _require_role(membership, scopes)
+    _require_role(maker, scopes)
 
 
 def _require_role(membership: Membership, scopes: frozenset[str]) -> None:
     missing = sorted(scope for scope in scopes if not has_permission(membership.role, Permission(scope)))
     if missing:
         raise PermissionDenied(
-            gettext("Your role, %(role)s, does not hold %(missing)s: a key may do no more than its maker.")
+            gettext("The role %(role)s does not hold %(missing)s: a key may do no more than its maker.")
             % {"role": membership.role, "missing": ", ".join(missing)},
             param="scopes",
         )

@@ -14,9 +14,10 @@ ANONYMOUS = "anonymous"
 def record_for_person(*, user: User | None, action: str, by: str = "", **details: object) -> None:
     """Append an entry about a person's account; None means an address without an account. Runs in any context."""
     with system():
-        memberships = Membership.objects.filter(user=user).order_by("organization_id") if user else []
+        rows = Membership.objects.filter(user=user).order_by("organization_id")
+        of_person: list[str] = list(rows.values_list("organization_id", flat=True)) if user else []
         audit.record_in_each(
-            organizations=[None, *(membership.organization_id for membership in memberships)],
+            organizations=[None, *of_person],
             by=by or (user.pk if user else ANONYMOUS),
             action=action,
             target=user.pk if user else ANONYMOUS,

@@ -36,6 +36,7 @@ EVENT_TYPES: dict[str, NotificationKind] = {
     "credit.declined": _CREDIT,
     "invoice.issued": NotificationKind.INVOICE,
     "member.joined": NotificationKind.MEMBER,
+    "service_account.created": NotificationKind.MEMBER,
     "webhook.disabled": NotificationKind.WEBHOOK,
 }
 

@@ -13,7 +13,7 @@ from django.conf import settings
 from django.core.mail import EmailMessage
 from django.urls import reverse
 
-from apps.accounts.invitations import invitation_token
+from apps.accounts.members.invitations import invitation_token
 from apps.accounts.models import Invitation, User
 from apps.core.messages.mail import render_mail, write_mail
 
@@ -48,7 +48,7 @@ def _invitation(payload: Payload) -> EmailMessage | None:
 
 
 def _password_reset(payload: Payload) -> EmailMessage | None:
-    user = User.objects.filter(pk=payload["user_id"], is_active=True).first()
+    user = User.objects.filter(pk=payload["user_id"], is_active=True, service_account_of=None).first()
     if user is None:
         return None
     token = allauth_settings.PASSWORD_RESET_TOKEN_GENERATOR().make_token(user)

@@ -103,7 +103,7 @@ def _send(
     **context: object,
 ) -> None:
     """Mail the members with these roles. `wanted` names the setting with which a person turns such mails off."""
-    readers = Membership.objects.filter(organization=organization, role__in=roles, user__is_active=True)
+    readers = Membership.objects.people().filter(organization=organization, role__in=roles, user__is_active=True)
     if wanted:
         readers = readers.filter(**{f"user__wants_{wanted}_mail": True})
     addresses: dict[str, list[str]] = {}

@@ -154,7 +154,7 @@ def check_adapter(
     header: SafetensorsHeader, adapter_config: Mapping[str, Any], base_config: Mapping[str, Any]
 ) -> list[Problem]:
     """Return every reason why this adapter cannot be served on this base model; empty when it can."""
-    problems = _check_config(adapter_config)
+    problems = check_config(adapter_config)
     if any(problem.code is ProblemCode.INVALID_VALUE for problem in problems):
         return problems  # without rank and modules there is no table for comparison
     try:
@@ -186,9 +186,27 @@ def check_origin(adapter_config: Mapping[str, Any], *, base: str, revision: str)
     return problems
 
 
+def check_config(config: Mapping[str, object]) -> list[Problem]:
+    """Return why no engine serves an adapter with this configuration; empty when one may. Files are not read."""
+    problems = [
+        Problem(ProblemCode.UNKNOWN_KEY, f"adapter_config.json has the unknown key {key!r}.")
+        for key in sorted(set(config) - CONFIG_KEYS)
+    ]
+    problems += [
+        Problem(ProblemCode.UNSUPPORTED_FEATURE, f"{key} is not supported; only plain LoRA is.")
+        for key in sorted(_NEUTRAL_KEYS & set(config))
+        if config[key] not in (None, False, {}, [])
+    ]
+    if config.get("peft_type") != "LORA":
+        problems.append(Problem(ProblemCode.UNSUPPORTED_FEATURE, "peft_type must be LORA."))
+    if config.get("bias", "none") != "none":
+        problems.append(Problem(ProblemCode.UNSUPPORTED_FEATURE, "bias must be none."))
+    return problems + _check_values(config)
+
+
 def check_unserved_config(adapter_config: Mapping[str, Any]) -> list[Problem]:
     """Return why the config of an adapter that no engine loads is none of ours. It may be DoRA."""
-    return _check_config({key: value for key, value in adapter_config.items() if key != "use_dora"})
+    return check_config({key: value for key, value in adapter_config.items() if key != "use_dora"})
 
 
 def clean_adapter_config(adapter_config: Mapping[str, Any], *, base_model: str) -> dict[str, object]:
@@ -286,23 +304,6 @@ def _module_sizes(base_config: Mapping[str, Any]) -> dict[str, tuple[str, int, i
         "gate_up_proj": ("mlp", hidden, 2 * inner),
     }
     return {module: sizes[module] for module in support.modules}
-
-
-def _check_config(config: Mapping[str, object]) -> list[Problem]:
-    problems = [
-        Problem(ProblemCode.UNKNOWN_KEY, f"adapter_config.json has the unknown key {key!r}.")
-        for key in sorted(set(config) - CONFIG_KEYS)
-    ]
-    problems += [
-        Problem(ProblemCode.UNSUPPORTED_FEATURE, f"{key} is not supported; only plain LoRA is.")
-        for key in sorted(_NEUTRAL_KEYS & set(config))
-        if config[key] not in (None, False, {}, [])
-    ]
-    if config.get("peft_type") != "LORA":
-        problems.append(Problem(ProblemCode.UNSUPPORTED_FEATURE, "peft_type must be LORA."))
-    if config.get("bias", "none") != "none":
-        problems.append(Problem(ProblemCode.UNSUPPORTED_FEATURE, "bias must be none."))
-    return problems + _check_values(config)
 
 
 def _check_values(config: Mapping[str, object]) -> list[Problem]:

@@ -1,8 +1,6 @@
 """Creation of jobs: a request becomes a job, which is admitted at once or waits for its files."""
 
 import datetime
-import re
-import unicodedata
 from collections.abc import Mapping
 
 import msgspec
@@ -23,12 +21,12 @@ from apps.finetuning.quotes.delivery import required_exports
 from apps.finetuning.quotes.options import split_key
 from apps.finetuning.recipes.start_points import find_start_point
 from apps.finetuning.recipes.stored_requests import StoredRequest
+from apps.finetuning.recipes.suffixes import plain_suffix
 from apps.finetuning.runs.judges import require_judge
 from apps.finetuning.runs.trackers import check_integrations
 from apps.finetuning.usage.charges import cheapest_start_nano, require_cap
 from apps.finetuning.usage.quotas import require_place_for_job
 
-_MAX_SUFFIX = 64
 _MAX_METADATA = 16
 _RETRY_WINDOW = datetime.timedelta(minutes=10)
 
@@ -83,7 +81,7 @@ def _new_job(organization: Organization | str, request: JobRequest, by: str) -> 
     validation_file = request.validation_file and usable_file(organization, request.validation_file, "validation_file")
     chosen = choose_recipe(start_point, request, training_file=training_file, validation_file=validation_file or None)
     recipe = chosen.hyperparameters
-    suffix = _plain_suffix(request.suffix)
+    suffix = plain_suffix(request.suffix)
     split_key(request.pool or "", gpu_count=request.gpu_count)  # raises
     _check_metadata(request.metadata)
     require_judge(organization=organization, plan=request.evaluation)
@@ -130,16 +128,3 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
         raise InvalidValue(
             "metadata has at most 16 pairs, keys up to 64 and string values up to 512 characters.", param="metadata"
         )
-
-
-def _plain_suffix(text: str) -> str:
-    """Return the part of a model's name for a suffix as people write it: "Größe 2" becomes "grosse-2".
-
-    Raises InvalidValue if nothing of it remains, or if it is too long.
-    """
-    letters = unicodedata.normalize("NFKD", text.casefold()).encode("ascii", "ignore").decode()
-    suffix = re.sub(r"[^a-z0-9]+", "-", letters)[:_MAX_SUFFIX].strip("-")
-    if len(text) > _MAX_SUFFIX or (text and not suffix):
-        message = f"suffix must have at most {_MAX_SUFFIX} characters, at least one of them a letter a-z or a digit."
-        raise InvalidValue(message, param="suffix")
-    return suffix

@@ -8,6 +8,7 @@ import msgspec
 from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
 from apps.catalog.models import BaseModel
+from apps.contracts.adapter_files.loading import loading_code
 from apps.contracts.evaluation import EvaluationReport
 from apps.contracts.runs import Hyperparameters, Method
 from apps.core.money import dollars
@@ -36,7 +37,7 @@ def model_card(*, job: FineTuningJob, version: AdapterVersion, export: str = "")
         "## Training",
         "",
         *_table(("", ""), _training_facts(job, version)),
-        *_loading_lines(job, export),
+        *([] if export or job.hyperparameters["method"] == "full" else _loading_lines(job.base_model)),
         *_evaluation_lines(report_of(version)),
         *_parity_lines(version),
         "## Reproduce",
@@ -47,12 +48,34 @@ def model_card(*, job: FineTuningJob, version: AdapterVersion, export: str = "")
     return "\n".join(lines)
 
 
+def uploaded_card(*, version: AdapterVersion) -> str:
+    """Return the card of an adapter that was trained elsewhere: how to load it."""
+    base, modules = version.adapter.base_model, ", ".join(version.target_modules)
+    lines = [
+        "---",
+        *_base_lines(base, "peft", "adapter", ["lora"]),
+        "---",
+        "",
+        f"# {version.adapter.name}, {version.label}",
+        "",
+        f"An adapter of {_name_of(base)}, which was uploaded. Its training is not known here.",
+        "",
+        f"LoRA, rank {version.rank}, of the layers {modules}.",
+        "",
+        *_loading_lines(base),
+    ]
+    return "\n".join(lines)
+
+
 def _metadata(job: FineTuningJob, export: str) -> list[str]:
-    base, recipe = job.base_model, job.hyperparameters
+    recipe = job.hyperparameters
     is_adapter = recipe["method"] != "full" and not export
     library = "gguf" if export == GGUF else "peft" if is_adapter else "transformers"
     tags = [recipe["method"] if recipe["method"] == "full" else "lora", recipe.get("objective", "supervised")]
-    relation = "adapter" if is_adapter else "finetune"
+    return _base_lines(job.base_model, library, "adapter" if is_adapter else "finetune", tags)
+
+
+def _base_lines(base: BaseModel, library: str, relation: str, tags: list[str]) -> list[str]:
     # Without a repository the hub would take the name for another publisher's model.
     named = [f"base_model: {json.dumps(base.repo)}", f"base_model_relation: {relation}"] if base.repo else []
     return [
@@ -75,31 +98,20 @@ def _licence_lines(base: BaseModel) -> list[str]:
 
 
 def _what_it_is(job: FineTuningJob, export: str) -> str:
-    base = job.base_model
-    of = f"`{base.name}`" + (f" at commit `{base.revision}`" if base.revision else "")
+    of = _name_of(job.base_model)
     if job.hyperparameters["method"] == "full":
         return f"A whole model: {of} with every weight trained."
     return f"A whole model: {of} with its adapter merged in." if export else f"An adapter of {of}."
 
 
-def _loading_lines(job: FineTuningJob, export: str) -> list[str]:
-    """Return how to load an adapter from its folder; nothing for a whole model."""
-    if export or job.hyperparameters["method"] == "full":
-        return []
-    base = job.base_model
-    where = f'"{base.repo}", revision="{base.revision}"' if base.repo else f'"/path/to/{base.name}"'
-    return [
-        "## Load it",
-        "",
-        "```python",
-        "from peft import PeftModel",
-        "from transformers import AutoModelForCausalLM",
-        "",
-        f"base = AutoModelForCausalLM.from_pretrained({where})",
-        'model = PeftModel.from_pretrained(base, "/path/to/this/folder")',
-        "```",
-        "",
-    ]
+def _name_of(base: BaseModel) -> str:
+    return f"`{base.name}`" + (f" at commit `{base.revision}`" if base.revision else "")
+
+
+def _loading_lines(base: BaseModel) -> list[str]:
+    """Return how to load an adapter from its folder."""
+    code = loading_code(repo=base.repo, revision=base.revision, name=base.name)
+    return ["## Load it", "", "```python", *code, "```", ""]
 
 
 def _training_facts(job: FineTuningJob, version: AdapterVersion) -> list[tuple[str, str]]:

@@ -10,8 +10,9 @@ from apps.adapters.models import AdapterVersion
 from apps.adapters.queries import find_files
 from apps.core.errors import NotFound
 from apps.finetuning.queries import find_jobs_of_adapters
-from apps.finetuning.results.model_cards import CARD_FILE, model_card
+from apps.finetuning.results.model_cards import CARD_FILE, model_card, uploaded_card
 from apps.finetuning.results.provenance import BUNDLE_FILE, reproducibility
+from apps.finetuning.results.uploaded_adapters import UPLOADED
 
 _TYPES = {".safetensors": "application/octet-stream", ".md": "text/markdown; charset=utf-8"}
 
@@ -46,10 +47,10 @@ def find_file(*, version: AdapterVersion, name: str, export: str = "") -> ModelF
 
 
 def documents(*, version: AdapterVersion, export: str = "") -> dict[str, str]:
-    """Return the model card and the reproducibility file by name; none for a version that no job here made."""
+    """Return the model card and the reproducibility file by name; the card alone for an uploaded version."""
     job = find_jobs_of_adapters(organization=version.organization_id, versions=[version]).get(version.pk)
     if job is None:
-        return {}
+        return {CARD_FILE: uploaded_card(version=version)} if UPLOADED in version.metrics else {}
     bundle = json.dumps(reproducibility(job=job, version=version), indent=2, default=str)
     return {CARD_FILE: model_card(job=job, version=version, export=export), BUNDLE_FILE: bundle + "\n"}
 

@@ -13,9 +13,9 @@ from django.conf import settings
 from django.db import transaction
 
 from apps.catalog.models import BaseModel
-from apps.catalog.queries import open_hub_token
+from apps.catalog.references import base_model_ref
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import BaseModelRef, CheckpointRef, DatasetRef, Hyperparameters, RunSpec
+from apps.contracts.runs import CheckpointRef, DatasetRef, Hyperparameters, RunSpec
 from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest, HeartbeatResponse
 from apps.core.database.clock import db_now
 from apps.core.database.prepared import columns_of, fetch_prepared, read_row
@@ -241,17 +241,7 @@ def build_spec(*, run: Run, job: FineTuningJob, checkpoint: Checkpoint | None, n
         job_id=job.pk,
         organization_id=job.organization_id,
         attempt=run.attempt,
-        base_model=BaseModelRef(
-            id=base.pk,
-            name=base.name,
-            path=base.path or None,
-            repo=base.repo or None,
-            revision=base.revision or None,
-            files_sha256=base.files_sha256,
-            chat_template=base.chat_template,
-            chat_template_sha256=base.chat_template_sha256,
-            hub_token=open_hub_token(base_model=base),
-        ),
+        base_model=base_model_ref(base, has_token=True),
         training=_dataset_ref(job.training_file),
         validation=_dataset_ref(job.validation_file) if job.validation_file else None,
         hyperparameters=recipe,

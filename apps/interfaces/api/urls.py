@@ -14,6 +14,7 @@ from apps.interfaces.api.native import (
     keys,
     me,
     members,
+    service_accounts,
     serving,
     usage,
     webhooks,
@@ -37,6 +38,7 @@ _COMPLETION = "v1/chat/completions/<str:completion_id>"
 _RUN = "v1/evals/<str:eval_id>/runs/<str:run_id>"
 _PERMISSIONS = "v1/fine_tuning/checkpoints/<path:model>/permissions"
 _GRADERS = "v1/fine_tuning/alpha/graders"
+_SERVICE_ACCOUNT = "api/v1/service-accounts/<str:service_account_id>"
 _WEBHOOK = "api/v1/webhooks/<str:webhook_id>"
 
 urlpatterns = [
@@ -121,6 +123,17 @@ urlpatterns = [
     path("api/v1/members/<str:membership_id>", members.MemberDetail.as_view(), name="api_member_detail"),
     path("api/v1/invitations", members.InvitationList.as_view(), name="api_invitation_list"),
     path("api/v1/invitations/<str:invitation_id>", members.InvitationDetail.as_view(), name="api_invitation_detail"),
+    path("api/v1/service-accounts", service_accounts.ServiceAccountList.as_view(), name="api_service_account_list"),
+    path(
+        _SERVICE_ACCOUNT,
+        service_accounts.ServiceAccountDetail.as_view(),
+        name="api_service_account_detail",
+    ),
+    path(
+        f"{_SERVICE_ACCOUNT}/keys",
+        service_accounts.ServiceAccountKeys.as_view(),
+        name="api_service_account_keys",
+    ),
     path("api/v1/notifications", members.NotificationList.as_view(), name="api_notification_list"),
     path("api/v1/budgets", usage.BudgetList.as_view(), name="api_budget_list"),
     path("api/v1/budgets/<str:budget_id>", usage.BudgetDetail.as_view(), name="api_budget_detail"),

@@ -13,11 +13,13 @@ from apps.interfaces.web.account import (
     notifications,
     organization,
     profile,
+    service_accounts,
     sessions,
     trackers,
     webhooks,
 )
 from apps.interfaces.web.adapters import adapter_list, serving, views
+from apps.interfaces.web.adapters import uploads as adapter_uploads
 from apps.interfaces.web.batches import views as batches
 from apps.interfaces.web.billing import (
     budgets,
@@ -96,6 +98,7 @@ urlpatterns = [
     path("datasets/<str:file_id>/dismiss", columns.dismiss, name="dataset_dismiss"),
     path("datasets/<str:file_id>/delete", datasets.delete, name="dataset_delete"),
     path("adapters", adapter_list.index, name="adapter_list"),
+    path("adapters/upload", adapter_uploads.upload, name="adapter_upload"),
     path("adapters/stop", adapter_list.stop_serving, name="adapter_stop"),
     path("adapters/export", adapter_list.export, name="adapter_export"),
     path("adapters/<str:version_id>", views.detail, name="adapter_detail"),
@@ -169,6 +172,9 @@ urlpatterns = [
     path("members/invite", members.invite, name="member_invite"),
     path("members/<str:membership_id>/role", members.change_role, name="member_role"),
     path("members/remove", members.remove, name="member_remove"),
+    path("service-accounts", service_accounts.index, name="service_account_list"),
+    path("service-accounts/remove", service_accounts.remove, name="service_account_remove"),
+    path("service-accounts/<str:service_account_id>/role", service_accounts.change_role, name="service_account_role"),
     path("invitations/<str:invitation_id>/revoke", members.revoke_invitation, name="invitation_revoke"),
     path("invitations/accept/<str:token>", members.accept_invitation, name="invitation_accept"),
     path("keys", keys.index, name="key_list"),

@@ -6,8 +6,8 @@ import msgspec
 from django.db.models import Q
 
 from apps.catalog.models import BaseModel
-from apps.catalog.queries import open_hub_token
-from apps.contracts.runs import BaseModelRef, Hyperparameters, Method
+from apps.catalog.references import base_model_ref
+from apps.contracts.runs import Hyperparameters, Method
 from apps.contracts.worker_api import ProbeReport, ProbeRequest
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue, NotFound, PermissionDenied, RateLimited
@@ -62,15 +62,7 @@ def _request(base_model: BaseModel, method: Method, *, has_token: bool, is_first
     recipe = base_model.default_recipe
     usual = recipe.get("typical_row_tokens", _MAX_PROBE_TOKENS)
     return ProbeRequest(
-        base_model=BaseModelRef(
-            id=base_model.pk,
-            name=base_model.name,
-            path=base_model.path or None,
-            repo=base_model.repo or None,
-            revision=base_model.revision or None,
-            files_sha256=base_model.files_sha256,
-            hub_token=open_hub_token(base_model=base_model) if has_token else None,
-        ),
+        base_model=base_model_ref(base_model, has_token=has_token),
         method=method,
         micro_batch_size=recipe.get("batch_size", Hyperparameters().batch_size),
         sequence_length=min(usual, base_model.context_length),

@@ -11,6 +11,8 @@ urlpatterns = [
     path("probes/missing", views.list_missing_probes),
     path("rehearsals", views.report_rehearsal),
     path("rehearsals/next", views.take_rehearsal),
+    path("examinations", views.report_examination),
+    path("examinations/next", views.take_examination),
     path("leases/<str:lease_id>/heartbeat", views.heartbeat),
     path("leases/<str:lease_id>/events", views.report_events),
     path("leases/<str:lease_id>/uploads", views.create_upload),

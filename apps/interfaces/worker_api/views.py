@@ -21,6 +21,7 @@ from apps.core.http.json_bodies import decode_body
 from apps.finetuning.models import Worker
 from apps.finetuning.pools import operations, rehearsals
 from apps.finetuning.pools.capacity.metrics import render_pool_metrics
+from apps.finetuning.results import examinations
 from apps.finetuning.runs import endings, judges, leases, reports, uploads
 from apps.finetuning.runs.leases import Lease
 from apps.interfaces.worker_api import probes
@@ -143,6 +144,18 @@ def take_rehearsal(request: HttpRequest) -> HttpResponse:
 @endpoint("POST")
 def report_rehearsal(request: HttpRequest) -> HttpResponse:
     rehearsals.record(worker=_worker(request), report=_decode(request, wire.RehearsalReport))
+    return HttpResponse(status=204)
+
+
+@endpoint("POST")
+def take_examination(request: HttpRequest) -> HttpResponse:
+    taken = examinations.take(worker=_worker(request))
+    return HttpResponse(status=204) if taken is None else _json(taken)
+
+
+@endpoint("POST")
+def report_examination(request: HttpRequest) -> HttpResponse:
+    examinations.record(worker=_worker(request), report=_decode(request, wire.ExaminationReport))
     return HttpResponse(status=204)
 
 

@@ -17,7 +17,7 @@ from gpu_workers.bench.gpu_check.findings import Finding, Verdict
 from gpu_workers.common.config import REPOSITORY
 from gpu_workers.common.preflight import Machine, inspect_machine
 from gpu_workers.trainer.children.executor import SubprocessExecutor
-from gpu_workers.trainer.probes import MODULE as PROBING_CHILD
+from gpu_workers.trainer.idle.probes import MODULE as PROBING_CHILD
 
 POINTS_FILE = "points.jsonl"
 GPU_TYPES = REPOSITORY / "apps/catalog/data/gpus.json"

@@ -10,8 +10,8 @@ from rest_framework.test import APIClient
 
 from apps.accounts.login.api_keys import LIVE_PREFIX, new_secret
 from apps.accounts.login.key_operations import IssuedKey, revoke_key
+from apps.accounts.members.memberships import remove_member
 from apps.accounts.models import Membership, Organization, User
-from apps.accounts.operations import remove_member
 from apps.core.database.clock import db_now
 from tests.factories.accounts import make_key, make_member, make_member_token
 

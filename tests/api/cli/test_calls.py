@@ -61,6 +61,18 @@ def test_what_cannot_be_a_key_is_refused(anneal, network) -> None:
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
+def test_an_adapter_is_pushed_from_its_folder(anneal, floor, tmp_path) -> None:
+    missing = anneal("models", "push", str(tmp_path), "--name", "mine")
+    for name, content in adapter_files(floor.base_model).items():
+        (tmp_path / name).write_bytes(content)
+
+    pushed = anneal("models", "push", str(tmp_path), "--name", "mine", "--json")
+
+    assert missing.exit_code == 4 and "adapter_model.safetensors" in missing.errors
+    assert pushed.exit_code == 0, pushed.errors
+    assert pushed.json["model"] == AdapterVersion.objects.get().model_name
+
+
 def test_a_model_is_pulled_from_where_a_download_stopped(anneal, model, floor, network, tmp_path) -> None:
     whole, folder = adapter_files(floor.base_model)[WEIGHTS], tmp_path / "model"
     folder.mkdir()

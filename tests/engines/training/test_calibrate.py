@@ -25,7 +25,7 @@ from gpu_workers.common.events import LOG_FILE, SPEC_FILE
 from gpu_workers.common.preflight import GpuMemory, inspect_machine
 from gpu_workers.train.model.hardware import choose_engine, detect
 from gpu_workers.trainer.children.executor import SubprocessExecutor
-from gpu_workers.trainer.probes import PROBE_FILE
+from gpu_workers.trainer.idle.probes import PROBE_FILE
 from tests.twins.control_plane import CREDENTIAL, ControlPlane
 
 DATA = Path(__file__).parents[3] / "apps/catalog/data"

@@ -10,7 +10,8 @@ from apps.contracts.runs import Hyperparameters, MemoryRequest, Method
 from gpu_workers.common.preflight import GpuMemory
 from gpu_workers.rehearsal.rehearse import rehearse_memory
 from gpu_workers.rehearsal.trace import run_spec
-from gpu_workers.trainer import rehearsals, run_checks
+from gpu_workers.trainer import run_checks
+from gpu_workers.trainer.idle import rehearsals
 from tests.bench.rehearsal.real import real_peak_bytes
 
 CONFIG = {

@@ -32,8 +32,8 @@ from gpu_workers.train.model.base_model import fetch_base_model
 from gpu_workers.train.model.cpu_lora import speed_up_lora
 from gpu_workers.train.model.weights import check_finite
 from gpu_workers.trainer.children.executor import SubprocessExecutor
-from gpu_workers.trainer.probes import MODULE as PROBING_CHILD
-from gpu_workers.trainer.probes import Prober
+from gpu_workers.trainer.idle.probes import MODULE as PROBING_CHILD
+from gpu_workers.trainer.idle.probes import Prober
 from tests.support.engines.models import BASE_MODEL
 from tests.support.engines.rows import RECIPE, make_rows
 from tests.twins.control_plane import CREDENTIAL, ControlPlane

@@ -15,8 +15,8 @@ from apps.contracts.worker_api import ProbeRequest
 from gpu_workers.common.process_tree import identify, is_alive
 from gpu_workers.trainer import agent as agent_module
 from gpu_workers.trainer import run_supervisor
+from gpu_workers.trainer.idle.rehearsals import Rehearser
 from gpu_workers.trainer.lease_keeper import LeaseKeeper
-from gpu_workers.trainer.rehearsals import Rehearser
 from tests.support.agent import ROWS, Draining, add_run, make_agent
 from tests.twins.control_plane import CREDENTIAL
 

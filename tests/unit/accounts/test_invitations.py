@@ -7,7 +7,8 @@ from django.core import mail
 from django.db import connection, transaction
 from django.db.models import F
 
-from apps.accounts.invitations import (
+from apps.accounts.login.addresses import mark_verified
+from apps.accounts.members.invitations import (
     MAX_A_DAY,
     MAX_OPEN,
     MAX_TO_ADDRESS,
@@ -18,10 +19,9 @@ from apps.accounts.invitations import (
     invite_member,
     revoke_invitation,
 )
-from apps.accounts.login.addresses import mark_verified
+from apps.accounts.members.memberships import change_role, remove_member
 from apps.accounts.models import Invitation, Membership, Organization, User
 from apps.accounts.notices.mail import plain_name, send
-from apps.accounts.operations import change_role, remove_member
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import tenant
 from apps.core.errors import InvalidState, PermissionDenied

@@ -3,8 +3,8 @@
 import pytest
 
 from apps.accounts.login.key_operations import issue_key, revoke_key
+from apps.accounts.members.memberships import change_role, remove_member
 from apps.accounts.models import ApiKey, Membership, Organization, User
-from apps.accounts.operations import change_role, remove_member
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue, NotFound, PermissionDenied
 from apps.core.models import AuditEntry

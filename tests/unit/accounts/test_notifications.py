@@ -5,7 +5,7 @@ import datetime
 import pytest
 from django.db import connection, transaction
 
-from apps.accounts.invitations import accept_invitation, invitation_token, invite_member
+from apps.accounts.members.invitations import accept_invitation, invitation_token, invite_member
 from apps.accounts.models import Notification, Organization
 from apps.accounts.notices.events import announce
 from apps.accounts.notices.notifications import (

@@ -11,8 +11,8 @@ from django.core import mail
 from django.db import transaction
 from django.test import Client
 
-from apps.accounts.invitations import invite_member
 from apps.accounts.login.key_operations import IssuedKey
+from apps.accounts.members.invitations import invite_member
 from apps.accounts.models import ApiKey, Invitation, Membership, Organization, User
 from apps.accounts.queries import KeyLimits, find_key, get_key_limits
 from apps.billing.lots import open_lot

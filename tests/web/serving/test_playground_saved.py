@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from apps.accounts.members.memberships import remove_member
 from apps.accounts.models import Membership
-from apps.accounts.operations import remove_member
 from apps.core.database.clock import db_now
 from apps.playground import conversations, presets
 from apps.playground.models import Preset, SavedConversation

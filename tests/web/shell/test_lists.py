@@ -6,8 +6,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from apps.accounts.members.memberships import remove_member
 from apps.accounts.models import ApiKey, Membership, SavedView, User
-from apps.accounts.operations import MAX_SAVED_VIEWS, remove_member, save_view
+from apps.accounts.operations import MAX_SAVED_VIEWS, save_view
 from apps.core.database.clock import db_now
 from apps.datasets.models import DatasetVersion
 from apps.interfaces.web.shell import listing

@@ -1,7 +1,12 @@
-"""Adapter versions: list with filters, one of them, and deletion. `/api/v1/models/{model}/serving` serves and stops."""
+"""Adapter versions: list with filters, upload, one of them, and deletion.
+
+`/api/v1/models/{model}/serving` serves and stops.
+"""
 
 from typing import Annotated, Literal, TypedDict
 
+import msgspec
+from django.core.files.uploadedfile import UploadedFile
 from msgspec import Meta
 from rest_framework.request import Request
 
@@ -11,8 +16,11 @@ from apps.adapters.models import AdapterVersion
 from apps.adapters.queries import get_version, list_versions
 from apps.contracts.runs import Method
 from apps.core.database.clock import db_now
+from apps.core.objects.store import CHUNK_BYTES
 from apps.finetuning.queries import find_jobs_of_adapters
+from apps.finetuning.results.uploaded_adapters import UPLOADED, upload_adapter
 from apps.interfaces.api.requests.pagination import ListObject, SearchQuery, list_object, take, with_words_of
+from apps.interfaces.api.requests.parsers import PlainMultiPartParser
 from apps.interfaces.api.views import ApiView
 from apps.serving.operations import delete_model
 from apps.serving.queries import serving_states
@@ -24,7 +32,10 @@ class AdaptersQuery(SearchQuery):
 
 
 class AdapterObject(TypedDict):
-    """`model` is the name in requests. `state` says how it is served, and `job` made it."""
+    """`model` is the name in requests. `state` says how it is served; `job` made it, unless `is_uploaded`.
+
+    `certificate` is `checking`, `ready`, `uncertified`, `refused`, or `no_certificate` for a whole model.
+    """
 
     object: Literal["adapter"]
     id: str
@@ -37,7 +48,9 @@ class AdapterObject(TypedDict):
     bytes: int
     state: str
     state_reason: str | None
+    certificate: str
     job: str | None
+    is_uploaded: bool
     created_at: int
 
 
@@ -47,8 +60,18 @@ class DeletedAdapter(TypedDict):
     deleted: Literal[True]
 
 
+class AdapterForm(msgspec.Struct):
+    """The two files that PEFT's `save_pretrained` writes, as multipart form data. `base_model` is its name here."""
+
+    name: str
+    adapter_config: UploadedFile
+    weights: UploadedFile
+    base_model: str = ""
+
+
 class AdapterList(ApiView):
-    required_scope = {"GET": Permission.VIEW}
+    required_scope = {"GET": Permission.VIEW, "POST": Permission.ADAPTER_WRITE}
+    parser_classes = [PlainMultiPartParser]
 
     def get(self, request: Request, query: AdaptersQuery) -> ListObject[AdapterObject]:
         """List the versions of adapters, newest first. `q` searches names."""
@@ -57,6 +80,23 @@ class AdapterList(ApiView):
         rows = rows.filter(adapter__base_model__name=query.base_model) if query.base_model else rows
         found, has_more = take(query, with_words_of(query, rows, fields=("adapter__name", "model_name")))
         return list_object(_adapter_objects(self.organization, found), has_more=has_more)
+
+    def post(self, request: Request, form: AdapterForm) -> AdapterObject:
+        """Upload a LoRA adapter that was trained elsewhere, and serve it. Poll `state` and `certificate`.
+
+        The files are `adapter_config.json` and `adapter_model.safetensors`, of at most 512 MiB. The base model must be
+        installed here; without `base_model`, the configuration names its repository.
+        """
+        version = upload_adapter(
+            organization=self.organization,
+            name=form.name,
+            config=form.adapter_config.chunks(CHUNK_BYTES),
+            weights=form.weights.chunks(CHUNK_BYTES),
+            base_model=form.base_model,
+            by=self.actor,
+            now=db_now(),
+        )
+        return _adapter_objects(self.organization, [get_version(organization=self.organization, id=version.pk)])[0]
 
 
 class AdapterDetail(ApiView):
@@ -89,6 +129,8 @@ def _adapter_objects(organization: Organization, versions: list[AdapterVersion])
             "bytes": version.bytes,
             "state": states[version.pk].state,
             "state_reason": states[version.pk].reason or None,
+            "certificate": version.certificate_state,
+            "is_uploaded": UPLOADED in version.metrics,
             "job": job.pk if (job := jobs.get(version.pk)) else None,
             "created_at": int(version.created_at.timestamp()),
         }

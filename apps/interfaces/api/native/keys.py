@@ -53,7 +53,10 @@ class RotateKey(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ApiKeyObject(TypedDict):
-    """`prefix` is the begin of the secret. `created_by` is a member."""
+    """`prefix` is the begin of the secret. `created_by` is the member or service account in whose name the key acts.
+
+    `issued_by` is set for keys of service accounts: who created the key, and so knows it.
+    """
 
     object: Literal["api_key"]
     id: str
@@ -62,6 +65,7 @@ class ApiKeyObject(TypedDict):
     status: str
     scopes: list[str]
     created_by: str
+    issued_by: str | None
     created_at: int
     last_used_at: int | None
     expires_at: int | None
@@ -86,26 +90,14 @@ class KeyList(ApiView):
         rows = rows.filter(_STATUSES[query.status]) if query.status else rows
         now = db_now()
         fields = ("name", "prefix", "created_by__name", "created_by__email")
-        return page(query, with_words_of(query, rows, fields=fields), lambda key: _key_object(key, now))
+        return page(query, with_words_of(query, rows, fields=fields), lambda key: key_object(key, now))
 
     def post(self, request: Request, body: CreateKey) -> IssuedKeyObject:
         """Create a key in the name of this key's maker. Its secret is in this answer only.
 
         A key with a budget of its own cannot create keys.
         """
-        seconds, now = body.expires_at, db_now()
-        expires_at = None if seconds is None else datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-        issued = issue_key(
-            organization=self.organization,
-            name=body.name,
-            scopes=frozenset(scope.value for scope in body.scopes),
-            by=self.maker,
-            expires_at=expires_at,
-            limits=KeyLimits(body.requests_per_minute, body.tokens_per_minute, body.concurrent_requests),
-            now=now,
-            identity=self.identity,
-        )
-        return _issued_object(issued, now)
+        return create_key(self, body)
 
 
 class KeyDetail(ApiView):
@@ -113,7 +105,7 @@ class KeyDetail(ApiView):
 
     def get(self, request: Request, key_id: str) -> ApiKeyObject:
         """Return a key, without its secret."""
-        return _key_object(queries.get_key(organization=self.organization, id=key_id), db_now())
+        return key_object(queries.get_key(organization=self.organization, id=key_id), db_now())
 
     def delete(self, request: Request, key_id: str) -> ApiKeyObject:
         """Revoke a key. It never works again, and stays in the list.
@@ -125,7 +117,7 @@ class KeyDetail(ApiView):
         revoked = key_operations.revoke_key(
             organization=self.organization, key_id=key_id, by=self.maker, now=now, identity=self.identity
         )
-        return _key_object(revoked, now)
+        return key_object(revoked, now)
 
 
 class KeyRotation(ApiView):
@@ -135,7 +127,8 @@ class KeyRotation(ApiView):
     def post(self, request: Request, key_id: str, body: RotateKey) -> IssuedKeyObject:
         """Replace a key by a new one with the same scopes, limits, labels and budget. Both work for `overlap_hours`.
 
-        Only the maker of a key may rotate it, with that key or one that may do at least as much.
+        Only the maker of a key may rotate it, with that key or one that may do at least as much. Keys of service
+        accounts are also rotated by those who manage the account.
         """
         now = db_now()
         issued = rotate_key(
@@ -146,14 +139,32 @@ class KeyRotation(ApiView):
             now=now,
             identity=self.identity,
         )
-        return _issued_object(issued, now)
+        return issued_object(issued, now)
 
 
-def _issued_object(issued: IssuedKey, now: datetime.datetime) -> IssuedKeyObject:
-    return {**_key_object(issued.key, now), "secret": issued.secret}
+def create_key(view: ApiView, body: CreateKey, service_account_id: str = "") -> IssuedKeyObject:
+    """Create the key that was asked for, in the name of the maker of the view's key or of a service account."""
+    seconds, now = body.expires_at, db_now()
+    expires_at = None if seconds is None else datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    issued = issue_key(
+        organization=view.organization,
+        name=body.name,
+        scopes=frozenset(scope.value for scope in body.scopes),
+        by=view.maker,
+        expires_at=expires_at,
+        limits=KeyLimits(body.requests_per_minute, body.tokens_per_minute, body.concurrent_requests),
+        now=now,
+        identity=view.identity,
+        service_account_id=service_account_id,
+    )
+    return issued_object(issued, now)
 
 
-def _key_object(key: ApiKey, now: datetime.datetime) -> ApiKeyObject:
+def issued_object(issued: IssuedKey, now: datetime.datetime) -> IssuedKeyObject:
+    return {**key_object(issued.key, now), "secret": issued.secret}
+
+
+def key_object(key: ApiKey, now: datetime.datetime) -> ApiKeyObject:
     return {
         "object": "api_key",
         "id": key.pk,
@@ -162,6 +173,7 @@ def _key_object(key: ApiKey, now: datetime.datetime) -> ApiKeyObject:
         "status": key.status(now=now),
         "scopes": list(key.scopes),
         "created_by": key.created_by_id,
+        "issued_by": key.issued_by_id,
         "created_at": int(key.created_at.timestamp()),
         "last_used_at": int(key.last_used_at.timestamp()) if key.last_used_at else None,
         "expires_at": int(key.expires_at.timestamp()) if key.expires_at else None,

@@ -6,7 +6,8 @@ import msgspec
 from msgspec import Meta
 from rest_framework.request import Request
 
-from apps.accounts import invitations, operations, queries
+from apps.accounts import queries
+from apps.accounts.members import invitations, memberships
 from apps.accounts.models import Invitation, Membership, Notification
 from apps.accounts.notices.notifications import list_notifications, mark_read
 from apps.accounts.roles import Permission
@@ -68,7 +69,7 @@ class MemberDetail(ApiView):
         Your key needs the permissions of both roles as scopes, and its maker a role that has them. The same applies to
         removing members and to invitations.
         """
-        changed = operations.change_role(
+        changed = memberships.change_role(
             organization=self.organization,
             membership_id=membership_id,
             role=body.role,
@@ -80,7 +81,7 @@ class MemberDetail(ApiView):
 
     def delete(self, request: Request, membership_id: str) -> DeletedMember:
         """Remove a member. The API keys and open invitations of this member stop working."""
-        operations.remove_member(
+        memberships.remove_member(
             organization=self.organization,
             membership_id=membership_id,
             by=self.maker,

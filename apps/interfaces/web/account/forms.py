@@ -1,6 +1,7 @@
 """Forms of members, API keys and organizations."""
 
 import datetime
+from collections.abc import Iterable
 from dataclasses import fields
 
 from django import forms
@@ -119,6 +120,11 @@ _OWN_LIMIT = later("For model calls with this key. Leave empty to use only the o
 
 
 class KeyForm(forms.Form):
+    service_account = forms.ChoiceField(
+        label=later("Acts for"),
+        required=False,
+        help_text=later("Your own keys end when you leave. Keys of a service account stay."),
+    )
     name = forms.CharField(max_length=80, label=later("Name"), help_text=later("Such as “nightly evaluation”."))
     scopes = forms.MultipleChoiceField(
         label=later("Permissions"),
@@ -138,8 +144,13 @@ class KeyForm(forms.Form):
         min_value=1, max_value=LARGEST_INTEGER, required=False, label=later("Concurrent requests")
     )
 
-    def __init__(self, data: QueryDict | None = None, *, by: Membership) -> None:
+    def __init__(
+        self, data: QueryDict | None = None, *, by: Membership, service_accounts: Iterable[Membership] = ()
+    ) -> None:
         super().__init__(data)
+        may_manage, grantable = has_permission(by.role, Permission.MEMBER_MANAGE), grantable_roles(by)
+        offered = [(each.pk, str(each.user)) for each in service_accounts if may_manage and each.role in grantable]
+        self.fields["service_account"].choices = [("", gettext("You")), *offered]  # type: ignore[attr-defined]
         held = [scope for scope in SCOPES if has_permission(by.role, Permission(scope))]
         self.fields["scopes"].choices = [(scope, SCOPE_WORDS[Permission(scope)]) for scope in held]  # type: ignore[attr-defined]
         self.fields["scopes"].initial = [scope for scope in held if scope not in _NOT_AT_FIRST]

@@ -16,6 +16,7 @@ from apps.accounts import queries
 from apps.accounts.login import key_operations
 from apps.accounts.models import ApiKey
 from apps.accounts.roles import Permission, has_permission
+from apps.billing.budget_settings import issue_key
 from apps.core.database.clock import db_now
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.http.forms import domain_errors_on
@@ -31,7 +32,7 @@ _LIST = Listing[ApiKey](
     hint=later("Name, prefix or maker"),
     url_name="web:key_list",
     export_url_name="web:key_export",
-    searched=("name", "prefix", "id", "created_by__name", "created_by__email"),
+    searched=("name", "prefix", "id", "created_by__name", "created_by__email", "issued_by__name"),
     filters={
         "status": Filter(
             later("State"),
@@ -60,13 +61,13 @@ def index(request: OrganizationRequest) -> HttpResponse:
     """List keys. A POST creates one and redirects to a page that shows its secret once."""
     if request.method != "POST":
         issued_key = take_secret(request, _SESSION_ISSUED)
-        return _page(request, KeyForm(by=request.membership), issued=issued_key)
+        return _page(request, _form(request), issued=issued_key)
     require(request.membership, Permission.KEY_MANAGE)
-    form = KeyForm(request.POST, by=request.membership)
+    form = _form(request)
     if form.is_valid():
         now = db_now()
         with domain_errors_on(form):
-            issued = key_operations.issue_key(
+            issued = issue_key(
                 organization=request.organization,
                 name=form.cleaned_data["name"],
                 scopes=frozenset(form.cleaned_data["scopes"]),
@@ -74,10 +75,17 @@ def index(request: OrganizationRequest) -> HttpResponse:
                 expires_at=form.expires_at(now),
                 limits=form.limits(),
                 now=now,
+                service_account_id=form.cleaned_data["service_account"],
             )
             keep_secret(request, _SESSION_ISSUED, owner=issued.key.pk, secret=issued.secret)
             return redirect("web:key_list")
     return _page(request, form, status=422)
+
+
+def _form(request: OrganizationRequest) -> KeyForm:
+    data = request.POST if request.method == "POST" else None
+    accounts = queries.list_service_accounts(organization=request.organization)
+    return KeyForm(data, by=request.membership, service_accounts=accounts)
 
 
 def _page(
@@ -85,9 +93,16 @@ def _page(
 ) -> HttpResponse:
     now = db_now()
     page = _LIST.page(request, _listed(request))
+    leaked = queries.list_keys_known_to_others(organization=request.organization, keys=page.rows)
     context = {
         "keys": [
-            {"key": key, "status": key.status(now=now), "may_revoke": _may_revoke(request, key)} for key in page.rows
+            {
+                "key": key,
+                "status": (status_of := key.status(now=now)),
+                "may_revoke": _may_revoke(request, key),
+                "is_known_to_others": status_of == "active" and key.pk in leaked,
+            }
+            for key in page.rows
         ],
         "form": form,
         "issued": {"key_id": issued[0], "secret": issued[1]} if issued else None,

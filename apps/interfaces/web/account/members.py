@@ -13,8 +13,9 @@ from django.utils.translation import gettext
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from apps.accounts import invitations, operations, queries
+from apps.accounts import queries
 from apps.accounts.login.forms import SESSION_INVITATION
+from apps.accounts.members import invitations, memberships
 from apps.accounts.models import Membership, User
 from apps.accounts.roles import ROLES, Permission, has_permission
 from apps.core.database.clock import db_now
@@ -107,7 +108,7 @@ def invite(request: OrganizationRequest) -> HttpResponse:
 def change_role(request: OrganizationRequest, membership_id: str) -> HttpResponse:
     try:
         before = queries.get_membership(organization=request.organization, id=membership_id).role
-        changed = operations.change_role(
+        changed = memberships.change_role(
             organization=request.organization,
             membership_id=membership_id,
             role=request.POST.get("role", ""),
@@ -146,7 +147,7 @@ def _effect_of(request: OrganizationRequest, member: Membership) -> str:
 
 
 def _remove(request: OrganizationRequest, membership_id: str) -> None:
-    operations.remove_member(
+    memberships.remove_member(
         organization=request.organization, membership_id=membership_id, by=request.membership.user, now=db_now()
     )
 

@@ -8,7 +8,7 @@ from django.shortcuts import redirect, render
 from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_POST
 
-from apps.accounts.queries import list_members, names_of_keys
+from apps.accounts.queries import names_of_keys, names_of_makers
 from apps.accounts.roles import Permission, has_permission
 from apps.billing.budget_settings import end_budget, set_budget, set_key_labels
 from apps.billing.budgets import get_states, list_budgets, list_key_labels
@@ -143,4 +143,4 @@ def _page(request: OrganizationRequest, form: BudgetForm, labels: KeyLabelsForm)
 def _names_of(request: OrganizationRequest, ids: Sequence[str]) -> dict[str, str]:
     """Return the names of keys and members, and of the target of the organization's own budget."""
     names = {"": gettext("The whole organization")} | names_of_keys(organization=request.organization, ids=ids)
-    return names | {each.user_id: str(each.user) for each in list_members(organization=request.organization)}
+    return names | names_of_makers(organization=request.organization)

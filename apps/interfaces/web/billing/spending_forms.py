@@ -9,7 +9,7 @@ from django.http import QueryDict
 from django.utils.translation import gettext
 
 from apps.accounts.models import ApiKey, Organization
-from apps.accounts.queries import list_keys, list_members
+from apps.accounts.queries import list_keys, names_of_makers
 from apps.billing.budget_settings import DEFAULT_THRESHOLDS
 from apps.billing.models import BudgetMode, BudgetScope
 from apps.core.messages.translation import later
@@ -48,9 +48,9 @@ class BudgetForm(forms.Form):
     def __init__(self, data: QueryDict | None = None, *, organization: Organization) -> None:
         super().__init__(data)
         keys = [(key.pk, f"{key.name} ({key.prefix}…)") for key in _usable_keys(organization)]
-        people = [(each.user_id, str(each.user)) for each in list_members(organization=organization)]
+        makers = names_of_makers(organization=organization).items()
         self.fields["key"].choices = [("", "–"), *keys]  # type: ignore[attr-defined]
-        self.fields["member"].choices = [("", "–"), *people]  # type: ignore[attr-defined]
+        self.fields["member"].choices = [("", "–"), *makers]  # type: ignore[attr-defined]
 
     def clean_thresholds(self) -> tuple[int, ...]:
         try:

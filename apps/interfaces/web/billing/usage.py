@@ -13,7 +13,7 @@ from django.utils.translation import gettext
 from django.views.decorators.http import require_safe
 
 from apps.accounts.models import Organization
-from apps.accounts.queries import list_members, names_of_keys
+from apps.accounts.queries import names_of_keys, names_of_makers
 from apps.accounts.roles import Permission
 from apps.billing.budgets import list_budgets
 from apps.billing.invoices.files import csv_usd
@@ -206,7 +206,7 @@ def _grouped(organization: Organization, group: str, lines: Sequence[Spend]) -> 
         ]
     sums = sum_by(lines, lambda line: line.key_id if group == "key" else line.member_id)
     names = names_of_keys(organization=organization, ids=list(sums))
-    names |= {each.user_id: str(each.user) for each in list_members(organization=organization)}
+    names |= names_of_makers(organization=organization)
     return [(names.get(found, found) or f"{_WITHOUT} {group}", nano) for found, nano in sums.items()]
 
 

@@ -44,7 +44,7 @@ from apps.interfaces.web.edge.dashboard_files import has_file
 from apps.interfaces.web.edge.upload_limits import UPLOAD_LIMITS
 
 BODY_LIMITS = (*UPLOAD_LIMITS, OBJECT_LIMIT)
-_UPLOAD_PREFIXES = ("/v1/files", "/v1/uploads", "/datasets")
+_UPLOAD_PREFIXES = ("/v1/files", "/v1/uploads", "/datasets", "/adapters/upload", "/api/v1/adapters")
 _WAIT_SECONDS, _MAX_WAITING = 10.0, 32
 # Of the bodies of one owner: to read a mebibyte, and to pass it on, takes up to 8 ms of this process.
 _PROMPT_BODY_BYTES, _BODY_BYTES_PER_SECOND = 16 * MIB, 24 * MIB

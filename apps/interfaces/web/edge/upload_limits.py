@@ -42,4 +42,6 @@ UPLOAD_LIMITS = (
     BodyLimit("POST", "/v1/files", UPLOAD_BYTES, authorize_upload),
     BodyLimit("POST", "/v1/uploads/", PART_BYTES, judge_part),
     BodyLimit("POST", "/datasets", UPLOAD_BYTES, authorize_upload),
+    BodyLimit("POST", "/adapters/upload", UPLOAD_BYTES, authorize_upload),
+    BodyLimit("POST", "/api/v1/adapters", UPLOAD_BYTES, authorize_upload),
 )

@@ -78,7 +78,7 @@ ACCOUNT = (
         label=later("Members"),
         icon="users",
         url_name="web:member_list",
-        views=("web:member_", "web:invitation_"),
+        views=("web:member_", "web:invitation_", "web:service_account_"),
         go="m",
     ),
     Place(label=later("Budgets"), icon="gauge", url_name="web:budget_list", views=("web:budget_",), go="b"),
@@ -122,6 +122,9 @@ ACTIONS = (
     ),
     Action(
         label=later("Create an API key"), icon="key-round", url_name="web:key_list", permission=Permission.KEY_MANAGE
+    ),
+    Action(
+        label=later("Service accounts"), icon="users", url_name="web:service_account_list", permission=Permission.VIEW
     ),
     Action(
         label=later("Organization settings"),

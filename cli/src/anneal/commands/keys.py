@@ -11,7 +11,7 @@ from anneal.output import AsJson, emit, moment, notice, table
 from anneal.session import session_of
 
 app = typer.Typer(no_args_is_help=True, help="List, create, rotate and revoke API keys.")
-_KEYS = "/api/v1/keys"
+_KEYS, _ACCOUNTS = "/api/v1/keys", "/api/v1/service-accounts"
 _DAY_SECONDS = 24 * 3600
 
 KeyId = Annotated[str, typer.Argument(help="The id of a key, from `anneal keys list`.")]
@@ -48,6 +48,9 @@ def create(
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="The most requests in a minute.")] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="The most tokens in a minute.")] = None,
     concurrent_requests: Annotated[int | None, typer.Option(min=1, help="The most requests at once.")] = None,
+    service_account: Annotated[
+        str | None, typer.Option(help="The id of a service account, in whose name the key acts; without it, yours.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Create an API key and print its secret, which is shown only now.
@@ -60,7 +63,7 @@ def create(
         tokens_per_minute=tokens_per_minute,
         concurrent_requests=concurrent_requests,
     )
-    _issued(context, _KEYS, body)
+    _issued(context, f"{_ACCOUNTS}/{quote(service_account, safe='')}/keys" if service_account else _KEYS, body)
 
 
 @app.command()

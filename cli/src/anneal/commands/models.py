@@ -62,6 +62,28 @@ def pull(
 
 
 @app.command()
+def push(
+    context: typer.Context,
+    folder: Annotated[
+        Path, typer.Argument(exists=True, file_okay=False, help="The folder that PEFT's save_pretrained wrote.")
+    ],
+    name: Annotated[str, typer.Option(help="Part of the model's name, such as support.")],
+    base_model: Annotated[
+        str | None, typer.Option(help="The base model's name here, if the configuration names another place.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Upload a LoRA adapter that was trained elsewhere, and serve it."""
+    config, weights = folder / "adapter_config.json", folder / "adapter_model.safetensors"
+    if missing := [path.name for path in (config, weights) if not path.is_file()]:
+        raise Failure(f"{folder} has no {' and no '.join(missing)}.", ExitCode.NOT_FOUND)
+    files = {"adapter_config": (config.name, config.read_bytes()), "weights": (weights.name, weights.read_bytes())}
+    fields = {"name": name} | ({"base_model": base_model} if base_model else {})
+    found = session_of(context).api.post("/api/v1/adapters", files=files, data=fields)
+    emit(context, found, f"{found['model']} is uploaded. A trainer examines it, and then an engine tries it.")
+
+
+@app.command()
 def deploy(
     context: typer.Context,
     model: TunedModel,

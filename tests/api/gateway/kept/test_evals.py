@@ -7,7 +7,7 @@ import openai
 import pytest
 from openai.types.evals import RunRetrieveResponse
 
-from apps.accounts.operations import revoke_key
+from apps.accounts.login.key_operations import revoke_key
 from apps.batches import worker
 from apps.batches.models import Batch, BatchFile
 from apps.billing.models import UsageConflict

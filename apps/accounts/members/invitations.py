@@ -13,10 +13,10 @@ from django.db import transaction
 from django.utils.translation import gettext
 
 from apps.accounts.login.addresses import has_verified_address
+from apps.accounts.members.memberships import known_role, lock_members, require_grantable
 from apps.accounts.models import Invitation, Membership, Organization, User
 from apps.accounts.notices.events import announce
 from apps.accounts.notices.notifications import MANAGERS
-from apps.accounts.operations import known_role, lock_members, require_grantable
 from apps.accounts.queries import KeyIdentity, get_invitation
 from apps.accounts.roles import Permission, has_permission
 from apps.core import audit
@@ -89,6 +89,8 @@ def invite_member(
 
 def _require_room(organization: Organization, by: User, email: str, now: datetime.datetime) -> None:
     """Raise PermissionDenied, or TooManyInvitations naming the limit. The member rows are locked, so none slips by."""
+    if by.service_account_of_id:
+        raise PermissionDenied("A service account cannot invite people. Use the API key of a person.")
     if not has_verified_address(user=by):
         raise PermissionDenied(
             gettext("Confirm your own email address before you invite others."), code="address_unverified"

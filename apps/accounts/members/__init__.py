@@ -1,0 +1,1 @@
+"""Who acts in an organization: members and their roles, invitations, and service accounts."""

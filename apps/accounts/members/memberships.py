@@ -1,0 +1,140 @@
+"""Changes of memberships, of people and of service accounts: another role, and the end. Each is audited."""
+
+import datetime
+
+from django.db import transaction
+from django.utils.translation import gettext
+
+from apps.accounts.models import ApiKey, Invitation, Membership, Organization, User
+from apps.accounts.queries import KeyIdentity, MemberKind, get_membership
+from apps.accounts.roles import ROLES, Owner, Permission, has_permission
+from apps.core import audit
+from apps.core.errors import InvalidState, InvalidValue, NotFound, PermissionDenied
+
+
+@transaction.atomic
+def change_role(
+    *,
+    organization: Organization,
+    membership_id: str,
+    role: str,
+    by: User,
+    now: datetime.datetime,
+    identity: KeyIdentity | None = None,
+    kind: MemberKind = MemberKind.PERSON,
+) -> Membership:
+    """Give a member another role, and close the invitations the member may no longer send.
+
+    `identity` is the key that asks, if one does. Raises PermissionDenied, InvalidState, NotFound, InvalidValue.
+    """
+    acting = lock_members(organization, by)
+    membership = get_membership(organization=organization, id=membership_id, kind=kind)
+    require_grantable(acting, known_role(role), membership.role, identity=identity)
+    if membership.role == Owner.name and role != Owner.name:
+        _require_another_owner(membership)
+    before, membership.role = membership.role, role
+    membership.save(update_fields=["role"])
+    revoked = _revoke_invitations_by(membership, now, keep=_grantable_roles(role))
+    audit.record(
+        organization=organization, by=by.pk, action="member.change_role", target=membership.user_id,
+        before=before, after=role, invitations_revoked=revoked,
+    )  # fmt: skip
+    return membership
+
+
+@transaction.atomic
+def remove_member(
+    *,
+    organization: Organization,
+    membership_id: str,
+    by: User,
+    now: datetime.datetime,
+    identity: KeyIdentity | None = None,
+    kind: MemberKind = MemberKind.PERSON,
+) -> None:
+    """End a membership, revoke the member's keys, and close the invitations the member sent or could use.
+
+    Any member may leave; removing others needs the right to manage members, as does the key that asks, `identity`.
+    Keys of service accounts that the member created stay, and are counted in the audit log.
+    """
+    acting = lock_members(organization, by)
+    membership = get_membership(organization=organization, id=membership_id, kind=kind)
+    if identity or membership.user_id != by.pk:
+        require_grantable(acting, membership.role, identity=identity)
+    if membership.role == Owner.name:
+        _require_another_owner(membership)
+    kept = ApiKey.objects.for_organization(organization).filter(created_by=membership.user_id, revoked_at=None)
+    keys_revoked = kept.update(revoked_at=now, revoked_by=by)
+    known = ApiKey.objects.for_organization(organization).filter(issued_by=membership.user_id, revoked_at=None)
+    invitations_revoked = _revoke_invitations_by(membership, now) + _revoke_invitations_to(membership, now)
+    membership.delete()
+    audit.record(
+        organization=organization, by=by.pk, action="member.remove", target=membership.user_id,
+        keys_revoked=keys_revoked, invitations_revoked=invitations_revoked, service_account_keys=known.count(),
+    )  # fmt: skip
+
+
+def _revoke_invitations_by(
+    membership: Membership, now: datetime.datetime, *, keep: frozenset[str] = frozenset()
+) -> int:
+    """Close the open invitations a member sent, except for roles in `keep`; return how many."""
+    rows = Invitation.objects.for_organization(membership.organization_id).still_open()
+    return rows.filter(invited_by=membership.user_id).exclude(role__in=keep).update(revoked_at=now)
+
+
+def _revoke_invitations_to(membership: Membership, now: datetime.datetime) -> int:
+    """Close the open invitations to the member's address, which would let them return; return how many."""
+    rows = Invitation.objects.for_organization(membership.organization_id).still_open()
+    return rows.filter(email__iexact=membership.user.email).update(revoked_at=now)
+
+
+def lock_members(organization: Organization, by: User) -> Membership:
+    """Lock all members, so that two owners cannot remove each other; return the actor's own membership."""
+    members = Membership.objects.for_organization(organization).select_for_update().order_by("id")
+    acting = next((member for member in members if member.user_id == by.pk), None)
+    if acting is None:
+        raise NotFound(gettext("No such organization."))
+    return acting
+
+
+def _grantable_roles(role: str) -> frozenset[str]:
+    """Return the roles that a member with `role` may give."""
+    if not has_permission(role, Permission.MEMBER_MANAGE):
+        return frozenset()
+    return frozenset(name for name, each in ROLES.items() if each.permissions <= ROLES[role].permissions)
+
+
+def require_grantable(acting: Membership, *roles: str, identity: KeyIdentity | None = None) -> None:
+    """Raise PermissionDenied unless the member, and the key that asks for them, may manage all these roles.
+
+    Both manage only roles with no more permissions than their own: an admin cannot make or remove an owner.
+    """
+    if not has_permission(acting.role, Permission.MEMBER_MANAGE):
+        raise PermissionDenied(gettext("Your role, %(role)s, does not allow managing members.") % {"role": acting.role})
+    for role in roles:
+        if not ROLES[role].permissions <= ROLES[acting.role].permissions:
+            raise PermissionDenied(f"Only an owner may do this to an {role}." if role == Owner.name else "Not allowed.")
+        if identity and (missing := sorted(ROLES[role].permissions - identity.scopes)):
+            text = gettext("This API key lacks %(missing)s, so it cannot give, change or remove the role %(role)s.") % {
+                "missing": ", ".join(missing),
+                "role": role,
+            }
+            raise PermissionDenied(text, param="role")
+
+
+def _require_another_owner(membership: Membership) -> None:
+    if membership.user.service_account_of_id:
+        return
+    owners = Membership.objects.for_organization(membership.organization_id).people().filter(role=Owner.name)
+    if not owners.exclude(pk=membership.pk).exists():
+        raise InvalidState(
+            gettext("An organization needs an owner: give another member that role first."),
+            param="role",
+            code="last_owner",
+        )
+
+
+def known_role(role: str) -> str:
+    if role not in ROLES:
+        raise InvalidValue(gettext("A role is one of %(roles)s.") % {"roles": ", ".join(ROLES)}, param="role")
+    return role

@@ -1,0 +1,144 @@
+"""Uploaded adapters are examined by an idle trainer before they are served, and its numbers become a certificate."""
+
+import datetime
+import hashlib
+
+import msgspec
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test import Client
+
+from apps.adapters.models import AdapterVersion
+from apps.contracts.parity import PARITY_FILE, ParityProbe, ParityRow
+from apps.contracts.runs import Manifest
+from apps.contracts.worker_api import ExaminationReport, ExaminationRequest
+from apps.core.database.clock import db_now
+from apps.core.objects.store import read_object
+from apps.finetuning.models import Examination, Worker
+from apps.finetuning.results.examinations import release_overdue
+from apps.serving.models import Deployment
+from apps.serving.operations import deploy
+from tests.factories.finetuning import CREDENTIAL, adapter_files
+
+ROW = ParityRow(token_ids=(1, 2, 3), tuned=(-0.5, -1.0), base=(-2.0, -3.0))
+PROBE = ParityProbe(rows=(ROW, ROW))
+
+
+@pytest.fixture
+def version(floor, api_client, key) -> AdapterVersion:
+    files = adapter_files(floor.base_model)
+    form = {
+        "name": "mine",
+        "adapter_config": SimpleUploadedFile("adapter_config.json", files["adapter_config.json"]),
+        "weights": SimpleUploadedFile("adapter_model.safetensors", files["adapter_model.safetensors"]),
+    }
+    made = api_client(key).post("/api/v1/adapters", form, format="multipart").json()
+    return AdapterVersion.objects.get(pk=made["id"])
+
+
+@pytest.fixture
+def call(settings):
+    """Call /internal/v1 as the worker."""
+
+    def make(path: str, body: object = None, credential: str = CREDENTIAL):
+        settings.ROOT_URLCONF = "apps.config.urls_internal"
+        headers = {"Authorization": f"Bearer {credential}"}
+        sent = msgspec.json.encode(body)
+        return Client().post(f"/internal/v1{path}", sent, content_type="application/json", headers=headers)
+
+    return make
+
+
+def take(call) -> ExaminationRequest:
+    return msgspec.json.decode(call("/examinations/next").content, type=ExaminationRequest)
+
+
+def is_served(version: AdapterVersion) -> bool:
+    return Deployment.objects.filter(adapter_version=version, removed_at=None).exists()
+
+
+def test_a_trainers_probe_joins_the_files_and_then_the_adapter_is_served(version, floor, call):
+    taken = take(call)
+    assert (taken.base_model.name, taken.lora_rank) == (floor.base_model.name, version.rank)
+    assert {file.name for file in taken.adapter.files} == {
+        "adapter_config.json", "adapter_model.safetensors", "manifest.json",
+    }  # fmt: skip
+    assert call("/examinations/next").status_code == 204, "it has one trainer at a time"
+
+    assert call("/examinations", ExaminationReport(id=taken.id, probe=PROBE)).status_code == 204
+
+    version.refresh_from_db()
+    sealed = read_object(f"{version.object_prefix}/manifest.json")
+    assert hashlib.sha256(sealed).hexdigest() == version.manifest_sha256
+    names = {file.name: file.sha256 for file in msgspec.json.decode(sealed, type=Manifest).files}
+    probe = read_object(f"{version.object_prefix}/{PARITY_FILE}")
+    assert names[PARITY_FILE] == hashlib.sha256(probe).hexdigest()
+    assert msgspec.json.decode(probe, type=ParityProbe) == PROBE and is_served(version)
+    assert call("/examinations", ExaminationReport(id=taken.id, probe=PROBE)).status_code == 404, "it answers once"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        msgspec.structs.replace(ROW, tuned=(-1.0,)),
+        msgspec.structs.replace(ROW, base=(-1.0, 5.0)),
+        msgspec.structs.replace(ROW, token_ids=(1, 2, 10**9)),
+        msgspec.structs.replace(ROW, token_ids=(1, 2, -1)),
+        ParityRow(token_ids=(1,), tuned=(), base=()),
+        ParityRow(token_ids=(1,) * 3_000, tuned=(-1.0,) * 2_999, base=(-1.0,) * 2_999),
+    ],
+)
+def test_numbers_that_no_engine_could_score_are_refused(row, version, call):
+    taken = take(call)
+
+    assert call("/examinations", ExaminationReport(id=taken.id, probe=ParityProbe(rows=(row,)))).status_code == 400
+
+    assert not is_served(version)
+    assert call("/examinations", ExaminationReport(id=taken.id, probe=ParityProbe(rows=(ROW,) * 9))).status_code == 400
+
+
+def test_an_adapter_that_no_trainer_examines_is_served_without_a_certificate(version, call):
+    for _ in range(2):
+        taken = take(call)
+        assert call("/examinations", ExaminationReport(id=taken.id, error="no memory")).status_code == 204
+    assert call("/examinations/next").status_code == 204
+    assert is_served(version) and Examination.objects.get().problem == "no memory"
+    assert PARITY_FILE not in str(AdapterVersion.objects.get().manifest)
+
+
+def test_a_trainer_that_falls_silent_is_not_waited_for(version, call):
+    take(call)
+    now = db_now()
+
+    assert release_overdue(now=now + datetime.timedelta(minutes=20)) == 0
+    assert release_overdue(now=now + datetime.timedelta(minutes=36)) == 1 and is_served(version)
+    assert release_overdue(now=now + datetime.timedelta(hours=1)) == 0
+
+
+def test_files_that_are_served_do_not_change(version, call):
+    taken = take(call)
+    deploy(version=version, by="user_1")
+
+    assert call("/examinations", ExaminationReport(id=taken.id, probe=PROBE)).status_code == 204
+
+    assert PARITY_FILE not in str(AdapterVersion.objects.get().manifest)
+    assert Deployment.objects.count() == 1
+
+
+def test_without_a_trainer_an_adapter_is_served_at_once(floor, api_client, key, request):
+    Worker.objects.update(last_seen_at=db_now() - datetime.timedelta(hours=1))
+
+    version = request.getfixturevalue("version")
+
+    assert is_served(version) and not Examination.objects.exists()
+
+
+def test_others_get_no_examination(version, call):
+    assert call("/examinations/next", credential="annw_wrong").status_code == 401
+    Worker.objects.update(cordoned_at=db_now())
+    assert call("/examinations/next").status_code == 204
+    Worker.objects.update(cordoned_at=None, kind="replica")
+    assert call("/examinations/next").status_code == 204
+    report = ExaminationReport(id=Examination.objects.get().pk, probe=PROBE)
+    assert call("/examinations", report).status_code == 403
+    assert not is_served(version)

@@ -1,0 +1,98 @@
+"""An adapter that was trained elsewhere: examined as by an idle trainer, and loaded as its model card says."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import peft
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from apps.contracts.adapter_files import clean_adapter_config
+from apps.contracts.adapter_files.loading import ADAPTER_PATH, BASE_PATH, loading_code
+from apps.contracts.runs import BaseModelRef, CheckpointRef, Manifest
+from apps.contracts.worker_api import ExaminationReport, ExaminationRequest
+from gpu_workers.common.api_client import ApiClient
+from gpu_workers.common.artifacts import seal_folder
+from gpu_workers.common.config import WorkerConfig
+from gpu_workers.train.after.scoring import token_logprobs
+from gpu_workers.trainer.children.executor import SubprocessExecutor
+from gpu_workers.trainer.idle.examinations import Examiner
+from gpu_workers.trainer.publication import MODULE, Publisher
+from tests.twins.control_plane import CREDENTIAL, ControlPlane
+
+MODULES = ("q_proj", "down_proj")
+
+
+@pytest.fixture
+def adapter(tiny_model: Path, tmp_path: Path) -> Path:
+    """What PEFT saves, with the configuration that an upload keeps."""
+    torch.manual_seed(7)
+    config = peft.LoraConfig(r=8, lora_alpha=32, target_modules=list(MODULES), init_lora_weights=False)
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16), config)
+    model.save_pretrained(tmp_path / "saved")
+    (tmp_path / "saved" / "README.md").unlink()
+    file = tmp_path / "saved" / "adapter_config.json"
+    file.write_text(json.dumps(clean_adapter_config(json.loads(file.read_text()), base_model="./tiny")))
+    seal_folder(
+        tmp_path / "saved",
+        tmp_path / "adapter",
+        lambda files: Manifest(kind="adapter", run_id="", attempt=0, step=0, files=files),
+    )
+    return tmp_path / "adapter"
+
+
+def examine(
+    plane: ControlPlane, base: Path, adapter: Path, work_dir: Path, *, stops: bool = False
+) -> ExaminationReport:
+    files = tuple(plane.add_object(f"adapter/{path.name}", path.read_bytes()) for path in sorted(adapter.iterdir()))
+    sealed = next(file for file in files if file.name == "manifest.json")
+    plane.examinations = [
+        ExaminationRequest(
+            id="exam_1",
+            base_model=BaseModelRef(id="bm_1", name="tiny", path=str(base)),
+            adapter=CheckpointRef(id="adpv_1", step=0, manifest_sha256=sealed.sha256, files=files),
+            lora_rank=8,
+            target_modules=MODULES,
+        )
+    ]
+    config = WorkerConfig(
+        internal_url=plane.url,
+        credential_file=work_dir / "credential.json",
+        work_dir=work_dir / "work",
+        base_model_roots=(base.parent,),
+    )
+    api = ApiClient(plane.url, credential=CREDENTIAL)
+    publisher = Publisher(SubprocessExecutor(MODULE, thread_limit=1))
+    examiner = Examiner(config, api, device="0", publisher=publisher)
+    assert examiner.run_one(should_stop=lambda: stops)
+    assert not examiner.run_one(should_stop=lambda: False)
+    api.close()
+    assert list((work_dir / "work" / "runs").iterdir()) == []
+    return plane.examined[-1]
+
+
+def test_the_probe_has_the_numbers_of_the_model_that_the_card_loads(plane, tiny_model, adapter, tmp_path):
+    report = examine(plane, tiny_model, adapter, tmp_path)
+
+    assert report.probe is not None, report.error
+    code = "\n".join(loading_code(repo="", revision="", name="tiny"))
+    code = code.replace(BASE_PATH.format(name="tiny"), str(tiny_model)).replace(ADAPTER_PATH, str(adapter))
+    loaded: dict[str, peft.PeftModel] = {}
+    exec(code, loaded)  # the card's own lines
+    for row in report.probe.rows[:2]:
+        found = np.array(token_logprobs(loaded["model"].eval(), row.token_ids))
+        assert np.abs(found - np.array(row.tuned)).mean() < 0.02
+        assert np.abs(found - np.array(row.base)).mean() > 0.05
+    assert report.probe.chat is not None and 1 < len(report.probe.rows) <= 8
+
+
+def test_an_examination_that_must_stop_or_finds_other_files_is_given_back(plane, tiny_model, adapter, tmp_path):
+    stopped = examine(plane, tiny_model, adapter, tmp_path, stops=True)
+    assert stopped.probe is None and stopped.error
+
+    weights = adapter / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    broken = examine(plane, tiny_model, adapter, tmp_path)
+    assert broken.probe is None and "CheckpointBroken" in broken.error
