@@ -142,8 +142,7 @@ class QueueShare(OrganizationModel):
     queued_since = models.DateTimeField(null=True, help_text="When the oldest run came since none was queued.")
     held_gpus = models.IntegerField(db_default=0)
     used_gpu_hours = models.FloatField(
-        db_default=0.0,
-        help_text="Of ended attempts. A use fades by e in an hour: a steady one counts as an hour of it.",
+        db_default=0.0, help_text="Of ended attempts; after each hour 1/e of it is left."
     )
     used_at = models.DateTimeField(db_default=Now(), help_text="When used_gpu_hours had its value.")
     served_at = models.DateTimeField(null=True, help_text="When a worker last took one of its runs.")
