@@ -99,6 +99,12 @@ PAGES = (
         ("web:key_", "web:batch_"),
     ),
     HelpPage(
+        "errors",
+        "docs/errors.md",
+        "Each code with its status, meaning and fix",
+        Audience.PROGRAMS,
+    ),
+    HelpPage(
         "webhooks",
         "docs/webhooks.md",
         "Signed events for your programs and Slack, and how to verify them",
