@@ -10,7 +10,6 @@ import ast
 import importlib
 import sys
 from collections.abc import Iterator, Mapping
-from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
 
@@ -133,6 +132,7 @@ def _called(node: ast.AST) -> str:
 def page() -> str:
     """Return docs/errors.md as it should be."""
     from apps.contracts.failures import CAUSES, FailureCode  # noqa: PLC0415 - after django.setup()
+    from apps.core.errors import Status  # noqa: PLC0415
     from scripts.assets.error_texts import ERRORS  # noqa: PLC0415
     from scripts.assets.problem_texts import BATCH_LINES, FILES, ROWS  # noqa: PLC0415
 
@@ -144,7 +144,7 @@ def page() -> str:
         by_status.setdefault(min(each.status for each in found[code]), []).append(code)
     parts = [_INTRO]
     for status, codes in sorted(by_status.items()):
-        parts.append(f"## {status} {HTTPStatus(status).phrase}\n")
+        parts.append(f"## {status} {Status(status).name.replace('_', ' ').capitalize()}\n")
         parts += [_entry(code, sorted(found[code]), *ERRORS[code]) for code in codes]
     parts.append(
         "## Failed jobs\n\n`error.code` of a job that failed, or the code of a refusal above. `error.suggestion` "
