@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev setup-gguf demo demo-ci dev test test-quick test-unit test-browser test-engines test-e2e \
         test-durations nightly chaos fuzz check audit fix migrations \
-        translations openapi shell screenshots cli gpu-check family-matrix bench-quotes bench-rehearsal clean
+        translations openapi docs errors shell screenshots cli gpu-check family-matrix bench-quotes bench-rehearsal clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/; s/%/NAME/' | expand -t 16
@@ -115,6 +115,12 @@ translations: setup ## add new texts to the catalogues in locale, and compile wh
 
 openapi: setup ## the OpenAPI document of the API, into docs/openapi.json
 	$(WEB) -m scripts.with_services $(WEB) -m scripts.assets.openapi
+
+docs: setup ## the documentation as a site of plain files, into dist/docs, with its search; URL=https://… in samples
+	$(WEB) -m scripts.with_services $(WEB) -m scripts.assets.docs_site $(if $(URL),--url $(URL))
+
+errors: setup ## the page about error codes, docs/errors.md, from the code that raises them
+	$(WEB) -m scripts.with_services $(WEB) -m scripts.assets.error_codes
 
 shell: setup ## a Django shell as the role of management commands, all tenants in view
 	$(MANAGE) shell

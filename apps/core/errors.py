@@ -4,7 +4,7 @@ The public API renders one as an OpenAI-shaped error, a form as a field error, a
 """
 
 from enum import IntEnum
-from typing import Any, ClassVar, TypedDict, cast
+from typing import Any, ClassVar, NotRequired, TypedDict, cast
 
 
 class Status(IntEnum):
@@ -19,16 +19,18 @@ class Status(IntEnum):
     UNSUPPORTED_MEDIA_TYPE = 415
     UNPROCESSABLE = 422
     TOO_MANY = 429
+    FAULT = 500
     UNAVAILABLE = 503
 
 
 class ErrorDetails(TypedDict):
-    """`param` names the field at fault. Some errors have members beside these, such as `required_scope`."""
+    """`param` names the field at fault, and `doc_url` the help about the code. Some errors have further members."""
 
     message: str
     type: str
     param: str | None
     code: str
+    doc_url: NotRequired[str]
 
 
 class ErrorBody(TypedDict):
@@ -47,6 +49,7 @@ class DomainError(Exception):
     status: ClassVar[Status] = Status.INVALID
     type: ClassVar[str] = "invalid_request_error"
     is_retryable: ClassVar[bool] = False
+    help_page: ClassVar[str] = ""  # the address of the page about all codes; a server sets it when it starts
 
     def __init__(self, message: str, *, param: str | None = None, code: str = "", **data: Any) -> None:
         super().__init__(message)
@@ -56,8 +59,10 @@ class DomainError(Exception):
         self.data = data
 
     def as_openai(self) -> ErrorBody:
-        """Return the body of OpenAI's error object, with extra data beside its four members."""
+        """Return the body of OpenAI's error object, with the help's address and extra data beside its four members."""
         body = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        if self.help_page:
+            body["doc_url"] = f"{self.help_page}#{self.code}"
         return {"error": cast(ErrorDetails, body | self.data)}
 
 

@@ -18,7 +18,7 @@ COPY templates templates
 COPY static static
 COPY locale locale
 COPY docs docs
-COPY CHANGELOG.md ./
+COPY CHANGELOG.md CONTRIBUTING.md SECURITY.md ./
 # Hashed and compressed once, here; the values only satisfy the settings and are in no later layer's environment.
 RUN ANNEAL_SECRET_KEY=build ANNEAL_KEY_PEPPER=build ANNEAL_SIGNING_KEY=build \
     DATABASE_URL=postgresql://build@/build REDIS_URL=redis://build \

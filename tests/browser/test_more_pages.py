@@ -1,9 +1,10 @@
-"""The pages around the work: accounts, money, the operators' console. Readable by everybody, within the screen."""
+"""The pages around the work: accounts, money, the operators' console, the documentation site."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Browser, Page, expect
 
 from apps.accounts.models import Organization, User
 from apps.batches.models import Batch
@@ -12,6 +13,7 @@ from apps.billing.budget_settings import set_budget
 from apps.core.database.clock import db_now
 from apps.finetuning.models import FineTuningJob
 from apps.serving.operations import register_replica
+from scripts.assets.docs_site import build
 from tests.factories.accounts import make_key
 from tests.factories.batches import make_batch, make_line
 from tests.factories.catalog import make_hub_lookup, make_listed_model
@@ -93,3 +95,24 @@ def test_pages_that_an_operator_views_have_a_banner_that_is_accessible(
     page.get_by_role("button", name="Stop viewing").click()
 
     page.wait_for_url("**/staff/organizations/*")
+
+
+def test_the_search_of_the_site_finds_a_call_a_command_and_a_code(browser: Browser, tmp_path: Path) -> None:
+    build(tmp_path)
+    page = browser.new_page()
+    page.goto((tmp_path / "index.html").as_uri())
+    found = page.locator("[data-found] a")
+
+    for words, address in {
+        "jobs watch": "command-line.html#anneal-jobs-watch",
+        "graders/validate": "reference.html#grader_validate_post",
+        "invalid_api_key": "errors.html#invalid_api_key",
+    }.items():
+        page.get_by_role("searchbox").fill(words)
+        expect(found.first).to_have_attribute("href", address)
+    found.first.click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Errors")
+    page.get_by_role("searchbox").fill("zzzznothing")
+    expect(page.get_by_text("No page has these words")).to_be_visible()
+    check_page(page, (390, 1440))
+    page.close()

@@ -54,9 +54,13 @@ def make_served_model(name: str, *engine_urls: str, is_priced: bool = True, **co
     for url in engine_urls:
         make_replica(base_model, url)
     if is_priced:
-        for way, nano in (("input", INPUT_NANO), ("output", OUTPUT_NANO)):
-            set_price(sku=f"inference:{way}:{name}", unit="tokens", price_nano=nano, per=PER, by="system", now=db_now())
+        price_inference(name)
     return base_model
+
+
+def price_inference(name: str) -> None:
+    for way, nano in (("input", INPUT_NANO), ("output", OUTPUT_NANO)):
+        set_price(sku=f"inference:{way}:{name}", unit="tokens", price_nano=nano, per=PER, by="system", now=db_now())
 
 
 @transaction.atomic  # a running gateway sees a ready replica together with its token, as after enrolment

@@ -415,14 +415,15 @@ def build_world() -> World:
     installation = Installation(base_model, listed, pool, make_worker(pool, base_model=base_model))
     return World(
         installation=installation,
-        acme=_tenant("Acme", "canary-acme", installation),
-        rival=_tenant("Rival", "canary-rival", installation),
+        acme=make_full_tenant("Acme", "canary-acme", installation),
+        rival=make_full_tenant("Rival", "canary-rival", installation),
         operator=make_user("operator", is_operator=True),
         loner=make_user("loner"),
     )
 
 
-def _tenant(name: str, canary: str, installation: Installation) -> Tenant:
+def make_full_tenant(name: str, canary: str, installation: Installation) -> Tenant:
+    """Return a new organization with one object of each kind."""
     owner = make_user(f"{canary}-owner")
     organization = make_organization(name, owner=owner)
     people = {role: make_member(organization, role) for role in ROLES if role != "owner"} | {"owner": owner}

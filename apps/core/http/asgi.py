@@ -67,6 +67,7 @@ class ServerFault(DomainError):
     """A bug or a broken dependency. The message reveals no internals."""
 
     code = "server_error"
+    status = Status.FAULT
     type = "server_error"
 
 
@@ -214,8 +215,8 @@ def error_headers(error: DomainError) -> dict[str, str]:
     return {"x-should-retry": "false"} if error.status is Status.TOO_MANY else {}
 
 
-def error_response(error: DomainError, *, status: int | None = None) -> JsonResponse:
-    return JsonResponse(error.as_openai(), status=status or error.status, headers=error_headers(error))
+def error_response(error: DomainError) -> JsonResponse:
+    return JsonResponse(error.as_openai(), status=error.status, headers=error_headers(error))
 
 
 async def send_error(send: Send, error: DomainError, *, request_id: str | None = None) -> None:
@@ -267,7 +268,7 @@ def bad_request(request: HttpRequest, exception: Exception | None = None) -> Htt
 
 def server_error(request: HttpRequest) -> HttpResponse:
     if is_machine_path(request.path):
-        return error_response(ServerFault("The server had an error while processing your request."), status=500)
+        return error_response(ServerFault("The server had an error while processing your request."))
     # Render without the request: no context processor and so no query, because the database may have failed.
     page = render_to_string("errors/500.html", {"status": 500, "request_id": getattr(request, "id", "")})
     return HttpResponse(page, status=500)

@@ -1,43 +1,41 @@
-"""The calls that pages offer for copying work as they are pasted: through the front door, with the key from outside."""
+"""The calls that pages offer for copying, and the recipes of the cookbook, work as they are pasted."""
 
 import json
 import os
-import socket
+import re
 import subprocess
 import sys
-import threading
-import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
-import uvicorn
 
+from apps.accounts.notices import endpoints
+from apps.core.http.asgi import DjangoApplication
+from apps.core.messages.outbox import deliver_due
 from apps.interfaces.web.edge.front_door import FrontDoor
 from apps.interfaces.web.shell.code_samples import chat_samples
-from tests.support.asgi import NO_LIMITS
+from tests.factories.accounts import make_key, make_organization, make_user
+from tests.factories.datasets import jsonl
+from tests.factories.money import give_credit
+from tests.services.ports import free_port
+from tests.support.asgi import NO_LIMITS, serving
+from tests.support.gateway.recipes import COOKBOOK, Kitchen, read_recipe
+from tests.twins.openai_jobs import OpenAiTwin
 
 pytestmark = pytest.mark.django_db
 
 
-async def _no_dashboard(scope, receive, send) -> None:
-    raise AssertionError(f"{scope['path']} is not inference")
-
-
 @pytest.fixture
 def public_url(gateway, settings) -> Iterator[str]:
-    listener = socket.create_server(("127.0.0.1", 0))
-    door = FrontDoor(_no_dashboard, gateway_url=f"unix://{gateway.socket}", limits=NO_LIMITS)
-    server = uvicorn.Server(uvicorn.Config(door, log_level="warning", timeout_graceful_shutdown=2))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.02)
-    settings.PUBLIC_URL = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    yield settings.PUBLIC_URL
-    server.should_exit = True
-    thread.join(timeout=60)
-    listener.close()
+    gateway_url = f"unix://{gateway.socket}"
+    settings.GATEWAY_URL = gateway_url
+    with serving(FrontDoor(DjangoApplication(), gateway_url=gateway_url, limits=NO_LIMITS)) as address:
+        settings.PUBLIC_URL = address
+        yield address
 
 
 def test_snippets_answer_as_pasted(public_url, world):
@@ -56,3 +54,65 @@ def test_snippets_answer_as_pasted(public_url, world):
     path = os.pathsep.join(["cli/src", environ.get("PYTHONPATH", "")])
     environ |= {"ANNEAL_BASE_URL": public_url, "PYTHONPATH": path}
     assert said(sys.executable, "-m", "anneal", "chat", world.acme.model_name, "It's me") == "Hello there.\n"
+
+
+# What each recipe must print.
+PRINTED = {
+    "first-adapter": r"at most, in dollars: 0\.\d+\nHello there\.\n",
+    "batches": r"ticket-\d Hello there\.\nticket-\d Hello there\.\n",
+    "evaluate": r"exact_match 0\.1 -> 0\.8 better\nrows that got worse: 1\n",
+    "import-from-openai": r"(?s).*gpt-4o-mini.*",
+    "model-as-code": r"(?s).*production.*",
+}
+
+
+def test_every_recipe_of_the_cookbook_works_as_pasted(public_url, gateway, world, engine, tmp_path: Path):
+    """The trainer is played: each job succeeds at once. Server, gateway and clients are the real ones."""
+    owner = make_user("cook")
+    organization = make_organization("Kitchen", owner=owner)
+    give_credit(organization)
+    kitchen = Kitchen(organization, engine.url)
+    key = make_key(organization, owner).secret
+    environment = {"ANNEAL_BASE_URL": public_url, "ANNEAL_API_KEY": key, "ANNEAL_MODEL": kitchen.model}
+    export_jobs(tmp_path / "export")
+    (tmp_path / "rows.jsonl").write_bytes(jsonl())
+    (tmp_path / "held-out.jsonl").write_bytes(jsonl(30)[len(jsonl(15)) :])
+
+    assert {path.stem for path in COOKBOOK.glob("*.md")} == {*PRINTED, "webhooks"}
+    for name, pattern in PRINTED.items():
+        printed = kitchen.run(read_recipe(name), tmp_path, environment)
+        assert re.fullmatch(pattern, printed), (name, printed)
+
+
+def export_jobs(folder: Path) -> None:
+    """Write one job of OpenAI with its rows, as the recipe says."""
+    twin = OpenAiTwin()
+    job = twin.add_job(1, jsonl())
+    folder.mkdir()
+    (folder / "jobs.json").write_text(json.dumps({"object": "list", "data": [job], "has_more": False}))
+    (folder / f"{job['training_file']}.jsonl").write_bytes(jsonl())
+
+
+def test_the_receiver_of_the_cookbook_takes_signed_events_once_and_no_others(world, settings):
+    settings.PRIVATE_WEBHOOKS = True
+    port = free_port()
+    types = ["fine_tuning.job.succeeded"]
+    endpoint, secret = endpoints.create_endpoint(
+        organization=world.acme.organization, by=world.acme.owner.pk, url=f"http://127.0.0.1:{port}/anneal",
+        event_types=types, format="standard",
+    )  # fmt: skip
+    environment = os.environ | {"WEBHOOK_SECRET": secret, "PORT": str(port)}
+    program = [sys.executable, "-c", read_recipe("webhooks").python]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(program, env=environment, text=True, **pipes) as ran, ExitStack() as stack:
+        stack.callback(ran.kill)
+        assert ran.stdout is not None
+        assert ran.stdout.readline() == "listening\n"
+        forged = urllib.request.Request(f"http://127.0.0.1:{port}/anneal", data=b"{}", headers={"webhook-id": "a"})
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            urllib.request.urlopen(forged, timeout=20)
+        delivery = endpoints.send_test(endpoint=endpoint, by=world.acme.owner.pk)
+        deliver_due(lane="webhooks")
+        delivery.refresh_from_db()
+        assert delivery.status == "delivered", delivery.error
+        assert ran.stdout.readline().startswith(f"webhook.test {endpoint.pk}")

@@ -47,4 +47,5 @@ for name, act in {
         act()
     except openai.APIStatusError as error:
         seen[name] = [error.status_code, error.code, error.param]
+        seen["help"] = error.body["doc_url"]
 sys.stdout.write(json.dumps(seen))

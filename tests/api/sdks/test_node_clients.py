@@ -39,7 +39,7 @@ def test_every_call_works_with_the_clients_for_node(origin, organization, alice,
     assert "Created fine-tuning job" in seen["events"] and len(seen["events"]) == len(set(seen["events"])) > 1
     assert (seen["reward"], seen["grader"]) == (1, "a")
     assert (seen["cancelled"], seen["models"], seen["deleted"]) == ("cancelled", ["anneal-demo"], True)
-    assert seen["after"] == ["NotFoundError", 404, "file_not_found"]
+    assert seen["after"] == ["NotFoundError", 404, "file_not_found", "errors#file_not_found"]
 
 
 def in_chunks(address: str, path: str, body: bytes, **headers: str) -> tuple[int, str]:

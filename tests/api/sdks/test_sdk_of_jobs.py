@@ -42,3 +42,4 @@ def test_every_call_of_fine_tuning_works_with_each_sdk(live_server, organization
     assert seen["grader"] and (seen["reward"]["reward"], seen["reward"]["metadata"]["name"]) == (1.0, "a")
     assert (seen["permissions"][:2], seen["elsewhere"][:2]) == ([404, "model_not_found"], [404, "not_offered"])
     assert seen["slash"][:2] == [404, "model_not_found"]
+    assert seen["help"].endswith("/help/errors#model_not_found")

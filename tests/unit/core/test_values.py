@@ -3,6 +3,7 @@
 from decimal import Decimal
 
 import pytest
+from django.conf import settings
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,13 +89,14 @@ def test_a_tenth_decimal_is_refused() -> None:
         usd_to_nano(Decimal("0.0000000001"))
 
 
-def test_an_error_carries_openais_members_and_its_own_data() -> None:
+def test_an_error_carries_openais_members_its_help_and_its_own_data() -> None:
     error = QuotaExceeded("No credit left.", param="model", balance_nano=3)
 
     assert error.as_openai() == {
         "error": {
             "message": "No credit left.", "type": "insufficient_quota", "param": "model",
             "code": "insufficient_quota", "balance_nano": 3,
+            "doc_url": f"{settings.PUBLIC_URL}/help/errors#insufficient_quota",
         }
     }  # fmt: skip
 

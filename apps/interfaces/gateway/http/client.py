@@ -112,7 +112,7 @@ class Client:
         self._has_started = True
         self._exchange.answer(200, _JSON_LINE + self._lines(), content)
 
-    async def refuse(self, error: DomainError, *, status: int | None = None) -> None:
+    async def refuse(self, error: DomainError) -> None:
         """Answer with the error. In the middle of a stream, end it with an error event and no [DONE]."""
         if self._has_started:
             await self.end(event_of(error))
@@ -120,7 +120,7 @@ class Client:
         await self._readable()
         self._has_started = True
         lines = headers_of(error, self.request_id) + self.limit_headers()
-        self._exchange.answer(status or int(error.status), lines, body_of(error))
+        self._exchange.answer(int(error.status), lines, body_of(error))
 
     def _lines(self) -> bytes:
         return b"x-request-id: %b\r\n%b" % (self.request_id.encode(), self.limit_headers())

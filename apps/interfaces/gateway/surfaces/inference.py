@@ -152,7 +152,7 @@ class Inference:
             logger.exception("request %s failed", client.request_id)
             if caller and not progress.is_metered:
                 services.refused.count(caller, progress.model_name, Refusal.ERROR)
-            await client.refuse(ServerFault("The server had an error while processing your request."), status=500)
+            await client.refuse(ServerFault("The server had an error while processing your request."))
 
     async def _serve(
         self, caller: InferenceCaller, client: Client, count: Callable[[int], None], progress: CallProgress

@@ -1,7 +1,7 @@
 """Markdown of the repository as HTML for the help pages: safe, without inline styles, with linked headings."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from django.utils.safestring import SafeString, mark_safe
@@ -25,13 +25,20 @@ class Heading:
 
 
 @dataclass(frozen=True)
+class Passage(Heading):
+    """The plain text under a heading of any level. The text before the first one has neither title nor anchor."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Rendered:
-    """A page as HTML, without its first heading, which is its title."""
+    """A page as HTML, without its first heading, which is its title. `sections` are its headings of level 2."""
 
     title: str
     html: SafeString
     sections: tuple[Heading, ...]
-    text: str
+    passages: tuple[Passage, ...]
 
 
 def render(source: str, *, resolve: Resolve) -> Rendered:
@@ -54,11 +61,26 @@ def render(source: str, *, resolve: Resolve) -> Rendered:
     for token in body:
         if token.type == "inline":
             _resolve_links(token.children or [], resolve)
-    text = " ".join(_plain(token) for token in body if token.type == "inline")
     html = _PARSER.renderer.render(body, _PARSER.options, {})
     for tag in ("pre", "table"):  # they scroll, so the keyboard must reach them
         html = html.replace(f"<{tag}>", f'<{tag} tabindex="0">')
-    return Rendered(title, mark_safe(html), tuple(sections), text)  # noqa: S308 - escaped by the renderer
+    safe = mark_safe(html)  # noqa: S308 - escaped by the renderer
+    return Rendered(title, safe, tuple(sections), tuple(_passages(body)))
+
+
+def _passages(body: Sequence[Token]) -> Iterator[Passage]:
+    title, anchor, texts = "", "", list[str]()
+    is_heading = False
+    for token in body:
+        if token.type == "heading_open":
+            if texts or title:
+                yield Passage(title, anchor, " ".join(texts))
+            anchor, texts, is_heading = str(token.attrGet("id")), [], True
+        elif token.type == "inline" and is_heading:
+            title, is_heading = _plain(token), False
+        elif token.type in ("inline", "fence", "code_block"):
+            texts.append(_plain(token) if token.type == "inline" else token.content)
+    yield Passage(title, anchor, " ".join(texts))
 
 
 def _plain(token: Token) -> str:

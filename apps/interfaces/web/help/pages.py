@@ -1,6 +1,6 @@
 """The pages of the help: the files of the repository, their readers, and the pages of the product that open them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -11,12 +11,19 @@ from django.urls import reverse
 from apps.interfaces.web.help.markdown import Rendered, render
 
 _ROOT = Path(__file__).resolve().parents[4]
+# Made from the code, not from a file of the repository.
+QUICKSTART, REFERENCE = "quickstart", "reference"
+_API_DOCUMENT = "docs/openapi.json"  # what pages of the repository link to for the reference
 
 
 class Audience(StrEnum):
+    START = "Start here"
     USERS = "For users"
     PROGRAMS = "Build with the API"
+    COOKBOOK = "Cookbook"
     OPERATORS = "For operators"
+    CONTRIBUTORS = "For contributors"
+    DECISIONS = "Decisions"
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,7 @@ class HelpPage:
 
 
 PAGES = (
+    HelpPage("guides", "docs/guides.md", "What to read for what you want to do", Audience.START),
     HelpPage(
         "datasets",
         "docs/datasets.md",
@@ -105,6 +113,12 @@ PAGES = (
         Audience.PROGRAMS,
     ),
     HelpPage(
+        "errors",
+        "docs/errors.md",
+        "Each code with its status, meaning and fix",
+        Audience.PROGRAMS,
+    ),
+    HelpPage(
         "webhooks",
         "docs/webhooks.md",
         "Signed events for your programs and Slack, and how to verify them",
@@ -123,6 +137,14 @@ PAGES = (
         "From OpenAI and other tools, old model names, and a model as code",
         Audience.PROGRAMS,
     ),
+    HelpPage("first-adapter", "docs/cookbook/first-adapter.md", "A dozen rows, one job, one answer", Audience.COOKBOOK),
+    HelpPage("evaluate", "docs/cookbook/evaluate.md", "Held-out rows, a grader, a verdict", Audience.COOKBOOK),
+    HelpPage("batches", "docs/cookbook/batches.md", "One file in, one file out", Audience.COOKBOOK),
+    HelpPage("receive-webhooks", "docs/cookbook/webhooks.md", "A receiver that verifies", Audience.COOKBOOK),
+    HelpPage(
+        "import-from-openai", "docs/cookbook/import-from-openai.md", "Files, jobs and model names", Audience.COOKBOOK
+    ),
+    HelpPage("model-as-code", "docs/cookbook/model-as-code.md", "Train and promote from your CI", Audience.COOKBOOK),
     HelpPage(
         "accounts",
         "docs/security/accounts.md",
@@ -151,7 +173,23 @@ PAGES = (
         Audience.OPERATORS,
         ("staff:pool_", "staff:worker_"),
     ),
+    HelpPage(
+        "capacity",
+        "docs/capacity.md",
+        "Pools whose machines are started and released through Slurm",
+        Audience.OPERATORS,
+    ),
+    HelpPage("security", "SECURITY.md", "How to report a vulnerability, and what is supported", Audience.OPERATORS),
     HelpPage("changelog", "CHANGELOG.md", "What's new in this version", Audience.OPERATORS),
+    HelpPage("contributing", "CONTRIBUTING.md", "Set up, test, style, commits and review", Audience.CONTRIBUTORS),
+    HelpPage("architecture", "docs/ARCHITECTURE.md", "Packages, processes, three journeys", Audience.CONTRIBUTORS),
+    HelpPage("how-to-change", "docs/HOW_TO_CHANGE.md", "The files that a usual change touches", Audience.CONTRIBUTORS),
+    HelpPage("words", "docs/CONTEXT.md", "One word for each thing", Audience.CONTRIBUTORS),
+    HelpPage("states", "docs/states.md", "The legal changes of state", Audience.CONTRIBUTORS),
+    *(
+        HelpPage(f"decision-{path.name[:4]}", f"docs/adr/{path.name}", "A decision and its reasons", Audience.DECISIONS)
+        for path in sorted((_ROOT / "docs/adr").glob("*.md"))
+    ),
 )
 _BY_SLUG = {page.slug: page for page in PAGES}
 _BY_FILE = {page.file: page for page in PAGES}
@@ -170,33 +208,27 @@ def page_of_view(view_name: str) -> HelpPage | None:
 @cache
 def read_page(slug: str) -> Rendered:
     """Return a page as HTML. It is read once in each process, because files change with releases only."""
-    page = _BY_SLUG[slug]
+    return render_page(_BY_SLUG[slug], address=address_of)
+
+
+def render_page(page: HelpPage, *, address: Callable[[str], str]) -> Rendered:
+    """Return a page as HTML whose links to other pages lead to `address` of their slug."""
     folder = PurePosixPath(page.file).parent
-    return render((_ROOT / page.file).read_text(), resolve=lambda target: _address(folder, target))
+
+    def resolve(target: str) -> str:
+        if target.startswith(("http:", "https:", "#")):
+            return target
+        path, _, anchor = target.partition("#")
+        file = _normal(folder / path)
+        slug = REFERENCE if file == _API_DOCUMENT else _BY_FILE[file].slug if file in _BY_FILE else ""
+        return address(slug) + (f"#{anchor}" if anchor else "") if slug else ""
+
+    return render((_ROOT / page.file).read_text(), resolve=resolve)
 
 
-def search(words: str) -> Iterator[tuple[HelpPage, Rendered]]:
-    """Yield the pages that contain every word, those with all of them in the title first."""
-    wanted = words.lower().split()
-    found = []
-    for page in PAGES:
-        rendered = read_page(page.slug)
-        title = f"{rendered.title} {page.summary} {' '.join(each.title for each in rendered.sections)}".lower()
-        if all(word in title or word in rendered.text.lower() for word in wanted):
-            found.append((not all(word in title for word in wanted), page, rendered))
-    for _, page, rendered in sorted(found, key=lambda each: each[0]):
-        yield page, rendered
-
-
-def _address(folder: PurePosixPath, target: str) -> str:
-    """Return where a link of a page leads; "" for a file that is no page of the help."""
-    if target.startswith(("http:", "https:", "#")):
-        return target
-    path, _, anchor = target.partition("#")
-    page = _BY_FILE.get(_normal(folder / path))
-    if page is None:
-        return ""
-    return reverse("web:help_page", args=[page.slug]) + (f"#{anchor}" if anchor else "")
+def address_of(slug: str) -> str:
+    """Return where the product shows a page, the quickstart or the reference."""
+    return reverse("web:help_page", args=[slug])
 
 
 def _normal(path: PurePosixPath) -> str:

@@ -1,9 +1,16 @@
 """The API reference: the OpenAPI document as tables that people read."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
+
+from django.conf import settings
+from django.utils.module_loading import import_string
+
+from apps.core.http.openapi import document
+from apps.interfaces.web.help.markdown import Passage
 
 Schema = Mapping[str, Any]
 _MAX_DEPTH = 3
@@ -43,6 +50,20 @@ class DescribedGroup:
     title: str
     anchor: str
     calls: tuple[DescribedCall, ...]
+
+
+@cache
+def api_groups() -> list[DescribedGroup]:
+    """Return every call of this installation's API."""
+    listed = [one for name in settings.API_OPERATIONS for one in import_string(name)()]
+    return list_groups(document(listed, server=settings.PUBLIC_URL))
+
+
+def list_passages(groups: Iterable[DescribedGroup]) -> Iterator[Passage]:
+    """Yield the text of each call, for the search."""
+    for call in (call for group in groups for call in group.calls):
+        fields = (f"{field.name} {field.text}" for field in (*call.parameters, *call.body, *call.answer))
+        yield Passage(f"{call.method} {call.path}", call.anchor, " ".join([call.summary, call.text, *fields]))
 
 
 def list_groups(document: Schema) -> list[DescribedGroup]:

@@ -8,7 +8,6 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.template.loader import render_to_string
 from django.templatetags.static import static
-from django.utils.module_loading import import_string
 from django.utils.translation import get_language
 from django.views.decorators.http import require_safe
 
@@ -16,9 +15,9 @@ from apps.accounts.models import Organization
 from apps.accounts.roles import Permission
 from apps.adapters.queries import list_versions
 from apps.catalog.queries import list_base_models
-from apps.core.http.openapi import document
-from apps.interfaces.web.help.pages import PAGES, Audience, find_page, read_page, search
-from apps.interfaces.web.help.reference import list_groups
+from apps.interfaces.web.help.pages import PAGES, Audience, HelpPage, address_of, find_page, read_page
+from apps.interfaces.web.help.reference import api_groups
+from apps.interfaces.web.help.search import search
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, public_view
 from apps.interfaces.web.shell.code_samples import chat_samples, first_job_samples
 from apps.interfaces.web.shell.first_job import SAMPLE
@@ -31,12 +30,17 @@ _MAX_WORDS = 80
 def index(request: HttpRequest) -> HttpResponse:
     """List the pages by audience; `?q` searches them."""
     words = request.GET.get("q", "").strip()[:_MAX_WORDS]
-    groups = [
+    found = [(address_of(each.document.slug), each) for each in search(words)] if words else None
+    return _render(request, "help/index.html", {"groups": list_by_audience(), "found": found, "q": words})
+
+
+def list_by_audience() -> list[tuple[str, list[tuple[HelpPage, str]]]]:
+    """Return the pages with their titles, by the audience whose name heads them."""
+    listed = [each for each in Audience if each not in (Audience.START, Audience.DECISIONS)]  # they have other links
+    return [
         (audience.value, [(page, read_page(page.slug).title) for page in PAGES if page.audience is audience])
-        for audience in Audience
+        for audience in listed
     ]
-    found = [(page, rendered.title) for page, rendered in search(words)] if words else None
-    return _render(request, "help/index.html", {"groups": groups, "found": found, "q": words})
 
 
 @public_view
@@ -66,15 +70,13 @@ def quickstart(request: OrganizationRequest) -> HttpResponse:
 @require_safe
 def reference(request: HttpRequest) -> HttpResponse:
     """Show every call of the API with its parameters, body and answers, from the OpenAPI document."""
-    return _render(request, "help/reference.html", {"calls": _calls(get_language())})
+    return _render(request, "help/reference.html", {"calls": calls_as_html(get_language())})
 
 
 @cache
-def _calls(language: str) -> str:
+def calls_as_html(language: str) -> str:
     """Return the HTML of all calls, which is the same for every reader of a language."""
-    listed = [one for name in settings.API_OPERATIONS for one in import_string(name)()]
-    groups = list_groups(document(listed, server=settings.PUBLIC_URL))
-    return render_to_string("help/_calls.html", {"groups": groups})
+    return render_to_string("help/_calls.html", {"groups": api_groups()})
 
 
 def _models(organization: Organization) -> tuple[str, str]:

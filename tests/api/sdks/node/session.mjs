@@ -41,6 +41,6 @@ seen.deleted = (await remove(streamed.id)).deleted;
 try {
   await client.files.retrieve(streamed.id);
 } catch (error) {
-  seen.after = [error.constructor.name, error.status, error.code];
+  seen.after = [error.constructor.name, error.status, error.code, error.error.doc_url.split("/").pop()];
 }
 process.stdout.write(JSON.stringify(seen));

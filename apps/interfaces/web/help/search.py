@@ -1,0 +1,64 @@
+"""The search of the help: every page, the quickstart, and every call of the API, passage by passage."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from apps.interfaces.web.help.markdown import Passage
+from apps.interfaces.web.help.pages import PAGES, QUICKSTART, REFERENCE, read_page
+from apps.interfaces.web.help.reference import api_groups, list_passages
+
+_MAX_SHOWN = 3  # passages of each page
+
+
+@dataclass(frozen=True)
+class Document:
+    """What the search reads of a page."""
+
+    slug: str
+    title: str
+    summary: str
+    passages: tuple[Passage, ...]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A page with every word, and its passages with every word: those first whose title has them."""
+
+    document: Document
+    passages: tuple[Passage, ...]
+    is_in_title: bool
+
+
+@cache
+def list_documents() -> tuple[Document, ...]:
+    """Return all pages. The quickstart has no text of its own: its samples hold the reader's key and model."""
+    quickstart = "Ask a model and train your own, in curl, Python and JavaScript"
+    reference = "Every call with its parameters, body, answer and errors"
+    pages = [(page, read_page(page.slug)) for page in PAGES]
+    return (
+        Document(QUICKSTART, "Quickstart", quickstart, ()),
+        Document(REFERENCE, "API reference", reference, tuple(list_passages(api_groups()))),
+        *(Document(page.slug, rendered.title, page.summary, rendered.passages) for page, rendered in pages),
+    )
+
+
+def search(words: str) -> list[Found]:
+    """Return the pages that contain every word, those with all of them in their titles first."""
+    wanted = words.lower().split()
+    return sorted(_find(wanted), key=lambda found: not found.is_in_title)
+
+
+def _find(wanted: list[str]) -> Iterator[Found]:
+    for document in list_documents():
+        titles = " ".join([document.title, document.summary, *(passage.title for passage in document.passages)])
+        texts = " ".join(passage.text for passage in document.passages)
+        if _has(f"{titles} {texts}", wanted):
+            fitting = [each for each in document.passages if each.title and _has(f"{each.title} {each.text}", wanted)]
+            fitting.sort(key=lambda passage: not _has(passage.title, wanted))
+            yield Found(document, tuple(fitting[:_MAX_SHOWN]), is_in_title=_has(titles, wanted))
+
+
+def _has(text: str, wanted: list[str]) -> bool:
+    lower = text.lower()
+    return all(word in lower for word in wanted)

@@ -1,0 +1,240 @@
+"""What each error code means and what to do about it: the words of docs/errors.md.
+
+The codes and their statuses come from the code itself (`error_codes.py`). A test fails for a code without words here.
+"""
+
+from typing import NamedTuple
+
+
+class Words(NamedTuple):
+    """`meaning` says what happened; `fix` says what the reader can do."""
+
+    meaning: str
+    fix: str
+
+
+_REPEAT = "Send it again after the time in `Retry-After`. OpenAI's clients do so by themselves."
+_FIND = "Check the id, and that the key belongs to the organization that owns the object."
+_NOT_YOURS = "It is unknown, deleted, or belongs to another organization. The answer is the same for all three."
+
+ERRORS: dict[str, Words] = {
+    "adapter_rejected": Words(
+        "The uploaded files are not an adapter that an engine can serve on this base model.",
+        "The message names the file and the key. Upload files that PEFT wrote for the same base model.",
+    ),
+    "address_unverified": Words(
+        "Your own email address is not confirmed yet.",
+        "Open the link in the confirmation email, or request another one in your profile.",
+    ),
+    "already_member": Words("The person is a member of the organization already.", "Change their role instead."),
+    "base_model_refused": Words(
+        "A base model cannot be used safely, or the hub refuses it.",
+        "The message gives the reason. Choose another model, another revision or another token.",
+    ),
+    "batch_not_found": Words(f"No batch has this id. {_NOT_YOURS}", _FIND),
+    "calibration_not_found": Words("The pool has no calibration with this number.", "List the pool's calibrations."),
+    "cannot_launch": Words(
+        "The pool, or every pool, cannot take the job now.",
+        "The message gives the reason. Choose another pool, or start the job later.",
+    ),
+    "capture_above_hold": Words(
+        "A charge exceeds the amount that was held for it. Customers never receive this code.",
+        "Report it to the developers, with the log.",
+    ),
+    "card_declined": Words(
+        "The bank declined the card.",
+        "Use another card, or ask your bank. If it wants a confirmation, pay on the credit page.",
+    ),
+    "checkpoint_not_found": Words(
+        "The checkpoint to start from does not exist any more.",
+        "List the checkpoints of the job and choose one of them, or start from the base model.",
+    ),
+    "context_length_exceeded": Words(
+        "The prompt and the longest possible answer do not fit into the model's context.",
+        "Shorten the messages, or lower `max_tokens`. The message gives all three numbers.",
+    ),
+    "engine_error": Words("The model failed in the middle of an answer. Nothing of it is charged.", _REPEAT),
+    "file_in_use": Words(
+        "A job or batch that has not ended reads the file.", "Cancel the job or batch, or wait for its end."
+    ),
+    "file_not_found": Words(f"No file has this id. {_NOT_YOURS}", _FIND),
+    "file_not_ready": Words(
+        "The file is not validated yet, has errors, or is deleted.",
+        "Wait until its status is `processed`. If it is `error`, fix the rows that its problems name.",
+    ),
+    "file_not_repairable": Words(
+        "The file has no bad rows that can be dropped or repaired.", "Fix the file yourself and upload it again."
+    ),
+    "file_still_validating": Words("The file is still being validated, so its price is unknown.", _REPEAT),
+    "file_too_large": Words(
+        "The file exceeds the size limit. Nothing of it was kept.", "Split it into several files, or compress it."
+    ),
+    "fine_tuning_job_not_found": Words(f"No fine-tuning job has this id. {_NOT_YOURS}", _FIND),
+    "hub_unavailable": Words("The model hub did not answer, or limits the rate.", "Try again in a few minutes."),
+    "idempotency_in_progress": Words(
+        "The first request with this `Idempotency-Key` has not been answered yet.", _REPEAT
+    ),
+    "idempotency_key_reused": Words(
+        "The `Idempotency-Key` was used before for another request.",
+        "Make a new key for each new request. Repeat an old one only with the same address and body.",
+    ),
+    "insufficient_permissions": Words(
+        "The key lacks the scope, its creator lacks the role, or the organization is suspended.",
+        "Use a key with the scope in `required_scope`, or ask an owner of the organization.",
+    ),
+    "insufficient_quota": Words(
+        "A limit of the organization is reached: credit, budget, storage, or a number of objects.",
+        "The message names the limit. Add credit, raise the budget or delete what you no longer need. Waiting does "
+        "not help.",
+    ),
+    "internal_error": Words(
+        "Starting the job failed because of a problem on our side. Nothing is charged.", "Start the job again."
+    ),
+    "invalid_api_key": Words(
+        "The key is missing, malformed, unknown, revoked or expired.",
+        "Send `Authorization: Bearer ann_…` with a current key. The base URL and the key must be of the same "
+        "installation.",
+    ),
+    "invalid_checksum": Words("The bytes received do not have the given MD5.", "Upload the parts again."),
+    "invalid_json": Words(
+        "The body is not JSON, or holds a value that cannot be stored.",
+        "Send UTF-8 JSON with `Content-Type: application/json`. The message gives the place.",
+    ),
+    "invalid_multipart": Words(
+        "The body is not a multipart form, or is cut off.",
+        "Send `multipart/form-data` with the boundary that the header names. SDKs do this for you.",
+    ),
+    "invalid_request": Words("The request could not be understood.", "Compare it with the API reference."),
+    "invalid_signature": Words(
+        "The signed address was altered, belongs to something else, or has expired. For Stripe's events: the signature "
+        "is wrong.",
+        "Request a new address. Do not change any part of it.",
+    ),
+    "invalid_state": Words(
+        "The object is in a state that does not allow this. Repeating does not help.",
+        "Read the object: its status and the message say what is possible.",
+    ),
+    "invalid_training_file": Words(
+        "The file cannot be trained on with this model and these settings.",
+        "The message names the line and the fix. Upload the fixed file, or change the setting.",
+    ),
+    "invalid_value": Words(
+        "A field has a value that is not allowed.", "`param` names the field, and the message the values it takes."
+    ),
+    "invalid_worker_credential": Words(
+        "A worker's credential or one-time token is not accepted, or no longer.",
+        "Operators: make a new token on the page of the pool and enrol the worker again.",
+    ),
+    "invitation_closed": Words(
+        "The invitation was accepted or withdrawn, or has expired.", "Ask the organization for a new invitation."
+    ),
+    "job_too_large": Words(
+        "No pool can hold the job.",
+        "The message describes what fits: usually a shorter `max_length`, QLoRA, or a smaller model.",
+    ),
+    "key_not_active": Words("The key is revoked or has expired, so it cannot be rotated.", "Create another key."),
+    "last_owner": Words("An organization needs an owner.", "Give another member that role first."),
+    "licence_not_accepted": Words(
+        "The model's licence binds its users, and no member has accepted it for this organization.",
+        "A member accepts it on the model's page, or with `POST /api/v1/models/{model}/licence`.",
+    ),
+    "maximum_raised": Words(
+        "The job's maximum price rose after you saw it.", "Look at the new price, then confirm it."
+    ),
+    "method_not_allowed": Words(
+        "The address exists, but not for this HTTP method.", "Use a method that the header `Allow` lists."
+    ),
+    "missing_required_parameter": Words("A field is missing.", "Send the field that `param` names."),
+    "model_not_found": Words(
+        f"No model has this name. {_NOT_YOURS}",
+        "`GET /v1/models` lists the names that this key can use. An adapter answers once its job succeeded.",
+    ),
+    "model_not_installed": Words(
+        "The model is listed for quotes, but its tokenizer, template or weights are not installed here.",
+        "Choose an installed model, or ask the operator to install it.",
+    ),
+    "model_not_supported": Words(
+        "The model exists, but does not do this: all models here generate text.", "Use `/v1/chat/completions`."
+    ),
+    "newer_version": Words(
+        "The dataset has a version that you have not seen.", "Read the newest version and apply your edit to it."
+    ),
+    "no_place_left": Words(
+        "Every place for models that stay warm is taken.", "Let another model go cold, or ask the operator for places."
+    ),
+    "not_found": Words(f"No such object. {_NOT_YOURS}", _FIND),
+    "not_offered": Words(
+        "This part of OpenAI's API does not exist here.",
+        "The page on [moving to Anneal](migrating.md) and the API reference list what exists.",
+    ),
+    "object_exists": Words("Another file was already stored under this signed address.", "Request a new address."),
+    "object_missing": Words("The stored object is gone or was never written.", "Upload it again."),
+    "payment_refused": Words(
+        "The payment provider refused the payment. The same request never succeeds.",
+        "The message gives the reason. Check the payment details.",
+    ),
+    "payments_unavailable": Words("The payment provider did not answer.", _REPEAT),
+    "price_not_set": Words(
+        "No operator has set a price for the model, so it is not served.", "Ask the operator. Waiting does not help."
+    ),
+    "rate_limit_exceeded": Words(
+        "Too many requests or tokens in this minute, or too many requests open at once.",
+        f"{_REPEAT} The headers `x-ratelimit-*` of inference show what is left.",
+    ),
+    "request_failed": Words(
+        "The engine works, but fails on this request, and would fail on it again.",
+        "Look for unusual values in the messages, the tools or `response_format`.",
+    ),
+    "request_timeout": Words("The body did not arrive in time.", "Send it again over a faster connection."),
+    "request_too_large": Words(
+        "The body exceeds the limit of its address.",
+        "Send less. For large files, use `/v1/uploads`, which takes them in parts.",
+    ),
+    "row_not_found": Words("The version has no row at this line.", "List the rows of the version."),
+    "server_error": Words(
+        "A bug or a broken dependency. The message reveals no internals.",
+        "Try again later. Give support the `x-request-id` of the answer.",
+    ),
+    "service_unavailable": Words("A part of the platform cannot answer now.", _REPEAT),
+    "spend_cap_too_low": Words(
+        "The spend cap does not pay for one start of the job.", "Raise it to the amount that the message names."
+    ),
+    "stale_lease": Words(
+        "A worker's lease ended, or another worker has it. Only workers receive this code.",
+        "Nothing: the worker drops the run.",
+    ),
+    "still_counting": Words("A large file is still being counted or compared.", _REPEAT),
+    "too_long_to_keep": Words(
+        "The conversation or its settings are larger than what is kept.", "Start a new conversation."
+    ),
+    "too_many_invitations": Words(
+        "The organization or the address reached its limit of invitations for now.", "Invite again tomorrow."
+    ),
+    "unknown_parameter": Words(
+        "The API does not have this field.", "Remove it, or check its spelling: `param` names it."
+    ),
+    "unknown_url": Words(
+        "No call has this address.",
+        "Check the base URL: it ends in `/v1`, once. The API reference lists all addresses.",
+    ),
+    "unsupported_architecture": Words(
+        "We cannot compute the memory and speed of the base model's family.", "Choose another base model."
+    ),
+    "unsupported_media_type": Words(
+        "The body has the wrong `Content-Type` for this address.", "Send the type that the message names."
+    ),
+    "unsupported_parameter": Words(
+        "OpenAI has this field, but ignoring it would change the answer.",
+        "Remove it. The page on [inference](gateway.md#parameters) lists what each route takes.",
+    ),
+    "upload_closed": Words(
+        "The upload was completed or cancelled, or it has expired.", "Create another upload and send the parts again."
+    ),
+    "upload_incomplete": Words(
+        "A worker reported files that storage does not have. Only workers receive this code.",
+        "Nothing: the worker uploads them again.",
+    ),
+    "upload_not_found": Words(f"No upload has this id. {_NOT_YOURS}", _FIND),
+    "wrong_address": Words("The invitation is for another email address.", "Sign in with that address to accept it."),
+    "wrong_content": Words("The bytes sent are not those announced. Nothing was kept.", "Send the file again."),
+}
