@@ -12,7 +12,7 @@ from apps.finetuning.models.pools import (
     WorkerKind,
     WorkerToken,
 )
-from apps.finetuning.models.runs import Checkpoint, Run, RunUpload
+from apps.finetuning.models.runs import Checkpoint, Run, RunMember, RunUpload
 
 __all__ = [
     "CalibrationPoint",
@@ -29,6 +29,7 @@ __all__ = [
     "PricePolicy",
     "Quota",
     "Run",
+    "RunMember",
     "RunUpload",
     "ThroughputProbe",
     "TrackerKey",

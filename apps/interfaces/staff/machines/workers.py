@@ -69,5 +69,5 @@ def _newest_metrics(running: list[Run]) -> dict[str, object]:
 
 
 def _busy_gpu_seconds(runs: list[Run], now: datetime.datetime) -> float:
-    spans = ((run.job.gpu_count, run.leased_at, run.finished_at) for run in runs if run.leased_at is not None)
+    spans = ((run.job.gpus_per_node, run.leased_at, run.finished_at) for run in runs if run.leased_at is not None)
     return sum(gpus * seconds_between(since, until, begin=now - _RECENT, end=now) for gpus, since, until in spans)
