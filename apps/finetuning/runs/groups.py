@@ -15,6 +15,7 @@ from django.db.models import Min
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import NodeGroup
 from apps.contracts.worker_api import ClaimRequest
+from apps.core.messages import outbox
 from apps.finetuning.lifecycle import HEARTBEAT_SECONDS, LEASE_SECONDS
 from apps.finetuning.models import FineTuningJob, Run, RunMember, Worker
 from apps.finetuning.quotes.pool_facts import live_worker_filter
@@ -84,10 +85,11 @@ def keepers(*, job: FineTuningJob, worker: Worker, now: datetime.datetime) -> se
 def bind(*, run: Run, others: Sequence[Worker], now: datetime.datetime) -> None:
     """Give the other machines their places under the run's lease; each learns of it with its next claim.
 
+    A doorbell for each has those claim that wait for one.
     Their offers end: one that dies now is in no other group before it has claimed again.
     """
-    RunMember.objects.bulk_create(
-        RunMember(
+    for rank, other in enumerate(others, start=1):
+        RunMember.objects.create(
             organization_id=run.organization_id,
             run=run,
             rank=rank,
@@ -95,8 +97,8 @@ def bind(*, run: Run, others: Sequence[Worker], now: datetime.datetime) -> None:
             address=_offer(other).address,
             heartbeat_at=now,
         )
-        for rank, other in enumerate(others, start=1)
-    )
+        key, payload = f"wake:{run.pk}:{rank}", {"pool": run.pool.name}
+        outbox.publish(topic="train.wake", key=key, payload=payload, organization=run.organization_id)
     for taken in (run.worker, *others) if others else ():
         taken.offer = msgspec.to_builtins(msgspec.structs.replace(_offer(taken), free_gpus=0))
         taken.save(update_fields=["offer"])

@@ -104,6 +104,4 @@ def _hand_out_place(worker: Worker, run_id: str) -> wire.ClaimResponse | None:
     RunMember.objects.filter(pk=member.pk).update(token_sha256=sha256_hex(lease.token), handed_at=now)
     Worker.objects.filter(pk=worker.pk).update(last_seen_at=now)
     spec = build_spec(run=run, job=job, checkpoint=run.resume_from, member=member)
-    # What the first machine alone does.
-    spec = msgspec.structs.replace(spec, rehearsal=None, evaluation=None, exports=(), trackers=())
-    return leases.answer_claim(spec, lease)
+    return leases.answer_claim(msgspec.structs.replace(spec, rehearsal=None, trackers=()), lease)

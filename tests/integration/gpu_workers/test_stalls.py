@@ -11,7 +11,8 @@ from apps.contracts.failures import Blame, FailureCode
 from apps.contracts.runs import BaseModelRef, CheckpointSaved, Failed, Hyperparameters, Phase, Succeeded
 from apps.contracts.worker_api import ProbeRequest
 from gpu_workers.common.process_tree import list_descendants, read_command
-from gpu_workers.trainer import agent, lease_keeper, probes, run_supervisor
+from gpu_workers.trainer import agent, lease_keeper, probes
+from gpu_workers.trainer.supervision import run_supervisor
 from tests.support.agent import ROWS, Draining, add_run, make_agent
 
 STALL_SECONDS = 3.0
