@@ -45,7 +45,8 @@ class PoolState:
     jobs wait. `has_weights`: each live worker has loaded the base model before.
 
     `correction` comes from finished runs of all tenants; it reveals none of them. `starts_workers`: the pool is elastic
-    and starts a worker for a job.
+    and starts a worker for a job. `joining_gpus` lists the GPUs of each worker that trains together with others, live
+    or one that the pool can start.
     """
 
     pool: GpuPool
@@ -61,6 +62,7 @@ class PoolState:
     free_gpus: tuple[int, ...] = ()
     host_memory_bytes: int | None = None
     starts_workers: bool = False
+    joining_gpus: tuple[int, ...] = ()
 
 
 class LiveWorker(NamedTuple):
@@ -73,6 +75,7 @@ class LiveWorker(NamedTuple):
     gpus: int
     leased: int
     memory_bytes: int | None
+    joins: bool = False  # trains together with other machines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +102,7 @@ class OpenPools:
             live_workers=len(workers),
             gpus_per_worker=max(_gpus_from_zero(pool), 0, *(worker.gpus for worker in workers)),
             starts_workers=bool(_gpus_from_zero(pool)),
+            joining_gpus=_joining_gpus(pool, workers),
             worker_gpus=tuple(worker.gpus for worker in workers),
             free_gpus=() if pool.pk in self.queues else tuple(worker.gpus - worker.leased for worker in workers),
             host_memory_bytes=_least_memory(workers),
@@ -150,6 +154,14 @@ def _read_open_pools(base_model: BaseModel, methods: Collection[str], now: datet
     )
 
 
+def _joining_gpus(pool: GpuPool, workers: Sequence[LiveWorker]) -> tuple[int, ...]:
+    """Return the GPUs of the workers that train together with others; all nodes that a pool starts do."""
+    live = tuple(worker.gpus for worker in workers if worker.joins)
+    if not _gpus_from_zero(pool):
+        return live
+    return live + (pool.capacity.gpus_per_node,) * max(pool.capacity.maximum - len(workers), 0)
+
+
 def _gpus_from_zero(pool: GpuPool) -> int:
     """Return the GPUs of a worker that the pool can start, 0 if it is not elastic."""
     capacity = getattr(pool, "capacity", None)
@@ -189,8 +201,10 @@ def _live_workers(now: datetime.datetime, leased: Mapping[str, int]) -> dict[str
     """Return the live workers by pool; `leased` are the GPUs in use, by worker."""
     found: dict[str, list[LiveWorker]] = defaultdict(list)
     workers = Worker.objects.filter(live_worker_filter(now), pool__is_open=True)
-    for pool_id, worker_id, gpus, memory_bytes in workers.values_list("pool_id", "pk", "gpus", "memory_bytes"):
-        found[pool_id].append(LiveWorker(worker_id, max(1, len(gpus)), leased.get(worker_id, 0), memory_bytes))
+    for pool_id, worker_id, gpus, *rest in workers.values_list("pool_id", "pk", "gpus", "memory_bytes", "offer"):
+        memory_bytes, offer = rest
+        taken = leased.get(worker_id, 0)
+        found[pool_id].append(LiveWorker(worker_id, max(1, len(gpus)), taken, memory_bytes, offer is not None))
     return found
 
 

@@ -3,6 +3,7 @@
 import datetime
 
 from django.contrib import messages
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
@@ -33,7 +34,8 @@ def detail(request: HttpRequest, worker_id: str) -> HttpResponse:
     """Show one worker with its newest attempts and the audit log of its states."""
     worker = get_object_or_404(Worker.objects.select_related("pool__gpu_type"), pk=worker_id)
     now = db_now()
-    runs = list(worker.runs.select_related("job", "organization").order_by("-leased_at", "-pk")[:_SHOWN])
+    taken = Run.objects.filter(Q(worker=worker) | Q(members__worker=worker)).distinct()
+    runs = list(taken.select_related("job", "organization").order_by("-leased_at", "-pk")[:_SHOWN])
     running = [run for run in runs if run.status in RUN_HOLDING_LEASE]
     entries = list(list_entries(organization=None, chosen=AuditFilter(target=worker.pk))[:_SHOWN])
     names = names_of_actors(organization=None, actors={entry.actor for entry in entries})
