@@ -115,7 +115,7 @@ class FineTuningJob(OrganizationModel):
             models.CheckConstraint(name="job_takes_a_gpu", condition=Q(gpu_count__gte=1)),
             models.CheckConstraint(
                 name="job_nodes_share_gpus",
-                condition=Q(node_count__gte=1) & Exact(F("gpu_count") % F("node_count"), Value(0)),
+                condition=Q(node_count__gte=1) & Q(Exact(F("gpu_count") % F("node_count"), Value(0))),
             ),
             paired("job_cancel_pair", "cancel_requested_at", "cancel_requested_by"),
             paired("job_pause_pair", "pause_requested_at", "pause_requested_by"),

@@ -82,11 +82,11 @@ def keepers(*, job: FineTuningJob, worker: Worker, now: datetime.datetime) -> se
     return set(most_free[: job.node_count])
 
 
-def bind(*, run: Run, others: Sequence[Worker], now: datetime.datetime) -> None:
-    """Give the other machines their places under the run's lease; each learns of it with its next claim.
+def bind(*, run: Run, worker: Worker, others: Sequence[Worker], now: datetime.datetime) -> None:
+    """Give the machines beside `worker` their places under the run's lease, and ring a doorbell for each.
 
-    A doorbell for each has those claim that wait for one.
-    Their offers end: one that dies now is in no other group before it has claimed again.
+    A machine learns of its place with its next claim. Its offer ends, so that one that dies now is in no other group
+    before it has claimed again.
     """
     for rank, other in enumerate(others, start=1):
         RunMember.objects.create(
@@ -99,7 +99,7 @@ def bind(*, run: Run, others: Sequence[Worker], now: datetime.datetime) -> None:
         )
         key, payload = f"wake:{run.pk}:{rank}", {"pool": run.pool.name}
         outbox.publish(topic="train.wake", key=key, payload=payload, organization=run.organization_id)
-    for taken in (run.worker, *others) if others else ():
+    for taken in (worker, *others) if others else ():
         taken.offer = msgspec.to_builtins(msgspec.structs.replace(_offer(taken), free_gpus=0))
         taken.save(update_fields=["offer"])
 

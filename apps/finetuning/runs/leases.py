@@ -210,7 +210,7 @@ def _lease(
         master=master_of(worker) if others else "",
         resume_from=checkpoint,
     )
-    bind(run=run, others=others, now=now)
+    bind(run=run, worker=worker, others=others, now=now)
     try_advance(job, to=JobStatus.RUNNING, transitions=JOB_TRANSITIONS, started_at=job.started_at or now)
     events.append(job, type="state", message=f"Picked up by {run.pool.name}", attempt=run.attempt)
     return answer_claim(build_spec(run=run, job=job, checkpoint=checkpoint), lease)
