@@ -26,7 +26,7 @@ _ESTIMATED = {
     "estimated_cost_nano_p90": "cost_nano_p90",
 }
 
-# Of a job on several machines: its time rests on a network that nobody measured, so it teaches nothing about the pool.
+# Of a job on several machines: its time rests on a network that was not measured, so it teaches nothing about the pool.
 _ASSUMED_NETWORK = "several machines"
 
 
