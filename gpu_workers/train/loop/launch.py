@@ -51,7 +51,7 @@ def read_rank() -> Rank | None:
 
 def run_ranks(argv: list[str], *, count: int, secret_line: bytes, group: NodeGroup | None = None) -> int:
     """Run this module `count` times and return the first one's exit code; if one dies, end all of this machine."""
-    place = _place_in(group, count) if group else _place_alone(count)
+    place = place_in(group, count) if group else _place_alone(count)
     command = [sys.executable, "-m", "gpu_workers.trainer.child", "gpu_workers.train", *argv[1:]]
     children = [
         subprocess.Popen(command, env=rank_environment(index=index, **place), stdin=subprocess.PIPE)
@@ -70,7 +70,7 @@ def run_ranks(argv: list[str], *, count: int, secret_line: bytes, group: NodeGro
     return _wait(children)
 
 
-class _Place(TypedDict, total=False):
+class Place(TypedDict, total=False):
     """Of all processes of a machine: the arguments of `rank_environment` beside the index."""
 
     count: int
@@ -81,13 +81,14 @@ class _Place(TypedDict, total=False):
     interface: str
 
 
-def _place_alone(count: int) -> _Place:
+def _place_alone(count: int) -> Place:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return {"count": count, "port": int(listener.getsockname()[1])}
 
 
-def _place_in(group: NodeGroup, count: int) -> _Place:
+def place_in(group: NodeGroup, count: int) -> Place:
+    """Return the place of the processes of one machine of a group, which has `count` of them."""
     return {
         "count": count * group.node_count,
         "port": group.master_port,

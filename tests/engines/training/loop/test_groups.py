@@ -11,9 +11,9 @@ import pytest
 
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import Hyperparameters, Method, NodeGroup, StepCompleted, Stopped
-from gpu_workers.common.config import child_environment
+from gpu_workers.common.config import child_environment, rank_environment
 from gpu_workers.common.events import RESUME_FOLDER, AdapterReady, read_outcome
-from gpu_workers.train.loop.launch import interface_of
+from gpu_workers.train.loop.launch import interface_of, place_in
 from gpu_workers.trainer.children.executor import MODULE
 from gpu_workers.trainer.children.fork_server import Forked, ForkServer
 from tests.support.engines.attempts import ELSEWHERE, Tried, make_run_spec, prepare
@@ -29,9 +29,21 @@ _PATIENCE_SECONDS = 300.0  # on a busy machine
 
 
 class Group:
-    """Machines that begin at once; each has its own folder and its own starter, as its worker would run it."""
+    """Machines that begin at once; each has its own folder.
 
-    def __init__(self, folder: Path, model: Path, fork_server: ForkServer, *, nodes: int = 2, **changes: object):
+    With `starts_ranks` each has a process that starts its training process, as outside of tests; else it is a fork.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        model: Path,
+        fork_server: ForkServer,
+        *,
+        nodes: int = 2,
+        starts_ranks: bool = False,
+        **changes: object,
+    ):
         with socket.socket() as free:
             free.bind((ADDRESS, 0))
             port = free.getsockname()[1]
@@ -47,7 +59,8 @@ class Group:
             (work_dir / "spec.json").write_bytes(msgspec.json.encode(spec))
             with (work_dir / "log").open("wb") as log:
                 arguments = [str(work_dir / "spec.json"), str(work_dir)]
-                environment = child_environment(threads=1)
+                alone = {} if starts_ranks else rank_environment(index=0, **place_in(place, 1))
+                environment = child_environment(threads=1, extra=alone)
                 self.started.append(fork_server.fork(MODULE, arguments, log=log.fileno(), environment=environment))
 
     def end(self) -> Tried:
@@ -65,7 +78,7 @@ class Group:
             time.sleep(0.05)
 
     def signal(self, rank: int, number: signal.Signals) -> None:
-        """Send a signal to a machine's starter and its processes, as its worker would."""
+        """Send a signal to all processes of a machine, as its worker would."""
         os.killpg(self.started[rank].pid, number)
 
     def log(self, rank: int) -> str:
@@ -74,7 +87,7 @@ class Group:
 
 @pytest.mark.parametrize("nodes", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_machines_lose_as_one_process_does(tiny_model, tmp_path, alone, fork_server, nodes):
-    group = Group(tmp_path, tiny_model, fork_server, nodes=nodes)
+    group = Group(tmp_path, tiny_model, fork_server, nodes=nodes, starts_ranks=nodes == 2)
 
     tried = group.end()
 
