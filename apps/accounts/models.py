@@ -106,6 +106,12 @@ class Organization(models.Model):
         """The id that fair shares and limits count by: the organization's, or its founder's while it shares."""
         return self.pk if self.has_own_share else self.founded_by_id or self.pk
 
+    # The same in SQL, for a table that is called `organization` in the statement.
+    SHARE_HOLDER_SQL = (
+        "CASE WHEN organization.has_own_share THEN organization.id"
+        " ELSE coalesce(organization.founded_by_id, organization.id) END"
+    )
+
     @classmethod
     def share_holder_by(cls, path: str = "") -> models.Case:
         """Return the SQL of `share_holder`. `path` leads to the organization, as in "organization__"."""

@@ -68,6 +68,12 @@ def stopped_organizations() -> QuerySet[LedgerAccount, str]:
     return stopped.values_list("organization_id", flat=True)
 
 
+def stop_reason(*, organization: Organization | str) -> str:
+    """Return why the organization may not spend until it pays its debt; "" if it may."""
+    wallets = LedgerAccount.objects.filter(kind=AccountKind.WALLET, organization_id=key_of(organization))
+    return wallets.values_list("stopped_because", flat=True).first() or ""
+
+
 def list_transactions(*, organization: Organization | str) -> QuerySet[LedgerTransaction]:
     """Return the organization's transactions, newest first, with their entries and accounts."""
     rows = LedgerTransaction.objects.filter(organization_id=key_of(organization))

@@ -10,20 +10,23 @@ from functools import cache, partial
 import redis
 from django.conf import settings
 from django.db import transaction
-from django.db.models import F
 
 from apps.core.audit import require_transaction
+from apps.core.database.prepared import fetch_prepared
 from apps.core.ids import ulid_of
 from apps.finetuning.models import FineTuningJob, JobEvent
 
+_NEXT_SEQUENCE = """
+    UPDATE finetuning_finetuningjob SET last_event_sequence = last_event_sequence + 1
+    WHERE id = %(job)s RETURNING last_event_sequence
+"""
 logger = logging.getLogger(__name__)
 
 
 def append(job: FineTuningJob, *, message: str, type: str = "message", level: str = "info", **data: object) -> JobEvent:
     """Add one event to the job and notify its watchers after commit."""
     require_transaction()
-    FineTuningJob.objects.filter(pk=job.pk).update(last_event_sequence=F("last_event_sequence") + 1)
-    job.refresh_from_db(fields=["last_event_sequence"])
+    ((job.last_event_sequence,),) = fetch_prepared(_NEXT_SEQUENCE, {"job": job.pk})
     event = JobEvent.objects.create(
         pk=f"ftevent-{ulid_of(job.pk)}-{job.last_event_sequence:08d}",
         organization_id=job.organization_id,

@@ -147,11 +147,11 @@ def test_a_job_shows_its_newest_state_when_answers_are_late(
     page.evaluate("() => htmx.trigger('#job-live', 'state')")
     wait_on(page, lambda: bool(held))
     late = held[0].fetch()
-    FineTuningJob.objects.filter(pk=running.pk).update(waiting_reason="Waiting for a machine.")
+    FineTuningJob.objects.filter(pk=running.pk).update(total_steps=4321)
     page.evaluate("() => htmx.trigger('#job-live', 'state')")
     held[0].fulfill(response=late)
 
-    expect(page.locator("#job-state")).to_contain_text("Waiting for a machine.")
+    expect(page.locator("#job-state")).to_contain_text("4,321")
 
 
 def test_the_palette_and_single_keys_find_objects_and_walk_lists(

@@ -7,7 +7,8 @@ names the states that it may leave, and exactly one row must change.
 from collections.abc import Mapping
 
 import pgtrigger
-from django.db import models
+from django.db import DEFAULT_DB_ALIAS, models
+from django.db.models.sql import UpdateQuery
 
 Transitions = Mapping[str, frozenset[str]]  # state -> states it may move to
 
@@ -55,11 +56,13 @@ def try_advance(
     **changes: object,
 ) -> bool:
     """Move `row` as `advance` does and return whether it moved. For callers that may normally lose the race."""
-    manager = type(row)._base_manager
     condition = {"pk": row.pk, "status__in": sources_of(transitions, to)} | dict(guard or {})
-    changed = manager.filter(**condition).update(status=to, **changes)
-    if changed:
-        row.refresh_from_db()
+    update = type(row)._base_manager.filter(**condition).query.chain(UpdateQuery)
+    update.add_update_values({"status": to, **changes})
+    sql, parameters = update.get_compiler(DEFAULT_DB_ALIAS).as_sql()
+    changed = list(type(row)._base_manager.raw(f"{sql} RETURNING *", parameters))
+    for field in row._meta.concrete_fields if changed else ():
+        setattr(row, field.attname, getattr(changed[0], field.attname))
     return bool(changed)
 
 

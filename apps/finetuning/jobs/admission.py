@@ -87,6 +87,8 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
     run_seconds = estimate.run_seconds_p50 or estimate.train_seconds_p50 or 0.0
     require_room_for_job(job=job, seconds=run_seconds * job.gpu_count, now=now)
     recipe = with_plan(msgspec.convert(job.hyperparameters, Hyperparameters), estimate)
+    job.pool = quoted.pool
+    attempts.queue_attempt(job=job)
     held = attempts.hold_cap(
         job=job,
         price_rule=quoted.price,
@@ -111,7 +113,6 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
         queued_at=now,
         total_steps=estimate.steps,
     )
-    attempts.queue_attempt(job=job)
     events.append(
         job,
         type="state",

@@ -12,7 +12,7 @@ from apps.finetuning.models.pools import (
     WorkerKind,
     WorkerToken,
 )
-from apps.finetuning.models.runs import Checkpoint, Run, RunMember, RunUpload
+from apps.finetuning.models.runs import Checkpoint, QueueShare, Run, RunMember, RunUpload
 
 __all__ = [
     "CalibrationPoint",
@@ -27,6 +27,7 @@ __all__ = [
     "PoolAccuracy",
     "PoolCapacity",
     "PricePolicy",
+    "QueueShare",
     "Quota",
     "Run",
     "RunMember",

@@ -90,7 +90,6 @@ class FineTuningJob(OrganizationModel):
     cancel_requested_by = models.CharField(max_length=64, null=True)
     pause_requested_at = models.DateTimeField(null=True)
     pause_requested_by = models.CharField(max_length=64, null=True)
-    waiting_reason = models.CharField(max_length=300, blank=True, help_text="Why a queued job is held back, if it is.")
     last_event_sequence = models.BigIntegerField(default=0)
     step = models.PositiveIntegerField(default=0)
     total_steps = models.PositiveIntegerField(null=True)

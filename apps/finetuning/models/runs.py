@@ -1,5 +1,6 @@
 """Models of the attempts at jobs, and of what they store."""
 
+import pgtrigger
 from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
@@ -10,6 +11,47 @@ from apps.core.ids import IdField
 from apps.finetuning.lifecycle import RUN_ACTIVE, RUN_HOLDING_LEASE, RUN_TERMINAL, RUN_TRANSITIONS, RunStatus
 from apps.finetuning.models.jobs import FineTuningJob
 from apps.finetuning.models.pools import GpuPool, Worker
+
+_HOLDING = ", ".join(f"'{status}'" for status in RUN_HOLDING_LEASE)
+_KEEP_SHARE = """
+    IF added_queued = 0 AND added_held = 0 THEN
+        RETURN NULL;
+    END IF;
+    SELECT gpu_count INTO gpus FROM finetuning_finetuningjob WHERE id = said.job_id;
+    gpus := coalesce(gpus, 1);
+    IF added_held < 0 AND said.leased_at IS NOT NULL THEN
+        hours := greatest(extract(epoch FROM moment - said.leased_at)::float8, 0) / 3600;
+    END IF;
+    FOR attempt IN 1..2 LOOP
+        UPDATE finetuning_queueshare SET
+            queued = queued + added_queued,
+            queued_since = CASE
+                WHEN queued + added_queued = 0 THEN NULL WHEN queued = 0 THEN said.created_at ELSE queued_since
+            END,
+            held_gpus = held_gpus + added_held * gpus,
+            used_gpu_hours = used_gpu_hours
+                * exp(-least(greatest(extract(epoch FROM moment - used_at)::float8, 0) / 3600, 500))
+                + gpus * (1 - exp(-least(hours, 500))),
+            used_at = moment,
+            served_at = CASE WHEN added_held > 0 THEN said.leased_at ELSE served_at END
+        WHERE organization_id = said.organization_id AND pool_id = said.pool_id;
+        EXIT WHEN FOUND;
+        INSERT INTO finetuning_queueshare (organization_id, pool_id) VALUES (said.organization_id, said.pool_id)
+            ON CONFLICT DO NOTHING;
+    END LOOP;
+    RETURN NULL;
+"""
+_IS = "coalesce(({}.status IN ({}))::int, 0)"
+_SHARE_CHANGES = [
+    ("said", "finetuning_run := CASE WHEN TG_OP = 'DELETE' THEN OLD ELSE NEW END"),
+    *(
+        (f"added_{name}", f"integer := {_IS.format('NEW', held)} - {_IS.format('OLD', held)}")
+        for name, held in (("queued", f"'{RunStatus.QUEUED}'"), ("held", _HOLDING))
+    ),
+    ("moment", "timestamptz := clock_timestamp()"),
+    ("gpus", "integer"),
+    ("hours", "double precision := 0"),
+]  # fmt: skip
 
 
 class Run(OrganizationModel):
@@ -29,6 +71,7 @@ class Run(OrganizationModel):
     master = models.CharField(
         max_length=300, blank=True, help_text="Where its machines meet, as host:port; blank for one machine."
     )
+    retry_at = models.DateTimeField(null=True, help_text="No claim takes it before: a limit of the month held it back.")
     resume_from = models.ForeignKey("Checkpoint", on_delete=models.SET_NULL, null=True, related_name="+")
     last_sequence = models.BigIntegerField(default=0, help_text="Highest worker event sequence taken in.")
     work = models.BigIntegerField(
@@ -69,8 +112,48 @@ class Run(OrganizationModel):
                 | (~Q(status__in=sorted(RUN_TERMINAL)) & Q(finished_at=None)),
             ),
         ]
-        indexes = [models.Index(fields=["pool", "created_at"], condition=Q(status=RunStatus.QUEUED), name="run_queue")]
-        triggers = [status_trigger("run_status", RUN_TRANSITIONS)]
+        indexes = [
+            models.Index(
+                fields=["pool", "organization", "created_at", "id"],
+                condition=Q(status=RunStatus.QUEUED),
+                name="run_queue",
+            ),
+            models.Index(fields=["organization", "finished_at"], name="run_ended"),
+            models.Index(fields=["pool", "finished_at"], condition=~Q(training_started_at=None), name="run_trained"),
+        ]
+        triggers = [
+            status_trigger("run_status", RUN_TRANSITIONS),
+            pgtrigger.Trigger(
+                name="run_share",
+                when=pgtrigger.After,
+                operation=pgtrigger.Insert | pgtrigger.UpdateOf("status") | pgtrigger.Delete,
+                declare=_SHARE_CHANGES,
+                func=_KEEP_SHARE,
+            ),
+        ]
+
+
+class QueueShare(OrganizationModel):
+    """An organization's queued runs, held GPUs and recent use in one pool, kept by the trigger of runs.
+
+    Claims read it instead of the runs, so that they take the same time however long the queue is.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    pool = models.ForeignKey(GpuPool, on_delete=models.CASCADE, related_name="+")
+    queued = models.IntegerField(db_default=0)
+    queued_since = models.DateTimeField(null=True, help_text="When the oldest run came since none was queued.")
+    held_gpus = models.IntegerField(db_default=0)
+    used_gpu_hours = models.FloatField(
+        db_default=0.0,
+        help_text="Of ended attempts. A use fades by e in an hour: a steady one counts as an hour of it.",
+    )
+    used_at = models.DateTimeField(db_default=Now(), help_text="When used_gpu_hours had its value.")
+    served_at = models.DateTimeField(null=True, help_text="When a worker last took one of its runs.")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["pool", "organization"], name="queue_share_once")]
+        indexes = [models.Index(fields=["pool"], condition=Q(queued__gt=0), name="queue_share_waiting")]
 
 
 class RunMember(OrganizationModel):

@@ -45,7 +45,11 @@ def latest_checkpoint(*, job: FineTuningJob) -> Checkpoint | None:
 
 
 def queue_attempt(*, job: FineTuningJob) -> Run:
-    """Queue the next attempt and ring the pool's doorbell after commit."""
+    """Queue the next attempt and ring the pool's doorbell after commit.
+
+    Call it before `hold_cap`: a change of a run locks the organization's share of the pool (`QueueShare`), and the end
+    of a job locks the wallet after that. The other order could end in a deadlock.
+    """
     if job.pool is None:
         raise ValueError(f"{job.pk} was never admitted to a pool")
     last = job.runs.order_by("-attempt").values_list("attempt", flat=True).first() or 0
@@ -125,9 +129,7 @@ def pause_job(*, job: FineTuningJob, now: datetime.datetime) -> None:
     try_advance(job, to=JobStatus.PAUSING, transitions=JOB_TRANSITIONS)
     gpu_ms = billed_ms(job=job)
     cost = _due_nano(job, JobStatus.PAUSED, gpu_ms)
-    advance(
-        job, to=JobStatus.PAUSED, transitions=JOB_TRANSITIONS, billed_gpu_ms=gpu_ms, cost_nano=cost, waiting_reason=""
-    )
+    advance(job, to=JobStatus.PAUSED, transitions=JOB_TRANSITIONS, billed_gpu_ms=gpu_ms, cost_nano=cost)
     _settle(job, cost, JobStatus.PAUSED, gpu_ms)
     is_capped = job.pause_requested_by == "system" and is_at_cap(job=job, gpu_ms=gpu_ms)
     message = "Paused at the spend cap" if is_capped else "Paused"
@@ -245,7 +247,6 @@ def _end_job(
         finished_at=now,
         billed_gpu_ms=gpu_ms,
         cost_nano=cost,
-        waiting_reason="",
         **changes,
     )
     if is_held:

@@ -2,6 +2,7 @@
 
 import datetime
 import hashlib
+import itertools
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ from typing import Any
 import msgspec
 from django.conf import settings
 from django.db import transaction
-from django.db.models import F
 
 from apps.contracts.runs import RunSpec
 from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest, HeartbeatResponse
@@ -38,20 +38,19 @@ from apps.finetuning.runs.groups import (
     bind,
     explain_loss,
     find_others,
-    has_room,
     is_draining,
     keepers,
     lease_end,
     master_of,
 )
-from apps.finetuning.runs.queue_order import queue_order
+from apps.finetuning.runs.queue_order import OVERTAKEN_AT_MOST, Candidate, list_candidates, lock_first
 from apps.finetuning.runs.specs import build_spec
 from apps.finetuning.usage import charges
 from apps.finetuning.usage.occupancy import Held, held_of, leased_gpus
-from apps.finetuning.usage.quotas import reason_to_wait, try_lock_quota
+from apps.finetuning.usage.quotas import reason_to_wait
 
-# A run that needs more GPUs or host memory than are free waits so long; then a worker keeps its free GPUs for it.
-_OVERTAKEN_AT_MOST = datetime.timedelta(minutes=10)
+_SEEN = "UPDATE finetuning_worker SET last_seen_at = clock_timestamp() WHERE id = %(worker)s RETURNING *"
+_RETRY = datetime.timedelta(seconds=30)  # after which a run that a limit of the month held back is tried again
 LATE_CLAIM = datetime.timedelta(seconds=30)  # longer than a worker repeats a claim
 
 
@@ -105,15 +104,16 @@ def _claim(
     gpu_count: int | None,
     offer: Offer | None,
 ) -> ClaimResponse | None:
-    now = db_now()
     changed: dict[str, Any] = {"software": dict(software)} if software and dict(software) != worker.software else {}
     if gpu_count is not None and gpu_count < len(worker.gpus):
         changed["gpus"] = worker.gpus[:gpu_count]
     if offer or worker.offer:
         changed["offer"] = msgspec.to_builtins(offer)
+    if changed:
+        Worker.objects.filter(pk=worker.pk).update(**changed)
     # The update locks the worker's row: of two claims at once, the second counts the GPUs that the first has leased.
-    Worker.objects.filter(pk=worker.pk).update(last_seen_at=now, **changed)
-    worker.refresh_from_db()
+    (worker,) = Worker.objects.raw(_SEEN, {"worker": worker.pk})
+    now = worker.last_seen_at
     if worker.kind != WorkerKind.TRAINER or worker.cordoned_at or worker.drain_requested_at or worker.revoked_at:
         return None
     held = held_of(workers=[worker.pk]).get(worker.pk, Held())
@@ -122,81 +122,75 @@ def _claim(
         free = min(free, free_gpus)
     if free <= 0:
         return None
-    # Runs that do not fit the worker are not locked, however long the queue.
-    order = queue_order(pool=worker.pool, now=now)
-    share, host_bytes = F("gpu_count") / F("node_count"), F("estimate__host_bytes")
-    jobs = FineTuningJob.objects.filter(pk__in=[run.job_id for run in order]).annotate(host_bytes=host_bytes)
-    jobs = jobs.alias(share=share).filter(share__lte=worker.gpu_count).defer("estimate", "requested")
-    installed = None if base_models is None else frozenset(base_models)
-    needs = {
-        job.pk: (job, has_room(held, worker=worker, host_bytes=job.host_bytes))
-        for job in jobs
-        if (installed is None or job.base_model_id in installed) and (job.node_count == 1 or worker.offer)
-    }
+    free_bytes = worker.memory_bytes - held.host_bytes if held.gpus and worker.memory_bytes is not None else None
+    candidates = list_candidates(worker=worker, free_gpus=free, free_bytes=free_bytes, base_models=base_models, now=now)
     kept: set[str] = set()  # workers whose free GPUs wait for a run earlier in the order
-    for candidate in order:
-        if candidate.job_id not in needs:
-            continue
-        job, has_memory = needs[candidate.job_id]
-        others: list[Worker] | None = None
-        if job.gpus_per_node <= free and has_memory:
-            others = [] if job.node_count == 1 else find_others(job=job, worker=worker, kept=kept, now=now)
-        if others is None:
-            kept |= _keepers(candidate, job, worker, now, has_memory=has_memory)
-            if worker.pk in kept:
-                return None
-        elif response := _try_claim(candidate, worker, now, others):
-            return response
+    while candidates:
+        fitting = list(itertools.takewhile(lambda candidate: candidate.fits, candidates))
+        if not fitting:
+            kept |= _keepers(candidates.pop(0), worker, now)
+        elif (locked := lock_first(fitting)) is None:
+            del candidates[: len(fitting)]
+        else:
+            place, is_free = locked
+            if is_free and (response := _try_claim(fitting[place], worker, kept, now)):
+                return response
+            if fitting[place].node_count > 1:
+                kept |= _keepers(fitting[place], worker, now)
+            del candidates[: place + 1]
+        if worker.pk in kept:
+            return None
     return None
 
 
-def _keepers(
-    candidate: Run, job: FineTuningJob, worker: Worker, now: datetime.datetime, *, has_memory: bool
-) -> set[str]:
+def _keepers(candidate: Candidate, worker: Worker, now: datetime.datetime) -> set[str]:
     """Return the workers that let no later run overtake this one, for which too few GPUs or memory are free.
 
     Of the workers with too few GPUs, only the one with the most free does; the others continue with smaller runs. A
     worker that lacks only memory of the machine does as well.
     """
-    need = job.gpu_count
-    if now - candidate.created_at < _OVERTAKEN_AT_MOST or reason_to_wait(job=job, now=now):
+    if now - candidate.created_at < OVERTAKEN_AT_MOST:
+        return set()
+    job = FineTuningJob.objects.get(runs=candidate.run_id)
+    if reason_to_wait(job=job, holder=candidate.holder, now=now):
         return set()
     if job.node_count > 1:
         return keepers(job=job, worker=worker, now=now)
     live = worker.pool.workers.filter(live_worker_filter(now))
-    able = {each.pk: each.gpu_count for each in live if each.gpu_count >= need}
+    able = {each.pk: each.gpu_count for each in live if each.gpu_count >= candidate.gpu_count}
     leased = leased_gpus(workers=able)
     free = {pk: gpus - leased.get(pk, 0) for pk, gpus in able.items()}
     # The others have enough free GPUs, and did not take it.
-    short = [pk for pk, gpus in free.items() if gpus < need or (pk == worker.pk and not has_memory)]
+    short = [
+        pk for pk, gpus in free.items() if gpus < candidate.gpu_count or (pk == worker.pk and not candidate.has_memory)
+    ]
     return {max(short, key=lambda pk: (free[pk], pk))} if short else set()
 
 
 def _try_claim(
-    candidate: Run, worker: Worker, now: datetime.datetime, others: Sequence[Worker]
+    candidate: Candidate, worker: Worker, kept: Collection[str], now: datetime.datetime
 ) -> ClaimResponse | None:
-    """Lock the job first, as everywhere, and skip rows that another transaction has locked."""
-    unlocked = FineTuningJob.objects.select_for_update(skip_locked=True, of=("self",))
-    jobs = unlocked.select_related("base_model", "training_file", "validation_file")
-    job = jobs.filter(pk=candidate.job_id, status=JobStatus.QUEUED).first()
-    if job is None:
+    """Lease a locked run, for a group if all its machines are free.
+
+    If a limit of its organization forbids that, no claim tries it again for a while.
+    """
+    found = Run.objects.select_related("job__base_model", "job__training_file", "job__validation_file")
+    run = found.get(pk=candidate.run_id)
+    if reason_to_wait(job=run.job, holder=candidate.holder, now=now):
+        Run.objects.filter(pk=run.pk).update(retry_at=now + _RETRY)
         return None
-    run = Run.objects.select_for_update(skip_locked=True).filter(pk=candidate.pk, status=RunStatus.QUEUED).first()
-    if run is None or not try_lock_quota(organization_id=run.organization_id):
+    others = [] if candidate.node_count == 1 else find_others(job=run.job, worker=worker, kept=kept, now=now)
+    if others is None:
         return None
-    waiting = reason_to_wait(job=job, now=now)
-    if waiting != job.waiting_reason:
-        FineTuningJob.objects.filter(pk=job.pk).update(waiting_reason=waiting)
-    if waiting:
-        return None
-    return _lease(run, job, worker, now, others)
+    run.pool = worker.pool
+    return _lease(run, run.job, worker, now, others)
 
 
 def _lease(
     run: Run, job: FineTuningJob, worker: Worker, now: datetime.datetime, others: Sequence[Worker]
 ) -> ClaimResponse:
     lease = Lease(id=new_id("lease"), token=secrets.token_urlsafe(32))
-    checkpoint = attempts.latest_checkpoint(job=job)
+    checkpoint = attempts.latest_checkpoint(job=job) if run.attempt > 1 else None
     advance(
         run,
         to=RunStatus.LEASED,
@@ -213,7 +207,7 @@ def _lease(
     bind(run=run, worker=worker, others=others, now=now)
     try_advance(job, to=JobStatus.RUNNING, transitions=JOB_TRANSITIONS, started_at=job.started_at or now)
     events.append(job, type="state", message=f"Picked up by {run.pool.name}", attempt=run.attempt)
-    return answer_claim(build_spec(run=run, job=job, checkpoint=checkpoint), lease)
+    return answer_claim(build_spec(run=run, job=job, checkpoint=checkpoint, now=now), lease)
 
 
 def answer_claim(spec: RunSpec, lease: Lease) -> ClaimResponse:

@@ -103,5 +103,5 @@ def _hand_out_place(worker: Worker, run_id: str) -> wire.ClaimResponse | None:
     lease, now = Lease(id=run.lease_id, token=secrets.token_urlsafe(32)), db_now()
     RunMember.objects.filter(pk=member.pk).update(token_sha256=sha256_hex(lease.token), handed_at=now)
     Worker.objects.filter(pk=worker.pk).update(last_seen_at=now)
-    spec = build_spec(run=run, job=job, checkpoint=run.resume_from, member=member)
+    spec = build_spec(run=run, job=job, checkpoint=run.resume_from, now=now, member=member)
     return leases.answer_claim(msgspec.structs.replace(spec, rehearsal=None, trackers=()), lease)

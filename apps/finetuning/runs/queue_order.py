@@ -1,51 +1,206 @@
 """Order of a pool's queued runs: the share holder with the least use for its weight comes first.
 
-A share holder is an organization, or the founder of several that never paid (apps/accounts/shares.py).
+A share holder is an organization, or the founder of several that never paid (apps/accounts/shares.py). The order comes
+from one row for each organization with queued runs (`QueueShare`), so that a claim reads the same however long the
+queue is.
 """
 
 import datetime
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from django.db.models import Max, Sum, Window
-from django.db.models.functions import RowNumber
+from django.conf import settings
 
 from apps.accounts.models import Organization
-from apps.accounts.shares import list_sharing
-from apps.billing.queries import stopped_organizations
+from apps.billing.models import WELCOME, AccountKind
+from apps.core.database.prepared import fetch_prepared
 from apps.core.database.tenancy import system
-from apps.finetuning.lifecycle import RUN_HOLDING_LEASE, RunStatus
-from apps.finetuning.models import GpuPool, Quota, Run
-from apps.finetuning.usage.occupancy import held_gpu_seconds
+from apps.finetuning.lifecycle import JobStatus, RunStatus
+from apps.finetuning.models import GpuPool, Quota, Run, Worker
+from apps.finetuning.usage.quotas import lock_name
 
-_RECENT = datetime.timedelta(hours=1)
-# Only the oldest runs of each holder count, so that many runs of one holder cannot hide another's first run.
+# A run that needs more GPUs or host memory than are free waits so long; then a worker keeps its free GPUs for it.
+OVERTAKEN_AT_MOST = datetime.timedelta(minutes=10)
+# Only the oldest runs of each organization count, so that many runs of one cannot hide another's first run.
 _CANDIDATES = 20
-_HOLDER = Organization.share_holder_by("organization__")
+_HOLDERS_LOOKED_AT = 128  # by one claim: more than claim at once
+_DEFAULT_GPUS = Quota._meta.get_field("concurrent_gpus").default
+
+# Holders with runs that may start, and `load`: the GPUs that a holder has in all pools, and its use in about the last
+# hour, divided by its weight, less a GPU for each hour since its oldest run came or a worker last took one.
+_HOLDERS = f"""
+    WITH waiting AS MATERIALIZED (
+        SELECT {Organization.SHARE_HOLDER_SQL} AS holder, share.queued, share.queued_since,
+            organization.id AS organization_id,
+            CASE
+                WHEN quota.id IS NOT NULL THEN quota.concurrent_gpus
+                WHEN organization.has_own_share OR EXISTS (
+                    SELECT FROM billing_creditlot lot WHERE lot.organization_id = organization.id
+                        AND (lot.reference IS NULL OR lot.reference NOT LIKE '{WELCOME}%%')
+                ) THEN {_DEFAULT_GPUS}
+                ELSE %(unpaid_gpus)s
+            END AS gpu_limit
+        FROM finetuning_queueshare share
+        JOIN accounts_organization organization ON organization.id = share.organization_id
+        LEFT JOIN finetuning_quota quota ON quota.organization_id = organization.id
+        WHERE share.pool_id = %(pool)s AND share.queued > 0 AND organization.suspended_at IS NULL AND NOT EXISTS (
+            SELECT FROM billing_ledgeraccount account WHERE account.organization_id = organization.id
+                AND account.kind = '{AccountKind.WALLET}' AND account.stopped_because <> ''
+        )
+    ), holders AS MATERIALIZED (
+        SELECT holder, sum(queued) AS queued, min(queued_since) AS queued_since,
+            CASE WHEN count(gpu_limit) = count(*) THEN max(gpu_limit) END AS gpu_limit
+        FROM waiting GROUP BY holder
+    ), loads AS MATERIALIZED (
+        SELECT holders.holder, holders.queued, sum(share.held_gpus) AS held,
+            (sum(share.held_gpus) + sum(share.used_gpu_hours
+                * exp(-least(greatest(extract(epoch FROM %(now)s::timestamptz - share.used_at)::float8, 0) / 3600, 500))
+            )) / greatest(coalesce(min(quota.weight), 1), 1)
+            - greatest(extract(epoch FROM
+                %(now)s::timestamptz - greatest(holders.queued_since, max(share.served_at)))::float8, 0) / 3600 AS load,
+            holders.gpu_limit
+        FROM holders
+        JOIN accounts_organization organization ON {Organization.SHARE_HOLDER_SQL} = holders.holder
+        JOIN finetuning_queueshare share ON share.organization_id = organization.id
+        LEFT JOIN finetuning_quota quota ON quota.organization_id = holders.holder
+        GROUP BY holders.holder, holders.queued, holders.queued_since, holders.gpu_limit
+    )
+"""  # noqa: S608 - constants
+_QUEUED = f"""
+    run.pool_id = %(pool)s AND run.organization_id = waiting.organization_id AND run.status = '{RunStatus.QUEUED}'
+"""
+_GPUS = "job.gpu_count / job.node_count"  # of each machine
+_FITTING = f"""
+        (SELECT run.id, run.created_at, {_GPUS} AS gpus, job.node_count, true AS has_memory, true AS fits
+            FROM finetuning_run run JOIN finetuning_finetuningjob job ON job.id = run.job_id
+            WHERE {_QUEUED} AND {_GPUS} <= %(free)s AND {{machines}}
+                AND (%(memory)s::bigint IS NULL
+                     OR coalesce((job.estimate->>'host_bytes')::numeric, 0) <= %(memory)s::bigint)
+                AND (%(models)s::text[] IS NULL OR job.base_model_id = ANY(%(models)s::text[]))
+                AND (run.retry_at IS NULL OR run.retry_at <= %(now)s)
+                AND (waiting.gpu_limit IS NULL OR loads.held + job.gpu_count <= waiting.gpu_limit)
+            ORDER BY run.created_at, run.id LIMIT 1)
+"""  # noqa: S608 - constants
+# Of each organization: the oldest run that the worker can take alone, the oldest that it could take with others, and
+# the oldest that waits for more than it has free.
+_CLAIMABLE = f"""
+    {_HOLDERS}
+    SELECT found.id, found.gpus, found.node_count, found.created_at, found.has_memory, found.fits, loads.holder
+    FROM (
+        SELECT * FROM loads WHERE gpu_limit IS NULL OR held < gpu_limit ORDER BY load LIMIT %(holders)s
+    ) loads
+    JOIN waiting ON waiting.holder = loads.holder
+    CROSS JOIN LATERAL (
+        {_FITTING.format(machines="job.node_count = 1")}
+        UNION ALL
+        {_FITTING.format(machines="job.node_count > 1 AND %(joins)s::boolean")}
+        UNION ALL
+        (SELECT run.id, run.created_at, {_GPUS}, job.node_count, coalesce(memory.has_enough, true), false
+            FROM finetuning_run run JOIN finetuning_finetuningjob job ON job.id = run.job_id
+            CROSS JOIN LATERAL (
+                SELECT coalesce((job.estimate->>'host_bytes')::numeric, 0) <= %(memory)s::bigint AS has_enough
+            ) memory
+            WHERE %(is_partly_used)s::boolean AND {_QUEUED} AND run.created_at <= %(overtaken_until)s
+                AND {_GPUS} <= %(gpus)s AND ({_GPUS} > %(free)s OR NOT memory.has_enough)
+                AND (job.node_count = 1 OR %(joins)s::boolean)
+                AND (%(models)s::text[] IS NULL OR job.base_model_id = ANY(%(models)s::text[]))
+            ORDER BY run.created_at, run.id LIMIT 1)
+    ) found
+    ORDER BY loads.load, found.created_at, found.id
+"""  # noqa: S608 - constants
+# The first of the candidates that no other transaction has locked, and whether its holder's limits were locked as well.
+_LOCK_FIRST = f"""
+    SELECT found.place, pg_try_advisory_xact_lock(hashtextextended(found.lock_name, 0)) FROM (
+        SELECT candidate.place, candidate.lock_name
+        FROM unnest(%(runs)s::text[], %(locks)s::text[]) WITH ORDINALITY AS candidate(id, lock_name, place)
+        JOIN finetuning_run run ON run.id = candidate.id AND run.status = '{RunStatus.QUEUED}'
+        JOIN finetuning_finetuningjob job ON job.id = run.job_id AND job.status = '{JobStatus.QUEUED}'
+        ORDER BY candidate.place LIMIT 1 FOR UPDATE OF job, run SKIP LOCKED
+    ) found
+"""  # noqa: S608 - constants
+_IN_TURN = f"""
+    {_HOLDERS}
+    SELECT id FROM (
+        SELECT found.id, found.created_at,
+            loads.load + row_number() OVER (PARTITION BY loads.holder ORDER BY found.created_at, found.id) AS rank
+        FROM (SELECT * FROM loads ORDER BY load LIMIT %(limit)s) loads
+        JOIN waiting ON waiting.holder = loads.holder
+        CROSS JOIN LATERAL (
+            SELECT run.id, run.created_at FROM finetuning_run run WHERE {_QUEUED}
+            ORDER BY run.created_at, run.id LIMIT %(depth)s
+        ) found
+    ) ranked ORDER BY rank, created_at, id LIMIT %(limit)s
+"""  # noqa: S608 - constants
+_LOADS = f"{_HOLDERS} SELECT holder, load, queued FROM loads"  # noqa: S608 - constants
 
 
-def queue_order(*, pool: GpuPool, now: datetime.datetime) -> list[Run]:
-    """Return the pool's queued runs in the order they should start.
+@dataclass(frozen=True)
+class Candidate:
+    """A queued run that a worker could take. If it does not fit into what is free, the worker may wait for it.
 
-    A holder's share is the GPUs it holds plus the GPU-hours it used in the last hour, divided by its weight. Each hour
-    of waiting unserved counts as one GPU less, so that a holder with a large share is not delayed forever. Runs of a
-    suspended organization wait until it has paid, or an operator has reinstated it.
+    It takes `gpu_count` GPUs of each of `node_count` machines.
     """
-    oldest_first = Window(RowNumber(), partition_by=_HOLDER, order_by=("created_at", "id"))
-    queued = Run.objects.filter(pool=pool, status=RunStatus.QUEUED, organization__suspended_at=None)
-    queued = queued.exclude(organization_id__in=stopped_organizations())
-    queued = queued.annotate(turn=oldest_first)
-    runs = list(queued.filter(turn__lte=_CANDIDATES))
-    turns = {run.pk: run.turn for run in runs}
-    sharing = list_sharing(organizations={run.organization_id for run in runs})
-    unserved = _hours_unserved(runs, sharing, now)
-    shares = _shares(sharing, now)
 
-    def rank(run: Run) -> tuple[float, datetime.datetime, str]:
-        holder = sharing[run.organization_id]
-        return shares[holder] + turns[run.pk] - unserved[holder], run.created_at, run.pk
+    run_id: str
+    gpu_count: int
+    node_count: int
+    created_at: datetime.datetime
+    has_memory: bool
+    fits: bool
+    holder: str
 
-    return sorted(runs, key=rank)
+
+def list_candidates(
+    *,
+    worker: Worker,
+    free_gpus: int,
+    free_bytes: int | None,
+    base_models: Sequence[str] | None,
+    now: datetime.datetime,
+) -> list[Candidate]:
+    """Return runs of the worker's pool in the order they should start: the oldest suitable one of each organization.
+
+    None of them passes its limit of concurrent GPUs. `free_bytes` None allows any host memory.
+    """
+    rows = _fetch(
+        _CLAIMABLE,
+        worker.pool_id,
+        now,
+        holders=_HOLDERS_LOOKED_AT,
+        free=free_gpus,
+        gpus=worker.gpu_count,
+        joins=worker.offer is not None,
+        memory=free_bytes,
+        models=None if base_models is None else list(base_models),
+        is_partly_used=free_gpus < worker.gpu_count or free_bytes is not None,
+        overtaken_until=now - OVERTAKEN_AT_MOST,
+    )
+    return [Candidate(*row) for row in rows]
+
+
+def lock_first(candidates: Sequence[Candidate]) -> tuple[int, bool] | None:
+    """Lock the job and the run of the first candidate that no other transaction has locked, and its holder's limits.
+
+    Return the candidate's place and whether the limits were free; None if every candidate is locked or taken.
+    """
+    known = {
+        "runs": [each.run_id for each in candidates], "locks": [lock_name(each.holder) for each in candidates],
+    }  # fmt: skip
+    return next(((place - 1, is_free) for place, is_free in fetch_prepared(_LOCK_FIRST, known)), None)
+
+
+def queue_order(*, pool: GpuPool, now: datetime.datetime, limit: int) -> list[Run]:
+    """Return the first queued runs of the pool, in the order they should start.
+
+    A holder's share is the GPUs it holds plus the GPU-hours it used in about the last hour, divided by its weight. Each
+    hour of waiting unserved counts as one GPU less, so that a holder with a large share is not delayed forever. Runs of
+    a suspended organization wait until it has paid, or an operator has reinstated it.
+    """
+    ids = [row[0] for row in _fetch(_IN_TURN, pool.pk, now, limit=limit, depth=_CANDIDATES)]
+    runs = Run.objects.select_related("job").in_bulk(ids)
+    return [runs[id] for id in ids]
 
 
 def queue_position(*, run: Run, now: datetime.datetime) -> int | None:
@@ -54,37 +209,21 @@ def queue_position(*, run: Run, now: datetime.datetime) -> int | None:
     Other tenants' runs are counted but never shown.
     """
     with system():
-        order = [queued.pk for queued in queue_order(pool=run.pool, now=now)]
-    return order.index(run.pk) + 1 if run.pk in order else None
+        holder = Organization.objects.get(pk=run.organization_id).share_holder
+        loads = {name: (load, queued) for name, load, queued in _fetch(_LOADS, run.pool_id, now)}
+        queue = Run.objects.filter(pool=run.pool_id, status=RunStatus.QUEUED)
+        if holder not in loads or not queue.filter(pk=run.pk).exists():
+            return None
+        own = Organization.objects.annotate(holder=Organization.share_holder_by()).filter(holder=holder)
+        before = queue.filter(organization__in=own.values("pk"), created_at__lte=run.created_at).exclude(pk=run.pk)
+        turn = 1 + sum((at, pk) < (run.created_at, run.pk) for at, pk in before.values_list("created_at", "pk"))
+    if turn > _CANDIDATES:
+        return None
+    rank = loads.pop(holder)[0] + turn
+    ahead = (min(max(math.ceil(rank - load) - 1, 0), queued, _CANDIDATES) for load, queued in loads.values())
+    return turn + int(sum(ahead))
 
 
-def _shares(sharing: Mapping[str, str], now: datetime.datetime) -> dict[str, float]:
-    """Return for each holder the GPUs held now plus the GPU-hours of the last hour, per unit of weight.
-
-    The hours are the time ended attempts held machines, not the billed time: a cheap job takes its turn as well.
-    `sharing` maps organizations to their holders.
-    """
-    held = Run.objects.filter(organization_id__in=sharing, status__in=RUN_HOLDING_LEASE)
-    ended = Run.objects.filter(organization_id__in=sharing, finished_at__isnull=False)
-    used = held_gpu_seconds(ended, by="organization_id", begin=now - _RECENT, end=now)
-    quotas = Quota.objects.filter(organization_id__in=sharing)
-    weights = {sharing[pk]: weight for pk, weight in quotas.values_list("organization_id", "weight")}
-    loads: dict[str, float] = defaultdict(float)
-    for organization, count in held.values_list("organization_id").annotate(Sum("job__gpu_count")).order_by():
-        loads[sharing[organization]] += count
-    for organization, seconds in used.items():
-        loads[sharing[organization]] += seconds / 3600
-    return {holder: loads[holder] / max(weights.get(holder, 1), 1) for holder in sharing.values()}
-
-
-def _hours_unserved(runs: Sequence[Run], sharing: Mapping[str, str], now: datetime.datetime) -> dict[str, float]:
-    """Return each holder's hours since its oldest run was queued or a worker last took one, whichever is later."""
-    since: dict[str, datetime.datetime] = {}
-    for run in runs:
-        holder = sharing[run.organization_id]
-        since[holder] = min(since.get(holder, run.created_at), run.created_at)
-    served = Run.objects.filter(organization_id__in=sharing, leased_at__isnull=False).values_list("organization_id")
-    for organization, leased_at in served.annotate(Max("leased_at")).order_by():
-        holder = sharing[organization]
-        since[holder] = max(since[holder], leased_at)
-    return {holder: max((now - moment).total_seconds(), 0.0) / 3600 for holder, moment in since.items()}
+def _fetch(statement: str, pool_id: str, now: datetime.datetime, **known: Any) -> list[tuple[Any, ...]]:
+    unpaid_gpus = settings.UNPAID_LIMITS.get("concurrent_gpus", _DEFAULT_GPUS)
+    return fetch_prepared(statement, {"pool": pool_id, "now": now, "unpaid_gpus": unpaid_gpus} | known)

@@ -1,13 +1,12 @@
 """The specification that a worker gets of an attempt: frozen, with URLs that expire."""
 
 import datetime
-from typing import Any
 
 import msgspec
+from django.db.models import Count, F, Q, Sum
 
 from apps.catalog.queries import open_hub_token
 from apps.contracts.runs import BaseModelRef, CheckpointRef, DatasetRef, Hyperparameters, RunSpec
-from apps.core.database.clock import db_now
 from apps.core.objects.store import store
 from apps.datasets.models import DatasetVersion
 from apps.finetuning.lifecycle import MAX_CHECKPOINT_SECONDS, RunStatus
@@ -27,7 +26,12 @@ _WHOLE_ON_EACH = {"single": "single", "ddp": "ddp"}
 
 
 def build_spec(
-    *, run: Run, job: FineTuningJob, checkpoint: Checkpoint | None, member: RunMember | None = None
+    *,
+    run: Run,
+    job: FineTuningJob,
+    checkpoint: Checkpoint | None,
+    now: datetime.datetime,
+    member: RunMember | None = None,
 ) -> RunSpec:
     """Return the immutable specification of the attempt, with URLs that expire, for its worker or another machine."""
     base, requested = job.base_model, stored_request(job)
@@ -63,7 +67,7 @@ def build_spec(
         parallelism=_WHOLE_ON_EACH.get(job.estimate.get("parallelism") or "single", "fsdp"),
         group=place_of(run=run, job=job, member=member),
         start_from=start_ref(job=job, expires_seconds=_URL_SECONDS),
-        seconds_between_failures=_seconds_between_failures(pool=run.pool, now=db_now()),
+        seconds_between_failures=_seconds_between_failures(pool=run.pool, now=now),
         expected_training_seconds=job.estimate.get("train_seconds_p50"),
         checkpoint_interval_seconds=checkpoint_interval(job.estimate.get("train_seconds_p50")),
         estimated_peak_bytes=job.estimate.get("peak_bytes"),
@@ -103,11 +107,12 @@ def _seconds_between_failures(*, pool: GpuPool, now: datetime.datetime) -> float
     sees every tenant: the machines are shared, and only the mean is returned.
     """
     runs = Run.objects.filter(pool=pool, training_started_at__isnull=False, finished_at__gte=now - _FAILURE_WINDOW)
-    ended: list[Any] = list(runs.values_list("status", "training_started_at", "finished_at"))
-    lost = sum(status == RunStatus.LOST for status, _, _ in ended)
-    if lost < _MIN_FAILURES:
+    ended = runs.aggregate(
+        lost=Count("pk", filter=Q(status=RunStatus.LOST)), trained=Sum(F("finished_at") - F("training_started_at"))
+    )
+    if ended["lost"] < _MIN_FAILURES:
         return 3600 / pool.interruptions_per_hour if pool.is_spot else None
-    return sum((finished - started).total_seconds() for _, started, finished in ended) / lost
+    return ended["trained"].total_seconds() / ended["lost"]
 
 
 def _checkpoint_ref(checkpoint: Checkpoint) -> CheckpointRef:

@@ -5,7 +5,9 @@ from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from django.db.models import QuerySet
+from django.db import models
+from django.db.models import ExpressionWrapper, F, QuerySet, Sum
+from django.db.models.functions import Greatest, Least
 
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE
 from apps.finetuning.models import Run, RunMember, Worker
@@ -71,12 +73,12 @@ def held_gpu_seconds(
 
     `begin` None counts from the first attempt. A running attempt counts up to `end`.
     """
-    sums: dict[str, float] = defaultdict(float)
     held = runs.filter(leased_at__lt=end)
     held = held.exclude(finished_at__lte=begin) if begin else held
-    for key, gpus, since, until in held.values_list(by, "job__gpu_count", "leased_at", "finished_at").order_by():
-        sums[key] += gpus * seconds_between(since, until, begin=begin, end=end)
-    return sums
+    since = Greatest("leased_at", begin) if begin else F("leased_at")
+    span = ExpressionWrapper((Least("finished_at", end) - since) * F("job__gpu_count"), models.DurationField())
+    sums = held.order_by().values_list(by).annotate(total=Sum(Greatest(span, datetime.timedelta())))
+    return {key: total.total_seconds() for key, total in sums}
 
 
 def seconds_between(

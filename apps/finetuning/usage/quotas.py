@@ -1,16 +1,19 @@
 """Limits of an organization, checked when a job is created and again when a worker would start it."""
 
 import datetime
+import json
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from django.conf import settings
-from django.db.models import Q, QuerySet, Sum
+from django.db.models import QuerySet
 
 from apps.accounts.models import Organization, key_of
-from apps.accounts.shares import get_share_holder, give_own_share, list_sharing, share_of
+from apps.accounts.shares import get_share_holder, give_own_share, share_of
 from apps.billing.queries import with_past_credit
 from apps.core import audit
 from apps.core.database import locks
+from apps.core.database.prepared import fetch_prepared
 from apps.core.errors import QuotaExceeded
 from apps.finetuning.lifecycle import JOB_TERMINAL, RUN_HOLDING_LEASE
 from apps.finetuning.models import FineTuningJob, Quota, Run
@@ -58,13 +61,8 @@ def set_quota(*, organization: Organization | str, by: str, now: datetime.dateti
 
 def used_gpu_seconds(*, organizations: Collection[str], now: datetime.datetime) -> dict[str, float]:
     """Return the GPU-seconds that each one's attempts held since the start of the month (UTC), from claim to end."""
-    month = now.astimezone(datetime.UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     runs = Run.objects.filter(organization_id__in=organizations)
-    return held_gpu_seconds(runs, by="organization_id", begin=month, end=now)
-
-
-def _sum_used_gpu_seconds(organizations: Collection[str], now: datetime.datetime) -> int:
-    return int(sum(used_gpu_seconds(organizations=organizations, now=now).values()))
+    return held_gpu_seconds(runs, by="organization_id", begin=_month_of(now), end=now)
 
 
 def require_place_for_job(*, organization: Organization | str, but: FineTuningJob | None = None) -> None:
@@ -89,11 +87,10 @@ def require_room_for_job(*, job: FineTuningJob, seconds: float, now: datetime.da
     locks.lock(_lock_name(job.organization_id))
     quota = get_quota(organization=job.organization_id)
     with share_of(job.organization_id) as organizations:
-        unfinished = _unfinished_jobs(organizations, job)
-        count = unfinished.count()
-        used = _sum_used_gpu_seconds(organizations, now)
-        promised = _expected_seconds(unfinished, now)
-    _require_place(count, quota, organizations)
+        unfinished = list(_unfinished_jobs(organizations, job).values_list("pk", flat=True))
+        use = _use(get_share_holder(organization=job.organization_id), unfinished, now)
+    used, promised = int(use.seconds), sum(use.remaining.values())
+    _require_place(len(unfinished), quota, organizations)
     if quota.concurrent_gpus is not None and job.gpu_count > max(quota.concurrent_gpus, 1):
         raise QuotaExceeded(
             f"This job needs {job.gpu_count} GPUs at once and your organization may use {quota.concurrent_gpus}: "
@@ -108,43 +105,102 @@ def require_room_for_job(*, job: FineTuningJob, seconds: float, now: datetime.da
         )
 
 
-def try_lock_quota(*, organization_id: str) -> bool:
-    """Lock the organization's limits for this transaction; return False if another transaction holds them."""
-    return locks.try_lock(_lock_name(organization_id))
+def reasons_to_wait(*, jobs: Sequence[FineTuningJob], now: datetime.datetime) -> dict[str, str]:
+    """Return for each of these queued jobs why its limits do not let it start now, or "" if they do."""
+    reasons: dict[str, str] = {}
+    quotas = get_quotas(organizations={job.organization_id for job in jobs})
+    for organization_id, quota in quotas.items():
+        own = [job for job in jobs if job.organization_id == organization_id]
+        with share_of(organization_id):
+            use = _use(get_share_holder(organization=organization_id), [job.pk for job in own], now)
+        reasons |= {job.pk: _reason_to_wait(job, quota, use) for job in own}
+    return reasons
 
 
-def reason_to_wait(*, job: FineTuningJob, now: datetime.datetime, planned: Sequence[FineTuningJob] = ()) -> str:
-    """Return why this queued job may not start now, or "" if it may. Hold the lock of `try_lock_quota`.
+def reason_to_wait(
+    *, job: FineTuningJob, holder: str, now: datetime.datetime, planned: Sequence[FineTuningJob] = ()
+) -> str:
+    """Return why this queued job may not start now, or "" if it may. Hold the lock of `lock_name` to start it.
 
-    `planned` are other queued jobs under the same limits that are to start before it.
+    `holder` is its share holder. `planned` are other queued jobs under the same limits that are to start before it.
     """
     quota = get_quota(organization=job.organization_id)
-    organizations = list(list_sharing(organizations=[job.organization_id]))
-    running = Run.objects.filter(organization_id__in=organizations, status__in=RUN_HOLDING_LEASE)
-    taken = running.aggregate(total=Sum("job__gpu_count"))["total"] or 0
-    taken += sum(each.gpu_count for each in planned)
+    return _reason_to_wait(job, quota, _use(holder, [job.pk, *(each.pk for each in planned)], now), planned)
+
+
+def lock_name(holder: str) -> str:
+    """Return the name of the lock on the limits of a share holder (`apps.core.database.locks`)."""
+    return f"quota:{holder}"
+
+
+@dataclass(frozen=True)
+class _Use:
+    """What a share holder uses: GPUs now, GPU-seconds of this month, and those that its running jobs still need.
+
+    `remaining` has the GPU-seconds that further jobs need, by their ids.
+    """
+
+    gpus: int
+    seconds: float
+    running_seconds: float
+    remaining: dict[str, float]
+
+
+_HOLDING = ", ".join(f"'{status}'" for status in RUN_HOLDING_LEASE)
+_USE = f"""
+    WITH sharing AS MATERIALIZED (
+        SELECT organization.id FROM accounts_organization organization
+        WHERE (organization.id = %(holder)s OR organization.founded_by_id = %(holder)s)
+            AND {Organization.SHARE_HOLDER_SQL} = %(holder)s
+    ), running AS MATERIALIZED (
+        SELECT run.job_id FROM sharing JOIN finetuning_run run ON run.organization_id = sharing.id
+        WHERE run.finished_at IS NULL AND run.status IN ({_HOLDING})
+    ), needed AS MATERIALIZED (
+        SELECT job.id, job.gpu_count, running.job_id IS NOT NULL AS is_running, greatest(
+            job.gpu_count * coalesce(
+                nullif((job.estimate->>'run_seconds_p50')::float8, 0), (job.estimate->>'train_seconds_p50')::float8, 0
+            ) - coalesce((
+                SELECT sum(job.gpu_count * extract(epoch FROM
+                    least(run.finished_at, %(now)s::timestamptz) - run.leased_at)::float8)
+                FROM finetuning_run run WHERE run.job_id = job.id AND run.leased_at < %(now)s::timestamptz
+            ), 0), 0) AS seconds
+        FROM finetuning_finetuningjob job LEFT JOIN running ON running.job_id = job.id
+        WHERE job.id = ANY(%(jobs)s::text[]) OR job.id IN (SELECT job_id FROM running)
+    )
+    SELECT coalesce(sum(gpu_count) FILTER (WHERE is_running), 0),
+        coalesce((
+            SELECT sum(job.gpu_count * greatest(extract(epoch FROM least(run.finished_at, %(now)s::timestamptz)
+                - greatest(run.leased_at, %(month)s::timestamptz))::float8, 0))
+            FROM sharing JOIN finetuning_run run ON run.organization_id = sharing.id
+            JOIN finetuning_finetuningjob job ON job.id = run.job_id
+            WHERE (run.finished_at IS NULL OR run.finished_at > %(month)s::timestamptz)
+                AND run.leased_at < %(now)s::timestamptz
+        ), 0),
+        coalesce(sum(seconds) FILTER (WHERE is_running), 0),
+        coalesce(jsonb_object_agg(id, seconds) FILTER (WHERE id = ANY(%(jobs)s::text[])), '{{}}')::text
+    FROM needed
+"""  # noqa: S608 - constants
+
+
+def _use(holder: str, jobs: Sequence[str], now: datetime.datetime) -> _Use:
+    known = {"holder": holder, "jobs": list(jobs), "now": now, "month": _month_of(now)}
+    ((gpus, seconds, running_seconds, remaining),) = fetch_prepared(_USE, known)
+    return _Use(gpus, seconds, running_seconds, json.loads(remaining))
+
+
+def _month_of(now: datetime.datetime) -> datetime.datetime:
+    return now.astimezone(datetime.UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+
+
+def _reason_to_wait(job: FineTuningJob, quota: Quota, use: _Use, planned: Sequence[FineTuningJob] = ()) -> str:
+    taken = use.gpus + sum(each.gpu_count for each in planned)
     if quota.concurrent_gpus is not None and taken + job.gpu_count > quota.concurrent_gpus:
         wanted = "one" if job.gpu_count == 1 else str(job.gpu_count)
         return f"Waiting for {wanted} of your {quota.concurrent_gpus} concurrent GPUs to come free."
-    if quota.gpu_seconds_per_month is None:
-        return ""
-    used = _sum_used_gpu_seconds(organizations, now)
-    starting = Q(pk__in=[job.pk, *(each.pk for each in planned)])
-    expected = _expected_seconds(FineTuningJob.objects.filter(Q(pk__in=running.values("job_id")) | starting), now)
-    if used + expected > quota.gpu_seconds_per_month:
+    expected = use.running_seconds + sum(use.remaining[each.pk] for each in (job, *planned))
+    if quota.gpu_seconds_per_month is not None and use.seconds + expected > quota.gpu_seconds_per_month:
         return f"Waiting for next month: your {quota.gpu_seconds_per_month} GPU-seconds of this one are used or in use."
     return ""
-
-
-def _expected_seconds(jobs: QuerySet[FineTuningJob], now: datetime.datetime) -> float:
-    """Return the remaining GPU-seconds of unfinished jobs, by their estimates."""
-    held = held_gpu_seconds(Run.objects.filter(job__in=jobs), by="job_id", begin=None, end=now)
-    rows = jobs.values_list("pk", "estimate", "gpu_count")
-    remaining = 0.0
-    for pk, estimate, gpus in rows:
-        seconds = estimate.get("run_seconds_p50") or estimate.get("train_seconds_p50") or 0.0
-        remaining += max(seconds * gpus - held.get(pk, 0.0), 0.0)
-    return remaining
 
 
 def _unfinished_jobs(organizations: Sequence[str], but: FineTuningJob | None) -> QuerySet[FineTuningJob]:
@@ -167,4 +223,4 @@ def _require_place(count: int, quota: Quota, organizations: Sequence[str]) -> No
 
 
 def _lock_name(organization_id: str) -> str:
-    return f"quota:{get_share_holder(organization=organization_id)}"
+    return lock_name(get_share_holder(organization=organization_id))

@@ -3,7 +3,7 @@
 import datetime
 from dataclasses import dataclass
 
-from django.db.models import Count, Q, QuerySet
+from django.db.models import Count, Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
@@ -20,6 +20,7 @@ from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.pools.margins import list_margins
 from apps.finetuning.queries import list_pools
+from apps.finetuning.usage.quotas import reasons_to_wait
 from apps.interfaces.staff.access import operator_view
 from apps.interfaces.staff.machines.pools import list_loads
 from apps.payments.lifecycle import RefundStatus
@@ -60,7 +61,7 @@ def show(request: HttpRequest) -> HttpResponse:
     context = {
         "alerts": _alerts(),
         "pools": pools,
-        "waiting": list(_waiting()[:_SHOWN]),
+        "waiting": _waiting(now),
         "failed": list(failed.select_related("organization", "base_model").order_by("-finished_at")[:_SHOWN]),
         "counts": counts,
         "traffic": traffic,
@@ -74,10 +75,12 @@ def show(request: HttpRequest) -> HttpResponse:
     return render(request, "staff/home.html", context)
 
 
-def _waiting() -> QuerySet[FineTuningJob]:
-    """Return the jobs that wait, those that wait longest first."""
+def _waiting(now: datetime.datetime) -> list[tuple[FineTuningJob, str]]:
+    """Return the jobs that wait longest, each with the limit that holds it back, or ""."""
     waiting = FineTuningJob.objects.filter(status__in=[JobStatus.QUEUED, JobStatus.VALIDATING_FILES])
-    return waiting.select_related("organization", "pool").order_by("created_at", "pk")
+    jobs = list(waiting.select_related("organization", "pool").order_by("created_at", "pk")[:_SHOWN])
+    reasons = reasons_to_wait(jobs=[job for job in jobs if job.status == JobStatus.QUEUED], now=now)
+    return [(job, reasons.get(job.pk, "")) for job in jobs]
 
 
 def _alerts() -> list[Alert]:

@@ -23,6 +23,7 @@ from apps.core.http.forms import domain_errors_shown
 from apps.core.messages.translation import later
 from apps.datasets.queries import list_versions
 from apps.finetuning.jobs import control
+from apps.finetuning.jobs.waits import explain_wait
 from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus
 from apps.finetuning.models import FineTuningJob, Quota
 from apps.finetuning.queries import list_events, list_jobs
@@ -215,6 +216,7 @@ def job(request: HttpRequest, job_id: str) -> HttpResponse:
         ],
         "billed_seconds": shown.billed_gpu_ms / 1000,
         "may_cancel": shown.status not in JOB_TERMINAL,
+        "wait": explain_wait(job=shown, now=db_now()),
         "is_overrun": shown.status == JobStatus.PAUSED and shown.overran_at is not None,
     }
     return render(request, "staff/tenants/job.html", context)

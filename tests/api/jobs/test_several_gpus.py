@@ -13,6 +13,7 @@ from apps.billing.models import Hold
 from apps.contracts import runs as wire
 from apps.contracts.worker_api import ClaimRequest
 from apps.core.database.clock import db_now
+from apps.finetuning.jobs.waits import WaitCause, explain_wait
 from apps.finetuning.models import FineTuningJob, GpuPool, Run, Worker
 from apps.finetuning.runs import leases, reports
 from apps.finetuning.runs.leases import Lease, sha256_hex
@@ -246,14 +247,14 @@ def test_a_job_that_needs_much_of_the_machines_memory_is_not_overtaken_for_ever(
 
 @pytest.mark.django_db(transaction=True)
 def test_of_two_claims_at_once_the_second_counts_the_first(launch, machine, monkeypatch) -> None:
-    jobs, order = [launch(4), launch(4)], leases.queue_order
+    jobs, list_candidates = [launch(4), launch(4)], leases.list_candidates
     with ThreadPoolExecutor(2) as threads:
         has_counted, other = threading.Event(), threading.Event()
 
         def wait_for_the_other(**known):
             has_counted.set()
             other.wait(0.5)
-            return order(**known)
+            return list_candidates(**known)
 
         def claim() -> str | None:
             try:
@@ -262,7 +263,7 @@ def test_of_two_claims_at_once_the_second_counts_the_first(launch, machine, monk
                 other.set()
                 connection.close()
 
-        monkeypatch.setattr(leases, "queue_order", wait_for_the_other)
+        monkeypatch.setattr(leases, "list_candidates", wait_for_the_other)
         first = threads.submit(claim)
         has_counted.wait(30)
         second = threads.submit(claim)
@@ -279,5 +280,7 @@ def test_the_quota_counts_gpus_not_runs(post, body, market) -> None:
     worker = Worker.objects.get(pool__name="h200")
     assert leases.claim(worker=worker, base_models=None).spec.job_id == first["id"]
     assert leases.claim(worker=worker, base_models=None) is None
-    waiting = FineTuningJob.objects.get(pk=second["id"]).waiting_reason
-    assert waiting == "Waiting for 2 of your 3 concurrent GPUs to come free."
+    waiting = explain_wait(job=FineTuningJob.objects.get(pk=second["id"]), now=db_now())
+    assert waiting is not None
+    assert (waiting.cause, waiting.position) == (WaitCause.QUOTA, None)
+    assert waiting.reason == "Waiting for 2 of your 3 concurrent GPUs to come free."

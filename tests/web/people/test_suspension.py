@@ -21,7 +21,7 @@ def test_everything_of_it_is_refused_until_it_is_reinstated(
     job = floor.job()
 
     def is_open() -> list[bool]:
-        runs = queue_order(pool=floor.pool, now=db_now())
+        runs = queue_order(pool=floor.pool, now=db_now(), limit=1)
         return [
             browser.get("/members").status_code == 200,
             browser.post("/playground/token").status_code == 200,

@@ -9,6 +9,7 @@ from apps.billing.books.credit_requests import request_credit
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.core.database.clock import db_now
+from apps.finetuning.usage.quotas import set_quota
 
 USD = 1_000_000_000
 
@@ -50,11 +51,11 @@ def test_what_waits_and_what_failed_is_shown_with_its_reason_and_links(floor, cl
     attempt.start()
     attempt.finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="CUDA out of memory at step 3."))
     waiting = floor.job(suffix="waiting")
-    type(waiting).objects.filter(pk=waiting.pk).update(waiting_reason="At your limit of 1 GPU.")
+    set_quota(organization=floor.organization, by="system", now=db_now(), concurrent_gpus=0)
 
     page = operator_page("/staff/")
 
-    assert "At your limit of 1 GPU." in page and f"/staff/jobs/{waiting.pk}" in page
+    assert "one of your 0 concurrent GPUs" in page and f"/staff/jobs/{waiting.pk}" in page
     assert "CUDA out of memory at step 3." in page and f"/staff/jobs/{failed.pk}" in page
 
 

@@ -245,16 +245,16 @@ def _waiting(capacity: PoolCapacity, limits: Limits, now: datetime.datetime) -> 
     A run that a machine joined by hand could take counts as well: the node ends again when it stays idle.
     """
     needs: list[int] = []
-    runs = queue_order(pool=capacity.pool, now=now)[:_LOOKED_AT]
+    runs = queue_order(pool=capacity.pool, now=now, limit=_LOOKED_AT)
     holders = list_sharing(organizations={run.organization_id for run in runs})
     planned: dict[str, list[FineTuningJob]] = defaultdict(list)
     for run in runs:
         if sum(needs) >= limits.most * limits.gpus_per_node:
             break
-        before = planned[holders[run.organization_id]]
-        job = run.job
+        holder, job = holders[run.organization_id], run.job
+        before = planned[holder]
         can_fit = job.gpus_per_node <= limits.gpus_per_node and job.node_count <= limits.most
-        if can_fit and not reason_to_wait(job=job, now=now, planned=before):
+        if can_fit and not reason_to_wait(job=job, holder=holder, now=now, planned=before):
             before.append(job)
             needs += [job.gpus_per_node] * job.node_count
     return needs

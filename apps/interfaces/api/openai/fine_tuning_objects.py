@@ -10,19 +10,18 @@ from apps.contracts.failures import Blame, FailureCode
 from apps.contracts.runs import Hyperparameters, Objective
 from apps.core.database.clock import db_now
 from apps.core.errors import ErrorDetails
-from apps.finetuning import queries
 from apps.finetuning.jobs.dry_runs import Rehearsal
 from apps.finetuning.jobs.explanations import Explanation
 from apps.finetuning.jobs.progress import JobProgress, finish_of, get_progress
 from apps.finetuning.jobs.requests import JobRequest
-from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus, RunStatus
+from apps.finetuning.jobs.waits import explain_wait
+from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent
 from apps.finetuning.recipes.checkpoint_names import may_answer, name_of
 from apps.finetuning.recipes.stored_requests import StoredRequest, stored_request
 from apps.finetuning.results.missing_parts import list_missing
 from apps.finetuning.results.result_file import result_file_id
 from apps.finetuning.runs import attempts
-from apps.finetuning.runs.queue_order import queue_position
 from apps.interfaces.api.native.estimates import DeliveryObject, OptionsObject, usd
 
 
@@ -32,7 +31,23 @@ class MissingPartObject(TypedDict):
     fix: str
 
 
-class OurMembers(TypedDict):
+class StartObject(TypedDict):
+    """Unix times between which the job starts, by the estimates of the work before it."""
+
+    earliest: int
+    latest: int
+
+
+class WaitMembers(TypedDict):
+    """Why a queued job waits. All are null for others; the start is null if it is unknown."""
+
+    queue_position: int | None
+    waiting_for: Literal["capacity", "share", "quota", "budget"] | None
+    waiting_reason: str | None
+    estimated_start: StartObject | None
+
+
+class OurMembers(WaitMembers):
     """What a job has beside OpenAI's members. Amounts in dollars are exact decimal texts.
 
     `spend_cap_usd` is the maximum that you pay. If `price_policy` is "firm", a slower run continues at our expense; if
@@ -52,8 +67,6 @@ class OurMembers(TypedDict):
     step: int
     total_steps: int | None
     seconds_remaining: float | None
-    queue_position: int | None
-    waiting_reason: str | None
     price_policy: Literal["firm", "metered"] | None
     spend_cap_usd: str | None
     held_usd: str | None
@@ -233,8 +246,7 @@ def _ours(job: FineTuningJob, requested: StoredRequest, progress: JobProgress) -
         "step": job.step,
         "total_steps": job.total_steps,
         "seconds_remaining": None if progress.seconds_left is None else round(progress.seconds_left, 1),
-        "queue_position": _queue_position(job),
-        "waiting_reason": job.waiting_reason or None,
+        **_wait(job),
         "price_policy": ("firm" if job.is_firm else "metered") if job.hold_id else None,
         "spend_cap_usd": usd(job.spend_cap_nano) if job.hold_id else None,
         "held_usd": usd(_held_nano(job)) if job.hold_id else None,
@@ -253,10 +265,17 @@ def _held_nano(job: FineTuningJob) -> int:
     return attempts.resume_hold_nano(job=job) if is_held else 0
 
 
-def _queue_position(job: FineTuningJob) -> int | None:
-    """Return the place in the pool's whole queue. Other tenants' runs are counted but never shown."""
-    run = queries.get_active_run(job=job) if job.status == JobStatus.QUEUED else None
-    return queue_position(run=run, now=db_now()) if run and run.status == RunStatus.QUEUED else None
+def _wait(job: FineTuningJob) -> WaitMembers:
+    now = db_now()
+    wait = explain_wait(job=job, now=now)
+    starts = [None, None] if wait is None or wait.starts_after is None else wait.starts_after
+    earliest, latest = (None if after is None else int(now.timestamp() + after) for after in starts)
+    return {
+        "queue_position": wait.position if wait else None,
+        "waiting_for": wait.cause.value if wait else None,
+        "waiting_reason": wait.reason if wait else None,
+        "estimated_start": None if earliest is None else {"earliest": earliest, "latest": latest},
+    }
 
 
 def _error(job: FineTuningJob, why: Explanation | None) -> JobError | None:

@@ -18,6 +18,7 @@ from apps.finetuning.jobs.control import request_cancellation
 from apps.finetuning.jobs.progress import get_progress
 from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus
 from apps.finetuning.models import FineTuningJob
+from apps.finetuning.usage.quotas import reasons_to_wait
 from apps.interfaces.web.jobs.views import title_of
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.listing import Filter, Listing, render_list
@@ -59,8 +60,17 @@ _EXPORTED = (
 def index(request: OrganizationRequest) -> HttpResponse:
     page = _LIST.page(request, queries.list_jobs(organization=request.organization))
     now = db_now()
+    waiting = reasons_to_wait(jobs=[job for job in page.rows if job.status == JobStatus.QUEUED], now=now)
     context = {
-        "jobs": [{"job": job, "title": title_of(job), "progress": get_progress(job=job, now=now)} for job in page.rows],
+        "jobs": [
+            {
+                "job": job,
+                "title": title_of(job),
+                "progress": get_progress(job=job, now=now),
+                "waiting": waiting.get(job.pk, ""),
+            }
+            for job in page.rows
+        ],
         "may_create": has_permission(request.membership.role, Permission.JOB_WRITE),
         "has_live": any(job.status not in JOB_TERMINAL for job in page.rows),
     }

@@ -25,10 +25,10 @@ from apps.finetuning.jobs import control
 from apps.finetuning.jobs.explanations import explain
 from apps.finetuning.jobs.progress import get_progress, percent_of
 from apps.finetuning.jobs.retries import retry_job
-from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus, RunStatus
+from apps.finetuning.jobs.waits import explain_wait
+from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.runs import attempts
-from apps.finetuning.runs.queue_order import queue_position
 from apps.finetuning.usage import charges
 from apps.interfaces.web.jobs import tabs
 from apps.interfaces.web.jobs.curves import curves_of, with_number
@@ -216,7 +216,7 @@ def _state(request: OrganizationRequest, job: FineTuningJob) -> dict[str, Any]:
         "estimated_seconds": _estimated_seconds(job, is_live=is_live),
         "billed_seconds": job.billed_gpu_ms / 1000,
         "is_minimum": not is_live and job.billed_gpu_ms > charges.trained_ms(job=job),
-        "queue_position": _queue_position(job, now),
+        "wait": explain_wait(job=job, now=now),
         "pause": _pause_state(job),
         "explanation": (why := explain(job=job, now=now)),
         "retry_url": Draft.of_job(job, changes=why.suggestion.change.recipe).url() if why else "",
@@ -309,8 +309,3 @@ def _seconds(begun: datetime.datetime | None, ended: datetime.datetime | None) -
 def _span(length: datetime.timedelta) -> str:
     seconds = max(int(length.total_seconds()), 0)
     return f"{seconds}s" if seconds < 60 else f"{seconds // 60}m {seconds % 60:02d}s"
-
-
-def _queue_position(job: FineTuningJob, now: datetime.datetime) -> int | None:
-    run = queries.get_active_run(job=job) if job.status == JobStatus.QUEUED else None
-    return queue_position(run=run, now=now) if run and run.status == RunStatus.QUEUED else None

@@ -24,6 +24,7 @@ from apps.datasets.queries import list_unusable, list_versions
 from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.queries import find_jobs_of_adapters, list_jobs
+from apps.finetuning.usage.quotas import reasons_to_wait
 from apps.interfaces.web.jobs.views import percent_of, title_of
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.code_samples import curl
@@ -41,7 +42,9 @@ _STARTED = 3  # an organization with more jobs than that knows the first steps
 def index(request: OrganizationRequest) -> HttpResponse:
     """Show the organization at a glance; htmx asks for the running jobs alone."""
     jobs = list_jobs(organization=request.organization)
-    running = [_progress(job) for job in jobs.exclude(status__in=JOB_TERMINAL)[:_SHOWN]]
+    shown = list(jobs.exclude(status__in=JOB_TERMINAL)[:_SHOWN])
+    waiting = reasons_to_wait(jobs=[job for job in shown if job.status == JobStatus.QUEUED], now=db_now())
+    running = [_progress(job) | {"waiting": waiting.get(job.pk, "")} for job in shown]
     may_train = has_permission(request.membership.role, Permission.JOB_WRITE)
     context: dict[str, object] = {"running": running, "may_train": may_train}
     if not request.htmx:

@@ -5,13 +5,17 @@ from datetime import timedelta
 
 import pytest
 from django.db import connection
+from django.db.models import Count, Max, Q, Sum
+from django.db.models.functions import Coalesce
 from django.test.utils import CaptureQueriesContext
 
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.core.database.clock import db_now
 from apps.core.errors import QuotaExceeded
-from apps.finetuning.models import Run, Worker
+from apps.finetuning.jobs import control
+from apps.finetuning.lifecycle import RUN_HOLDING_LEASE
+from apps.finetuning.models import FineTuningJob, QueueShare, Run, Worker
 from apps.finetuning.pools import operations
 from apps.finetuning.runs import leases, queue_order
 from apps.finetuning.usage import quotas
@@ -19,6 +23,10 @@ from tests.factories.finetuning import give_credit, make_job
 from tests.support.attempts import charged, held_since
 
 MILLI_DOLLAR = 1_000_000  # what one second costs in these tests, in nano-USD
+
+
+def reason_of(job: FineTuningJob) -> str:
+    return quotas.reasons_to_wait(jobs=[job], now=db_now())[job.pk]
 
 
 def test_the_machine_of_a_replica_gets_no_training_runs(floor, claim):
@@ -35,6 +43,7 @@ def test_a_worker_locks_no_run_that_it_cannot_take(floor):
     with CaptureQueriesContext(connection) as captured:
         assert leases.claim(worker=floor.worker, base_models=()) is None
 
+    assert captured.captured_queries
     assert not [query["sql"] for query in captured if "FOR UPDATE" in query["sql"]]
     assert leases.claim(worker=floor.worker, base_models=(floor.base_model.pk,)) is not None
 
@@ -47,7 +56,7 @@ def test_quotas_hold_a_run_back_and_say_why(floor, organization, claim, reload):
     claim()
 
     assert claim() is None
-    assert "concurrent" in reload(waiting).waiting_reason
+    assert "concurrent" in reason_of(waiting)
     with pytest.raises(QuotaExceeded, match="limit is 2"):
         floor.job()
 
@@ -59,9 +68,35 @@ def test_the_months_gpu_seconds_hold_back_what_would_pass_them(floor, organizati
 
     assert claim().claimed.spec.job_id == first.pk
     assert claim() is None
-    assert "GPU-seconds" in reload(second).waiting_reason
+    assert "GPU-seconds" in reason_of(second)
     with pytest.raises(QuotaExceeded, match="promised to your unfinished jobs"):
         floor.job()
+
+
+def test_a_run_that_a_limit_of_the_month_held_back_is_tried_again_later(floor, organization, claim):
+    job = floor.job(hyperparameters={"epochs": 40})
+    quotas.set_quota(organization=organization, by="system", now=db_now(), gpu_seconds_per_month=1)
+    assert claim() is None
+    quotas.set_quota(organization=organization, by="system", now=db_now(), gpu_seconds_per_month=None)
+
+    assert claim() is None
+    Run.objects.filter(job=job).update(retry_at=db_now())
+    assert claim() is not None
+
+
+def test_a_holder_at_its_limit_hides_nobody_and_its_runs_are_not_locked(floor, rival, claim, monkeypatch):
+    """Each claim looks at a few holders only: those that may not start anything are not among them."""
+    monkeypatch.setattr(queue_order, "_HOLDERS_LOOKED_AT", 1)
+    give_credit(rival)
+    quotas.set_quota(organization=floor.organization, by="system", now=db_now(), concurrent_gpus=0)
+    floor.job()
+    theirs = make_job(rival, floor.base_model)
+    QueueShare.objects.filter(organization=floor.organization).update(queued_since=db_now() - timedelta(hours=9))
+
+    with CaptureQueriesContext(connection) as captured:
+        assert claim().claimed.spec.job_id == theirs.pk
+
+    assert len([query for query in captured if "SKIP LOCKED" in query["sql"]]) == 1
 
 
 def test_a_cordoned_worker_gets_no_work(floor, claim):
@@ -114,8 +149,10 @@ def test_an_organization_that_waited_long_enough_goes_before_a_smaller_share(flo
     ours = [floor.job() for _ in range(2)]
     claim()
     theirs = make_job(rival, floor.base_model)
-    Run.objects.filter(job__in=ours).update(created_at=db_now() - timedelta(hours=9))
-    Run.objects.filter(job=ours[0]).update(leased_at=db_now() - timedelta(hours=8))
+    hours = {"queued_since": 9, "served_at": 8}
+    QueueShare.objects.filter(organization=floor.organization).update(
+        **{name: db_now() - timedelta(hours=count) for name, count in hours.items()}
+    )
 
     assert [claim().claimed.spec.job_id for _ in range(2)] == [ours[1].pk, theirs.pk]
 
@@ -125,3 +162,27 @@ def test_a_run_far_back_in_its_own_queue_has_no_position(floor, monkeypatch):
     runs = [floor.job().runs.get() for _ in range(2)]
 
     assert [queue_order.queue_position(run=run, now=db_now()) for run in runs] == [1, None]
+
+
+def test_the_shares_are_what_the_runs_say(floor, rival, claim):
+    """Whatever happened to the runs, in whichever order: the trigger counts each of them once."""
+    give_credit(rival)
+    jobs = [floor.job() for _ in range(3)]
+    make_job(rival, floor.base_model)
+    claim().finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="too small"))
+    claim()
+    held = claim()
+    control.request_cancellation(job=jobs[2], by="system", now=db_now())
+
+    held_gpus, queued = Q(status__in=RUN_HOLDING_LEASE), Q(status="queued")
+    runs = Run.objects.order_by().values_list("organization").annotate(
+        waiting=Count("pk", filter=queued),
+        gpus=Coalesce(Sum("job__gpu_count", filter=held_gpus), 0),
+        served=Max("leased_at"),
+    )
+    shares = QueueShare.objects.values_list("organization", "queued", "held_gpus", "served_at")
+
+    assert held is not None
+    assert {row[0]: row for row in shares} == {row[0]: row for row in runs}
+    assert {share.queued_since is None for share in QueueShare.objects.filter(queued=0)} <= {True}
+    assert QueueShare.objects.get(organization=floor.organization).used_gpu_hours > 0

@@ -16,7 +16,7 @@ from apps.core.models import OutboxMessage
 from apps.datasets.intake.versions import StorageFull
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.runs.queue_order import queue_order
-from apps.finetuning.usage.quotas import get_quota, require_place_for_job, set_quota
+from apps.finetuning.usage.quotas import get_quota, reasons_to_wait, require_place_for_job, set_quota
 from apps.finetuning.usage.storage import counted_bytes, stored_bytes
 from apps.interfaces.gateway.admission import keys
 from tests.factories.accounts import make_key, make_organization
@@ -68,12 +68,12 @@ def test_the_queue_counts_a_founder_once(floor, organization, second, rival):
     others = start_for(rival, floor)
 
     with system():
-        order = [run.job_id for run in queue_order(pool=floor.pool, now=db_now())]
+        order = [run.job_id for run in queue_order(pool=floor.pool, now=db_now(), limit=9)]
     assert order == [first[0], others, first[1]]
 
     pay(second)
     with system():
-        assert [run.job_id for run in queue_order(pool=floor.pool, now=db_now())] == [*first, others]
+        assert [run.job_id for run in queue_order(pool=floor.pool, now=db_now(), limit=9)] == [*first, others]
 
 
 def test_the_gpus_of_a_founders_organizations_count_together(floor, organization, second, claim):
@@ -84,7 +84,8 @@ def test_the_gpus_of_a_founders_organizations_count_together(floor, organization
     waiting = start_for(second, floor)
 
     assert claim() is None
-    assert "concurrent GPUs" in FineTuningJob.objects.get(pk=waiting).waiting_reason
+    job = FineTuningJob.objects.get(pk=waiting)
+    assert "concurrent GPUs" in reasons_to_wait(jobs=[job], now=db_now())[waiting]
 
     pay(second)
     assert claim() is not None

@@ -14,7 +14,7 @@ class Migration(migrations.Migration):
         ('adapters', '0004_missing_parts'),
         ('catalog', '0005_hub_lookups'),
         ('datasets', '0003_uploads_and_attempts'),
-        ('finetuning', '0012_capacity'),
+        ('finetuning', '0013_queue_shares'),
     ]
 
     operations = [

@@ -1,0 +1,69 @@
+"""What a queued job waits for, and when it will start."""
+
+from datetime import timedelta
+
+import pytest
+
+from apps.billing.operations import set_spending
+from apps.core.database.clock import db_now
+from apps.core.database.tenancy import tenant
+from apps.finetuning.jobs.waits import Wait, WaitCause, explain_wait
+from apps.finetuning.models import FineTuningJob, QueueShare, Worker
+from apps.finetuning.usage.quotas import set_quota
+from tests.factories.finetuning import TrainingSetup, give_credit, make_job
+
+
+def wait_of(job: FineTuningJob) -> Wait:
+    with tenant(organization=job.organization_id):
+        found = explain_wait(job=FineTuningJob.objects.get(pk=job.pk), now=db_now())
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def one_gpu(floor: TrainingSetup) -> TrainingSetup:
+    Worker.objects.filter(pk=floor.worker.pk).update(gpus=floor.worker.gpus[:1])
+    return floor
+
+
+def test_a_job_waits_for_a_free_gpu_and_starts_after_the_work_before_it(one_gpu, claim):
+    running = one_gpu.job()
+    assert wait_of(running).reason == "A machine of local-cpu is free and takes it within seconds."
+    claim()
+    first, second = one_gpu.job(), one_gpu.job()
+    alone = running.estimate["train_seconds_p10"], running.estimate["run_seconds_p90"]
+
+    waits = [wait_of(first), wait_of(second)]
+
+    assert explain_wait(job=FineTuningJob.objects.get(pk=running.pk), now=db_now()) is None
+    assert [(wait.cause, wait.position) for wait in waits] == [(WaitCause.CAPACITY, 1), (WaitCause.CAPACITY, 2)]
+    assert waits[0].reason == "Waiting for a GPU of local-cpu to come free."
+    (least, most), (later_least, later_most) = (wait.starts_after for wait in waits)
+    assert alone[0] <= least <= most and most >= running.estimate["train_seconds_p90"]
+    assert later_least == pytest.approx(2 * least) and later_most == pytest.approx(2 * most)
+
+
+def test_a_job_of_a_large_share_waits_for_the_turn_of_others(one_gpu, rival):
+    give_credit(rival)
+    ours, theirs = one_gpu.job(), make_job(rival, one_gpu.base_model)
+    QueueShare.objects.filter(organization=one_gpu.organization).update(used_gpu_hours=3.0)
+
+    assert (wait_of(ours).cause, wait_of(ours).position) == (WaitCause.SHARE, 2)
+    assert (wait_of(theirs).cause, wait_of(theirs).position) == (WaitCause.CAPACITY, 1)
+
+
+def test_a_job_waits_for_a_machine_a_limit_or_a_payment_and_its_start_is_unknown(one_gpu, organization):
+    job = one_gpu.job()
+    Worker.objects.filter(pk=one_gpu.worker.pk).update(last_seen_at=db_now() - timedelta(hours=1))
+    offline = wait_of(job)
+    set_quota(organization=organization, by="system", now=db_now(), concurrent_gpus=0)
+    limited = wait_of(job)
+    set_spending(organization=organization, stopped_because="$5.00 is owed. Top up to go on.")
+    stopped = wait_of(job)
+
+    assert [wait.cause for wait in (offline, limited, stopped)] == [
+        WaitCause.CAPACITY, WaitCause.QUOTA, WaitCause.BUDGET,
+    ]  # fmt: skip
+    assert offline.reason == "No machine of local-cpu is online now. The job starts when one is."
+    assert "your 0 concurrent GPUs" in limited.reason and stopped.reason == "$5.00 is owed. Top up to go on."
+    assert {wait.starts_after for wait in (offline, limited, stopped)} == {None}
