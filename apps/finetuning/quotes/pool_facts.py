@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgspec
-from django.db.models import Case, Q, Value, When
+from django.contrib.postgres.expressions import ArraySubquery
+from django.db.models import Case, OuterRef, Q, Value, When
 
 from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel, PriceRule
@@ -22,8 +23,7 @@ from apps.core.database.tenancy import system
 from apps.estimates.calibration import Calibration, correct
 from apps.estimates.requests import Correction
 from apps.finetuning.lifecycle import RUN_ACTIVE, RunStatus
-from apps.finetuning.models import GpuPool, Run, ThroughputProbe, Worker, WorkerKind
-from apps.finetuning.usage.occupancy import leased_gpus
+from apps.finetuning.models import GpuPool, Run, RunMember, ThroughputProbe, Worker, WorkerKind
 
 _SHOWN_SHAPES = 40
 LIVE_SECONDS = 60  # a worker silent for this long counts as offline
@@ -250,15 +250,20 @@ def _work_ahead(of_pools: Q) -> tuple[dict[str, dict[int, float]], set[str], dic
     """
     ahead: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     queues: set[str] = set()
+    leased: dict[str, int] = defaultdict(int)
+    joined = ArraySubquery(RunMember.objects.filter(run=OuterRef("pk"), left_at=None).values("worker_id"))
     with system():  # the queue is shared: other tenants' work counts, but only the sum is shown
-        leased = leased_gpus()
-        runs = Run.objects.filter(of_pools, status__in=RUN_ACTIVE).values_list(
+        runs = Run.objects.filter(of_pools, status__in=RUN_ACTIVE).annotate(joined=joined).values_list(
             "pool_id", "job__gpu_count", "job__step", "job__total_steps", "job__estimate__train_seconds_p50",
-            "job__estimate__run_seconds_p50", "status",
+            "job__estimate__run_seconds_p50", "status", "job__node_count", "worker_id", "joined",
         )  # fmt: skip
-        for pool_id, gpu_count, step, total_steps, training, whole, status in runs:
+        for pool_id, gpu_count, step, total_steps, training, whole, status, node_count, *workers in runs:
             if status == RunStatus.QUEUED:
                 queues.add(pool_id)
+            else:
+                first, others = workers
+                for worker_id in (first, *others):
+                    leased[worker_id] += gpu_count // node_count
             done = step / total_steps if total_steps else 0.0
             beside = (whole or 0.0) - (training or 0.0) if whole and not step else 0.0  # download and start-up
             ahead[pool_id][gpu_count] += (training or 0.0) * (1.0 - done) + beside

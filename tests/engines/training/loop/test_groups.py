@@ -62,6 +62,7 @@ class Group:
                 alone = {} if starts_ranks else rank_environment(index=0, **place_in(place, 1))
                 environment = child_environment(threads=1, extra=alone)
                 self.started.append(fork_server.fork(MODULE, arguments, log=log.fileno(), environment=environment))
+            self.started[-1].stdin.close()  # it waits for its secrets
 
     def end(self) -> Tried:
         """Wait for all; return what the first one made."""
