@@ -7,8 +7,10 @@ names the states that it may leave, and exactly one row must change.
 from collections.abc import Mapping
 
 import pgtrigger
-from django.db import DEFAULT_DB_ALIAS, models
+from django.db import DEFAULT_DB_ALIAS, connection, models
 from django.db.models.sql import UpdateQuery
+
+from apps.core.database.prepared import columns_of, read_row
 
 Transitions = Mapping[str, frozenset[str]]  # state -> states it may move to
 
@@ -56,14 +58,21 @@ def try_advance(
     **changes: object,
 ) -> bool:
     """Move `row` as `advance` does and return whether it moved. For callers that may normally lose the race."""
+    model = type(row)
     condition = {"pk": row.pk, "status__in": sources_of(transitions, to)} | dict(guard or {})
-    update = type(row)._base_manager.filter(**condition).query.chain(UpdateQuery)
+    update: UpdateQuery = model._base_manager.filter(**condition).query.chain(UpdateQuery)
     update.add_update_values({"status": to, **changes})
     sql, parameters = update.get_compiler(DEFAULT_DB_ALIAS).as_sql()
-    changed = list(type(row)._base_manager.raw(f"{sql} RETURNING *", parameters))
-    for field in row._meta.concrete_fields if changed else ():
-        setattr(row, field.attname, getattr(changed[0], field.attname))
-    return bool(changed)
+    columns = columns_of(model, connection.ops.quote_name(model._meta.db_table))
+    with connection.cursor() as cursor:
+        cursor.execute(f"{sql} RETURNING {columns}", parameters)
+        changed = cursor.fetchone()
+    if changed is None:
+        return False
+    now = read_row(model, iter(changed))
+    for field in model._meta.concrete_fields:
+        setattr(row, field.attname, getattr(now, field.attname))
+    return True
 
 
 def status_trigger(name: str, transitions: Transitions) -> pgtrigger.FSM:

@@ -20,6 +20,9 @@ _VERSION = "1"  # of what is traced: raise it with a change of the trainer's mem
 _TRACED = {"single": "single", "zero3": "fsdp"}  # the formula's name -> the trainer's; DDP's buckets are not traced
 _DEVICE_PARTS = ("framework", "allocator")  # of an estimate; the others are tensors
 
+for _type in (Hyperparameters, TrainingPlan, MemoryReport):
+    msgspec.json.Decoder(_type)  # before threads use it: see apps/finetuning/recipes/stored_requests.py
+
 
 @dataclass(frozen=True)
 class QuotedRehearsal:

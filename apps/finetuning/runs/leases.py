@@ -12,12 +12,15 @@ import msgspec
 from django.conf import settings
 from django.db import transaction
 
+from apps.catalog.models import BaseModel
 from apps.contracts.runs import RunSpec
 from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest, HeartbeatResponse
 from apps.core.database.clock import db_now
+from apps.core.database.prepared import columns_of, fetch_prepared, read_row
 from apps.core.database.transitions import advance, try_advance
 from apps.core.errors import DomainError, Status
 from apps.core.ids import new_id
+from apps.datasets.models import DatasetVersion
 from apps.finetuning import events
 from apps.finetuning.lifecycle import (
     HEARTBEAT_SECONDS,
@@ -50,6 +53,16 @@ from apps.finetuning.usage.occupancy import Held, held_of, leased_gpus
 from apps.finetuning.usage.quotas import reason_to_wait
 
 _SEEN = "UPDATE finetuning_worker SET last_seen_at = clock_timestamp() WHERE id = %(worker)s RETURNING *"
+_READ_RUN = f"""
+    SELECT {columns_of(Run, "run")}, {columns_of(FineTuningJob, "job")}, {columns_of(BaseModel, "base_model")},
+        {columns_of(DatasetVersion, "training_file")}, {columns_of(DatasetVersion, "validation_file")}
+    FROM finetuning_run run
+    JOIN finetuning_finetuningjob job ON job.id = run.job_id
+    JOIN {BaseModel._meta.db_table} base_model ON base_model.id = job.base_model_id
+    JOIN {DatasetVersion._meta.db_table} training_file ON training_file.id = job.training_file_id
+    LEFT JOIN {DatasetVersion._meta.db_table} validation_file ON validation_file.id = job.validation_file_id
+    WHERE run.id = %(run)s
+"""  # noqa: S608 - constants
 _RETRY = datetime.timedelta(seconds=30)  # after which a run that a limit of the month held back is tried again
 LATE_CLAIM = datetime.timedelta(seconds=30)  # longer than a worker repeats a claim
 
@@ -174,8 +187,7 @@ def _try_claim(
 
     If a limit of its organization forbids that, no claim tries it again for a while.
     """
-    found = Run.objects.select_related("job__base_model", "job__training_file", "job__validation_file")
-    run = found.get(pk=candidate.run_id)
+    run = _read_run(candidate.run_id)
     if reason_to_wait(job=run.job, holder=candidate.holder, now=now):
         Run.objects.filter(pk=run.pk).update(retry_at=now + _RETRY)
         return None
@@ -184,6 +196,16 @@ def _try_claim(
         return None
     run.pool = worker.pool
     return _lease(run, run.job, worker, now, others)
+
+
+def _read_run(run_id: str) -> Run:
+    """Return the run with its job, base model and files, by a statement that is not compiled again for each claim."""
+    ((values),) = (iter(row) for row in fetch_prepared(_READ_RUN, {"run": run_id}))
+    run, job = read_row(Run, values), read_row(FineTuningJob, values)
+    assert run is not None and job is not None
+    run.job, job.base_model = job, read_row(BaseModel, values)
+    job.training_file, job.validation_file = read_row(DatasetVersion, values), read_row(DatasetVersion, values)
+    return run
 
 
 def _lease(

@@ -16,7 +16,7 @@ from django.conf import settings
 from apps.accounts.models import Organization
 from apps.billing.models import WELCOME, AccountKind
 from apps.core.database.prepared import fetch_prepared
-from apps.core.database.tenancy import system
+from apps.core.database.tenancy import all_tenants
 from apps.finetuning.lifecycle import JobStatus, RunStatus
 from apps.finetuning.models import GpuPool, Quota, Run, Worker
 from apps.finetuning.usage.quotas import lock_name
@@ -31,9 +31,13 @@ _DEFAULT_GPUS = Quota._meta.get_field("concurrent_gpus").default
 # Holders with runs that may start, and `load`: the GPUs that a holder has in all pools, and its use in about the last
 # hour, divided by its weight, less a GPU for each hour since its oldest run came or a worker last took one.
 _HOLDERS = f"""
-    WITH waiting AS MATERIALIZED (
-        SELECT {Organization.SHARE_HOLDER_SQL} AS holder, share.queued, share.queued_since,
-            organization.id AS organization_id,
+    WITH shares AS MATERIALIZED (
+        SELECT {Organization.SHARE_HOLDER_SQL} AS holder, share.*, quota.weight,
+            share.pool_id = %(pool)s AND share.queued > 0 AND organization.suspended_at IS NULL
+                AND organization.id NOT IN (
+                    SELECT organization_id FROM billing_ledgeraccount
+                    WHERE kind = '{AccountKind.WALLET}' AND stopped_because <> '' AND organization_id IS NOT NULL
+                ) AS is_waiting,
             CASE
                 WHEN quota.id IS NOT NULL THEN quota.concurrent_gpus
                 WHEN organization.has_own_share OR EXISTS (
@@ -45,27 +49,18 @@ _HOLDERS = f"""
         FROM finetuning_queueshare share
         JOIN accounts_organization organization ON organization.id = share.organization_id
         LEFT JOIN finetuning_quota quota ON quota.organization_id = organization.id
-        WHERE share.pool_id = %(pool)s AND share.queued > 0 AND organization.suspended_at IS NULL AND NOT EXISTS (
-            SELECT FROM billing_ledgeraccount account WHERE account.organization_id = organization.id
-                AND account.kind = '{AccountKind.WALLET}' AND account.stopped_because <> ''
-        )
-    ), holders AS MATERIALIZED (
-        SELECT holder, sum(queued) AS queued, min(queued_since) AS queued_since,
-            CASE WHEN count(gpu_limit) = count(*) THEN max(gpu_limit) END AS gpu_limit
-        FROM waiting GROUP BY holder
     ), loads AS MATERIALIZED (
-        SELECT holders.holder, holders.queued, sum(share.held_gpus) AS held,
-            (sum(share.held_gpus) + sum(share.used_gpu_hours
-                * exp(-least(greatest(extract(epoch FROM %(now)s::timestamptz - share.used_at)::float8, 0) / 3600, 500))
-            )) / greatest(coalesce(min(quota.weight), 1), 1)
-            - greatest(extract(epoch FROM
-                %(now)s::timestamptz - greatest(holders.queued_since, max(share.served_at)))::float8, 0) / 3600 AS load,
-            holders.gpu_limit
-        FROM holders
-        JOIN accounts_organization organization ON {Organization.SHARE_HOLDER_SQL} = holders.holder
-        JOIN finetuning_queueshare share ON share.organization_id = organization.id
-        LEFT JOIN finetuning_quota quota ON quota.organization_id = holders.holder
-        GROUP BY holders.holder, holders.queued, holders.queued_since, holders.gpu_limit
+        SELECT holder, sum(queued) FILTER (WHERE is_waiting) AS queued, sum(held_gpus) AS held,
+            (sum(held_gpus) + sum(used_gpu_hours
+                * exp(-least(greatest(extract(epoch FROM %(now)s::timestamptz - used_at)::float8, 0) / 3600, 500))
+            )) / greatest(coalesce(min(weight), 1), 1)
+            - greatest(extract(epoch FROM %(now)s::timestamptz
+                - greatest(min(queued_since) FILTER (WHERE is_waiting), max(served_at)))::float8, 0) / 3600 AS load,
+            CASE WHEN bool_and(gpu_limit IS NOT NULL) FILTER (WHERE is_waiting)
+                THEN max(gpu_limit) FILTER (WHERE is_waiting) END AS gpu_limit
+        FROM shares GROUP BY holder HAVING bool_or(is_waiting)
+    ), waiting AS (
+        SELECT holder, organization_id, gpu_limit FROM shares WHERE is_waiting
     )
 """  # noqa: S608 - constants
 _QUEUED = f"""
@@ -208,7 +203,7 @@ def queue_position(*, run: Run, now: datetime.datetime) -> int | None:
 
     Other tenants' runs are counted but never shown.
     """
-    with system():
+    with all_tenants():
         holder = Organization.objects.get(pk=run.organization_id).share_holder
         loads = {name: (load, queued) for name, load, queued in _fetch(_LOADS, run.pool_id, now)}
         queue = Run.objects.filter(pool=run.pool_id, status=RunStatus.QUEUED)

@@ -3,10 +3,10 @@
 import datetime
 
 import msgspec
-from django.db.models import Count, F, Q, Sum
 
 from apps.catalog.queries import open_hub_token
 from apps.contracts.runs import BaseModelRef, CheckpointRef, DatasetRef, Hyperparameters, RunSpec
+from apps.core.database.prepared import fetch_prepared
 from apps.core.objects.store import store
 from apps.datasets.models import DatasetVersion
 from apps.finetuning.lifecycle import MAX_CHECKPOINT_SECONDS, RunStatus
@@ -21,6 +21,11 @@ _URL_SECONDS = 3600
 _MIN_CHECKPOINT_SECONDS = 15.0
 _FAILURE_WINDOW = datetime.timedelta(days=30)
 _MIN_FAILURES = 3  # fewer are no evidence; until then the interval is the cautious one
+_ENDED = f"""
+    SELECT count(*) FILTER (WHERE status = '{RunStatus.LOST}'),
+        sum(extract(epoch FROM finished_at - training_started_at)::float8)
+    FROM finetuning_run WHERE pool_id = %(pool)s AND training_started_at IS NOT NULL AND finished_at >= %(since)s
+"""  # noqa: S608 - constants
 # Parallelism that keeps the whole model on every GPU; any other is sharded.
 _WHOLE_ON_EACH = {"single": "single", "ddp": "ddp"}
 
@@ -106,13 +111,10 @@ def _seconds_between_failures(*, pool: GpuPool, now: datetime.datetime) -> float
     If too few were lost, return the operator's expectation for a spot pool, and None for others. The login for claims
     sees every tenant: the machines are shared, and only the mean is returned.
     """
-    runs = Run.objects.filter(pool=pool, training_started_at__isnull=False, finished_at__gte=now - _FAILURE_WINDOW)
-    ended = runs.aggregate(
-        lost=Count("pk", filter=Q(status=RunStatus.LOST)), trained=Sum(F("finished_at") - F("training_started_at"))
-    )
-    if ended["lost"] < _MIN_FAILURES:
+    ((lost, trained),) = fetch_prepared(_ENDED, {"pool": pool.pk, "since": now - _FAILURE_WINDOW})
+    if lost < _MIN_FAILURES:
         return 3600 / pool.interruptions_per_hour if pool.is_spot else None
-    return ended["trained"].total_seconds() / ended["lost"]
+    return float(trained / lost)
 
 
 def _checkpoint_ref(checkpoint: Checkpoint) -> CheckpointRef:

@@ -69,7 +69,7 @@ def last_work(*, worker: Worker) -> datetime.datetime:
 def held_gpu_seconds(
     runs: QuerySet[Run], *, by: str, begin: datetime.datetime | None, end: datetime.datetime
 ) -> dict[str, float]:
-    """Return the GPU-seconds that the attempts held between two moments, by the field `by`.
+    """Return the GPU-seconds that the attempts held between two moments, by the field `by`; 0 without attempts.
 
     `begin` None counts from the first attempt. A running attempt counts up to `end`.
     """
@@ -78,7 +78,7 @@ def held_gpu_seconds(
     since = Greatest("leased_at", begin) if begin else F("leased_at")
     span = ExpressionWrapper((Least("finished_at", end) - since) * F("job__gpu_count"), models.DurationField())
     sums = held.order_by().values_list(by).annotate(total=Sum(Greatest(span, datetime.timedelta())))
-    return {key: total.total_seconds() for key, total in sums}
+    return defaultdict(float, {key: total.total_seconds() for key, total in sums})
 
 
 def seconds_between(

@@ -14,6 +14,7 @@ from apps.billing.queries import with_past_credit
 from apps.core import audit
 from apps.core.database import locks
 from apps.core.database.prepared import fetch_prepared
+from apps.core.database.tenancy import all_tenants
 from apps.core.errors import QuotaExceeded
 from apps.finetuning.lifecycle import JOB_TERMINAL, RUN_HOLDING_LEASE
 from apps.finetuning.models import FineTuningJob, Quota, Run
@@ -108,12 +109,15 @@ def require_room_for_job(*, job: FineTuningJob, seconds: float, now: datetime.da
 def reasons_to_wait(*, jobs: Sequence[FineTuningJob], now: datetime.datetime) -> dict[str, str]:
     """Return for each of these queued jobs why its limits do not let it start now, or "" if they do."""
     reasons: dict[str, str] = {}
+    if not jobs:
+        return reasons
     quotas = get_quotas(organizations={job.organization_id for job in jobs})
-    for organization_id, quota in quotas.items():
-        own = [job for job in jobs if job.organization_id == organization_id]
-        with share_of(organization_id):
-            use = _use(get_share_holder(organization=organization_id), [job.pk for job in own], now)
-        reasons |= {job.pk: _reason_to_wait(job, quota, use) for job in own}
+    with all_tenants():
+        holders = Organization.objects.annotate(holder=Organization.share_holder_by()).filter(pk__in=quotas)
+        for organization_id, holder in holders.values_list("pk", "holder"):
+            own = [job for job in jobs if job.organization_id == organization_id]
+            use = _use(holder, [job.pk for job in own], now)
+            reasons |= {job.pk: _reason_to_wait(job, quotas[organization_id], use) for job in own}
     return reasons
 
 
@@ -165,7 +169,7 @@ _USE = f"""
                 FROM finetuning_run run WHERE run.job_id = job.id AND run.leased_at < %(now)s::timestamptz
             ), 0), 0) AS seconds
         FROM finetuning_finetuningjob job LEFT JOIN running ON running.job_id = job.id
-        WHERE job.id = ANY(%(jobs)s::text[]) OR job.id IN (SELECT job_id FROM running)
+        WHERE job.id IN (SELECT job_id FROM running UNION SELECT unnest(%(jobs)s::text[]))
     )
     SELECT coalesce(sum(gpu_count) FILTER (WHERE is_running), 0),
         coalesce((

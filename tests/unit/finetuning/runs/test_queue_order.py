@@ -175,10 +175,14 @@ def test_the_shares_are_what_the_runs_say(floor, rival, claim):
     control.request_cancellation(job=jobs[2], by="system", now=db_now())
 
     held_gpus, queued = Q(status__in=RUN_HOLDING_LEASE), Q(status="queued")
-    runs = Run.objects.order_by().values_list("organization").annotate(
-        waiting=Count("pk", filter=queued),
-        gpus=Coalesce(Sum("job__gpu_count", filter=held_gpus), 0),
-        served=Max("leased_at"),
+    runs = (
+        Run.objects.order_by()
+        .values_list("organization")
+        .annotate(
+            waiting=Count("pk", filter=queued),
+            gpus=Coalesce(Sum("job__gpu_count", filter=held_gpus), 0),
+            served=Max("leased_at"),
+        )
     )
     shares = QueueShare.objects.values_list("organization", "queued", "held_gpus", "served_at")
 
