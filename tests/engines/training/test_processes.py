@@ -111,7 +111,7 @@ def test_one_process_with_its_shards_in_the_hosts_memory_loses_as_without(
 @pytest.mark.parametrize(("gpu_count", "parallelism"), [(1, "fsdp"), (2, "ddp")])
 def test_shards_and_several_gpus_are_trained_by_ranks(tiny_model, tmp_path, monkeypatch, gpu_count, parallelism):
     started: list[int] = []
-    monkeypatch.setattr(entry, "run_ranks", lambda argv, *, count, secret_line: started.append(count) or 7)
+    monkeypatch.setattr(entry, "run_ranks", lambda argv, *, count, **_: started.append(count) or 7)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"{}\n")))
     spec = make_run_spec(tiny_model, PLAIN, gpu_count=gpu_count, parallelism=parallelism)
     (tmp_path / "spec.json").write_bytes(msgspec.json.encode(spec))
