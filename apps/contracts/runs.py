@@ -172,6 +172,16 @@ class Tracker(Struct, frozen=True, kw_only=True):
     secret: str | None = None  # stays in the agent and the reporting process; never written to a file
 
 
+class NodeGroup(Struct, frozen=True, kw_only=True):
+    """One machine's place among those that train a run together. All meet at the first one, whose rank is 0."""
+
+    rank: int
+    node_count: int
+    master_address: str
+    master_port: int
+    address: str  # of this machine, for the others
+
+
 class RunSpec(Struct, frozen=True, kw_only=True):
     """A frozen snapshot of everything one attempt needs: the same spec gives the same adapter."""
 
@@ -190,12 +200,23 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     rehearsed_bytes: int | None = None  # of one GPU; None: not rehearsed yet
     rehearsal: "MemoryRequest | None" = None  # for the worker to rehearse before it begins
     start_from: CheckpointRef | None = None  # weights to start with; nothing else is taken from it
-    gpu_count: int = 1
+    gpu_count: int = 1  # of all machines
     parallelism: str = "single"  # "single" | "ddp" | "fsdp"
+    group: NodeGroup | None = None  # None: one machine
     seconds_between_failures: float | None = None  # of the pool, measured; None: too few failures to measure
     evaluation: EvaluationPlan | None = None  # None: the default plan, if there are held-out rows
     exports: tuple[str, ...] = ()  # besides the adapter: "merged_16bit", "gguf"
     trackers: tuple[Tracker, ...] = ()
+
+    @property
+    def gpus_here(self) -> int:
+        """The GPUs of one machine."""
+        return self.gpu_count // self.group.node_count if self.group else self.gpu_count
+
+    @property
+    def is_led_elsewhere(self) -> bool:
+        """Whether another machine reports and delivers."""
+        return self.group is not None and self.group.rank > 0
 
 
 # --- events -----------------------------------------------------------------------------------------------------

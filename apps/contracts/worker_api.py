@@ -1,7 +1,8 @@
 """Requests and responses of /internal/v1, the only interface between workers and the control plane.
 
 A worker credential (`Authorization: Bearer annw_…`) opens `claim`, `probes` and `replicas`; a lease token opens
-everything under its lease, and nothing else. A stale lease gets 409 `stale_lease`: the worker must stop at once.
+everything under its lease, and nothing else. A token of a group's other machines opens `member/…` only. A stale lease
+gets 409 `stale_lease`: the worker must stop at once.
 """
 
 from typing import Annotated, Any
@@ -12,17 +13,20 @@ from apps.contracts.parity import ParityProbe
 from apps.contracts.runs import (
     BaseModelRef,
     CheckpointRef,
+    Failed,
     Manifest,
     MemoryReport,
     MemoryRequest,
     RunEvent,
     RunOutcome,
     RunSpec,
+    Stopped,
     Struct,
 )
 from apps.contracts.struct import Count, Rate, Seconds, Software, Steps, Text
 
 API_VERSION = 1
+NodeAddress = Annotated[str, Meta(max_length=253, pattern=r"^[A-Za-z0-9:._-]*$")]
 Speed = Annotated[float, Meta(gt=0, le=1e9)]  # tokens per second; the limit is beyond any machine
 
 
@@ -64,6 +68,8 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
     free_gpus: Count | None = None  # that no run of this worker uses; None: all that are not leased
     gpu_count: Count | None = None  # all that it may use, in use or not; None: not reported
     leases: Annotated[tuple[Text, ...], Meta(max_length=64)] | None = None  # it works under these; None: not reported
+    address: NodeAddress = ""  # where other machines of the pool reach it; "": it trains with no other machine
+    port: Annotated[int, Meta(ge=1, le=65_535)] | None = None  # free there now, for a group to meet
 
 
 class ClaimResponse(Struct, frozen=True, kw_only=True):
@@ -74,6 +80,12 @@ class ClaimResponse(Struct, frozen=True, kw_only=True):
     heartbeat_seconds: int
     self_fence_seconds: int
     stall_seconds: float = 900.0  # without progress; then the worker ends the run as stalled
+
+
+class LeaveRequest(Struct, frozen=True, kw_only=True):
+    """A group's machine, other than the first, is done. Without an outcome the attempt goes on; else it ends so."""
+
+    outcome: Failed | Stopped | None = None
 
 
 class HeartbeatRequest(Struct, frozen=True, kw_only=True):

@@ -331,7 +331,7 @@ def _beside_seconds(pool: PoolFacts, times: Duration) -> float:
 
 
 def queue_seconds(pool: PoolFacts, gpu_count: int) -> float | None:
-    """Return the wait for this many free GPUs of one worker, None without a worker that has them.
+    """Return the wait for this many free GPUs of one worker, or of as many as share them; None without such workers.
 
     A run uses only its own GPUs of a worker. Only workers with at least k GPUs do the work that needs k. So the wait is
     the longest of these shares: of all GPU time ahead over all GPUs, and of that of larger runs over the GPUs of larger
@@ -339,10 +339,14 @@ def queue_seconds(pool: PoolFacts, gpu_count: int) -> float | None:
     """
     if not pool.live_workers:
         return None
-    if any(free >= gpu_count for free in pool.free_gpus):
+    nodes = max(gpu_count // pool.gpus_per_worker, 1) if pool.max_gpu_count else 1
+    gpu_count //= nodes
+    if sum(free >= gpu_count for free in pool.free_gpus) >= nodes:
         return 0.0
     if not pool.worker_gpus:
         return pool.seconds_ahead / pool.live_workers
+    if sum(gpus >= gpu_count for gpus in pool.worker_gpus) < nodes:
+        return None
     waits = []
     for need in {1, gpu_count} | {need for need, _ in pool.ahead_by_gpus if need < gpu_count}:
         able = sum(gpus for gpus in pool.worker_gpus if gpus >= need)

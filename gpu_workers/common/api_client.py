@@ -29,6 +29,7 @@ from apps.contracts.worker_api import (
     HeartbeatRequest,
     HeartbeatResponse,
     JudgeAccess,
+    LeaveRequest,
     MissingProbes,
     ProbeReport,
     RehearsalReport,
@@ -152,6 +153,16 @@ class ApiClient:
         """Extend the lease. Sent once: the caller beats again soon, and counts accepted heartbeats."""
         path = f"/leases/{lease.id}/heartbeat"
         return self._call("POST", path, request, HeartbeatResponse, token=lease.token, patience_seconds=0)
+
+    def keep_place(self, lease: Lease, request: HeartbeatRequest) -> HeartbeatResponse:
+        """Keep a place in a group that another machine leads; sent once, like `heartbeat`."""
+        path = f"/leases/{lease.id}/member/heartbeat"
+        return self._call("POST", path, request, HeartbeatResponse, token=lease.token, patience_seconds=0)
+
+    def leave(self, lease: Lease, request: LeaveRequest, *, patience_seconds: float = 120) -> None:
+        """Leave a group. A repeat after a lost answer raises StaleLease, like any call after it."""
+        path = f"/leases/{lease.id}/member/leave"
+        self._send("POST", path, request, token=lease.token, patience_seconds=patience_seconds)
 
     def report_events(self, lease: Lease, events: tuple[RunEvent, ...], *, patience_seconds: float) -> EventsResponse:
         path = f"/leases/{lease.id}/events"

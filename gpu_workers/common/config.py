@@ -36,6 +36,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     base_model_roots: tuple[Path, ...] = ()  # a base model's local path must lie inside one of these
     base_models: tuple[str, ...] | None = None  # ids installed here; None: downloads them
     self_check_gpu_key: str | None = None  # set if NVML's name is not a key of the catalog
+    node_address: str = ""  # where other machines of the pool reach this one; "": it trains with no other machine
     log_level: str = "INFO"
 
     def require_broker_url(self) -> str:
@@ -62,6 +63,7 @@ def read_config(environ: Mapping[str, str] | None = None) -> WorkerConfig:
         base_model_roots=tuple(Path(p).resolve() for p in env.get("ANNEAL_BASE_MODEL_ROOTS", "").split(":") if p),
         base_models=_optional_list(env, "ANNEAL_BASE_MODELS"),
         self_check_gpu_key=env.get("ANNEAL_GPU_KEY") or None,
+        node_address=env.get("ANNEAL_NODE_ADDRESS", ""),
         log_level=env.get("ANNEAL_LOG_LEVEL", "INFO"),
     )
 
@@ -204,16 +206,34 @@ def replace_environment(environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
 
 
-def rank_environment(*, index: int, count: int, port: int) -> dict[str, str]:
-    """Return the environment of one of several training processes, with the names that torch and accelerate read."""
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
-    return dict(os.environ) | place | {"RANK": str(index), "LOCAL_RANK": str(index), "LOCAL_WORLD_SIZE": str(count)}
+def rank_environment(
+    *,
+    index: int,
+    count: int,
+    port: int,
+    host: str = "127.0.0.1",
+    before: int = 0,
+    local_count: int | None = None,
+    interface: str = "",
+) -> dict[str, str]:
+    """Return the environment of one of several training processes, with the names that torch and accelerate read.
+
+    `index` counts on this machine, `before` are the processes of the machines before it, and `count` are all. They meet
+    at `host`, and connect over `interface` if it is given.
+    """
+    place = {"MASTER_ADDR": host, "MASTER_PORT": str(port), "WORLD_SIZE": str(count), "RANK": str(before + index)}
+    local = {"LOCAL_RANK": str(index), "LOCAL_WORLD_SIZE": str(local_count or count)}
+    network = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}
+    return dict(os.environ) | place | local | network
 
 
-def read_launch_environment() -> tuple[int, int] | None:
-    """Return this process's index and the number of processes, or None if it was started alone."""
-    rank, count = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
-    return None if rank is None or count is None else (int(rank), int(count))
+def read_launch_environment() -> tuple[int, int, int] | None:
+    """Return this process's index among all and on its machine, and the number of all; None if it started alone."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    rank, local_rank, count = (os.environ.get(name) for name in names)
+    if rank is None or count is None:
+        return None
+    return int(rank), int(local_rank or rank), int(count)
 
 
 _SECRET_PREFIXES = (

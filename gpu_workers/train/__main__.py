@@ -1,9 +1,9 @@
 """`python -m gpu_workers.train SPEC.json WORK_DIR`: train one attempt and write its outcome to outcome.json.
 
 Reads one JSON line from standard input: {"hub_token": …}, so that a token appears in no file, argument or environment.
-On several GPUs, or with shards in the host's memory, this process starts one process of the same kind for each GPU and
-waits. Exit codes: 0 outcome.json holds an adapter or an orderly stop · 3 outcome.json holds a failure · any other code
-or a signal: the process died without an outcome, and the agent decides what that means.
+On several GPUs, or with shards in the host's memory, this process starts one process of the same kind for each GPU of
+this machine and waits. Exit codes: 0 outcome.json holds an adapter or an orderly stop · 3 outcome.json holds a failure
+· any other code or a signal: the process died without an outcome, and the agent decides what that means.
 """
 
 import logging
@@ -22,7 +22,7 @@ def main(spec_path: Path, work_dir: Path) -> int:
     secret_line = sys.stdin.buffer.readline() or b"{}"
     rank = read_rank()
     if (spec.gpu_count > 1 or spec.parallelism == "fsdp") and rank is None:
-        return run_ranks(sys.argv, count=spec.gpu_count, secret_line=secret_line)
+        return run_ranks(sys.argv, count=spec.gpus_here, secret_line=secret_line, group=spec.group)
     from gpu_workers.train.process import train  # noqa: PLC0415 - torch: seconds that must not delay `run_ranks`
 
     secrets = msgspec.json.decode(secret_line, type=dict[str, str | None])

@@ -85,8 +85,8 @@ class Attempt:
             try:
                 return self._train(trainer, resume, resumed)
             except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
+                if not is_out_of_memory(error) or self._spec.group is not None:
+                    raise  # the other machines of a group know nothing of it, nor have they its checkpoints
                 self._spent_seconds = trainer.progress.saved_seconds
                 self._is_announced = trainer.progress.is_announced
                 smaller = _smaller(self._spec.hyperparameters, gpu_count=self._spec.gpu_count)

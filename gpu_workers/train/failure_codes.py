@@ -8,11 +8,16 @@ import torch
 from apps.contracts.failures import FailureCode
 from gpu_workers.train.failures import TrainingFailed
 
+_LOST_PEER = re.compile(r"gloo|connection (closed|reset) by peer|NCCL.*(remote|timeout|system error)", re.IGNORECASE)
 
-def classify(error: BaseException) -> TrainingFailed:
-    """Return the failure to report for any exception of the child."""
+
+def classify(error: BaseException, *, is_group: bool = False) -> TrainingFailed:
+    """Return the failure to report for any exception of the child; `is_group`: it trains with other machines."""
     if isinstance(error, TrainingFailed):
         return error
+    if is_group and isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)):
+        message = "Lost contact with another machine of the job."
+        return TrainingFailed(FailureCode.WORKER_LOST, message)
     if is_out_of_memory(error):
         return TrainingFailed(FailureCode.OUT_OF_MEMORY, "The job did not fit into the memory of the machine.")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

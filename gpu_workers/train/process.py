@@ -22,26 +22,26 @@ log = logging.getLogger("gpu_workers.train")
 
 
 def train(spec: RunSpec, work_dir: Path, *, hub_token: str | None, rank: Rank) -> int:
-    """Train until the end or SIGTERM; the first process writes the outcome. Return the exit code."""
+    """Train until the end or SIGTERM; the first process of a machine writes its outcome. Return the exit code."""
     stop = StopFlag()
     stop.install()
     torch.set_num_interop_threads(1)  # the number of intra-op threads is OMP_NUM_THREADS, from the executor
-    if rank.is_first:
+    if rank.is_first_here:
         open_pulse(work_dir)
-    outcome = _outcome(Attempt(spec, work_dir, stop, hub_token=hub_token, rank=rank))
-    if rank.is_first:
+    outcome = _outcome(Attempt(spec, work_dir, stop, hub_token=hub_token, rank=rank), spec)
+    if rank.is_first_here:
         write_outcome(work_dir, outcome)
     return EXIT_FAILED if isinstance(outcome, Failed) else EXIT_DONE
 
 
-def _outcome(attempt: Attempt) -> ChildOutcome:
+def _outcome(attempt: Attempt, spec: RunSpec) -> ChildOutcome:
     try:
         return attempt.run()
     except StopRequested:
         return Stopped(reason="stopped", step=attempt.start_step)
     except Exception as error:  # process edge: every end must be reported
         log.exception("The attempt failed")
-        failure = classify(error)
+        failure = classify(error, is_group=spec.group is not None)
         return Failed(code=failure.code, message=failure.message, peak_memory_bytes=peak_memory_bytes())
     finally:
         attempt.close()

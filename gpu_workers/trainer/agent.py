@@ -7,6 +7,7 @@ confirmed checkpoint. This process may therefore be killed at any line.
 
 import logging
 import shutil
+import socket
 import threading
 import time
 from functools import partial
@@ -23,7 +24,8 @@ from gpu_workers.trainer.idle.rehearsals import Rehearser
 from gpu_workers.trainer.lease_keeper import leave
 from gpu_workers.trainer.preparation import safe_name
 from gpu_workers.trainer.publication import Publisher
-from gpu_workers.trainer.run_supervisor import RunSupervisor
+from gpu_workers.trainer.supervision.group_member import GroupMember
+from gpu_workers.trainer.supervision.run_supervisor import RunSupervisor
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +125,8 @@ class Agent:
             free_gpus=free,
             gpu_count=len(self._devices.names),
             leases=leases,
+            address=self._config.node_address,
+            port=_free_port() if self._config.node_address else None,
         )
         return self._api.claim(request)
 
@@ -166,7 +170,7 @@ class Agent:
         """Start the run in a thread that lives until it ends; return whether it has the GPUs it needs."""
         with self._lock:
             try:
-                devices = self._devices.take(claim.spec.gpu_count)
+                devices = self._devices.take(claim.spec.gpus_here)
             except ValueError as error:  # its lease ends with the next claim
                 log.error("%s cannot begin: %s", claim.spec.run_id, error)
                 return False
@@ -204,14 +208,14 @@ class Agent:
         spec = claim.spec
         work_dir = self._runs_dir / f"{safe_name(spec.run_id)}-{spec.attempt}"
         log.info("Claimed %s attempt %d for GPU %s", spec.run_id, spec.attempt, ", ".join(devices))
-        attempt = RunSupervisor(
+        supervise = GroupMember if spec.is_led_elsewhere else partial(RunSupervisor, publisher=self._publisher)
+        attempt = supervise(
             self._config,
             self._api,
             self._executor,
             claim,
             work_dir,
             devices=devices,
-            publisher=self._publisher,
             is_stopping=self._stop.is_set,
             on_stuck=partial(self._set_hanging, claim.lease_id),
         )
@@ -219,3 +223,10 @@ class Agent:
             attempt.run()
         finally:
             shutil.rmtree(work_dir, ignore_errors=True)
+
+
+def _free_port() -> int:
+    """Return a port that is free now. If it is taken when a group meets there, the attempt fails and is repeated."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return int(listener.getsockname()[1])

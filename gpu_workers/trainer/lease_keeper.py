@@ -38,7 +38,7 @@ class LeaseKeeper:
         on_stuck: Callable[[], None] = leave,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._api = api
+        self._send = api.keep_place if claim.spec.is_led_elsewhere else api.heartbeat
         self._lease = Lease.of(claim)
         self._status = status
         self._on_stuck = on_stuck
@@ -73,11 +73,15 @@ class LeaseKeeper:
         """Record that another call under this lease was refused."""
         self._is_refused.set()
 
+    def wait_for_refusal(self, seconds: float) -> None:
+        """Wait until the lease is refused, at most for so long."""
+        self._is_refused.wait(seconds)
+
     def beat(self) -> None:
         """Send one heartbeat and process the answer."""
         sent_at = self._clock()
         try:
-            answer = self._api.heartbeat(self._lease, self._status())
+            answer = self._send(self._lease, self._status())
         except (StaleLease, Unauthorized) as error:
             log.warning("The lease is gone: %s", error)
             self.refuse()

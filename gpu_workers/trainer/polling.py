@@ -1,11 +1,12 @@
-"""A trainer without a broker: it asks for runs every few seconds, and ends when it has been idle for long enough.
+"""A trainer without a broker: it asks for runs every few seconds, and may end when it has been idle for long enough.
 
-`python -m gpu_workers.trainer.polling --exit-when-idle 300`. An elastic pool starts it with a one-time token and no
+`python -m gpu_workers.trainer.polling [--exit-when-idle 300]`. An elastic pool starts it with a one-time token and no
 other secret. On SIGTERM the current runs save checkpoints, report and return.
 """
 
 import argparse
 import logging
+import math
 import signal
 import sys
 import threading
@@ -91,7 +92,7 @@ def poll(agent: Agent, *, idle_seconds: float, stopped: threading.Event) -> None
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m gpu_workers.trainer.polling", description=__doc__)
-    parser.add_argument("--exit-when-idle", type=float, metavar="SECONDS", required=True)
+    parser.add_argument("--exit-when-idle", type=float, metavar="SECONDS", default=math.inf)
     arguments = parser.parse_args()
     process, stopped = WorkerProcess(), threading.Event()
 

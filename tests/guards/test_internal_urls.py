@@ -12,7 +12,7 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from apps.accounts.models import Organization
 from apps.contracts.runs import Failed, LogLine, Manifest
 from apps.contracts.serving import ObservedState
-from apps.contracts.worker_api import EventsRequest, FinishRequest, HeartbeatRequest, UploadRequest
+from apps.contracts.worker_api import EventsRequest, FinishRequest, HeartbeatRequest, LeaveRequest, UploadRequest
 from apps.finetuning.models import Run, RunUpload
 from apps.finetuning.runs import leases
 from apps.serving.models import Replica
@@ -59,6 +59,8 @@ UNDER_A_LEASE = {
         manifest=Manifest(kind="adapter", run_id="run_x", attempt=1, step=1, files=()), manifest_sha256="0" * 64
     ),
     "judge": None,
+    "member/heartbeat": HeartbeatRequest(),
+    "member/leave": LeaveRequest(outcome=Failed(code="out_of_memory", message="forged")),
     "finish": FinishRequest(outcome=Failed(code="out_of_memory", message="forged")),
 }
 

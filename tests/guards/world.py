@@ -37,7 +37,7 @@ from apps.contracts.evaluation.graders import StringCheckGrader
 from apps.core.database.clock import db_now
 from apps.core.ids import new_id, ulid_of
 from apps.datasets.models import Upload, UploadPart
-from apps.finetuning.models import Checkpoint, FineTuningJob, Run, RunUpload
+from apps.finetuning.models import Checkpoint, FineTuningJob, Run, RunMember, RunUpload
 from apps.finetuning.recipes.checkpoint_names import name_of
 from apps.finetuning.results.model_cards import CARD_FILE
 from apps.finetuning.runs.trackers import store_tracker_key
@@ -186,11 +186,14 @@ def _output_item(tenant: Tenant) -> str:
 
 
 def _checkpoint(tenant: Tenant) -> str:
-    """A checkpoint that holds no adapter."""
+    """A checkpoint that holds no adapter, of a run that had a second machine."""
     owned = {"organization": tenant.organization}
     job = FineTuningJob.objects.get(pk=tenant.ids["job"])
     run = Run.objects.create(
         job=job, attempt=7, pool=tenant.installation.pool, status="failed", finished_at=db_now(), **owned
+    )
+    RunMember.objects.create(
+        run=run, rank=1, worker=tenant.installation.worker, address="10.0.0.1", heartbeat_at=db_now(), **owned
     )
     places = {"kind": "checkpoint", "manifest": {"files": []}, "manifest_sha256": "0" * 64, "object_prefix": "nowhere"}
     upload = RunUpload.objects.create(run=run, **places, **owned)

@@ -51,16 +51,18 @@ def make_agent(
     probe_command: tuple[str, ...] = (),
     devices: tuple[str, ...] = ("0",),
     rehearser: Rehearser | None = None,
+    address: str = "",
 ) -> Agent:
     """An agent whose children run a script; with `probe_command` it also measures, by that command.
 
-    `devices` stand for the GPUs of the machine.
+    `devices` stand for the GPUs of the machine, and at `address` others reach it.
     """
     config = WorkerConfig(
         internal_url=plane.url,
         credential_file=tmp_path / "credential.json",
         work_dir=tmp_path / "work",
         base_model_roots=(tmp_path / "models",),
+        node_address=address,
     )
     executor = SubprocessExecutor(thread_limit=1, command=(sys.executable, "-m", CHILD, behaviour))
     CLIENTS.append(ApiClient(plane.url, credential=CREDENTIAL))

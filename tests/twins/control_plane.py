@@ -21,6 +21,7 @@ from apps.contracts.runs import (
     DatasetRef,
     Hyperparameters,
     Manifest,
+    NodeGroup,
     RunEvent,
     RunOutcome,
     RunSpec,
@@ -40,6 +41,7 @@ from apps.contracts.worker_api import (
     HeartbeatRequest,
     HeartbeatResponse,
     JudgeAccess,
+    LeaveRequest,
     MissingProbes,
     ProbeReport,
     ProbeRequest,
@@ -65,6 +67,9 @@ class ControlPlane:
         self.beats: list[HeartbeatRequest] = []
         self.beats_of: defaultdict[str, list[HeartbeatRequest]] = defaultdict(list)  # by run
         self.outcomes: list[RunOutcome] = []
+        self.claimed: list[ClaimRequest] = []
+        self.places_kept = 0  # heartbeats of machines that another one leads
+        self.left: list[LeaveRequest] = []  # by those machines
         self.one_time_token = "once"
         self.enrollments: list[EnrollRequest] = []
         self.probes: list[ProbeRequest] = []
@@ -113,6 +118,7 @@ class ControlPlane:
         resume_from: CheckpointRef | None = None,
         checkpoint_interval_seconds: int = 300,
         gpu_count: int = 1,
+        group: NodeGroup | None = None,
     ) -> RunSpec:
         spec = RunSpec(
             run_id=f"run_{attempt}",
@@ -126,6 +132,7 @@ class ControlPlane:
             resume_from=resume_from,
             checkpoint_interval_seconds=checkpoint_interval_seconds,
             gpu_count=gpu_count,
+            group=group,
         )
         self.queue.append(spec)
         return spec
@@ -200,7 +207,7 @@ class ControlPlane:
             known, run_id = self._leases.get(lease_id, ("", ""))
             if self.is_lease_stale or token != known or run_id in self.stale:
                 return _error(409, "stale_lease")
-            return getattr(self, f"_{verb}")(body, lease_id)
+            return getattr(self, f"_{verb.replace('/', '_')}")(body, lease_id)
         if token != CREDENTIAL:
             return _error(401, "invalid_credential")
         if path == "/claim":
@@ -222,9 +229,10 @@ class ControlPlane:
         return _error(404, "not_found")
 
     def _claim(self, body: bytes) -> tuple[int, bytes]:
-        free = msgspec.json.decode(body, type=ClaimRequest).free_gpus
+        self.claimed.append(msgspec.json.decode(body, type=ClaimRequest))
+        free = self.claimed[-1].free_gpus
         self.claims += 1
-        spec = next((each for each in self.queue if free is None or each.gpu_count <= free), None)
+        spec = next((each for each in self.queue if free is None or each.gpus_here <= free), None)
         if spec is None:
             return 204, b""
         self.queue.remove(spec)
@@ -253,6 +261,14 @@ class ControlPlane:
                 is_drain_requested=self.is_drain_requested,
             )
         )
+
+    def _member_heartbeat(self, body: bytes, lease_id: str) -> tuple[int, bytes]:
+        self.places_kept += 1
+        return _ok(HeartbeatResponse(lease_seconds=60, is_drain_requested=self.is_drain_requested))
+
+    def _member_leave(self, body: bytes, lease_id: str) -> tuple[int, bytes]:
+        self.left.append(msgspec.json.decode(body, type=LeaveRequest))
+        return 204, b""
 
     def _events(self, body: bytes, lease_id: str) -> tuple[int, bytes]:
         reported = msgspec.json.decode(body, type=EventsRequest).events

@@ -90,7 +90,7 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
         raise CannotLaunch(gettext("The job has no price."), param="compute.pool")
     require_maximum(cap_nano=cap_nano, shown_nano=asked.shown_max_nano)
     require_cap(cap_nano=cap_nano, least_nano=quoted.least_cap_nano or 0)
-    job.gpu_count = estimate.gpu_count
+    job.gpu_count, job.node_count = estimate.gpu_count, quoted.node_count
     require_any_storage(organization=job.organization_id)
     run_seconds = estimate.run_seconds_p50 or estimate.train_seconds_p50 or 0.0
     require_room_for_job(job=job, seconds=run_seconds * job.gpu_count, now=now)
@@ -110,6 +110,7 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
         transitions=JOB_TRANSITIONS,
         pool=quoted.pool,
         gpu_count=estimate.gpu_count,
+        node_count=quoted.node_count,
         price_rule=quoted.price,
         estimate=snapshot(estimate) | outcomes.provenance(base_model=job.base_model, correction=quoted.correction),
         hyperparameters=msgspec.to_builtins(recipe),
@@ -135,19 +136,20 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
 
 
 def _place(quoted: PoolQuote) -> str:
-    return quoted.pool.name if quoted.gpu_count == 1 else f"{quoted.gpu_count} GPUs of {quoted.pool.name}"
+    place = quoted.pool.name if quoted.gpu_count == 1 else f"{quoted.gpu_count} GPUs of {quoted.pool.name}"
+    return place if quoted.node_count == 1 else f"{place}, on {quoted.node_count} machines"
 
 
 def _choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
-    recipe = msgspec.convert(job.hyperparameters, Hyperparameters)
+    recipe, asked = msgspec.convert(job.hyperparameters, Hyperparameters), stored_request(job)
     quotes = get_quotes(
         base_model=job.base_model,
         version=job.training_file,
         recipe=recipe,
         now=now,
         validation=job.validation_file,
+        node_count=asked.node_count,
     )
-    asked = stored_request(job)
     name, gpu_count = split_key(asked.pool or "", gpu_count=asked.gpu_count)
     if name:
         quotes = [quoted for quoted in quotes if quoted.pool.name == name]

@@ -8,6 +8,7 @@ from django.db import transaction
 
 from apps.accounts.models import Organization, key_of
 from apps.catalog.licences import require_licence
+from apps.contracts.runs import Hyperparameters
 from apps.core import audit
 from apps.core.database import locks
 from apps.core.errors import InvalidValue
@@ -82,7 +83,7 @@ def _new_job(organization: Organization | str, request: JobRequest, by: str) -> 
     chosen = choose_recipe(start_point, request, training_file=training_file, validation_file=validation_file or None)
     recipe = chosen.hyperparameters
     suffix = plain_suffix(request.suffix)
-    split_key(request.pool or "", gpu_count=request.gpu_count)  # raises
+    _check_machines(request, recipe)
     _check_metadata(request.metadata)
     require_judge(organization=organization, plan=request.evaluation)
     if request.spend_cap_nano is not None and request.spend_cap_nano <= 0:
@@ -101,6 +102,7 @@ def _new_job(organization: Organization | str, request: JobRequest, by: str) -> 
             StoredRequest(
                 pool=request.pool,
                 gpu_count=request.gpu_count,
+                node_count=request.node_count,
                 spend_cap_nano=request.spend_cap_nano,
                 shown_max_nano=request.shown_max_nano,
                 fingerprint=request.fingerprint,
@@ -119,6 +121,17 @@ def _new_job(organization: Organization | str, request: JobRequest, by: str) -> 
         created_by=by,
         idempotency_key=request.idempotency_key,
     )
+
+
+def _check_machines(request: JobRequest, recipe: Hyperparameters) -> None:
+    """Raise InvalidValue for a malformed option, and for several machines that cannot share the job."""
+    _, gpu_count = split_key(request.pool or "", gpu_count=request.gpu_count)
+    if request.node_count > 1 and recipe.cpu_offload:
+        message = "Training on several machines does not work with cpu_offload: turn it off, or use one machine."
+        raise InvalidValue(message, param="compute.node_count")
+    if gpu_count is not None and gpu_count % request.node_count:
+        message = f"{request.node_count} machines share the {gpu_count} GPUs: give a multiple of {request.node_count}."
+        raise InvalidValue(message, param="compute.gpu_count")
 
 
 def _check_metadata(metadata: Mapping[str, str]) -> None:

@@ -28,7 +28,7 @@ _REFUSALS = (DoesNotFit, CannotLaunch, MaximumRaised, QuotaExceeded, LicenceNotA
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal:
-    """The result that creating the job would have had. If it was refused, pool, GPUs and hold are None."""
+    """The result that creating the job would have had. If it was refused, pool, GPUs, machines and hold are None."""
 
     base_model: BaseModel
     recipe: Hyperparameters
@@ -37,6 +37,7 @@ class Rehearsal:
     quotes: list[PoolQuote]
     pool: str | None
     gpu_count: int | None
+    node_count: int | None
     hold_nano: int | None
     refusal: DomainError | None
 
@@ -72,6 +73,7 @@ def rehearse_job(
         now=now,
         validation=validation,
         max_age_seconds=settings.ESTIMATE_FACTS_SECONDS,
+        node_count=request.node_count,
     )
     compared = find_or_compare(version=version, other=validation) if validation else None
     job, refusal = _create_and_undo(organization, request, by, now)
@@ -83,6 +85,7 @@ def rehearse_job(
         quotes=quotes,
         pool=job.pool.name if job and job.pool else None,
         gpu_count=job.gpu_count if job and job.pool else None,
+        node_count=job.node_count if job and job.pool else None,
         hold_nano=job.spend_cap_nano if job else None,
         refusal=refusal,
     )

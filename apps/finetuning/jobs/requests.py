@@ -18,8 +18,9 @@ class JobRequest:
     """A customer's request for a job.
 
     `hyperparameters` may be partial. `pool` and `gpu_count` None mean the cheapest; `pool` may be the key of an option,
-    which includes its GPUs. `base_model` may name an adapter version or a checkpoint to continue from. `objective` None
-    follows the rows. A job whose maximum is above `shown_max_nano` is not launched.
+    which includes its GPUs. `gpu_count` counts those of all `node_count` machines. `base_model` may name an adapter
+    version or a checkpoint to continue from. `objective` None follows the rows. A job whose maximum is above
+    `shown_max_nano` is not launched.
     """
 
     base_model: str
@@ -30,6 +31,7 @@ class JobRequest:
     hyperparameters: Mapping[str, object] = field(default_factory=dict)
     pool: str | None = None
     gpu_count: int | None = None
+    node_count: int = 1
     spend_cap_nano: int | None = None
     shown_max_nano: int | None = None
     suffix: str = ""

@@ -1,7 +1,7 @@
 """Why a queued job waits, and when it will start: computed when it is asked for, and stored nowhere."""
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -10,7 +10,7 @@ from apps.billing.queries import stop_reason
 from apps.core.database.tenancy import system
 from apps.finetuning import queries
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE, JobStatus, RunStatus
-from apps.finetuning.models import FineTuningJob, Run
+from apps.finetuning.models import FineTuningJob, Run, RunMember
 from apps.finetuning.quotes.pool_facts import live_worker_filter
 from apps.finetuning.runs.queue_order import queue_order, queue_position
 from apps.finetuning.usage.quotas import reasons_to_wait
@@ -64,12 +64,13 @@ def explain_wait(*, job: FineTuningJob, now: datetime.datetime) -> Wait | None:
             return Wait(cause=WaitCause.BUDGET, reason=reason)
         if reason := reasons_to_wait(jobs=[job], now=now)[job.pk]:
             return Wait(cause=WaitCause.QUOTA, reason=reason)
-        sizes = dict(run.pool.workers.filter(live_worker_filter(now)).values_list("pk", "gpus"))
-        machines = {pk: max(1, len(gpus)) for pk, gpus in sizes.items() if max(1, len(gpus)) >= job.gpu_count}
+        live = run.pool.workers.filter(live_worker_filter(now))
+        live = live if job.node_count == 1 else live.filter(offer__isnull=False)
+        sizes = dict(live.values_list("pk", "gpus"))
+        machines = {pk: max(1, len(gpus)) for pk, gpus in sizes.items() if max(1, len(gpus)) >= job.gpus_per_node}
         position = queue_position(run=run, now=now)
-        if not machines:
-            wanted = "machine" if job.gpu_count == 1 else f"machine with {job.gpu_count} GPUs"
-            reason = f"No {wanted} of {run.pool.name} is online now. The job starts when one is."
+        if len(machines) < job.node_count:
+            reason = _too_few(job, run.pool.name, len(machines))
             return Wait(cause=WaitCause.CAPACITY, reason=reason, position=position)
         ahead = _runs_ahead(run, position, now)
         starts_after = None if ahead is None else _starts_after(job, machines, ahead)
@@ -84,6 +85,14 @@ def explain_wait(*, job: FineTuningJob, now: datetime.datetime) -> Wait | None:
     return Wait(cause=cause, reason=reason, position=position, starts_after=starts_after)
 
 
+def _too_few(job: FineTuningJob, pool: str, online: int) -> str:
+    of_size = "" if job.gpus_per_node == 1 else f" with {job.gpus_per_node} GPUs"
+    if job.node_count == 1:
+        return f"No machine{of_size} of {pool} is online now. The job starts when one is."
+    needed = f"{job.node_count} machines{of_size} that reach each other"
+    return f"The job needs {needed}. {pool} has {online} now. The job starts when all are online."
+
+
 def _runs_ahead(run: Run, position: int | None, now: datetime.datetime) -> list[Run] | None:
     """Return the queued runs before this one; None if they are too many to look at."""
     if position is None or position > _LOOKED_AT:
@@ -94,25 +103,36 @@ def _runs_ahead(run: Run, position: int | None, now: datetime.datetime) -> list[
 
 def _starts_after(job: FineTuningJob, machines: dict[str, int], ahead: Sequence[Run]) -> tuple[float, float]:
     """Return the least and the most seconds until the job's GPUs are free, by the estimates of the work before it."""
-    held = list(Run.objects.filter(worker__in=machines, status__in=RUN_HOLDING_LEASE).select_related("job"))
-    least, most = (
-        _free_after(job.gpu_count, machines, held, ahead, of=of) for of in ("train_seconds_p10", "train_seconds_p90")
-    )
+    led = Run.objects.filter(worker__in=machines, status__in=RUN_HOLDING_LEASE).select_related("job")
+    joined = RunMember.objects.filter(worker__in=machines, run__status__in=RUN_HOLDING_LEASE, left_at=None)
+    held = [(str(run.worker_id), run.job) for run in led]
+    held += [(str(member.worker_id), member.run.job) for member in joined.select_related("run__job")]
+    least, most = (_free_after(job, machines, held, ahead, of=of) for of in ("train_seconds_p10", "train_seconds_p90"))
     return least, max(least, most)
 
 
 def _free_after(
-    gpu_count: int, machines: dict[str, int], held: Sequence[Run], ahead: Sequence[Run], *, of: str
+    job: FineTuningJob,
+    machines: dict[str, int],
+    held: Sequence[tuple[str, FineTuningJob]],
+    ahead: Sequence[Run],
+    *,
+    of: str,
 ) -> float:
     rooms = {pk: _Machine([0.0] * gpus) for pk, gpus in machines.items()}
-    for run in held:
-        rooms[str(run.worker_id)].take(min(run.job.gpu_count, machines[str(run.worker_id)]), _seconds_left(run.job, of))
+    for worker_id, other in held:
+        rooms[worker_id].take(min(other.gpus_per_node, machines[worker_id]), _seconds_left(other, of))
     for run in ahead:
-        able = [room for room in rooms.values() if len(room.free_after) >= run.job.gpu_count]
-        if able:
-            first = min(able, key=lambda room: sorted(room.free_after)[run.job.gpu_count - 1])
-            first.take(run.job.gpu_count, _seconds_left(run.job, of))
-    return min(sorted(room.free_after)[gpu_count - 1] for room in rooms.values())
+        for room in _first_free(run.job, rooms.values()):
+            room.take(run.job.gpus_per_node, _seconds_left(run.job, of))
+    return max(sorted(room.free_after)[job.gpus_per_node - 1] for room in _first_free(job, rooms.values()))
+
+
+def _first_free(job: FineTuningJob, rooms: Iterable[_Machine]) -> list[_Machine]:
+    """Return the machines that the job can take first; none if they are too few."""
+    able = [room for room in rooms if len(room.free_after) >= job.gpus_per_node]
+    able.sort(key=lambda room: sorted(room.free_after)[job.gpus_per_node - 1])
+    return able[: job.node_count] if len(able) >= job.node_count else []
 
 
 def _seconds_left(job: FineTuningJob, of: str) -> float:

@@ -10,7 +10,7 @@ class Migration(migrations.Migration):
     dependencies = [
         ('accounts', '0014_service_accounts'),
         ('adapters', '0001_initial'),
-        ('finetuning', '0012_capacity'),
+        ('finetuning', '0014_rehearsal_answers'),
     ]
 
     operations = [

@@ -13,7 +13,7 @@ from apps.finetuning.models.pools import (
     WorkerKind,
     WorkerToken,
 )
-from apps.finetuning.models.runs import Checkpoint, QueueShare, Run, RunUpload
+from apps.finetuning.models.runs import Checkpoint, QueueShare, Run, RunMember, RunUpload
 
 __all__ = [
     "CalibrationPoint",
@@ -32,6 +32,7 @@ __all__ = [
     "QueueShare",
     "Quota",
     "Run",
+    "RunMember",
     "RunUpload",
     "ThroughputProbe",
     "TrackerKey",

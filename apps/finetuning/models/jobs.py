@@ -2,8 +2,9 @@
 
 import pgtrigger
 from django.db import models
-from django.db.models import F, Q
+from django.db.models import F, Q, Value
 from django.db.models.functions import Now
+from django.db.models.lookups import Exact
 
 from apps.core.database.tenancy import OrganizationModel
 from apps.core.database.transitions import choices_of, status_trigger
@@ -60,7 +61,8 @@ class FineTuningJob(OrganizationModel):
         "datasets.DatasetVersion", on_delete=models.PROTECT, null=True, related_name="validating_jobs"
     )
     pool = models.ForeignKey(GpuPool, on_delete=models.PROTECT, related_name="jobs", null=True)
-    gpu_count = models.PositiveSmallIntegerField(default=1, help_text="GPUs of one machine that each attempt takes.")
+    gpu_count = models.PositiveSmallIntegerField(default=1, help_text="GPUs that each attempt takes, of all machines.")
+    node_count = models.PositiveSmallIntegerField(default=1, help_text="Machines that share these GPUs evenly.")
     suffix = models.CharField(max_length=64, blank=True)
     method = models.CharField(max_length=16)
     hyperparameters = models.JSONField(help_text="apps.contracts.runs.Hyperparameters, every field resolved")
@@ -110,6 +112,10 @@ class FineTuningJob(OrganizationModel):
                 | Q(pool__isnull=False, price_rule__isnull=False, spend_cap_nano__gt=0) & ~Q(hold_id=""),
             ),
             models.CheckConstraint(name="job_takes_a_gpu", condition=Q(gpu_count__gte=1)),
+            models.CheckConstraint(
+                name="job_nodes_share_gpus",
+                condition=Q(node_count__gte=1) & Q(Exact(F("gpu_count") % F("node_count"), Value(0))),
+            ),
             paired("job_cancel_pair", "cancel_requested_at", "cancel_requested_by"),
             paired("job_pause_pair", "pause_requested_at", "pause_requested_by"),
             models.CheckConstraint(
@@ -139,6 +145,11 @@ class FineTuningJob(OrganizationModel):
             models.Index(fields=["pool", "status"], name="job_pool_status"),
         ]
         triggers = [status_trigger("job_status", JOB_TRANSITIONS)]
+
+    @property
+    def gpus_per_node(self) -> int:
+        """Return the GPUs that an attempt takes of each of its machines."""
+        return self.gpu_count // self.node_count
 
     @property
     def is_firm(self) -> bool:

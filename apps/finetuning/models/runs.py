@@ -68,6 +68,9 @@ class Run(OrganizationModel):
     lease_expires_at = models.DateTimeField(null=True)
     heartbeat_at = models.DateTimeField(null=True)
     worker = models.ForeignKey(Worker, on_delete=models.PROTECT, null=True, related_name="runs")
+    master = models.CharField(
+        max_length=300, blank=True, help_text="Where its machines meet, as host:port; blank for one machine."
+    )
     retry_at = models.DateTimeField(null=True, help_text="No claim takes it before: a limit of the month held it back.")
     resume_from = models.ForeignKey("Checkpoint", on_delete=models.SET_NULL, null=True, related_name="+")
     last_sequence = models.BigIntegerField(default=0, help_text="Highest worker event sequence taken in.")
@@ -150,6 +153,36 @@ class QueueShare(OrganizationModel):
     class Meta:
         constraints = [models.UniqueConstraint(fields=["pool", "organization"], name="queue_share_once")]
         indexes = [models.Index(fields=["pool"], condition=Q(queued__gt=0), name="queue_share_waiting")]
+
+
+class RunMember(OrganizationModel):
+    """A machine that shares a run's lease. The run's own worker is the first one, and has no row here.
+
+    It has a token of its own, which only keeps its place. Without one, its worker's next claim hands the place out.
+    """
+
+    id = IdField(prefix="member")
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="members")
+    rank = models.PositiveSmallIntegerField(help_text="From 1: the run's worker is 0.")
+    worker = models.ForeignKey(Worker, on_delete=models.PROTECT, related_name="memberships")
+    address = models.CharField(max_length=253, help_text="Where the others reach this machine.")
+    token_sha256 = models.CharField(max_length=64, null=True, unique=True)
+    handed_at = models.DateTimeField(null=True, help_text="When a claim was last answered with this place.")
+    started_at = models.DateTimeField(null=True, help_text="Of its first heartbeat.")
+    heartbeat_at = models.DateTimeField(help_text="Of its last heartbeat; before the first one, of the lease.")
+    left_at = models.DateTimeField(null=True, help_text="When its part of the training was done.")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["run", "rank"], name="member_rank_once"),
+            models.UniqueConstraint(fields=["run", "worker"], name="member_worker_once"),
+            models.CheckConstraint(name="member_rank", condition=Q(rank__gte=1)),
+            models.CheckConstraint(
+                name="member_handed_pair",
+                condition=Q(token_sha256=None, handed_at=None, started_at=None)
+                | Q(token_sha256__isnull=False, handed_at__isnull=False),
+            ),
+        ]
 
 
 class RunUpload(OrganizationModel):

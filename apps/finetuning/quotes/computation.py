@@ -1,6 +1,7 @@
 """Quotes of one job on every pool: its needs, time and cost there, and why it may not start."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from apps.estimates.published import sources
 from apps.estimates.quote import Estimate, PoolFacts, QuoteRequest, quote_placements
 from apps.finetuning.lifecycle import LEASE_SECONDS, MAX_CHECKPOINT_SECONDS, REAPER_SECONDS
 from apps.finetuning.models import GpuPool, ThroughputProbe
+from apps.finetuning.quotes.obstacles import block_reason, on_machines
 from apps.finetuning.quotes.options import PoolQuote, add_remedies, by_use
 from apps.finetuning.quotes.pool_facts import OpenPools, PoolState
 from apps.finetuning.quotes.rehearsals import rehearsal_of, with_figures
@@ -35,6 +37,9 @@ _WEIGHT_BYTES = 2  # of each parameter in a hub repository, by any method
 _NOTICED_SECONDS = LEASE_SECONDS + REAPER_SECONDS / 2  # from the loss of a machine until it is noticed
 _DATA = Path(__file__).resolve().parents[2] / "catalog" / "data"
 GPU_COUNTS = (1, 2, 4, 8)  # of one machine; a count must divide the batch, or the batch would change
+# Between two machines, each way: 10 Gbit/s Ethernet, which every cloud's GPU machines have at least. All GPUs of a
+# machine share it.
+_NODE_BYTES_PER_SECOND = 1.25e9
 # The estimator's field name -> the request's field; all others are hyperparameters.
 _PARAMS = {
     "rows": "training_file",
@@ -60,16 +65,20 @@ def quote_pools(
     hyperparameters: Hyperparameters,
     pools: OpenPools,
     with_ways: bool = True,
+    node_count: int = 1,
 ) -> list[PoolQuote]:
     """Return a quote for each open pool and sensible number of GPUs, launchable ones first, then by cost.
 
+    `node_count` machines of the pool share the GPUs.
     `with_ways` adds the rehearsed memory, and to each quote that does not fit the changes that make it fit. Raises
     CannotEstimate and InvalidValue, which name the invalid field.
     """
     request = _request(base_model, data, hyperparameters)
     task = _task(request)
     states = pools.states(family=request.architecture.model_type, method=request.method)
-    quotes = [quoted for state in states for quoted in _quote_pool(state, task, base_model, with_ways)]
+    quotes = [
+        quoted for state in states for quoted in _quote_pool(state, task, base_model, with_ways, node_count=node_count)
+    ]
     if with_ways:
         quotes = _with_rehearsals(quotes, base_model, hyperparameters)
         if any(quoted.is_oversized for quoted in quotes):
@@ -243,20 +252,25 @@ def _quote_pool(
     *,
     memory_bytes: int | None = None,
     gpu_count: int | None = None,
+    node_count: int = 1,
 ) -> list[PoolQuote]:
     facts = _facts(state, base_model, memory_bytes)
-    counts = tuple(count for count in GPU_COUNTS if task.request.batch_size % count == 0)
+    counts = tuple(count for count in GPU_COUNTS if task.request.batch_size % (count * node_count) == 0) or (1,)
     if gpu_count or facts.gpu.is_cpu:
-        counts = (gpu_count or 1,)
+        counts = (gpu_count // node_count if gpu_count else 1,)
     try:
-        estimates = quote_placements(
-            task=task,
-            pool=facts,
-            published=_published(),
-            other_gpus=tuple(_gpu_types().values()),
-            gpu_counts=counts,
-            with_fixes=with_fixes,
-        )
+        estimates = [
+            on_machines(estimate, node_count)
+            for each in _by_machines(facts, counts, node_count)
+            for estimate in quote_placements(
+                task=task,
+                pool=each,
+                published=_published(),
+                other_gpus=tuple(_gpu_types().values()),
+                gpu_counts=counts if node_count == 1 else (each.max_gpu_count or node_count,),
+                with_fixes=with_fixes,
+            )
+        ]
     except EstimateError as error:
         raise as_invalid(error) from error
     return [
@@ -266,11 +280,27 @@ def _quote_pool(
             price=state.price,
             live_workers=state.live_workers,
             cap_nano=_cap_nano(estimate, state.price),
-            block_reason=_block_reason(state, estimate, base_model),
+            block_reason=block_reason(state, estimate, base_model, node_count),
             correction=state.correction,
+            node_count=node_count,
         )
         for estimate in _sensible(estimates)
     ]
+
+
+def _by_machines(facts: PoolFacts, counts: Sequence[int], node_count: int) -> tuple[PoolFacts, ...]:
+    """Return the pool's facts for each number of GPUs of a machine, if several machines share the job."""
+    if node_count == 1:
+        return (facts,)
+    return tuple(
+        msgspec.structs.replace(
+            facts,
+            gpus_per_worker=count,
+            max_gpu_count=count * node_count,
+            node_bytes_per_second=_NODE_BYTES_PER_SECOND / count,
+        )
+        for count in counts
+    )
 
 
 def _with_rehearsals(quotes: list[PoolQuote], base_model: BaseModel, recipe: Hyperparameters) -> list[PoolQuote]:
@@ -296,7 +326,15 @@ def _smaller(quoted: PoolQuote, state: PoolState, task: Task, base_model: BaseMo
     """
     estimate, needed = quoted.estimate, _rehearsed_bytes(quoted)
     room = min(estimate.capacity_bytes * estimate.peak_bytes // needed, estimate.peak_bytes_p90 - 1)
-    other = _quote_pool(state, task, base_model, True, memory_bytes=room, gpu_count=estimate.gpu_count)[0]
+    [other] = _quote_pool(
+        state,
+        task,
+        base_model,
+        True,
+        memory_bytes=room,
+        gpu_count=estimate.gpu_count,
+        node_count=quoted.node_count,
+    )
     if not other.estimate.fits:
         return _refused(quoted, fixes=other.estimate.fixes)
     capacity = estimate.capacity_bytes
@@ -317,7 +355,7 @@ def _rehearsed_bytes(quoted: PoolQuote) -> int:
     return (quoted.rehearsal.peak_bytes if quoted.rehearsal else None) or quoted.estimate.peak_bytes
 
 
-def _sensible(estimates: tuple[Estimate, ...]) -> list[Estimate]:
+def _sensible(estimates: Sequence[Estimate]) -> list[Estimate]:
     """Keep one GPU, even if it does not fit, to show what is missing; keep more GPUs if the job fits and is faster."""
     kept = list(estimates[:1])
     for estimate in estimates[1:]:
@@ -335,22 +373,6 @@ def _cap_nano(estimate: Estimate, price: PriceRule | None) -> int | None:
     seconds = max(math.ceil(estimate.billed_seconds_p90 * _CAP_OVER_P90), least_seconds(step_seconds=step_seconds))
     cap_nano = rated(quantity=seconds * estimate.gpu_count * 1000, price_nano=price.price_nano, per=price.per)
     return max(cap_nano, 1)  # a free pool still needs a hold above zero
-
-
-def _block_reason(state: PoolState, estimate: Estimate, base_model: BaseModel) -> str:
-    if not estimate.fits:
-        return estimate.reason or "Does not fit."
-    if not base_model.is_installed:
-        return f"{base_model.display_name} is not installed on this platform: it can be quoted, not trained."
-    if state.price is None:
-        return "No price is set for this pool."
-    if not state.live_workers and not state.starts_workers:
-        return "No worker is online."
-    if estimate.gpu_count > state.gpus_per_worker:
-        return f"A worker of this pool has {state.gpus_per_worker} GPU{'s' if state.gpus_per_worker > 1 else ''}."
-    if estimate.cost_nano_p90 is None:
-        return f"No time estimate yet: {estimate.speed_source.text}"
-    return ""
 
 
 @cache

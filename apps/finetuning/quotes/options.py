@@ -22,7 +22,7 @@ _COUNT = re.compile("[1-9][0-9]{0,2}")
 
 @dataclass(frozen=True)
 class PoolQuote:
-    """One option: a number of GPUs of one pool.
+    """One option: a number of GPUs of one pool, which `node_count` machines share evenly.
 
     `cap_nano` is the quoted maximum: the suggested spend cap, and the hold of a launch.
     """
@@ -36,6 +36,7 @@ class PoolQuote:
     correction: Correction | None = None
     ways: tuple["Remedy", ...] = ()
     rehearsal: QuotedRehearsal | None = None
+    node_count: int = 1
 
     @property
     def is_oversized(self) -> bool:
@@ -76,7 +77,10 @@ class PoolQuote:
 
     @property
     def key(self) -> str:
-        """Return the option's name in forms and rankings: the pool, and the GPUs if there are several."""
+        """Return the option's name in forms and rankings: the pool, and the GPUs if there are several.
+
+        Options for one number of machines are quoted at a time, so it is no part of the name.
+        """
         return self.pool.name if self.gpu_count == 1 else f"{self.pool.name}:{self.gpu_count}"
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgspec
-from django.db.models import Case, Q, Value, When
+from django.contrib.postgres.expressions import ArraySubquery
+from django.db.models import Case, OuterRef, Q, Value, When
 
 from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel, PriceRule
@@ -22,7 +23,7 @@ from apps.core.database.tenancy import system
 from apps.estimates.calibration import Calibration, correct
 from apps.estimates.requests import Correction
 from apps.finetuning.lifecycle import RUN_ACTIVE, RunStatus
-from apps.finetuning.models import GpuPool, Run, ThroughputProbe, Worker, WorkerKind
+from apps.finetuning.models import GpuPool, Run, RunMember, ThroughputProbe, Worker, WorkerKind
 
 _SHOWN_SHAPES = 40
 LIVE_SECONDS = 60  # a worker silent for this long counts as offline
@@ -44,7 +45,8 @@ class PoolState:
     jobs wait. `has_weights`: each live worker has loaded the base model before.
 
     `correction` comes from finished runs of all tenants; it reveals none of them. `starts_workers`: the pool is elastic
-    and starts a worker for a job.
+    and starts a worker for a job. `joining_gpus` lists the GPUs of each worker that trains together with others, live
+    or one that the pool can start.
     """
 
     pool: GpuPool
@@ -60,6 +62,7 @@ class PoolState:
     free_gpus: tuple[int, ...] = ()
     host_memory_bytes: int | None = None
     starts_workers: bool = False
+    joining_gpus: tuple[int, ...] = ()
 
 
 class LiveWorker(NamedTuple):
@@ -72,6 +75,7 @@ class LiveWorker(NamedTuple):
     gpus: int
     leased: int
     memory_bytes: int | None
+    joins: bool = False  # trains together with other machines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +102,7 @@ class OpenPools:
             live_workers=len(workers),
             gpus_per_worker=max(_gpus_from_zero(pool), 0, *(worker.gpus for worker in workers)),
             starts_workers=bool(_gpus_from_zero(pool)),
+            joining_gpus=_joining_gpus(pool, workers),
             worker_gpus=tuple(worker.gpus for worker in workers),
             free_gpus=() if pool.pk in self.queues else tuple(worker.gpus - worker.leased for worker in workers),
             host_memory_bytes=_least_memory(workers),
@@ -149,6 +154,14 @@ def _read_open_pools(base_model: BaseModel, methods: Collection[str], now: datet
     )
 
 
+def _joining_gpus(pool: GpuPool, workers: Sequence[LiveWorker]) -> tuple[int, ...]:
+    """Return the GPUs of the workers that train together with others; all nodes that a pool starts do."""
+    live = tuple(worker.gpus for worker in workers if worker.joins)
+    if not _gpus_from_zero(pool):
+        return live
+    return live + (pool.capacity.gpus_per_node,) * max(pool.capacity.maximum - len(workers), 0)
+
+
 def _gpus_from_zero(pool: GpuPool) -> int:
     """Return the GPUs of a worker that the pool can start, 0 if it is not elastic."""
     capacity = getattr(pool, "capacity", None)
@@ -188,8 +201,10 @@ def _live_workers(now: datetime.datetime, leased: Mapping[str, int]) -> dict[str
     """Return the live workers by pool; `leased` are the GPUs in use, by worker."""
     found: dict[str, list[LiveWorker]] = defaultdict(list)
     workers = Worker.objects.filter(live_worker_filter(now), pool__is_open=True)
-    for pool_id, worker_id, gpus, memory_bytes in workers.values_list("pool_id", "pk", "gpus", "memory_bytes"):
-        found[pool_id].append(LiveWorker(worker_id, max(1, len(gpus)), leased.get(worker_id, 0), memory_bytes))
+    for pool_id, worker_id, gpus, *rest in workers.values_list("pool_id", "pk", "gpus", "memory_bytes", "offer"):
+        memory_bytes, offer = rest
+        taken = leased.get(worker_id, 0)
+        found[pool_id].append(LiveWorker(worker_id, max(1, len(gpus)), taken, memory_bytes, offer is not None))
     return found
 
 
@@ -236,16 +251,19 @@ def _work_ahead(of_pools: Q) -> tuple[dict[str, dict[int, float]], set[str], dic
     ahead: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     queues: set[str] = set()
     leased: dict[str, int] = defaultdict(int)
+    joined = ArraySubquery(RunMember.objects.filter(run=OuterRef("pk"), left_at=None).values("worker_id"))
     with system():  # the queue is shared: other tenants' work counts, but only the sum is shown
-        runs = Run.objects.filter(of_pools, status__in=RUN_ACTIVE).values_list(
+        runs = Run.objects.filter(of_pools, status__in=RUN_ACTIVE).annotate(joined=joined).values_list(
             "pool_id", "job__gpu_count", "job__step", "job__total_steps", "job__estimate__train_seconds_p50",
-            "job__estimate__run_seconds_p50", "worker_id", "status",
+            "job__estimate__run_seconds_p50", "status", "job__node_count", "worker_id", "joined",
         )  # fmt: skip
-        for pool_id, gpu_count, step, total_steps, training, whole, worker_id, status in runs:
+        for pool_id, gpu_count, step, total_steps, training, whole, status, node_count, *workers in runs:
             if status == RunStatus.QUEUED:
                 queues.add(pool_id)
             else:
-                leased[worker_id] += gpu_count
+                first, others = workers
+                for worker_id in (first, *others):
+                    leased[worker_id] += gpu_count // node_count
             done = step / total_steps if total_steps else 0.0
             beside = (whole or 0.0) - (training or 0.0) if whole and not step else 0.0  # download and start-up
             ahead[pool_id][gpu_count] += (training or 0.0) * (1.0 - done) + beside

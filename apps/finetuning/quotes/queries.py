@@ -33,17 +33,23 @@ def get_quotes(
     validation: DatasetVersion | None = None,
     count: TokenCount | None = None,
     max_age_seconds: float = 0.0,
+    node_count: int = 1,
 ) -> list[PoolQuote]:
     """Return a quote for each open pool; count the file's tokens first if they are not counted.
 
-    `count` is the file's stored count by this model, if the caller has it. `max_age_seconds` is that of the facts
-    about pools. Raises the errors of count_files.
+    With a `node_count`, so many machines of the pool train together. `count` is the file's stored count by this model,
+    if the caller has it. `max_age_seconds` is that of the facts about pools. Raises the errors of count_files.
     """
     counting = counting_model(base_model)
     count = count or find_token_count(version=version, base_model=counting)
     counted = count_files(version=version, count=count, validation=validation, counting=counting)
     return quote_counted(
-        base_model=base_model, counted=counted, recipes=[recipe], now=now, max_age_seconds=max_age_seconds
+        base_model=base_model,
+        counted=counted,
+        recipes=[recipe],
+        now=now,
+        max_age_seconds=max_age_seconds,
+        node_count=node_count,
     )[0]
 
 
@@ -55,6 +61,7 @@ def quote_counted(
     now: datetime.datetime,
     with_ways: bool = True,
     max_age_seconds: float = 0.0,
+    node_count: int = 1,
 ) -> list[list[PoolQuote]]:
     """Return the quotes of several recipes on the pools, whose facts may be `max_age_seconds` old.
 
@@ -74,6 +81,7 @@ def quote_counted(
             hyperparameters=recipe,
             pools=pools,
             with_ways=with_ways,
+            node_count=node_count,
         )
         for recipe in recipes
     ]

@@ -57,6 +57,7 @@ class StoredRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     pool: str | None = None
     gpu_count: int | None = None
+    node_count: int = 1
     spend_cap_nano: int | None = None
     shown_max_nano: int | None = None  # the maximum that its customer was shown; None if unknown
     fingerprint: str = ""  # of the request's body; "" if it did not come through the API

@@ -51,6 +51,14 @@ def finish_run(*, lease: Lease, outcome: wire.RunOutcome) -> tuple[Run, FineTuni
 @transaction.atomic
 def _finish_run(lease: Lease, outcome: wire.RunOutcome) -> tuple[Run, FineTuningJob]:
     run, job = lock_run(lease=lease)
+    end_attempt(run, job, outcome)
+    run.refresh_from_db()
+    job.refresh_from_db()
+    return run, job
+
+
+def end_attempt(run: Run, job: FineTuningJob, outcome: wire.RunOutcome) -> None:
+    """End an attempt whose run and job are locked. Raises UploadIncomplete."""
     now = db_now()
     match outcome:
         case wire.Succeeded():
@@ -61,9 +69,6 @@ def _finish_run(lease: Lease, outcome: wire.RunOutcome) -> tuple[Run, FineTuning
             _finish_stopped(run, job, outcome, now)
         case _:
             assert_never(outcome)
-    run.refresh_from_db()
-    job.refresh_from_db()
-    return run, job
 
 
 def _finish_succeeded(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now: datetime.datetime) -> None:

@@ -4,7 +4,7 @@ import datetime
 import hashlib
 import itertools
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,23 +13,19 @@ from django.conf import settings
 from django.db import transaction
 
 from apps.catalog.models import BaseModel
-from apps.catalog.references import base_model_ref
-from apps.contracts.failures import FailureCode
-from apps.contracts.runs import CheckpointRef, DatasetRef, Hyperparameters, RunSpec
+from apps.contracts.runs import RunSpec
 from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest, HeartbeatResponse
 from apps.core.database.clock import db_now
 from apps.core.database.prepared import columns_of, fetch_prepared, read_row
 from apps.core.database.transitions import advance, try_advance
 from apps.core.errors import DomainError, Status
 from apps.core.ids import new_id
-from apps.core.objects.store import store
 from apps.datasets.models import DatasetVersion
 from apps.finetuning import events
 from apps.finetuning.lifecycle import (
     HEARTBEAT_SECONDS,
     JOB_TRANSITIONS,
     LEASE_SECONDS,
-    MAX_CHECKPOINT_SECONDS,
     NO_LEASE,
     RUN_HOLDING_LEASE,
     RUN_TRANSITIONS,
@@ -37,20 +33,25 @@ from apps.finetuning.lifecycle import (
     JobStatus,
     RunStatus,
 )
-from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, Run, Worker, WorkerKind
+from apps.finetuning.models import FineTuningJob, Run, Worker, WorkerKind
 from apps.finetuning.quotes.pool_facts import live_worker_filter
-from apps.finetuning.quotes.rehearsals import stored_rehearsal
-from apps.finetuning.recipes.start_points import signed_ref, start_ref
-from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.runs import attempts, stalls
-from apps.finetuning.runs.queue_order import Candidate, list_candidates, lock_first
-from apps.finetuning.runs.trackers import open_trackers
+from apps.finetuning.runs.groups import (
+    Offer,
+    bind,
+    explain_loss,
+    find_others,
+    is_draining,
+    keepers,
+    lease_end,
+    master_of,
+)
+from apps.finetuning.runs.queue_order import OVERTAKEN_AT_MOST, Candidate, list_candidates, lock_first
+from apps.finetuning.runs.specs import build_spec
 from apps.finetuning.usage import charges
-from apps.finetuning.usage.occupancy import leased_gpus
+from apps.finetuning.usage.occupancy import Held, held_of, leased_gpus
 from apps.finetuning.usage.quotas import reason_to_wait
 
-_URL_SECONDS = 3600
-_MIN_CHECKPOINT_SECONDS = 15.0
 _SEEN = "UPDATE finetuning_worker SET last_seen_at = clock_timestamp() WHERE id = %(worker)s RETURNING *"
 _READ_RUN = f"""
     SELECT {columns_of(Run, "run")}, {columns_of(FineTuningJob, "job")}, {columns_of(BaseModel, "base_model")},
@@ -62,18 +63,8 @@ _READ_RUN = f"""
     LEFT JOIN {DatasetVersion._meta.db_table} validation_file ON validation_file.id = job.validation_file_id
     WHERE run.id = %(run)s
 """  # noqa: S608 - constants
-_ENDED = f"""
-    SELECT count(*) FILTER (WHERE status = '{RunStatus.LOST}'),
-        sum(extract(epoch FROM finished_at - training_started_at)::float8)
-    FROM finetuning_run WHERE pool_id = %(pool)s AND training_started_at IS NOT NULL AND finished_at >= %(since)s
-"""  # noqa: S608 - constants
-_FAILURE_WINDOW = datetime.timedelta(days=30)
-_MIN_FAILURES = 3  # fewer are no evidence; until then the interval is the cautious one
-_HOST_BYTES = "job__estimate__host_bytes"  # of the machine's own memory, which runs on other GPUs share
 _RETRY = datetime.timedelta(seconds=30)  # after which a run that a limit of the month held back is tried again
-_LATE_CLAIM = datetime.timedelta(seconds=30)  # longer than a worker repeats a claim
-# Parallelism that keeps the whole model on every GPU; any other is sharded.
-_WHOLE_ON_EACH = {"single": "single", "ddp": "ddp"}
+LATE_CLAIM = datetime.timedelta(seconds=30)  # longer than a worker repeats a claim
 
 
 class StaleLease(DomainError):
@@ -99,6 +90,7 @@ def claim(
     free_gpus: int | None = None,
     gpu_count: int | None = None,
     held: Collection[str] | None = None,
+    offer: Offer | None = None,
 ) -> ClaimResponse | None:
     """Lease the next run of the worker's pool that its free GPUs can take; return None if none may start.
 
@@ -106,13 +98,14 @@ def claim(
     is the number of GPUs that it may use; if it is less than at enrolment, the worker counts as one with fewer GPUs.
     `held` are the leases under which it works, if it reports them. Its other leases end: the process that had them is
     gone, or never got the answer. The newest ones do not: a claim that arrives twice, late, does not name them.
+    With an `offer`, it may train together with other machines (groups.py).
     """
     if held is not None:
         leases = Run.objects.filter(worker=worker, status__in=RUN_HOLDING_LEASE)
-        forgotten = leases.filter(leased_at__lt=db_now() - _LATE_CLAIM).exclude(lease_id__in=held)
+        forgotten = leases.filter(leased_at__lt=db_now() - LATE_CLAIM).exclude(lease_id__in=held)
         for run_id, lease_id in list(forgotten.values_list("pk", "lease_id")):
-            _reclaim(run_id, lease_id=lease_id)
-    return _claim(worker, base_models, software, free_gpus, gpu_count)
+            reclaim(run_id, lease_id=lease_id)
+    return _claim(worker, base_models, software, free_gpus, gpu_count, offer)
 
 
 @transaction.atomic
@@ -122,10 +115,13 @@ def _claim(
     software: Mapping[str, str] | None,
     free_gpus: int | None,
     gpu_count: int | None,
+    offer: Offer | None,
 ) -> ClaimResponse | None:
     changed: dict[str, Any] = {"software": dict(software)} if software and dict(software) != worker.software else {}
     if gpu_count is not None and gpu_count < len(worker.gpus):
         changed["gpus"] = worker.gpus[:gpu_count]
+    if offer or worker.offer:
+        changed["offer"] = msgspec.to_builtins(offer)
     if changed:
         Worker.objects.filter(pk=worker.pk).update(**changed)
     # The update locks the worker's row: of two claims at once, the second counts the GPUs that the first has leased.
@@ -133,36 +129,46 @@ def _claim(
     now = worker.last_seen_at
     if worker.kind != WorkerKind.TRAINER or worker.cordoned_at or worker.drain_requested_at or worker.revoked_at:
         return None
-    held = list(worker.runs.filter(status__in=RUN_HOLDING_LEASE).values_list("job__gpu_count", _HOST_BYTES))
-    free = worker.gpu_count - sum(gpus for gpus, _ in held)
-    host_bytes = sum(needed or 0 for _, needed in held)
+    held = held_of(workers=[worker.pk]).get(worker.pk, Held())
+    free = worker.gpu_count - held.gpus
     if free_gpus is not None:
         free = min(free, free_gpus)
     if free <= 0:
         return None
-    free_bytes = worker.memory_bytes - host_bytes if held and worker.memory_bytes is not None else None
+    free_bytes = worker.memory_bytes - held.host_bytes if held.gpus and worker.memory_bytes is not None else None
     candidates = list_candidates(worker=worker, free_gpus=free, free_bytes=free_bytes, base_models=base_models, now=now)
+    kept: set[str] = set()  # workers whose free GPUs wait for a run earlier in the order
     while candidates:
         fitting = list(itertools.takewhile(lambda candidate: candidate.fits, candidates))
         if not fitting:
-            if _keeps_gpus_for(candidates.pop(0), worker, now):
-                return None
+            kept |= _keepers(candidates.pop(0), worker, now)
         elif (locked := lock_first(fitting)) is None:
             del candidates[: len(fitting)]
         else:
             place, is_free = locked
-            if is_free and (response := _try_claim(fitting[place], worker, now)):
+            if is_free and (response := _try_claim(fitting[place], worker, kept, now)):
                 return response
+            if fitting[place].node_count > 1:
+                kept |= _keepers(fitting[place], worker, now)
             del candidates[: place + 1]
+        if worker.pk in kept:
+            return None
     return None
 
 
-def _keeps_gpus_for(candidate: Candidate, worker: Worker, now: datetime.datetime) -> bool:
-    """Return whether the worker lets no later run overtake this one, for which too few GPUs or memory are free.
+def _keepers(candidate: Candidate, worker: Worker, now: datetime.datetime) -> set[str]:
+    """Return the workers that let no later run overtake this one, for which too few GPUs or memory are free.
 
     Of the workers with too few GPUs, only the one with the most free does; the others continue with smaller runs. A
     worker that lacks only memory of the machine does as well.
     """
+    if now - candidate.created_at < OVERTAKEN_AT_MOST:
+        return set()
+    job = FineTuningJob.objects.get(runs=candidate.run_id)
+    if reason_to_wait(job=job, holder=candidate.holder, now=now):
+        return set()
+    if job.node_count > 1:
+        return keepers(job=job, worker=worker, now=now)
     live = worker.pool.workers.filter(live_worker_filter(now))
     able = {each.pk: each.gpu_count for each in live if each.gpu_count >= candidate.gpu_count}
     leased = leased_gpus(workers=able)
@@ -171,20 +177,25 @@ def _keeps_gpus_for(candidate: Candidate, worker: Worker, now: datetime.datetime
     short = [
         pk for pk, gpus in free.items() if gpus < candidate.gpu_count or (pk == worker.pk and not candidate.has_memory)
     ]
-    if max(short, key=lambda pk: (free[pk], pk), default=None) != worker.pk:
-        return False
-    job = FineTuningJob.objects.get(runs=candidate.run_id)
-    return not reason_to_wait(job=job, holder=candidate.holder, now=now)
+    return {max(short, key=lambda pk: (free[pk], pk))} if short else set()
 
 
-def _try_claim(candidate: Candidate, worker: Worker, now: datetime.datetime) -> ClaimResponse | None:
-    """Lease a locked run; if a limit of its organization forbids that, have no claim try it again for a while."""
+def _try_claim(
+    candidate: Candidate, worker: Worker, kept: Collection[str], now: datetime.datetime
+) -> ClaimResponse | None:
+    """Lease a locked run, for a group if all its machines are free.
+
+    If a limit of its organization forbids that, no claim tries it again for a while.
+    """
     run = _read_run(candidate.run_id)
     if reason_to_wait(job=run.job, holder=candidate.holder, now=now):
         Run.objects.filter(pk=run.pk).update(retry_at=now + _RETRY)
         return None
+    others = [] if candidate.node_count == 1 else find_others(job=run.job, worker=worker, kept=kept, now=now)
+    if others is None:
+        return None
     run.pool = worker.pool
-    return _lease(run, run.job, worker, now)
+    return _lease(run, run.job, worker, now, others)
 
 
 def _read_run(run_id: str) -> Run:
@@ -197,7 +208,9 @@ def _read_run(run_id: str) -> Run:
     return run
 
 
-def _lease(run: Run, job: FineTuningJob, worker: Worker, now: datetime.datetime) -> ClaimResponse:
+def _lease(
+    run: Run, job: FineTuningJob, worker: Worker, now: datetime.datetime, others: Sequence[Worker]
+) -> ClaimResponse:
     lease = Lease(id=new_id("lease"), token=secrets.token_urlsafe(32))
     checkpoint = attempts.latest_checkpoint(job=job) if run.attempt > 1 else None
     advance(
@@ -210,94 +223,25 @@ def _lease(run: Run, job: FineTuningJob, worker: Worker, now: datetime.datetime)
         heartbeat_at=now,
         leased_at=now,
         worker=worker,
+        master=master_of(worker) if others else "",
         resume_from=checkpoint,
     )
+    bind(run=run, worker=worker, others=others, now=now)
     try_advance(job, to=JobStatus.RUNNING, transitions=JOB_TRANSITIONS, started_at=job.started_at or now)
     events.append(job, type="state", message=f"Picked up by {run.pool.name}", attempt=run.attempt)
+    return answer_claim(build_spec(run=run, job=job, checkpoint=checkpoint, now=now), lease)
+
+
+def answer_claim(spec: RunSpec, lease: Lease) -> ClaimResponse:
+    """Return what a worker gets that now holds the lease, or a place under it."""
     return ClaimResponse(
-        spec=build_spec(run=run, job=job, checkpoint=checkpoint, now=now),
+        spec=spec,
         lease_id=lease.id,
         lease_token=lease.token,
         lease_seconds=LEASE_SECONDS,
         heartbeat_seconds=HEARTBEAT_SECONDS,
         self_fence_seconds=SELF_FENCE_SECONDS,
         stall_seconds=settings.STALL_SECONDS,
-    )
-
-
-def build_spec(*, run: Run, job: FineTuningJob, checkpoint: Checkpoint | None, now: datetime.datetime) -> RunSpec:
-    """Return the immutable specification of the attempt, with URLs that expire."""
-    base, requested = job.base_model, stored_request(job)
-    recipe = msgspec.convert(job.hyperparameters, Hyperparameters)
-    is_on_cpu = run.pool.gpu_type_id == "cpu"
-    # A checkpoint's plan may be smaller than the job's.
-    rehearsal = (
-        None
-        if checkpoint
-        else stored_rehearsal(base_model=base, recipe=recipe, estimate=job.estimate, is_on_cpu=is_on_cpu)
-    )
-    return RunSpec(
-        run_id=run.pk,
-        job_id=job.pk,
-        organization_id=job.organization_id,
-        attempt=run.attempt,
-        base_model=base_model_ref(base, has_token=True),
-        training=_dataset_ref(job.training_file),
-        validation=_dataset_ref(job.validation_file) if job.validation_file else None,
-        hyperparameters=recipe,
-        resume_from=_checkpoint_ref(checkpoint) if checkpoint else None,
-        gpu_count=job.gpu_count,
-        parallelism=_WHOLE_ON_EACH.get(job.estimate.get("parallelism") or "single", "fsdp"),
-        start_from=start_ref(job=job, expires_seconds=_URL_SECONDS),
-        seconds_between_failures=_seconds_between_failures(pool=run.pool, now=now),
-        expected_training_seconds=job.estimate.get("train_seconds_p50"),
-        checkpoint_interval_seconds=checkpoint_interval(job.estimate.get("train_seconds_p50")),
-        estimated_peak_bytes=job.estimate.get("peak_bytes"),
-        rehearsed_bytes=rehearsal.peak_bytes if rehearsal else None,
-        rehearsal=rehearsal.request if rehearsal and rehearsal.peak_bytes is None else None,
-        evaluation=requested.evaluation,
-        exports=requested.exports,
-        trackers=open_trackers(job=job),
-    )
-
-
-def checkpoint_interval(estimated_seconds: float | None) -> int:
-    """Return the seconds between checkpoints: five per job, so that losing a worker costs at most a fifth of the job.
-
-    The lower limit keeps saving worthwhile (Young 1974: sqrt(2 x save x time between failures) for a save of one second
-    and a failure every two minutes). The upper limit bounds a customer's loss.
-    """
-    return int(min(max((estimated_seconds or 0.0) / 5, _MIN_CHECKPOINT_SECONDS), MAX_CHECKPOINT_SECONDS))
-
-
-def _dataset_ref(version: DatasetVersion) -> DatasetRef:
-    url = store().signed_url(version.data_key, "GET", expires_seconds=_URL_SECONDS, base="internal")
-    return DatasetRef(
-        id=version.pk,
-        sha256=version.data_sha256,
-        bytes=version.data_bytes,
-        rows=version.rows or 0,
-        url=url,
-        kind=version.kind or "chat",
-    )
-
-
-def _seconds_between_failures(*, pool: GpuPool, now: datetime.datetime) -> float | None:
-    """Return the mean training time between two lost attempts of the pool.
-
-    If too few were lost, return the operator's expectation for a spot pool, and None for others. The login for claims
-    sees every tenant: the machines are shared, and only the mean is returned.
-    """
-    ((lost, trained),) = fetch_prepared(_ENDED, {"pool": pool.pk, "since": now - _FAILURE_WINDOW})
-    if lost < _MIN_FAILURES:
-        return 3600 / pool.interruptions_per_hour if pool.is_spot else None
-    return float(trained / lost)
-
-
-def _checkpoint_ref(checkpoint: Checkpoint) -> CheckpointRef:
-    upload = checkpoint.upload
-    return signed_ref(
-        checkpoint.pk, checkpoint.step, upload.manifest, upload.manifest_sha256, upload.object_prefix, _URL_SECONDS
     )
 
 
@@ -326,19 +270,18 @@ def heartbeat(*, lease: Lease, beat: HeartbeatRequest) -> HeartbeatResponse:
     run, job = lock_run(lease=lease)
     now = db_now()
     changes = stalls.heartbeat_changes(run=run, beat=beat, now=now) | {
-        "lease_expires_at": now + datetime.timedelta(seconds=LEASE_SECONDS),
+        "lease_expires_at": lease_end(run=run, job=job, now=now),
         "heartbeat_at": now,
     }
     Run.objects.filter(pk=run.pk).update(**changes)
     Worker.objects.filter(pk=run.worker_id).update(last_seen_at=now)
     if _is_at_cap(job, run, beat, now):
         attempts.request_pause_at_cap(job=job, now=now)
-    is_draining = run.worker is not None and run.worker.drain_requested_at is not None
     return HeartbeatResponse(
         lease_seconds=LEASE_SECONDS,
         is_cancel_requested=job.cancel_requested_at is not None,
         is_pause_requested=job.pause_requested_at is not None,
-        is_drain_requested=is_draining,
+        is_drain_requested=is_draining(run=run, job=job),
     )
 
 
@@ -353,28 +296,29 @@ def _is_at_cap(job: FineTuningJob, run: Run, beat: HeartbeatRequest, now: dateti
 def reclaim_expired_leases() -> int:
     """Take runs from silent workers and queue their successors; return the number taken."""
     expired = Run.objects.filter(status__in=RUN_HOLDING_LEASE, lease_expires_at__lt=db_now())
-    return sum(_reclaim(run_id) for run_id in expired.values_list("pk", flat=True))
+    return sum(reclaim(run_id) for run_id in expired.values_list("pk", flat=True))
 
 
 @transaction.atomic
-def _reclaim(run_id: str, *, lease_id: str | None = None) -> bool:
+def reclaim(run_id: str, *, lease_id: str | None = None) -> bool:
     """Take the run from its worker if its lease has expired, or is the given one."""
     job_id = Run.objects.values_list("job_id", flat=True).get(pk=run_id)
     job = FineTuningJob.objects.select_for_update().get(pk=job_id)
     run = Run.objects.get(pk=run_id)
     now = db_now()
+    code, message = explain_loss(run=run, job=job, now=now)
     is_lost = try_advance(
         run,
         to=RunStatus.LOST,
         transitions=RUN_TRANSITIONS,
         guard={"lease_id": lease_id} if lease_id else {"lease_expires_at__lt": now},
         finished_at=now,
-        failure_code=FailureCode.WORKER_LOST,
+        failure_code=code,
         **NO_LEASE,
     )
     if is_lost:
-        events.append(job, type="state", level="warn", message="Lost contact with the worker", attempt=run.attempt)
-        attempts.continue_or_give_up(job=job, run=run, code=FailureCode.WORKER_LOST, now=now)
+        events.append(job, type="state", level="warn", message=message, attempt=run.attempt)
+        attempts.continue_or_give_up(job=job, run=run, code=code, now=now)
     return is_lost
 
 

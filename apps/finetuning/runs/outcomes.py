@@ -26,6 +26,9 @@ _ESTIMATED = {
     "estimated_cost_nano_p90": "cost_nano_p90",
 }
 
+# Of a job on several machines: its time rests on a network that was not measured, so it teaches nothing about the pool.
+_ASSUMED_NETWORK = "several machines"
+
 
 def record_success(*, run: Run, job: FineTuningJob, tokens: int | None, now: datetime.datetime) -> None:
     """Record the job's actual figures. Call after billing the job: time and cost cover all its attempts."""
@@ -57,7 +60,7 @@ def _record(run: Run, job: FineTuningJob, *, outcome: CalibrationOutcome, **actu
         family=job.estimate.get("family", ""),
         method=job.method,
         attempts=run.attempt,
-        physics=job.estimate.get("physics", ""),
+        physics=job.estimate.get("physics", "") if job.node_count == 1 else _ASSUMED_NETWORK,
         version=correction.get("version", 0),
         time_factor=correction.get("time_factor", 1.0),
         memory_factor=correction.get("memory_factor", 1.0),

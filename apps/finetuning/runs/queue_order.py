@@ -66,32 +66,40 @@ _HOLDERS = f"""
 _QUEUED = f"""
     run.pool_id = %(pool)s AND run.organization_id = waiting.organization_id AND run.status = '{RunStatus.QUEUED}'
 """
-# The oldest run of each organization that the worker can take, and the oldest that waits for more than it has free.
-_CLAIMABLE = f"""
-    {_HOLDERS}
-    SELECT found.id, found.gpu_count, found.has_memory, found.fits, loads.holder
-    FROM (
-        SELECT * FROM loads WHERE gpu_limit IS NULL OR held < gpu_limit ORDER BY load LIMIT %(holders)s
-    ) loads
-    JOIN waiting ON waiting.holder = loads.holder
-    CROSS JOIN LATERAL (
-        (SELECT run.id, run.created_at, job.gpu_count, true AS has_memory, true AS fits
+_GPUS = "job.gpu_count / job.node_count"  # of each machine
+_FITTING = f"""
+        (SELECT run.id, run.created_at, {_GPUS} AS gpus, job.node_count, true AS has_memory, true AS fits
             FROM finetuning_run run JOIN finetuning_finetuningjob job ON job.id = run.job_id
-            WHERE {_QUEUED} AND job.gpu_count <= %(free)s
+            WHERE {_QUEUED} AND {_GPUS} <= %(free)s AND {{machines}}
                 AND (%(memory)s::bigint IS NULL
                      OR coalesce((job.estimate->>'host_bytes')::numeric, 0) <= %(memory)s::bigint)
                 AND (%(models)s::text[] IS NULL OR job.base_model_id = ANY(%(models)s::text[]))
                 AND (run.retry_at IS NULL OR run.retry_at <= %(now)s)
                 AND (waiting.gpu_limit IS NULL OR loads.held + job.gpu_count <= waiting.gpu_limit)
             ORDER BY run.created_at, run.id LIMIT 1)
+"""  # noqa: S608 - constants
+# Of each organization: the oldest run that the worker can take alone, the oldest that it could take with others, and
+# the oldest that waits for more than it has free.
+_CLAIMABLE = f"""
+    {_HOLDERS}
+    SELECT found.id, found.gpus, found.node_count, found.created_at, found.has_memory, found.fits, loads.holder
+    FROM (
+        SELECT * FROM loads WHERE gpu_limit IS NULL OR held < gpu_limit ORDER BY load LIMIT %(holders)s
+    ) loads
+    JOIN waiting ON waiting.holder = loads.holder
+    CROSS JOIN LATERAL (
+        {_FITTING.format(machines="job.node_count = 1")}
         UNION ALL
-        (SELECT run.id, run.created_at, job.gpu_count, coalesce(memory.has_enough, true), false
+        {_FITTING.format(machines="job.node_count > 1 AND %(joins)s::boolean")}
+        UNION ALL
+        (SELECT run.id, run.created_at, {_GPUS}, job.node_count, coalesce(memory.has_enough, true), false
             FROM finetuning_run run JOIN finetuning_finetuningjob job ON job.id = run.job_id
             CROSS JOIN LATERAL (
                 SELECT coalesce((job.estimate->>'host_bytes')::numeric, 0) <= %(memory)s::bigint AS has_enough
             ) memory
             WHERE %(is_partly_used)s::boolean AND {_QUEUED} AND run.created_at <= %(overtaken_until)s
-                AND job.gpu_count <= %(gpus)s AND (job.gpu_count > %(free)s OR NOT memory.has_enough)
+                AND {_GPUS} <= %(gpus)s AND ({_GPUS} > %(free)s OR NOT memory.has_enough)
+                AND (job.node_count = 1 OR %(joins)s::boolean)
                 AND (%(models)s::text[] IS NULL OR job.base_model_id = ANY(%(models)s::text[]))
             ORDER BY run.created_at, run.id LIMIT 1)
     ) found
@@ -125,10 +133,15 @@ _LOADS = f"{_HOLDERS} SELECT holder, load, queued FROM loads"  # noqa: S608 - co
 
 @dataclass(frozen=True)
 class Candidate:
-    """A queued run that a worker could take. If it does not fit into what is free, the worker may wait for it."""
+    """A queued run that a worker could take. If it does not fit into what is free, the worker may wait for it.
+
+    It takes `gpu_count` GPUs of each of `node_count` machines.
+    """
 
     run_id: str
     gpu_count: int
+    node_count: int
+    created_at: datetime.datetime
     has_memory: bool
     fits: bool
     holder: str
@@ -153,6 +166,7 @@ def list_candidates(
         holders=_HOLDERS_LOOKED_AT,
         free=free_gpus,
         gpus=worker.gpu_count,
+        joins=worker.offer is not None,
         memory=free_bytes,
         models=None if base_models is None else list(base_models),
         is_partly_used=free_gpus < worker.gpu_count or free_bytes is not None,

@@ -15,6 +15,7 @@ from apps.finetuning.lifecycle import RUN_TRANSITIONS, RunStatus
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent, Run
 from apps.finetuning.results.checkpoints import forget_checkpoints
 from apps.finetuning.runs import stalls
+from apps.finetuning.runs.groups import alive_until
 from apps.finetuning.runs.leases import Lease, lock_run
 from apps.finetuning.runs.uploads import find_upload, require_complete
 
@@ -160,11 +161,12 @@ def _metrics_at(job: FineTuningJob, event: wire.CheckpointSaved) -> dict[str, fl
 def make_durable(run: Run, job: FineTuningJob, *, step: int, training_seconds: float) -> None:
     """Bill the attempt's time up to a durable step on each GPU.
 
-    The worker's count is limited to the time that passed on the database's clock.
+    The worker's count is limited to the time that passed on the database's clock, while all machines were alive.
     """
     if run.training_started_at is None:
         return
-    seen_ms = int((db_now() - run.training_started_at).total_seconds() * 1000)
+    until = alive_until(run=run, job=job, now=db_now())
+    seen_ms = max(int((until - run.training_started_at).total_seconds() * 1000), 0)
     counted_ms = int(max(training_seconds, 0) * 1000)
     run.durable_step = max(run.durable_step, step)
     run.billed_gpu_ms = max(run.billed_gpu_ms, min(counted_ms, seen_ms) * job.gpu_count)

@@ -3,19 +3,67 @@
 import datetime
 from collections import defaultdict
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from django.db import models
 from django.db.models import ExpressionWrapper, F, QuerySet, Sum
 from django.db.models.functions import Greatest, Least
 
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE
-from apps.finetuning.models import Run
+from apps.finetuning.models import Run, RunMember, Worker
+
+# Of a run: its GPUs, its machines, and what it needs of each machine's own memory, which runs on other GPUs share.
+_TAKEN = ("job__gpu_count", "job__node_count", "job__estimate__host_bytes")
 
 
-def leased_gpus(*, workers: Collection[str]) -> dict[str, int]:
-    """Return the number of GPUs that runs lease now, by worker; a worker without any has no entry."""
-    held = Run.objects.filter(worker__in=workers, status__in=RUN_HOLDING_LEASE)
-    return dict(held.order_by().values_list("worker").annotate(Sum("job__gpu_count")))
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What runs hold of one worker now."""
+
+    gpus: int = 0
+    host_bytes: int = 0
+
+
+def held_of(*, workers: Collection[str] | None = None) -> dict[str, Held]:
+    """Return the GPUs and the machine's own memory that runs hold now, by worker (None: of all).
+
+    A worker without any has no entry. A run over several machines holds its share of each.
+    """
+    led = Run.objects.filter(status__in=RUN_HOLDING_LEASE)
+    joined = RunMember.objects.filter(run__status__in=RUN_HOLDING_LEASE, left_at=None)
+    if workers is not None:
+        led, joined = led.filter(worker__in=workers), joined.filter(worker__in=workers)
+    held: dict[str, Held] = defaultdict(Held)
+    for worker_id, gpus, nodes, host_bytes in [
+        *led.values_list("worker_id", *_TAKEN),
+        *joined.values_list("worker_id", *(f"run__{name}" for name in _TAKEN)),
+    ]:
+        before = held[worker_id]
+        held[worker_id] = Held(gpus=before.gpus + gpus // nodes, host_bytes=before.host_bytes + (host_bytes or 0))
+    return dict(held)
+
+
+def leased_gpus(*, workers: Collection[str] | None = None) -> dict[str, int]:
+    """Return the number of GPUs that runs lease now, by worker (None: of all); a worker without any has no entry."""
+    return {worker_id: held.gpus for worker_id, held in held_of(workers=workers).items()}
+
+
+def is_leased(*, worker: Worker) -> bool:
+    """Return whether a run holds GPUs of this worker."""
+    return bool(leased_gpus(workers=[worker.pk]))
+
+
+def has_worked(*, worker: Worker) -> bool:
+    """Return whether the worker ever had a run, or a place in one."""
+    return worker.runs.exists() or worker.memberships.exists()
+
+
+def last_work(*, worker: Worker) -> datetime.datetime:
+    """Return when the worker's last run ended, or when it came if none did."""
+    led = worker.runs.exclude(finished_at=None).values_list("finished_at", flat=True)
+    joined = worker.memberships.exclude(run__finished_at=None).values_list("run__finished_at", flat=True)
+    ends = [led.order_by("-finished_at").first(), joined.order_by("-run__finished_at").first()]
+    return max([worker.created_at, *(end for end in ends if end is not None)])
 
 
 def held_gpu_seconds(

@@ -14,6 +14,8 @@ urlpatterns = [
     path("examinations", views.report_examination),
     path("examinations/next", views.take_examination),
     path("leases/<str:lease_id>/heartbeat", views.heartbeat),
+    path("leases/<str:lease_id>/member/heartbeat", views.keep_place),
+    path("leases/<str:lease_id>/member/leave", views.leave),
     path("leases/<str:lease_id>/events", views.report_events),
     path("leases/<str:lease_id>/uploads", views.create_upload),
     path("leases/<str:lease_id>/judge", views.open_judge),

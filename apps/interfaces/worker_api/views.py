@@ -22,7 +22,7 @@ from apps.finetuning.models import Worker
 from apps.finetuning.pools import operations, rehearsals
 from apps.finetuning.pools.capacity.metrics import render_pool_metrics
 from apps.finetuning.results import examinations
-from apps.finetuning.runs import endings, judges, leases, reports, uploads
+from apps.finetuning.runs import endings, judges, leases, members, reports, uploads
 from apps.finetuning.runs.leases import Lease
 from apps.interfaces.worker_api import probes
 from apps.serving import operations as serving
@@ -81,20 +81,25 @@ def claim(request: HttpRequest) -> HttpResponse:
     body = _decode(request, wire.ClaimRequest)
     if body.api_version != wire.API_VERSION:
         raise InvalidValue(f"This platform speaks version {wire.API_VERSION}: update the worker.", param="api_version")
-    answer = leases.claim(
-        worker=worker,
-        base_models=body.base_models,
-        software=body.software,
-        free_gpus=body.free_gpus,
-        gpu_count=body.gpu_count,
-        held=body.leases,
-    )
+    answer = members.claim(worker=worker, request=body)
     return HttpResponse(status=204) if answer is None else _json(answer)
 
 
 @endpoint("POST")
 def heartbeat(request: HttpRequest, lease_id: str) -> HttpResponse:
     return _json(leases.heartbeat(lease=_lease(request, lease_id), beat=_decode(request, wire.HeartbeatRequest)))
+
+
+@endpoint("POST")
+def keep_place(request: HttpRequest, lease_id: str) -> HttpResponse:
+    _decode(request, wire.HeartbeatRequest)
+    return _json(members.heartbeat(lease=_lease(request, lease_id)))
+
+
+@endpoint("POST")
+def leave(request: HttpRequest, lease_id: str) -> HttpResponse:
+    members.leave(lease=_lease(request, lease_id), outcome=_decode(request, wire.LeaveRequest))
+    return HttpResponse(status=204)
 
 
 @endpoint("POST")

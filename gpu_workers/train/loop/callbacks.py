@@ -35,6 +35,21 @@ class StopFlag:
     def _set(self, number: int, frame: FrameType | None) -> None:
         self.is_set = True
 
+    def agree(self, *flags: bool) -> list[bool]:
+        """Return whether any process is to stop, which this flag then says too, and the first process's `flags`.
+
+        Clocks differ, and signals reach one machine only; all must save or stop at the same step.
+        """
+        if not is_distributed():
+            return [self.is_set, *flags]
+        is_first = torch.distributed.get_rank() == 0
+        device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+        values = [self.is_set, *(flag and is_first for flag in flags)]
+        tensor = torch.tensor(values, dtype=torch.uint8, device=device)
+        torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX)
+        self.is_set, *agreed = (bool(value) for value in tensor.tolist())
+        return [self.is_set, *agreed]
+
 
 class StopWatch:
     """Seconds of training since the first ready step, without evaluation and checkpoint writing."""
@@ -138,8 +153,8 @@ class ProgressCallback(TrainerCallback):
     ) -> None:
         is_last = state.global_step >= state.max_steps
         now = time.monotonic()
-        is_stopping, is_save_due, is_report_due = as_rank_zero(
-            self._stop.is_set, self.is_save_due(now, state), now - self._reported_at >= REPORT_INTERVAL_SECONDS
+        is_stopping, is_save_due, is_report_due = self._stop.agree(
+            self.is_save_due(now, state), now - self._reported_at >= REPORT_INTERVAL_SECONDS
         )
         should_save = self.saves_last_step if is_last else is_save_due
         if is_stopping and not is_last:
@@ -225,16 +240,6 @@ def _require_usable(loss: float, step: int) -> None:
     if loss == 0.0:
         message = f"The loss is exactly zero at step {step}: nothing is left to learn from these rows."
         raise TrainingFailed(FailureCode.LOSS_IS_ZERO, message)
-
-
-def as_rank_zero(*flags: bool) -> list[bool]:
-    """Return the first process's flags: clocks and signals differ, and all must save or stop at the same step."""
-    if not is_distributed():
-        return list(flags)
-    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
-    tensor = torch.tensor(flags, dtype=torch.uint8, device=device)
-    torch.distributed.broadcast(tensor, src=0)
-    return [bool(flag) for flag in tensor.tolist()]
 
 
 def _finite(value: torch.Tensor | None) -> float | None:

@@ -11,14 +11,14 @@ from gpu_workers.train.loop.launch import Rank
 
 @contextlib.contextmanager
 def first_rank_first(rank: Rank) -> Iterator[None]:
-    """Run the body in the first process before the others, which then find its files."""
+    """Run the body in the first process of each machine before the others, which then find its files."""
     if rank.is_launched and not torch.distributed.is_initialized():
         # Shards in the host's memory are gathered there, which NCCL does not support.
         torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         if torch.cuda.is_available():
-            torch.cuda.set_device(rank.index)
-    if rank.count > 1 and not rank.is_first:
+            torch.cuda.set_device(rank.local_index)
+    if rank.count > 1 and not rank.is_first_here:
         torch.distributed.barrier()
     yield
-    if rank.count > 1 and rank.is_first:
+    if rank.count > 1 and rank.is_first_here:
         torch.distributed.barrier()

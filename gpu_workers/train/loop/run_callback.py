@@ -21,7 +21,7 @@ from apps.contracts.runs import (
 from gpu_workers.common.events import UNNUMBERED, EventWriter
 from gpu_workers.train.data.encoding import ShuffledSampler
 from gpu_workers.train.data.rows import Rows, SomeRows
-from gpu_workers.train.loop.callbacks import ProgressCallback, StopFlag, as_rank_zero, is_distributed
+from gpu_workers.train.loop.callbacks import ProgressCallback, StopFlag, is_distributed
 from gpu_workers.train.loop.checkpoint import Progress
 from gpu_workers.train.loop.early_stopping import BestWeights
 from gpu_workers.train.loop.evaluation import Evaluation, evaluate
@@ -210,7 +210,7 @@ class RunCallback(ProgressCallback):
         return super().is_save_due(now, state) or (is_epoch_end and is_cheap)
 
     def _evaluate(self, state: TrainerState, control: TrainerControl) -> None:
-        [is_stopping] = as_rank_zero(self._stop.is_set)
+        [is_stopping] = self._stop.agree()
         if self.validation is None or is_stopping:
             return
         self.watch.pause()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from apps.contracts.runs import Method
+from apps.contracts.runs import Method, Objective
 from gpu_workers.common.api_client import ApiClient
 from gpu_workers.common.config import WorkerConfig
 from gpu_workers.train.loop import callbacks
@@ -22,6 +22,7 @@ from gpu_workers.trainer.publication import MODULE as PUBLISHING_CHILD
 from gpu_workers.trainer.publication import Publisher
 from tests.support.engines.attempts import Tried, attempt
 from tests.support.engines.models import BASE_MODEL
+from tests.support.engines.processes import PLAIN, rows_for
 from tests.support.engines.rows import SMALL, make_rows
 from tests.twins.control_plane import CREDENTIAL, ControlPlane, serve_control_plane
 
@@ -71,6 +72,23 @@ def fully_trained(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(callbacks, "REPORT_INTERVAL_SECONDS", 0.0)
         return attempt(tmp_path_factory.mktemp("fully-trained"), tiny_model, make_rows(32), recipe=recipe)
+
+
+@pytest.fixture(scope="session")
+def alone(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tried]:
+    """What one process makes of the same recipe, by objective and method."""
+    made: dict[tuple[Objective, Method], Tried] = {}
+
+    def train(method: Method, objective: Objective = Objective.SUPERVISED) -> Tried:
+        if (objective, method) not in made:
+            recipe = msgspec.structs.replace(PLAIN, method=method, objective=objective)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(callbacks, "REPORT_INTERVAL_SECONDS", 0.0)
+                folder = tmp_path_factory.mktemp(f"{objective}-{method}")
+                made[objective, method] = attempt(folder, tiny_model, rows_for(recipe), recipe=recipe)
+        return made[objective, method]
+
+    return train
 
 
 @pytest.fixture

@@ -1,32 +1,31 @@
 """Several processes, and one with its shards in the host's memory, train as one does. Here on the CPU, over gloo."""
 
 import io
-import itertools
-import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 import pytest
 import torch
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
-from apps.contracts.runs import Hyperparameters, Method, Objective, StepCompleted
-from gpu_workers.common.config import REPOSITORY, child_environment, rank_environment
-from gpu_workers.common.events import EVENTS_FILE, AdapterReady, read_outcome
+from apps.contracts.runs import Method, Objective
+from gpu_workers.common.config import REPOSITORY, child_environment
+from gpu_workers.common.events import AdapterReady, read_outcome
 from gpu_workers.train import __main__ as entry
-from gpu_workers.train.loop import callbacks
 from gpu_workers.train.model import sharding
 from gpu_workers.train.model.loading import load_model
 from gpu_workers.trainer.children.executor import MODULE
-from gpu_workers.trainer.children.fork_server import Forked, ForkServer
-from tests.support.engines.attempts import Tried, attempt, make_run_spec, prepare
-from tests.support.engines.rows import SMALL, make_pairs, make_rows
-
-ROWS, PAIRS = make_rows(32), make_pairs(32)
-PLAIN = msgspec.structs.replace(SMALL, lora_dropout=0.0, epochs=2)
+from gpu_workers.trainer.children.fork_server import ForkServer
+from tests.support.engines.attempts import Tried, make_run_spec, prepare
+from tests.support.engines.processes import (
+    PLAIN,
+    assert_trained_alike,
+    fork,
+    rows_for,
+    wait_for,
+)
 
 
 def run_several(
@@ -54,50 +53,6 @@ def run_several(
     outcome = read_outcome(work_dir)
     assert isinstance(outcome, AdapterReady), (outcome, said[-3000:].decode())
     return Tried(work_dir, outcome)
-
-
-def rows_for(recipe: Hyperparameters) -> bytes:
-    return ROWS if recipe.objective is Objective.SUPERVISED else PAIRS
-
-
-def fork(fork_server: ForkServer, arguments: list[str], log: BinaryIO, *, count: int) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = [
-        fork_server.fork(
-            MODULE,
-            arguments,
-            log=log.fileno(),
-            environment=child_environment(threads=1, extra=rank_environment(index=index, count=count, port=port)),
-        )
-        for index in range(count)
-    ]
-    wait_for(ranks)
-
-
-def wait_for(started: list[Forked]) -> None:
-    for process in started:
-        process.stdin.close()
-    for process in started:
-        process.wait(300)
-
-
-@pytest.fixture(scope="module")
-def alone(tiny_model, tmp_path_factory):
-    """What one process makes of the same recipe, by objective and method."""
-    made: dict[tuple[Objective, Method], Tried] = {}
-
-    def train(method: Method, objective: Objective = Objective.SUPERVISED) -> Tried:
-        if (objective, method) not in made:
-            recipe = msgspec.structs.replace(PLAIN, method=method, objective=objective)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(callbacks, "REPORT_INTERVAL_SECONDS", 0.0)
-                folder = tmp_path_factory.mktemp(f"{objective}-{method}")
-                made[objective, method] = attempt(folder, tiny_model, rows_for(recipe), recipe=recipe)
-        return made[objective, method]
-
-    return train
 
 
 @pytest.mark.parametrize(
@@ -156,7 +111,7 @@ def test_one_process_with_its_shards_in_the_hosts_memory_loses_as_without(
 @pytest.mark.parametrize(("gpu_count", "parallelism"), [(1, "fsdp"), (2, "ddp")])
 def test_shards_and_several_gpus_are_trained_by_ranks(tiny_model, tmp_path, monkeypatch, gpu_count, parallelism):
     started: list[int] = []
-    monkeypatch.setattr(entry, "run_ranks", lambda argv, *, count, secret_line: started.append(count) or 7)
+    monkeypatch.setattr(entry, "run_ranks", lambda argv, *, count, **_: started.append(count) or 7)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"{}\n")))
     spec = make_run_spec(tiny_model, PLAIN, gpu_count=gpu_count, parallelism=parallelism)
     (tmp_path / "spec.json").write_bytes(msgspec.json.encode(spec))
@@ -188,19 +143,3 @@ def test_shards_rest_where_the_recipe_says(tiny_model, monkeypatch, is_offloaded
     }
     trained = {parameter for parameter in model.parameters() if parameter.requires_grad}
     assert all(options["ignored_params"] == trained for options in asked)
-
-
-def assert_trained_alike(tried: Tried, single: Tried) -> None:
-    losses = [step.train_loss for step in single.of(StepCompleted)]
-    steps = tried.of(StepCompleted)
-    assert steps[-1].step == len(losses) == 16
-    assert tried.outcome.trained_tokens == single.outcome.trained_tokens
-    for before, step in itertools.pairwise([None, *steps]):  # a report is the mean of the steps since the one before
-        since = before.step if before else 0
-        assert step.train_loss == pytest.approx(sum(losses[since : step.step]) / (step.step - since), rel=5e-3)
-    mine, other = tried.tensors(), single.tensors()
-    assert mine.keys() == other.keys()
-    assert all(mine[name].shape == tensor.shape for name, tensor in other.items())
-    flat = [torch.cat([tensors[name].float().flatten() for name in sorted(other)]) for tensors in (mine, other)]
-    assert torch.nn.functional.cosine_similarity(*flat, dim=0) > 0.9
-    assert (tried.work_dir / EVENTS_FILE).read_bytes().count(b"training_started") == 1

@@ -14,9 +14,9 @@ from apps.contracts.runs import BaseModelRef, CheckpointSaved, Failed, LogLine, 
 from apps.contracts.worker_api import ProbeRequest
 from gpu_workers.common.process_tree import identify, is_alive
 from gpu_workers.trainer import agent as agent_module
-from gpu_workers.trainer import run_supervisor
 from gpu_workers.trainer.idle.rehearsals import Rehearser
 from gpu_workers.trainer.lease_keeper import LeaseKeeper
+from gpu_workers.trainer.supervision import escort, run_supervisor
 from tests.support.agent import ROWS, Draining, add_run, make_agent
 from tests.twins.control_plane import CREDENTIAL
 
@@ -151,7 +151,7 @@ def test_a_stale_lease_kills_the_child_and_reports_nothing(plane, models, tmp_pa
 
 
 def test_an_agent_cut_off_ends_its_child_before_the_lease_ends(plane, models, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_supervisor, "_KILL_AFTER_FENCE_SECONDS", 0.5)
+    monkeypatch.setattr(escort, "_KILL_AFTER_FENCE_SECONDS", 0.5)
     skew = [0.0]
     keeper = partial(LeaseKeeper, clock=lambda: time.monotonic() + skew[0])
     monkeypatch.setattr(run_supervisor, "LeaseKeeper", keeper)

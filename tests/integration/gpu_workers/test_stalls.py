@@ -20,8 +20,9 @@ from apps.contracts.runs import (
 )
 from apps.contracts.worker_api import ProbeRequest
 from gpu_workers.common.process_tree import list_descendants, read_command
-from gpu_workers.trainer import agent, lease_keeper, run_supervisor
+from gpu_workers.trainer import agent, lease_keeper
 from gpu_workers.trainer.idle import probes
+from gpu_workers.trainer.supervision import run_supervisor
 from tests.support.agent import ROWS, Draining, add_run, make_agent
 
 STALL_SECONDS = 3.0

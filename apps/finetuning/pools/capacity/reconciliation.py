@@ -19,13 +19,12 @@ from django.db.models.functions import Least
 from apps.accounts.shares import list_sharing
 from apps.core.database.clock import db_now
 from apps.core.database.transitions import advance, try_advance
-from apps.finetuning.lifecycle import NODE_ENDED, NODE_TRANSITIONS, RUN_HOLDING_LEASE, NodeStatus
+from apps.finetuning.lifecycle import NODE_ENDED, NODE_TRANSITIONS, NodeStatus
 from apps.finetuning.models import (
     CapacityKind,
     CapacityNode,
     FineTuningJob,
     PoolCapacity,
-    Run,
     Worker,
     WorkerKind,
     WorkerToken,
@@ -37,6 +36,7 @@ from apps.finetuning.pools.capacity.port import Capacity, CapacityError, ListedN
 from apps.finetuning.pools.capacity.settings import engine_of
 from apps.finetuning.runs.leases import sha256_hex
 from apps.finetuning.runs.queue_order import queue_order
+from apps.finetuning.usage.occupancy import has_worked, is_leased, last_work, leased_gpus
 from apps.finetuning.usage.quotas import reason_to_wait
 
 logger = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ def _decide(capacity: PoolCapacity, listed: Mapping[str, ListedNode]) -> NodePla
     for node in nodes:
         _observe(node, listed.get(node.name), capacity, now)
     nodes = [node for node in nodes if node.status not in NODE_ENDED]
-    leased = _leased_gpus(nodes)
+    leased = leased_gpus(workers=[node.worker_id for node in nodes if node.worker_id])
     for node in nodes:
         worker = node.worker
         if worker is None or node.status != NodeStatus.RUNNING or worker.pk in leased:
@@ -173,7 +173,7 @@ def _end(node: CapacityNode, capacity: PoolCapacity, now: datetime.datetime) -> 
     if node.status == NodeStatus.STARTING:
         to, reason = NodeStatus.LOST, "It ended before it enrolled."
         _note_failed_start(node.pool_id, f"{node.name} ended before it enrolled: look at the engine's log of it.")
-    elif node.worker is not None and node.worker.runs.filter(status__in=RUN_HOLDING_LEASE).exists():
+    elif node.worker is not None and is_leased(worker=node.worker):
         to, reason = NodeStatus.LOST, "It was taken away while a run worked on it."
     elif node.status == NodeStatus.RUNNING and _has_crashed(node.worker, capacity, now):
         to, reason = NodeStatus.LOST, "It ended before it worked."
@@ -203,7 +203,7 @@ def _has_crashed(worker: Worker | None, capacity: PoolCapacity, now: datetime.da
     """Return whether a worker that ended by itself had no run, and too little time to end because it was idle."""
     if worker is None or (now - worker.created_at).total_seconds() >= capacity.idle_seconds:
         return False
-    return not worker.runs.exists()
+    return not has_worked(worker=worker)
 
 
 def _close_token(node: CapacityNode, now: datetime.datetime) -> None:
@@ -227,7 +227,7 @@ def _surplus(
         elif node.worker_id in leased or not _hold_idle(node.worker):
             continue
         else:
-            since = _last_work(node.worker)
+            since = last_work(worker=node.worker)
         if (now - since).total_seconds() >= capacity.idle_seconds:
             idle.append(node)
     return idle
@@ -236,22 +236,7 @@ def _surplus(
 def _hold_idle(worker: Worker) -> bool:
     """Lock the worker's row, as a claim does, and return whether it has no lease; it gets none before the end."""
     Worker.objects.select_for_update().get(pk=worker.pk)
-    return not worker.runs.filter(status__in=RUN_HOLDING_LEASE).exists()
-
-
-def _last_work(worker: Worker) -> datetime.datetime:
-    latest = worker.runs.exclude(finished_at=None).order_by("-finished_at").values_list("finished_at", flat=True)
-    return latest.first() or worker.created_at
-
-
-def _leased_gpus(nodes: Sequence[CapacityNode]) -> dict[str, int]:
-    """Return the GPUs in use of each worker with leases."""
-    workers = [node.worker_id for node in nodes if node.worker_id]
-    held = Run.objects.filter(worker__in=workers, status__in=RUN_HOLDING_LEASE)
-    leased: dict[str, int] = {}
-    for worker_id, gpus in held.values_list("worker_id", "job__gpu_count"):
-        leased[worker_id] = leased.get(worker_id, 0) + gpus
-    return leased
+    return not is_leased(worker=worker)
 
 
 def _waiting(capacity: PoolCapacity, limits: Limits, now: datetime.datetime) -> list[int]:
@@ -266,13 +251,12 @@ def _waiting(capacity: PoolCapacity, limits: Limits, now: datetime.datetime) -> 
     for run in runs:
         if sum(needs) >= limits.most * limits.gpus_per_node:
             break
-        holder = holders[run.organization_id]
+        holder, job = holders[run.organization_id], run.job
         before = planned[holder]
-        if run.job.gpu_count <= limits.gpus_per_node and not reason_to_wait(
-            job=run.job, holder=holder, now=now, planned=before
-        ):
-            before.append(run.job)
-            needs.append(run.job.gpu_count)
+        can_fit = job.gpus_per_node <= limits.gpus_per_node and job.node_count <= limits.most
+        if can_fit and not reason_to_wait(job=job, holder=holder, now=now, planned=before):
+            before.append(job)
+            needs += [job.gpus_per_node] * job.node_count
     return needs
 
 

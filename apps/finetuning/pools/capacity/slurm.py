@@ -22,7 +22,7 @@ mkdir -p {work_dir} || exit 1
 printf %s {token} > {work_dir}/token
 export ANNEAL_INTERNAL_URL={internal_url} ANNEAL_POOL={pool}
 export ANNEAL_WORK_DIR={work_dir} ANNEAL_ENROLL_TOKEN_FILE={work_dir}/token
-export ANNEAL_BASE_MODEL_ROOTS={model_root}
+export ANNEAL_BASE_MODEL_ROOTS={model_root} ANNEAL_NODE_ADDRESS="$(hostname)"
 {python} -m gpu_workers.trainer.polling --exit-when-idle {idle_seconds} &
 worker=$!
 trap 'kill -TERM $worker' TERM

@@ -2,7 +2,7 @@
 
 import datetime
 from collections.abc import Sequence
-from typing import Any, Generic, Literal, TypedDict, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypedDict, TypeVar
 
 import msgspec
 from django.conf import settings
@@ -33,7 +33,10 @@ class MethodType(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class EstimateRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`needed_by` is the deadline for the adapter, as Unix seconds or RFC 3339. The recommendation respects it."""
+    """`needed_by` is the deadline for the adapter, as Unix seconds or RFC 3339. The recommendation respects it.
+
+    `node_count` machines of a pool train together.
+    """
 
     model: str
     training_file: str
@@ -43,6 +46,7 @@ class EstimateRequest(msgspec.Struct, forbid_unknown_fields=True):
     method: MethodType | None = None
     needed_by: int | str | None = None
     exports: list[Literal["merged_16bit", "gguf"]] | None = None
+    node_count: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
 
 
 Value = TypeVar("Value")
@@ -67,7 +71,7 @@ class RemedyObject(TypedDict):
 
 
 class OptionObject(TypedDict):
-    """A number of GPUs of a pool. Money is in dollars, as exact decimal texts.
+    """A number of GPUs of a pool, shared evenly by `node_count` machines. Money is in dollars, as exact decimal texts.
 
     `cost_usd` includes the minimum charge. `hold_usd` is the maximum that you pay. If `price_policy` is "firm", a
     slower run continues at our expense; if it is "metered", it pauses there. `least_cap_usd` is the lowest valid
@@ -78,6 +82,7 @@ class OptionObject(TypedDict):
     id: str
     pool: str
     gpu_count: int
+    node_count: int
     gpu_type: str
     region: str
     is_spot: bool
@@ -175,6 +180,7 @@ class Estimates(ApiView):
             now=now,
             count=count,
             max_age_seconds=settings.ESTIMATE_FACTS_SECONDS,
+            node_count=body.node_count,
         )
         delivery = deliver(
             organization=self.organization, base_model=base_model, recipe=recipe, exports=body.exports or []
@@ -234,6 +240,7 @@ def option_object(quoted: PoolQuote, ranking: Ranking, deadline_seconds: float |
         "id": quoted.key,
         "pool": quoted.pool.name,
         "gpu_count": quoted.gpu_count,
+        "node_count": quoted.node_count,
         "gpu_type": quoted.pool.gpu_type.name,
         "region": quoted.pool.region,
         "is_spot": quoted.pool.is_spot,

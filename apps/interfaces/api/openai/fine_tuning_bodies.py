@@ -2,7 +2,7 @@
 
 OpenAI's fields, and ours beside them, sent in `extra_body`: `lora {rank, alpha, dropout, target_modules, use_dora,
 use_rslora}`, `quantization "nf4"` (QLoRA), `recipe {method, learning_rate, epochs, …}` with the ecosystem's names,
-`compute {pool, gpu_count}`, `budget {max_cost_usd, quoted_max_usd}`, and `dry_run`.
+`compute {pool, gpu_count, node_count}`, `budget {max_cost_usd, quoted_max_usd}`, and `dry_run`.
 """
 
 import hashlib
@@ -68,10 +68,15 @@ class EvaluationChoice(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ComputeChoice(msgspec.Struct, forbid_unknown_fields=True):
-    """`pool` may be the id of an estimate's option, such as "h200:4". If it is missing, the cheapest option is used."""
+    """`pool` may be the id of an estimate's option, such as "h200:4". If it is missing, the cheapest option is used.
+
+    `node_count` machines of the pool share the `gpu_count` GPUs evenly, and train together. They are claimed together
+    or not at all.
+    """
 
     pool: str | None = None
     gpu_count: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
+    node_count: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
 
 
 _Dollars = str | int | float | None
@@ -137,6 +142,7 @@ def parse_request(body: CreateJob, data: object, *, is_retry: bool = False) -> J
         hyperparameters=_hyperparameters(body) | recipe,
         pool=body.compute.pool if body.compute else None,
         gpu_count=body.compute.gpu_count if body.compute else None,
+        node_count=body.compute.node_count if body.compute else 1,
         spend_cap_nano=cap_nano(body.budget),
         shown_max_nano=quoted_max_nano(body.budget),
         suffix=body.suffix or "",

@@ -61,6 +61,7 @@ class OurMembers(WaitMembers):
     delivered_as: Literal["adapter", "model"]
     pool: str | None
     gpu_count: int | None
+    node_count: int | None
     gpu_type: str | None
     estimate: dict[str, Any] | None
     step: int
@@ -133,6 +134,7 @@ class RehearsalObject(TypedDict):
     refusal: ErrorDetails | None
     pool: str | None
     gpu_count: int | None
+    node_count: int | None
     hold_usd: str | None
 
 
@@ -224,6 +226,7 @@ def dry_run_object(asked: JobRequest, rehearsal: Rehearsal) -> RehearsalObject:
         "refusal": refusal.as_openai()["error"] if refusal else None,
         "pool": rehearsal.pool,
         "gpu_count": rehearsal.gpu_count,
+        "node_count": rehearsal.node_count,
         "hold_usd": usd(rehearsal.hold_nano),
     }
 
@@ -237,6 +240,7 @@ def _ours(job: FineTuningJob, requested: StoredRequest, progress: JobProgress) -
         "delivered_as": "adapter" if msgspec.convert(job.hyperparameters, Hyperparameters).is_servable else "model",
         "pool": job.pool.name if job.pool else None,
         "gpu_count": job.gpu_count if job.pool else None,
+        "node_count": job.node_count if job.pool else None,
         "gpu_type": job.pool.gpu_type.name if job.pool else None,
         "estimate": job.estimate or None,
         "step": job.step,

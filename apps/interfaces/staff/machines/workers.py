@@ -4,6 +4,7 @@ import datetime
 from collections.abc import Sequence
 
 from django.contrib import messages
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
@@ -37,7 +38,8 @@ def detail(request: HttpRequest, worker_id: str) -> HttpResponse:
     """Show one worker with its newest attempts and the audit log of its states."""
     worker = get_object_or_404(Worker.objects.select_related("pool__gpu_type"), pk=worker_id)
     now = db_now()
-    runs = list(worker.runs.select_related("job", "organization").order_by("-leased_at", "-pk")[:_SHOWN])
+    taken = Run.objects.filter(Q(worker=worker) | Q(members__worker=worker)).distinct()
+    runs = list(taken.select_related("job", "organization").order_by("-leased_at", "-pk")[:_SHOWN])
     running = [run for run in runs if run.status in RUN_HOLDING_LEASE]
     entries = list(list_entries(organization=None, chosen=AuditFilter(target=worker.pk))[:_SHOWN])
     names = names_of_actors(organization=None, actors={entry.actor for entry in entries})
@@ -123,5 +125,5 @@ def _newest_metrics(running: list[Run]) -> dict[str, object]:
 
 
 def _busy_gpu_seconds(runs: list[Run], now: datetime.datetime) -> float:
-    spans = ((run.job.gpu_count, run.leased_at, run.finished_at) for run in runs if run.leased_at is not None)
+    spans = ((run.job.gpus_per_node, run.leased_at, run.finished_at) for run in runs if run.leased_at is not None)
     return sum(gpus * seconds_between(since, until, begin=now - _RECENT, end=now) for gpus, since, until in spans)

@@ -4,7 +4,6 @@ Nothing is reported once the lease is lost. Billing counts only what the control
 """
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -27,7 +26,6 @@ from apps.contracts.runs import (
 )
 from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest
 from gpu_workers.common.api_client import ApiClient, ApiError, Lease, StaleLease, Unauthorized, Unavailable
-from gpu_workers.common.base_models import NotInstalled
 from gpu_workers.common.config import WorkerConfig
 from gpu_workers.common.events import (
     EVENTS_FILE,
@@ -40,36 +38,33 @@ from gpu_workers.common.events import (
     read_outcome,
 )
 from gpu_workers.common.log_tail import tail_of_log
-from gpu_workers.common.transfers import Interrupted, StoreUnavailable, Transfers
+from gpu_workers.common.transfers import Interrupted, Transfers
 from gpu_workers.trainer.children.executor import Child, SubprocessExecutor
 from gpu_workers.trainer.idle.rehearsals import with_rehearsal
 from gpu_workers.trainer.lease_keeper import LeaseKeeper, leave
-from gpu_workers.trainer.preparation import CheckpointBroken, prepare
+from gpu_workers.trainer.preparation import prepare
 from gpu_workers.trainer.progress_watch import ChildActivity, ProgressWatch
 from gpu_workers.trainer.publication import EVALUATION, Publisher, PublishSecrets, alone, deliver
 from gpu_workers.trainer.reporter import CheckpointUploader, Reporter, Uploader
-from gpu_workers.trainer.run_checks import Refused, check_run
+from gpu_workers.trainer.run_checks import check_run
+from gpu_workers.trainer.supervision.escort import (
+    CAUSE_SECONDS,
+    PREPARATION_ERRORS,
+    Forgotten,
+    StopAsked,
+    accompany,
+    explain,
+)
 from gpu_workers.trainer.tracking.child import TrackingChild
 from gpu_workers.trainer.tracking.points import FinalStatus
 
 log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.1
-# From SIGTERM to our return at most 110 s: the child's step and checkpoint, then the upload and the report.
-_CHILD_STOP_SECONDS = 60.0
+# From SIGTERM to our return at most 110 s: 60 for the child, as `escort.py` says, then the upload and the report.
 _AFTER_CHILD_SECONDS = 45.0
 _TRACKING_IN_HASTE_SECONDS = 5.0
 _TRACKING_SECONDS = 30.0
-_KILL_AFTER_FENCE_SECONDS = 10.0
 _TRANSFER_SECONDS = 120.0  # limit for one read or write of a transfer, with its retries
-
-
-class Forgotten(Exception):
-    """The lease is lost: no further report is allowed."""
-
-
-class StopAsked(Exception):
-    """A stop was requested before the child ran."""
 
 
 class RunSupervisor:
@@ -148,26 +143,18 @@ class RunSupervisor:
         try:
             self._prepare()
             child = self._start_child()
-            has_ended = self._accompany(child)
+            has_ended = accompany(
+                child, self._keeper, stop_reason=self._stop_reason, look=self._pump, is_stalled=self._watch.check
+            )
             return self._conclude(child) if has_ended else self._end_stalled(child)
         except StopAsked:
             return self._stopped()
-        except Refused as refused:
-            return self._failed(refused.code, refused.message)
-        except NotInstalled as error:
-            return self._failed(FailureCode.BASE_MODEL_UNAVAILABLE, str(error))
-        except StoreUnavailable as error:
-            return self._failed(FailureCode.OBJECT_STORE_UNAVAILABLE, f"A file could not be transferred: {error}.")
-        except CheckpointBroken as error:
-            return self._failed(FailureCode.CHECKPOINT_INVALID, f"The checkpoint cannot be used: {error}")
         except Interrupted:
             if self._keeper.is_lost:
                 raise Forgotten from None
             return self._stalled(self._still()) if self._watch.is_stalled else self._stopped()
-        except OSError as error:
-            log.exception("The attempt failed on this machine")
-            code = FailureCode.DISK_FULL if error.errno in (28, 122) else FailureCode.INTERNAL_ERROR
-            return self._failed(code, f"The worker could not go on ({error.strerror}).")
+        except PREPARATION_ERRORS as error:
+            return self._failed(*explain(error))
 
     def _prepare(self) -> None:
         """Refuse a run that would certainly fail here, and fetch its files; raises the errors of `prepare`."""
@@ -185,33 +172,11 @@ class RunSupervisor:
             self._work_dir,
             hub_token=self._spec.base_model.hub_token,
             devices=self._devices,
-            has_network=self._spec.base_model.path is None,  # the child fetches a base model of a repository
+            # The child fetches a base model of a repository, and meets the other machines of a group.
+            has_network=self._spec.base_model.path is None or self._spec.group is not None,
         )
         self._watch.follow(ChildActivity(child.leader, self._work_dir))
         return child
-
-    def _accompany(self, child: Child) -> bool:
-        """Pass on the child's events until it ends; return False if it makes no progress. Raises Forgotten."""
-        asked_at: float | None = None
-        while child.poll() is None:
-            self._pump()
-            if self._keeper.is_lost:  # end the child before the lease can be given to another worker
-                if not self._keeper.is_refused:
-                    child.terminate()
-                    child.wait(_KILL_AFTER_FENCE_SECONDS)
-                child.kill()
-                raise Forgotten
-            if asked_at is None and self._watch.check():
-                return False
-            if asked_at is None and self._stop_reason() is not None:
-                log.info("Stopping the child: %s", self._stop_reason())
-                asked_at = time.monotonic()
-                child.terminate()
-            if asked_at is not None and time.monotonic() - asked_at > _CHILD_STOP_SECONDS:
-                child.kill()
-            child.wait(_POLL_SECONDS)
-        self._pump()
-        return True
 
     def _conclude(self, child: Child) -> RunOutcome:
         self._watch.follow(None)
@@ -224,6 +189,8 @@ class RunSupervisor:
             case AdapterReady() if self._stop_reason() is not StopReason.CANCELLED:
                 return self._store_adapter(outcome)
             case Failed():
+                if outcome.code is FailureCode.WORKER_LOST:  # of another machine of the group
+                    self._keeper.wait_for_refusal(CAUSE_SECONDS)
                 return self._failed(outcome.code, outcome.message, peak_memory_bytes=outcome.peak_memory_bytes)
             case None if self._stop_reason() is None:
                 message = f"The training process ended unexpectedly ({child.poll()})."

@@ -1,0 +1,84 @@
+"""What every supervised attempt has in common: the watch over its child, and the failures before it runs."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from apps.contracts.failures import FailureCode
+from apps.contracts.runs import StopReason
+from gpu_workers.common.base_models import NotInstalled
+from gpu_workers.common.transfers import StoreUnavailable
+from gpu_workers.trainer.children.executor import Child
+from gpu_workers.trainer.lease_keeper import LeaseKeeper
+from gpu_workers.trainer.preparation import CheckpointBroken
+from gpu_workers.trainer.run_checks import Refused
+
+log = logging.getLogger(__name__)
+
+PREPARATION_ERRORS = (Refused, NotInstalled, StoreUnavailable, CheckpointBroken, OSError)
+# A machine that lost another one waits so long before it says so: the other one may report its own failure, which is
+# the cause. It is longer than the time between two heartbeats, which then find the lease gone.
+CAUSE_SECONDS = 15.0
+_POLL_SECONDS = 0.1
+_CHILD_STOP_SECONDS = 60.0  # for the child's step and checkpoint
+_KILL_AFTER_FENCE_SECONDS = 10.0
+
+
+class Forgotten(Exception):
+    """The lease is lost: no further report is allowed."""
+
+
+class StopAsked(Exception):
+    """A stop was requested before the child ran."""
+
+
+def explain(error: Exception) -> tuple[FailureCode, str]:
+    """Return the code and the customer's line for one of PREPARATION_ERRORS."""
+    match error:
+        case Refused():
+            return error.code, error.message
+        case NotInstalled():
+            return FailureCode.BASE_MODEL_UNAVAILABLE, str(error)
+        case StoreUnavailable():
+            return FailureCode.OBJECT_STORE_UNAVAILABLE, f"A file could not be transferred: {error}."
+        case CheckpointBroken():
+            return FailureCode.CHECKPOINT_INVALID, f"The checkpoint cannot be used: {error}"
+        case OSError():
+            log.error("The attempt failed on this machine", exc_info=error)
+            code = FailureCode.DISK_FULL if error.errno in (28, 122) else FailureCode.INTERNAL_ERROR
+            return code, f"The worker could not go on ({error.strerror})."
+    raise error
+
+
+def accompany(
+    child: Child,
+    keeper: LeaseKeeper,
+    *,
+    stop_reason: Callable[[], StopReason | None],
+    look: Callable[[], None],
+    is_stalled: Callable[[], bool],
+) -> bool:
+    """Watch the child until it ends, and stop it when asked; return False if it stalls. Raises Forgotten.
+
+    `look` is called several times a second.
+    """
+    asked_at: float | None = None
+    while child.poll() is None:
+        look()
+        if keeper.is_lost:  # end the child before the lease can be given to another worker
+            if not keeper.is_refused:
+                child.terminate()
+                child.wait(_KILL_AFTER_FENCE_SECONDS)
+            child.kill()
+            raise Forgotten
+        if asked_at is None and is_stalled():
+            return False
+        if asked_at is None and stop_reason() is not None:
+            log.info("Stopping the child: %s", stop_reason())
+            asked_at = time.monotonic()
+            child.terminate()
+        if asked_at is not None and time.monotonic() - asked_at > _CHILD_STOP_SECONDS:
+            child.kill()
+        child.wait(_POLL_SECONDS)
+    look()
+    return True

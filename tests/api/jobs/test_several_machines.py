@@ -1,0 +1,92 @@
+"""A job on several machines of a pool: quoted over the network between them, asked for, claimed together and billed."""
+
+from decimal import Decimal
+
+import pytest
+from django.db import transaction
+
+from apps.contracts.worker_api import ClaimRequest
+from apps.core.database.clock import db_now
+from apps.finetuning.models import FineTuningJob, GpuPool, Run, Worker
+from apps.finetuning.runs import members
+from apps.finetuning.runs.leases import sha256_hex
+from apps.finetuning.usage import quotas
+from tests.factories.market import Market
+
+URL, JOBS = "/api/v1/estimates", "/v1/fine_tuning/jobs"
+OFFER = {"address": "10.0.0.1", "port": 29_500, "free_gpus": None, "base_models": None}
+
+
+@pytest.fixture
+def body(organization) -> dict[str, object]:
+    """Two machines with four H200 each that reach each other."""
+    with transaction.atomic():
+        market = Market(organization)
+        quotas.set_quota(organization=organization, by="system", now=db_now(), concurrent_gpus=16)
+    GpuPool.objects.exclude(name="h200").update(is_open=False)
+    first = Worker.objects.get(pool__name="h200")
+    Worker.objects.create(
+        pool=first.pool, hostname="two", credential_sha256=sha256_hex("two"), last_seen_at=db_now(), gpus=first.gpus[:4]
+    )
+    Worker.objects.filter(pool=first.pool).update(gpus=first.gpus[:4], offer=OFFER)
+    return {"model": market.base_model.name, "training_file": market.version.pk, "recipe": {"batch_size": 32}}
+
+
+@pytest.fixture
+def post(api_client, key):
+    def send(path: str, body: dict[str, object], status: int = 200) -> dict:
+        answer = api_client(key).post(path, body, format="json")
+        assert answer.status_code == status, answer.content
+        return answer.json()
+
+    return send
+
+
+def test_machines_are_quoted_held_and_claimed_together(post, body) -> None:
+    alone = {option["id"]: option for option in post(URL, body)["pools"]}
+    options = {option["id"]: option for option in post(URL, body | {"node_count": 2})["pools"]}
+    job = post(JOBS, body | {"compute": {"pool": "h200", "gpu_count": 8, "node_count": 2}})
+
+    assert all((option["node_count"], option["gpu_count"] % 2) == (2, 0) for option in options.values())
+    # The gradients of two GPUs cross the network instead of NVLink.
+    seconds = [each["h200:2"]["estimate"]["train_seconds_p50"] for each in (alone, options)]
+    assert seconds[0] < seconds[1] < 2 * seconds[0]
+    assert options["h200:2"]["finish_seconds"] is not None
+    assert (job["gpu_count"], job["node_count"]) == (8, 2)
+    assert Decimal(job["held_usd"]) == Decimal(options["h200:8"]["hold_usd"])
+
+    first, second = Worker.objects.filter(pool__name="h200").order_by("pk")
+    request = ClaimRequest(address="10.0.0.1", port=29_500)
+    led, joined = (members.claim(worker=worker, request=request) for worker in (first, second))
+    assert (led.lease_id, led.spec.gpus_here, joined.spec.group.rank) == (joined.lease_id, 4, 1)
+    assert (led.spec.parallelism, Run.objects.get().job.node_count) == ("ddp", 2)
+
+
+@pytest.mark.parametrize(
+    ("compute", "recipe", "param", "said"),
+    [
+        ({"gpu_count": 3, "node_count": 2}, {}, "compute.gpu_count", "give a multiple of 2"),
+        ({"pool": "h200:5", "node_count": 2}, {}, "compute.gpu_count", "give a multiple of 2"),
+        ({"gpu_count": 6, "node_count": 2}, {}, "compute.gpu_count", "not offered on 6 GPUs"),
+        ({"node_count": 2}, {"cpu_offload": True}, "compute.node_count", "cpu_offload"),
+        ({"node_count": 3}, {}, "recipe.batch_size", "cannot share a batch of 32"),
+        ({"node_count": 4}, {}, "compute.pool", "needs 4 machines that reach each other. This pool has 2 now."),
+        ({"node_count": 0}, {}, "compute.node_count", ""),
+    ],
+)
+def test_what_several_machines_cannot_do_is_refused_by_its_field(post, body, compute, recipe, param, said) -> None:
+    asked = body | {"compute": compute, "recipe": {"batch_size": 32} | recipe}
+
+    error = post(JOBS, asked, status=400)["error"]
+
+    assert (error["param"], said in error["message"]) == (param, True), error
+    assert not FineTuningJob.objects.exists()
+
+
+def test_a_model_that_one_gpu_does_not_hold_is_not_divided_over_machines(post, body) -> None:
+    GpuPool.objects.filter(name="h200").update(memory_bytes=20 * 2**30)
+
+    [option] = post(URL, body | {"node_count": 2})["pools"]
+
+    assert not option["is_launchable"]
+    assert "the whole model on each GPU" in option["block_reason"] or not option["estimate"]["fits"]
