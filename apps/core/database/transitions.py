@@ -5,6 +5,7 @@ names the states that it may leave, and exactly one row must change.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import pgtrigger
 from django.db import DEFAULT_DB_ALIAS, connection, models
@@ -60,7 +61,7 @@ def try_advance(
     """Move `row` as `advance` does and return whether it moved. For callers that may normally lose the race."""
     model = type(row)
     condition = {"pk": row.pk, "status__in": sources_of(transitions, to)} | dict(guard or {})
-    update: UpdateQuery = model._base_manager.filter(**condition).query.chain(UpdateQuery)
+    update: Any = model._base_manager.filter(**condition).query.chain(UpdateQuery)
     update.add_update_values({"status": to, **changes})
     sql, parameters = update.get_compiler(DEFAULT_DB_ALIAS).as_sql()
     columns = columns_of(model, connection.ops.quote_name(model._meta.db_table))

@@ -126,7 +126,7 @@ def _claim(
         Worker.objects.filter(pk=worker.pk).update(**changed)
     # The update locks the worker's row: of two claims at once, the second counts the GPUs that the first has leased.
     (worker,) = Worker.objects.raw(_SEEN, {"worker": worker.pk})
-    now = worker.last_seen_at
+    now = worker.last_seen_at or db_now()
     if worker.kind != WorkerKind.TRAINER or worker.cordoned_at or worker.drain_requested_at or worker.revoked_at:
         return None
     held = held_of(workers=[worker.pk]).get(worker.pk, Held())
@@ -202,9 +202,10 @@ def _read_run(run_id: str) -> Run:
     """Return the run with its job, base model and files, by a statement that is not compiled again for each claim."""
     ((values),) = (iter(row) for row in fetch_prepared(_READ_RUN, {"run": run_id}))
     run, job = read_row(Run, values), read_row(FineTuningJob, values)
-    assert run is not None and job is not None
-    run.job, job.base_model = job, read_row(BaseModel, values)
-    job.training_file, job.validation_file = read_row(DatasetVersion, values), read_row(DatasetVersion, values)
+    base_model, training_file = read_row(BaseModel, values), read_row(DatasetVersion, values)
+    assert run is not None and job is not None and base_model is not None and training_file is not None
+    run.job, job.base_model = job, base_model
+    job.training_file, job.validation_file = training_file, read_row(DatasetVersion, values)
     return run
 
 

@@ -268,13 +268,15 @@ def _held_nano(job: FineTuningJob) -> int:
 def _wait(job: FineTuningJob) -> WaitMembers:
     now = db_now()
     wait = explain_wait(job=job, now=now)
-    starts = [None, None] if wait is None or wait.starts_after is None else wait.starts_after
-    earliest, latest = (None if after is None else int(now.timestamp() + after) for after in starts)
+    start: StartObject | None = None
+    if wait and wait.starts_after:
+        earliest, latest = (int(now.timestamp() + seconds) for seconds in wait.starts_after)
+        start = {"earliest": earliest, "latest": latest}
     return {
         "queue_position": wait.position if wait else None,
         "waiting_for": wait.cause.value if wait else None,
         "waiting_reason": wait.reason if wait else None,
-        "estimated_start": None if earliest is None else {"earliest": earliest, "latest": latest},
+        "estimated_start": start,
     }
 
 
