@@ -23,6 +23,8 @@ class Findings:
         self._surface = ""
         self._tried, self._found = Counter[str](), Counter[str]()
         self._answers: dict[str, Counter[int]] = {}
+        self._called: dict[str, set[str]] = {}
+        self._accepted: dict[str, set[str]] = {}
         self._known: set[tuple[str, str]] = set()
 
     def begin(self, surface: str, *, seed: int) -> None:
@@ -48,9 +50,12 @@ class Findings:
     def count(self) -> None:
         self._tried[self._surface] += 1
 
-    def count_answer(self, status: int) -> None:
+    def count_answer(self, status: int, where: str) -> None:
         """Count an answer by its status: a surface that only refuses for its limits or keys tests nothing."""
         self._answers.setdefault(self._surface, Counter())[status] += 1
+        self._called.setdefault(self._surface, set()).add(where)
+        if status < 400:
+            self._accepted.setdefault(self._surface, set()).add(where)
 
     def read(self, function: Callable[[Any], object], given: object, *, most_seconds: float) -> None:
         """Call a reader of this process: it may return or refuse, and takes so much processor time at the most."""
@@ -74,4 +79,6 @@ class Findings:
             "inputs": dict(self._tried),
             "answers": answers,
             "not_sent": self.not_sent,
+            "called": {surface: len(found) for surface, found in self._called.items()},
+            "accepted": {surface: len(found) for surface, found in self._accepted.items()},
         } | counts

@@ -14,6 +14,7 @@ import httpx
 import msgspec
 import requests
 import schemathesis
+from django.db import transaction
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
@@ -28,8 +29,11 @@ from apps.interfaces.gateway.requests.schema import parse_chat, parse_completion
 from apps.interfaces.gateway.surfaces.responses import parse_response
 from tests.bench.neighbours.stage import Platform
 from tests.bench.neighbours.traffic import as_person
+from tests.factories.catalog import make_listed_model
 from tests.factories.chat import CHATML, TOKENIZER, assistant, line, user
 from tests.fuzz.findings import Findings
+from tests.guards.world import Installation, Tenant, make_full_tenant
+from tests.support.api.operations import ids_of, with_ids
 from tests.support.gateway.hostile_requests import chats, completions, read, responses, schemas, values
 from tests.support.page_inputs import FORMS, PAGES, VALUES
 
@@ -73,18 +77,30 @@ def _run(findings: Findings, seconds: float, check: Callable[[Any], None], input
 
 
 def _api(platform: Platform, findings: Findings) -> Turn:
-    """Every operation of the OpenAPI document, with the key of a tenant that has files and jobs."""
-    tenant = platform.make_tenant()
+    """Every operation of the OpenAPI document. Each turn has a tenant of its own, with one object of each kind."""
+    floor = platform.floor
+    listed = make_listed_model("llama-3.1-8b", licence="Llama 3.1 Community License")
+    installation = Installation(floor.base_model, listed, floor.pool, floor.worker)
     document = schemathesis.openapi.from_url(f"{platform.url}/api/v1/schema")
-    headers = {"Authorization": f"Bearer {tenant.keys[0]}"}
-    mine = {"file_id": tenant.file_id, "training_file": tenant.file_id, "job_id": tenant.job_id}
-    mine |= {"purpose": "fine-tune", "kind": "wandb"}
+    names = {one.label: one.definition.raw["operationId"] for one in map(_ok, document.get_all_operations())}
+    tenants: list[Tenant] = []
 
     def known(operation: str) -> dict[str, str]:
         is_trained = "/fine_tuning/" in operation or operation.startswith(("POST /api/", "GET /api/"))
-        return mine | {"model": platform.training_model if is_trained else platform.model}
+        model = platform.training_model if is_trained else platform.model
+        return {"model": model, "purpose": "fine-tune"} | ids_of(names[operation], tenants[-1])
 
-    return _calling(document, findings, platform.url, known, lambda operation: headers)
+    calling = _calling(
+        document, findings, platform.url, known, lambda _: {"Authorization": f"Bearer {tenants[-1].secret}"}
+    )
+
+    def turn(seconds: float) -> None:
+        name = f"full{len(tenants)}"
+        with transaction.atomic():
+            tenants.append(make_full_tenant(name, name, installation))
+        calling(seconds)
+
+    return turn
 
 
 _WORKER_BODIES = {
@@ -132,7 +148,7 @@ def _calling(document: Any, findings: Findings, url: str, mine: ByOperation, hea
 
     Half of the calls name what exists, as in `mine`. A status that the document lacks is a finding.
     """
-    operations = itertools.cycle([result.ok() for result in document.get_all_operations()])
+    operations = itertools.cycle(map(_ok, document.get_all_operations()))
 
     def turn(seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -143,10 +159,7 @@ def _calling(document: Any, findings: Findings, url: str, mine: ByOperation, hea
             def call(case: Any, operation: Any = operation, numbers: Iterator[int] = numbers) -> None:
                 label = operation.label
                 if next(numbers) % 2:  # half of them name what exists
-                    known = mine(label)
-                    case.path_parameters = {**(case.path_parameters or {}), **_known(case.path_parameters, known)}
-                    if isinstance(case.body, dict):
-                        case.body = case.body | _known(case.body, known)
+                    with_ids(case, mine(label))
                 sent = {"base_url": url, "headers": headers(label), "timeout": _HANG_SECONDS}
                 status = _ask(findings, label, lambda: case.call(**sent), case)
                 if status and not {str(status), "default"} & set(operation.definition.raw["responses"]):
@@ -160,8 +173,8 @@ def _calling(document: Any, findings: Findings, url: str, mine: ByOperation, hea
     return turn
 
 
-def _known(given: Any, mine: dict[str, str]) -> dict[str, str]:
-    return {name: mine[name] for name in given or () if name in mine}
+def _ok(result: Any) -> Any:
+    return result.ok()
 
 
 def _gateway(platform: Platform, findings: Findings) -> Turn:
@@ -245,7 +258,7 @@ def _ask(findings: Findings, where: str, ask: Callable[[], Any], given: object) 
     except (requests.RequestException, ValueError):
         findings.not_sent += 1  # no client can send it, such as a header with a line break
     else:
-        findings.count_answer(status)
+        findings.count_answer(status, where)
         if status >= 500:
             findings.note("server_errors", f"{where}: {status}", given)
         return status

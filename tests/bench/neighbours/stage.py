@@ -64,7 +64,7 @@ class Tenant:
 class Platform:
     """`url` is the public origin: dashboard, API and, through it, the gateway. `model` answers at the gateway.
 
-    `lease` is one that a trainer holds, `bad_worker` the credential of another machine.
+    `lease` is one that a trainer holds, `bad_worker` the credential of another machine, `floor` the TrainingSetup.
     """
 
     url: str
@@ -75,6 +75,7 @@ class Platform:
     make_tenant: Callable[[], Tenant]
     lease: Any
     bad_worker: str
+    floor: Any
     training_model: str
     model: str
 
@@ -173,7 +174,7 @@ def _make_world(home: Path, stack: ExitStack, url: str, internal_url: str, mail_
     return Platform(
         url, internal_url, home, mail_server, working, make_tenant,
         lease=Lease(id=lease.lease_id, token=lease.lease_token), bad_worker=_BAD_WORKER,
-        training_model=floor.base_model.name, model="bench",
+        floor=floor, training_model=floor.base_model.name, model="bench",
     )  # fmt: skip
 
 
