@@ -10,7 +10,7 @@ from apps.accounts.models import ApiKey, Membership, Notification, User
 from apps.accounts.notices import mail
 from apps.accounts.queries import find_actor, list_members
 from apps.accounts.roles import SCOPES, Admin, Member, Viewer
-from apps.billing.budgets import set_budget
+from apps.billing.budget_settings import set_budget
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState
 from apps.core.models import AuditEntry
