@@ -5,16 +5,17 @@ import pytest
 from apps.accounts.login.addresses import has_verified_address
 from apps.accounts.login.key_operations import revoke_key
 from apps.accounts.members import service_accounts
+from apps.accounts.members.invitations import InvitationClosed, accept_invitation, invitation_token, invite_member
 from apps.accounts.members.memberships import change_role, remove_member
-from apps.accounts.models import ApiKey, Membership, Notification, User
+from apps.accounts.models import ApiKey, Invitation, Membership, Notification, User
 from apps.accounts.notices import mail
 from apps.accounts.queries import find_actor, list_members
 from apps.accounts.roles import SCOPES, Admin, Member, Viewer
-from apps.billing.budgets import set_budget
+from apps.billing.budget_settings import set_budget
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState
 from apps.core.models import AuditEntry
-from tests.factories.accounts import PASSWORD, make_key, make_member, make_service_account
+from tests.factories.accounts import PASSWORD, make_key, make_member, make_service_account, make_user
 from tests.factories.money import USD
 
 ACCOUNTS = "/api/v1/service-accounts"
@@ -151,6 +152,25 @@ def test_a_service_account_is_no_person(api_client, organization, alice, ann):
     assert mail._KINDS["password_reset"]({"user_id": user.pk, "email": user.email}) is None
     with pytest.raises(InvalidState, match="needs an owner"):
         remove_member(organization=organization, membership_id=of_alice, by=alice, now=db_now())
+
+
+def test_a_service_account_changes_no_invitation_and_lets_nobody_in(api_client, organization, alice, ann):
+    root = make_service_account(organization, alice, role="owner", name="root")
+    own = api_client(
+        post(
+            api_client(make_key(organization, alice)), f"{ACCOUNTS}/{root.pk}/keys", name="k", scopes=list(SCOPES)
+        ).json()["secret"]
+    )
+    invitation = invite_member(organization=organization, email="n@example.com", role="viewer", by=alice, now=db_now())
+
+    changed = post(own, "/api/v1/invitations", email="n@example.com", role="owner", only_for_address=False)
+
+    assert changed.status_code == 403
+    invitation.refresh_from_db()
+    assert (invitation.role, invitation.invited_by) == ("viewer", alice)
+    Invitation.objects.update(invited_by=root.user)
+    with pytest.raises(InvitationClosed):
+        accept_invitation(token=invitation_token(invitation.pk), user=make_user("guest"), now=db_now())
 
 
 def test_a_service_account_cannot_sign_in(client, account):
