@@ -42,6 +42,8 @@ class Keeper:
         )
         if record.bytes > MAX_COMPLETION_BYTES:
             most = f"{MAX_COMPLETION_BYTES // 1024**2} MiB"
-            text = f"The answer is charged but not stored, because it and its request exceed {most}. Send `store: false`."
+            text = (
+                f"The answer is charged but not stored, because it and its request exceed {most}. Send `store: false`."
+            )
             raise CompletionTooLarge(text, param="store")
         return record
