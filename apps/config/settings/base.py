@@ -180,7 +180,8 @@ def _database(url: str) -> dict[str, Any]:
 DATABASES = {"default": _database(ENV.database_url)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-# What each narrower role may do, by app label or model: a word of apps/core/database/policies.py, or privileges. The grants of anneal_app and anneal_sys follow from the models.
+# What each narrower role may do, by app label or model: a word of apps/core/database/policies.py, or privileges. The
+# grants of anneal_app and anneal_sys follow from the models.
 ROLE_GRANTS: dict[str, dict[str, str]] = {
     "anneal_internal": {
         "finetuning": "write",
