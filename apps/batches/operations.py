@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from django.db import transaction
 
 from apps.accounts.models import Organization
-from apps.batches.files import PURPOSE, check_expiry, new_file, storage_left
+from apps.batches.files import MAX_FILE_BYTES, PURPOSE, BatchFileTooLarge, check_expiry, new_file, storage_left
 from apps.batches.lifecycle import ACTIVE, BATCH_TRANSITIONS, INTERNAL_PURPOSE, BatchStatus
 from apps.batches.models import Batch, BatchFile
 from apps.batches.queries import find_file
@@ -89,11 +89,13 @@ def create_eval_batch(
 ) -> Batch:
     """Create the batch of requests that a run of an eval asks, without limits of its own: the run has them.
 
-    Its end publishes `eval.answered`. Raises QuotaExceeded if the storage is too small for the requests.
+    Its end publishes `eval.answered`. Raises QuotaExceeded if the storage is too small for the requests, and
+    BatchFileTooLarge.
     """
     file = new_file(organization, INTERNAL_PURPOSE, f"{run_id}.jsonl", by=by, now=now, expires_after_seconds=None)
     full = QuotaExceeded("Your organization's storage is too small for the requests of the run: delete files.")
-    sent = bounded(lines, storage_left(organization=organization), full)
+    too_large = BatchFileTooLarge(f"The requests of a run have up to {MAX_FILE_BYTES // 1024**2} MiB: use fewer items.")
+    sent = bounded(bounded(lines, MAX_FILE_BYTES, too_large), storage_left(organization=organization), full)
     file.bytes = store().put_stream(file.object_key, sent).bytes
     file.save(force_insert=True)
     return Batch.objects.create(

@@ -19,6 +19,8 @@ class StoredCompletion(OrganizationModel):
     answer = models.TextField(help_text="JSON: choices and usage.")
     bytes = models.PositiveIntegerField(help_text="Counts as storage.")
     created_at = models.DateTimeField(help_text="`created` of the answer.")
+    # The empty row stays a while, so that a spool which a dead gateway left does not bring the completion back.
+    deleted_at = models.DateTimeField(null=True, help_text="Hidden since then, and without its content.")
 
     class Meta:
         indexes = [

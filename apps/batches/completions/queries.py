@@ -15,7 +15,8 @@ def list_completions(
     *, organization: Organization | str, model_name: str | None = None, metadata: Mapping[str, str] | None = None
 ) -> QuerySet[StoredCompletion]:
     """Return the organization's stored completions, oldest first. `metadata` has pairs that each of them has."""
-    found = StoredCompletion.objects.for_organization(organization).order_by("created_at", "id")
+    kept = StoredCompletion.objects.for_organization(organization).filter(deleted_at=None)
+    found = kept.order_by("created_at", "id")
     if model_name is not None:
         found = found.filter(model_name=model_name) if "\x00" not in model_name else found.none()
     if metadata:

@@ -51,12 +51,12 @@ class CompletionAllowance(msgspec.Struct):
 def get_allowance(*, organization: str) -> CompletionAllowance:
     """Return what the organization may still store."""
     left: int | None = import_string(settings.STORAGE_LEFT)(organization=organization)
-    stored = StoredCompletion.objects.for_organization(organization).count()
+    stored = StoredCompletion.objects.for_organization(organization).filter(deleted_at=None).count()
     return CompletionAllowance(bytes=left, count=MAX_COMPLETIONS - stored)
 
 
 def record_completions(*, records: Sequence[CompletionRecord]) -> None:
-    """Store the completions; one that is stored already stays as it is."""
+    """Store the completions; one that is stored already, or was deleted within the last hour, stays as it is."""
     rows = [
         StoredCompletion(
             id=record.id,

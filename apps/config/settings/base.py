@@ -180,7 +180,8 @@ def _database(url: str) -> dict[str, Any]:
 DATABASES = {"default": _database(ENV.database_url)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-# What each narrower role may do, by app label or model. The grants of anneal_app and anneal_sys follow from the models.
+# What each narrower role may do, by app label or model: a word of apps/core/database/policies.py, or privileges. The
+# grants of anneal_app and anneal_sys follow from the models.
 ROLE_GRANTS: dict[str, dict[str, str]] = {
     "anneal_internal": {
         "finetuning": "write",
@@ -217,14 +218,14 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "finetuning.quota": "read",
         "finetuning.checkpoint": "read",  # a name that matches no version may be a checkpoint's
         "finetuning.finetuningjob": "read",
-        "completions": "extend",
-        # The bytes that an organization stores, before a completion joins them.
-        "datasets.datasetversion": "read",
-        "datasets.versioninspection": "read",
-        "datasets.upload": "read",
-        "datasets.uploadpart": "read",
-        "batches.batchfile": "read",
-        "evals.evalitem": "read",
+        "completions": "INSERT, SELECT (organization_id, bytes, deleted_at)",
+        # What an organization stores, before a completion joins it: sizes alone, and never content.
+        "datasets.datasetversion": "SELECT (id, organization_id, status, bytes, rows_bytes, rows)",
+        "datasets.versioninspection": "SELECT (version_id)",
+        "datasets.upload": "SELECT (id, organization_id, status, bytes, signed_until)",
+        "datasets.uploadpart": "SELECT (upload_id, bytes)",
+        "batches.batchfile": "SELECT (organization_id, bytes, deleted_at)",
+        "evals": "SELECT (organization_id, bytes)",
     },
 }
 # Global tables of other packages that the web role must write.

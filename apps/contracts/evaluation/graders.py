@@ -149,7 +149,9 @@ def names_of(model_sample: str, item: object) -> dict[str, Any]:
     """Return the values that templates may name: `item`, and `sample` with the answer as text and, if it is, JSON."""
     sample: dict[str, object] = {"output_text": model_sample}
     try:
-        sample["output_json"] = json.loads(model_sample)
+        value = json.loads(model_sample)
+        json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is in no text
+        sample["output_json"] = value
     except (ValueError, RecursionError):
         pass  # an answer that is not JSON has no such value
     return {"item": item, "sample": sample}
@@ -164,7 +166,9 @@ def fill(template: str, names: Mapping[str, object]) -> str:
         length += len(parts[-1]) + len(parts[-2])
         if length > MAX_CHARACTERS:
             raise TextTooLong
-    return "".join([*parts, template[end:]])[: MAX_CHARACTERS + 1]
+    if length + len(template) - end > MAX_CHARACTERS:
+        raise TextTooLong
+    return "".join([*parts, template[end:]])
 
 
 def value_at(names: Mapping[str, object], path: str) -> object:

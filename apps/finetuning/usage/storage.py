@@ -28,6 +28,12 @@ _MODEL_BYTES = """
         SELECT organization_id, bytes AS amount FROM completions_storedcompletion
         WHERE organization_id = ANY(%(organizations)s)
         UNION ALL
+        SELECT organization_id, bytes AS amount FROM evals_eval
+        WHERE organization_id = ANY(%(organizations)s)
+        UNION ALL
+        SELECT organization_id, bytes AS amount FROM evals_evalrun
+        WHERE organization_id = ANY(%(organizations)s)
+        UNION ALL
         SELECT organization_id, bytes AS amount FROM evals_evalitem
         WHERE organization_id = ANY(%(organizations)s)
     ) AS kept GROUP BY organization_id

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -15,6 +16,9 @@ from apps.core.errors import DomainError, InvalidValue, NotFound, Status
 from apps.serving.models import Alias
 
 _TEMPLATE_TOKENS = 256  # the most that a chat template adds
+_WHOLE_CONTEXT = 2**31
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+_FIXED_BYTES, _BYTES_PER_TOKEN = 256 * 1024, 16  # as the gateway's own limit of a body
 _SILENT = (AdapterVersionStatus.REFUSED, AdapterVersionStatus.FILES_ONLY)
 
 
@@ -27,11 +31,33 @@ class PriceMissing(DomainError):
 
 @dataclass(frozen=True)
 class Asked:
-    """A request to a model, with the most tokens that it can have."""
+    """A request to a model, with the most tokens that it can have. `bytes`: of its body, if that is known."""
 
     model_name: str
     input_tokens: int
     output_tokens: int
+    bytes: int = 0
+
+
+def asked_by(body: Mapping[str, Any], *, spare_tokens: int = 0) -> Asked:
+    """Return what a request asks: each token has at least one byte of its body, except in images and audio.
+
+    `spare_tokens` are those of answers that it will repeat.
+    """
+    size = len(msgspec.json.encode(body))
+    tokens = _WHOLE_CONTEXT if _has_media(body["messages"]) else size + _TEMPLATE_TOKENS + spare_tokens
+    return Asked(str(body["model"]), tokens, int(body["max_completion_tokens"]), size)
+
+
+def _has_media(messages: Iterable[object]) -> bool:
+    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return any(not isinstance(part, Mapping) or part.get("type") not in _TEXT_PARTS for part in parts)
+
+
+def largest_body(model: BaseModel) -> int:
+    """Return the size in bytes of the largest body that the model can read, images included."""
+    return _FIXED_BYTES + model.context_length * _BYTES_PER_TOKEN
 
 
 def require_model(*, organization: Organization | str, name: str, param: str) -> BaseModel:
@@ -83,8 +109,3 @@ def highest_cost_nano(
                 raise PriceMissing(f"The model '{one.model_name[:60]}' has no price here.")
             total += price_ceiling(quantity=quantity, price_nano=price.price_nano, per=price.per)
     return total
-
-
-def most_tokens(body: object) -> int:
-    """Return the most tokens that a request can have: each has at least one byte of its body."""
-    return len(msgspec.json.encode(body)) + _TEMPLATE_TOKENS

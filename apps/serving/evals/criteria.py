@@ -7,12 +7,14 @@ import msgspec
 from msgspec import Meta
 
 from apps.contracts.evaluation.graders import (
+    MAX_CHARACTERS,
     MultiGrader,
     Name,
     PythonGrader,
     SimilarityGrader,
     StringCheckGrader,
     Text,
+    TextTooLong,
     UnknownVariable,
     fill,
     grade_text,
@@ -20,6 +22,7 @@ from apps.contracts.evaluation.graders import (
 from apps.core.errors import InvalidValue
 
 MAX_CRITERIA = 10
+MAX_MESSAGES_CHARACTERS = 32_000  # of the messages to a model, before and after their variables are filled in
 LABEL_TOKENS, _SCORE_TOKENS = 64, 16
 _NO_METRICS = {"cosine": "it needs embeddings", "meteor": "it needs a dictionary of synonyms"}
 _MODEL = Annotated[str, Meta(min_length=1, max_length=200)]
@@ -133,6 +136,11 @@ def check_criteria(criteria: Sequence[SentCriterion]) -> list[Criterion]:
                 raise InvalidValue(text, param=f"{place}.passing_labels")
             case ScoreModelCriterion() if criterion.bounds[0] >= criterion.bounds[1]:
                 raise InvalidValue("range is the lowest and the highest score.", param=f"{place}.range")
+            case ScoreModelCriterion() if criterion.sampling_params:
+                text = "A grader always answers at temperature 0 and with one seed, so that runs compare: leave it out."
+                raise InvalidValue(text, param=f"{place}.sampling_params", code="not_offered")
+        if isinstance(criterion, LabelModelCriterion | ScoreModelCriterion):
+            check_messages(criterion.input, param=f"{place}.input")
     return [one for one in criteria if isinstance(one, Criterion)]
 
 
@@ -152,7 +160,31 @@ def models_of(criteria: list[Criterion]) -> list[tuple[str, str]]:
 
 def fill_messages(template: list[TemplateMessage], names: Mapping[str, object]) -> list[dict[str, str]]:
     """Return the messages with their variables filled in. Raises UnknownVariable, TextTooLong."""
-    return [{"role": one.role, "content": fill(_text_of(one), names)} for one in template]
+    messages, length = [], 0
+    for one in template:
+        messages.append({"role": one.role, "content": fill(_text_of(one), names)})
+        length += len(messages[-1]["content"])
+        if length > MAX_MESSAGES_CHARACTERS:
+            raise TextTooLong
+    return messages
+
+
+def check_messages(template: list[TemplateMessage], *, param: str) -> None:
+    """Raise InvalidValue for messages that are too long even before their variables are filled in."""
+    texts = [_text_of(one) for one in template]
+    if max(map(len, texts)) > MAX_CHARACTERS or sum(map(len, texts)) > MAX_MESSAGES_CHARACTERS:
+        text = f"A message has at most {MAX_CHARACTERS:,} characters, and all have {MAX_MESSAGES_CHARACTERS:,}."
+        raise InvalidValue(text, param=param)
+
+
+def reason_of(error: UnknownVariable | TextTooLong) -> str:
+    """Return why a text could not be made, for the customer."""
+    if isinstance(error, UnknownVariable):
+        return f"There is no {str(error)[:200]}."
+    return (
+        f"With its variables filled in, a text has more than {MAX_CHARACTERS:,} characters, all messages have more "
+        f"than {MAX_MESSAGES_CHARACTERS:,}, or the request is too long for the model."
+    )
 
 
 def _text_of(message: TemplateMessage) -> str:
@@ -208,7 +240,7 @@ def _pair(criterion: PairwiseCriterion, request: object, first: str, second: str
 
 
 def grade_of(number: int, criterion: Criterion, names: Mapping[str, Any], answers: Mapping[str, Any]) -> Grade:
-    """Return the grade of an answer. `answers` has those to `grading_requests`. Raises TextTooLong."""
+    """Return the grade of an answer. `answers` has those to `grading_requests`."""
     try:
         match criterion:
             case StringCheckGrader():
@@ -227,8 +259,8 @@ def grade_of(number: int, criterion: Criterion, names: Mapping[str, Any], answer
                 return _score(criterion, _value_of(answers[f"g{number}"]))
             case PairwiseCriterion():
                 return _share(_value_of(answers[f"g{number}"]), _value_of(answers[f"g{number}s"]))
-    except UnknownVariable as unknown:
-        return Grade(0.0, False, f"There is no {str(unknown)[:200]}.")
+    except (UnknownVariable, TextTooLong) as error:
+        return Grade(0.0, False, reason_of(error))
     except _NoAnswer as none:
         return Grade(0.0, False, str(none))
 

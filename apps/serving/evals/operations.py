@@ -2,6 +2,7 @@
 
 import datetime
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -10,7 +11,6 @@ from django.db import transaction
 from apps.accounts.models import Organization
 from apps.batches.completions.operations import check_metadata
 from apps.batches.files import storage_left
-from apps.batches.lifecycle import ACTIVE as ACTIVE_BATCHES
 from apps.batches.operations import cancel_batch
 from apps.billing.queries import get_balance
 from apps.core import audit
@@ -27,6 +27,7 @@ from apps.serving.evals.sources import CompletionsSource, DataSource, check_sour
 
 MAX_EVALS = 1_000  # of an organization
 MAX_RUNS = 1_000  # of an organization; each keeps its items until it is deleted
+MAX_KEPT_BYTES = 256 * 1024  # of the criteria of an eval, and of the data source of a run
 MAX_ACTIVE = 5
 MAX_IN_AN_HOUR = 30
 
@@ -45,16 +46,20 @@ def create_eval(
     for place, model_name in models_of(checked):
         require_model(organization=organization, name=model_name, param=place)
     check_metadata(metadata)
+    sent = msgspec.to_builtins(checked)
+    size = _size_of(sent, param="testing_criteria") + len(msgspec.json.encode([data_source_config, metadata]))
     with transaction.atomic():
         lock(f"evals:{id_of(organization)}")
+        _require_storage(id_of(organization), size)
         if Eval.objects.for_organization(organization).count() >= MAX_EVALS:
             raise QuotaExceeded(f"Your organization keeps {MAX_EVALS:,} evals, the most allowed: delete some.")
         created = Eval.objects.create(
             organization_id=id_of(organization),
             name=name,
             data_source_config=dict(data_source_config),
-            testing_criteria=msgspec.to_builtins(checked),
+            testing_criteria=sent,
             metadata=dict(metadata),
+            bytes=size,
             created_by=by,
         )
         audit.record(organization=created.organization_id, by=by, action="eval.created", target=created.pk)
@@ -113,10 +118,10 @@ def create_run(
         require_model(organization=organization_id, name=each, param=place)
     if (asked or models_of(criteria)) and get_balance(organization=organization_id).available_nano <= 0:
         raise QuotaExceeded("Your organization has no credit for what the run asks: add credit.")
-    if storage_left(organization=organization_id) == 0:
-        raise QuotaExceeded("Your organization's storage is full, so there is no room for the results: delete files.")
+    size = _size_of(data_source, param="data_source") + len(msgspec.json.encode([evaluated.testing_criteria, metadata]))
     with transaction.atomic():
         lock(f"evals:{organization_id}")
+        _require_storage(organization_id, size)
         _require_room(organization_id, now)
         run = EvalRun.objects.create(
             organization_id=organization_id,
@@ -127,6 +132,7 @@ def create_run(
             testing_criteria=evaluated.testing_criteria,
             model_name=model_name,
             cost_limit_nano=cost_limit_nano,
+            bytes=size,
             created_by=by,
         )
         outbox.publish(
@@ -135,6 +141,20 @@ def create_run(
         audit.record(organization=organization_id, by=by, action="eval_run.created", target=run.pk)
     run.refresh_from_db()
     return run
+
+
+def _size_of(sent: object, *, param: str) -> int:
+    """Return the size in bytes of what is kept as JSON. Raises InvalidValue above MAX_KEPT_BYTES."""
+    size = len(msgspec.json.encode(sent))
+    if size > MAX_KEPT_BYTES:
+        raise InvalidValue(f"{param} has more than {MAX_KEPT_BYTES // 1024} KiB: shorten it.", param=param)
+    return size
+
+
+def _require_storage(organization_id: str, size: int) -> None:
+    left = storage_left(organization=organization_id)
+    if left is not None and left <= size:
+        raise QuotaExceeded("Your organization's storage is full, so this and its results have no room: delete files.")
 
 
 def _require_room(organization_id: str, now: datetime.datetime) -> None:
@@ -157,8 +177,9 @@ def cancel_run(*, run: EvalRun, by: str, now: datetime.datetime) -> EvalRun:
     if not try_advance(run, to=EvalRunStatus.CANCELED, transitions=RUN_TRANSITIONS, finished_at=now):
         run.refresh_from_db()
         raise InvalidState(f"The run is {run.status}, so it cannot be canceled.", param="run_id")
-    if run.batch is not None and run.batch.status in ACTIVE_BATCHES:
-        cancel_batch(batch=run.batch, by=by, now=now)
+    if run.batch is not None:
+        with suppress(InvalidState):  # it is ending: all its requests are answered
+            cancel_batch(batch=run.batch, by=by, now=now)
     audit.record(organization=run.organization_id, by=by, action="eval_run.canceled", target=run.pk)
     return run
 

@@ -5,6 +5,8 @@ the requests.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from itertools import chain, groupby
 from typing import Any
 
 import msgspec
@@ -15,23 +17,26 @@ from apps.batches.lifecycle import BatchStatus
 from apps.batches.models import Batch, BatchFile
 from apps.batches.operations import ENDPOINTS, create_eval_batch
 from apps.billing.queries import get_balance
+from apps.catalog.models import BaseModel
 from apps.contracts.chat import split_lines
 from apps.contracts.evaluation.graders import MAX_CHARACTERS, TextTooLong, UnknownVariable
 from apps.core.database.clock import db_now
 from apps.core.database.transitions import try_advance
-from apps.core.errors import DomainError, QuotaExceeded
+from apps.core.errors import DomainError, InvalidValue, QuotaExceeded
 from apps.core.money import dollars
 from apps.core.objects.store import read_chunks, store
-from apps.serving.evals.costs import Asked, highest_cost_nano, most_tokens, require_model
+from apps.serving.evals.costs import Asked, asked_by, highest_cost_nano, largest_body, require_model
 from apps.serving.evals.criteria import (
     LABEL_TOKENS,
+    MAX_MESSAGES_CHARACTERS,
     Criterion,
     ModelCriterion,
     PairwiseCriterion,
     grading_requests,
     models_of,
+    reason_of,
 )
-from apps.serving.evals.lifecycle import RUN_TRANSITIONS, EvalPhase, EvalRunStatus
+from apps.serving.evals.lifecycle import ACTIVE, RUN_TRANSITIONS, EvalPhase, EvalRunStatus
 from apps.serving.evals.models import EvalItem, EvalRun
 from apps.serving.evals.results import finish
 from apps.serving.evals.sources import (
@@ -46,11 +51,14 @@ from apps.serving.evals.sources import (
 )
 
 SAMPLE = "s"  # the key of the answer that is graded
+MAX_REQUEST_BYTES = 64 * 1024 * 1024  # of all requests of a run, the graders' included
+MAX_ATTEMPTS = 8  # at a step, over eight minutes
+_ROWS_AT_ONCE = 20
 _MAX_LINE_BYTES = 32 * 1024 * 1024  # of a file of answers
 _UNKNOWN = {"text": ""}
-_TOO_LONG = "A text has more than 8,000 characters once its variables are filled in."
 
 Requests = dict[str, dict[str, object]]  # bodies by the key of their answer
+Answers = dict[str, Any]
 
 
 class _RunPlan:
@@ -61,38 +69,46 @@ class _RunPlan:
         self.source = msgspec.convert(run.data_source, DataSource)
         self.criteria: list[Criterion] = msgspec.convert(run.testing_criteria, list[Criterion])
 
+    @cached_property
+    def models(self) -> dict[str, BaseModel]:
+        """The models that are asked, by name. Raises InvalidValue if one is gone."""
+        own = {self.run.model_name} if self.run.model_name else set()
+        names = own | {each for _, each in models_of(self.criteria)}
+        return {each: require_model(organization=self.run.organization_id, name=each, param="model") for each in names}
+
     @property
     def answer_tokens(self) -> int:
         params = self.source.sampling_params if isinstance(self.source, CompletionsSource) else None
         return (params and params.max_completion_tokens) or DEFAULT_ANSWER_TOKENS
 
-    def model_of(self, key: str) -> str:
-        """Return the model that is asked for the answer with this key: the run's, or one that it is compared with."""
-        criterion = None if key == SAMPLE else self.criteria[int(key[1:])]
-        return criterion.baseline_model if isinstance(criterion, PairwiseCriterion) else self.run.model_name
-
-    def sampling(self, item: SourceItem) -> Requests:
-        """Return the requests for the run's answer and for those it is compared with.
-
-        Raises UnknownVariable, TextTooLong.
-        """
+    @cached_property
+    def sampled(self) -> dict[str, str]:
+        """The models that answer an item, by the key of their answer: the run's, and those it is compared with."""
         if not isinstance(self.source, CompletionsSource):
             return {}
         asked = {SAMPLE: self.run.model_name} if self.run.model_name else {}
         for number, criterion in enumerate(self.criteria):
             if isinstance(criterion, PairwiseCriterion):
                 asked[f"b{number}"] = criterion.baseline_model
-        if not asked:
-            return {}
-        messages = question_of(self.source, item)
-        return {key: sampling_request(self.source, model, messages) for key, model in asked.items()}
+        return asked
 
-    def grading(self, item: SourceItem, answers: Mapping[str, Any]) -> Requests:
-        """Return the requests that grade the item's answer. Raises UnknownVariable, TextTooLong."""
+    def sampling(self, item: SourceItem) -> Requests:
+        """Return the requests for the item's answers. Raises UnknownVariable, TextTooLong."""
+        if not self.sampled or not isinstance(self.source, CompletionsSource):
+            return {}
+        source, messages = self.source, question_of(self.source, item)
+        return self._readable({key: sampling_request(source, model, messages) for key, model in self.sampled.items()})
+
+    def grading(self, item: SourceItem, answers: Answers) -> tuple[Requests, Answers]:
+        """Return the requests that grade the item's answer, and the reasons why some could not be made."""
         requests: Requests = {}
+        refused: Answers = {}
         for number in range(len(self.criteria)):
-            requests |= self.grading_by(number, item, answers)
-        return requests
+            try:
+                requests |= self.grading_by(number, item, answers)
+            except (UnknownVariable, TextTooLong) as error:
+                refused[f"g{number}"] = _no_answer(error)
+        return requests, refused
 
     def grading_by(self, number: int, item: SourceItem, answers: Mapping[str, Any]) -> Requests:
         """Return the requests of one criterion. Raises UnknownVariable, TextTooLong."""
@@ -100,7 +116,13 @@ class _RunPlan:
         criterion, request, baseline = self.criteria[number], None, ""
         if isinstance(criterion, PairwiseCriterion) and isinstance(self.source, CompletionsSource):
             request, baseline = question_of(self.source, item), answers[f"b{number}"]["text"]
-        return grading_requests(number, criterion, names, request=request, baseline=baseline)
+        return self._readable(grading_requests(number, criterion, names, request=request, baseline=baseline))
+
+    def _readable(self, requests: Requests) -> Requests:
+        for body in requests.values():
+            if len(msgspec.json.encode(body)) > largest_body(self.models[str(body["model"])]):
+                raise TextTooLong
+        return requests
 
 
 # --- The first step ---------------------------------------------------------------------------------------------------
@@ -108,84 +130,103 @@ class _RunPlan:
 
 def prepare(run_id: str) -> None:
     """Read the items of a run, bound its cost and ask the first questions. Does nothing if that is done."""
-    run = EvalRun.objects.select_related("evaluated").filter(pk=run_id, status=EvalRunStatus.QUEUED).first()
-    if run is None:
+    unasked = EvalRun.objects.filter(pk=run_id, status__in=ACTIVE, batch=None)
+    run = unasked.select_related("evaluated").first()
+    if run is None or not _may_try(run):
         return
     try:
-        _prepare(_RunPlan(run))
+        if run.status == EvalRunStatus.QUEUED:
+            _prepare(_RunPlan(run))
+        else:
+            _grade(_RunPlan(run))
     except DomainError as error:
         fail(run, error.code, error.message)
+
+
+def _may_try(run: EvalRun) -> bool:
+    """Count an attempt at the run's step. After MAX_ATTEMPTS that met an error or were killed, the run fails."""
+    if run.attempts >= MAX_ATTEMPTS:
+        fail(run, "internal_error", "The run failed because of an error of ours. Create it again.")
+        return False
+    run.attempts += 1
+    run.save(update_fields=["attempts"])
+    return True
 
 
 def _prepare(plan: _RunPlan) -> None:
     run = plan.run
     metadata = run.evaluated.data_source_config.get("metadata") or {}
     items = read_items(plan.source, organization=run.organization_id, metadata=metadata)
-    rows, requests = [], {}
-    for number, item in enumerate(items):
-        source = msgspec.json.encode(item)
-        row = EvalItem(
-            organization_id=run.organization_id, run=run, number=number, source=source.decode(), bytes=len(source)
-        )
-        try:
-            requests[number] = plan.sampling(item)
-        except (UnknownVariable, TextTooLong) as error:
-            row.answers = msgspec.json.encode({SAMPLE: _no_answer(error)}).decode()
-        rows.append(row)
+    rows: list[EvalItem] = []
+
+    def asked() -> Iterator[Asked]:
+        for number, item in enumerate(items):
+            source, requests, answers = msgspec.json.encode(item), {}, {}
+            try:
+                requests = plan.sampling(item)
+            except (UnknownVariable, TextTooLong) as error:
+                answers = {SAMPLE: _no_answer(error)}
+            row = EvalItem(
+                organization_id=run.organization_id, run=run, number=number, source=source.decode(), bytes=len(source),
+                answers=msgspec.json.encode(answers).decode(),
+            )  # fmt: skip
+            rows.append(row)
+            yield from map(asked_by, requests.values())
+            if not answers:
+                yield from _gradings(plan, item)
+
+    cost = _cost_of(plan, asked())
     size, left = sum(row.bytes for row in rows), storage_left(organization=run.organization_id)
     if left is not None and size > left:
         raise QuotaExceeded("Your organization's storage is too small for the items of the run: delete files.")
-    cost = _highest_cost(plan, items, requests)
     _require_affordable(run, cost)
     changes: dict[str, Any] = {"highest_cost_nano": cost, "total": len(rows)}
+    questions = ((number, plan.sampling(items[number])) for number, row in enumerate(rows) if row.answers == "{}")
     with transaction.atomic():
         if not try_advance(run, to=EvalRunStatus.IN_PROGRESS, transitions=RUN_TRANSITIONS, **changes):
             return  # it was canceled meanwhile
-        EvalItem.objects.bulk_create(rows)
-        _ask(plan, requests, EvalPhase.SAMPLING)
+        EvalItem.objects.bulk_create(rows, batch_size=100)
+        _ask(plan, questions, EvalPhase.SAMPLING)
     if run.batch is None:
         _grade(plan)
 
 
-def _highest_cost(plan: _RunPlan, items: list[SourceItem], requests: Mapping[int, Requests]) -> int:
-    """Return the most that all requests of the run should cost, those of the graders included."""
-
-    def asked() -> Iterator[Asked]:
-        for number, item in enumerate(items):
-            bodies = requests.get(number, {})
-            yield from (Asked(str(body["model"]), most_tokens(body), plan.answer_tokens) for body in bodies.values())
-            yield from _gradings(plan, item)
-
-    return _cost_of(plan, asked())
-
-
 def _cost_of(plan: _RunPlan, asked: Iterable[Asked]) -> int:
-    run = plan.run
-    names = {each for _, each in models_of(plan.criteria)} | ({run.model_name} if run.model_name else set())
-    models = {each: require_model(organization=run.organization_id, name=each, param="model") for each in names}
-    return highest_cost_nano(organization=run.organization_id, base_models=models, asked=asked)
+    """Return the most that the requests should cost. Raises InvalidValue if they are too large together."""
+    organization = plan.run.organization_id
+    return highest_cost_nano(organization=organization, base_models=plan.models, asked=_bounded(asked))
+
+
+def _bounded(asked: Iterable[Asked]) -> Iterator[Asked]:
+    size = 0
+    for one in asked:
+        size += one.bytes
+        if size > MAX_REQUEST_BYTES:
+            raise InvalidValue(
+                f"The requests of the run exceed {MAX_REQUEST_BYTES // 1024**2} MiB: use fewer items, fewer criteria "
+                "or shorter templates.",
+                param="data_source",
+            )
+        yield one
 
 
 def _gradings(plan: _RunPlan, item: SourceItem) -> Iterator[Asked]:
     """Yield the requests that grade an answer which is not known yet. It counts four tokens for each of its own."""
-    unknown = {f"b{number}": _UNKNOWN for number, one in enumerate(plan.criteria) if isinstance(one, PairwiseCriterion)}
-    if plan.run.model_name:
-        unknown[SAMPLE] = _UNKNOWN
+    unknown = dict.fromkeys(plan.sampled, _UNKNOWN)
     for number, criterion in enumerate(plan.criteria):
         if isinstance(criterion, ModelCriterion):
             spare = _places_of(criterion) * plan.answer_tokens * 4 if unknown else 0
-            for body in _gradable(plan, item, unknown, number):
-                yield Asked(str(body["model"]), most_tokens(body) + spare, int(str(body["max_completion_tokens"])))
+            try:
+                for body in plan.grading_by(number, item, unknown).values():
+                    yield asked_by(body, spare_tokens=spare)
+            except (UnknownVariable, TextTooLong):  # with the answer it may be known
+                yield Asked(criterion.model, _most_tokens_of(criterion), LABEL_TOKENS)
 
 
-def _gradable(plan: _RunPlan, item: SourceItem, answers: Mapping[str, Any], number: int) -> list[dict[str, object]]:
-    try:
-        return list(plan.grading_by(number, item, answers).values())
-    except (UnknownVariable, TextTooLong):  # with the answer it may be known
-        longest = {"role": "user", "content": "x" * MAX_CHARACTERS}
-        criterion = plan.criteria[number]
-        assert isinstance(criterion, ModelCriterion)
-        return [{"model": criterion.model, "messages": [longest], "max_completion_tokens": LABEL_TOKENS}]
+def _most_tokens_of(criterion: ModelCriterion) -> int:
+    """Return the most tokens of all messages that the criterion can ask. A character has at most four."""
+    count = 4 if isinstance(criterion, PairwiseCriterion) else len(criterion.input)
+    return 4 * min(count * MAX_CHARACTERS, MAX_MESSAGES_CHARACTERS)
 
 
 def _places_of(criterion: ModelCriterion) -> int:
@@ -218,11 +259,10 @@ def go_on(batch_id: str) -> None:
     """Read the answers of a batch and take the run's next step. Does nothing if that is done."""
     batch = Batch.objects.select_related("input_file", "output_file", "error_file").get(pk=batch_id)
     run = EvalRun.objects.filter(batch=batch, status=EvalRunStatus.IN_PROGRESS).first()
-    if run is not None:
+    if run is not None and _may_try(run):
         _record_answers(run, batch)
-        if batch.stop or batch.status != BatchStatus.COMPLETED:
-            reason = batch.stop or {"code": f"batch_{batch.status}", "message": "The requests had no answers in time."}
-            finish(run=run, error={"code": str(reason["code"]), "message": str(reason["message"])})
+        if reason := _failure_of(batch):
+            finish(run=run, error=reason)
         elif run.phase == EvalPhase.SAMPLING:
             _grade(_RunPlan(run))
         else:
@@ -232,50 +272,69 @@ def go_on(batch_id: str) -> None:
             delete_file(file=file, by="system", now=db_now())
 
 
+def _failure_of(batch: Batch) -> dict[str, str] | None:
+    """Return why the batch has not asked all its requests; None if it has."""
+    if batch.status == BatchStatus.COMPLETED and not batch.stop:
+        return None
+    late = {"code": f"batch_{batch.status}", "message": "The requests had no answers in time."}
+    reason = batch.stop or (batch.errors[0] if batch.errors else late)
+    return {"code": str(reason["code"]), "message": str(reason["message"])}
+
+
 def _grade(plan: _RunPlan) -> None:
     """Ask the models that grade; end the run if there are none, or if it would cost more than its limit."""
-    requests: dict[int, Requests] = {}
-    asked: list[Asked] = []
-    for row in plan.run.items.order_by("number"):
-        item, answers = msgspec.json.decode(row.source, type=SourceItem), msgspec.json.decode(row.answers)
-        if any(answer.get("error") for answer in answers.values()):
-            continue
-        asked += [Asked(plan.model_of(key), one["input_tokens"], one["output_tokens"]) for key, one in answers.items()]
-        try:
-            requests[row.number] = plan.grading(item, answers)
-        except (UnknownVariable, TextTooLong):
-            continue  # the result says so
-        bodies = requests[row.number].values()
-        asked += [Asked(str(b["model"]), most_tokens(b), int(str(b["max_completion_tokens"]))) for b in bodies]
     run, error = plan.run, None
     try:
-        _require_within_limit(run, _cost_of(plan, asked))
+        _require_within_limit(run, _cost_of(plan, _asked_so_far(plan)))
         with transaction.atomic():
             is_current = {"pk": run.pk, "status": EvalRunStatus.IN_PROGRESS, "batch": run.batch_id}
             if not EvalRun.objects.select_for_update().filter(**is_current).exists():
                 return  # canceled, or another process was first
-            if _ask(plan, requests, EvalPhase.GRADING):
+            questions = ((row.number, plan.grading(item, answers)[0]) for row, item, answers in _answered(plan))
+            if _ask(plan, questions, EvalPhase.GRADING):
                 return
     except DomainError as refused:
         error = {"code": refused.code, "message": refused.message}
     finish(run=run, error=error)
 
 
-def _ask(plan: _RunPlan, requests: Mapping[int, Requests], phase: EvalPhase) -> bool:
+def _answered(plan: _RunPlan) -> Iterator[tuple[EvalItem, SourceItem, Answers]]:
+    """Yield the items that have all their answers."""
+    for row in plan.run.items.order_by("number").iterator(_ROWS_AT_ONCE):
+        item, answers = msgspec.json.decode(row.source, type=SourceItem), msgspec.json.decode(row.answers)
+        own = [answers.get(key) for key in (SAMPLE, *plan.sampled)]
+        if not any(answer.get("error") for answer in own if answer) and plan.sampled.keys() <= answers.keys():
+            yield row, item, answers
+
+
+def _asked_so_far(plan: _RunPlan) -> Iterator[Asked]:
+    """Yield what was asked for the answers, and what grades them. Reasons why some is not graded go to its item."""
+    for row, item, answers in _answered(plan):
+        for key, name in plan.sampled.items():
+            yield Asked(name, answers[key]["input_tokens"], answers[key]["output_tokens"])
+        requests, refused = plan.grading(item, answers)
+        if refused:
+            EvalItem.objects.filter(pk=row.pk).update(answers=msgspec.json.encode(answers | refused).decode())
+        yield from map(asked_by, requests.values())
+
+
+def _ask(plan: _RunPlan, requests: Iterable[tuple[int, Requests]], phase: EvalPhase) -> bool:
     """Send the requests in a batch; return whether there are any."""
-    if not any(requests.values()):
+    lines = _lines(requests)
+    first = next(lines, None)
+    if first is None:
         return False
     run = plan.run
-    run.phase = phase
+    run.phase, run.attempts = phase, 0
     run.batch = create_eval_batch(
-        organization=run.organization_id, run_id=run.pk, lines=_lines(requests), by=run.created_by, now=db_now()
+        organization=run.organization_id, run_id=run.pk, lines=chain([first], lines), by=run.created_by, now=db_now()
     )
-    run.save(update_fields=["batch", "phase"])
+    run.save(update_fields=["batch", "phase", "attempts"])
     return True
 
 
-def _lines(requests: Mapping[int, Requests]) -> Iterator[bytes]:
-    for number, bodies in requests.items():
+def _lines(requests: Iterable[tuple[int, Requests]]) -> Iterator[bytes]:
+    for number, bodies in requests:
         for key, body in bodies.items():
             line = {"custom_id": f"{number}.{key}", "method": "POST", "url": ENDPOINTS[0], "body": body}
             yield msgspec.json.encode(line) + b"\n"
@@ -283,18 +342,14 @@ def _lines(requests: Mapping[int, Requests]) -> Iterator[bytes]:
 
 def _record_answers(run: EvalRun, batch: Batch) -> None:
     """Keep the answers of a batch with their items. Repeating it changes nothing."""
-    rows = {row.number: row for row in run.items.all()}
-    answers = {number: msgspec.json.decode(row.answers) for number, row in rows.items()}
     for file in (batch.output_file, batch.error_file):
-        for custom_id, answer in _answers_of(file):
-            place, _, key = custom_id.partition(".")
-            answers[int(place)][key] = answer
-    changed = []
-    for number, row in rows.items():
-        row.answers = msgspec.json.encode(answers[number]).decode()
-        row.bytes = len(row.source.encode()) + len(row.answers.encode())
-        changed.append(row)
-    EvalItem.objects.bulk_update(changed, ["answers", "bytes"], batch_size=100)
+        for number, found in groupby(_answers_of(file), key=lambda one: int(one[0].partition(".")[0])):
+            row = run.items.get(number=number)
+            answers = msgspec.json.decode(row.answers)
+            answers |= {custom_id.partition(".")[2]: answer for custom_id, answer in found}
+            row.answers = msgspec.json.encode(answers).decode()
+            row.bytes = len(row.source.encode()) + len(row.answers.encode())
+            row.save(update_fields=["answers", "bytes"])
 
 
 def _answers_of(file: BatchFile | None) -> Iterator[tuple[str, dict[str, object]]]:
@@ -324,8 +379,7 @@ def _answer_of(line: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _no_answer(error: UnknownVariable | TextTooLong) -> dict[str, object]:
-    text = _TOO_LONG if isinstance(error, TextTooLong) else f"There is no {str(error)[:200]}."
-    return {"text": "", "error": {"code": "invalid_item", "message": text}}
+    return {"text": "", "error": {"code": "invalid_item", "message": reason_of(error)}}
 
 
 def fail(run: EvalRun, code: str, message: str) -> None:

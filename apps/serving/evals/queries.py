@@ -34,7 +34,7 @@ def get_run(*, evaluated: Eval, id: str) -> EvalRun:
 
 def list_items(*, run: EvalRun) -> QuerySet[EvalItem]:
     """Return the items of a run that have a result."""
-    items = EvalItem.objects.for_organization(run.organization_id).filter(run=run).select_related("run")
+    items = EvalItem.objects.for_organization(run.organization_id).filter(run=run)
     return items.exclude(status=ItemStatus.PENDING)
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 from django.db import transaction
 
-from apps.contracts.evaluation.graders import TextTooLong
 from apps.core.database.clock import db_now
 from apps.core.database.transitions import try_advance
 from apps.serving.evals.criteria import Criterion, Grade, ScoreModelCriterion, grade_of
@@ -14,47 +13,65 @@ from apps.serving.evals.lifecycle import RUN_TRANSITIONS, EvalRunStatus, ItemSta
 from apps.serving.evals.models import EvalItem, EvalRun
 from apps.serving.evals.sources import SourceItem, names_with
 
-_TOO_LONG = "A text has more than 8,000 characters once its variables are filled in."
+_ROWS_AT_ONCE = 20
+_MISSING = {"text": "", "error": {"code": "no_answer", "message": "The model gave no answer."}}
 _USAGE = (("prompt_tokens", "input_tokens"), ("cached_tokens", "cached_tokens"), ("completion_tokens", "output_tokens"))
 
 
 def finish(*, run: EvalRun, error: dict[str, str] | None = None) -> None:
     """Grade the items of a run and end it, as failed if there is an error. Its results are kept either way."""
     criteria: list[Criterion] = msgspec.convert(run.testing_criteria, list[Criterion])
-    by_status = Counter[str]()
-    passed, failed = Counter[int](), Counter[int]()
-    usage: dict[str, Counter[str]] = {}
-    rows = list(run.items.order_by("number"))
-    for row in rows:
-        answers = msgspec.json.decode(row.answers)
-        grades = _grade(row, answers, criteria)
+    counts = _Counts()
+    with transaction.atomic():
+        graded: list[EvalItem] = []
+        for row in run.items.order_by("number").iterator(_ROWS_AT_ONCE):
+            answers = msgspec.json.decode(row.answers)
+            if run.model_name and "s" not in answers:
+                answers["s"] = _MISSING
+                row.answers = msgspec.json.encode(answers).decode()
+            grades = _grade(row, answers, criteria)
+            results = [_result(one, grade) for one, grade in zip(criteria, grades, strict=False)]
+            row.status, row.results = _status_of(grades), msgspec.json.encode(results).decode()
+            counts.add(row, grades, answers)
+            graded.append(row)
+            if len(graded) >= _ROWS_AT_ONCE:
+                EvalItem.objects.bulk_update(graded, ["status", "results", "answers"])
+                graded.clear()
+        EvalItem.objects.bulk_update(graded, ["status", "results", "answers"])
+        to = EvalRunStatus.FAILED if error else EvalRunStatus.COMPLETED
+        changes = counts.changes(criteria) | {"error": error, "finished_at": db_now()}
+        if not try_advance(run, to=to, transitions=RUN_TRANSITIONS, **changes):
+            transaction.set_rollback(True)  # canceled, or another process was first
+
+
+class _Counts:
+    """What a run counts of its items."""
+
+    def __init__(self) -> None:
+        self._by_status = Counter[str]()
+        self._passed, self._failed = Counter[int](), Counter[int]()
+        self._usage: dict[str, Counter[str]] = {}
+
+    def add(self, row: EvalItem, grades: list[Grade], answers: dict[str, Any]) -> None:
+        self._by_status[row.status] += 1
         for number, grade in enumerate(grades):
-            (passed if grade.is_passed else failed)[number] += 1
-        row.status = _status_of(grades)
-        row.results = msgspec.json.encode(
-            [_result(one, grade) for one, grade in zip(criteria, grades, strict=False)]
-        ).decode()
-        by_status[row.status] += 1
+            (self._passed if grade.is_passed else self._failed)[number] += 1
         for answer in answers.values():
             if "model" in answer:
-                counted = usage.setdefault(answer["model"], Counter())
+                counted = self._usage.setdefault(answer["model"], Counter())
                 counted.update({name: answer[key] for name, key in _USAGE} | {"invocation_count": 1})
-    changes: dict[str, Any] = {
-        "passed": by_status[ItemStatus.PASS],
-        "failed": by_status[ItemStatus.FAIL],
-        "errored": by_status[ItemStatus.ERROR],
-        "criteria_results": [
-            {"testing_criteria": one.name, "passed": passed[number], "failed": failed[number]}
-            for number, one in enumerate(criteria)
-        ],
-        "usage": [{"model_name": name} | dict(counted) for name, counted in sorted(usage.items())],
-        "error": error,
-        "finished_at": db_now(),
-    }
-    with transaction.atomic():
-        to = EvalRunStatus.FAILED if error else EvalRunStatus.COMPLETED
-        if try_advance(run, to=to, transitions=RUN_TRANSITIONS, **changes):
-            EvalItem.objects.bulk_update(rows, ["status", "results"], batch_size=100)
+
+    def changes(self, criteria: list[Criterion]) -> dict[str, Any]:
+        return {
+            "passed": self._by_status[ItemStatus.PASS],
+            "failed": self._by_status[ItemStatus.FAIL],
+            "errored": self._by_status[ItemStatus.ERROR],
+            "criteria_results": [
+                {"testing_criteria": one.name, "passed": self._passed[number], "failed": self._failed[number]}
+                for number, one in enumerate(criteria)
+            ],
+            "usage": [{"model_name": name} | dict(counted) for name, counted in sorted(self._usage.items())],
+        }
 
 
 def _grade(row: EvalItem, answers: dict[str, Any], criteria: list[Criterion]) -> list[Grade]:
@@ -67,10 +84,8 @@ def _grade(row: EvalItem, answers: dict[str, Any], criteria: list[Criterion]) ->
     for number, criterion in enumerate(criteria):
         try:
             grades.append(grade_of(number, criterion, names, answers))
-        except KeyError:  # its question could not be made, or was not asked before the run ended
+        except KeyError:  # it was not asked before the run ended
             grades.append(Grade(0.0, False, "The model was not asked."))
-        except TextTooLong:
-            grades.append(Grade(0.0, False, _TOO_LONG))
     return grades
 
 

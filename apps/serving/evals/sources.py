@@ -15,14 +15,14 @@ from apps.contracts.evaluation.graders import TextTooLong, UnknownVariable, name
 from apps.core.errors import InvalidValue
 from apps.core.objects.store import read_chunks, store
 from apps.datasets.queries import get_version
-from apps.serving.evals.criteria import Messages, fill_messages
+from apps.serving.evals.criteria import Messages, check_messages, fill_messages
 
 MAX_ITEMS = 1_000
 MAX_ITEM_BYTES = 256 * 1024
 MAX_SOURCE_BYTES = 16 * 1024 * 1024
 MAX_INLINE_BYTES = 128 * 1024  # of items that come with the request, which the run repeats
 DEFAULT_ANSWER_TOKENS = 1_024
-_READ_AT_ONCE = 50
+_READ_AT_ONCE = 4  # each may have 8 MiB
 
 
 class InlineItem(msgspec.Struct, forbid_unknown_fields=True):
@@ -108,6 +108,8 @@ def check_source(source: DataSource, *, organization: Organization | str) -> Non
             raise InvalidValue(text, param="data_source.source.content")
         case FileId(id=file_id) if not find_file(organization=organization, id=file_id):
             get_version(organization=organization, id=file_id, param="data_source.source.id")
+    if isinstance(source, CompletionsSource) and isinstance(source.input_messages, Template):
+        check_messages(source.input_messages.template, param="data_source.input_messages.template")
     if isinstance(source, JsonlSource) or source.model is None:
         return
     if source.input_messages is None and not isinstance(source.source, StoredCompletions):

@@ -21,6 +21,7 @@ from apps.interfaces.gateway.metering.spending_slices import SliceShare
 from apps.interfaces.gateway.metering.spool import Orphan, adopt_orphans
 from apps.interfaces.gateway.metering.tickets import Metering, Ticket
 from apps.interfaces.gateway.surfaces.inference import AnswerEnding
+from apps.interfaces.gateway.surfaces.stored_answers import CompletionTooLarge
 from tests.factories.usage import make_completion, make_record, make_start
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -161,6 +162,28 @@ async def test_usage_is_shipped_when_the_customer_leaves_while_it_is_written(tmp
     await recorder.close()
 
     assert settled == {"hold_1": 1}
+
+
+async def test_an_answer_too_large_to_be_stored_is_charged_before_that_is_told(tmp_path, weather, monkeypatch):
+    def refuse(meter: Meter) -> None:
+        raise CompletionTooLarge("too large", param="store")
+
+    recorder = Recorder(tmp_path, name="one", settled=Settled().note)
+    await recorder.open()
+    ticket, charged = _ticket(recorder), []
+    finish = Ticket.finish
+
+    def finish_noted(self: Ticket, reason: str, *, is_charged: bool = True, completion: object = None) -> object:
+        charged.append(is_charged)
+        return finish(self, reason, is_charged=is_charged, completion=completion)
+
+    monkeypatch.setattr(Ticket, "finish", finish_noted)
+    with pytest.raises(CompletionTooLarge):
+        await AnswerEnding(ticket, SimpleNamespace(record=refuse), None).written()
+    await recorder.flush()
+    await recorder.close()
+
+    assert (charged, ticket.is_finished) == ([True], True)
 
 
 def _ticket(recorder: Recorder) -> Ticket:

@@ -205,43 +205,47 @@ def run_object(run: EvalRun) -> EvalRunObject:
     }
 
 
-def item_object(row: EvalItem) -> OutputItemObject:
-    item, run = msgspec.json.decode(row.source, type=SourceItem), row.run
-    return {
-        "id": row.pk,
-        "object": "eval.run.output_item",
-        "eval_id": run.evaluated_id,
-        "run_id": run.pk,
-        "created_at": _seconds(row.created_at),
-        "status": ItemStatus(row.status).value,  # type: ignore[typeddict-item]  # pending ones are not listed
-        "datasource_item": item.item,
-        "datasource_item_id": row.number,
-        "results": msgspec.json.decode(row.results),
-        "sample": _sample_object(run, item, msgspec.json.decode(row.answers).get("s")),
-    }
+class ItemRenderer:
+    """Renders the items of one run, whose data source is read once."""
 
+    def __init__(self, run: EvalRun) -> None:
+        self._run, self._source = run, msgspec.convert(run.data_source, DataSource)
 
-def _sample_object(run: EvalRun, item: SourceItem, answer: dict[str, Any] | None) -> SampleObject:
-    source = msgspec.convert(run.data_source, DataSource)
-    is_asked = isinstance(source, CompletionsSource)
-    params = (source.sampling_params if is_asked else None) or SamplingParams()
-    text = answer["text"] if answer else (item.sample or {}).get("output_text")
-    output: dict[str, Any] = {"role": "assistant", "content": text}
-    if answer and answer.get("tool_calls"):
-        output["tool_calls"] = answer["tool_calls"]
-    has_usage = answer is not None and "input_tokens" in answer
-    return {
-        "model": run.model_name,
-        "input": question_of_item(source, item) if is_asked else [],
-        "output": [output] if isinstance(text, str) else [],
-        "finish_reason": answer.get("finish_reason") if answer else None,
-        "max_completion_tokens": (params.max_completion_tokens or DEFAULT_ANSWER_TOKENS) if answer else None,
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "seed": params.seed,
-        "usage": _usage_object(answer) if answer and has_usage else None,
-        "error": answer.get("error") if answer else None,
-    }
+    def render(self, row: EvalItem) -> OutputItemObject:
+        item, run = msgspec.json.decode(row.source, type=SourceItem), self._run
+        return {
+            "id": row.pk,
+            "object": "eval.run.output_item",
+            "eval_id": run.evaluated_id,
+            "run_id": run.pk,
+            "created_at": _seconds(row.created_at),
+            "status": ItemStatus(row.status).value,  # type: ignore[typeddict-item]  # pending ones are not listed
+            "datasource_item": item.item,
+            "datasource_item_id": row.number,
+            "results": msgspec.json.decode(row.results),
+            "sample": self._sample(item, msgspec.json.decode(row.answers).get("s")),
+        }
+
+    def _sample(self, item: SourceItem, answer: dict[str, Any] | None) -> SampleObject:
+        source = self._source if isinstance(self._source, CompletionsSource) else None
+        params = (source and source.sampling_params) or SamplingParams()
+        text = answer["text"] if answer else (item.sample or {}).get("output_text")
+        output: dict[str, Any] = {"role": "assistant", "content": text}
+        if answer and answer.get("tool_calls"):
+            output["tool_calls"] = answer["tool_calls"]
+        has_usage = answer is not None and "input_tokens" in answer
+        return {
+            "model": self._run.model_name,
+            "input": question_of_item(source, item) if source else [],
+            "output": [output] if isinstance(text, str) else [],
+            "finish_reason": answer.get("finish_reason") if answer else None,
+            "max_completion_tokens": (params.max_completion_tokens or DEFAULT_ANSWER_TOKENS) if answer else None,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "seed": params.seed,
+            "usage": _usage_object(answer) if answer and has_usage else None,
+            "error": answer.get("error") if answer else None,
+        }
 
 
 def _usage_object(answer: dict[str, Any]) -> SampleUsage:

@@ -16,12 +16,12 @@ from apps.interfaces.api.openai.eval_objects import (
     DeletedRun,
     EvalObject,
     EvalRunObject,
+    ItemRenderer,
     OutputItemObject,
     eval_object,
-    item_object,
     run_object,
 )
-from apps.interfaces.api.requests.pagination import ListObject, PageQuery, page
+from apps.interfaces.api.requests.pagination import PAGE_BYTES, ListObject, PageQuery, page
 from apps.interfaces.api.views import ApiView
 from apps.serving.evals import operations, queries
 from apps.serving.evals.criteria import SentCriteria
@@ -121,7 +121,8 @@ class EvalList(_EvalView):
         """List evals, oldest first unless `order` is `desc`."""
         sign = "-" if query.order == "desc" else ""
         found = queries.list_evals(organization=self.organization)
-        return page(query, found, eval_object, order=(f"{sign}{query.order_by}", f"{sign}id"))
+        order = (f"{sign}{query.order_by}", f"{sign}id")
+        return page(query, found, eval_object, order=order, most_bytes=PAGE_BYTES)
 
     def post(self, request: Request, body: CreateEval) -> EvalObject:
         """Create an eval: what answers are graded by."""
@@ -171,7 +172,7 @@ class EvalRunList(_EvalView):
         found = queries.list_runs(evaluated=self._eval(eval_id))
         found = found.filter(status=query.status) if query.status else found
         sign = "-" if query.order == "desc" else ""
-        return page(query, found, run_object, order=(f"{sign}created_at", f"{sign}id"))
+        return page(query, found, run_object, order=(f"{sign}created_at", f"{sign}id"), most_bytes=PAGE_BYTES)
 
     def post(self, request: Request, eval_id: str, body: CreateRun) -> EvalRunObject:
         """Create a run: ask a model about each item, and grade its answers. It runs in the background."""
@@ -230,10 +231,12 @@ class OutputItemList(_EvalView):
 
     def get(self, request: Request, eval_id: str, run_id: str, query: ItemsQuery) -> ListObject[OutputItemObject]:
         """List the graded items of a run, in their order unless `order` is `desc`."""
-        found = queries.list_items(run=queries.get_run(evaluated=self._eval(eval_id), id=run_id))
+        run = queries.get_run(evaluated=self._eval(eval_id), id=run_id)
+        found = queries.list_items(run=run)
         found = found.filter(status=ItemStatus(query.status)) if query.status else found
         sign = "-" if query.order == "desc" else ""
-        return page(query, found, item_object, order=(f"{sign}number", f"{sign}id"))
+        order = (f"{sign}number", f"{sign}id")
+        return page(query, found, ItemRenderer(run).render, order=order, most_bytes=PAGE_BYTES)
 
 
 class OutputItemDetail(_EvalView):
@@ -242,4 +245,4 @@ class OutputItemDetail(_EvalView):
     def get(self, request: Request, eval_id: str, run_id: str, output_item_id: str) -> OutputItemObject:
         """Return a graded item of a run."""
         run = queries.get_run(evaluated=self._eval(eval_id), id=run_id)
-        return item_object(queries.get_item(run=run, id=output_item_id))
+        return ItemRenderer(run).render(queries.get_item(run=run, id=output_item_id))

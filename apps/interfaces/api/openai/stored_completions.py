@@ -10,8 +10,9 @@ from apps.accounts.roles import Permission
 from apps.batches.completions.models import StoredCompletion
 from apps.batches.completions.operations import delete_completion, set_metadata
 from apps.batches.completions.queries import get_completion, list_completions, read_answer, read_request
+from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
-from apps.interfaces.api.requests.pagination import ListObject, PageQuery, list_object, page
+from apps.interfaces.api.requests.pagination import PAGE_BYTES, ListObject, PageQuery, list_object, page
 from apps.interfaces.api.views import ApiView
 
 Metadata = dict[str, str]
@@ -84,7 +85,7 @@ class StoredCompletionList(ApiView):
         """List stored completions, oldest first unless `order` is `desc`."""
         found = list_completions(organization=self.organization, model_name=query.model, metadata=query.metadata)
         sign = "-" if query.order == "desc" else ""
-        return page(query, found, completion_object, order=(f"{sign}created_at", f"{sign}id"))
+        return page(query, found, completion_object, order=(f"{sign}created_at", f"{sign}id"), most_bytes=PAGE_BYTES)
 
 
 class StoredCompletionDetail(ApiView):
@@ -103,7 +104,7 @@ class StoredCompletionDetail(ApiView):
     def delete(self, request: Request, completion_id: str) -> DeletedCompletion:
         """Delete a stored completion for good."""
         completion = get_completion(organization=self.organization, id=completion_id)
-        delete_completion(completion=completion, by=self.actor)
+        delete_completion(completion=completion, by=self.actor, now=db_now())
         return {"id": completion_id, "object": "chat.completion.deleted", "deleted": True}
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from operator import itemgetter
 from typing import Annotated, Any, Generic, Literal, TypedDict, TypeVar
 
@@ -13,6 +14,7 @@ from apps.core.database.keyset import Order, beyond, find_place
 from apps.core.database.search import with_words
 from apps.core.errors import InvalidValue
 
+PAGE_BYTES = 16 * 1024 * 1024  # of a page whose rows may be large
 _MAX_WORDS = 6
 T = TypeVar("T", bound=Model)
 Rendered = TypeVar("Rendered")
@@ -44,22 +46,37 @@ def page(
     render: Callable[[T], Rendered],
     *,
     order: Order = ("-created_at", "-id"),
+    most_bytes: int | None = None,
 ) -> ListObject[Rendered]:
     """Return one page of `rows` as OpenAI's list object, as `take` finds them."""
-    found, has_more = take(query, rows, order=order)
+    found, has_more = take(query, rows, order=order, most_bytes=most_bytes)
     return list_object([render(row) for row in found], has_more=has_more)
 
 
-def take(query: PageQuery, rows: QuerySet[T], *, order: Order = ("-created_at", "-id")) -> tuple[list[T], bool]:
+def take(
+    query: PageQuery, rows: QuerySet[T], *, order: Order = ("-created_at", "-id"), most_bytes: int | None = None
+) -> tuple[list[T], bool]:
     """Return the rows of one page, and whether there are more.
+
+    A page of rows that have `bytes` ends early, but not before its first row, where it would exceed `most_bytes`.
 
     An `after` that names no row of `rows` (unknown, or another tenant's) raises InvalidValue, because a page that
     starts elsewhere would repeat or lose items.
     """
     if query.after:
         rows = _beyond(rows, query.after, order)
+    if most_bytes is not None:
+        return _take_bytes(query.limit, rows.order_by(*order), most_bytes)
     found = list(rows.order_by(*order)[: query.limit + 1])
     return found[: query.limit], len(found) > query.limit
+
+
+def _take_bytes(limit: int, rows: QuerySet[T], most_bytes: int) -> tuple[list[T], bool]:
+    sizes = list(rows.values_list("pk", "bytes")[: limit + 1])
+    totals = accumulate(size for _, size in sizes)
+    fitting = sum(total <= most_bytes for total in totals)
+    shown = [pk for pk, _ in sizes[: min(max(fitting, 1), limit)]]
+    return list(rows.filter(pk__in=shown)), len(sizes) > len(shown)
 
 
 def with_words_of(query: SearchQuery, rows: QuerySet[T], *, fields: Sequence[str]) -> QuerySet[T]:

@@ -40,7 +40,7 @@ from apps.interfaces.gateway.requests.schema import EngineRequest, parse_chat, p
 from apps.interfaces.gateway.surfaces.answers import Assembler, Renderer
 from apps.interfaces.gateway.surfaces.response_answers import ResponseRenderer
 from apps.interfaces.gateway.surfaces.responses import as_sent, parse_response
-from apps.interfaces.gateway.surfaces.stored_answers import Keeper
+from apps.interfaces.gateway.surfaces.stored_answers import CompletionTooLarge, Keeper
 
 logger = logging.getLogger(__name__)
 
@@ -274,14 +274,20 @@ class AnswerEnding:
     async def written(self) -> None:
         """Wait until the answer's usage, and the completion to store, are on the disk.
 
-        If the customer leaves meanwhile, the wait ends but the write goes on. Raises EngineError if the write failed.
+        If the customer leaves meanwhile, the wait ends but the write goes on. Raises EngineError if the write failed,
+        and CompletionTooLarge, once the usage is written, for an answer that cannot be stored.
         """
-        meter = self.ticket.meter
-        completion = self.keeper.record(meter) if self.keeper else None
+        meter, completion, refused = self.ticket.meter, None, None
+        try:
+            completion = self.keeper.record(meter) if self.keeper else None
+        except CompletionTooLarge as error:
+            refused = error
         if completion:
             self.room.take(completion)
         if not await self.ticket.finish(meter.finish, completion=completion):
             raise EngineError("The answer could not be completed. Try the request again.")
+        if refused:
+            raise refused
 
 
 async def _stream(answer: EngineAnswer, ending: AnswerEnding, renderer: AnswerRenderer, client: Client) -> None:

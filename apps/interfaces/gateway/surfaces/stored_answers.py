@@ -13,7 +13,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class CompletionTooLarge(DomainError):
-    """The answer is complete, and too large to be stored. It costs nothing."""
+    """The answer is complete and charged, and too large to be stored."""
 
     code = "completion_too_large"
     status = Status.UNPROCESSABLE
@@ -42,6 +42,8 @@ class Keeper:
         )
         if record.bytes > MAX_COMPLETION_BYTES:
             most = f"{MAX_COMPLETION_BYTES // 1024**2} MiB"
-            text = f"The request and its answer have more than {most}, the most that is stored. Send `store: false`."
+            text = (
+                f"The answer is charged but not stored, because it and its request exceed {most}. Send `store: false`."
+            )
             raise CompletionTooLarge(text, param="store")
         return record

@@ -187,14 +187,13 @@ def test_files_datasets_and_stored_completions_are_sources(gateway, tenant, engi
 def test_a_run_is_bounded_canceled_and_deleted_with_its_results(tenant, world, monkeypatch):
     sdk = openai_client(tenant.key)
     poor = make_tenant("Poor", world.base_model, credit_nano=1)
-    before = stored_bytes(organizations=[tenant.organization.pk])[tenant.organization.pk]
-
     dear = end(sdk, begin(sdk, [EXACT], inline(ITEMS), extra_body={"max_cost_usd": "0.000001"}))
     broke = end(openai_client(poor.key), begin(openai_client(poor.key), [EXACT], inline(ITEMS)))
     assert (dear.status, dear.error.code, broke.status) == ("failed", "insufficient_quota", "failed")
     assert "max_cost_usd" in dear.error.message and "is available" in broke.error.message
     assert usage_of(tenant) == usage_of(poor) == []
 
+    before = stored_bytes(organizations=[tenant.organization.pk])[tenant.organization.pk]
     run = begin(sdk, [EXACT], inline(ITEMS))
     with pytest.raises(openai.BadRequestError, match="cancel it first"):
         sdk.evals.runs.delete(run.id, eval_id=run.eval_id)
