@@ -13,6 +13,7 @@ from apps.contracts.evaluation import EvaluationPlan, EvaluationReport
 from apps.contracts.failures import FailureCode
 from apps.contracts.struct import Count, Rate, Seconds, Software, Steps, Text
 from apps.contracts.struct import Struct as Struct
+from apps.contracts.trackers import Tracker
 
 MAX_SAMPLES, SAMPLE_CHARACTERS = 3, 1_000
 SampleText = Annotated[str, Meta(max_length=SAMPLE_CHARACTERS)]
@@ -155,21 +156,6 @@ class CheckpointRef(Struct, frozen=True, kw_only=True):
     step: int
     manifest_sha256: str
     files: tuple[SignedFile, ...]
-
-
-class Tracker(Struct, frozen=True, kw_only=True):
-    """An external tracker on which the customer follows the run, with the customer's account and key.
-
-    `project` is W&B's project or MLflow's experiment, `name` the run's name there; `url` is MLflow's server.
-    """
-
-    kind: str  # "wandb" | "mlflow"
-    project: str
-    name: str = ""
-    entity: str | None = None
-    tags: tuple[str, ...] = ()
-    url: str = ""
-    secret: str | None = None  # stays in the agent and the reporting process; never written to a file
 
 
 class NodeGroup(Struct, frozen=True, kw_only=True):

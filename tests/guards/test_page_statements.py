@@ -20,7 +20,7 @@ from apps.datasets.models import DatasetVersion
 from apps.datasets.operations import count_tokens
 from apps.interfaces.web.jobs.tabs import LABELS
 from apps.interfaces.web.wizard.steps import STEPS
-from tests.guards.tenants import Tenant, World, undone
+from tests.guards.makers.tenants import Tenant, World, undone
 from tests.guards.url_fixtures import URLS
 from tests.guards.world import MAKERS, SHARED, build_world
 
