@@ -9,11 +9,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from apps.contracts.addresses.machines import NodeGroup
 from apps.contracts.evaluation import EvaluationPlan, EvaluationReport
 from apps.contracts.failures import FailureCode
 from apps.contracts.struct import Count, Rate, Seconds, Software, Steps, Text
 from apps.contracts.struct import Struct as Struct
-from apps.contracts.trackers import Tracker
 
 MAX_SAMPLES, SAMPLE_CHARACTERS = 3, 1_000
 SampleText = Annotated[str, Meta(max_length=SAMPLE_CHARACTERS)]
@@ -158,14 +158,19 @@ class CheckpointRef(Struct, frozen=True, kw_only=True):
     files: tuple[SignedFile, ...]
 
 
-class NodeGroup(Struct, frozen=True, kw_only=True):
-    """One machine's place among those that train a run together. All meet at the first one, whose rank is 0."""
+class Tracker(Struct, frozen=True, kw_only=True):
+    """An external tracker on which the customer follows the run, with the customer's account and key.
 
-    rank: int
-    node_count: int
-    master_address: str
-    master_port: int
-    address: str  # of this machine, for the others
+    `project` is W&B's project or MLflow's experiment, `name` the run's name there; `url` is MLflow's server.
+    """
+
+    kind: str  # "wandb" | "mlflow"
+    project: str
+    name: str = ""
+    entity: str | None = None
+    tags: tuple[str, ...] = ()
+    url: str = ""
+    secret: str | None = None  # stays in the agent and the reporting process; never written to a file
 
 
 class RunSpec(Struct, frozen=True, kw_only=True):

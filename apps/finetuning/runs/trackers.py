@@ -11,7 +11,7 @@ import msgspec
 
 from apps.accounts.models import Organization
 from apps.contracts.addresses.customer_servers import check_server
-from apps.contracts.trackers import Tracker
+from apps.contracts.runs import Tracker
 from apps.core import audit
 from apps.core.errors import InvalidValue, MissingParameter, NotFound
 from apps.core.ids import new_id

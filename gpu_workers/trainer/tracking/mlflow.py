@@ -15,7 +15,7 @@ import httpx
 
 from apps.contracts.addresses.customer_servers import PORT, check_server
 from apps.contracts.addresses.networks import is_public
-from apps.contracts.trackers import Tracker
+from apps.contracts.runs import Tracker
 from gpu_workers.trainer.tracking.points import FinalStatus, MetricPoint
 
 _TIMEOUT_SECONDS, _ANSWER_SECONDS = 15.0, 60.0

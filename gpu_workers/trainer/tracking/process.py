@@ -16,8 +16,7 @@ from typing import Protocol
 import httpx
 import msgspec
 
-from apps.contracts.runs import LogLine, Struct
-from apps.contracts.trackers import Tracker
+from apps.contracts.runs import LogLine, Struct, Tracker
 from gpu_workers.common.events import EVENTS_FILE, UNNUMBERED, EventTail, EventWriter
 from gpu_workers.common.redaction import redact
 from gpu_workers.trainer.tracking.mlflow import MlflowRun

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from apps.contracts.trackers import Tracker
+from apps.contracts.runs import Tracker
 from gpu_workers.trainer.tracking.points import FinalStatus, MetricPoint
 
 try:

@@ -1,6 +1,6 @@
 """Weights & Biases' own library, offline: it writes its run to the disk and would send it later."""
 
-from apps.contracts.trackers import Tracker
+from apps.contracts.runs import Tracker
 from gpu_workers.trainer.tracking.points import FinalStatus, MetricPoint
 from gpu_workers.trainer.tracking.wandb import WandbRun
 

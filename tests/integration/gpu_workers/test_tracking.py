@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from apps.contracts.runs import EvaluationCompleted, LogLine, StepCompleted, Succeeded
-from apps.contracts.trackers import Tracker
+from apps.contracts.runs import EvaluationCompleted, LogLine, StepCompleted, Succeeded, Tracker
 from gpu_workers.common.events import EventTail
 from gpu_workers.trainer.tracking import mlflow as tracking_mlflow
 from gpu_workers.trainer.tracking.mlflow import MlflowRefused, MlflowRun, public_origin
