@@ -11,6 +11,7 @@ import msgspec
 from django.conf import settings
 from django.db import connection
 from django.db.models import Exists, F, OuterRef, Q, QuerySet
+from django.db.models.expressions import RawSQL
 
 from apps.accounts.login.api_keys import fingerprint, is_well_formed
 from apps.accounts.models import (
@@ -25,6 +26,13 @@ from apps.accounts.models import (
 )
 from apps.accounts.roles import ROLES, Permission
 from apps.core.errors import NotFound
+
+_MADE_WITH = """
+    WITH RECURSIVE made(id) AS (
+        SELECT unnest(%s::varchar[])
+        UNION SELECT child.id FROM accounts_apikey child JOIN made ON child.made_with = made.id WHERE child.id <> %s
+    ) SELECT id FROM made
+"""
 
 
 class MemberKind(StrEnum):
@@ -186,6 +194,12 @@ def list_keys_known_to_others(*, organization: Organization, keys: Collection[Ap
     members = members.filter(user__is_active=True)
     gone = issuers - set(members.values_list("user_id", flat=True))
     return {key.pk for key in keys if key.issued_by_id in gone}
+
+
+def with_made(keys: QuerySet[ApiKey], *, but: str = "") -> QuerySet[ApiKey]:
+    """Return the working keys among these and all that were made with them, but not `but` and what was made with it."""
+    made = RawSQL(_MADE_WITH, [list(keys.order_by().values_list("pk", flat=True)), but])  # noqa: S611 - a constant
+    return ApiKey.objects.filter(pk__in=made, revoked_at=None)
 
 
 def names_of_keys(*, organization: Organization, ids: Collection[str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Lot movements other than spending: held for a refund or dispute, expired, or reversed."""
+"""Lot movements other than spending: held for a refund or dispute, or expired."""
 
 from django.db import transaction
 from django.db.models import F, Sum
@@ -13,17 +13,12 @@ from apps.billing.models import (
     HoldPurpose,
     HoldStatus,
     LedgerAccount,
-    LedgerTransaction,
     LotKind,
     PostingKind,
 )
 from apps.billing.tenant_batches import for_each
-from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue
-
-# Only these may be reversed: no hold or usage series records them. Charges are refunded instead.
-_REVERSIBLE = frozenset({PostingKind.GRANT, PostingKind.ADJUSTMENT, PostingKind.EXPIRY})
 
 
 @transaction.atomic
@@ -156,52 +151,3 @@ def _post_expiry(wallet: LedgerAccount, lot: CreditLot, amount_nano: int) -> Non
         reason="Credit expired",
         lots={lot.pk: -amount_nano},
     )
-
-
-# --- Reversal ---------------------------------------------------------------------------------------------------------
-
-
-@transaction.atomic
-def reverse_transaction(*, transaction_id: str, by: str, reason: str) -> LedgerTransaction:
-    """Post the opposite of a grant, adjustment or expiry, once; the books keep both.
-
-    Raises InvalidState for another kind, or when the credit has been spent since.
-    """
-    original = LedgerTransaction.objects.get(pk=transaction_id)
-    if original.organization_id is None:
-        raise _irreversible(original)
-    wallet = lock_wallet(organization=original.organization_id)
-    request = {"reverse": original.pk}
-    if found := posted_before(organization=wallet.owner_id, idempotency_key=f"reverse:{original.pk}", request=request):
-        return found
-    if original.kind not in _REVERSIBLE:
-        raise _irreversible(original)
-    legs = {entry.account: -entry.amount_nano for entry in original.entries.select_related("account")}
-    lots = {moved.lot_id: -moved.amount_nano for moved in original.lot_movements.select_related("lot")}
-    spent = [
-        lot
-        for lot in CreditLot.objects.select_for_update().filter(pk__in=lots)
-        if lot.remaining_nano - lot.held_nano + lots[lot.pk] < 0
-    ]
-    if spent or wallet.balance_nano + legs.get(wallet, 0) < 0:
-        raise InvalidState("This credit has been spent or set aside since; post an adjustment instead.")
-    posted = post(
-        organization=original.organization_id,
-        kind=PostingKind.REVERSAL,
-        legs=legs,
-        by=by,
-        source=original.source,
-        idempotency_key=f"reverse:{original.pk}",
-        request=request,
-        reason=reason,
-        lots=lots,
-        reverses=original,
-    )
-    audit.record(
-        organization=original.organization_id, by=by, action="ledger.reversed", target=original.pk, reason=reason
-    )
-    return posted
-
-
-def _irreversible(original: LedgerTransaction) -> InvalidState:
-    return InvalidState(f"A {original.kind} is not reversed: refund the charge, or post an adjustment.")

@@ -130,7 +130,6 @@ def post(
     request: Mapping[str, object],
     reason: str = "",
     lots: Mapping[str, int] | None = None,
-    reverses: LedgerTransaction | None = None,
     opens: Hold | None = None,
     closes: Hold | None = None,
 ) -> LedgerTransaction:
@@ -154,11 +153,10 @@ def post(
         source=source,
         actor=by,
         reason=reason[:300],
-        reverses=reverses,
     )
     given = [
         transaction.pk, organization_id, kind, idempotency_key, transaction.request_sha256, source, by,
-        transaction.reason, transaction.reverses_id, [leg.pk for leg, nano in legs.items() if nano],
+        transaction.reason, None, [leg.pk for leg, nano in legs.items() if nano],
         [nano for nano in legs.values() if nano], list(moved), list(moved.values()), draw_nano,
     ]  # fmt: skip
     before, of_hold = _with_hold(opens, closes)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from apps.contracts.addresses.machines import NodeGroup
 from apps.contracts.evaluation import EvaluationPlan, EvaluationReport
 from apps.contracts.failures import FailureCode
 from apps.contracts.struct import Count, Rate, Seconds, Software, Steps, Text
@@ -170,16 +171,6 @@ class Tracker(Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
     url: str = ""
     secret: str | None = None  # stays in the agent and the reporting process; never written to a file
-
-
-class NodeGroup(Struct, frozen=True, kw_only=True):
-    """One machine's place among those that train a run together. All meet at the first one, whose rank is 0."""
-
-    rank: int
-    node_count: int
-    master_address: str
-    master_port: int
-    address: str  # of this machine, for the others
 
 
 class RunSpec(Struct, frozen=True, kw_only=True):

@@ -49,11 +49,20 @@ ERRORS: dict[str, Words] = {
         "The checkpoint to start from does not exist any more.",
         "List the checkpoints of the job and choose one of them, or start from the base model.",
     ),
+    "completion_not_found": Words(
+        f"No stored completion has this id. {_NOT_YOURS}",
+        "Check the id. A completion is stored only if it was requested with `store: true`.",
+    ),
+    "completion_too_large": Words(
+        "The answer to a request with `store: true` is too large to be stored. It costs nothing.",
+        "Lower `max_tokens` or `n`, or leave out `store`.",
+    ),
     "context_length_exceeded": Words(
         "The prompt and the longest possible answer do not fit into the model's context.",
         "Shorten the messages, or lower `max_tokens`. The message gives all three numbers.",
     ),
     "engine_error": Words("The model failed in the middle of an answer. Nothing of it is charged.", _REPEAT),
+    "eval_not_found": Words(f"No eval has this id. {_NOT_YOURS}", _FIND),
     "file_in_use": Words(
         "A job or batch that has not ended reads the file.", "Cancel the job or batch, or wait for its end."
     ),
@@ -128,6 +137,7 @@ ERRORS: dict[str, Words] = {
     "invitation_closed": Words(
         "The invitation was accepted or withdrawn, or has expired.", "Ask the organization for a new invitation."
     ),
+    "item_not_found": Words(f"The run has no output item with this id. {_NOT_YOURS}", _FIND),
     "job_too_large": Words(
         "No pool can hold the job.",
         "The message describes what fits: usually a shorter `max_length`, QLoRA, or a smaller model.",
@@ -191,6 +201,7 @@ ERRORS: dict[str, Words] = {
         "Send less. For large files, use `/v1/uploads`, which takes them in parts.",
     ),
     "row_not_found": Words("The version has no row at this line.", "List the rows of the version."),
+    "run_not_found": Words(f"The eval has no run with this id. {_NOT_YOURS}", _FIND),
     "server_error": Words(
         "A bug or a broken dependency. The message reveals no internals.",
         "Try again later. Give support the `x-request-id` of the answer.",

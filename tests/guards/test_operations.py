@@ -18,7 +18,8 @@ from hypothesis.errors import Unsatisfiable
 
 from apps.datasets.models import DatasetVersion
 from apps.datasets.operations import count_tokens
-from tests.guards.world import Tenant, World, build_world, undone
+from tests.guards.makers.tenants import Tenant, World, undone
+from tests.guards.world import build_world
 from tests.support.api.document import api_document, check_answer
 from tests.support.api.operations import ids_of, with_ids
 

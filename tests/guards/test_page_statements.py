@@ -15,12 +15,14 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+from apps.core.database.clock import db_now
 from apps.datasets.inspection.inspections import inspect_version
 from apps.datasets.models import DatasetVersion
 from apps.datasets.operations import count_tokens
+from apps.finetuning.models import Worker
 from apps.interfaces.web.jobs.tabs import LABELS
 from apps.interfaces.web.wizard.steps import STEPS
-from tests.guards.tenants import Tenant, World, undone
+from tests.guards.makers.tenants import Tenant, World, undone
 from tests.guards.url_fixtures import URLS
 from tests.guards.world import MAKERS, SHARED, build_world
 
@@ -49,7 +51,7 @@ STATEMENTS: dict[str, int] = {
     "staff:books": 20,
     "staff:home": 47,
     "staff:hub_lookup": 27,
-    "staff:job_detail": 33,
+    "staff:job_detail": 34,
     "staff:job_list": 11,
     "staff:margin": 20,
     "staff:organization_detail": 25,
@@ -57,7 +59,7 @@ STATEMENTS: dict[str, int] = {
     "staff:payment_list": 15,
     "staff:payment_refund": 11,
     "staff:pool_calibrations": 14,
-    "staff:pool_detail": 26,
+    "staff:pool_detail": 27,
     "staff:pool_list": 19,
     "staff:price_list": 19,
     "staff:quota_edit": 19,
@@ -66,7 +68,7 @@ STATEMENTS: dict[str, int] = {
     "staff:replica_list": 11,
     "staff:search": 9,
     "staff:worker_detail": 13,
-    "staff:worker_revoke": 11,
+    "staff:worker_revoke": 12,
     "web:account": 9,
     "web:accuracy": 10,
     "web:adapter_delete": 10,
@@ -116,12 +118,12 @@ STATEMENTS: dict[str, int] = {
     "web:job_cancel_many": 10,
     "web:job_chart": 13,
     "web:job_compare": 16,
-    "web:job_detail": 52,
-    "web:job_detail checkpoints": 46,
-    "web:job_detail dataset": 46,
-    "web:job_detail events": 46,
-    "web:job_detail log": 46,
-    "web:job_detail samples": 46,
+    "web:job_detail": 53,
+    "web:job_detail checkpoints": 50,
+    "web:job_detail dataset": 50,
+    "web:job_detail events": 50,
+    "web:job_detail log": 50,
+    "web:job_detail samples": 50,
     "web:job_export": 8,
     "web:job_list": 23,
     "web:job_log": 9,
@@ -204,6 +206,7 @@ def test_a_get_writes_nothing_and_sends_its_number_of_statements(
     client = clients[_reader(name, world, world.acme)]
     with undone():
         asked = _asked(name, world.acme)
+        Worker.objects.update(last_seen_at=db_now())  # however long the earlier pages took
         _refuse_writes(name)
         response = client.get(*asked)  # what a process keeps is asked for once
         assert response.status_code < 400, response.content[-2000:]

@@ -19,7 +19,7 @@ from apps.core.database.tenancy import system, tenant
 from apps.core.models import AuditEntry, OutboxMessage
 from apps.core.secrets.resealing import sealed_columns
 from tests.factories.accounts import make_key
-from tests.guards.tenants import tenant_models
+from tests.guards.makers.tenants import tenant_models
 from tests.guards.world import build_world
 
 # Tables of other packages: label -> why it needs no tenant.

@@ -24,7 +24,7 @@ from apps.accounts.models import User
 from apps.accounts.roles import ROLES, has_permission
 from apps.accounts.roles import Permission as P  # noqa: N817 - as in url_fixtures.py
 from apps.interfaces.api.views import ApiView
-from tests.guards.tenants import Tenant, World, narrow_secret, rows_of, undone
+from tests.guards.makers.tenants import Tenant, World, narrow_secret, rows_of, undone
 from tests.guards.url_fixtures import URLS
 from tests.guards.url_kinds import Url
 from tests.guards.world import MAKERS, SHARED, build_world

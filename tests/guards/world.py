@@ -3,7 +3,6 @@
 A feature adds one line to MAKERS (objects of a tenant) or SHARED (objects of the installation).
 """
 
-import datetime
 from collections.abc import Callable
 
 import msgspec
@@ -25,14 +24,7 @@ from apps.adapters.models import Adapter, AdapterVersion
 from apps.batches.completions.records import CompletionRecord, record_completions
 from apps.batches.models import BatchFile, BatchRequest
 from apps.batches.operations import create_batch
-from apps.billing.books.adjustments import request_adjustment
-from apps.billing.books.credit_requests import request_credit
-from apps.billing.budget_settings import set_budget
-from apps.billing.invoices.statements import close_month
-from apps.billing.models import InvoiceLine
-from apps.billing.operations import hold, settle_hold
 from apps.catalog.licences import accept_licence
-from apps.catalog.models import PriceRequest
 from apps.contracts.evaluation.graders import StringCheckGrader
 from apps.core.database.clock import db_now
 from apps.core.ids import new_id, ulid_of
@@ -41,7 +33,7 @@ from apps.finetuning.models import Checkpoint, FineTuningJob, Run, RunMember, Ru
 from apps.finetuning.recipes.checkpoint_names import name_of
 from apps.finetuning.results.model_cards import CARD_FILE
 from apps.finetuning.runs.trackers import store_tracker_key
-from apps.payments.models import CardRefund, HostedPage, ReconciliationDifference, StripeCustomer, TopUp
+from apps.payments.models import ReconciliationDifference
 from apps.playground.conversations import keep_conversation
 from apps.playground.presets import save_preset
 from apps.playground.transcripts import PlaySettings, PlayTurn, Transcript
@@ -54,7 +46,8 @@ from tests.factories.catalog import make_base_model, make_hub_lookup, make_liste
 from tests.factories.datasets import make_ready_version, make_upload, make_version
 from tests.factories.finetuning import give_credit, make_job, make_pool, make_worker
 from tests.factories.serving import make_replica
-from tests.guards.tenants import Installation, Tenant, World
+from tests.guards.makers import money
+from tests.guards.makers.tenants import Installation, Tenant, World
 
 Maker = Callable[[Tenant], str]
 
@@ -248,71 +241,6 @@ def _tracker_key(tenant: Tenant) -> str:
     ).pk
 
 
-def _topup(tenant: Tenant) -> str:
-    topup = TopUp.objects.create(
-        organization=tenant.organization, origin="user", amount_cents=5000, requested_by=tenant.owner.pk,
-        status="open", checkout_id=f"cs_{tenant.canary}",
-    )  # fmt: skip
-    StripeCustomer.objects.create(organization=tenant.organization, stripe_id=f"cus_{tenant.canary}")
-    return topup.pk
-
-
-def _hosted_page(tenant: Tenant) -> str:
-    page = HostedPage.objects.create(
-        organization=tenant.organization, kind="topup", topup_id=tenant.ids["topup"], requested_by=tenant.owner.pk
-    )
-    return page.pk
-
-
-def _budget(tenant: Tenant) -> str:
-    return set_budget(
-        organization=tenant.organization,
-        scope="label",
-        target=f"team={tenant.canary}",
-        limit_nano=10**12,
-        mode="alert",
-        by=tenant.owner.pk,
-        now=db_now(),
-    ).pk
-
-
-def _invoice(tenant: Tenant) -> str:
-    held = hold(
-        organization=tenant.organization,
-        purpose="job",
-        source=f"ftjob-{tenant.canary}",
-        amount_nano=10**7,
-        by="system",
-        idempotency_key=f"hold:{tenant.canary}",
-    )
-    settle_hold(hold_id=held.pk, capture_nano=10**7, by="system")
-    after = db_now() + datetime.timedelta(days=32)
-    invoice = close_month(organization=tenant.organization, month=after.date().replace(day=1))
-    assert invoice is not None
-    return invoice.pk
-
-
-def _invoice_line(tenant: Tenant) -> str:
-    return InvoiceLine.objects.get(invoice_id=tenant.ids["invoice"]).pk
-
-
-def _adjustment(tenant: Tenant) -> str:
-    return request_adjustment(
-        organization=tenant.organization, amount_nano=10**12, reason=tenant.canary, by="user_other", now=db_now()
-    ).pk
-
-
-def _credit_request(tenant: Tenant) -> str:
-    return request_credit(organization=tenant.organization, amount_nano=10**9, note=tenant.canary, by=tenant.owner).pk
-
-
-def _card_refund(tenant: Tenant) -> str:
-    return CardRefund.objects.create(
-        organization=tenant.organization, topup_id=tenant.ids["topup"], credit_cents=20_000, reason=tenant.canary,
-        status="waiting", needs_approval=True, requested_by="user_other",
-    ).pk  # fmt: skip
-
-
 def _notification(tenant: Tenant) -> str:
     announce(
         organization=tenant.organization, type="fine_tuning.job.failed", subject="ftjob-1",
@@ -336,12 +264,6 @@ def _webhook_delivery(tenant: Tenant) -> str:
     )
     WebhookDelivery.objects.filter(pk=delivery.pk).update(status="failed", response_text=tenant.canary)
     return delivery.pk
-
-
-def _price_request(tenant: Tenant) -> str:
-    return PriceRequest.objects.create(
-        organization=tenant.organization, sku="storage:bytes", price_nano=1, per=1, requested_by="user_other"
-    ).pk
 
 
 # kind of object -> makes one of a tenant and returns what stands in an address or a body; in this order, so that a
@@ -379,15 +301,15 @@ MAKERS: dict[str, Maker] = {
     "preset": _preset,
     "licence_acceptance": _licence_acceptance,
     "tracker_key": _tracker_key,
-    "topup": _topup,
-    "hosted_page": _hosted_page,
-    "budget": _budget,
-    "invoice": _invoice,
-    "invoice_line": _invoice_line,
-    "adjustment": _adjustment,
-    "credit_request": _credit_request,
-    "card_refund": _card_refund,
-    "price_request": _price_request,
+    "topup": money.topup,
+    "hosted_page": money.hosted_page,
+    "budget": money.budget,
+    "invoice": money.invoice,
+    "invoice_line": money.invoice_line,
+    "adjustment": money.adjustment,
+    "credit_request": money.credit_request,
+    "card_refund": money.card_refund,
+    "price_request": money.price_request,
     "notification": _notification,
     "webhook": _webhook,
     "webhook_delivery": _webhook_delivery,

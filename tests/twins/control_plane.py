@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from apps.contracts.addresses.machines import NodeGroup
 from apps.contracts.runs import (
     BaseModelRef,
     CheckpointRef,
@@ -21,7 +22,6 @@ from apps.contracts.runs import (
     DatasetRef,
     Hyperparameters,
     Manifest,
-    NodeGroup,
     RunEvent,
     RunOutcome,
     RunSpec,

@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass
 
 from django.db import transaction
 from django.db.models import Q
-from django.db.models.expressions import RawSQL
 from django.utils.translation import gettext
 
 from apps.accounts.login import api_keys, browser_tokens
+from apps.accounts.members.memberships import lock_members
 from apps.accounts.members.service_accounts import lock_service_account
 from apps.accounts.models import ApiKey, KeyKind, Membership, Organization, User
 from apps.accounts.operations import clean_name
@@ -20,23 +20,17 @@ from apps.accounts.queries import (
     find_service_account,
     get_key,
     get_key_limits,
+    with_made,
 )
 from apps.accounts.roles import SCOPES, Permission, has_permission
 from apps.core import audit
-from apps.core.errors import InvalidState, InvalidValue, NotFound, PermissionDenied, RateLimited
+from apps.core.errors import InvalidState, InvalidValue, PermissionDenied, RateLimited
 
 MEMBER_TOKEN_LIFETIME = datetime.timedelta(minutes=10)
 MAX_KEYS = 1_000  # active ones of an organization
 MAX_OVERLAP = datetime.timedelta(days=30)  # of a rotated key and the new one
 MAX_MEMBER_TOKENS = 200  # valid at once, of the playground or of one job's judge
 USE_NOTED_EVERY = datetime.timedelta(minutes=1)
-# A key, and what was made with it; the key that asks, and what was made with that, stay.
-_MADE_WITH = """
-    WITH RECURSIVE made(id) AS (
-        SELECT %s::varchar
-        UNION SELECT child.id FROM accounts_apikey child JOIN made ON child.made_with = made.id WHERE child.id <> %s
-    ) SELECT id FROM made
-"""
 
 
 @dataclass(frozen=True)
@@ -63,13 +57,15 @@ def issue_key(
     """Create an API key that may do at most what its maker may, and the key that asks for it: `identity`.
 
     The maker is `by`, or the service account with that id if `by` and `identity` may manage it: such a key stays when
-    `by` leaves. Limits that are left out are those of that key. Raises InvalidValue, PermissionDenied, NotFound, and
+    `by` leaves. It names the person who knows it, also when the key of a service account asks. Limits that are left out
+    are those of that key. Raises InvalidValue, PermissionDenied, NotFound, and
     InvalidState above MAX_KEYS.
     """
     if service_account_id:
         maker = lock_service_account(organization=organization, id=service_account_id, by=by, identity=identity)
     else:
-        maker = _maker_of(organization, by)
+        maker = lock_members(organization, by)
+    issued_by = _issuer(by, identity) if service_account_id or by.service_account_of_id else None
     _require_scopes(maker, frozenset(scopes))
     if identity:
         limits = _within(identity, scopes, expires_at, limits)
@@ -84,7 +80,7 @@ def issue_key(
     issued = _issue(
         api_keys.new_secret(api_keys.LIVE_PREFIX), organization=organization, kind=KeyKind.SECRET,
         name=clean_name(name), scopes=sorted(scopes), created_by_id=maker.user_id, created_at=now,
-        expires_at=expires_at, issued_by=by if service_account_id else None,
+        expires_at=expires_at, issued_by=issued_by,
         made_with=identity.key_id if identity else "", **asdict(limits),
     )  # fmt: skip
     audit.record(
@@ -144,6 +140,7 @@ def rotate_key(
         raise PermissionDenied(
             gettext("Only the maker of a key may rotate it. Create a key of your own, or revoke this one.")
         )
+    lock_members(organization, by)  # before the key, as a removal does
     key.refresh_from_db(from_queryset=ApiKey.objects.for_organization(organization).select_for_update())
     if key.status(now=now) != "active":
         raise InvalidState(
@@ -202,11 +199,16 @@ def _issue(secret: str, **fields: object) -> IssuedKey:
     return IssuedKey(key=key, secret=secret)
 
 
-def _maker_of(organization: Organization, by: User) -> Membership:
-    membership = find_membership(organization=organization, user=by)
-    if membership is None:
-        raise NotFound(gettext("No such organization."))
-    return membership
+def _issuer(by: User, identity: KeyIdentity | None) -> User | None:
+    """Return who learns a new key of a service account: the person who asks, or who knows the key that does."""
+    if by.service_account_of_id is None:
+        return by
+    # With the members locked, no demotion misses the new key. One that came first has revoked the key that asks.
+    asking = ApiKey.objects.filter(pk=identity.key_id if identity else "", revoked_at=None)
+    known = asking.select_related("issued_by").first()
+    if known is None:
+        raise PermissionDenied("This API key was revoked.")
+    return known.issued_by
 
 
 def _require_scopes(maker: Membership, scopes: frozenset[str]) -> None:
@@ -249,9 +251,9 @@ def revoke_key(
                 gettext("This API key lacks %(missing)s, so it cannot revoke that key.")
                 % {"missing": ", ".join(missing)}
             )
-    made = RawSQL(_MADE_WITH, [key.pk, identity.key_id if identity else ""])  # noqa: S611 - a constant
-    rows = ApiKey.objects.for_organization(organization).filter(pk__in=made, revoked_at=None)
-    if revoked := rows.update(revoked_at=now, revoked_by=by):
+    rows = ApiKey.objects.for_organization(organization).filter(pk=key.pk)
+    # The key that asks stays, and what was made with it.
+    if revoked := with_made(rows, but=identity.key_id if identity else "").update(revoked_at=now, revoked_by=by):
         audit.record(organization=organization, by=by.pk, action="key.revoke", target=key.pk, keys_revoked=revoked)
     key.refresh_from_db()
     return key

@@ -63,6 +63,8 @@ def invite_member(
     that manage members. `identity` is the key that asks, if one does. Raises InvalidState, PermissionDenied,
     TooManyInvitations, InvalidValue.
     """
+    if by.service_account_of_id:
+        raise PermissionDenied("A service account cannot invite people. Use the API key of a person.")
     acting = lock_members(organization, by)
     require_grantable(acting, known_role(role), identity=identity)
     email = email.strip().lower()
@@ -89,8 +91,6 @@ def invite_member(
 
 def _require_room(organization: Organization, by: User, email: str, now: datetime.datetime) -> None:
     """Raise PermissionDenied, or TooManyInvitations naming the limit. The member rows are locked, so none slips by."""
-    if by.service_account_of_id:
-        raise PermissionDenied("A service account cannot invite people. Use the API key of a person.")
     if not has_verified_address(user=by):
         raise PermissionDenied(
             gettext("Confirm your own email address before you invite others."), code="address_unverified"
@@ -209,7 +209,7 @@ def accept_invitation(*, token: str, user: User, now: datetime.datetime) -> Memb
 def _require_sender_may_still_grant(invitation: Invitation, members: list[Membership]) -> None:
     sender = next((member for member in members if member.user_id == invitation.invited_by_id), None)
     try:
-        if sender is None or not sender.user.is_active:
+        if sender is None or not sender.user.is_active or sender.user.service_account_of_id:
             raise PermissionDenied(gettext("The sender is no longer a member."))
         require_grantable(sender, invitation.role)
     except PermissionDenied as error:

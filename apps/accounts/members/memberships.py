@@ -6,10 +6,13 @@ from django.db import transaction
 from django.utils.translation import gettext
 
 from apps.accounts.models import ApiKey, Invitation, Membership, Organization, User
-from apps.accounts.queries import KeyIdentity, MemberKind, get_membership
+from apps.accounts.queries import KeyIdentity, MemberKind, get_membership, with_made
 from apps.accounts.roles import ROLES, Owner, Permission, has_permission
 from apps.core import audit
 from apps.core.errors import InvalidState, InvalidValue, NotFound, PermissionDenied
+
+# What manages people, keys or the organization.
+_MANAGING = frozenset({Permission.MEMBER_MANAGE, Permission.KEY_MANAGE, Permission.ORGANIZATION_MANAGE})
 
 
 @transaction.atomic
@@ -23,9 +26,11 @@ def change_role(
     identity: KeyIdentity | None = None,
     kind: MemberKind = MemberKind.PERSON,
 ) -> Membership:
-    """Give a member another role, and close the invitations the member may no longer send.
+    """Give a member another role, and take back what let the member return to the one before.
 
-    `identity` is the key that asks, if one does. Raises PermissionDenied, InvalidState, NotFound, InvalidValue.
+    These are the invitations that the member may no longer send, and keys of service accounts that the member knows:
+    see `_revoke_managing_keys`. `identity` is the key that asks, if one does. Raises PermissionDenied, InvalidState,
+    NotFound, InvalidValue.
     """
     acting = lock_members(organization, by)
     membership = get_membership(organization=organization, id=membership_id, kind=kind)
@@ -35,9 +40,10 @@ def change_role(
     before, membership.role = membership.role, role
     membership.save(update_fields=["role"])
     revoked = _revoke_invitations_by(membership, now, keep=_grantable_roles(role))
+    keys_revoked = _revoke_managing_keys(membership, now, by, role=role)
     audit.record(
         organization=organization, by=by.pk, action="member.change_role", target=membership.user_id,
-        before=before, after=role, invitations_revoked=revoked,
+        before=before, after=role, invitations_revoked=revoked, keys_revoked=keys_revoked,
     )  # fmt: skip
     return membership
 
@@ -55,7 +61,8 @@ def remove_member(
     """End a membership, revoke the member's keys, and close the invitations the member sent or could use.
 
     Any member may leave; removing others needs the right to manage members, as does the key that asks, `identity`.
-    Keys of service accounts that the member created stay, and are counted in the audit log.
+    Keys of service accounts that a person created stay, and are counted in the audit log, unless they manage people,
+    keys or the organization. What the keys of a service account made ends with it.
     """
     acting = lock_members(organization, by)
     membership = get_membership(organization=organization, id=membership_id, kind=kind)
@@ -63,15 +70,29 @@ def remove_member(
         require_grantable(acting, membership.role, identity=identity)
     if membership.role == Owner.name:
         _require_another_owner(membership)
-    kept = ApiKey.objects.for_organization(organization).filter(created_by=membership.user_id, revoked_at=None)
-    keys_revoked = kept.update(revoked_at=now, revoked_by=by)
-    known = ApiKey.objects.for_organization(organization).filter(issued_by=membership.user_id, revoked_at=None)
+    keys = ApiKey.objects.for_organization(organization)
+    own = keys.filter(created_by=membership.user_id)
+    ended = with_made(own) if kind is MemberKind.SERVICE_ACCOUNT else own.filter(revoked_at=None)
+    keys_revoked = ended.update(revoked_at=now, revoked_by=by) + _revoke_managing_keys(membership, now, by)
+    known = keys.filter(issued_by=membership.user_id, revoked_at=None)
     invitations_revoked = _revoke_invitations_by(membership, now) + _revoke_invitations_to(membership, now)
     membership.delete()
     audit.record(
         organization=organization, by=by.pk, action="member.remove", target=membership.user_id,
         keys_revoked=keys_revoked, invitations_revoked=invitations_revoked, service_account_keys=known.count(),
     )  # fmt: skip
+
+
+def _revoke_managing_keys(membership: Membership, now: datetime.datetime, by: User, *, role: str = "") -> int:
+    """Revoke the keys of service accounts with which their creator could return; return how many, with what they made.
+
+    With a `role` that manages members, these hold a scope of `_MANAGING` that the role lacks; otherwise any of them.
+    """
+    scopes = _MANAGING
+    if role and has_permission(role, Permission.MEMBER_MANAGE):
+        scopes = _MANAGING - ROLES[role].permissions
+    known = ApiKey.objects.for_organization(membership.organization_id).filter(issued_by=membership.user_id)
+    return with_made(known.filter(scopes__overlap=sorted(scopes))).update(revoked_at=now, revoked_by=by)
 
 
 def _revoke_invitations_by(

@@ -1,6 +1,7 @@
 """Start points of a job's weights: the base model, or an adapter version or checkpoint of an earlier job.
 
-A job that continues an adapter keeps its shape: rank, alpha and layers of the job that made it.
+A job that continues an adapter keeps its shape: rank, scale and layers of the job that made it, or of the
+configuration that was uploaded.
 """
 
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from apps.finetuning.recipes.limits import as_json
 from apps.finetuning.recipes.stored_requests import StartFrom, stored_request
 
 _KEPT = ("lora_rank", "lora_alpha", "target_modules", "use_dora", "use_rslora")
+UPLOADED = "uploaded"  # a metric of an uploaded version: what its configuration says of its scale
 _ADAPTER_PREFIX, _CHECKPOINT_PREFIX = "ft:", "ftckpt_"
 
 
@@ -53,7 +55,7 @@ def find_start_point(*, organization: Organization | str, model: str) -> StartPo
     if model.startswith(_ADAPTER_PREFIX):
         version = get_version_by_name(organization=organization, model_name=model)
         run = Run.objects.for_organization(organization).filter(pk=version.source).select_related("job").first()
-        shape = _shape(run.job) if run else {"lora_rank": version.rank, "target_modules": version.target_modules}
+        shape = _shape(run.job) if run else _shape_of_upload(version)
         start_from = StartFrom(version=version.pk, model=model)
         return StartPoint(base_model=version.adapter.base_model, start_from=start_from, shape=shape)
     if model.startswith(_CHECKPOINT_PREFIX):
@@ -122,6 +124,18 @@ def _shape(job: FineTuningJob) -> dict[str, object]:
     if job.method == Method.FULL:
         return {}
     return {name: job.hyperparameters[name] for name in _KEPT if name in job.hyperparameters}
+
+
+def _shape_of_upload(version: AdapterVersion) -> dict[str, object]:
+    return {"lora_rank": version.rank, "target_modules": version.target_modules} | version.metrics.get(UPLOADED, {})
+
+
+def scale_of_upload(config: Mapping[str, object]) -> dict[str, object]:
+    """Return what a job that continues this checked configuration must keep, besides rank and layers."""
+    alpha = config["lora_alpha"]
+    assert isinstance(alpha, int | float)
+    whole = int(alpha) if alpha == int(alpha) else alpha
+    return {"lora_alpha": whole, "use_dora": False, "use_rslora": bool(config.get("use_rslora"))}
 
 
 def _many(value: object) -> tuple[object, ...]:

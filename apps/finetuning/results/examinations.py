@@ -12,7 +12,7 @@ import math
 
 import msgspec
 from django.db import transaction
-from django.db.models import F, Q
+from django.db.models import F, OuterRef, Q, Subquery
 
 from apps.adapters.models import AdapterVersion
 from apps.catalog.references import base_model_ref
@@ -20,6 +20,7 @@ from apps.contracts.parity import MAX_PARITY_BYTES, PARITY_FILE, ParityProbe
 from apps.contracts.runs import Manifest, ManifestFile
 from apps.contracts.worker_api import ExaminationReport, ExaminationRequest
 from apps.core.database.clock import db_now
+from apps.core.database.locks import lock
 from apps.core.errors import InvalidValue, NotFound, PermissionDenied
 from apps.core.objects.store import store
 from apps.finetuning.models import Examination, Worker, WorkerKind
@@ -31,7 +32,7 @@ from apps.serving.operations import release
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-_PATIENCE = datetime.timedelta(minutes=10)  # for a trainer that is free
+_PATIENCE = datetime.timedelta(minutes=10)  # until a trainer begins
 _TAKEN = datetime.timedelta(minutes=35)  # a trainer ends an examination after half an hour
 _MAX_TRIES = 2
 _MAX_ROWS, _MAX_TOKENS = 8, 2_100  # of a probe, and of each of its rows
@@ -50,15 +51,26 @@ def ask(*, version: AdapterVersion, now: datetime.datetime) -> bool:
 
 @transaction.atomic
 def take(*, worker: Worker) -> ExaminationRequest | None:
-    """Give the worker the oldest open examination that no other one has; return None if there is none."""
+    """Give the worker an open examination that no other one has; return None if there is none.
+
+    Organizations take turns, and each has one trainer at a time. After `_PATIENCE` no trainer begins with one.
+    """
     now = db_now()
     if worker.kind != WorkerKind.TRAINER or worker.cordoned_at or worker.drain_requested_at:
         return None
-    if Examination.objects.filter(worker=worker, ended_at=None, taken_at__gte=now - _TAKEN).exists():
+    is_taken = Examination.objects.filter(ended_at=None, taken_at__gte=now - _TAKEN).exclude(worker=None)
+    if is_taken.filter(worker=worker).exists():
         return None  # one at a time: it comes with the hub token of a gated base model
-    is_free = Q(worker=None) | Q(taken_at__lt=now - _TAKEN)
-    waiting = Examination.objects.filter(is_free, ended_at=None, tries__lt=_MAX_TRIES).order_by("asked_at")
-    row = waiting.filter(version__deleted_at=None).select_for_update(skip_locked=True, of=("self",)).first()
+    waiting = Examination.objects.filter(worker=None, ended_at=None, tries__lt=_MAX_TRIES, version__deleted_at=None)
+    waiting = waiting.filter(asked_at__gte=now - _PATIENCE)
+    if not waiting.exists():
+        return None
+    lock("examinations")  # or two workers would begin for one organization
+    taken_before = Examination.objects.filter(organization=OuterRef("organization")).exclude(taken_at=None)
+    last_turn = Subquery(taken_before.order_by("-taken_at").values("taken_at")[:1])
+    waiting = waiting.exclude(organization__in=is_taken.values("organization"))
+    in_turn = waiting.order_by(last_turn.asc(nulls_first=True), "asked_at")
+    row = in_turn.select_for_update(skip_locked=True, of=("self",)).first()
     if row is None:
         return None
     Examination.objects.filter(pk=row.pk).update(worker=worker, taken_at=now, tries=F("tries") + 1)
@@ -89,7 +101,7 @@ def record(*, worker: Worker, report: ExaminationReport) -> None:
         raise NotFound("This worker has no open examination of this id.", param="id")
     if report.probe is None:
         logger.warning("%s could not examine %s: %s", worker.pk, row.version_id, report.error)
-        Examination.objects.filter(pk=row.pk).update(worker=None, taken_at=None, problem=report.error[:300])
+        Examination.objects.filter(pk=row.pk).update(worker=None, problem=report.error[:300])
         if row.tries >= _MAX_TRIES:
             _end(row, problem=report.error[:300])
         return

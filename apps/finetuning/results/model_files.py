@@ -10,9 +10,9 @@ from apps.adapters.models import AdapterVersion
 from apps.adapters.queries import find_files
 from apps.core.errors import NotFound
 from apps.finetuning.queries import find_jobs_of_adapters
+from apps.finetuning.recipes.start_points import UPLOADED
 from apps.finetuning.results.model_cards import CARD_FILE, model_card, uploaded_card
 from apps.finetuning.results.provenance import BUNDLE_FILE, reproducibility
-from apps.finetuning.results.uploaded_adapters import UPLOADED
 
 _TYPES = {".safetensors": "application/octet-stream", ".md": "text/markdown; charset=utf-8"}
 

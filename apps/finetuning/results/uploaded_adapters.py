@@ -37,13 +37,13 @@ from apps.core.objects.orphans import sweep
 from apps.core.objects.store import bounded, object_key, store
 from apps.datasets.intake.versions import FileTooLarge, limited, lock_storage, require_storage
 from apps.finetuning.recipes.limits import SERVABLE_RANKS
+from apps.finetuning.recipes.start_points import UPLOADED, scale_of_upload
 from apps.finetuning.recipes.suffixes import plain_suffix
 from apps.finetuning.results import examinations
 from apps.serving.operations import release
 
 MAX_BYTES = 512 * 1024**2  # of the weights, in one request
 MAX_KEPT, MAX_A_DAY = 200, 20  # of an organization: an engine tries each one, beside the adapters of others
-UPLOADED = "uploaded"  # a metric of the version, and the kind of its objects
 _KIND = "adapters"
 _A_DAY = datetime.timedelta(days=1)
 
@@ -186,5 +186,5 @@ def _new_version(
         method=Method.LORA,
         rank=config["r"],
         target_modules=[str(module) for module in modules],
-        metrics={UPLOADED: True},
+        metrics={UPLOADED: scale_of_upload(config)},
     )

@@ -12,8 +12,8 @@ from collections.abc import Collection, Sequence
 import msgspec
 from django.db.models import Min
 
+from apps.contracts.addresses.machines import NodeGroup
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import NodeGroup
 from apps.contracts.worker_api import ClaimRequest
 from apps.core.messages import outbox
 from apps.finetuning.lifecycle import HEARTBEAT_SECONDS, LEASE_SECONDS

@@ -48,6 +48,20 @@ def leased_gpus(*, workers: Collection[str] | None = None) -> dict[str, int]:
     return {worker_id: held.gpus for worker_id, held in held_of(workers=workers).items()}
 
 
+def runs_on(*, workers: Collection[str]) -> dict[str, list[Run]]:
+    """Return the runs that hold GPUs of each worker, the oldest first."""
+    led = Run.objects.filter(worker__in=workers, status__in=RUN_HOLDING_LEASE)
+    joined = RunMember.objects.filter(worker__in=workers, run__status__in=RUN_HOLDING_LEASE, left_at=None)
+    found: dict[str, list[Run]] = defaultdict(list)
+    for run in led:
+        found[str(run.worker_id)].append(run)
+    for member in joined.select_related("run"):
+        found[member.worker_id].append(member.run)
+    for runs in found.values():
+        runs.sort(key=lambda run: (run.leased_at or run.created_at, run.pk))
+    return found
+
+
 def is_leased(*, worker: Worker) -> bool:
     """Return whether a run holds GPUs of this worker."""
     return bool(leased_gpus(workers=[worker.pk]))

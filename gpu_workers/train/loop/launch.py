@@ -17,7 +17,8 @@ import time
 from types import FrameType
 from typing import TypedDict
 
-from apps.contracts.runs import NodeGroup, Struct
+from apps.contracts.addresses.machines import NodeGroup
+from apps.contracts.runs import Struct
 from gpu_workers.common.config import rank_environment, read_launch_environment
 
 _POLL_SECONDS = 0.1

@@ -5,16 +5,17 @@ import pytest
 from apps.accounts.login.addresses import has_verified_address
 from apps.accounts.login.key_operations import revoke_key
 from apps.accounts.members import service_accounts
+from apps.accounts.members.invitations import InvitationClosed, accept_invitation, invitation_token, invite_member
 from apps.accounts.members.memberships import change_role, remove_member
-from apps.accounts.models import ApiKey, Membership, Notification, User
+from apps.accounts.models import ApiKey, Invitation, Membership, Notification, User
 from apps.accounts.notices import mail
 from apps.accounts.queries import find_actor, list_members
 from apps.accounts.roles import SCOPES, Admin, Member, Viewer
-from apps.billing.budgets import set_budget
+from apps.billing.budget_settings import set_budget
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState
 from apps.core.models import AuditEntry
-from tests.factories.accounts import PASSWORD, make_key, make_member, make_service_account
+from tests.factories.accounts import PASSWORD, make_key, make_member, make_service_account, make_user
 from tests.factories.money import USD
 
 ACCOUNTS = "/api/v1/service-accounts"
@@ -122,7 +123,7 @@ def test_keys_of_a_service_account_do_no_more_than_its_role(api_client, organiza
     own = api_client(secret)
 
     child = post(own, "/api/v1/keys", name="child", scopes=["inference"]).json()
-    assert (child["created_by"], child["issued_by"]) == (account.user_id, None)
+    assert (child["created_by"], child["issued_by"]) == (account.user_id, alice.pk)
     assert post(own, "/api/v1/keys", name="child", scopes=["member.manage"]).status_code == 403
     assert post(own, ACCOUNTS, name="another", role="viewer").status_code == 403
     assert post(owner, f"{ACCOUNTS}/{account.pk}", role="viewer", name="reader").json()["role"] == "viewer"
@@ -153,26 +154,108 @@ def test_a_service_account_is_no_person(api_client, organization, alice, ann):
         remove_member(organization=organization, membership_id=of_alice, by=alice, now=db_now())
 
 
+def test_a_service_account_changes_no_invitation_and_lets_nobody_in(api_client, organization, alice, ann):
+    root = make_service_account(organization, alice, role="owner", name="root")
+    own = api_client(
+        post(
+            api_client(make_key(organization, alice)), f"{ACCOUNTS}/{root.pk}/keys", name="k", scopes=list(SCOPES)
+        ).json()["secret"]
+    )
+    invitation = invite_member(organization=organization, email="n@example.com", role="viewer", by=alice, now=db_now())
+
+    changed = post(own, "/api/v1/invitations", email="n@example.com", role="owner", only_for_address=False)
+
+    assert changed.status_code == 403
+    invitation.refresh_from_db()
+    assert (invitation.role, invitation.invited_by) == ("viewer", alice)
+    Invitation.objects.update(invited_by=root.user)
+    with pytest.raises(InvitationClosed):
+        accept_invitation(token=invitation_token(invitation.pk), user=make_user("guest"), now=db_now())
+
+
 def test_a_service_account_cannot_sign_in(client, account):
     answer = client.post("/accounts/login/", {"login": account.user.email, "password": PASSWORD})
 
     assert answer.status_code == 200 and "_auth_user_id" not in client.session
 
 
-def test_a_demoted_creator_loses_the_service_account(api_client, client_for, organization, alice, ann, account):
+@pytest.mark.parametrize("ending", ["demoted", "removed"])
+def test_a_creator_who_may_no_longer_manage_cannot_return_with_a_kept_key(
+    ending, api_client, client_for, organization, alice, ann
+):
+    root = make_service_account(organization, alice, role="admin", name="root")
     anns = make_key(organization, ann, scopes=frozenset(SCOPES) - {"organization.manage"})
-    made = post(api_client(anns), f"{ACCOUNTS}/{account.pk}/keys", **VIEWER).json()
+    keys = f"{ACCOUNTS}/{root.pk}/keys"
+    wide = sorted(each.value for each in Admin.permissions)
+    managing = post(api_client(anns), keys, name="manages", scopes=wide).json()
+    rotated = post(api_client(managing["secret"]), f"/api/v1/keys/{managing['id']}/rotate", overlap_hours=24).json()
+    child = post(api_client(rotated["secret"]), "/api/v1/keys", name="child", scopes=["view"]).json()
+    plain = post(api_client(anns), keys, **VIEWER).json()
+    of_alice = post(api_client(make_key(organization, alice)), keys, name="hers", scopes=wide).json()
     membership = Membership.objects.get(user=ann)
     assert b"Replace and revoke it" not in client_for(alice).get("/keys").content
 
-    change_role(organization=organization, membership_id=membership.pk, role="member", by=alice, now=db_now())
+    if ending == "demoted":
+        change_role(organization=organization, membership_id=membership.pk, role="member", by=alice, now=db_now())
+    else:
+        remove_member(organization=organization, membership_id=membership.pk, by=alice, now=db_now())
 
-    assert post(api_client(anns), f"{ACCOUNTS}/{account.pk}/keys", **VIEWER).status_code == 403
-    assert post(api_client(anns), f"/api/v1/keys/{made['id']}/rotate").status_code == 403
-    page = client_for(ann).post("/keys", {"name": "k", "scopes": "view", "service_account": account.pk})
-    assert page.status_code == 422
+    statuses = [
+        api_client(each["secret"]).get("/api/v1/me").status_code for each in (managing, rotated, child, plain, of_alice)
+    ]
+    assert statuses == [401, 401, 401, 200, 200]
     assert b"Replace and revoke it" in client_for(alice).get("/keys").content
-    assert api_client(made["secret"]).get("/api/v1/me").status_code == 200
+    entry = AuditEntry.objects.get(action="member.change_role" if ending == "demoted" else "member.remove").details
+    assert entry["keys_revoked"] == (3 if ending == "demoted" else 4)
+    assert post(api_client(anns), keys, **VIEWER).status_code == (403 if ending == "demoted" else 401)
+
+
+def test_an_owner_who_becomes_an_admin_keeps_no_key_of_an_owner(api_client, organization, alice):
+    other = make_member(organization, "owner")
+    root = make_service_account(organization, alice, role="owner", name="root")
+    by_other = api_client(make_key(organization, other))
+    made = [
+        post(by_other, f"{ACCOUNTS}/{root.pk}/keys", name="k", scopes=scopes).json()["secret"]
+        for scopes in (list(SCOPES), ["view", "member.manage"])
+    ]
+
+    membership = Membership.objects.get(user=other)
+    change_role(organization=organization, membership_id=membership.pk, role="admin", by=alice, now=db_now())
+
+    assert [api_client(secret).get("/api/v1/me").status_code for secret in made] == [401, 200]
+
+
+def test_a_key_tells_which_person_knows_it_after_service_accounts_passed_it_on(api_client, organization, alice, ann):
+    root = make_service_account(organization, alice, role="admin", name="root")
+    reader = make_service_account(organization, alice, role="viewer", name="reader")
+    by_ann = api_client(make_key(organization, ann, scopes=frozenset(SCOPES) - {"organization.manage"}))
+    scopes = sorted(each.value for each in Admin.permissions)
+    first = post(by_ann, f"{ACCOUNTS}/{root.pk}/keys", name="k", scopes=scopes).json()
+    own = api_client(first["secret"])
+
+    child = post(own, "/api/v1/keys", **VIEWER).json()
+    of_reader = post(own, f"{ACCOUNTS}/{reader.pk}/keys", **VIEWER).json()
+    rotated = post(own, f"/api/v1/keys/{of_reader['id']}/rotate").json()
+    itself = post(own, f"/api/v1/keys/{first['id']}/rotate", overlap_hours=1).json()
+
+    assert {each["issued_by"] for each in (child, of_reader, rotated, itself)} == {ann.pk}
+    of_alice = post(api_client(make_key(organization, alice)), f"/api/v1/keys/{itself['id']}/rotate").json()
+    assert of_alice["issued_by"] == alice.pk
+
+
+def test_keys_that_a_service_account_made_for_another_end_with_it(api_client, organization, alice):
+    root = make_service_account(organization, alice, role="admin", name="root")
+    reader = make_service_account(organization, alice, role="viewer", name="reader")
+    owner = api_client(make_key(organization, alice))
+    scopes = sorted(each.value for each in Admin.permissions)
+    of_root = post(owner, f"{ACCOUNTS}/{root.pk}/keys", name="k", scopes=scopes).json()
+    made = post(api_client(of_root["secret"]), f"{ACCOUNTS}/{reader.pk}/keys", **VIEWER).json()
+    stays = post(owner, f"{ACCOUNTS}/{reader.pk}/keys", **VIEWER).json()
+
+    assert owner.delete(f"{ACCOUNTS}/{root.pk}").status_code == 200
+
+    assert [api_client(each["secret"]).get("/api/v1/me").status_code for each in (made, stays)] == [401, 200]
+    assert AuditEntry.objects.get(action="member.remove").details["keys_revoked"] == 2
 
 
 def test_a_key_of_a_service_account_ends_with_the_key_that_made_it(api_client, organization, alice, account):

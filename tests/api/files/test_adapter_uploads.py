@@ -10,11 +10,14 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from apps.accounts.roles import SCOPES
 from apps.adapters.models import Adapter, AdapterVersion
 from apps.contracts.adapter_files import base_reference
+from apps.contracts.runs import Hyperparameters, Method
 from apps.core.database.clock import db_now
+from apps.core.errors import InvalidValue
 from apps.core.models import AuditEntry
 from apps.core.objects.store import object_key, store
 from apps.finetuning.models import Examination, Quota
-from apps.finetuning.recipes.start_points import signed_ref
+from apps.finetuning.recipes.completion import resolve
+from apps.finetuning.recipes.start_points import StartPoint, find_start_point, signed_ref
 from apps.finetuning.results import examinations, uploaded_adapters
 from apps.serving.models import Deployment
 from tests.factories.accounts import make_key
@@ -70,6 +73,26 @@ def test_an_adapter_is_uploaded_served_and_downloaded(floor, files, api_client, 
     for file in start.files:  # a job may continue from it
         assert store().stat(f"{version.object_prefix}/{file.name}").bytes == file.bytes
     assert send(client, files).json()["version"] == 2 and Adapter.objects.count() == 1
+
+
+def test_a_job_that_continues_an_upload_keeps_its_scale(floor, files, api_client, key, organization) -> None:
+    def start_of(**changes: object) -> StartPoint:
+        made = send(api_client(key), files | {CONFIG: config_of(files, **changes)}).json()
+        return find_start_point(organization=organization, model=made["model"])
+
+    def choose(start: StartPoint, asked: dict[str, object]) -> Hyperparameters:
+        values = start.require_shape(asked, method=Method.LORA)
+        return resolve(base_model=start.base_model, method=Method.LORA, asked=values)
+
+    scaled = start_of(lora_alpha=8.0, use_rslora=True)
+    kept = choose(scaled, {})
+    assert (kept.lora_rank, kept.lora_alpha, kept.use_rslora, kept.use_dora) == (16, 8, True, False)
+    for name, value in (("lora_alpha", 32), ("use_rslora", False), ("use_dora", True)):
+        with pytest.raises(InvalidValue, match=name) as refused:
+            choose(scaled, {name: value})
+        assert refused.value.param == f"hyperparameters.{name}"
+    with pytest.raises(InvalidValue, match="lora_alpha"):
+        choose(start_of(lora_alpha=12.5), {})
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import hashlib
 import msgspec
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.db.models import F
 from django.test import Client
 
 from apps.adapters.models import AdapterVersion
@@ -15,25 +16,31 @@ from apps.contracts.worker_api import ExaminationReport, ExaminationRequest
 from apps.core.database.clock import db_now
 from apps.core.objects.store import read_object
 from apps.finetuning.models import Examination, Worker
-from apps.finetuning.results.examinations import release_overdue
+from apps.finetuning.results.examinations import record, release_overdue
+from apps.finetuning.results.examinations import take as take_as
 from apps.serving.models import Deployment
 from apps.serving.operations import deploy
-from tests.factories.finetuning import CREDENTIAL, adapter_files
+from tests.factories.accounts import make_key
+from tests.factories.finetuning import CREDENTIAL, adapter_files, make_worker
 
 ROW = ParityRow(token_ids=(1, 2, 3), tuned=(-0.5, -1.0), base=(-2.0, -3.0))
 PROBE = ParityProbe(rows=(ROW, ROW))
 
 
-@pytest.fixture
-def version(floor, api_client, key) -> AdapterVersion:
+def upload(floor, client) -> AdapterVersion:
     files = adapter_files(floor.base_model)
     form = {
         "name": "mine",
         "adapter_config": SimpleUploadedFile("adapter_config.json", files["adapter_config.json"]),
         "weights": SimpleUploadedFile("adapter_model.safetensors", files["adapter_model.safetensors"]),
     }
-    made = api_client(key).post("/api/v1/adapters", form, format="multipart").json()
+    made = client.post("/api/v1/adapters", form, format="multipart").json()
     return AdapterVersion.objects.get(pk=made["id"])
+
+
+@pytest.fixture
+def version(floor, api_client, key) -> AdapterVersion:
+    return upload(floor, api_client(key))
 
 
 @pytest.fixture
@@ -123,6 +130,23 @@ def test_files_that_are_served_do_not_change(version, call):
 
     assert PARITY_FILE not in str(AdapterVersion.objects.get().manifest)
     assert Deployment.objects.count() == 1
+
+
+def test_organizations_take_turns_and_each_has_one_trainer_at_a_time(floor, api_client, key, rival, charlie):
+    asked = [upload(floor, api_client(key)) for _ in range(2)]
+    other = upload(floor, api_client(make_key(rival, charlie)))
+    workers = [floor.worker, *(make_worker(floor.pool, credential=f"annw_{number}") for number in range(2))]
+
+    taken = [take_as(worker=worker) for worker in workers]
+
+    assert [each and each.adapter.id for each in taken] == [asked[0].pk, other.pk, None]
+    for worker, each in zip(workers[:2], taken[:2], strict=True):
+        record(worker=worker, report=ExaminationReport(id=each.id, error="no memory"))
+    again = [take_as(worker=worker).adapter.id for worker in workers[:2]]
+    assert again == [asked[0].pk, other.pk]
+    Examination.objects.update(asked_at=F("asked_at") - datetime.timedelta(minutes=11))
+    Examination.objects.filter(ended_at=None).update(worker=None)
+    assert take_as(worker=workers[2]) is None, "its time is over"
 
 
 def test_without_a_trainer_an_adapter_is_served_at_once(floor, api_client, key, request):

@@ -2,8 +2,9 @@
 
 import pytest
 
+from apps.contracts.addresses.machines import NodeGroup
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import Failed, NodeGroup, Stopped, StopReason
+from apps.contracts.runs import Failed, Stopped, StopReason
 from gpu_workers.trainer.supervision import group_member
 from tests.support.agent import Draining, add_run, make_agent
 

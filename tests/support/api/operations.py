@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from tests.guards.makers.tenants import Tenant
 from tests.guards.url_fixtures import URLS
-from tests.guards.world import MAKERS, SHARED, Tenant
+from tests.guards.world import MAKERS, SHARED
 
 
 def ids_of(operation: str, tenant: Tenant) -> dict[str, str]:

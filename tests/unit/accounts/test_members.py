@@ -31,7 +31,7 @@ def test_an_owner_gives_roles(organization: Organization, alice: User, bob: User
     assert (entry.actor, entry.target, entry.details) == (
         alice.pk,
         bob.pk,
-        {"before": "member", "after": "admin", "invitations_revoked": 0},
+        {"before": "member", "after": "admin", "invitations_revoked": 0, "keys_revoked": 0},
     )
 
 

@@ -10,9 +10,9 @@ from django.db.models import Sum
 
 from apps.accounts.models import Organization
 from apps.billing.books.seals import seal_days, verify_seals
-from apps.billing.credits import end_set_aside, expire_lots, reverse_transaction, set_credit_aside
-from apps.billing.ledger import IdempotencyMismatch, account, post
-from apps.billing.models import AccountKind, CreditLot, LedgerAccount, LedgerEntry, LedgerTransaction, LotMovement
+from apps.billing.credits import end_set_aside, expire_lots, set_credit_aside
+from apps.billing.ledger import IdempotencyMismatch, account
+from apps.billing.models import AccountKind, CreditLot, LedgerEntry, LedgerTransaction, LotMovement
 from apps.billing.operations import (
     grant_paid_credit,
     refund_source,
@@ -21,7 +21,7 @@ from apps.billing.operations import (
 )
 from apps.billing.queries import get_balance, get_ledger_sum_nano
 from apps.core.database.clock import db_now
-from apps.core.errors import InvalidState, InvalidValue
+from apps.core.errors import InvalidValue
 from tests.factories import money
 from tests.factories.money import USD, give_credit, place_hold
 
@@ -166,43 +166,6 @@ def test_what_is_left_of_an_expired_lot_goes_and_what_was_held_in_time_stays(org
     assert left(lot) == 0
     assert get_balance(organization=organization).available_nano == 5 * USD
     assert_lots_are_the_balance(organization)
-
-
-def test_a_reversal_restores_every_balance_once_and_keeps_the_history(organization):
-    grant(organization, 3)
-    lot = grant(organization, 10)
-    posted = lot.movements.get().transaction
-
-    reversal = reverse_transaction(transaction_id=posted.pk, by="user_1", reason="granted twice")
-    again = reverse_transaction(transaction_id=posted.pk, by="user_1", reason="granted twice")
-
-    assert reversal == again
-    assert reversal.reverses == posted
-    assert get_balance(organization=organization).available_nano == 3 * USD
-    assert posted.entries.count() == reversal.entries.count() == 2
-    assert_lots_are_the_balance(organization)
-
-
-def test_credit_that_was_spent_cannot_be_reversed_away(organization):
-    posted = grant(organization, 10).movements.get().transaction
-    spend(organization, 1)
-
-    with pytest.raises(InvalidState, match="adjustment"):
-        reverse_transaction(transaction_id=posted.pk, by="user_1", reason="")
-
-
-def test_a_posting_of_the_platform_is_not_reversed(db):
-    with transaction.atomic():
-        cash = account(organization=None, kind=AccountKind.CASH_CLEARING)
-        posted = post(
-            organization=None, kind="stripe_fee", by="system", source="txn_1", idempotency_key="fee:1", request={},
-            legs={account(organization=None, kind=AccountKind.STRIPE_FEES): -5, cash: 5},
-        )  # fmt: skip
-
-    with pytest.raises(InvalidState, match="not reversed"):
-        reverse_transaction(transaction_id=posted.pk, by="user_1", reason="")
-
-    assert not LedgerAccount.objects.filter(kind=AccountKind.WALLET).exists()
 
 
 def test_the_database_refuses_credit_without_a_lot_and_a_lot_without_credit(organization):

@@ -7,7 +7,7 @@ import pytest
 
 from apps.contracts.runs import Hyperparameters, MemoryReport, MemoryRequest
 from apps.contracts.worker_api import RehearsalReport, RehearsalRequest
-from gpu_workers.trainer import rehearsals
+from gpu_workers.trainer.idle import rehearsals
 from gpu_workers.trainer.idle.rehearsals import Interrupted, NotRehearsed, Rehearser, rehearse
 
 MEMORY = MemoryRequest(config={"model_type": "llama"}, hyperparameters=Hyperparameters())

@@ -18,7 +18,8 @@ from apps.contracts.runs import Method
 from apps.core.database.clock import db_now
 from apps.core.objects.store import CHUNK_BYTES
 from apps.finetuning.queries import find_jobs_of_adapters
-from apps.finetuning.results.uploaded_adapters import UPLOADED, upload_adapter
+from apps.finetuning.recipes.start_points import UPLOADED
+from apps.finetuning.results.uploaded_adapters import upload_adapter
 from apps.interfaces.api.requests.pagination import ListObject, SearchQuery, list_object, take, with_words_of
 from apps.interfaces.api.requests.parsers import PlainMultiPartParser
 from apps.interfaces.api.views import ApiView

@@ -30,6 +30,7 @@ from apps.finetuning.pools import operations
 from apps.finetuning.pools.capacity.settings import list_recent_nodes
 from apps.finetuning.pools.prices import price_sku
 from apps.finetuning.quotes.pool_facts import live_worker_filter, newest_probes, seconds_ahead, training_sku
+from apps.finetuning.usage.occupancy import runs_on
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import NewPoolForm, PoolEditForm, WorkerTokenForm
 from apps.interfaces.staff.machines.capacity_form import CapacityForm, capacity_form_of
@@ -226,9 +227,7 @@ def show_pool(
     """Answer with the pool's page, and those of its forms that were refused."""
     shown = take_secret(request, _SESSION_COMMAND, owner=pool.pk)
     workers = list(queries.list_workers(pool=pool))
-    runs = defaultdict(list)
-    for run in Run.objects.filter(worker__in=workers, status__in=RUN_HOLDING_LEASE).order_by("leased_at", "pk"):
-        runs[run.worker_id].append(run)
+    runs = runs_on(workers=[worker.pk for worker in workers])
     context: dict[str, object] = vars(list_loads([pool])[0]) | {
         "seconds_ahead": seconds_ahead(pool=pool),
         "form": form or _edit_form(pool),

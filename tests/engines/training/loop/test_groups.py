@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from apps.contracts.addresses.machines import NodeGroup
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import Hyperparameters, Method, NodeGroup, StepCompleted, Stopped
+from apps.contracts.runs import Hyperparameters, Method, StepCompleted, Stopped
 from gpu_workers.common.config import child_environment, rank_environment
 from gpu_workers.common.events import RESUME_FOLDER, AdapterReady, read_outcome
 from gpu_workers.train.loop.launch import interface_of, place_in

@@ -11,6 +11,7 @@ from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue, QuotaExceeded
 from apps.core.messages import outbox
 from apps.core.models import OutboxMessage
+from apps.core.money import dollars
 from apps.datasets import operations as datasets
 from apps.datasets.inspection import comparisons
 from apps.datasets.models import DatasetVersion
@@ -20,7 +21,9 @@ from apps.datasets.tasks import validate as validate_task
 from apps.datasets.validation.leases import validate_version
 from apps.finetuning.jobs import admission, control
 from apps.finetuning.jobs.creation import create_job
+from apps.finetuning.jobs.explanations import explain
 from apps.finetuning.jobs.requests import JobRequest
+from apps.finetuning.jobs.retries import retry_job
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.tasks import admit_waiting
 from apps.finetuning.usage.quotas import set_quota
@@ -289,3 +292,16 @@ def test_a_job_cancelled_meanwhile_stays_cancelled(create, organization, claim, 
 
     assert reload(job).status == "cancelled"
     assert (held(organization), claim()) == (0, None)
+
+
+def test_a_job_whose_maximum_rose_while_it_waited_starts_again_at_the_new_one(create, organization, reload):
+    job = create(GOOD, shown_max_nano=1)
+    validate(job)
+    admit_waiting()
+    failed = reload(job)
+    advice = explain(job=failed, now=db_now()).suggestion
+
+    assert (failed.status, failed.error_code, held(organization)) == ("failed", "maximum_raised", 0)
+    assert f"now {dollars(advice.hold_nano)} instead of" in failed.error_message
+    again = retry_job(job=failed, by="user_1", now=db_now(), shown_max_nano=advice.hold_nano)
+    assert (reload(again).status, held(organization)) == ("queued", advice.hold_nano)
