@@ -54,7 +54,7 @@ ERRORS: dict[str, Words] = {
         "Check the id. A completion is stored only if it was requested with `store: true`.",
     ),
     "completion_too_large": Words(
-        "The answer to a request with `store: true` is too large to be stored. It costs nothing.",
+        "The answer to a request with `store: true` is too large to be stored. It was written, so it is charged.",
         "Lower `max_tokens` or `n`, or leave out `store`.",
     ),
     "context_length_exceeded": Words(

@@ -2,7 +2,6 @@
 
 import datetime
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import msgspec
 from django.conf import settings
@@ -107,7 +106,7 @@ def _lines(completions: QuerySet[StoredCompletion]) -> Iterator[bytes]:
         yield msgspec.json.encode(row) + b"\n"
 
 
-def _row_message(message: Mapping[str, Any]) -> dict[str, object]:
+def _row_message(message: Mapping[str, object]) -> dict[str, object]:
     """Return the message without what it leaves open. Parts that are all text become one text."""
     given = {name: message[name] for name in _ROW_MEMBERS if message.get(name) is not None}
     if isinstance(parts := given.get("content"), list):

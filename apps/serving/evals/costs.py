@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -39,17 +38,18 @@ class Asked:
     bytes: int = 0
 
 
-def asked_by(body: Mapping[str, Any], *, spare_tokens: int = 0) -> Asked:
+def asked_by(body: Mapping[str, object], *, spare_tokens: int = 0) -> Asked:
     """Return what a request asks: each token has at least one byte of its body, except in images and audio.
 
     `spare_tokens` are those of answers that it will repeat.
     """
     size = len(msgspec.json.encode(body))
     tokens = _WHOLE_CONTEXT if _has_media(body["messages"]) else size + _TEMPLATE_TOKENS + spare_tokens
-    return Asked(str(body["model"]), tokens, int(body["max_completion_tokens"]), size)
+    return Asked(str(body["model"]), tokens, int(str(body["max_completion_tokens"])), size)
 
 
-def _has_media(messages: Iterable[object]) -> bool:
+def _has_media(messages: object) -> bool:
+    assert isinstance(messages, list)
     contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     return any(not isinstance(part, Mapping) or part.get("type") not in _TEXT_PARTS for part in parts)

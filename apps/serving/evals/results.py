@@ -39,8 +39,8 @@ def finish(*, run: EvalRun, error: dict[str, str] | None = None) -> None:
                 graded.clear()
         EvalItem.objects.bulk_update(graded, ["status", "results", "answers"])
         to = EvalRunStatus.FAILED if error else EvalRunStatus.COMPLETED
-        changes = counts.changes(criteria) | {"error": error, "finished_at": db_now()}
-        if not try_advance(run, to=to, transitions=RUN_TRANSITIONS, **changes):
+        changes = counts.changes(criteria)
+        if not try_advance(run, to=to, transitions=RUN_TRANSITIONS, error=error, finished_at=db_now(), **changes):
             transaction.set_rollback(True)  # canceled, or another process was first
 
 
