@@ -133,15 +133,16 @@ def _stopped(runs: Sequence[Run]) -> dict[str, Wait]:
 
 
 def _look_at(pool: GpuPool, waiting: Collection[Run], now: datetime.datetime) -> _Floor:
-    workers = list(pool.workers.filter(live_worker_filter(now)).only("gpus", "offer"))
+    workers = list(pool.workers.filter(live_worker_filter(now)).only("gpus", "offer", "pool"))
     positions = queue_positions(pool=pool, runs=waiting, now=now)
     last = max((place for place in positions.values() if place <= _LOOKED_AT), default=0)
     order = queue_order(pool=pool, now=now, limit=last) if last else []
-    led = Run.objects.filter(worker__in=workers, status__in=RUN_HOLDING_LEASE).select_related("job")
-    joined = RunMember.objects.filter(worker__in=workers, run__status__in=RUN_HOLDING_LEASE, left_at=None)
+    led = Run.objects.filter(pool=pool, status__in=RUN_HOLDING_LEASE).select_related("job")
+    joined = RunMember.objects.filter(run__pool=pool, run__status__in=RUN_HOLDING_LEASE, left_at=None)
     held = [(str(run.worker_id), run.job) for run in led]
     held += [(str(member.worker_id), member.run.job) for member in joined.select_related("run__job")]
-    return _Floor(pool, workers, held, order, positions)
+    live = {worker.pk for worker in workers}
+    return _Floor(pool, workers, [each for each in held if each[0] in live], order, positions)
 
 
 def _newest_before(order: Sequence[Run]) -> dict[str, datetime.datetime]:
