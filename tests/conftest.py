@@ -20,6 +20,7 @@ from rest_framework.test import APIClient
 
 from apps.accounts.login.key_operations import IssuedKey
 from apps.accounts.models import Organization, User
+from apps.contracts.struct import prepare_types
 from apps.core.http.garbage import spare_lasting_objects
 from tests.factories.accounts import make_key, make_member, make_organization, make_user
 from tests.services.database import own_database
@@ -51,6 +52,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 def pytest_collection_finish() -> None:
     """Looking for garbage among what lives as long as the run took a sixth of the time of all tests."""
+    prepare_types()
     spare_lasting_objects()
     gc.enable()  # disabled since tests/services/plugin.py
 

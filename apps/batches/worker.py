@@ -26,6 +26,7 @@ from apps.batches.lifecycle import ACTIVE, BATCH_TRANSITIONS, BatchStatus, Reque
 from apps.batches.models import Batch, BatchRequest
 from apps.batches.signatures import BUSY_CODE
 from apps.batches.validation import BadLine, validate
+from apps.contracts.struct import prepare_types
 from apps.core.database.clock import db_now
 from apps.core.database.transitions import try_advance
 from apps.core.errors import DomainError
@@ -96,6 +97,7 @@ class _Worker:
         self._recorded = 0
 
     def run(self) -> int:
+        prepare_types()
         with ThreadPoolExecutor(MAX_IN_FLIGHT) as pool:
             while True:
                 batches = self._current_batches() if time.monotonic() < self._ends_at else []

@@ -1,6 +1,7 @@
 """Queries on balances, the ledger, usage and invoices."""
 
 import datetime
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -35,7 +36,13 @@ class Balance:
 
 def get_captured_nano(*, source: str) -> int:
     """Return the charges for `source` so far, less refunds."""
-    return Hold.objects.filter(source=source).aggregate(nano=Sum(_KEPT))["nano"] or 0
+    return get_captured(sources=[source])[source]
+
+
+def get_captured(*, sources: Collection[str]) -> Counter[str]:
+    """Return the nano-USD charged for each source so far, less refunds."""
+    holds = Hold.objects.filter(source__in=sources).values_list("source").annotate(nano=Sum(_KEPT))
+    return Counter({source: nano or 0 for source, nano in holds})
 
 
 def get_balance(*, organization: Organization | str) -> Balance:
@@ -68,10 +75,10 @@ def stopped_organizations() -> QuerySet[LedgerAccount, str]:
     return stopped.values_list("organization_id", flat=True)
 
 
-def stop_reason(*, organization: Organization | str) -> str:
-    """Return why the organization may not spend until it pays its debt; "" if it may."""
-    wallets = LedgerAccount.objects.filter(kind=AccountKind.WALLET, organization_id=key_of(organization))
-    return wallets.values_list("stopped_because", flat=True).first() or ""
+def stop_reasons(*, organizations: Collection[str]) -> dict[str, str]:
+    """Return why organizations may not spend until they pay their debt; those that may have no entry."""
+    wallets = LedgerAccount.objects.filter(kind=AccountKind.WALLET, organization_id__in=organizations)
+    return dict(wallets.exclude(stopped_because="").values_list("organization_id", "stopped_because"))
 
 
 def list_transactions(*, organization: Organization | str) -> QuerySet[LedgerTransaction]:

@@ -13,6 +13,7 @@ django.setup(set_prefix=False)
 
 import apps.config.urls  # noqa: E402, F401 - else the first request imports every page
 from apps.config.startup import guard_roles, share_interpreter  # noqa: E402 - needs the app registry
+from apps.contracts.struct import prepare_types  # noqa: E402
 from apps.core.http.asgi import Application, DjangoApplication  # noqa: E402
 from apps.core.http.garbage import spare_lasting_objects  # noqa: E402
 from apps.interfaces.web.edge.busy_process import BusyProcess  # noqa: E402
@@ -21,6 +22,7 @@ from apps.interfaces.web.edge.request_limits import WebLimits  # noqa: E402
 
 guard_roles()
 share_interpreter()
+prepare_types()
 spare_lasting_objects()
 _limits = WebLimits(settings.WEB_REQUESTS_PER_MINUTE, settings.WEB_SECONDS_PER_MINUTE, settings.WEB_PLACES)
 _django = cast(Application, DjangoApplication())

@@ -8,7 +8,9 @@ import django
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "apps.config.settings.internal")  # noqa: TID251 - Django's own entry point
 django.setup(set_prefix=False)
 
+import apps.config.urls_internal  # noqa: E402, F401 - else the first request imports every view
 from apps.config.startup import guard_roles, share_interpreter  # noqa: E402 - needs the app registry
+from apps.contracts.struct import prepare_types  # noqa: E402 - needs the app registry
 from apps.core.http.asgi import Application, DjangoApplication  # noqa: E402
 from apps.core.http.body_limits import LimitBodies  # noqa: E402
 from apps.core.http.fair_shares import Pace  # noqa: E402
@@ -18,6 +20,7 @@ from apps.core.objects.views import OBJECT_LIMIT  # noqa: E402
 
 guard_roles()
 share_interpreter()
+prepare_types()
 spare_lasting_objects()
 # Requests share one interpreter and twelve database connections.
 application = TakeTurns(

@@ -11,6 +11,7 @@ from kombu.exceptions import KombuError
 from kombu.pools import producers
 
 from apps.config.schedule import PAYMENTS_SCHEDULE, SCHEDULE
+from apps.contracts.struct import prepare_types
 from apps.core.messages.topics import CONTROL
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,12 @@ app.autodiscover_tasks([f"apps.{name}" for name in _WITH_TASKS])
 def give_way(sender: Any, **kwargs: object) -> None:
     """Have this worker give way to other processes, as the most important of its queues may."""
     os.nice(min(_NICENESS.get(queue, 0) for queue in sender.app.amqp.queues.consume_from))
+
+
+@worker_init.connect
+def prepare(**_: object) -> None:
+    """Prepare for threads, once the tasks are imported."""
+    prepare_types()
 
 
 def wake_outbox(lane: str) -> None:

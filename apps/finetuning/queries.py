@@ -10,7 +10,6 @@ from apps.core.errors import NotFound
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.datasets.queries import list_versions
-from apps.finetuning.lifecycle import RUN_ACTIVE
 from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, JobEvent, Run, Worker
 
 _WITH = (
@@ -83,10 +82,6 @@ def list_checkpoints(*, job: FineTuningJob) -> QuerySet[Checkpoint]:
     """Return the checkpoints that still exist, newest first."""
     rows = job.checkpoints.filter(deleted_at=None, quarantined_at=None)
     return rows.select_related("job__base_model", "job__organization").order_by("-step")
-
-
-def get_active_run(*, job: FineTuningJob) -> Run | None:
-    return job.runs.filter(status__in=RUN_ACTIVE).select_related("worker", "pool", "resume_from").first()
 
 
 def list_pools() -> QuerySet[GpuPool]:

@@ -20,6 +20,7 @@ from apps.finetuning.results import examinations, uploaded_adapters
 from apps.finetuning.results.checkpoint_models import serve_checkpoint
 from apps.finetuning.results.retention import sweep_checkpoints, sweep_uploads
 from apps.finetuning.runs.leases import reclaim_expired_leases
+from apps.finetuning.runs.shares import repair_shares
 from apps.finetuning.runs.stalls import end_stalled_runs
 from apps.finetuning.usage import storage
 
@@ -33,6 +34,7 @@ def reclaim(**_: object) -> None:
     reclaim_expired_leases()
     end_stalled_runs()
     examinations.release_overdue(now=db_now())
+    repair_shares()
 
 
 @shared_task(name="finetuning.ring_doorbells")

@@ -17,6 +17,7 @@ import httpx
 import msgspec
 from aiohttp import web
 
+from apps.contracts.struct import prepare_types
 from apps.contracts.worker_api import EnrollResponse
 from gpu_workers.common.api_client import ApiClient, ApiError, Unavailable
 from gpu_workers.common.config import CANARY_FOLDER, ServingConfig, read_serving_config
@@ -49,6 +50,7 @@ def main() -> int:
     except NotEnrolled as error:
         log.error("%s", error)
         return 1
+    prepare_types()
     asyncio.run(serve(config, enrollment))
     return 0
 

@@ -13,6 +13,7 @@ import threading
 import time
 from functools import partial
 
+from apps.contracts.struct import prepare_types
 from gpu_workers.common.api_client import ApiClient
 from gpu_workers.common.config import ConfigError, WorkerConfig, read_config
 from gpu_workers.common.enrolment import NotEnrolled, ensure_enrolled
@@ -44,6 +45,7 @@ class WorkerProcess:
 
     def start(self, settings: WorkerConfig) -> Agent:
         """Enrol if needed, clean up after an earlier process, and return the agent."""
+        prepare_types()
         settings.work_dir.mkdir(parents=True, exist_ok=True)
         devices = Devices(list_devices())
         count = len(devices.names)

@@ -28,8 +28,9 @@ class StillValidating(Unavailable):
 def usable_file(organization: Organization | str, file_id: str, param: str) -> DatasetVersion:
     """Return the file, locked against deletion. Raises UnknownFile and InvalidTrainingFile."""
     version = get_version(organization=organization, id=file_id, param=param)
-    # Deletion takes the same lock, so a file is either deleted before the job or in use after it.
-    DatasetVersion.objects.select_for_update(of=("self",)).get(pk=version.pk)
+    # Deletion locks the row as well, so a file is either deleted before the job or in use after it. The lock lets the
+    # checks of foreign keys pass, which jobs of the same file make when they commit while they hold their share.
+    DatasetVersion.objects.select_for_update(of=("self",), no_key=True).get(pk=version.pk)
     version.refresh_from_db()
     if version.purpose != "fine-tune":
         raise InvalidTrainingFile(f"{file_id} was uploaded for {version.purpose!r}, not for 'fine-tune'.", param=param)

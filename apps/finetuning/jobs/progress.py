@@ -2,11 +2,11 @@
 
 import datetime
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from apps.finetuning import queries
-from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus
+from apps.finetuning.lifecycle import JOB_TERMINAL, RUN_ACTIVE, RUN_HOLDING_LEASE, JobStatus
 from apps.finetuning.models import FineTuningJob, JobEvent, Run
 from apps.finetuning.usage import charges
 
@@ -42,12 +42,28 @@ class JobProgress:
 
 
 def get_progress(*, job: FineTuningJob, now: datetime.datetime) -> JobProgress:
-    run = None if job.status in JOB_TERMINAL or job.status == JobStatus.PAUSED else queries.get_active_run(job=job)
-    reports = _reports(job, run) if run else []
+    return list_progress(jobs=[job], now=now)[job.pk]
+
+
+def list_progress(*, jobs: Sequence[FineTuningJob], now: datetime.datetime) -> dict[str, JobProgress]:
+    """Return the progress of each job by its id. Only a job that holds GPUs takes a statement of its own."""
+    live = [job.pk for job in jobs if job.status not in JOB_TERMINAL and job.status != JobStatus.PAUSED]
+    attempts: dict[str, list[Run]] = {}
+    if live:
+        runs = Run.objects.filter(job__in=live).select_related("resume_from").defer("log_tail").order_by("attempt")
+        for run in runs:
+            attempts.setdefault(run.job_id, []).append(run)
+    return {job.pk: _progress(job, attempts.get(job.pk, []), now) for job in jobs}
+
+
+def _progress(job: FineTuningJob, attempts: Sequence[Run], now: datetime.datetime) -> JobProgress:
+    run = next((run for run in attempts if run.status in RUN_ACTIVE), None)
+    reports = _reports(job, run) if run and run.status in RUN_HOLDING_LEASE else []
     speeds = [report.tokens_per_second for report in reports if report.tokens_per_second]
+    before = [other for other in attempts if run and other.attempt < run.attempt]
     return JobProgress(
         percent=percent_of(job),
-        spent_nano=_spent_nano(job, run, reports, now),
+        spent_nano=_spent_nano(job, run, before, reports, now),
         seconds_left=_seconds_left(job, run, reports, now) if run else None,
         tokens_per_second=median(speeds) if speeds else None,
     )
@@ -80,11 +96,14 @@ def _reports(job: FineTuningJob, run: Run) -> list[_StepReport]:
     ]
 
 
-def _spent_nano(job: FineTuningJob, run: Run | None, reports: list[_StepReport], now: datetime.datetime) -> int:
+def _spent_nano(
+    job: FineTuningJob, run: Run | None, before: Sequence[Run], reports: list[_StepReport], now: datetime.datetime
+) -> int:
     if run is None:
         return job.cost_nano
     trained_seconds = reports[0].training_seconds if reports else 0.0
-    return charges.cost_of(job=job, gpu_ms=charges.spent_ms(job=job, run=run, seconds=trained_seconds, now=now))
+    spent_ms = charges.spent_ms(job=job, run=run, before=before, seconds=trained_seconds, now=now)
+    return charges.cost_of(job=job, gpu_ms=spent_ms)
 
 
 def _seconds_left(job: FineTuningJob, run: Run, reports: list[_StepReport], now: datetime.datetime) -> float | None:

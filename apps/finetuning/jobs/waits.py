@@ -1,18 +1,18 @@
 """Why a queued job waits, and when it will start: computed when it is asked for, and stored nowhere."""
 
 import datetime
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import accumulate
 
 from apps.accounts.models import Organization
-from apps.billing.queries import stop_reason
+from apps.billing.queries import stop_reasons
 from apps.core.database.tenancy import system
-from apps.finetuning import queries
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE, JobStatus, RunStatus
-from apps.finetuning.models import FineTuningJob, Run, RunMember
+from apps.finetuning.models import FineTuningJob, GpuPool, Run, RunMember, Worker
 from apps.finetuning.quotes.pool_facts import live_worker_filter
-from apps.finetuning.runs.queue_order import queue_order, queue_position
+from apps.finetuning.runs.queue_order import queue_order, queue_positions
 from apps.finetuning.usage.quotas import reasons_to_wait
 
 _LOOKED_AT = 200  # runs before it in the queue; behind more, the time of its start is unknown
@@ -40,48 +40,131 @@ class Wait:
     starts_after: tuple[float, float] | None = None
 
 
-@dataclass
 class _Machine:
-    """The seconds after which each of its GPUs is free."""
+    """A live machine and the seconds after which each of its GPUs is free."""
 
-    free_after: list[float]
+    def __init__(self, worker: Worker) -> None:
+        self.gpus, self.joins = worker.gpu_count, worker.offer is not None
+        self.free_after = [0.0] * self.gpus
+
+    def can_take(self, job: FineTuningJob) -> bool:
+        return self.gpus >= job.gpus_per_node and (self.joins or job.node_count == 1)
+
+    def start_of(self, job: FineTuningJob) -> float:
+        return self.free_after[job.gpus_per_node - 1]
 
     def take(self, gpus: int, seconds: float) -> None:
+        gpus = min(gpus, self.gpus)
+        self.free_after[:gpus] = [self.free_after[gpus - 1] + seconds] * gpus
         self.free_after.sort()
-        start = self.free_after[gpus - 1]
-        self.free_after[:gpus] = [start + seconds] * gpus
+
+
+@dataclass(frozen=True)
+class _Floor:
+    """A pool's live machines, the jobs that hold them, and the places of queued runs."""
+
+    pool: GpuPool
+    workers: Sequence[Worker]
+    held: Sequence[tuple[str, FineTuningJob]]
+    order: Sequence[Run]
+    positions: Mapping[str, int]
+
+    def starts(self) -> dict[str, tuple[float, float]]:
+        """Return the least and the most seconds until each run of the order starts, by the estimates before it."""
+        least, most = (self._starts(of) for of in ("train_seconds_p10", "train_seconds_p90"))
+        return {pk: (least[pk], max(least[pk], most[pk])) for pk in least}
+
+    def _starts(self, of: str) -> dict[str, float]:
+        machines = {worker.pk: _Machine(worker) for worker in self.workers}
+        for worker_id, job in self.held:
+            machines[worker_id].take(job.gpus_per_node, _seconds_left(job, of))
+        starts = {}
+        for run in self.order:
+            if taken := _first_free(run.job, machines.values()):
+                starts[run.pk] = taken[-1].start_of(run.job)
+            for machine in taken:
+                machine.take(run.job.gpus_per_node, _seconds_left(run.job, of))
+        return starts
 
 
 def explain_wait(*, job: FineTuningJob, now: datetime.datetime) -> Wait | None:
     """Return why the job waits and when it will start; None unless it is queued."""
-    run = queries.get_active_run(job=job) if job.status == JobStatus.QUEUED else None
-    if run is None or run.status != RunStatus.QUEUED:
-        return None
+    return explain_waits(jobs=[job], now=now).get(job.pk)
+
+
+def explain_waits(*, jobs: Sequence[FineTuningJob], now: datetime.datetime) -> dict[str, Wait]:
+    """Return why each queued job waits and when it will start, by its id; others have no entry.
+
+    The statements are as many for one job as for all of one organization's jobs in the same pools.
+    """
+    queued = [job.pk for job in jobs if job.status == JobStatus.QUEUED]
+    if not queued:
+        return {}
+    waits: dict[str, Wait] = {}
     with system():  # the queue is shared: other tenants' runs are counted, and never shown
-        organization = Organization.objects.get(pk=job.organization_id)
-        if organization.suspended_at or (stopped := stop_reason(organization=organization)):
-            reason = "Your organization is suspended." if organization.suspended_at else stopped
-            return Wait(cause=WaitCause.BUDGET, reason=reason)
-        if reason := reasons_to_wait(jobs=[job], now=now)[job.pk]:
-            return Wait(cause=WaitCause.QUOTA, reason=reason)
-        live = run.pool.workers.filter(live_worker_filter(now))
-        live = live if job.node_count == 1 else live.filter(offer__isnull=False)
-        sizes = dict(live.values_list("pk", "gpus"))
-        machines = {pk: max(1, len(gpus)) for pk, gpus in sizes.items() if max(1, len(gpus)) >= job.gpus_per_node}
-        position = queue_position(run=run, now=now)
-        if len(machines) < job.node_count:
-            reason = _too_few(job, run.pool.name, len(machines))
-            return Wait(cause=WaitCause.CAPACITY, reason=reason, position=position)
-        ahead = _runs_ahead(run, position, now)
-        starts_after = None if ahead is None else _starts_after(job, machines, ahead)
-    is_overtaken = ahead is not None and any(other.created_at > run.created_at for other in ahead)
-    if is_overtaken:
-        cause, reason = WaitCause.SHARE, f"Organizations that used less of {run.pool.name} for their share go first."
+        runs = list(Run.objects.filter(job__in=queued, status=RunStatus.QUEUED).select_related("job", "pool"))
+        waits |= _stopped(runs)
+        admitted = [run for run in runs if run.job_id not in waits]
+        reasons = reasons_to_wait(jobs=[run.job for run in admitted], now=now)
+        waits |= {id: Wait(cause=WaitCause.QUOTA, reason=reason) for id, reason in reasons.items() if reason}
+        pools: dict[GpuPool, list[Run]] = {}
+        for run in admitted:
+            if run.job_id not in waits:
+                pools.setdefault(run.pool, []).append(run)
+        for pool, waiting in pools.items():
+            floor = _look_at(pool, waiting, now)
+            starts, newest = floor.starts(), _newest_before(floor.order)
+            for run in waiting:
+                waits[run.job_id] = _wait_of(run, floor, starts.get(run.pk), newest.get(run.pk, run.created_at))
+    return waits
+
+
+def _stopped(runs: Sequence[Run]) -> dict[str, Wait]:
+    """Return the waits of runs whose organization may not spend, by their jobs' ids."""
+    owners = {run.organization_id for run in runs}
+    stopped = stop_reasons(organizations=owners)
+    suspended = Organization.objects.filter(pk__in=owners).exclude(suspended_at=None).values_list("pk", flat=True)
+    stopped |= dict.fromkeys(suspended, "Your organization is suspended.")
+    return {
+        run.job_id: Wait(cause=WaitCause.BUDGET, reason=stopped[run.organization_id])
+        for run in runs
+        if run.organization_id in stopped
+    }
+
+
+def _look_at(pool: GpuPool, waiting: Collection[Run], now: datetime.datetime) -> _Floor:
+    workers = list(pool.workers.filter(live_worker_filter(now)).only("gpus", "offer", "pool"))
+    positions = queue_positions(pool=pool, runs=waiting, now=now)
+    last = max((place for place in positions.values() if place <= _LOOKED_AT), default=0)
+    order = queue_order(pool=pool, now=now, limit=last) if last else []
+    led = Run.objects.filter(pool=pool, status__in=RUN_HOLDING_LEASE).select_related("job")
+    joined = RunMember.objects.filter(run__pool=pool, run__status__in=RUN_HOLDING_LEASE, left_at=None)
+    held = [(str(run.worker_id), run.job) for run in led]
+    held += [(str(member.worker_id), member.run.job) for member in joined.select_related("run__job")]
+    live = {worker.pk for worker in workers}
+    return _Floor(pool, workers, [each for each in held if each[0] in live], order, positions)
+
+
+def _newest_before(order: Sequence[Run]) -> dict[str, datetime.datetime]:
+    """Return when the newest of the runs up to each one came."""
+    newest = accumulate((run.created_at for run in order), max)
+    return {run.pk: moment for run, moment in zip(order, newest, strict=True)}
+
+
+def _wait_of(
+    run: Run, floor: _Floor, starts_after: tuple[float, float] | None, newest_before: datetime.datetime
+) -> Wait:
+    job, pool, position = run.job, floor.pool.name, floor.positions.get(run.pk)
+    able = sum(_Machine(worker).can_take(job) for worker in floor.workers)
+    if able < job.node_count:
+        return Wait(cause=WaitCause.CAPACITY, reason=_too_few(job, pool, able), position=position)
+    if newest_before > run.created_at:
+        cause, reason = WaitCause.SHARE, f"Organizations that used less of {pool} for their share go first."
     elif starts_after == (0.0, 0.0):
-        cause, reason = WaitCause.CAPACITY, f"A machine of {run.pool.name} is free and takes it within seconds."
+        cause, reason = WaitCause.CAPACITY, f"A machine of {pool} is free and takes it within seconds."
     else:
         wanted = "a GPU" if job.gpu_count == 1 else f"{job.gpu_count} GPUs"
-        cause, reason = WaitCause.CAPACITY, f"Waiting for {wanted} of {run.pool.name} to come free."
+        cause, reason = WaitCause.CAPACITY, f"Waiting for {wanted} of {pool} to come free."
     return Wait(cause=cause, reason=reason, position=position, starts_after=starts_after)
 
 
@@ -93,45 +176,9 @@ def _too_few(job: FineTuningJob, pool: str, online: int) -> str:
     return f"The job needs {needed}. {pool} has {online} now. The job starts when all are online."
 
 
-def _runs_ahead(run: Run, position: int | None, now: datetime.datetime) -> list[Run] | None:
-    """Return the queued runs before this one; None if they are too many to look at."""
-    if position is None or position > _LOOKED_AT:
-        return None
-    order = queue_order(pool=run.pool, now=now, limit=position)
-    return [other for other in order if other.pk != run.pk]
-
-
-def _starts_after(job: FineTuningJob, machines: dict[str, int], ahead: Sequence[Run]) -> tuple[float, float]:
-    """Return the least and the most seconds until the job's GPUs are free, by the estimates of the work before it."""
-    led = Run.objects.filter(worker__in=machines, status__in=RUN_HOLDING_LEASE).select_related("job")
-    joined = RunMember.objects.filter(worker__in=machines, run__status__in=RUN_HOLDING_LEASE, left_at=None)
-    held = [(str(run.worker_id), run.job) for run in led]
-    held += [(str(member.worker_id), member.run.job) for member in joined.select_related("run__job")]
-    least, most = (_free_after(job, machines, held, ahead, of=of) for of in ("train_seconds_p10", "train_seconds_p90"))
-    return least, max(least, most)
-
-
-def _free_after(
-    job: FineTuningJob,
-    machines: dict[str, int],
-    held: Sequence[tuple[str, FineTuningJob]],
-    ahead: Sequence[Run],
-    *,
-    of: str,
-) -> float:
-    rooms = {pk: _Machine([0.0] * gpus) for pk, gpus in machines.items()}
-    for worker_id, other in held:
-        rooms[worker_id].take(min(other.gpus_per_node, machines[worker_id]), _seconds_left(other, of))
-    for run in ahead:
-        for room in _first_free(run.job, rooms.values()):
-            room.take(run.job.gpus_per_node, _seconds_left(run.job, of))
-    return max(sorted(room.free_after)[job.gpus_per_node - 1] for room in _first_free(job, rooms.values()))
-
-
-def _first_free(job: FineTuningJob, rooms: Iterable[_Machine]) -> list[_Machine]:
-    """Return the machines that the job can take first; none if they are too few."""
-    able = [room for room in rooms if len(room.free_after) >= job.gpus_per_node]
-    able.sort(key=lambda room: sorted(room.free_after)[job.gpus_per_node - 1])
+def _first_free(job: FineTuningJob, machines: Iterable[_Machine]) -> list[_Machine]:
+    """Return the machines that the job can take first, the last one at the end; none if they are too few."""
+    able = sorted((each for each in machines if each.can_take(job)), key=lambda each: each.start_of(job))
     return able[: job.node_count] if len(able) >= job.node_count else []
 
 

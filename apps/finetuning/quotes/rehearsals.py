@@ -19,9 +19,6 @@ KEPT = datetime.timedelta(days=30)
 _VERSION = "2"  # of what is traced and believed: raise it with a change of the trainer's memory
 _TRACED = {"single": "single", "ddp": "ddp", "zero3": "fsdp"}  # the formula's name -> the trainer's
 
-for _type in (Hyperparameters, TrainingPlan, MemoryReport):
-    msgspec.json.Decoder(_type)  # before threads use it: see apps/finetuning/recipes/stored_requests.py
-
 
 @dataclass(frozen=True)
 class QuotedRehearsal:

@@ -71,11 +71,6 @@ class StoredRequest(msgspec.Struct, frozen=True, kw_only=True):
     suffix: str = ""  # as sent; the job's own is a part of the model's name
 
 
-# msgspec 0.22 ends the process with a segmentation fault if several threads use a type for the first time at once. A
-# decoder that is made while the module is imported is the first use.
-msgspec.json.Decoder(StoredRequest)
-
-
 def stored_request(job: FineTuningJob) -> StoredRequest:
     """Return what the customer asked for."""
     return msgspec.convert(job.requested, StoredRequest)

@@ -1,13 +1,14 @@
 """The next step after an attempt: another attempt, or the end of the job with its bill."""
 
 import datetime
+from collections.abc import Sequence
 from typing import TypedDict, Unpack
 
 from apps.adapters.models import AdapterVersion
 from apps.billing.budgets import Attribution, attribution_of_actor
 from apps.billing.models import Hold, HoldPurpose
 from apps.billing.operations import InsufficientBalance, hold, record_estimate_loss, refund_source, settle_hold
-from apps.billing.queries import get_captured_nano
+from apps.billing.queries import get_captured, get_captured_nano
 from apps.catalog.models import PriceRule
 from apps.contracts.failures import CAUSES, Blame, FailureCode
 from apps.core import audit
@@ -184,7 +185,13 @@ def attribution_of(*, job: FineTuningJob) -> Attribution:
 
 def resume_hold_nano(*, job: FineTuningJob) -> int:
     """Return the hold of a resume: the cap less the amount already paid."""
-    return job.spend_cap_nano - get_captured_nano(source=job.pk)
+    return resume_holds_nano(jobs=[job])[job.pk]
+
+
+def resume_holds_nano(*, jobs: Sequence[FineTuningJob]) -> dict[str, int]:
+    """Return the hold of each job's resume by its id, as `resume_hold_nano` does."""
+    captured = get_captured(sources=[job.pk for job in jobs]) if jobs else {}
+    return {job.pk: job.spend_cap_nano - captured[job.pk] for job in jobs}
 
 
 def request_pause_at_cap(*, job: FineTuningJob, now: datetime.datetime) -> None:

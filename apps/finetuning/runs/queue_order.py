@@ -7,7 +7,7 @@ queue is.
 
 import datetime
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ from django.conf import settings
 from apps.accounts.models import Organization
 from apps.billing.models import WELCOME, AccountKind
 from apps.core.database.prepared import fetch_prepared
-from apps.core.database.tenancy import all_tenants
 from apps.finetuning.lifecycle import JobStatus, RunStatus
 from apps.finetuning.models import GpuPool, Quota, Run, Worker
 from apps.finetuning.usage.quotas import lock_name
@@ -198,25 +197,26 @@ def queue_order(*, pool: GpuPool, now: datetime.datetime, limit: int) -> list[Ru
     return [runs[id] for id in ids]
 
 
-def queue_position(*, run: Run, now: datetime.datetime) -> int | None:
-    """Return 1 for the run that starts next; None if it is not queued or too many of its holder's runs precede it.
+def queue_positions(*, pool: GpuPool, runs: Collection[Run], now: datetime.datetime) -> dict[str, int]:
+    """Return 1 for the run of the pool that starts next, and so on, by the run's id.
 
-    Other tenants' runs are counted but never shown.
+    A run has no entry if it is not queued or too many of its holder's runs precede it. The caller sees all tenants.
     """
-    with all_tenants():
-        holder = Organization.objects.get(pk=run.organization_id).share_holder
-        loads = {name: (load, queued) for name, load, queued in _fetch(_LOADS, run.pool_id, now)}
-        queue = Run.objects.filter(pool=run.pool_id, status=RunStatus.QUEUED)
-        if holder not in loads or not queue.filter(pk=run.pk).exists():
-            return None
-        own = Organization.objects.annotate(holder=Organization.share_holder_by()).filter(holder=holder)
-        before = queue.filter(organization__in=own.values("pk"), created_at__lte=run.created_at).exclude(pk=run.pk)
-        turn = 1 + sum((at, pk) < (run.created_at, run.pk) for at, pk in before.values_list("created_at", "pk"))
-    if turn > _CANDIDATES:
-        return None
-    rank = loads.pop(holder)[0] + turn
-    ahead = (min(max(math.ceil(rank - load) - 1, 0), queued, _CANDIDATES) for load, queued in loads.values())
-    return turn + int(sum(ahead))
+    loads = {name: (load, queued) for name, load, queued in _fetch(_LOADS, pool.pk, now)}
+    organizations = Organization.objects.annotate(holder=Organization.share_holder_by())
+    owners = organizations.filter(pk__in={run.organization_id for run in runs})
+    positions = {}
+    for holder in set(owners.values_list("holder", flat=True)) & set(loads):
+        queue = Run.objects.filter(
+            pool=pool, status=RunStatus.QUEUED, organization__in=organizations.filter(holder=holder).values("pk")
+        )
+        ids = queue.order_by("created_at", "id").values_list("pk", flat=True)[:_CANDIDATES]
+        others = [row for name, row in loads.items() if name != holder]
+        for turn, pk in enumerate(ids, start=1):
+            rank = loads[holder][0] + turn
+            ahead = (min(max(math.ceil(rank - load) - 1, 0), queued, _CANDIDATES) for load, queued in others)
+            positions[pk] = turn + int(sum(ahead))
+    return {run.pk: positions[run.pk] for run in runs if run.pk in positions}
 
 
 def _fetch(statement: str, pool_id: str, now: datetime.datetime, **known: Any) -> list[tuple[Any, ...]]:

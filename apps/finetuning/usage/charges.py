@@ -2,6 +2,7 @@
 
 import datetime
 import math
+from collections.abc import Iterable
 
 from django.utils.translation import gettext
 
@@ -34,8 +35,12 @@ def billed_ms(*, job: FineTuningJob, before: Run | None = None) -> int:
     end a start.
     """
     runs = job.runs.order_by("attempt")
+    return _billed_ms(job, runs.filter(attempt__lt=before.attempt) if before else runs)
+
+
+def _billed_ms(job: FineTuningJob, runs: Iterable[Run]) -> int:
     total = kept_ms = 0
-    for run in runs.filter(attempt__lt=before.attempt) if before else runs:
+    for run in runs:
         kept_ms += run.billed_gpu_ms
         if _ends_a_start(run):
             total += max(kept_ms, _minimum_ms(run, run.finished_at) * job.gpu_count)
@@ -43,10 +48,13 @@ def billed_ms(*, job: FineTuningJob, before: Run | None = None) -> int:
     return total + kept_ms
 
 
-def spent_ms(*, job: FineTuningJob, run: Run, seconds: float, now: datetime.datetime) -> int:
-    """Return the GPU milliseconds to bill if the attempt, after `seconds` of training, stopped in order now."""
+def spent_ms(*, job: FineTuningJob, run: Run, before: Iterable[Run], seconds: float, now: datetime.datetime) -> int:
+    """Return the GPU milliseconds to bill if the attempt, after `seconds` of training, stopped in order now.
+
+    `before` are the job's earlier attempts, in their order.
+    """
     trained = max(run.billed_gpu_ms, int(seconds * 1000) * job.gpu_count)
-    return billed_ms(job=job, before=run) + max(trained, _minimum_ms(run, now) * job.gpu_count)
+    return _billed_ms(job, before) + max(trained, _minimum_ms(run, now) * job.gpu_count)
 
 
 def trained_ms(*, job: FineTuningJob) -> int:

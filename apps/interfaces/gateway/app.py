@@ -27,6 +27,7 @@ from starlette.requests import Request  # noqa: E402
 from starlette.responses import JSONResponse, Response  # noqa: E402
 from starlette.routing import Route  # noqa: E402
 
+from apps.contracts.struct import prepare_types  # noqa: E402
 from apps.core.database.policies import refuse_unsafe_role  # noqa: E402
 from apps.core.errors import MethodNotAllowed  # noqa: E402
 from apps.core.http.asgi import REQUEST_ID_HEADER, Application, Receive, Scope, Send, UnknownUrl, allow_origins  # noqa: E402
@@ -125,6 +126,7 @@ class Gateway:
         await self._database.call(refuse_unsafe_role)
         await self._routes.refresh()
         await self._recorder.open()
+        prepare_types()
         spare_lasting_objects()
         tasks = [
             asyncio.create_task(work)

@@ -15,6 +15,7 @@ import httpx
 import msgspec
 
 from apps.contracts.evaluation import Grader
+from apps.contracts.struct import prepare_types
 from apps.contracts.worker_api import JudgeAccess
 from gpu_workers.common.pulse import beat
 
@@ -81,6 +82,7 @@ class Judge:
         if access is None:
             return Verdicts([None] * len(questions), trouble=self._trouble or "there is no way to ask it")
         self._ends = time.monotonic() + self._seconds
+        prepare_types()
         headers = {"Authorization": f"Bearer {access.key}"}
         with (
             httpx.Client(headers=headers, timeout=_CALL_SECONDS, trust_env=False, transport=self._transport) as client,

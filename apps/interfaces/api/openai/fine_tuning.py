@@ -50,9 +50,17 @@ from apps.interfaces.api.openai.fine_tuning_objects import (
     dry_run_object,
     event_object,
     job_object,
+    job_objects,
 )
 from apps.interfaces.api.requests.idempotency import read_idempotency_key
-from apps.interfaces.api.requests.pagination import ListObject, PageQuery, SearchQuery, page, with_words_of
+from apps.interfaces.api.requests.pagination import (
+    ListObject,
+    PageQuery,
+    SearchQuery,
+    page,
+    page_together,
+    with_words_of,
+)
 from apps.interfaces.api.requests.sent_names import as_sent
 from apps.interfaces.api.views import ApiView
 
@@ -90,7 +98,7 @@ class JobList(ApiView):
         rows = rows.filter(status=query.status) if query.status else rows
         rows = rows.filter(base_model__name=query.model) if query.model else rows
         rows = with_words_of(query, rows, fields=("id", "suffix", "base_model__name", "training_file__filename"))
-        return page(query, rows, job_object)
+        return page_together(query, rows, job_objects)
 
     def post(self, request: Request, body: CreateJob) -> JobObject | DryRunObject:
         """Create a job; with `dry_run`, return its estimate and whether it would start, and create nothing."""

@@ -1,7 +1,7 @@
 """API objects of jobs, their events, checkpoints and dry runs: OpenAI's members, and ours beside them."""
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NotRequired, TypedDict
 
 import msgspec
@@ -12,9 +12,9 @@ from apps.core.database.clock import db_now
 from apps.core.errors import ErrorDetails
 from apps.finetuning.jobs.dry_runs import Rehearsal
 from apps.finetuning.jobs.explanations import Explanation
-from apps.finetuning.jobs.progress import JobProgress, finish_of, get_progress
+from apps.finetuning.jobs.progress import JobProgress, finish_of, list_progress
 from apps.finetuning.jobs.requests import JobRequest
-from apps.finetuning.jobs.waits import explain_wait
+from apps.finetuning.jobs.waits import Wait, explain_waits
 from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent
 from apps.finetuning.recipes.checkpoint_names import may_answer, name_of
@@ -47,7 +47,7 @@ class WaitMembers(TypedDict):
     estimated_start: StartObject | None
 
 
-class OurMembers(WaitMembers):
+class OurMembers(TypedDict):
     """What a job has beside OpenAI's members. Amounts in dollars are exact decimal texts.
 
     `spend_cap_usd` is the maximum that you pay. If `price_policy` is "firm", a slower run continues at our expense; if
@@ -98,7 +98,7 @@ class JobError(TypedDict):
     suggestion: NotRequired[SuggestionObject]
 
 
-class JobObject(OurMembers):
+class JobObject(OurMembers, WaitMembers):
     """OpenAI's job, with Anneal's members."""
 
     id: str
@@ -166,8 +166,22 @@ class CheckpointObject(TypedDict):
 
 def job_object(job: FineTuningJob, *, why: Explanation | None = None) -> JobObject:
     """Return the job as OpenAI's object, with our additional members. `why` explains the failure of a failed job."""
-    recipe, requested, now = job.hyperparameters, stored_request(job), db_now()
-    progress = get_progress(job=job, now=now)
+    (found,) = job_objects([job])
+    return {**found, "error": _error(job, why)}
+
+
+def job_objects(jobs: Sequence[FineTuningJob]) -> list[JobObject]:
+    """Return the jobs as `job_object` does. Further queued jobs take no further statements."""
+    now = db_now()
+    progress, waits = list_progress(jobs=jobs, now=now), explain_waits(jobs=jobs, now=now)
+    held = _held_nano([job for job in jobs if job.hold_id])
+    return [_job_object(job, progress[job.pk], waits.get(job.pk), held.get(job.pk), now) for job in jobs]
+
+
+def _job_object(
+    job: FineTuningJob, progress: JobProgress, wait: Wait | None, held_nano: int | None, now: datetime.datetime
+) -> JobObject:
+    recipe, requested = job.hyperparameters, stored_request(job)
     theirs = {
         "n_epochs": _asked(requested, "epochs", recipe),
         "batch_size": _asked(requested, "batch_size", recipe),
@@ -189,11 +203,12 @@ def job_object(job: FineTuningJob, *, why: Explanation | None = None) -> JobObje
         "trained_tokens": job.trained_tokens if job.status == JobStatus.SUCCEEDED else None,
         "result_files": [file_id] if (file_id := result_file_id(job)) else [],
         "seed": job.seed,
-        "error": _error(job, why),
+        "error": _error(job, None),
         "estimated_finish": _unix(finish_of(progress, now=now)),
         "integrations": msgspec.to_builtins(requested.integrations),
         "metadata": job.metadata,
-        **_ours(job, requested, progress),
+        **_ours(job, requested, progress, held_nano),
+        **_wait_members(wait, now),
     }
 
 
@@ -231,7 +246,7 @@ def dry_run_object(asked: JobRequest, rehearsal: Rehearsal) -> RehearsalObject:
     }
 
 
-def _ours(job: FineTuningJob, requested: StoredRequest, progress: JobProgress) -> OurMembers:
+def _ours(job: FineTuningJob, requested: StoredRequest, progress: JobProgress, held_nano: int | None) -> OurMembers:
     return {
         "user_provided_suffix": requested.suffix or job.suffix or None,
         "recipe": job.hyperparameters,
@@ -246,10 +261,9 @@ def _ours(job: FineTuningJob, requested: StoredRequest, progress: JobProgress) -
         "step": job.step,
         "total_steps": job.total_steps,
         "seconds_remaining": None if progress.seconds_left is None else round(progress.seconds_left, 1),
-        **_wait(job),
         "price_policy": ("firm" if job.is_firm else "metered") if job.hold_id else None,
         "spend_cap_usd": usd(job.spend_cap_nano) if job.hold_id else None,
-        "held_usd": usd(_held_nano(job)) if job.hold_id else None,
+        "held_usd": usd(held_nano),
         "billed_gpu_seconds": job.billed_gpu_ms / 1000,
         "cost_usd": usd(job.cost_nano),
         "missing": [
@@ -259,15 +273,13 @@ def _ours(job: FineTuningJob, requested: StoredRequest, progress: JobProgress) -
     }
 
 
-def _held_nano(job: FineTuningJob) -> int:
-    """Return the amount held now: zero once the job is paused or ended."""
-    is_held = job.status not in JOB_TERMINAL and job.status != JobStatus.PAUSED
-    return attempts.resume_hold_nano(job=job) if is_held else 0
+def _held_nano(jobs: Sequence[FineTuningJob]) -> dict[str, int]:
+    """Return the amount held now for each job: zero once it is paused or ended."""
+    holding = [job for job in jobs if job.status not in JOB_TERMINAL and job.status != JobStatus.PAUSED]
+    return {job.pk: 0 for job in jobs} | attempts.resume_holds_nano(jobs=holding)
 
 
-def _wait(job: FineTuningJob) -> WaitMembers:
-    now = db_now()
-    wait = explain_wait(job=job, now=now)
+def _wait_members(wait: Wait | None, now: datetime.datetime) -> WaitMembers:
     start: StartObject | None = None
     if wait and wait.starts_after:
         earliest, latest = (int(now.timestamp() + seconds) for seconds in wait.starts_after)

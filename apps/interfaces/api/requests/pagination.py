@@ -49,8 +49,20 @@ def page(
     most_bytes: int | None = None,
 ) -> ListObject[Rendered]:
     """Return one page of `rows` as OpenAI's list object, as `take` finds them."""
+    return page_together(query, rows, lambda found: [render(row) for row in found], order=order, most_bytes=most_bytes)
+
+
+def page_together(
+    query: PageQuery,
+    rows: QuerySet[T],
+    render: Callable[[list[T]], list[Rendered]],
+    *,
+    order: Order = ("-created_at", "-id"),
+    most_bytes: int | None = None,
+) -> ListObject[Rendered]:
+    """Return one page of `rows` as `page` does, for objects that are rendered by statements for all of them."""
     found, has_more = take(query, rows, order=order, most_bytes=most_bytes)
-    return list_object([render(row) for row in found], has_more=has_more)
+    return list_object(render(found), has_more=has_more)
 
 
 def take(

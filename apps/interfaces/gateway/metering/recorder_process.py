@@ -30,6 +30,7 @@ django.setup()
 
 from apps.batches.completions.records import CompletionRecord  # noqa: E402 - needs the settings
 from apps.billing.usage.metering import UsageRecord  # noqa: E402
+from apps.contracts.struct import prepare_types  # noqa: E402
 from apps.interfaces.gateway.metering.recorder_protocol import FrameKind, Frames, frame  # noqa: E402
 from apps.interfaces.gateway.metering.shipper import Shipper  # noqa: E402
 from apps.interfaces.gateway.metering.spool import Completion, End, Entry, Segments, parse_entries  # noqa: E402
@@ -56,6 +57,7 @@ class RecorderProcess:
 
     def run(self) -> None:
         """Serve until the gateway closes the connection."""
+        prepare_types()
         threading.Thread(target=self._ship, name="shipper", daemon=True).start()
         self._send(FrameKind.WELL)
         frames = Frames()

@@ -15,7 +15,7 @@ from apps.core.money import usd_decimal
 from apps.core.templatetags.ui import number, usd
 from apps.finetuning import queries
 from apps.finetuning.jobs.control import request_cancellation
-from apps.finetuning.jobs.progress import get_progress
+from apps.finetuning.jobs.progress import list_progress
 from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.usage.quotas import reasons_to_wait
@@ -61,12 +61,13 @@ def index(request: OrganizationRequest) -> HttpResponse:
     page = _LIST.page(request, queries.list_jobs(organization=request.organization))
     now = db_now()
     waiting = reasons_to_wait(jobs=[job for job in page.rows if job.status == JobStatus.QUEUED], now=now)
+    progress = list_progress(jobs=page.rows, now=now)
     context = {
         "jobs": [
             {
                 "job": job,
                 "title": title_of(job),
-                "progress": get_progress(job=job, now=now),
+                "progress": progress[job.pk],
                 "waiting": waiting.get(job.pk, ""),
             }
             for job in page.rows

@@ -161,7 +161,7 @@ def test_a_run_far_back_in_its_own_queue_has_no_position(floor, monkeypatch):
     monkeypatch.setattr(queue_order, "_CANDIDATES", 1)
     runs = [floor.job().runs.get() for _ in range(2)]
 
-    assert [queue_order.queue_position(run=run, now=db_now()) for run in runs] == [1, None]
+    assert queue_order.queue_positions(pool=floor.pool, runs=runs, now=db_now()) == {runs[0].pk: 1}
 
 
 def test_the_shares_are_what_the_runs_say(floor, rival, claim):

@@ -9,7 +9,7 @@ from apps.core.database.clock import db_now
 from apps.finetuning.jobs.control import pause_jobs_of
 from apps.finetuning.models import FineTuningJob, Run, Worker
 from apps.finetuning.pools.margins import list_margins
-from apps.finetuning.runs.queue_order import queue_position
+from apps.finetuning.runs.queue_order import queue_positions
 from tests.support.attempts import TrainingSetup
 
 
@@ -18,7 +18,7 @@ def test_what_a_suspended_organization_queued_waits_until_it_has_paid(floor: Tra
     set_spending(organization=floor.organization, stopped_because="$5.00 is owed. Top up to go on.")
 
     assert claim() is None
-    assert queue_position(run=job.runs.get(), now=db_now()) is None
+    assert queue_positions(pool=floor.pool, runs=[job.runs.get()], now=db_now()) == {}
 
     set_spending(organization=floor.organization, stopped_because="")
     assert claim() is not None

@@ -1,0 +1,81 @@
+"""The shares of the queue, while many transactions change the runs of one organization at once."""
+
+import random
+
+import pytest
+from django.db import transaction
+
+from apps.core.database.clock import db_now
+from apps.core.ids import new_id
+from apps.finetuning.jobs import control
+from apps.finetuning.jobs.files import usable_file
+from apps.finetuning.lifecycle import RUN_HOLDING_LEASE, JobStatus, RunStatus
+from apps.finetuning.models import FineTuningJob, QueueShare, Quota, Run
+from apps.finetuning.runs import attempts, leases
+from apps.finetuning.runs.shares import repair_shares
+from apps.finetuning.usage.quotas import require_place_for_job
+from tests.factories.accounts import make_organization, make_user
+from tests.factories.finetuning import TrainingSetup
+from tests.support.database import at_once
+
+THREADS, ROUNDS = 4, 8
+
+
+def shares() -> list[tuple[int, int]]:
+    return list(QueueShare.objects.values_list("queued", "held_gpus"))
+
+
+def create_like(made: FineTuningJob) -> FineTuningJob:
+    """Queue a copy of the job, by the locks of `create_job` in their order."""
+    job = FineTuningJob.objects.get(pk=made.pk)
+    with transaction.atomic():
+        usable_file(job.organization_id, job.training_file_id, "training_file")
+        job.pk, job.status, job.hold_id, job.queued_at = new_id("ftjob"), JobStatus.VALIDATING_FILES, "", None
+        job.save(force_insert=True)
+        require_place_for_job(organization=job.organization_id, but=job)
+        attempts.queue_attempt(job=job)
+        held = attempts.hold_cap(
+            job=job, price_rule=job.price_rule, amount_nano=job.spend_cap_nano, by="key_test", idempotency_key=job.pk
+        )
+        FineTuningJob.objects.filter(pk=job.pk).update(status=JobStatus.QUEUED, hold_id=held.pk, queued_at=db_now())
+    return job
+
+
+@pytest.mark.django_db(transaction=True)
+def test_changes_at_once_end_in_no_deadlock_and_are_all_counted() -> None:
+    floor = TrainingSetup(make_organization("Crowd", owner=make_user("crowd")))
+    Quota.objects.create(organization=floor.organization, concurrent_gpus=None, queued_jobs=None, updated_at=db_now())
+    made, done = floor.job(), set[str]()
+
+    def change(number: int) -> None:
+        chance = random.Random(number)
+        for _ in range(ROUNDS):
+            job = create_like(made)
+            if claimed := leases.claim(worker=floor.worker, base_models=None):
+                done.add("claim")
+                if chance.random() < 0.7:
+                    leases.reclaim(claimed.spec.run_id, lease_id=claimed.lease_id)
+            if chance.random() < 0.5:
+                control.request_cancellation(job=job, by="system", now=db_now())
+            else:
+                done.add(f"delete {Run.objects.filter(job=job, status=RunStatus.QUEUED).delete()[0]}")
+
+    assert at_once(change, THREADS) == [None] * THREADS
+    assert done >= {"claim", "delete 1"}
+    queued = Run.objects.filter(status=RunStatus.QUEUED).count()
+    held = Run.objects.filter(status__in=RUN_HOLDING_LEASE).count()  # each of one GPU
+    assert shares() == [(queued, held)]
+    assert repair_shares() == 0
+
+
+def test_wrong_shares_are_counted_again(floor, claim, caplog) -> None:
+    floor.job(), floor.job()
+    claim()
+    right = shares()
+    QueueShare.objects.update(queued=7, held_gpus=-1)
+
+    assert (repair_shares(), repair_shares()) == (1, 0)
+    assert shares() == right == [(1, 1)]
+    QueueShare.objects.all().delete()
+    assert repair_shares() == 1 and shares() == right
+    assert "had wrong counts" in caplog.text
