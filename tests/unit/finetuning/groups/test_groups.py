@@ -37,9 +37,9 @@ class Machines:
         Run.objects.filter(job=job).update(created_at=db_now() - datetime.timedelta(minutes=minutes_old))
         return FineTuningJob.objects.get(pk=job.pk)
 
-    def claim(self, number: int, *held: str) -> ClaimResponse | None:
+    def claim(self, number: int, *held: str, base_models: tuple[str, ...] | None = None) -> ClaimResponse | None:
         worker = Worker.objects.get(pk=self.workers[number].pk)
-        request = ClaimRequest(address=f"10.0.0.{number}", port=29_500 + number, leases=held)
+        request = ClaimRequest(address=f"10.0.0.{number}", port=29_500 + number, leases=held, base_models=base_models)
         return members.claim(worker=worker, request=request)
 
     def offer(self, *numbers: int) -> None:
@@ -131,6 +131,33 @@ def test_smaller_runs_do_not_take_what_a_waiting_group_keeps(machines):
     Attempt(first).finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="too small"))
     assert machines.claim(1).spec.job_id == group.pk
     assert Run.objects.get(job=running).status == "failed"
+
+
+def test_a_group_too_large_for_now_hides_no_smaller_one_of_its_organization(machines):
+    machines.job(nodes=4, minutes_old=5)
+    pair = machines.job(nodes=2)
+    machines.offer(0)
+
+    assert machines.claim(1).spec.job_id == pair.pk
+
+
+def test_machines_without_its_base_model_keep_nothing_for_a_group(machines):
+    machines.offer(0)
+    assert machines.claim(1, base_models=("other",)) is None
+    group, small = machines.job(nodes=2, minutes_old=11), machines.job(nodes=1)
+
+    assert machines.claim(0).spec.job_id == small.pk
+    assert Run.objects.get(job=group).status == "queued"
+
+
+@pytest.mark.parametrize("locked", [None, (1, True)])
+def test_a_waiting_group_that_another_claim_has_locked_keeps_its_machines(machines, monkeypatch, locked):
+    machines.offer(0, 1)
+    machines.job(nodes=2, minutes_old=11)
+    machines.job(nodes=1)
+    monkeypatch.setattr(leases, "lock_first", lambda candidates: locked if len(candidates) > 1 else (0, True))
+
+    assert machines.claim(0) is None
 
 
 def test_a_place_is_handed_out_until_it_is_used(machines):
