@@ -267,8 +267,7 @@ PROGRAMS: tuple[Program, ...] = (
         " --without-gossip --without-mingle",
         venv=".venv-engines",
         needs=WORKER | {"ANNEAL_BROKER_KEY_PREFIX"},
-        options=_HUB_OPTIONS
-        | {"ANNEAL_TRAINER_THREADS", "ANNEAL_BASE_MODELS", "ANNEAL_GPU_KEY", "ANNEAL_NODE_ADDRESS", "ANNEAL_LOG_LEVEL"},
+        options=_HUB_OPTIONS | {"ANNEAL_TRAINER_THREADS", "ANNEAL_BASE_MODELS", "ANNEAL_GPU_KEY", "ANNEAL_LOG_LEVEL"},
         variables=(
             ("ANNEAL_WORK_DIR", "${trainer_dir}"),
             ("CELERY_BROKER_URL", "${trainer_broker_url}"),

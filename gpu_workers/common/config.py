@@ -36,7 +36,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     base_model_roots: tuple[Path, ...] = ()  # a base model's local path must lie inside one of these
     base_models: tuple[str, ...] | None = None  # ids installed here; None: downloads them
     self_check_gpu_key: str | None = None  # set if NVML's name is not a key of the catalog
-    node_address: str = ""  # where other machines of the pool reach this one; "": it trains with no other machine
+    node_address: str = ""  # where other machines of the pool reach this one, if it polls; "": it trains alone
     log_level: str = "INFO"
 
     def require_broker_url(self) -> str:

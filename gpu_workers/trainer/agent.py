@@ -49,6 +49,7 @@ class Agent:
         prober: Prober | None,
         rehearser: Rehearser | None = None,
         examiner: Examiner | None = None,
+        address: str = "",  # where the other machines of a group would reach this one
     ) -> None:
         self._config = config
         self._api = api
@@ -58,6 +59,7 @@ class Agent:
         self._prober = prober
         self._rehearser = rehearser
         self._examiner = examiner
+        self._address = address
         self._stop = threading.Event()
         self._waiting: ClaimResponse | None = None  # claimed during a measurement, not begun yet
         self._lock = threading.Lock()  # of the next two and the devices
@@ -125,8 +127,8 @@ class Agent:
             free_gpus=free,
             gpu_count=len(self._devices.names),
             leases=leases,
-            address=self._config.node_address,
-            port=_free_port() if self._config.node_address else None,
+            address=self._address,
+            port=_free_port() if self._address else None,
         )
         return self._api.claim(request)
 

@@ -43,8 +43,11 @@ class WorkerProcess:
         self.agent: Agent | None = None
         self.is_stopping = False
 
-    def start(self, settings: WorkerConfig) -> Agent:
-        """Enrol if needed, clean up after an earlier process, and return the agent."""
+    def start(self, settings: WorkerConfig, *, address: str = "") -> Agent:
+        """Enrol if needed, clean up after an earlier process, and return the agent.
+
+        With an `address`, it offers itself to groups of machines, which only one that claims often may do.
+        """
         prepare_types()
         settings.work_dir.mkdir(parents=True, exist_ok=True)
         devices = Devices(list_devices())
@@ -68,6 +71,7 @@ class WorkerProcess:
             ),
             rehearser=Rehearser(api),
             examiner=Examiner(settings, api, device=devices.names[0], publisher=publisher),
+            address=address,
         )
         self.agent.recover()
         if self.is_stopping:
@@ -108,7 +112,7 @@ def main() -> int:
         config = read_config()
         logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
         logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each URL, and a signed URL is a credential
-        poll(process.start(config), idle_seconds=arguments.exit_when_idle, stopped=stopped)
+        poll(process.start(config, address=config.node_address), idle_seconds=arguments.exit_when_idle, stopped=stopped)
     except (ConfigError, NotEnrolled) as error:
         sys.stderr.write(f"{error}\n")
         return 1

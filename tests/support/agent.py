@@ -62,7 +62,6 @@ def make_agent(
         credential_file=tmp_path / "credential.json",
         work_dir=tmp_path / "work",
         base_model_roots=(tmp_path / "models",),
-        node_address=address,
     )
     executor = SubprocessExecutor(thread_limit=1, command=(sys.executable, "-m", CHILD, behaviour))
     CLIENTS.append(ApiClient(plane.url, credential=CREDENTIAL))
@@ -72,7 +71,7 @@ def make_agent(
         prober = Prober(config, CLIENTS[-1], gpu_key="cpu", device=devices[0], executor=probing)
     agent = Agent(
         config, CLIENTS[-1], devices=Devices(devices), executor=executor, publisher=publisher, prober=prober,
-        rehearser=rehearser,
+        rehearser=rehearser, address=address,
     )  # fmt: skip
     agent.recover()
     return agent

@@ -1,10 +1,12 @@
 """Cancel, pause and resume: how a customer stops a job and continues it."""
 
 import datetime
+from collections.abc import Collection
 
 from django.db import transaction
 from django.utils.translation import gettext
 
+from apps.accounts.models import Organization
 from apps.billing.budgets import holds_of_budget
 from apps.billing.models import HoldPurpose, HoldStatus
 from apps.core import audit
@@ -13,11 +15,25 @@ from apps.core.errors import InvalidState
 from apps.core.money import dollars
 from apps.finetuning import events
 from apps.finetuning.lifecycle import JOB_TERMINAL, JOB_TRANSITIONS, RUN_ACTIVE, RUN_TRANSITIONS, JobStatus, RunStatus
-from apps.finetuning.models import FineTuningJob, Run
+from apps.finetuning.models import FineTuningJob, QueueShare, Run
 from apps.finetuning.runs import attempts
 from apps.finetuning.usage import charges
 
 _PARAM = "fine_tuning_job_id"
+
+
+@transaction.atomic
+def lock_several(*, organization: Organization | str, ids: Collection[str]) -> None:
+    """Lock these jobs of the organization, which the transaction changes one after the other.
+
+    A claim locks a job and then its organization's share of the pool, and the end of a job locks a share and then the
+    wallet. Here all jobs come first, and then all shares, so that neither waits for a lock of this transaction while it
+    holds the next one.
+    """
+    jobs = FineTuningJob.objects.for_organization(organization).filter(pk__in=ids).order_by("pk")
+    pools = {pool_id for pool_id in jobs.select_for_update().values_list("pool_id", flat=True) if pool_id}
+    shares = QueueShare.objects.for_organization(organization).filter(pool__in=pools)
+    list(shares.order_by("pk").select_for_update().values_list("pk", flat=True))
 
 
 @transaction.atomic

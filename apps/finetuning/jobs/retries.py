@@ -112,6 +112,7 @@ def _request(
         },
         pool=suggestion.pool,
         gpu_count=None if ":" in suggestion.pool else 1,  # an option's key includes its GPUs
+        node_count=before.node_count,
         spend_cap_nano=cap_nano,
         suffix=before.suffix or job.suffix,
         metadata=job.metadata,

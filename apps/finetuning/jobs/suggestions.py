@@ -274,7 +274,15 @@ def _priced(change: Change, job: FineTuningJob, now: datetime.datetime) -> Sugge
 def _quotes(change: Change, job: FineTuningJob, now: datetime.datetime) -> list[PoolQuote]:
     recipe = msgspec.structs.replace(recipe_of(job), **change.recipe)
     counted = _counted(change, job)
-    return quote_counted(base_model=job.base_model, counted=counted, recipes=[recipe], now=now, with_ways=False)[0]
+    [quotes] = quote_counted(
+        base_model=job.base_model,
+        counted=counted,
+        recipes=[recipe],
+        now=now,
+        with_ways=False,
+        node_count=stored_request(job).node_count,
+    )
+    return quotes
 
 
 def _counted(change: Change, job: FineTuningJob) -> Counted:

@@ -53,7 +53,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='run',
             name='retry_at',
-            field=models.DateTimeField(help_text='No claim takes it before: a limit of the month held it back.', null=True),
+            field=models.DateTimeField(help_text='No claim takes it before: a limit of the month held it back, or its group did not come together.', null=True),
         ),
         migrations.AddIndex(
             model_name='run',

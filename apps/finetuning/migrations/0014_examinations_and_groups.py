@@ -86,7 +86,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='worker',
             name='offer',
-            field=models.JSONField(help_text='apps.finetuning.runs.groups.Offer, of its last claim; null: it joins no group.', null=True),
+            field=models.JSONField(help_text='apps.finetuning.usage.offers.Offer, of its last claim; null: it joins no group.', null=True),
         ),
         migrations.AlterField(
             model_name='finetuningjob',

@@ -108,7 +108,7 @@ class Worker(models.Model):
     drain_requested_at = models.DateTimeField(null=True)
     revoked_at = models.DateTimeField(null=True)
     offer = models.JSONField(
-        null=True, help_text="apps.finetuning.runs.groups.Offer, of its last claim; null: it joins no group."
+        null=True, help_text="apps.finetuning.usage.offers.Offer, of its last claim; null: it joins no group."
     )
     measuring = models.ForeignKey(
         "catalog.BaseModel", on_delete=models.SET_NULL, null=True, related_name="+", help_text="It got its hub token."

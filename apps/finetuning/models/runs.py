@@ -71,7 +71,10 @@ class Run(OrganizationModel):
     master = models.CharField(
         max_length=300, blank=True, help_text="Where its machines meet, as host:port; blank for one machine."
     )
-    retry_at = models.DateTimeField(null=True, help_text="No claim takes it before: a limit of the month held it back.")
+    retry_at = models.DateTimeField(
+        null=True,
+        help_text="No claim takes it before: a limit of the month held it back, or its group did not come together.",
+    )
     resume_from = models.ForeignKey("Checkpoint", on_delete=models.SET_NULL, null=True, related_name="+")
     last_sequence = models.BigIntegerField(default=0, help_text="Highest worker event sequence taken in.")
     work = models.BigIntegerField(

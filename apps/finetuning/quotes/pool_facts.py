@@ -24,6 +24,7 @@ from apps.estimates.calibration import Calibration, correct
 from apps.estimates.requests import Correction
 from apps.finetuning.lifecycle import RUN_ACTIVE, RunStatus
 from apps.finetuning.models import GpuPool, Run, RunMember, ThroughputProbe, Worker, WorkerKind
+from apps.finetuning.usage.offers import read_offer
 
 _SHOWN_SHAPES = 40
 LIVE_SECONDS = 60  # a worker silent for this long counts as offline
@@ -45,8 +46,8 @@ class PoolState:
     jobs wait. `has_weights`: each live worker has loaded the base model before.
 
     `correction` comes from finished runs of all tenants; it reveals none of them. `starts_workers`: the pool is elastic
-    and starts a worker for a job. `joining_gpus` lists the GPUs of each worker that trains together with others, live
-    or one that the pool can start.
+    and starts a worker for a job. `joining_gpus` lists the GPUs of each worker that trains the base model together
+    with others, live or one that the pool can start.
     """
 
     pool: GpuPool
@@ -75,7 +76,7 @@ class LiveWorker(NamedTuple):
     gpus: int
     leased: int
     memory_bytes: int | None
-    joins: bool = False  # trains together with other machines
+    joins: bool = False  # trains the base model together with other machines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +143,7 @@ _recent: dict[tuple[str, frozenset[str]], tuple[float, OpenPools]] = {}  # by ba
 def _read_open_pools(base_model: BaseModel, methods: Collection[str], now: datetime.datetime) -> OpenPools:
     pools = GpuPool.objects.filter(is_open=True).select_related("gpu_type", "calibration", "capacity").order_by("name")
     ahead, queues, leased = _work_ahead(Q(pool__is_open=True))
-    workers = _live_workers(now, leased)
+    workers = _live_workers(base_model, now, leased)
     return OpenPools(
         pools=tuple(pools),
         prices={},
@@ -197,14 +198,17 @@ def seconds_ahead(*, pool: GpuPool) -> float:
     return sum(gpus * seconds for gpus, seconds in ahead[pool.pk].items())
 
 
-def _live_workers(now: datetime.datetime, leased: Mapping[str, int]) -> dict[str, list[LiveWorker]]:
+def _live_workers(
+    base_model: BaseModel, now: datetime.datetime, leased: Mapping[str, int]
+) -> dict[str, list[LiveWorker]]:
     """Return the live workers by pool; `leased` are the GPUs in use, by worker."""
     found: dict[str, list[LiveWorker]] = defaultdict(list)
     workers = Worker.objects.filter(live_worker_filter(now), pool__is_open=True)
     for pool_id, worker_id, gpus, *rest in workers.values_list("pool_id", "pk", "gpus", "memory_bytes", "offer"):
         memory_bytes, offer = rest
+        joins = offer is not None and read_offer(offer).has_model(base_model.pk)
         taken = leased.get(worker_id, 0)
-        found[pool_id].append(LiveWorker(worker_id, max(1, len(gpus)), taken, memory_bytes, offer is not None))
+        found[pool_id].append(LiveWorker(worker_id, max(1, len(gpus)), taken, memory_bytes, joins))
     return found
 
 

@@ -16,6 +16,8 @@ from apps.core.database.transitions import advance, try_advance
 from apps.core.messages import outbox
 from apps.finetuning import events
 from apps.finetuning.lifecycle import (
+    GROUP_RETRY_SECONDS,
+    GROUP_RETRY_SECONDS_AT_MOST,
     JOB_TRANSITIONS,
     MAX_ATTEMPTS_WITHOUT_PROGRESS,
     MAX_LOST_ATTEMPTS,
@@ -23,7 +25,7 @@ from apps.finetuning.lifecycle import (
     JobStatus,
     RunStatus,
 )
-from apps.finetuning.models import Checkpoint, FineTuningJob, Run
+from apps.finetuning.models import Checkpoint, FineTuningJob, Run, RunMember
 from apps.finetuning.notices import alert_of_overrun, publish_end
 from apps.finetuning.usage.charges import billed_ms, cost_of, estimate_loss_nano, is_at_cap, least_cap_nano
 
@@ -45,8 +47,8 @@ def latest_checkpoint(*, job: FineTuningJob) -> Checkpoint | None:
     return usable.order_by("-step", "-created_at").first()
 
 
-def queue_attempt(*, job: FineTuningJob) -> Run:
-    """Queue the next attempt and ring the pool's doorbell after commit.
+def queue_attempt(*, job: FineTuningJob, retry_at: datetime.datetime | None = None) -> Run:
+    """Queue the next attempt and ring the pool's doorbell after commit. No claim takes it before `retry_at`.
 
     Call it before `hold_cap`: a change of a run locks the organization's share of the pool (`QueueShare`), and the end
     of a job locks the wallet after that. The other order could end in a deadlock.
@@ -54,30 +56,44 @@ def queue_attempt(*, job: FineTuningJob) -> Run:
     if job.pool is None:
         raise ValueError(f"{job.pk} was never admitted to a pool")
     last = job.runs.order_by("-attempt").values_list("attempt", flat=True).first() or 0
-    run = Run.objects.create(organization_id=job.organization_id, job=job, attempt=last + 1, pool=job.pool)
+    run = Run.objects.create(
+        organization_id=job.organization_id, job=job, attempt=last + 1, pool=job.pool, retry_at=retry_at
+    )
     payload = {"pool": job.pool.name}
     outbox.publish(topic="train.wake", key=f"wake:{run.pk}", payload=payload, organization=job.organization_id)
     return run
 
 
 def continue_or_give_up(*, job: FineTuningJob, run: Run, code: FailureCode, now: datetime.datetime) -> None:
-    """Handle a lost or retryable attempt: obey a requested stop, else try again, else fail the job."""
+    """Handle a lost or retryable attempt: obey a requested stop, else try again, else fail the job.
+
+    Attempts that not all machines of a group began do not count: each is followed by a longer wait.
+    """
+    not_begun = _attempts_not_begun(job)
     if job.cancel_requested_at:
         cancel_job(job=job, now=now)
     elif job.pause_requested_at:
         pause_job(job=job, now=now)
     elif code is FailureCode.STALLED and job.runs.filter(failure_code=code).count() >= MAX_STALLED_ATTEMPTS:
         fail_job(job=job, code=code, message=run.failure_message, now=now)
-    elif run.attempt >= MAX_LOST_ATTEMPTS:
+    elif run.attempt - len(not_begun) >= MAX_LOST_ATTEMPTS:
         fail_job(job=job, code=code, message="", now=now)
     elif _attempts_without_progress(job) >= MAX_ATTEMPTS_WITHOUT_PROGRESS and code is not FailureCode.PREEMPTED:
         fail_job(job=job, code=FailureCode.CRASH_LOOP, message="", now=now)
     else:
         try_advance(job, to=JobStatus.QUEUED, transitions=JOB_TRANSITIONS)
-        queue_attempt(job=job)
+        wait = min(GROUP_RETRY_SECONDS * 2 ** min(len(not_begun), 10), GROUP_RETRY_SECONDS_AT_MOST)
+        queue_attempt(job=job, retry_at=now + datetime.timedelta(seconds=wait) if run.pk in not_begun else None)
         step = latest_checkpoint(job=job)
         where = f"from step {step.step}" if step else "from the start"
         events.append(job, type="state", message=f"Queued again, to resume {where}", attempt=run.attempt + 1)
+
+
+def _attempts_not_begun(job: FineTuningJob) -> set[str]:
+    """Return the attempts of which a machine never took up its place."""
+    if job.node_count == 1:
+        return set()
+    return set(RunMember.objects.filter(run__job=job, started_at=None).values_list("run_id", flat=True))
 
 
 def _attempts_without_progress(job: FineTuningJob) -> int:

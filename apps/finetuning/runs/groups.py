@@ -16,24 +16,15 @@ from apps.contracts.addresses.machines import NodeGroup
 from apps.contracts.failures import FailureCode
 from apps.contracts.worker_api import ClaimRequest
 from apps.core.messages import outbox
-from apps.finetuning.lifecycle import HEARTBEAT_SECONDS, LEASE_SECONDS
+from apps.finetuning.lifecycle import HEARTBEAT_SECONDS, LEASE_SECONDS, RUN_HOLDING_LEASE
 from apps.finetuning.models import FineTuningJob, Run, RunMember, Worker
 from apps.finetuning.quotes.pool_facts import live_worker_filter
 from apps.finetuning.usage.occupancy import Held, held_of, leased_gpus
+from apps.finetuning.usage.offers import Offer, could_join, read_offer
 
 _SILENT = datetime.timedelta(seconds=2.5 * HEARTBEAT_SECONDS)  # a machine that missed two heartbeats may be gone
 
-
-class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker said with its last claim: where others reach it, and what it could train."""
-
-    address: str
-    port: int
-    free_gpus: int | None = None
-    base_models: tuple[str, ...] | None = None
-
-    def has_model(self, base_model: str) -> bool:
-        return self.base_models is None or base_model in self.base_models
+_DISTRUSTED = datetime.timedelta(minutes=30)  # for which a worker that did not take up a place is chosen last
 
 
 def offer_of(request: ClaimRequest) -> Offer | None:
@@ -74,7 +65,11 @@ def keepers(*, job: FineTuningJob, worker: Worker, now: datetime.datetime) -> se
     Empty if fewer live workers could ever join it.
     """
     live = worker.pool.workers.filter(live_worker_filter(now), offer__isnull=False)
-    able = {each.pk: each.gpu_count for each in live if each.gpu_count >= job.gpus_per_node}
+    able = {
+        each.pk: each.gpu_count
+        for each in live
+        if could_join(each, gpus=job.gpus_per_node, base_model=job.base_model_id)
+    }
     if len(able) < job.node_count:
         return set()
     leased = leased_gpus(workers=able)
@@ -155,11 +150,16 @@ def explain_loss(*, run: Run, job: FineTuningJob, now: datetime.datetime) -> tup
 
 
 def _offering(job: FineTuningJob, worker: Worker, now: datetime.datetime) -> list[Worker]:
-    """Return the pool's other workers that could join now, the smallest first."""
+    """Return the pool's other workers that could join now, the smallest first.
+
+    Those that lately did not take up a place come last.
+    """
     live = list(worker.pool.workers.filter(live_worker_filter(now), offer__isnull=False).exclude(pk=worker.pk))
     held = held_of(workers=[each.pk for each in live])
     able = [each for each in live if _can_join(each, job, held.get(each.pk, Held()))]
-    return sorted(able, key=lambda each: (each.gpu_count, each.pk))
+    unused = RunMember.objects.filter(worker__in=able, started_at=None, run__leased_at__gte=now - _DISTRUSTED)
+    late = set(unused.exclude(run__status__in=RUN_HOLDING_LEASE).values_list("worker_id", flat=True))
+    return sorted(able, key=lambda each: (each.pk in late, each.gpu_count, each.pk))
 
 
 def _can_join(worker: Worker, job: FineTuningJob, held: Held) -> bool:
@@ -173,7 +173,7 @@ def _can_join(worker: Worker, job: FineTuningJob, held: Held) -> bool:
 
 
 def _offer(worker: Worker) -> Offer:
-    return msgspec.convert(worker.offer, Offer)
+    return read_offer(worker.offer)
 
 
 def _oldest_heartbeat(run: Run, job: FineTuningJob) -> datetime.datetime | None:

@@ -37,7 +37,6 @@ from apps.finetuning.models import FineTuningJob, Run, Worker, WorkerKind
 from apps.finetuning.quotes.pool_facts import live_worker_filter
 from apps.finetuning.runs import attempts, stalls
 from apps.finetuning.runs.groups import (
-    Offer,
     bind,
     explain_loss,
     find_others,
@@ -50,7 +49,8 @@ from apps.finetuning.runs.queue_order import OVERTAKEN_AT_MOST, Candidate, list_
 from apps.finetuning.runs.specs import build_spec
 from apps.finetuning.usage import charges
 from apps.finetuning.usage.occupancy import Held, held_of, leased_gpus
-from apps.finetuning.usage.quotas import reason_to_wait
+from apps.finetuning.usage.offers import Offer
+from apps.finetuning.usage.quotas import Limit, limit_reached
 
 _SEEN = "UPDATE finetuning_worker SET last_seen_at = clock_timestamp() WHERE id = %(worker)s RETURNING *"
 _READ_RUN = f"""
@@ -142,18 +142,25 @@ def _claim(
         fitting = list(itertools.takewhile(lambda candidate: candidate.fits, candidates))
         if not fitting:
             kept |= _keepers(candidates.pop(0), worker, now)
-        elif (locked := lock_first(fitting)) is None:
-            del candidates[: len(fitting)]
         else:
-            place, is_free = locked
-            if is_free and (response := _try_claim(fitting[place], worker, kept, now)):
-                return response
-            if fitting[place].node_count > 1:
-                kept |= _keepers(fitting[place], worker, now)
-            del candidates[: place + 1]
+            locked = lock_first(fitting)
+            skipped = fitting if locked is None else fitting[: locked[0]]
+            for candidate in skipped:  # another claim looks at it, and may find too few machines
+                kept |= _keepers_of_group(candidate, worker, now)
+            if locked is not None and worker.pk not in kept:
+                place, is_free = locked
+                if is_free and (response := _try_claim(fitting[place], worker, kept, now)):
+                    return response
+                kept |= _keepers_of_group(fitting[place], worker, now)
+            del candidates[: len(skipped) + 1]
         if worker.pk in kept:
             return None
     return None
+
+
+def _keepers_of_group(candidate: Candidate, worker: Worker, now: datetime.datetime) -> set[str]:
+    """Return the workers that keep their free GPUs for a run which the worker did not take; none for one machine."""
+    return _keepers(candidate, worker, now) if candidate.node_count > 1 else set()
 
 
 def _keepers(candidate: Candidate, worker: Worker, now: datetime.datetime) -> set[str]:
@@ -164,8 +171,8 @@ def _keepers(candidate: Candidate, worker: Worker, now: datetime.datetime) -> se
     """
     if now - candidate.created_at < OVERTAKEN_AT_MOST:
         return set()
-    job = FineTuningJob.objects.get(runs=candidate.run_id)
-    if reason_to_wait(job=job, holder=candidate.holder, now=now):
+    job = FineTuningJob.objects.filter(runs=candidate.run_id, status=JobStatus.QUEUED).first()
+    if job is None or limit_reached(job=job, holder=candidate.holder, now=now):
         return set()
     if job.node_count > 1:
         return keepers(job=job, worker=worker, now=now)
@@ -185,11 +192,12 @@ def _try_claim(
 ) -> ClaimResponse | None:
     """Lease a locked run, for a group if all its machines are free.
 
-    If a limit of its organization forbids that, no claim tries it again for a while.
+    If a limit of the month forbids that, no claim tries it again for a while.
     """
     run = _read_run(candidate.run_id)
-    if reason_to_wait(job=run.job, holder=candidate.holder, now=now):
-        Run.objects.filter(pk=run.pk).update(retry_at=now + _RETRY)
+    if limit := limit_reached(job=run.job, holder=candidate.holder, now=now):
+        if limit is Limit.MONTH:
+            Run.objects.filter(pk=run.pk).update(retry_at=now + _RETRY)
         return None
     others = [] if candidate.node_count == 1 else find_others(job=run.job, worker=worker, kept=kept, now=now)
     if others is None:

@@ -9,6 +9,8 @@ import msgspec
 from django.db import transaction
 
 from apps.contracts import worker_api as wire
+from apps.contracts.failures import FailureCode
+from apps.contracts.runs import Failed, Stopped
 from apps.core.database.clock import db_now
 from apps.finetuning.lifecycle import LEASE_SECONDS, RUN_HOLDING_LEASE
 from apps.finetuning.models import FineTuningJob, Run, RunMember, Worker
@@ -53,13 +55,24 @@ def heartbeat(*, lease: Lease) -> wire.HeartbeatResponse:
 
 @transaction.atomic
 def leave(*, lease: Lease, outcome: wire.LeaveRequest) -> None:
-    """Free the machine, whose part is done; with an outcome, end the whole attempt by it. Raises StaleLease."""
+    """Free the machine, whose part is done; with an outcome, end the whole attempt by it. Raises StaleLease.
+
+    No failure that it reports ends the job, is billed or sets a checkpoint aside: only the first machine may say that.
+    """
     found = _find(lease)
     job = FineTuningJob.objects.select_for_update().get(pk=found.run.job_id)
     member = _find(lease)  # again, under the lock
     RunMember.objects.filter(pk=member.pk).update(left_at=db_now())
     if outcome.outcome is not None:
-        endings.end_attempt(member.run, job, outcome.outcome)
+        endings.end_attempt(member.run, job, _believed(outcome.outcome))
+
+
+def _believed(outcome: Failed | Stopped) -> Failed | Stopped:
+    if isinstance(outcome, Stopped):
+        return outcome
+    if outcome.code.is_retryable and outcome.code is not FailureCode.CHECKPOINT_INVALID:
+        return outcome
+    return msgspec.structs.replace(outcome, code=FailureCode.INTERNAL_ERROR)
 
 
 def _find(lease: Lease) -> RunMember:

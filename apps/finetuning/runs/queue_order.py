@@ -24,20 +24,37 @@ from apps.finetuning.usage.quotas import lock_name
 OVERTAKEN_AT_MOST = datetime.timedelta(minutes=10)
 # Only the oldest runs of each organization count, so that many runs of one cannot hide another's first run.
 _CANDIDATES = 20
-_HOLDERS_LOOKED_AT = 128  # by one claim: more than claim at once
+_SHAPES = 4  # numbers of machines and GPUs: of each organization, the oldest group of each
+_LOOKED_AT = 256  # runs, by one claim: of more holders than claim at once
 _DEFAULT_GPUS = Quota._meta.get_field("concurrent_gpus").default
 
+_QUEUES = "share.pool_id = %(pool)s AND share.queued > 0"
 # Holders with runs that may start, and `load`: the GPUs that a holder has in all pools, and its use in about the last
-# hour, divided by its weight, less a GPU for each hour since its oldest run came or a worker last took one.
+# hour, divided by its weight, less a GPU for each hour since its oldest run came or a worker last took one. Of other
+# pools, what was neither held nor used for a day counts for nothing.
 _HOLDERS = f"""
-    WITH shares AS MATERIALIZED (
-        SELECT {Organization.SHARE_HOLDER_SQL} AS holder, share.*, quota.weight,
-            share.pool_id = %(pool)s AND share.queued > 0 AND organization.suspended_at IS NULL
-                AND organization.id NOT IN (
-                    SELECT organization_id FROM billing_ledgeraccount
-                    WHERE kind = '{AccountKind.WALLET}' AND stopped_because <> '' AND organization_id IS NOT NULL
+    WITH holders AS MATERIALIZED (
+        SELECT DISTINCT {Organization.SHARE_HOLDER_SQL} AS holder
+        FROM finetuning_queueshare share
+        JOIN accounts_organization organization ON organization.id = share.organization_id
+        WHERE {_QUEUES}
+    ), sharing AS MATERIALIZED (
+        SELECT organization.*, holder FROM holders
+        JOIN accounts_organization organization ON organization.id = holder
+        WHERE {Organization.SHARE_HOLDER_SQL} = holder
+        UNION ALL
+        SELECT organization.*, holder FROM holders
+        JOIN accounts_organization organization ON organization.founded_by_id = holder
+        WHERE organization.id <> holder AND {Organization.SHARE_HOLDER_SQL} = holder
+    ), shares AS MATERIALIZED (
+        SELECT organization.holder, share.*, quota.weight,
+            {_QUEUES} AND organization.suspended_at IS NULL
+                AND NOT EXISTS (
+                    SELECT FROM billing_ledgeraccount wallet WHERE wallet.organization_id = organization.id
+                        AND wallet.kind = '{AccountKind.WALLET}' AND wallet.stopped_because <> ''
                 ) AS is_waiting,
             CASE
+                WHEN NOT ({_QUEUES}) THEN NULL
                 WHEN quota.id IS NOT NULL THEN quota.concurrent_gpus
                 WHEN organization.has_own_share OR EXISTS (
                     SELECT FROM billing_creditlot lot WHERE lot.organization_id = organization.id
@@ -45,9 +62,10 @@ _HOLDERS = f"""
                 ) THEN {_DEFAULT_GPUS}
                 ELSE %(unpaid_gpus)s
             END AS gpu_limit
-        FROM finetuning_queueshare share
-        JOIN accounts_organization organization ON organization.id = share.organization_id
+        FROM sharing organization
+        JOIN finetuning_queueshare share ON share.organization_id = organization.id
         LEFT JOIN finetuning_quota quota ON quota.organization_id = organization.id
+        WHERE {_QUEUES} OR share.held_gpus > 0 OR share.used_at > %(now)s::timestamptz - interval '1 day'
     ), loads AS MATERIALIZED (
         SELECT holder, sum(queued) FILTER (WHERE is_waiting) AS queued, sum(held_gpus) AS held,
             (sum(held_gpus) + sum(used_gpu_hours
@@ -67,29 +85,31 @@ _QUEUED = f"""
 """
 _GPUS = "job.gpu_count / job.node_count"  # of each machine
 _FITTING = f"""
-        (SELECT run.id, run.created_at, {_GPUS} AS gpus, job.node_count, true AS has_memory, true AS fits
-            FROM finetuning_run run JOIN finetuning_finetuningjob job ON job.id = run.job_id
-            WHERE {_QUEUED} AND {_GPUS} <= %(free)s AND {{machines}}
-                AND (%(memory)s::bigint IS NULL
-                     OR coalesce((job.estimate->>'host_bytes')::numeric, 0) <= %(memory)s::bigint)
-                AND (%(models)s::text[] IS NULL OR job.base_model_id = ANY(%(models)s::text[]))
-                AND (run.retry_at IS NULL OR run.retry_at <= %(now)s)
-                AND (waiting.gpu_limit IS NULL OR loads.held + job.gpu_count <= waiting.gpu_limit)
-            ORDER BY run.created_at, run.id LIMIT 1)
-"""  # noqa: S608 - constants
-# Of each organization: the oldest run that the worker can take alone, the oldest that it could take with others, and
-# the oldest that waits for more than it has free.
+    FROM finetuning_run run JOIN finetuning_finetuningjob job ON job.id = run.job_id
+    WHERE {_QUEUED} AND {_GPUS} <= %(free)s
+        AND (%(memory)s::bigint IS NULL OR coalesce((job.estimate->>'host_bytes')::numeric, 0) <= %(memory)s::bigint)
+        AND (%(models)s::text[] IS NULL OR job.base_model_id = ANY(%(models)s::text[]))
+        AND (run.retry_at IS NULL OR run.retry_at <= %(now)s)
+        AND (waiting.gpu_limit IS NULL OR loads.held + job.gpu_count <= waiting.gpu_limit)
+"""
+_FOUND = f"run.id, run.created_at, {_GPUS} AS gpus, job.node_count, true AS has_memory, true AS fits"
+# Of each organization: the oldest run that the worker can take alone, the oldest of each shape that it could take with
+# others, and the oldest that waits for more than it has free. The order of `loads` lets the limit end the search early.
 _CLAIMABLE = f"""
     {_HOLDERS}
     SELECT found.id, found.gpus, found.node_count, found.created_at, found.has_memory, found.fits, loads.holder
     FROM (
-        SELECT * FROM loads WHERE gpu_limit IS NULL OR held < gpu_limit ORDER BY load LIMIT %(holders)s
+        SELECT * FROM loads WHERE gpu_limit IS NULL OR held < gpu_limit ORDER BY load
     ) loads
     JOIN waiting ON waiting.holder = loads.holder
     CROSS JOIN LATERAL (
-        {_FITTING.format(machines="job.node_count = 1")}
+        (SELECT {_FOUND} {_FITTING} AND job.node_count = 1 ORDER BY run.created_at, run.id LIMIT 1)
         UNION ALL
-        {_FITTING.format(machines="job.node_count > 1 AND %(joins)s::boolean")}
+        (SELECT * FROM (
+            SELECT DISTINCT ON (job.node_count, job.gpu_count) {_FOUND} {_FITTING}
+                AND job.node_count > 1 AND %(joins)s::boolean
+            ORDER BY job.node_count, job.gpu_count, run.created_at, run.id
+        ) groups ORDER BY created_at, id LIMIT %(shapes)s)
         UNION ALL
         (SELECT run.id, run.created_at, {_GPUS}, job.node_count, coalesce(memory.has_enough, true), false
             FROM finetuning_run run JOIN finetuning_finetuningjob job ON job.id = run.job_id
@@ -102,7 +122,7 @@ _CLAIMABLE = f"""
                 AND (%(models)s::text[] IS NULL OR job.base_model_id = ANY(%(models)s::text[]))
             ORDER BY run.created_at, run.id LIMIT 1)
     ) found
-    ORDER BY loads.load, found.created_at, found.id
+    ORDER BY loads.load, found.created_at, found.id LIMIT %(limit)s
 """  # noqa: S608 - constants
 # The first of the candidates that no other transaction has locked, and whether its holder's limits were locked as well.
 _LOCK_FIRST = f"""
@@ -154,7 +174,7 @@ def list_candidates(
     base_models: Sequence[str] | None,
     now: datetime.datetime,
 ) -> list[Candidate]:
-    """Return runs of the worker's pool in the order they should start: the oldest suitable one of each organization.
+    """Return runs of the worker's pool in the order they should start: the oldest suitable ones of each organization.
 
     None of them passes its limit of concurrent GPUs. `free_bytes` None allows any host memory.
     """
@@ -162,7 +182,8 @@ def list_candidates(
         _CLAIMABLE,
         worker.pool_id,
         now,
-        holders=_HOLDERS_LOOKED_AT,
+        limit=_LOOKED_AT,
+        shapes=_SHAPES,
         free=free_gpus,
         gpus=worker.gpu_count,
         joins=worker.offer is not None,

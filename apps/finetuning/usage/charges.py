@@ -141,8 +141,13 @@ def _step_seconds(job: FineTuningJob) -> float:
 
 
 def _minimum_ms(run: Run, until: datetime.datetime | None) -> int:
-    """Return the minimum charge in milliseconds for each GPU that the attempt held until then."""
+    """Return the minimum charge in milliseconds for each GPU that the attempt held until then.
+
+    A group that not all its machines began cost its customer nothing.
+    """
     if run.leased_at is None or until is None:
+        return 0
+    if run.master and run.members.filter(started_at=None).exists():
         return 0
     held_ms = max(int((until - run.leased_at).total_seconds() * 1000), 0)
     return min(held_ms, MINIMUM_SECONDS * 1000)

@@ -4,6 +4,7 @@ import datetime
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from django.conf import settings
 from django.db.models import QuerySet
@@ -25,6 +26,13 @@ LIMITS = (
     "concurrent_gpus", "queued_jobs", "gpu_seconds_per_month", "storage_bytes", "requests_per_minute",
     "tokens_per_minute", "concurrent_requests", "weight",
 )  # fmt: skip
+
+
+class Limit(StrEnum):
+    """A limit that keeps a queued job waiting, as the quota calls it."""
+
+    CONCURRENT_GPUS = "concurrent_gpus"
+    MONTH = "gpu_seconds_per_month"
 
 
 def get_quota(*, organization: Organization | str) -> Quota:
@@ -145,6 +153,11 @@ def reason_to_wait(
     return _reason_to_wait(job, quota, _use(holder, [job.pk, *(each.pk for each in planned)], now), planned)
 
 
+def limit_reached(*, job: FineTuningJob, holder: str, now: datetime.datetime) -> Limit | None:
+    """Return the limit of its organization that keeps this queued job waiting, as `reason_to_wait` does in words."""
+    return _limit_reached(job, get_quota(organization=job.organization_id), _use(holder, [job.pk], now))
+
+
 def lock_name(holder: str) -> str:
     """Return the name of the lock on the limits of a share holder (`apps.core.database.locks`)."""
     return f"quota:{holder}"
@@ -209,13 +222,22 @@ def _month_of(now: datetime.datetime) -> datetime.datetime:
     return now.astimezone(datetime.UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 
-def _reason_to_wait(job: FineTuningJob, quota: Quota, use: _Use, planned: Sequence[FineTuningJob] = ()) -> str:
+def _limit_reached(job: FineTuningJob, quota: Quota, use: _Use, planned: Sequence[FineTuningJob] = ()) -> Limit | None:
     taken = use.gpus + sum(each.gpu_count for each in planned)
     if quota.concurrent_gpus is not None and taken + job.gpu_count > quota.concurrent_gpus:
-        wanted = "one" if job.gpu_count == 1 else str(job.gpu_count)
-        return f"Waiting for {wanted} of your {quota.concurrent_gpus} concurrent GPUs to come free."
+        return Limit.CONCURRENT_GPUS
     expected = use.running_seconds + sum(use.remaining[each.pk] for each in (job, *planned))
     if quota.gpu_seconds_per_month is not None and use.seconds + expected > quota.gpu_seconds_per_month:
+        return Limit.MONTH
+    return None
+
+
+def _reason_to_wait(job: FineTuningJob, quota: Quota, use: _Use, planned: Sequence[FineTuningJob] = ()) -> str:
+    limit = _limit_reached(job, quota, use, planned)
+    if limit is Limit.CONCURRENT_GPUS:
+        wanted = "one" if job.gpu_count == 1 else str(job.gpu_count)
+        return f"Waiting for {wanted} of your {quota.concurrent_gpus} concurrent GPUs to come free."
+    if limit is Limit.MONTH:
         return f"Waiting for next month: your {quota.gpu_seconds_per_month} GPU-seconds of this one are used or in use."
     return ""
 

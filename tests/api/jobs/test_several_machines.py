@@ -5,10 +5,13 @@ from decimal import Decimal
 import pytest
 from django.db import transaction
 
+from apps.contracts.failures import FailureCode
 from apps.contracts.worker_api import ClaimRequest
 from apps.core.database.clock import db_now
+from apps.finetuning.jobs.retries import retry_job
 from apps.finetuning.models import FineTuningJob, GpuPool, Run, Worker
 from apps.finetuning.runs import members
+from apps.finetuning.runs.attempts import fail_job
 from apps.finetuning.runs.leases import sha256_hex
 from apps.finetuning.usage import quotas
 from tests.factories.market import Market
@@ -81,6 +84,27 @@ def test_what_several_machines_cannot_do_is_refused_by_its_field(post, body, com
 
     assert (error["param"], said in error["message"]) == (param, True), error
     assert not FineTuningJob.objects.exists()
+
+
+def test_machines_that_lack_the_base_model_do_not_count(post, body) -> None:
+    Worker.objects.filter(hostname="two").update(offer=OFFER | {"base_models": ["other"]})
+
+    asked = body | {"compute": {"pool": "h200", "gpu_count": 8, "node_count": 2}}
+
+    assert "This pool has 1 now." in post(JOBS, asked, status=400)["error"]["message"]
+
+
+def test_a_failed_job_is_started_again_on_as_many_machines(post, body) -> None:
+    job = FineTuningJob.objects.get(
+        pk=post(JOBS, body | {"compute": {"pool": "h200", "gpu_count": 8, "node_count": 2}})["id"]
+    )
+    with transaction.atomic():
+        Run.objects.filter(job=job).update(status="cancelled", finished_at=db_now())
+        fail_job(job=job, code=FailureCode.INTERNAL_ERROR, message="", now=db_now())
+
+    again = retry_job(job=FineTuningJob.objects.get(pk=job.pk), by="user_1", now=db_now())
+
+    assert (again.gpu_count, again.node_count) == (8, 2)
 
 
 def test_a_model_that_one_gpu_does_not_hold_is_not_divided_over_machines(post, body) -> None:

@@ -7,6 +7,8 @@ import re
 from decimal import Decimal
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
@@ -45,6 +47,22 @@ def test_a_viewer_cannot_cancel_and_a_member_can(floor, client_for, bob, vera, r
     assert reload(job).status == "queued"
     assert client_for(bob).post(f"/jobs/{job.pk}/cancel").status_code == 302
     assert reload(job).status == "cancelled"
+
+
+def test_cancelling_several_locks_all_of_them_before_the_first_change(floor, client_for, bob, reload):
+    """A claim locks a job, and then the share that the end of another one has locked."""
+    jobs = [floor.job(), floor.job()]
+    browser = client_for(bob)
+
+    with CaptureQueriesContext(connection) as captured:
+        browser.post("/jobs/cancel", {"job": [job.pk for job in jobs], "confirm": "2 fine-tunes"})
+
+    of_runs = [query["sql"] for query in captured if "finetuning_" in query["sql"]]
+    changed = next(place for place, sql in enumerate(of_runs) if sql.startswith("UPDATE"))
+    locked = [sql for sql in of_runs[:changed] if "FOR UPDATE" in sql]
+    assert [reload(job).status for job in jobs] == ["cancelled", "cancelled"]
+    assert all(job.pk in locked[0] for job in jobs)
+    assert 'FROM "finetuning_queueshare"' in locked[1]
 
 
 def test_the_page_shows_what_a_running_job_has_done(floor, client_for, alice, claim):

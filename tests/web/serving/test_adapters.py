@@ -17,7 +17,7 @@ from apps.contracts.runs import Export
 from apps.core.database.clock import db_now
 from apps.core.models import AuditEntry
 from apps.finetuning.models import FineTuningJob
-from apps.serving.models import Deployment, LoadedAdapter, Replica
+from apps.serving.models import Alias, Deployment, LoadedAdapter, Replica
 from apps.serving.operations import deploy, undeploy
 from apps.serving.queries import list_routes
 from tests.factories.finetuning import model_files
@@ -302,3 +302,26 @@ def test_deleting_takes_the_name_typed_and_the_right_role(version, client_for, a
     assert AdapterVersion.objects.get(pk=version.pk).deleted_at is not None
     assert not Deployment.objects.filter(removed_at=None).exists()
     assert client_for(ann).get(f"/adapters/{version.pk}").status_code == 404
+
+
+def test_moving_an_alias_is_undone_by_pointing_it_back(organization, floor, client_for, bob):
+    """However often the button is pressed, the alias stands for the version before."""
+    first = make_version(organization, floor.base_model)
+    second = AdapterVersion.objects.get(pk=first.pk)
+    second.pk, second.number, second._state.adding = "adpv_second", 2, True
+    second.lora_name, second.model_name = "a-second", first.model_name[:-8] + "01234567"
+    second.save(force_insert=True)
+    replica = make_replica(floor.base_model, "unix:///one")
+    for each in (first, second):
+        Deployment.objects.create(organization=organization, adapter_version=each)
+        load(each, replica)
+    browser = client_for(bob)
+    browser.post(f"/adapters/{first.pk}/alias", {"name": "production"})
+
+    page = text(browser.post(f"/adapters/{second.pk}/alias", {"name": "production"}, follow=True))
+
+    back = f"/adapters/{first.pk}/alias"
+    assert f'action="{back}"' in page and "Undo" in page
+    for _ in range(2):
+        browser.post(back, {"name": "production"})
+    assert Alias.objects.get().version_id == first.pk

@@ -5,7 +5,8 @@ from urllib.parse import urlencode
 
 import pytest
 
-from apps.accounts.models import ApiKey, Membership
+from apps.accounts.models import ApiKey, Membership, WebhookEndpoint
+from apps.accounts.notices.endpoints import create_endpoint
 from apps.core.http.confirmation import MAX_ROWS
 from apps.datasets.models import Dataset, DatasetVersion
 from apps.finetuning.models import FineTuningJob
@@ -17,6 +18,22 @@ pytestmark = pytest.mark.django_db
 
 def text(response) -> str:
     return html.unescape(response.content.decode())
+
+
+def test_pausing_a_webhook_is_undone_to_the_state_before_it(organization, client_for, alice) -> None:
+    types = ["fine_tuning.job.failed"]
+    endpoint, _ = create_endpoint(
+        organization=organization, url="https://hooks.example.com/in", event_types=types, format="standard", by=alice.pk
+    )
+    address, browser = f"/organization/webhooks/{endpoint.pk}/pause", client_for(alice)
+
+    for fields, is_paused in (({}, True), ({}, True), ({"off": "1"}, False), ({"off": "1"}, False)):
+        page = browser.post(address, fields, follow=True).content.decode()
+        endpoint.refresh_from_db()
+        assert (endpoint.paused_at is not None, "Undo" in page) == (is_paused, True)
+
+    WebhookEndpoint.objects.filter(pk=endpoint.pk).update(disabled_because="Gone")
+    assert "Undo" not in browser.post(address, {"off": "1"}, follow=True).content.decode()
 
 
 def test_jobs_are_cancelled_together_and_the_ones_that_ended_are_refused(floor, claim, client_for, bob, vera) -> None:

@@ -323,6 +323,10 @@ def test_a_cordon_is_undone_from_its_message(console, floor):
 
     assert f'<form method="post" action="/staff/workers/{floor.worker.pk}/uncordon">' in page and "Undo" in page
 
+    console.post(f"/staff/workers/{floor.worker.pk}/drain")
+    page = console.post(f"/staff/workers/{floor.worker.pk}/uncordon", follow=True).content.decode()
+    assert "takes work again" in page and "Undo" not in page  # a cordon would not begin the drain again
+
 
 def test_a_worker_shows_its_load_its_attempts_and_its_changes(console, floor, claim):
     another, job = floor.job(), floor.job()

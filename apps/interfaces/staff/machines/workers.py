@@ -61,9 +61,10 @@ def detail(request: HttpRequest, worker_id: str) -> HttpResponse:
 def act(request: HttpRequest, worker_id: str, action: str) -> HttpResponse:
     worker = get_object_or_404(Worker.objects.select_related("pool"), pk=worker_id)
     change, words = _ACTIONS[action]
+    is_restorable = worker.drain_requested_at is None  # uncordoning ends a drain, which a cordon does not begin again
     change(worker=worker, by=operator_id(request))
     text = words % {"name": worker.hostname}
-    if opposite := _OPPOSITES.get(action):
+    if is_restorable and (opposite := _OPPOSITES.get(action)):
         say_undoable(request, text, url=reverse(f"staff:worker_{opposite}", args=[worker.pk]))
     else:
         messages.success(request, text)

@@ -96,12 +96,16 @@ def detail(request: OrganizationRequest, webhook_id: str) -> HttpResponse:
 @require_POST
 @organization_view(Permission.WEBHOOK_MANAGE)
 def pause(request: OrganizationRequest, webhook_id: str) -> HttpResponse:
-    """Pause an active webhook; resume another one."""
+    """Pause the webhook; with `off`, resume it. Pressed twice, it stays as it is."""
     endpoint = _get(request, webhook_id)
-    is_paused = endpoint.status == EndpointStatus.ACTIVE
+    is_paused = "off" not in request.POST
+    was_disabled = endpoint.status == EndpointStatus.DISABLED
     endpoints.set_paused(endpoint=endpoint, is_paused=is_paused, by=request.membership.user_id, now=db_now())
     text = gettext("The webhook is paused.") if is_paused else gettext("The webhook is active.")
-    say_undoable(request, text, url=request.path)
+    if was_disabled:  # an undo would pause it instead
+        messages.success(request, text)
+    else:
+        say_undoable(request, text, url=request.path, **({"off": "1"} if is_paused else {}))
     return redirect("web:webhook_detail", webhook_id=webhook_id)
 
 

@@ -31,9 +31,9 @@ def point_alias(request: OrganizationRequest, version_id: str) -> HttpResponse:
     percent = request.POST.get("canary_percent", "").strip()
     name = request.POST.get("name", "").strip()
 
-    others = aliases.list_aliases(organization=request.organization).filter(name=name).exclude(version=version)
+    of_name = aliases.list_aliases(organization=request.organization).filter(name=name)
     with domain_errors_shown(request):
-        is_moved = others.exists()
+        before = {alias.pk: alias for alias in of_name}
         alias = aliases.point_alias(
             version=version,
             name=name,
@@ -47,8 +47,9 @@ def point_alias(request: OrganizationRequest, version_id: str) -> HttpResponse:
             "name": alias.name,
             "label": version.label,
         }
-        if is_moved:
-            say_undoable(request, text, url=reverse("web:alias_rollback", args=[alias.pk]))
+        was = before.get(alias.pk)
+        if was and was.version_id != version.pk and was.canary_version_id is None:
+            say_undoable(request, text, url=reverse("web:alias_point", args=[was.version_id]), name=name)
         else:
             messages.success(request, text)
     return redirect("web:adapter_detail", version_id=version_id)

@@ -14,7 +14,7 @@ from apps.core.messages.translation import later
 from apps.core.money import usd_decimal
 from apps.core.templatetags.ui import number, usd
 from apps.finetuning import queries
-from apps.finetuning.jobs.control import request_cancellation
+from apps.finetuning.jobs.control import lock_several, request_cancellation
 from apps.finetuning.jobs.progress import list_progress
 from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus
 from apps.finetuning.models import FineTuningJob
@@ -101,6 +101,8 @@ def cancel_many(request: OrganizationRequest) -> HttpResponse:
 
 
 def _find(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]:
+    if request.method == "POST":
+        lock_several(organization=request.organization, ids=ids)
     jobs = queries.list_jobs(organization=request.organization).filter(pk__in=ids)
     return [AffectedRow(job.pk, title_of(job), _effect_of(job)) for job in jobs]
 

@@ -8,6 +8,8 @@ from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.contracts.worker_api import ClaimRequest, ClaimResponse, LeaveRequest
 from apps.core.database.clock import db_now
+from apps.finetuning.jobs import control
+from apps.finetuning.lifecycle import MAX_LOST_ATTEMPTS
 from apps.finetuning.models import FineTuningJob, Run, RunMember, Worker
 from apps.finetuning.pools import operations
 from apps.finetuning.runs import leases, members
@@ -15,7 +17,7 @@ from apps.finetuning.runs.leases import Lease, StaleLease
 from apps.finetuning.usage import quotas
 from apps.finetuning.usage.occupancy import held_of, runs_on
 from tests.factories.finetuning import TrainingSetup, make_worker
-from tests.support.attempts import Attempt, charged
+from tests.support.attempts import Attempt, charged, held_since
 
 SILENT_SECONDS = 61
 
@@ -37,9 +39,9 @@ class Machines:
         Run.objects.filter(job=job).update(created_at=db_now() - datetime.timedelta(minutes=minutes_old))
         return FineTuningJob.objects.get(pk=job.pk)
 
-    def claim(self, number: int, *held: str) -> ClaimResponse | None:
+    def claim(self, number: int, *held: str, base_models: tuple[str, ...] | None = None) -> ClaimResponse | None:
         worker = Worker.objects.get(pk=self.workers[number].pk)
-        request = ClaimRequest(address=f"10.0.0.{number}", port=29_500 + number, leases=held)
+        request = ClaimRequest(address=f"10.0.0.{number}", port=29_500 + number, leases=held, base_models=base_models)
         return members.claim(worker=worker, request=request)
 
     def offer(self, *numbers: int) -> None:
@@ -135,6 +137,33 @@ def test_smaller_runs_do_not_take_what_a_waiting_group_keeps(machines):
     assert Run.objects.get(job=running).status == "failed"
 
 
+def test_a_group_too_large_for_now_hides_no_smaller_one_of_its_organization(machines):
+    machines.job(nodes=4, minutes_old=5)
+    pair = machines.job(nodes=2)
+    machines.offer(0)
+
+    assert machines.claim(1).spec.job_id == pair.pk
+
+
+def test_machines_without_its_base_model_keep_nothing_for_a_group(machines):
+    machines.offer(0)
+    assert machines.claim(1, base_models=("other",)) is None
+    group, small = machines.job(nodes=2, minutes_old=11), machines.job(nodes=1)
+
+    assert machines.claim(0).spec.job_id == small.pk
+    assert Run.objects.get(job=group).status == "queued"
+
+
+@pytest.mark.parametrize("locked", [None, (1, True)])
+def test_a_waiting_group_that_another_claim_has_locked_keeps_its_machines(machines, monkeypatch, locked):
+    machines.offer(0, 1)
+    machines.job(nodes=2, minutes_old=11)
+    machines.job(nodes=1)
+    monkeypatch.setattr(leases, "lock_first", lambda candidates: locked if len(candidates) > 1 else (0, True))
+
+    assert machines.claim(0) is None
+
+
 def test_a_place_is_handed_out_until_it_is_used(machines):
     machines.offer(0)
     machines.job()
@@ -193,9 +222,39 @@ def test_a_group_that_never_came_together_costs_nothing_and_is_no_failure(machin
 
     assert leases.reclaim_expired_leases() == 1
 
-    run = Run.objects.get(job=job, attempt=1)
+    run, again = Run.objects.filter(job=job).order_by("attempt")
     assert (run.failure_code, run.billed_gpu_ms, charged(organization)) == (FailureCode.PREEMPTED, 0, 0)
     assert reload(job).status == "queued"
+    assert again.retry_at - run.finished_at == datetime.timedelta(seconds=30)
+
+    machines.offer(0, 2)
+    Run.objects.filter(job=job, status="queued").update(retry_at=None)
+    machines.claim(1)
+    assert RunMember.objects.get(run__attempt=2).worker == machines.workers[2]  # not the one that did not begin
+
+
+def test_attempts_that_not_all_machines_began_do_not_end_the_job(machines, reload):
+    machines.offer(0)
+    job = machines.job()
+    Run.objects.filter(job=job).update(attempt=MAX_LOST_ATTEMPTS)
+    first = Attempt(machines.claim(1))
+    fall_silent(first.claimed)
+    first.beat()
+
+    assert leases.reclaim_expired_leases() == 1
+    assert reload(job).status == "queued"
+
+
+def test_a_job_cancelled_before_all_machines_began_costs_nothing(machines, organization, reload):
+    machines.offer(0)
+    job = machines.job()
+    first = Attempt(machines.claim(1))
+    held_since(first, 40)
+    control.request_cancellation(job=job, by="system", now=db_now())
+
+    first.finish(wire.Stopped(reason="cancelled"))
+
+    assert (reload(job).status, charged(organization)) == ("cancelled", 0)
 
 
 def test_a_machine_that_forgot_its_place_releases_the_group(machines):
@@ -225,14 +284,25 @@ def test_a_machine_that_has_trained_is_free_while_the_first_one_delivers(machine
     assert (job.status, job.billed_gpu_ms) == ("succeeded", 40_000)
 
 
-def test_a_failure_of_any_machine_is_the_attempts(machines, reload):
+@pytest.mark.parametrize(
+    ("code", "kept"),
+    [
+        (FailureCode.GPU_FAULT, FailureCode.GPU_FAULT),
+        (FailureCode.NO_TRAINABLE_TOKENS, FailureCode.INTERNAL_ERROR),
+        (FailureCode.CHECKPOINT_INVALID, FailureCode.INTERNAL_ERROR),
+    ],
+)
+def test_a_failure_of_another_machine_ends_the_attempt_and_not_the_job(machines, reload, code, kept):
     first, joined = machines.form()
-    failure = wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="The job did not fit.")
+    first.start()
 
-    members.leave(lease=lease_of(joined), outcome=LeaveRequest(outcome=failure))
+    members.leave(
+        lease=lease_of(joined), outcome=LeaveRequest(outcome=wire.Failed(code=code, message="Nothing to train on."))
+    )
 
-    assert Run.objects.get().failure_code == FailureCode.OUT_OF_MEMORY
-    assert reload(Run.objects.get().job).status == "failed"
+    ended, again = Run.objects.order_by("attempt")
+    assert (ended.failure_code, again.status) == (kept, "queued")
+    assert (reload(ended.job).status, charged(machines.floor.organization)) == ("queued", 0)
     with pytest.raises(StaleLease):
         first.beat()
 

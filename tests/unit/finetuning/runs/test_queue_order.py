@@ -19,7 +19,7 @@ from apps.finetuning.models import FineTuningJob, QueueShare, Run, Worker
 from apps.finetuning.pools import operations
 from apps.finetuning.runs import leases, queue_order
 from apps.finetuning.usage import quotas
-from tests.factories.finetuning import give_credit, make_job
+from tests.factories.finetuning import give_credit, make_job, make_pool
 from tests.support.attempts import charged, held_since
 
 MILLI_DOLLAR = 1_000_000  # what one second costs in these tests, in nano-USD
@@ -84,9 +84,19 @@ def test_a_run_that_a_limit_of_the_month_held_back_is_tried_again_later(floor, o
     assert claim() is not None
 
 
+def test_a_run_that_waits_for_its_organizations_own_gpus_is_tried_at_once(floor, organization, claim, monkeypatch):
+    """They may have been taken by another claim while this one looked."""
+    job = floor.job()
+    monkeypatch.setattr(leases, "limit_reached", lambda **_: quotas.Limit.CONCURRENT_GPUS)
+    assert claim() is None
+    monkeypatch.undo()
+
+    assert claim().claimed.spec.job_id == job.pk
+
+
 def test_a_holder_at_its_limit_hides_nobody_and_its_runs_are_not_locked(floor, rival, claim, monkeypatch):
-    """Each claim looks at a few holders only: those that may not start anything are not among them."""
-    monkeypatch.setattr(queue_order, "_HOLDERS_LOOKED_AT", 1)
+    """Each claim looks at a few runs only: those that may not start are not among them."""
+    monkeypatch.setattr(queue_order, "_LOOKED_AT", 1)
     give_credit(rival)
     quotas.set_quota(organization=floor.organization, by="system", now=db_now(), concurrent_gpus=0)
     floor.job()
@@ -97,6 +107,26 @@ def test_a_holder_at_its_limit_hides_nobody_and_its_runs_are_not_locked(floor, r
         assert claim().claimed.spec.job_id == theirs.pk
 
     assert len([query for query in captured if "SKIP LOCKED" in query["sql"]]) == 1
+
+
+def test_holders_whose_runs_a_worker_cannot_take_hide_nobody(floor, rival, claim, monkeypatch):
+    monkeypatch.setattr(queue_order, "_LOOKED_AT", 1)
+    give_credit(rival)
+    FineTuningJob.objects.filter(pk=floor.job().pk).update(gpu_count=8)
+    quotas.set_quota(organization=floor.organization, by="system", now=db_now(), concurrent_gpus=8)
+    theirs = make_job(rival, floor.base_model)
+    QueueShare.objects.filter(organization=floor.organization).update(queued_since=db_now() - timedelta(hours=9))
+
+    assert claim().claimed.spec.job_id == theirs.pk
+
+
+def test_what_an_organization_holds_in_other_pools_counts_in_this_one(floor, rival, claim):
+    give_credit(rival)
+    floor.job()
+    theirs = make_job(rival, floor.base_model)
+    QueueShare.objects.create(organization=floor.organization, pool=make_pool("other"), held_gpus=2)
+
+    assert claim().claimed.spec.job_id == theirs.pk
 
 
 def test_a_cordoned_worker_gets_no_work(floor, claim):
