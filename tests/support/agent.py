@@ -62,6 +62,7 @@ def make_agent(
         credential_file=tmp_path / "credential.json",
         work_dir=tmp_path / "work",
         base_model_roots=(tmp_path / "models",),
+        node_address="10.0.0.9",  # which only a worker that polls passes to its agent
     )
     executor = SubprocessExecutor(thread_limit=1, command=(sys.executable, "-m", CHILD, behaviour))
     CLIENTS.append(ApiClient(plane.url, credential=CREDENTIAL))

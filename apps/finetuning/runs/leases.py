@@ -50,7 +50,7 @@ from apps.finetuning.runs.specs import build_spec
 from apps.finetuning.usage import charges
 from apps.finetuning.usage.occupancy import Held, held_of, leased_gpus
 from apps.finetuning.usage.offers import Offer
-from apps.finetuning.usage.quotas import Limit, limit_reached
+from apps.finetuning.usage.quotas import ReachedLimit, limit_reached
 
 _SEEN = "UPDATE finetuning_worker SET last_seen_at = clock_timestamp() WHERE id = %(worker)s RETURNING *"
 _READ_RUN = f"""
@@ -196,7 +196,7 @@ def _try_claim(
     """
     run = _read_run(candidate.run_id)
     if limit := limit_reached(job=run.job, holder=candidate.holder, now=now):
-        if limit is Limit.MONTH:
+        if limit is ReachedLimit.MONTH:
             Run.objects.filter(pk=run.pk).update(retry_at=now + _RETRY)
         return None
     others = [] if candidate.node_count == 1 else find_others(job=run.job, worker=worker, kept=kept, now=now)

@@ -28,7 +28,7 @@ LIMITS = (
 )  # fmt: skip
 
 
-class Limit(StrEnum):
+class ReachedLimit(StrEnum):
     """A limit that keeps a queued job waiting, as the quota calls it."""
 
     CONCURRENT_GPUS = "concurrent_gpus"
@@ -153,7 +153,7 @@ def reason_to_wait(
     return _reason_to_wait(job, quota, _use(holder, [job.pk, *(each.pk for each in planned)], now), planned)
 
 
-def limit_reached(*, job: FineTuningJob, holder: str, now: datetime.datetime) -> Limit | None:
+def limit_reached(*, job: FineTuningJob, holder: str, now: datetime.datetime) -> ReachedLimit | None:
     """Return the limit of its organization that keeps this queued job waiting, as `reason_to_wait` does in words."""
     return _limit_reached(job, get_quota(organization=job.organization_id), _use(holder, [job.pk], now))
 
@@ -222,22 +222,24 @@ def _month_of(now: datetime.datetime) -> datetime.datetime:
     return now.astimezone(datetime.UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 
-def _limit_reached(job: FineTuningJob, quota: Quota, use: _Use, planned: Sequence[FineTuningJob] = ()) -> Limit | None:
+def _limit_reached(
+    job: FineTuningJob, quota: Quota, use: _Use, planned: Sequence[FineTuningJob] = ()
+) -> ReachedLimit | None:
     taken = use.gpus + sum(each.gpu_count for each in planned)
     if quota.concurrent_gpus is not None and taken + job.gpu_count > quota.concurrent_gpus:
-        return Limit.CONCURRENT_GPUS
+        return ReachedLimit.CONCURRENT_GPUS
     expected = use.running_seconds + sum(use.remaining[each.pk] for each in (job, *planned))
     if quota.gpu_seconds_per_month is not None and use.seconds + expected > quota.gpu_seconds_per_month:
-        return Limit.MONTH
+        return ReachedLimit.MONTH
     return None
 
 
 def _reason_to_wait(job: FineTuningJob, quota: Quota, use: _Use, planned: Sequence[FineTuningJob] = ()) -> str:
     limit = _limit_reached(job, quota, use, planned)
-    if limit is Limit.CONCURRENT_GPUS:
+    if limit is ReachedLimit.CONCURRENT_GPUS:
         wanted = "one" if job.gpu_count == 1 else str(job.gpu_count)
         return f"Waiting for {wanted} of your {quota.concurrent_gpus} concurrent GPUs to come free."
-    if limit is Limit.MONTH:
+    if limit is ReachedLimit.MONTH:
         return f"Waiting for next month: your {quota.gpu_seconds_per_month} GPU-seconds of this one are used or in use."
     return ""
 

@@ -34,6 +34,12 @@ def test_it_offers_itself_trains_and_leaves_without_a_report(plane, begin, tmp_p
     assert list((tmp_path / "work" / "runs").iterdir()) == []
 
 
+def test_a_worker_that_waits_for_doorbells_offers_itself_to_no_group(plane, models, tmp_path):
+    Draining(make_agent(plane, tmp_path, "succeed")).join()
+
+    assert {(claimed.address, claimed.port) for claimed in plane.claimed} == {("", None)}
+
+
 def test_its_failure_is_the_attempts(plane, begin):
     begin("fail").join()
 
