@@ -39,6 +39,11 @@ def make_pool(name: str = "local-cpu", *, memory_bytes: int = 8 * GIB) -> GpuPoo
     return pool
 
 
+def find_pool() -> GpuPool | None:
+    """Return the pool that another test has made: all tests of the gateway share their rows."""
+    return GpuPool.objects.filter(name="local-cpu").first()
+
+
 def make_worker(
     pool: GpuPool, *, credential: str = CREDENTIAL, base_model: BaseModel | None = None, gpus: int = 1
 ) -> Worker:
@@ -129,7 +134,7 @@ def make_checkpoint(organization: Organization, base_model: BaseModel, *, step: 
         seed=1,
         created_by="key_test",
     )
-    pool = GpuPool.objects.filter(name="local-cpu").first() or make_pool()
+    pool = find_pool() or make_pool()
     run = Run.objects.create(organization=organization, job=job, attempt=1, pool=pool)
     upload = RunUpload.objects.create(
         organization=organization, run=run, kind="checkpoint", manifest={"files": []}, manifest_sha256="0" * 64
@@ -146,7 +151,7 @@ class TrainingSetup:
     def __init__(self, organization: Organization) -> None:
         self.organization = organization
         self.base_model = make_base_model()
-        self.pool = make_pool()
+        self.pool = find_pool() or make_pool()
         self.worker = make_worker(self.pool, base_model=self.base_model, gpus=4)
         give_credit(organization)
 

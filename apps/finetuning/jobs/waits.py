@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
 
+from django.utils.translation import gettext, ngettext
+
 from apps.accounts.models import Organization
 from apps.billing.queries import stop_reasons
 from apps.core.database.tenancy import system
@@ -159,21 +161,38 @@ def _wait_of(
     if able < job.node_count:
         return Wait(cause=WaitCause.CAPACITY, reason=_too_few(job, pool, able), position=position)
     if newest_before > run.created_at:
-        cause, reason = WaitCause.SHARE, f"Organizations that used less of {pool} for their share go first."
+        text = gettext("Organizations that used less of %(pool)s for their share go first.")
+        cause, reason = WaitCause.SHARE, text % {"pool": pool}
     elif starts_after == (0.0, 0.0):
-        cause, reason = WaitCause.CAPACITY, f"A machine of {pool} is free and takes it within seconds."
+        text = gettext("A machine of %(pool)s is free and takes it within seconds.")
+        cause, reason = WaitCause.CAPACITY, text % {"pool": pool}
     else:
-        wanted = "a GPU" if job.gpu_count == 1 else f"{job.gpu_count} GPUs"
-        cause, reason = WaitCause.CAPACITY, f"Waiting for {wanted} of {pool} to come free."
+        text = ngettext(
+            "Waiting for a GPU of %(pool)s to come free.",
+            "Waiting for %(gpu_count)d GPUs of %(pool)s to come free.",
+            job.gpu_count,
+        )
+        cause, reason = WaitCause.CAPACITY, text % {"pool": pool, "gpu_count": job.gpu_count}
     return Wait(cause=cause, reason=reason, position=position, starts_after=starts_after)
 
 
 def _too_few(job: FineTuningJob, pool: str, online: int) -> str:
-    of_size = "" if job.gpus_per_node == 1 else f" with {job.gpus_per_node} GPUs"
+    values = {"pool": pool, "nodes": job.node_count, "gpus": job.gpus_per_node, "online": online}
     if job.node_count == 1:
-        return f"No machine{of_size} of {pool} is online now. The job starts when one is."
-    needed = f"{job.node_count} machines{of_size} that reach each other"
-    return f"The job needs {needed}. {pool} has {online} now. The job starts when all are online."
+        text = ngettext(
+            "No machine of %(pool)s is online now. The job starts when one is.",
+            "No machine with %(gpus)d GPUs of %(pool)s is online now. The job starts when one is.",
+            job.gpus_per_node,
+        )
+    else:
+        text = ngettext(
+            "The job needs %(nodes)d machines that reach each other. %(pool)s has %(online)d now. "
+            "The job starts when all are online.",
+            "The job needs %(nodes)d machines with %(gpus)d GPUs that reach each other. %(pool)s has %(online)d now. "
+            "The job starts when all are online.",
+            job.gpus_per_node,
+        )
+    return text % values
 
 
 def _first_free(job: FineTuningJob, machines: Iterable[_Machine]) -> list[_Machine]:
