@@ -1,5 +1,6 @@
 """The shares of the queue, while many transactions change the runs of one organization at once."""
 
+import copy
 import random
 
 import pytest
@@ -26,8 +27,8 @@ def shares() -> list[tuple[int, int]]:
 
 
 def create_like(made: FineTuningJob) -> FineTuningJob:
-    """Queue a copy of the job, by the locks of `create_job` in their order."""
-    job = FineTuningJob.objects.get(pk=made.pk)
+    """Queue a copy of the job as it was first, by the locks of `create_job` in their order."""
+    job = copy.copy(made)
     with transaction.atomic():
         usable_file(job.organization_id, job.training_file_id, "training_file")
         job.pk, job.status, job.hold_id, job.queued_at = new_id("ftjob"), JobStatus.VALIDATING_FILES, "", None
@@ -45,7 +46,7 @@ def create_like(made: FineTuningJob) -> FineTuningJob:
 def test_changes_at_once_end_in_no_deadlock_and_are_all_counted() -> None:
     floor = TrainingSetup(make_organization("Crowd", owner=make_user("crowd")))
     Quota.objects.create(organization=floor.organization, concurrent_gpus=None, queued_jobs=None, updated_at=db_now())
-    made, done = floor.job(), set[str]()
+    made, done = FineTuningJob.objects.get(pk=floor.job().pk), set[str]()  # others may soon have ended it
 
     def change(number: int) -> None:
         chance = random.Random(number)
