@@ -1,4 +1,4 @@
-"""The kinds of addresses, and what a line of url_fixtures.py says of one."""
+"""The kinds of addresses, and what each line of url_fixtures.py describes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -23,7 +23,7 @@ from apps.finetuning.recipes.limits import as_json
 from apps.finetuning.recipes.stored_requests import StartFrom, stored_request
 
 _KEPT = ("lora_rank", "lora_alpha", "target_modules", "use_dora", "use_rslora")
-UPLOADED = "uploaded"  # a metric of an uploaded version: what its configuration says of its scale
+UPLOADED = "uploaded"  # the metric that holds the scale in the configuration of an uploaded version
 _ADAPTER_PREFIX, _CHECKPOINT_PREFIX = "ft:", "ftckpt_"
 
 

@@ -1,4 +1,4 @@
-"""Service accounts: who creates them and their keys, what stays when a person leaves, and what nobody may gain."""
+"""Service accounts: who may create them and their keys, what stays when a person leaves, and refused escalations."""
 
 import pytest
 
@@ -88,7 +88,7 @@ def test_owners_and_admins_alone_manage_service_accounts(
     assert not ApiKey.objects.filter(created_by=account.user, revoked_at=None).exists()
 
 
-def test_nobody_gives_a_service_account_more_than_they_have(api_client, organization, alice, ann, account):
+def test_no_creator_gives_a_service_account_more_than_they_have(api_client, organization, alice, ann, account):
     admin = api_client(make_key(organization, ann, scopes=frozenset(SCOPES) - {"organization.manage"}))
     of_owner = make_service_account(organization, alice, role="owner", name="root")
 
@@ -154,7 +154,7 @@ def test_a_service_account_is_no_person(api_client, organization, alice, ann):
         remove_member(organization=organization, membership_id=of_alice, by=alice, now=db_now())
 
 
-def test_a_service_account_changes_no_invitation_and_lets_nobody_in(api_client, organization, alice, ann):
+def test_a_service_account_changes_no_invitation_and_admits_no_one(api_client, organization, alice, ann):
     root = make_service_account(organization, alice, role="owner", name="root")
     own = api_client(
         post(

@@ -169,12 +169,12 @@ def test_who_uploads_an_adapter(files, api_client, organization, rival, alice, b
         "member": make_key(organization, bob, scopes=frozenset({"adapter.write"})),
         "viewer": make_key(organization, vera, scopes=frozenset({"view"})),
         "key without the scope": make_key(organization, alice, scopes=without),
-        "nobody": None,
+        "anonymous": None,
     }
 
     found = {who: send(api_client(secret), files).status_code for who, secret in asking.items()}
 
-    assert found == {"owner": 200, "member": 200, "viewer": 403, "key without the scope": 403, "nobody": 401}
+    assert found == {"owner": 200, "member": 200, "viewer": 403, "key without the scope": 403, "anonymous": 401}
     outsider = api_client(make_key(rival, charlie))
     version = AdapterVersion.objects.filter(organization=organization).first()
     assert outsider.get(f"{PATH}/{version.pk}").status_code == 404

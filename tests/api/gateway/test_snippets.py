@@ -58,7 +58,7 @@ def test_snippets_answer_as_pasted(public_url, world):
 
 # What each recipe must print.
 PRINTED = {
-    "first-adapter": r"at most, in dollars: 0\.\d+\nHello there\.\n",
+    "first-adapter": r"maximum in dollars: 0\.\d+\nHello there\.\n",
     "batches": r"ticket-\d Hello there\.\nticket-\d Hello there\.\n",
     "evaluate": r"exact_match 0\.1 -> 0\.8 better\nrows that got worse: 1\n",
     "import-from-openai": r"(?s).*gpt-4o-mini.*",

@@ -56,7 +56,7 @@ def narrow_secret(tenant: Tenant, *, without: str) -> str:
 
 @contextmanager
 def undone() -> Iterator[None]:
-    """Undo whatever happens inside, so that one request does not change the world of the next."""
+    """Undo all changes made inside, so that one request does not change the world of the next."""
     with transaction.atomic():
         yield
         transaction.set_rollback(True)

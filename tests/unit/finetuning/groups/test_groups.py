@@ -105,7 +105,7 @@ def test_a_machine_without_an_address_is_no_part_of_a_group(machines):
 
 @pytest.mark.parametrize("is_first_older", [True, False])
 def test_two_groups_never_hold_half_of_what_each_needs(machines, is_first_older):
-    """Three machines for two groups of two: one has two, and the third has nothing, whoever asks first."""
+    """Three machines, two groups of two: one group gets two machines in any order of claims. The other gets none."""
     jobs = [machines.job(minutes_old=20 if is_first_older else 0), machines.job(minutes_old=20)]
     answers = [machines.claim(number) for number in (0, 1, 2, 0, 1, 2)]
 

@@ -195,7 +195,7 @@ def test_a_run_far_back_in_its_own_queue_has_no_position(floor, monkeypatch):
 
 
 def test_the_shares_are_what_the_runs_say(floor, rival, claim):
-    """Whatever happened to the runs, in whichever order: the trigger counts each of them once."""
+    """The trigger counts each run once, for every change in any order."""
     give_credit(rival)
     jobs = [floor.job() for _ in range(3)]
     make_job(rival, floor.base_model)
