@@ -23,7 +23,7 @@ from apps.finetuning.models import Worker
 from apps.interfaces.web.jobs.tabs import LABELS
 from apps.interfaces.web.wizard.steps import STEPS
 from tests.guards.makers.tenants import Tenant, World, undone
-from tests.guards.url_fixtures import URLS
+from tests.guards.urls import URLS
 from tests.guards.world import MAKERS, SHARED, build_world
 
 pytestmark = pytest.mark.django_db

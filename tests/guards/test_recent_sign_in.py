@@ -9,7 +9,7 @@ from django.test import Client
 from django.urls import reverse
 
 from apps.accounts.models import Organization, User
-from tests.guards.url_fixtures import URLS
+from tests.guards.urls import URLS
 
 pytestmark = pytest.mark.django_db
 SENSITIVE = (

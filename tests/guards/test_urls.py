@@ -1,32 +1,39 @@
 """Every address × who asks × method × whose id: nobody reads, changes or even detects another tenant's objects.
 
-The world is built once; each request is undone. What to try on an address stands in url_fixtures.py.
+The world is built once; each request is undone. What to try on an address stands in `urls`.
 """
 
 import html
-import json
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync
 from django.conf import settings
-from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
-from django.test.client import ClientHandler
-from django.urls import URLPattern, URLResolver, get_resolver, reverse
+from django.urls import URLPattern, URLResolver, get_resolver
 
-from apps.accounts.models import User
 from apps.accounts.roles import ROLES, has_permission
-from apps.accounts.roles import Permission as P  # noqa: N817 - as in url_fixtures.py
+from apps.accounts.roles import Permission as P  # noqa: N817 - one line per address
 from apps.interfaces.api.views import ApiView
 from tests.guards.makers.tenants import Tenant, World, narrow_secret, rows_of, undone
-from tests.guards.url_fixtures import URLS
-from tests.guards.url_kinds import Url
+from tests.guards.urls import URLS
+from tests.guards.urls.asking import (
+    SESSIONS,
+    VIEWING,
+    address,
+    ask,
+    assert_no_leak,
+    body,
+    browser,
+    client_of,
+    comparable,
+    id_of,
+    sign_in,
+    view_acme,
+)
+from tests.guards.urls.kinds import Url
 from tests.guards.world import MAKERS, SHARED, build_world
 
 pytestmark = pytest.mark.django_db  # inside the world's transaction: each test is a savepoint of it
@@ -45,34 +52,15 @@ DOWNLOADS = ("web:dataset_download", "web:adapter_download", "web:batch_download
 WITH_REFS = sorted(name for name, url in URLS.items() if url.refs)
 
 
-_HANDLER = ClientHandler(enforce_csrf_checks=False)  # one for all: each loads every middleware
-_SESSIONS: dict[str, str] = {}  # the session cookie of each user of the world, and of an operator who views Acme
-_VIEWING = "viewing"
-
-
-def _sign_in(*users: User) -> None:
-    for user in users:
-        client = Client()
-        client.force_login(user, backend=settings.AUTHENTICATION_BACKENDS[0])
-        _SESSIONS[user.pk] = client.cookies[settings.SESSION_COOKIE_NAME].value
-
-
-def _view(world: World) -> None:
-    client = browser(None)
-    client.force_login(world.operator, backend=settings.AUTHENTICATION_BACKENDS[0])
-    assert client.post(reverse("staff:organization_view", args=[world.acme.organization.pk])).status_code == 302
-    _SESSIONS[_VIEWING] = client.cookies[settings.SESSION_COOKIE_NAME].value
-
-
 @pytest.fixture(scope="module")
 def world(django_db_setup: None, django_db_blocker: Any) -> Iterator[World]:
     with django_db_blocker.unblock(), transaction.atomic():
         built = build_world()
-        _sign_in(built.operator, built.loner, *built.acme.people.values(), *built.rival.people.values())
-        _view(built)
+        sign_in(built.operator, built.loner, *built.acme.people.values(), *built.rival.people.values())
+        view_acme(built)
         yield built
         transaction.set_rollback(True)
-        _SESSIONS.clear()
+        SESSIONS.clear()
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +119,7 @@ def _walk(resolver: URLResolver, namespace: str) -> Iterator[tuple[str, Any]]:
 def test_every_url_has_a_line_and_every_line_a_url() -> None:
     names = {name for name, _ in named_views()}
 
-    assert names - set(URLS) == set(), "add a line to tests/guards/url_fixtures.py"
+    assert names - set(URLS) == set(), "add a line to tests/guards/urls"
     assert set(URLS) - names == set(), "these lines have no URL any more"
     assert all(not name.endswith("None") for name in names), "a URL needs a name"
 
@@ -155,117 +143,6 @@ def test_every_view_carries_the_mark_of_its_audience(name: str, view: Any) -> No
     elif name.startswith(("web:", "staff:")):
         expected = {"page": "organization", "staff": "operator"}.get(kind, kind)
         assert view.access.audience == expected
-
-
-# --- asking -----------------------------------------------------------------------------------------------------------
-
-
-def address(name: str, tenant: Tenant, *, missing: bool = False) -> str:
-    return reverse(
-        name, kwargs={part: _id(kind, tenant, missing) for part, kind in URLS[name].ids.items()} or _free(name)
-    )
-
-
-def _free(name: str) -> dict[str, str]:
-    """Return the parts of an address that name no object."""
-    return {
-        "signed_object": {"key": "org/x/files/y"},
-        "api_unknown": {"rest": "v1/nothing"},
-        "api_unknown_v1": {"rest": "nothing"},
-        "api_without_v1": {"rest": "completions"},
-    }.get(name, {})
-
-
-def _id(kind: str, tenant: Tenant, missing: bool) -> str:
-    found = tenant.ids[kind] if kind in MAKERS else SHARED[kind](tenant.installation)
-    return found[:-6] + "zzzzzz" if missing else found
-
-
-def body(url: Url, tenant: Tenant, *, missing: bool = False) -> dict[str, Any]:
-    return dict(url.data) | {member: _id(kind, tenant, missing) for member, kind in url.refs.items()}
-
-
-def browser(user: User | None) -> Client:
-    return _browser(user and user.pk)
-
-
-def _browser(session: str | None) -> Client:
-    client = Client()  # raises what a view does not handle: a test sees the cause of a 500
-    client.handler = _HANDLER
-    if session is not None:
-        client.cookies[settings.SESSION_COOKIE_NAME] = _SESSIONS[session]
-    return client
-
-
-@dataclass(frozen=True)
-class Answer:
-    status_code: int
-    headers: Mapping[str, str]
-    text: str = field(repr=False)
-
-    @property
-    def code(self) -> str:
-        return json.loads(self.text)["error"]["code"]
-
-
-def ask(client: Client, method: str, path: str, data: dict[str, Any], secret: str | None = None) -> Answer:
-    response = _send(client, method, path, data, {"authorization": f"Bearer {secret}"} if secret else {})
-    assert_strict_policy(response.headers)
-    try:
-        return Answer(response.status_code, dict(response.headers), _read(response).decode(errors="replace"))
-    finally:
-        for close in response._resource_closers:  # response.close() would end the request, and with it the connection
-            close()
-
-
-def assert_strict_policy(headers: Mapping[str, str]) -> None:
-    """Every answer, refusals and redirects too, forbids inline code and framing, and loads from here alone."""
-    policy = dict(part.strip().split(" ", 1) for part in headers.get("Content-Security-Policy", "").split(";") if part)
-    none = ("default-src", "base-uri", "frame-ancestors")
-    assert {name: policy.get(name) for name in none} == dict.fromkeys(none, "'none'")
-    assert (policy.get("script-src"), policy.get("style-src")) == ("'self'", "'self'")
-
-
-def _send(client: Client, method: str, path: str, data: dict[str, Any], headers: dict[str, str]) -> Any:
-    if method == "GET":
-        return client.get(path, data, headers=headers)
-    form = {name: SimpleUploadedFile(name, value) for name, value in data.items() if isinstance(value, bytes)}
-    if form and method == "POST":
-        return client.post(path, form, headers=headers)
-    if form:
-        return client.generic(method, path, headers=headers)
-    if path.startswith(("/v1", "/api")):
-        return client.generic(method, path, json.dumps(data), content_type="application/json", headers=headers)
-    return (
-        client.post(path, data, headers=headers) if method == "POST" else client.generic(method, path, headers=headers)
-    )
-
-
-def _read(response: Any) -> bytes:
-    if not response.streaming:
-        return response.content
-    if response.headers["Content-Type"].startswith("text/event-stream"):
-        return b""  # does not end; what it may send was decided before it began
-    return async_to_sync(_read_async)(response) if response.is_async else b"".join(response)
-
-
-async def _read_async(response: Any) -> bytes:
-    return b"".join([chunk async for chunk in response])
-
-
-def comparable(response: Answer, *ids: str) -> tuple[int, str]:
-    """Return status and body without what differs between any two answers: ids asked for, request id, CSRF token."""
-    text = response.text
-    for identifier in ids:
-        text = text.replace(identifier, "<id>")
-    text = re.sub(r"req_[0-9a-z]{26}", "<request>", text)
-    return response.status_code, re.sub(r"(X-CSRFToken\": \"|csrfmiddlewaretoken\" value=\")\w+", r"\1<csrf>", text)
-
-
-def assert_no_leak(response: Answer, other: Tenant) -> None:
-    assert other.canary not in response.text
-    assert other.canary not in str(response.headers)
-    assert response.status_code < 500
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------
@@ -367,7 +244,7 @@ def test_an_open_address_shows_no_tenants_data(name: str, world: World, rows: Ro
 @pytest.mark.parametrize("name", sorted(set(URLS) - {"staff:viewing_stop", "account_logout"}))
 def test_an_operator_who_views_can_write_at_no_address(name: str, world: World, rows: Rows) -> None:
     with undone():
-        client = _browser(_VIEWING)
+        client = client_of(VIEWING)
         for method in set(METHODS) - {"GET"}:
             for secret in (None, world.acme.secret):
                 response = ask(client, method, address(name, world.acme), body(URLS[name], world.acme), secret)
@@ -380,7 +257,7 @@ def test_an_operator_who_views_can_write_at_no_address(name: str, world: World, 
 def test_an_operator_who_views_reads_what_a_viewer_reads(name: str, world: World, rows: Rows) -> None:
     url = URLS[name]
     with undone():
-        client = _browser(_VIEWING)
+        client = client_of(VIEWING)
         response = ask(client, "GET", address(name, world.acme), body(url, world.acme))
         assert _but_audit(rows_of(world.acme)) == _but_audit(rows[world.acme.canary])
         foreign = ask(client, "GET", address(name, world.rival), {})
@@ -461,7 +338,7 @@ def test_a_foreign_id_reads_like_one_that_does_not_exist(name: str, world: World
                         path = address(name, other, missing=missing)
                         response = ask(client, method, path, body(url, asking), secret)
                         assert_no_leak(response, other)
-                        ids = [_id(kind, other, missing) for kind in url.ids.values()]
+                        ids = [id_of(kind, other, missing) for kind in url.ids.values()]
                         answers.append(comparable(response, *ids))
                     assert answers[0] == answers[1], (role, method)
                     allowed = role == "key" or (permission is not None and has_permission(role, permission))
@@ -478,7 +355,7 @@ def test_a_refusal_in_its_shell_shows_nothing_of_another_tenant(role: str, world
             path = address("web:job_detail", world.rival, missing=missing)
             response = ask(client, "GET", path, {})
             assert_no_leak(response, world.rival)
-            answers.append(comparable(response, _id("job", world.rival, missing)))
+            answers.append(comparable(response, id_of("job", world.rival, missing)))
         forbidden = ask(client, "GET", address("staff:audit", world.acme), {})
 
     assert answers[0] == answers[1]
@@ -500,7 +377,7 @@ def test_a_foreign_id_in_a_body_reads_like_one_that_does_not_exist(
                     sent = body(url, world.rival, missing=missing)
                     response = ask(client, method, address(name, world.acme), sent, secret)
                     assert_no_leak(response, world.rival)
-                    ids = [_id(kind, world.rival, missing) for kind in url.refs.values()]
+                    ids = [id_of(kind, world.rival, missing) for kind in url.refs.values()]
                     answers.append(comparable(response, *ids))
                 assert answers[0] == answers[1], (role, method)
                 assert 400 <= answers[0][0] < 500, (role, method)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.guards.makers.tenants import Tenant
-from tests.guards.url_fixtures import URLS
+from tests.guards.urls import URLS
 from tests.guards.world import MAKERS, SHARED
 
 

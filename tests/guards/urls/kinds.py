@@ -1,10 +1,19 @@
-"""The kinds of addresses, and what each line of url_fixtures.py describes."""
+"""The kinds of addresses, what each line about one describes, and the ids that many have."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from apps.accounts.roles import Permission as P  # noqa: N817 - one line per address
+
+JOB = {"job_id": "job"}
+ALIAS = {"alias_id": "alias"}
+FILE = {"file_id": "dataset_version"}
+UPLOAD = {"upload_id": "upload"}
+BATCH = {"batch_id": "batch"}
+WEBHOOK = {"webhook_id": "webhook"}
+SERVICE_ACCOUNT = {"service_account_id": "service_account"}
+NEW_WEBHOOK = {"url": "https://hooks.example.com/a", "event_types": ["batch.completed"]}
 
 Kind = Literal["page", "person", "api", "staff", "public", "signed"]
 
