@@ -1,15 +1,13 @@
-"""People, the organizations they belong to, and the keys their programs use."""
+"""People, organizations, and how people belong to them."""
 
 import datetime
-from enum import StrEnum
 from typing import Any, ClassVar, overload
 
 import pgtrigger
 from django.contrib.auth.base_user import AbstractBaseUser, BaseUserManager
-from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models.functions import Coalesce, Lower, Now
-from django.utils.translation import gettext, gettext_noop
+from django.utils.translation import gettext
 
 from apps.accounts.roles import ROLE_CHOICES
 from apps.core.database.policies import OWN_ORGANIZATION
@@ -17,7 +15,7 @@ from apps.core.database.tenancy import OrganizationModel, OrganizationQuerySet
 from apps.core.ids import IdField
 from apps.core.messages.key_invalidation import key_news
 
-_OWN_USER = "user_id = nullif(current_setting('anneal.user', true), '')"
+OWN_USER = "user_id = nullif(current_setting('anneal.user', true), '')"
 
 
 class UserManager(BaseUserManager["User"]):
@@ -106,7 +104,7 @@ class Organization(models.Model):
     tenancy_reason = "the tenant itself"
     tenant_condition = (
         "id = nullif(current_setting('anneal.organization', true), '') OR id IN (SELECT organization_id FROM "  # noqa: S608 - constants
-        f"accounts_membership WHERE {_OWN_USER})"
+        f"accounts_membership WHERE {OWN_USER})"
     )
     app_kept_columns = ("has_own_share",)
 
@@ -165,7 +163,7 @@ class Membership(OrganizationModel):
 
     objects: ClassVar[Any] = MembershipQuerySet.as_manager()
 
-    tenant_condition = f"{OWN_ORGANIZATION} OR {_OWN_USER}"
+    tenant_condition = f"{OWN_ORGANIZATION} OR {OWN_USER}"
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["organization", "user"], name="membership_once")]
@@ -186,124 +184,6 @@ class SavedView(OrganizationModel):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["membership", "listing", "name"], name="saved_view_name_once")]
-
-
-class NotificationKind(models.TextChoices):
-    JOB = "job", gettext_noop("Fine-tune")
-    BALANCE = "balance", gettext_noop("Low balance")
-    BUDGET = "budget", gettext_noop("Budget")
-    INVOICE = "invoice", gettext_noop("Invoice")
-    CREDIT = "credit", gettext_noop("Credit")
-    MEMBER = "member", gettext_noop("Member")
-    WEBHOOK = "webhook", gettext_noop("Webhook")
-
-
-class Notification(OrganizationModel):
-    """One event that one member should know of. It is deleted after a time, read or not."""
-
-    id = IdField(prefix="note")
-    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="+")
-    kind = models.CharField(max_length=8, choices=NotificationKind)
-    title = models.CharField(max_length=200)
-    path = models.CharField(max_length=200, help_text="The page about it.")
-    key = models.CharField(max_length=200, help_text="Of the event: an event that is repeated is one notification.")
-    created_at = models.DateTimeField(db_default=Now())
-    read_at = models.DateTimeField(null=True)
-
-    tenant_condition = f"{OWN_ORGANIZATION} OR {_OWN_USER}"
-
-    class Meta:
-        constraints = [models.UniqueConstraint(fields=["organization", "user", "key"], name="notification_once")]
-        indexes = [
-            models.Index(fields=["organization", "user", "-id"], name="notification_newest"),
-            models.Index(fields=["user", "organization"], condition=models.Q(read_at=None), name="notification_unread"),
-            models.Index(fields=["created_at"], name="notification_age"),
-        ]
-
-
-class OrganizationEvent(OrganizationModel):
-    """Something that happened in an organization. Notifications, mails and webhooks are made from it."""
-
-    id = IdField(prefix="evt")
-    type = models.CharField(max_length=64, help_text="Such as fine_tuning.job.succeeded.")
-    subject = models.CharField(max_length=64, help_text="The id of the object that it is about.")
-    data = models.JSONField(default=dict, help_text="What programs learn beside the subject's id.")
-    title = models.CharField(max_length=200)
-    path = models.CharField(max_length=200, help_text="The page about it.")
-    key = models.CharField(max_length=200, help_text="An event that is repeated with its key is the same event.")
-    created_at = models.DateTimeField(db_default=Now())
-
-    class Meta:
-        constraints = [models.UniqueConstraint(fields=["organization", "key"], name="event_once")]
-        indexes = [models.Index(fields=["created_at"], name="event_age")]
-
-
-class WebhookFormat(models.TextChoices):
-    STANDARD = "standard", "Standard Webhooks"
-    SLACK = "slack", "Slack"
-
-
-class EndpointStatus(StrEnum):
-    ACTIVE = "active"
-    PAUSED = "paused"
-    DISABLED = "disabled"
-
-
-class WebhookEndpoint(OrganizationModel):
-    """An address of the customer that is sent the organization's events, each signed with the endpoint's secret."""
-
-    id = IdField(prefix="we")
-    url = models.CharField(max_length=400)
-    event_types = ArrayField(models.CharField(max_length=64))
-    format = models.CharField(max_length=8, choices=WebhookFormat)
-    secret_sealed = models.BinaryField()
-    previous_sealed = models.BinaryField(null=True, help_text="Signs as well until previous_until.")
-    previous_until = models.DateTimeField(null=True)
-    created_by = models.CharField(max_length=64)
-    created_at = models.DateTimeField(db_default=Now())
-    paused_at = models.DateTimeField(null=True)
-    disabled_because = models.CharField(max_length=200, blank=True, db_default="")
-    failing_since = models.DateTimeField(null=True)
-
-    @property
-    def status(self) -> EndpointStatus:
-        """Return the state; `disabled` if failures ended it."""
-        if self.disabled_because:
-            return EndpointStatus.DISABLED
-        return EndpointStatus.PAUSED if self.paused_at else EndpointStatus.ACTIVE
-
-
-class DeliveryStatus(models.TextChoices):
-    PENDING = "pending", gettext_noop("Pending")
-    DELIVERED = "delivered", gettext_noop("Delivered")
-    FAILED = "failed", gettext_noop("Failed")
-
-
-class WebhookDelivery(OrganizationModel):
-    """One event for one endpoint: its attempts, and the answer to the last one."""
-
-    id = IdField(prefix="whd")
-    endpoint = models.ForeignKey(WebhookEndpoint, on_delete=models.CASCADE, related_name="deliveries")
-    event = models.ForeignKey(OrganizationEvent, on_delete=models.CASCADE, related_name="+")
-    status = models.CharField(max_length=10, choices=DeliveryStatus, default=DeliveryStatus.PENDING)
-    attempts = models.PositiveSmallIntegerField(default=0)
-    attempts_left = models.PositiveSmallIntegerField()
-    response_code = models.PositiveSmallIntegerField(null=True)
-    response_text = models.CharField(max_length=500, blank=True)
-    error = models.CharField(max_length=200, blank=True)
-    duration_ms = models.PositiveIntegerField(null=True)
-    attempted_at = models.DateTimeField(null=True)
-    created_at = models.DateTimeField(db_default=Now())
-
-    class Meta:
-        constraints = [models.UniqueConstraint(fields=["endpoint", "event"], name="webhook_delivery_once")]
-        indexes = [
-            models.Index(fields=["endpoint", "-id"], name="webhook_delivery_newest"),
-            models.Index(fields=["created_at"], name="webhook_delivery_age"),
-            models.Index(
-                fields=["endpoint"], name="webhook_delivery_pending", condition=models.Q(status=DeliveryStatus.PENDING)
-            ),
-        ]
 
 
 class InvitationQuerySet(OrganizationQuerySet):
@@ -348,81 +228,3 @@ class Invitation(OrganizationModel):
                 | models.Q(accepted_at__isnull=False, accepted_by__isnull=False),
             ),
         ]
-
-
-class KeyKind(models.TextChoices):
-    SECRET = "secret", "API key"
-    MEMBER = "member", "short-lived token of a member's browser"
-
-
-class ApiKeyQuerySet(OrganizationQuerySet):
-    def usable(self, *, now: datetime.datetime) -> "ApiKeyQuerySet":
-        alive = models.Q(expires_at=None) | models.Q(expires_at__gt=now)
-        return self.filter(alive, revoked_at=None, organization__suspended_at=None)
-
-
-class ApiKey(OrganizationModel):
-    """A bearer key for programs. The key is shown once; only its HMAC is stored."""
-
-    id = IdField(prefix="key")
-    kind = models.CharField(max_length=8, choices=KeyKind, default=KeyKind.SECRET)
-    name = models.CharField(max_length=80)
-    prefix = models.CharField(max_length=20, help_text="First characters, to recognise the key by.")
-    hmac = models.CharField(max_length=64, unique=True)
-    scopes = ArrayField(models.CharField(max_length=32))
-    created_by = models.ForeignKey(User, on_delete=models.PROTECT, related_name="+")
-    issued_by = models.ForeignKey(
-        User,
-        on_delete=models.PROTECT,
-        null=True,
-        related_name="+",
-        help_text="Of a service account's key: who created it, and so knows it.",
-    )
-    created_at = models.DateTimeField(db_default=Now())
-    expires_at = models.DateTimeField(null=True)
-    last_used_at = models.DateTimeField(null=True)
-    revoked_at = models.DateTimeField(null=True)
-    revoked_by = models.ForeignKey(User, on_delete=models.PROTECT, null=True, related_name="+")
-    requests_per_minute = models.PositiveIntegerField(
-        null=True, help_text="Of this key alone; null: no limit of its own."
-    )
-    tokens_per_minute = models.PositiveIntegerField(null=True)
-    concurrent_requests = models.PositiveIntegerField(null=True)
-    made_with = models.CharField(
-        max_length=64, blank=True, db_default="", help_text="The key that made this one, and is revoked with it."
-    )
-    first_key = models.CharField(
-        max_length=64, blank=True, db_default="", help_text="Of a rotated key: the first, whose budget it shares."
-    )
-
-    objects: ClassVar[Any] = ApiKeyQuerySet.as_manager()
-
-    class Meta:
-        indexes = [models.Index(fields=["made_with"]), models.Index(fields=["first_key"])]
-        constraints = [
-            models.CheckConstraint(
-                name="api_key_revoked_pair",
-                condition=models.Q(revoked_at=None, revoked_by=None)
-                | models.Q(revoked_at__isnull=False, revoked_by__isnull=False),
-            )
-        ]
-        triggers = [
-            key_news(
-                "api_key_news",
-                pgtrigger.UpdateOf(
-                    "revoked_at",
-                    "expires_at",
-                    "scopes",
-                    "requests_per_minute",
-                    "tokens_per_minute",
-                    "concurrent_requests",
-                ),
-                organization="NEW.organization_id",
-            )
-        ]
-
-    def status(self, *, now: datetime.datetime) -> str:
-        """Return `active`, `revoked` or `expired`."""
-        if self.revoked_at is not None:
-            return "revoked"
-        return "expired" if self.expires_at is not None and self.expires_at <= now else "active"
