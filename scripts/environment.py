@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from apps.core.http.loopback import is_loopback
+from apps.contracts.addresses.networks import is_loopback
 from scripts.embedded import ROLES, EmbeddedServices, services
 from scripts.processes import PROGRAMS, REPOSITORY, Place, Program
 

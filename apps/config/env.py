@@ -7,7 +7,7 @@ from decimal import Decimal, InvalidOperation
 from functools import cache
 from pathlib import Path
 
-from apps.core.http.loopback import is_loopback
+from apps.contracts.addresses.networks import is_loopback
 from apps.core.money import usd_to_nano
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,8 +1,12 @@
 """Removal of secrets from a child's log before it leaves the machine, by pattern and by known value."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
+from gpu_workers.common.events import LOG_FILE
+
+_BYTES_OF_TAIL = 8000
 _MARK = "[removed]"
 _SHORTEST = 6  # shorter values would also match harmless words
 _PATTERNS = (
@@ -28,3 +32,14 @@ def redact(text: str, *, known: Iterable[str | None] = ()) -> str:
     for pattern in _PATTERNS:
         text = pattern.sub(_MARK, text)
     return text
+
+
+def tail_of_log(work_dir: Path, *, known: Sequence[str | None]) -> str:
+    """Return the last lines of the log without secrets, as evidence of a failure; "" if there are none."""
+    path = work_dir / LOG_FILE
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _BYTES_OF_TAIL))
+            return redact(file.read().decode("utf-8", "replace"), known=known)
+    except OSError:
+        return ""

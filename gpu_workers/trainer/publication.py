@@ -18,7 +18,7 @@ from apps.contracts.runs import Export, MissingPart, RunSpec, Succeeded
 from apps.contracts.struct import Struct
 from apps.contracts.worker_api import JudgeAccess
 from gpu_workers.common.events import AdapterReady
-from gpu_workers.common.log_tail import tail_of_log
+from gpu_workers.common.redaction import tail_of_log
 from gpu_workers.trainer.children.executor import Child, SubprocessExecutor
 from gpu_workers.trainer.progress_watch import ChildActivity, ProgressWatch
 

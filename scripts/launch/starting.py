@@ -8,7 +8,7 @@ import sys
 import time
 from concurrent.futures import Executor, Future
 
-from apps.core.http.loopback import is_loopback
+from apps.contracts.addresses.networks import is_loopback
 from scripts.environment import Prepared
 from scripts.launch.health import health_check
 from scripts.processes import REPOSITORY, Program, Tier

@@ -18,8 +18,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from django.conf import settings
 
 from apps.contracts.addresses.customer_servers import MAX_URL, check_server
-from apps.contracts.addresses.networks import is_public
-from apps.core.http.loopback import is_loopback
+from apps.contracts.addresses.networks import is_loopback, is_public
 
 MAX_ANSWER_BYTES = 2_000
 _TIMEOUT = aiohttp.ClientTimeout(total=15, sock_connect=5, sock_read=10)

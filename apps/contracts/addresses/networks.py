@@ -4,6 +4,7 @@ One list serves every check of an address from outside, including IPv6 addresses
 """
 
 import ipaddress
+from urllib.parse import urlsplit
 
 Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -22,6 +23,17 @@ _WRAPPED = [
     (ipaddress.IPv6Network("::/96"), 0),
     (ipaddress.IPv6Network("::ffff:0:0:0/96"), 0),
 ]
+
+
+def is_loopback(url: str) -> bool:
+    """Return whether a URL names only this machine."""
+    host = urlsplit(url).hostname or ""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def is_local(ip: Ip) -> bool:

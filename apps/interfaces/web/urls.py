@@ -13,6 +13,7 @@ from apps.interfaces.web.account import (
     notifications,
     organization,
     profile,
+    saved_views,
     service_accounts,
     sessions,
     trackers,
@@ -38,7 +39,7 @@ from apps.interfaces.web.jobs import accuracy, comparison, job_list, tabs, tenso
 from apps.interfaces.web.jobs import views as jobs
 from apps.interfaces.web.playground import rows, saved
 from apps.interfaces.web.playground import views as playground
-from apps.interfaces.web.shell import first_job, overview, saved_views, search, styleguide, theme
+from apps.interfaces.web.shell import first_job, overview, search, styleguide, theme
 from apps.interfaces.web.wizard import views as wizard
 
 app_name = "web"

@@ -15,7 +15,7 @@ from gpu_workers.common.base_models import NotInstalled, locate_base_model
 from gpu_workers.common.config import WorkerConfig
 from gpu_workers.common.events import SPEC_FILE
 from gpu_workers.common.files import replace_file
-from gpu_workers.common.log_tail import tail_of_log
+from gpu_workers.common.redaction import tail_of_log
 from gpu_workers.trainer.children.executor import SubprocessExecutor
 from gpu_workers.trainer.progress_watch import ChildActivity, ProgressWatch
 

@@ -10,7 +10,7 @@ from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest, LeaveRequ
 from gpu_workers.common.api_client import ApiClient, ApiError, Lease, StaleLease, Unauthorized, Unavailable
 from gpu_workers.common.config import WorkerConfig
 from gpu_workers.common.events import AdapterReady, read_outcome
-from gpu_workers.common.log_tail import tail_of_log
+from gpu_workers.common.redaction import tail_of_log
 from gpu_workers.common.transfers import Interrupted, Transfers
 from gpu_workers.trainer.children.executor import Child, SubprocessExecutor
 from gpu_workers.trainer.lease_keeper import LeaseKeeper, leave

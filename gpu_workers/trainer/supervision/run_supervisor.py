@@ -37,7 +37,7 @@ from gpu_workers.common.events import (
     EventTail,
     read_outcome,
 )
-from gpu_workers.common.log_tail import tail_of_log
+from gpu_workers.common.redaction import tail_of_log
 from gpu_workers.common.transfers import Interrupted, Transfers
 from gpu_workers.trainer.children.executor import Child, SubprocessExecutor
 from gpu_workers.trainer.idle.rehearsals import with_rehearsal

@@ -1,1 +1,1 @@
-"""Pages of the organization: members, keys, audit log, trackers and licences."""
+"""Pages of the organization: members, keys, audit log, trackers, licences and saved views."""

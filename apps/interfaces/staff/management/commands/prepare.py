@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from apps.catalog.seeding import seed_catalog
 from apps.core.database.clock import db_now
-from apps.core.http.loopback import is_loopback
+from apps.contracts.addresses.networks import is_loopback
 from apps.interfaces.staff.management.seeding import seed_account, seed_local_workers
 
 
