@@ -20,11 +20,11 @@ from apps.billing.models import AccountKind, Hold, LedgerAccount, LedgerTransact
 from apps.core.audit import require_transaction
 from apps.core.errors import DomainError
 
-# Both functions are defined at the end of billing's first migration.
+# The functions are defined in billing's migrations: 0001_initial.py and 0008_no_reversals.py.
 _LOCK = "SELECT * FROM ledger_lock_wallet(%s)"
 _LOCK_OF_HOLD = "SELECT * FROM ledger_lock_wallet((SELECT organization_id FROM billing_hold WHERE id = %s))"
 _FIND = "SELECT id FROM billing_ledgertransaction WHERE idempotency_key = %s"
-_POST = "SELECT ledger_post(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s::text[], %s::bigint[], %s::text[], %s::bigint[], %s)"
+_POST = "SELECT ledger_post(%s, %s, %s, %s, %s, %s, %s, %s, %s::text[], %s::bigint[], %s::text[], %s::bigint[], %s)"
 _OPEN = """
     INSERT INTO billing_hold (id, organization_id, purpose, source, price_rule_id, key_id, member_id, labels,
         amount_nano, captured_nano, refunded_nano, invoiced_nano, used_nano, status, expires_at)
@@ -156,7 +156,7 @@ def post(
     )
     given = [
         transaction.pk, organization_id, kind, idempotency_key, transaction.request_sha256, source, by,
-        transaction.reason, None, [leg.pk for leg, nano in legs.items() if nano],
+        transaction.reason, [leg.pk for leg, nano in legs.items() if nano],
         [nano for nano in legs.values() if nano], list(moved), list(moved.values()), draw_nano,
     ]  # fmt: skip
     before, of_hold = _with_hold(opens, closes)

@@ -47,7 +47,6 @@ EXCEPTIONS = {
     "PaymentMismatch": "a paid amount that is not the requested one",
     "Prediction": "a quoted value beside the measured one",
     "PredictionInterval": "the statistical term",
-    "REVERSAL": "a posting that undoes another in the ledger",
     "Reversal": "a posting that undoes another in the ledger",
     "authorization": "the HTTP header",
     "beyond_reservation": "usage above the held amount",
