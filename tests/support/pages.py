@@ -51,3 +51,8 @@ def _squeeze(piece: str) -> str:
 
 def _is_page(response: object) -> bool:
     return isinstance(response, HttpResponse) and response.headers.get("Content-Type", "").startswith("text/html")
+
+
+def text(response: HttpResponse) -> str:
+    """Return a page as its reader sees it: with characters, not with entities."""
+    return html.unescape(response.content.decode())

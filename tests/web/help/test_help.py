@@ -1,6 +1,5 @@
 """The help inside the product: every page of the repository that it lists, without a dead link or a forbidden style."""
 
-import html
 import re
 from pathlib import Path
 
@@ -10,12 +9,9 @@ from django.urls import get_resolver
 
 from apps.interfaces.web.help.markdown import render
 from apps.interfaces.web.help.pages import PAGES, page_of_view, read_page
+from tests.support.pages import text
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def text(response) -> str:
-    return html.unescape(response.content.decode())
 
 
 def test_every_page_is_shown_to_everybody_with_its_sections(db, client: Client, alice, organization, client_for):

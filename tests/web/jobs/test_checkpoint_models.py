@@ -1,7 +1,6 @@
 """A checkpoint as a model that answers: from the job's page and the API into the playground, before the job ends."""
 
 import datetime
-import html
 
 import pytest
 
@@ -17,6 +16,7 @@ from apps.finetuning.results.retention import sweep_checkpoints
 from apps.finetuning.tasks import serve_named_checkpoint
 from apps.serving.operations import undeploy
 from tests.factories.finetuning import adapter_files, checkpoint_files
+from tests.support.pages import text
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_member_tries_a_checkpoint_in_the_playground_while_the_job_runs(checkp
 
     assert AdapterVersion.objects.get().model_name.endswith(":ckpt-step-4")
     assert answer.status_code == 302 and "/playground?model=ft" in answer["Location"]
-    page = html.unescape(client.get(answer["Location"]).content.decode())
+    page = text(client.get(answer["Location"]))
     assert '<optgroup label="Checkpoints">' in page and "triage, step 4" in page
     client.post(f"/checkpoints/{checkpoint.pk}/try")
     assert AdapterVersion.objects.count() == 1

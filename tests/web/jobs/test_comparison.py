@@ -1,6 +1,5 @@
 """The comparison of jobs shows their curves, their results and the settings that differ. It marks the best job."""
 
-import html
 import re
 from typing import Any
 
@@ -10,10 +9,7 @@ from apps.contracts import runs as wire
 from apps.finetuning.models import FineTuningJob
 from apps.interfaces.web.charts.curve_overlays import draw_overlay, smoothed
 from tests.support.attempts import step
-
-
-def text(response) -> str:
-    return html.unescape(response.content.decode())
+from tests.support.pages import text
 
 
 @pytest.fixture

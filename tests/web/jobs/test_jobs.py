@@ -1,7 +1,6 @@
 """The job pages: who sees them, and what they show."""
 
 import datetime
-import html
 import json
 import re
 from decimal import Decimal
@@ -20,6 +19,7 @@ from apps.finetuning.runs import leases
 from apps.interfaces.web.jobs.curves import thinned
 from tests.factories.accounts import make_key
 from tests.support.attempts import step
+from tests.support.pages import text
 
 
 @pytest.mark.parametrize("path", ["/jobs", "/jobs/{id}", "/jobs/{id}/chart"])
@@ -98,7 +98,7 @@ def test_every_value_of_the_recipe_stands_on_the_page_with_its_reason(floor, cli
     own = {"early_stopping_patience": 3, "validation_share": 0.2}
     job = floor.job(hyperparameters=own)
 
-    page = html.unescape(client_for(alice).get(f"/jobs/{job.pk}").content.decode())
+    page = text(client_for(alice).get(f"/jobs/{job.pk}"))
 
     reasons = page.partition("All values and reasons")[2].partition("</dl>")[0]
     assert 'after 3 evaluations without a lower loss<span class="faint">You set it.' in reasons
@@ -118,7 +118,7 @@ def test_a_job_is_named_by_its_method_and_its_call_would_create_the_same(
 ):
     job = floor.job(**asked)
 
-    page = html.unescape(client_for(alice).get(f"/jobs/{job.pk}").content.decode())
+    page = text(client_for(alice).get(f"/jobs/{job.pk}"))
     body = json.loads(re.search(r"-d '(\{.*?\n\})'", page, re.DOTALL)[1])
 
     assert f"<span>{named}</span>" in page
@@ -296,7 +296,7 @@ def test_the_list_is_searched_sorted_and_exported_with_what_the_address_asks(flo
     client = client_for(vera)
 
     def page(url: str) -> str:
-        return html.unescape(client.get(url).content.decode())
+        return text(client.get(url))
 
     found = page("/jobs?q=tri")
     dearest = page("/jobs?sort=cost")
@@ -315,7 +315,7 @@ def test_a_job_shows_who_created_it_when_it_started_and_when_it_ended(floor, cla
     FineTuningJob.objects.filter(pk=job.pk).update(created_by=alice.pk)
     claim().succeed(floor.base_model)
 
-    page = html.unescape(client_for(vera).get(f"/jobs/{job.pk}").content.decode())
+    page = text(client_for(vera).get(f"/jobs/{job.pk}"))
 
     assert f"by {alice.name or alice.email}" in page
     head = page.partition("page-head")[2][:3000]
@@ -327,4 +327,4 @@ def test_a_job_of_a_key_names_the_key(floor, alice, client_for):
     job = floor.job()
     FineTuningJob.objects.filter(pk=job.pk).update(created_by=key.pk)
 
-    assert f"by key {key.name}" in html.unescape(client_for(alice).get(f"/jobs/{job.pk}").content.decode())
+    assert f"by key {key.name}" in text(client_for(alice).get(f"/jobs/{job.pk}"))

@@ -12,6 +12,7 @@ from apps.finetuning.models import FineTuningJob
 from tests.factories.catalog import make_listed_model
 from tests.factories.datasets import make_ready_version
 from tests.factories.finetuning import make_pool, make_training_file
+from tests.support.pages import text
 
 URL = "/jobs/new"
 
@@ -35,10 +36,6 @@ def chosen(floor, version) -> dict[str, str]:
 
 def page(client, **query: str):
     return client.get(f"{URL}?{urlencode(query)}")
-
-
-def text(response) -> str:
-    return html.unescape(response.content.decode())
 
 
 def posted(response) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """The method step: every way to train with its delivery and price, values that follow a choice, graders and exports."""
 
-import html
 import json
 import re
 from urllib.parse import urlencode
@@ -18,6 +17,7 @@ from apps.interfaces.web.wizard.draft import Draft
 from tests.factories.datasets import chat_row, jsonl, jsonl_of, make_ready_version
 from tests.factories.finetuning import make_training_file
 from tests.factories.serving import make_adapter
+from tests.support.pages import text
 
 URL = "/jobs/new"
 
@@ -35,7 +35,7 @@ def page(client_for, bob):
     def get(query: dict[str, str], *, status: int = 200, headers: dict[str, str] | None = None) -> str:
         answer = client.get(f"{URL}?{urlencode(query)}", headers=headers)
         assert answer.status_code == status
-        return html.unescape(answer.content.decode())
+        return text(answer)
 
     return get
 

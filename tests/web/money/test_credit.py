@@ -1,16 +1,11 @@
 """The credit page: what a customer without credit does, and what the operator sees of it."""
 
-import html
-
 import pytest
 
 from apps.billing.models import CreditRequest
 from apps.billing.queries import get_balance
 from apps.core.ids import new_id
-
-
-def text(response) -> str:
-    return html.unescape(response.content.decode())
+from tests.support.pages import text
 
 
 def test_a_member_asks_an_operator_grants_and_the_member_reads_the_answer(organization, bob, olga, client_for):

@@ -1,7 +1,6 @@
 """Billing pages: balance, budgets, invoices with files, prices, why anything was charged; and the operator's books."""
 
 import datetime
-import html
 
 import pytest
 
@@ -21,6 +20,7 @@ from apps.core.ids import new_id
 from tests.factories.accounts import make_user
 from tests.factories.catalog import make_base_model
 from tests.factories.finetuning import make_pool
+from tests.support.pages import text
 
 USD = 1_000_000_000
 
@@ -43,10 +43,6 @@ def invoice(rich):
     return close_month(
         organization=rich, month=(db_now().date().replace(day=1) + datetime.timedelta(days=32)).replace(day=1)
     )
-
-
-def text(response) -> str:
-    return html.unescape(response.content.decode())
 
 
 def test_the_page_shows_credit_holds_and_forecast_to_every_member(rich, client_for, vera):

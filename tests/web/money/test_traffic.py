@@ -2,7 +2,6 @@
 
 import csv
 import datetime
-import html
 import io
 
 import pytest
@@ -11,12 +10,9 @@ from apps.billing.usage.metering import record_usage
 from apps.core.database.clock import db_now
 from apps.core.ids import new_id
 from tests.factories.usage import make_record
+from tests.support.pages import text
 
 TRIAGE = "ft:anneal-demo:acme:triage:01"
-
-
-def text(response) -> str:
-    return html.unescape(response.content.decode())
 
 
 def rows(response) -> list[dict[str, str]]:

@@ -2,7 +2,6 @@
 
 import csv
 import datetime
-import html
 import io
 import re
 
@@ -21,6 +20,7 @@ from apps.core.http.csv_text import csv_chunks
 from apps.core.ids import new_id
 from apps.finetuning.jobs import control
 from apps.finetuning.models import FineTuningJob
+from tests.support.pages import text
 
 
 @pytest.fixture
@@ -63,10 +63,6 @@ def use(organization, prices):
         record_usage(records=[UsageRecord(**fields)])
 
     return record
-
-
-def text(response) -> str:
-    return html.unescape(response.content.decode())
 
 
 def rows(response) -> list[dict[str, str]]:

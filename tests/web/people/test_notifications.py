@@ -1,16 +1,12 @@
 """The page of notifications: what concerns the reader, page by page, with an unread mark."""
 
-import html
 from functools import partial
 
 import pytest
 
 from apps.accounts.models import Notification
 from apps.accounts.notices.events import announce
-
-
-def text(response) -> str:
-    return html.unescape(response.content.decode())
+from tests.support.pages import text
 
 
 @pytest.fixture

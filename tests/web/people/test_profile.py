@@ -1,15 +1,11 @@
 """A person's own account: name, theme and mails."""
 
-import html
 import zoneinfo
 
 from django.utils import timezone
 
 from apps.accounts.models import Organization
-
-
-def text(response) -> str:
-    return html.unescape(response.content.decode())
+from tests.support.pages import text
 
 
 def test_a_person_changes_their_name_and_turns_mails_off(organization, alice, client_for):

@@ -1,7 +1,6 @@
 """A person sees where they are signed in, and signs out of other sessions."""
 
 import datetime
-import html
 import time
 
 import pytest
@@ -15,13 +14,10 @@ from apps.core.database.clock import db_now
 from apps.core.models import AuditEntry
 from apps.interfaces.web.account.sessions import describe_device, shorten_address
 from tests.factories.accounts import PASSWORD
+from tests.support.pages import text
 
 FIREFOX = "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"
 SAFARI = "Mozilla/5.0 (iPhone; CPU iPhone OS 18_0 like Mac OS X) AppleWebKit/605.1.15 Version/18.0 Safari/604.1"
-
-
-def text(response) -> str:
-    return html.unescape(response.content.decode())
 
 
 @pytest.fixture

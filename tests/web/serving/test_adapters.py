@@ -1,6 +1,5 @@
 """The adapter pages: who sees them, files, serving, deletion."""
 
-import html
 import io
 import json
 import zipfile
@@ -23,6 +22,7 @@ from apps.serving.queries import list_routes
 from tests.factories.finetuning import model_files
 from tests.factories.serving import dedicate, load, make_replica, make_version, make_whole_model
 from tests.support.attempts import REPORT
+from tests.support.pages import text
 
 
 @pytest.fixture
@@ -34,10 +34,6 @@ def version(floor, claim) -> AdapterVersion:
     attempt.succeed(floor.base_model)
     job.refresh_from_db()
     return job.adapter_version
-
-
-def text(response) -> str:
-    return html.unescape(response.content.decode())
 
 
 @pytest.mark.parametrize("path", ["/adapters", "/adapters/{id}", "/adapters/{id}/download"])

@@ -1,7 +1,5 @@
 """The pages of batches: what they show, the files they offer, and who may cancel."""
 
-import html
-
 from apps.accounts.models import OrganizationEvent
 from apps.batches.endings import finish
 from apps.batches.lifecycle import BatchStatus, RequestStatus
@@ -9,10 +7,7 @@ from apps.batches.models import Batch, BatchRequest
 from apps.batches.validation import validate
 from apps.core.database.clock import db_now
 from tests.factories.batches import make_batch, make_line
-
-
-def text(response) -> str:
-    return html.unescape(response.content.decode())
+from tests.support.pages import text
 
 
 def test_a_batch_is_followed_to_its_files_and_its_end_is_one_event(

@@ -1,6 +1,5 @@
 """The playground: which models it offers, and the token a browser asks the gateway with."""
 
-import html
 import json
 import re
 
@@ -17,10 +16,7 @@ from apps.finetuning.models import FineTuningJob
 from apps.serving.operations import undeploy
 from tests.factories.accounts import make_key
 from tests.factories.datasets import chat_row, jsonl_of
-
-
-def text(response) -> str:
-    return html.unescape(response.content.decode())
+from tests.support.pages import text
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """What members keep of the playground: their own conversations, and presets of their own or of the organization."""
 
-import html
 import json
 import re
 
@@ -12,6 +11,7 @@ from apps.core.database.clock import db_now
 from apps.playground import conversations, presets
 from apps.playground.models import Preset, SavedConversation
 from tests.factories.accounts import make_member
+from tests.support.pages import text
 
 pytestmark = pytest.mark.usefixtures("floor")
 
@@ -20,10 +20,6 @@ TURNS = [
     {"role": "assistant", "content": "lost_card", "vote": "up"},
 ]
 SETTINGS = {"models": ["anneal-demo"], "system": "Sort.", "temperature": 0.7, "response_format": "json_schema"}
-
-
-def text(response) -> str:
-    return html.unescape(response.content.decode())
 
 
 def keep(client, **changes):

@@ -1,6 +1,5 @@
 """Actions on several rows: the page says what will happen, the name is typed, and each refusal has its reason."""
 
-import html
 from urllib.parse import urlencode
 
 import pytest
@@ -12,12 +11,9 @@ from apps.datasets.models import Dataset, DatasetVersion
 from apps.finetuning.models import FineTuningJob
 from tests.factories.accounts import make_key
 from tests.factories.datasets import make_ready_version
+from tests.support.pages import text
 
 pytestmark = pytest.mark.django_db
-
-
-def text(response) -> str:
-    return html.unescape(response.content.decode())
 
 
 def test_pausing_a_webhook_is_undone_to_the_state_before_it(organization, client_for, alice) -> None:

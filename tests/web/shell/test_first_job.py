@@ -1,6 +1,5 @@
 """The first job: one click on the overview trains the sample at the price that the button shows."""
 
-import html
 import re
 from typing import Any
 
@@ -10,10 +9,7 @@ from apps.core.money import NANO_PER_USD
 from apps.datasets.models import DatasetVersion
 from apps.finetuning.models import FineTuningJob
 from tests.factories.finetuning import TrainingSetup
-
-
-def text(response) -> str:
-    return html.unescape(response.content.decode())
+from tests.support.pages import text
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The first page: how to begin, what runs, what needs somebody."""
 
-import html
 from urllib.parse import quote
 
 import pytest
@@ -13,10 +12,7 @@ from apps.core.database.clock import db_now
 from tests.factories.accounts import make_key
 from tests.factories.datasets import jsonl, make_ready_version
 from tests.support.attempts import step
-
-
-def text(response) -> str:
-    return html.unescape(response.content.decode())
+from tests.support.pages import text
 
 
 def test_every_member_sees_it_and_others_only_their_own(floor, client_for, alice, bob, vera, charlie, rival):

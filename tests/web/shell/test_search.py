@@ -11,6 +11,7 @@ from apps.finetuning.models import Worker
 from tests.factories.accounts import make_key, make_organization, make_user
 from tests.factories.datasets import make_ready_version
 from tests.factories.serving import make_version
+from tests.support.pages import text
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def test_another_organization_and_its_operator_page_stay_hidden(objects, client_
 def test_a_viewer_is_offered_nothing_that_would_be_refused(objects, floor, client_for, vera, bob) -> None:
     client = client_for(vera)
     offered = [url for urls in hits(client, floor.base_model.name).values() for url in urls]
-    shell = html.unescape(client.get("/adapters").content.decode())
+    shell = text(client.get("/adapters"))
     actions = re.findall(r'id="do-\d+" data-href="([^"]+)"', shell)
 
     assert "Fine-tune a base model" in hits(client_for(bob), floor.base_model.name)

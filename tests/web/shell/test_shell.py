@@ -1,14 +1,9 @@
 """The frame of pages that belong to no organization: errors and the operator console show the reader's own one."""
 
-import html
-
 import pytest
 
 from tests.factories.accounts import make_organization
-
-
-def text(response) -> str:
-    return html.unescape(response.content.decode())
+from tests.support.pages import text
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The operator's first page, and the pages of one organization and one job."""
 
-import html
-
 import pytest
 
 from apps.billing.books.adjustments import request_adjustment
@@ -10,12 +8,9 @@ from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.core.database.clock import db_now
 from apps.finetuning.usage.quotas import set_quota
+from tests.support.pages import text
 
 USD = 1_000_000_000
-
-
-def text(response) -> str:
-    return html.unescape(response.content.decode())
 
 
 @pytest.fixture

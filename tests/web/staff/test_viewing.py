@@ -1,6 +1,5 @@
 """Viewing as an organization: what an operator sees, for how long, and that nothing can be changed."""
 
-import html
 import time
 
 import pytest
@@ -10,10 +9,7 @@ from apps.core.models import AuditEntry
 from apps.finetuning.models import FineTuningJob
 from tests.factories.accounts import make_organization
 from tests.factories.finetuning import give_credit, make_job
-
-
-def text(response) -> str:
-    return html.unescape(response.content.decode())
+from tests.support.pages import text
 
 
 def path_of(organization) -> str:

@@ -17,13 +17,12 @@ from apps.billing.queries import get_balance, list_invoices, list_lots, list_ope
 from apps.billing.usage.spending import forecast_month
 from apps.catalog.queries import list_active_prices
 from apps.core.database.clock import db_now
-from apps.core.http.csv_text import csv_chunks
 from apps.core.objects.store import attachment
 from apps.finetuning.pools.prices import name_skus
 from apps.finetuning.usage.charges import MINIMUM_SECONDS
 from apps.interfaces.web.billing.spending_forms import ProfileForm
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, require
-from apps.interfaces.web.shell.downloads import stream_download
+from apps.interfaces.web.shell.downloads import download_csv
 
 _SHOWN = 50
 
@@ -108,13 +107,7 @@ def invoice(request: OrganizationRequest, invoice_id: str) -> HttpResponse:
 @organization_view(Permission.VIEW)
 def invoice_csv(request: OrganizationRequest, invoice_id: str) -> HttpResponseBase:
     found = _invoice(request.organization, invoice_id)
-    rows: list[tuple[object, ...]] = list(csv_rows(found))
-    return stream_download(
-        request,
-        csv_chunks(CSV_HEADER, rows),
-        filename=f"invoice-{found.number}.csv",
-        content_type="text/csv; charset=utf-8",
-    )
+    return download_csv(request, CSV_HEADER, list(csv_rows(found)), filename=f"invoice-{found.number}.csv")
 
 
 @require_safe

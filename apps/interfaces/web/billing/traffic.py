@@ -13,14 +13,13 @@ from django.views.decorators.http import require_safe
 from apps.accounts.roles import Permission
 from apps.billing.usage.traffic import KEPT_DAYS, TrafficSum, list_traffic, list_traffic_of_models, total_of
 from apps.core.database.clock import db_now
-from apps.core.http.csv_text import csv_chunks
 from apps.core.messages.translation import later
 from apps.core.money import usd_decimal
 from apps.interfaces.web.billing.usage import model_label, usage_tabs
 from apps.interfaces.web.charts.day_charts import Days, stacked_days
 from apps.interfaces.web.charts.latency_charts import latency_chart
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
-from apps.interfaces.web.shell.downloads import stream_download
+from apps.interfaces.web.shell.downloads import download_csv
 from apps.interfaces.web.shell.periods import Period, period_of
 
 PRESETS = {1: later("24 hours"), 7: later("7 days"), 30: later("30 days"), 90: later("90 days")}
@@ -86,9 +85,9 @@ def export(request: OrganizationRequest) -> HttpResponseBase:
         parts = list_traffic_of_models(organization=request.organization, since=period.since, until=period.until)
     else:
         parts = _parts(request, model, period)
-    chunks = csv_chunks(_CSV_HEADER, [_csv_row(each, each.model_name or model) for each in parts])
+    rows = [_csv_row(each, each.model_name or model) for each in parts]
     name = f"traffic-{request.organization.slug}-{period.first}-{period.last}.csv"
-    return stream_download(request, chunks, filename=name, content_type="text/csv; charset=utf-8")
+    return download_csv(request, _CSV_HEADER, rows, filename=name)
 
 
 def _asked(request: OrganizationRequest) -> tuple[str, Period]:

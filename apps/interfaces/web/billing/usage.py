@@ -24,7 +24,6 @@ from apps.billing.usage.spending import Spend, forecast_month, list_spending, su
 from apps.billing.usage.storage import STORED
 from apps.billing.usage.traffic import list_hourly_costs
 from apps.core.database.clock import db_now
-from apps.core.http.csv_text import csv_chunks
 from apps.core.messages.translation import later
 from apps.core.money import rated
 from apps.finetuning.models import FineTuningJob
@@ -32,7 +31,7 @@ from apps.finetuning.queries import list_jobs
 from apps.interfaces.web.charts import day_charts
 from apps.interfaces.web.jobs.views import title_of
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
-from apps.interfaces.web.shell.downloads import stream_download
+from apps.interfaces.web.shell.downloads import download_csv
 from apps.interfaces.web.shell.periods import Period, period_of
 
 PRESETS = {7: later("7 days"), 30: later("30 days"), 90: later("90 days")}
@@ -160,9 +159,7 @@ def export(request: OrganizationRequest) -> HttpResponseBase:
     name = f"usage-{request.organization.slug}-{period.first}-{period.last}.csv"
     if table != "lines":
         name = f"{table}-{name}"
-    return stream_download(
-        request, csv_chunks(_HEADERS[table], rows), filename=name, content_type="text/csv; charset=utf-8"
-    )
+    return download_csv(request, _HEADERS[table], rows, filename=name)
 
 
 def usage_tabs(current: str, period: Period) -> list[dict[str, object]]:

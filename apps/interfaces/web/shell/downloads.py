@@ -3,12 +3,13 @@
 import asyncio
 import io
 import zipfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any
 
 from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, StreamingHttpResponse
 
+from apps.core.http.csv_text import csv_chunks
 from apps.core.objects.store import attachment, read_chunks, store
 
 
@@ -25,6 +26,14 @@ def stream_download(
         "X-Content-Type-Options": "nosniff",
     }
     return StreamingHttpResponse(body, headers=headers)
+
+
+def download_csv(
+    request: HttpRequest, header: Sequence[str], rows: Iterable[Sequence[object]], *, filename: str
+) -> StreamingHttpResponse:
+    """Return a response that sends a CSV file. Its rows must not need the database."""
+    chunks = csv_chunks(header, rows)
+    return stream_download(request, chunks, filename=filename, content_type="text/csv; charset=utf-8")
 
 
 async def _in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:

@@ -17,9 +17,8 @@ from apps.accounts.models import SavedView
 from apps.accounts.queries import list_saved_views
 from apps.core.database.keyset import Order, beyond, find_place, reverse_of
 from apps.core.database.search import with_words
-from apps.core.http.csv_text import csv_chunks
 from apps.interfaces.web.shell.access import OrganizationRequest
-from apps.interfaces.web.shell.downloads import stream_download
+from apps.interfaces.web.shell.downloads import download_csv
 
 PAGE_ROWS = 25
 _MAX_CHARACTERS = 80
@@ -89,12 +88,7 @@ class Listing(Generic[Row]):
         found = list(self._choose(rows, asked).order_by(*self.orders[asked["sort"]][1])[:_MAX_EXPORTED])
         with override(settings.LANGUAGE_CODE):
             name = self.name.replace(" ", "-").lower()
-        return stream_download(
-            request,
-            csv_chunks(header, [cells(row) for row in found]),
-            filename=f"{name}.csv",
-            content_type="text/csv; charset=utf-8",
-        )
+        return download_csv(request, header, [cells(row) for row in found], filename=f"{name}.csv")
 
     def address(self, asked: Mapping[str, str], *, of: str = "") -> str:
         """Return the address of the list, or of another page that reads the same query, without defaults."""

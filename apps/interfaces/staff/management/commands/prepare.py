@@ -8,8 +8,8 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
 from apps.catalog.seeding import seed_catalog
-from apps.core.database.clock import db_now
 from apps.contracts.addresses.networks import is_loopback
+from apps.core.database.clock import db_now
 from apps.interfaces.staff.management.seeding import seed_account, seed_local_workers
 
 
