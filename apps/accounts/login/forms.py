@@ -1,5 +1,7 @@
 """Forms for allauth's pages with our own fields and rules."""
 
+from collections.abc import Mapping
+
 from allauth.account import forms as allauth_forms
 from allauth.account.adapter import get_adapter
 from allauth.core import context
@@ -20,47 +22,42 @@ from apps.core.database.tenancy import system, tenant
 # Set while a person who followed an invitation signs up: they join an organization and do not found one.
 SESSION_INVITATION = "invitation_token"
 
-
-_HELP_ON_PASSWORDS = "At least 10 characters. Avoid common passwords."
+# The sign-in page has a link of its own for a forgotten password.
+_HELP_ON_PASSWORDS = {"password1": "At least 10 characters. Avoid common passwords.", "password": ""}
 
 
 class PlainFields:
     """Labels instead of placeholders, which vanish on typing, and one sentence on passwords instead of a list."""
 
     fields: dict[str, forms.Field]
+    focused: str | None = None
+    attributes: Mapping[str, object] = {}  # of the focused field
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         for field in self.fields.values():
             field.widget.attrs.pop("placeholder", None)
-        if "password1" in self.fields:
-            self.fields["password1"].help_text = _HELP_ON_PASSWORDS
+        for name, help_text in _HELP_ON_PASSWORDS.items():
+            if name in self.fields:
+                self.fields[name].help_text = help_text
+        if self.focused is not None:
+            self.fields[self.focused].widget.attrs |= {"autofocus": True, **self.attributes}
 
 
 class LoginForm(PlainFields, allauth_forms.LoginForm):
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)
-        self.fields["login"].widget.attrs["autofocus"] = True
-        self.fields["password"].help_text = ""  # the page has its own link
+    focused = "login"
 
 
 class ReauthenticateForm(PlainFields, allauth_forms.ReauthenticateForm):
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)
-        self.fields["password"].widget.attrs["autofocus"] = True
-        self.fields["password"].help_text = ""
+    focused = "password"
 
 
 class SecondFactorForm(PlainFields, mfa_forms.AuthenticateForm):
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)
-        self.fields["code"].widget.attrs |= {"autofocus": True, "inputmode": "numeric"}
+    focused, attributes = "code", {"inputmode": "numeric"}
 
 
 class SecondFactorAgainForm(PlainFields, mfa_forms.ReauthenticateForm):
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)
-        self.fields["code"].widget.attrs |= {"autofocus": True, "inputmode": "numeric"}
+    focused, attributes = "code", {"inputmode": "numeric"}
 
 
 class ActivateTotpForm(PlainFields, totp_forms.ActivateTOTPForm):
@@ -118,10 +115,10 @@ class SignUpForm(PlainFields, allauth_forms.SignupForm):
     )
 
     field_order = ["name", "email", "password1", "organization"]
+    focused, attributes = "name", {"autocomplete": "name"}
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
-        self.fields["name"].widget.attrs |= {"autocomplete": "name", "autofocus": True}
         self.fields["organization"].widget.attrs["autocomplete"] = "organization"
         if SESSION_INVITATION in context.request.session:
             del self.fields["organization"]

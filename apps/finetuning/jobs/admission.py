@@ -7,7 +7,7 @@ from django.db import transaction
 from django.utils.translation import gettext
 
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import Hyperparameters, Method, Objective
+from apps.contracts.runs import Method, Objective
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.database.transitions import advance
@@ -27,7 +27,7 @@ from apps.finetuning.quotes.computation import snapshot, with_plan
 from apps.finetuning.quotes.options import PoolQuote, split_key
 from apps.finetuning.quotes.queries import counting_model, get_quotes, is_still_comparing, is_still_counting
 from apps.finetuning.recipes.start_points import find_start_point
-from apps.finetuning.recipes.stored_requests import stored_request
+from apps.finetuning.recipes.stored_requests import recipe_of, stored_request
 from apps.finetuning.runs import attempts, outcomes
 from apps.finetuning.usage.charges import require_cap
 from apps.finetuning.usage.quotas import require_room_for_job
@@ -94,7 +94,7 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
     require_any_storage(organization=job.organization_id)
     run_seconds = estimate.run_seconds_p50 or estimate.train_seconds_p50 or 0.0
     require_room_for_job(job=job, seconds=run_seconds * job.gpu_count, now=now)
-    recipe = with_plan(msgspec.convert(job.hyperparameters, Hyperparameters), estimate)
+    recipe = with_plan(recipe_of(job), estimate)
     job.pool = quoted.pool
     attempts.queue_attempt(job=job)
     held = attempts.hold_cap(
@@ -141,7 +141,7 @@ def _place(quoted: PoolQuote) -> str:
 
 
 def _choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
-    recipe, asked = msgspec.convert(job.hyperparameters, Hyperparameters), stored_request(job)
+    recipe, asked = recipe_of(job), stored_request(job)
     quotes = get_quotes(
         base_model=job.base_model,
         version=job.training_file,

@@ -21,13 +21,13 @@ from apps.finetuning import events
 from apps.finetuning.jobs.admission import CannotLaunch, require_maximum
 from apps.finetuning.jobs.creation import create_job
 from apps.finetuning.jobs.requests import JobRequest
-from apps.finetuning.jobs.suggestions import Suggestion, recipe_of, suggest
+from apps.finetuning.jobs.suggestions import Suggestion, suggest
 from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotes.queries import count_files, counting_model
 from apps.finetuning.recipes.completion import CHOSEN_BY_US
 from apps.finetuning.recipes.limits import get_limits
-from apps.finetuning.recipes.stored_requests import stored_request
+from apps.finetuning.recipes.stored_requests import recipe_of, stored_request
 
 
 @transaction.atomic

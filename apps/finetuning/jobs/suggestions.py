@@ -27,7 +27,7 @@ from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotes.options import PoolQuote, split_key
 from apps.finetuning.quotes.queries import counting_model, find_counted, quote_counted
 from apps.finetuning.recipes.limits import MIN_LEARNING_RATE, target_modules
-from apps.finetuning.recipes.stored_requests import stored_request
+from apps.finetuning.recipes.stored_requests import recipe_of, stored_request
 from apps.finetuning.recipes.training_data import Counted
 
 _SHORTEST = 64  # tokens; training on shorter rows is not worth a run
@@ -231,10 +231,6 @@ _ADVICE = {
     "maximum_raised": "Check the new maximum, then start the job again.",
     "invalid_value": _TAKEN_NOW,
 }
-
-
-def recipe_of(job: FineTuningJob) -> Hyperparameters:
-    return msgspec.convert(job.hyperparameters, Hyperparameters)
 
 
 def _longest_row(job: FineTuningJob) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from apps.contracts.evaluation import EvaluationPlan
-from apps.contracts.runs import Objective
+from apps.contracts.runs import Hyperparameters, Objective
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.recipes.completion import RecipeChoice
 
@@ -69,6 +69,11 @@ class StoredRequest(msgspec.Struct, frozen=True, kw_only=True):
     evaluation: EvaluationPlan | None = None
     exports: tuple[str, ...] = ()
     suffix: str = ""  # as sent; the job's own is a part of the model's name
+
+
+def recipe_of(job: FineTuningJob) -> Hyperparameters:
+    """Return the hyperparameters that the job trains with."""
+    return msgspec.convert(job.hyperparameters, Hyperparameters)
 
 
 def stored_request(job: FineTuningJob) -> StoredRequest:

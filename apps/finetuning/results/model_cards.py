@@ -3,8 +3,6 @@
 import json
 from collections.abc import Sequence
 
-import msgspec
-
 from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
 from apps.catalog.models import BaseModel
@@ -14,6 +12,7 @@ from apps.contracts.runs import Hyperparameters, Method
 from apps.core.money import dollars
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotes.delivery import GGUF
+from apps.finetuning.recipes.stored_requests import recipe_of
 from apps.finetuning.results.provenance import BUNDLE_FILE, energy, label_of, report_of
 
 CARD_FILE = "README.md"
@@ -115,7 +114,7 @@ def _loading_lines(base: BaseModel) -> list[str]:
 
 
 def _training_facts(job: FineTuningJob, version: AdapterVersion) -> list[tuple[str, str]]:
-    recipe = msgspec.convert(job.hyperparameters, Hyperparameters)
+    recipe = recipe_of(job)
     used = energy(job=job)
     left_out = ""
     if job.validation_file_id:

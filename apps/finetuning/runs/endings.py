@@ -20,7 +20,7 @@ from apps.finetuning.lifecycle import NO_LEASE, RUN_TRANSITIONS, RunStatus
 from apps.finetuning.models import FineTuningJob, Run, RunUpload
 from apps.finetuning.quotes.delivery import MERGED_16BIT
 from apps.finetuning.recipes.limits import kind_of
-from apps.finetuning.recipes.stored_requests import stored_request
+from apps.finetuning.recipes.stored_requests import recipe_of, stored_request
 from apps.finetuning.results.checkpoints import forget_checkpoints
 from apps.finetuning.results.missing_parts import find_missing, list_missing
 from apps.finetuning.runs import attempts, outcomes
@@ -122,7 +122,7 @@ def _undelivered(job: FineTuningJob, outcome: wire.Succeeded) -> str:
 
 def _is_served(job: FineTuningJob) -> bool:
     """Return whether the shared engines load the adapter; otherwise a whole model is delivered."""
-    recipe = msgspec.convert(job.hyperparameters, wire.Hyperparameters)
+    recipe = recipe_of(job)
     return kind_of(base_model=job.base_model, recipe=recipe).delivered_as == "adapter"
 
 

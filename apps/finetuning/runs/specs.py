@@ -2,10 +2,8 @@
 
 import datetime
 
-import msgspec
-
 from apps.catalog.references import base_model_ref
-from apps.contracts.runs import CheckpointRef, DatasetRef, Hyperparameters, RunSpec
+from apps.contracts.runs import CheckpointRef, DatasetRef, RunSpec
 from apps.core.database.prepared import fetch_prepared
 from apps.core.objects.store import store
 from apps.datasets.models import DatasetVersion
@@ -13,7 +11,7 @@ from apps.finetuning.lifecycle import MAX_CHECKPOINT_SECONDS, RunStatus
 from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, Run, RunMember
 from apps.finetuning.quotes.rehearsals import stored_rehearsal
 from apps.finetuning.recipes.start_points import signed_ref, start_ref
-from apps.finetuning.recipes.stored_requests import stored_request
+from apps.finetuning.recipes.stored_requests import recipe_of, stored_request
 from apps.finetuning.runs.groups import place_of
 from apps.finetuning.runs.trackers import open_trackers
 
@@ -40,7 +38,7 @@ def build_spec(
 ) -> RunSpec:
     """Return the immutable specification of the attempt, with URLs that expire, for its worker or another machine."""
     base, requested = job.base_model, stored_request(job)
-    recipe = msgspec.convert(job.hyperparameters, Hyperparameters)
+    recipe = recipe_of(job)
     is_on_cpu = run.pool.gpu_type_id == "cpu"
     # A checkpoint's plan may be smaller than the job's.
     rehearsal = (

@@ -7,7 +7,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 import msgspec
 
 from apps.contracts.failures import Blame, FailureCode
-from apps.contracts.runs import Hyperparameters, Objective
+from apps.contracts.runs import Objective
 from apps.core.database.clock import db_now
 from apps.core.errors import ErrorDetails
 from apps.finetuning.jobs.dry_runs import Rehearsal
@@ -18,7 +18,7 @@ from apps.finetuning.jobs.waits import Wait, explain_waits
 from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent
 from apps.finetuning.recipes.checkpoint_names import may_answer, name_of
-from apps.finetuning.recipes.stored_requests import StoredRequest, stored_request
+from apps.finetuning.recipes.stored_requests import StoredRequest, recipe_of, stored_request
 from apps.finetuning.results.missing_parts import list_missing
 from apps.finetuning.results.result_file import result_file_id
 from apps.finetuning.runs import attempts
@@ -252,7 +252,7 @@ def _ours(job: FineTuningJob, requested: StoredRequest, progress: JobProgress, h
         "recipe": job.hyperparameters,
         "recipe_choices": msgspec.to_builtins(requested.choices),
         "continues": msgspec.to_builtins(requested.start_from) or None,
-        "delivered_as": "adapter" if msgspec.convert(job.hyperparameters, Hyperparameters).is_servable else "model",
+        "delivered_as": "adapter" if recipe_of(job).is_servable else "model",
         "pool": job.pool.name if job.pool else None,
         "gpu_count": job.gpu_count if job.pool else None,
         "node_count": job.node_count if job.pool else None,

@@ -54,7 +54,7 @@ _TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 _Prompt = str | list[str | _TokenId | list[_TokenId]]
 CallId = Annotated[str, Meta(max_length=256)]
 CalledName = Annotated[str, Meta(min_length=1, max_length=64)]
-_Metadata = Annotated[
+Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
 
@@ -113,7 +113,7 @@ class ChatBody(Sampling, forbid_unknown_fields=True):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     store: bool | None = None
-    metadata: _Metadata | None = None  # of the stored completion
+    metadata: Metadata | None = None  # of the stored completion
     # Refused when given, because ignoring them would change the meaning of the answer.
     functions: Any = None
     function_call: Any = None

@@ -21,6 +21,7 @@ from apps.interfaces.gateway.requests.schema import (
     CallId,
     ChatBody,
     EngineRequest,
+    Metadata,
     Temperature,
     TokenCount,
     TopLogprobs,
@@ -49,11 +50,6 @@ _SENT = (
     (re.compile(r"\bmax_tokens"), "max_output_tokens"),
 )
 _LOGPROBS = "message.output_text.logprobs"  # the only value of `include` with data in these answers
-
-
-Metadata = Annotated[
-    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
-]
 
 
 class TextFormat(msgspec.Struct, omit_defaults=True):

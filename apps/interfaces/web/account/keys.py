@@ -24,7 +24,7 @@ from apps.core.http.shown_once import keep_secret, take_secret
 from apps.core.messages.translation import later
 from apps.interfaces.web.account.forms import KeyForm
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, require
-from apps.interfaces.web.shell.listing import Filter, Listing, render_list
+from apps.interfaces.web.shell.listing import NEWEST_FIRST, Filter, Listing, render_list
 
 _SESSION_ISSUED = "issued_key"
 _LIST = Listing[ApiKey](
@@ -45,8 +45,7 @@ _LIST = Listing[ApiKey](
         )
     },
     orders={
-        "": (later("Newest first"), ("-created_at", "-id")),
-        "oldest": (later("Oldest first"), ("created_at", "id")),
+        **NEWEST_FIRST,
         "name": (later("By name"), ("sorted_name", "id")),
         "used": (later("Last used first"), ("-used_at", "-id")),
     },

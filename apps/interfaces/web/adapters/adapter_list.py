@@ -21,7 +21,7 @@ from apps.core.templatetags.ui import method_name
 from apps.finetuning.queries import find_jobs_of_adapters
 from apps.interfaces.web.adapters.views import CHANGING
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
-from apps.interfaces.web.shell.listing import Filter, Listing, render_list
+from apps.interfaces.web.shell.listing import NEWEST_FIRST, Filter, Listing, render_list
 from apps.serving.models import Deployment
 from apps.serving.operations import undeploy
 from apps.serving.queries import serving_states
@@ -48,8 +48,7 @@ _LIST = Listing[AdapterVersion](
         ),
     },
     orders={
-        "": (later("Newest first"), ("-created_at", "-id")),
-        "oldest": (later("Oldest first"), ("created_at", "id")),
+        **NEWEST_FIRST,
         "name": (later("By name"), ("name", "id")),
         "size": (later("Largest first"), ("-bytes", "-id")),
     },

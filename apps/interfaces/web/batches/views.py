@@ -25,7 +25,7 @@ from apps.core.messages.translation import later
 from apps.core.templatetags.ui import number
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.code_samples import batch_samples
-from apps.interfaces.web.shell.listing import Filter, Listing, render_list
+from apps.interfaces.web.shell.listing import NEWEST_FIRST, Filter, Listing, render_list
 
 _STATES = {
     BatchStatus.COMPLETED: later("Completed"),
@@ -46,10 +46,7 @@ _LIST = Listing[Batch](
             | {status.value: (label, Q(status=status)) for status, label in _STATES.items()},
         )
     },
-    orders={
-        "": (later("Newest first"), ("-created_at", "-id")),
-        "oldest": (later("Oldest first"), ("created_at", "id")),
-    },
+    orders=NEWEST_FIRST,
 )
 _EXPORTED = (
     "id", "file", "status", "endpoint", "model", "total", "completed", "failed", "input_tokens", "cached_tokens",

@@ -25,7 +25,7 @@ from apps.finetuning.usage.storage import counted_bytes
 from apps.interfaces.web.datasets.address import chosen_model, model_options
 from apps.interfaces.web.datasets.views import IN_PARTS_FROM_BYTES, UploadForm, upload_command
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
-from apps.interfaces.web.shell.listing import Filter, Listing, render_list
+from apps.interfaces.web.shell.listing import NEWEST_FIRST, Filter, Listing, render_list
 
 _OLDER_SHOWN = 5
 _LIST = Listing[DatasetVersion](
@@ -46,8 +46,7 @@ _LIST = Listing[DatasetVersion](
         )
     },
     orders={
-        "": (later("Newest first"), ("-created_at", "-id")),
-        "oldest": (later("Oldest first"), ("created_at", "id")),
+        **NEWEST_FIRST,
         "name": (later("By name"), ("dataset_name", "id")),
         "size": (later("Largest first"), ("-bytes", "-id")),
     },

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import msgspec
 from django.http import HttpResponse
 from django.shortcuts import render
 from django.utils.http import urlencode
@@ -12,13 +11,13 @@ from django.utils.translation import gettext
 from django.views.decorators.http import require_safe
 
 from apps.accounts.roles import Permission
-from apps.contracts.runs import Hyperparameters
 from apps.core.errors import NotFound
 from apps.core.messages.translation import later
 from apps.core.templatetags.ui import NONE, duration, number, usd
 from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.queries import list_jobs
+from apps.finetuning.recipes.stored_requests import recipe_of
 from apps.finetuning.results.provenance import label_of, report_of
 from apps.interfaces.web.charts.curve_overlays import MAX_CURVES, Points, draw_overlay, smoothed, tone_of
 from apps.interfaces.web.jobs.curves import curves_of
@@ -66,7 +65,7 @@ class ComparedJob:
 
     def settings(self) -> dict[str, str]:
         """Return every setting in words, by its name."""
-        recipe = msgspec.convert(self.job.hyperparameters, Hyperparameters)
+        recipe = recipe_of(self.job)
         validation = self.job.validation_file
         return {
             "Base model": self.job.base_model.display_name,

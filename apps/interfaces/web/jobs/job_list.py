@@ -21,7 +21,7 @@ from apps.finetuning.models import FineTuningJob
 from apps.finetuning.usage.quotas import reasons_to_wait
 from apps.interfaces.web.jobs.views import title_of
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
-from apps.interfaces.web.shell.listing import Filter, Listing, render_list
+from apps.interfaces.web.shell.listing import NEWEST_FIRST, Filter, Listing, render_list
 
 _STATES = {
     JobStatus.RUNNING: later("Training"),
@@ -44,8 +44,7 @@ _LIST = Listing[FineTuningJob](
         )
     },
     orders={
-        "": (later("Newest first"), ("-created_at", "-id")),
-        "oldest": (later("Oldest first"), ("created_at", "id")),
+        **NEWEST_FIRST,
         "cost": (later("Highest cost first"), ("-cost_nano", "-id")),
     },
 )

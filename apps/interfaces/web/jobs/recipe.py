@@ -9,7 +9,7 @@ from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.money import usd_decimal
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.recipes.limits import kind_of
-from apps.finetuning.recipes.stored_requests import stored_request
+from apps.finetuning.recipes.stored_requests import recipe_of, stored_request
 from apps.finetuning.runs.judges import list_judges
 from apps.interfaces.web.shell.code_samples import job_samples
 from apps.interfaces.web.wizard.after_training_forms import AfterTrainingForm, given_of
@@ -21,7 +21,7 @@ _OFF_BY_DEFAULT = ("use_rslora", "cpu_offload")
 
 def method_words(job: FineTuningJob) -> str:
     """Return how the job trains, such as "QLoRA, rank 16"."""
-    recipe = _recipe(job)
+    recipe = recipe_of(job)
     name = kind_of(base_model=job.base_model, recipe=recipe).name
     return (
         name
@@ -32,7 +32,7 @@ def method_words(job: FineTuningJob) -> str:
 
 def recipe_lines(job: FineTuningJob) -> list[tuple[str, str]]:
     """Return (name, value) pairs of the settings people ask about."""
-    recipe = _recipe(job)
+    recipe = recipe_of(job)
     kind = kind_of(base_model=job.base_model, recipe=recipe)
     scaled = " / √rank" if recipe.use_rslora else ""
     adapter = [(gettext("Rank, alpha"), f"{recipe.lora_rank}, {recipe.lora_alpha}{scaled}")]
@@ -53,12 +53,12 @@ def recipe_lines(job: FineTuningJob) -> list[tuple[str, str]]:
 
 def recipe_reasons(job: FineTuningJob) -> list[ChosenValue]:
     """Return every value with the reason given for it at creation."""
-    return values_in_words(stored_request(job).choices, _recipe(job))
+    return values_in_words(stored_request(job).choices, recipe_of(job))
 
 
 def recipe_samples(job: FineTuningJob, *, model: str) -> list[dict[str, str]]:
     """Return the job as API calls to copy, with the values it ran with. `model` names what it began with."""
-    recipe, asked = _recipe(job), stored_request(job)
+    recipe, asked = recipe_of(job), stored_request(job)
     after = AfterTrainingForm(given_of(asked), judges=partial(list_judges, organization=job.organization_id))
     is_known = after.is_valid()
     return job_samples(
@@ -97,7 +97,3 @@ def _batch(recipe: Hyperparameters) -> str:
     if parts > 1:
         return gettext("%(rows)s rows in %(parts)s parts") % {"rows": recipe.batch_size, "parts": parts}
     return gettext("%(rows)s rows") % {"rows": recipe.batch_size}
-
-
-def _recipe(job: FineTuningJob) -> Hyperparameters:
-    return msgspec.convert(job.hyperparameters, Hyperparameters)

@@ -17,9 +17,15 @@ from apps.accounts.models import SavedView
 from apps.accounts.queries import list_saved_views
 from apps.core.database.keyset import Order, beyond, find_place, reverse_of
 from apps.core.database.search import with_words
+from apps.core.messages.translation import later
 from apps.interfaces.web.shell.access import OrganizationRequest
 from apps.interfaces.web.shell.downloads import download_csv
 
+# The usual orders, to which a list adds its own.
+NEWEST_FIRST: Mapping[str, tuple[str, Order]] = {
+    "": (later("Newest first"), ("-created_at", "-id")),
+    "oldest": (later("Oldest first"), ("created_at", "id")),
+}
 PAGE_ROWS = 25
 _MAX_CHARACTERS = 80
 _MAX_WORDS = 6
