@@ -1,4 +1,4 @@
-"""Chat templates, a tokenizer whose masks can be checked by eye, and lines of conversations."""
+"""Chat templates, a tokenizer whose masks can be checked by eye, and rows of conversations."""
 
 import json
 
@@ -21,6 +21,26 @@ MARKED = (
     "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+
+PAIR = {
+    "input": {"messages": [{"role": "user", "content": "Where is it?"}]},
+    "preferred_output": [{"role": "assistant", "content": "On its way."}],
+    "non_preferred_output": [{"role": "assistant", "content": "No idea."}],
+}
+TOOL_ROW = {
+    "messages": [
+        {"role": "user", "content": "Where is it?"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "find", "arguments": "{}"}}],
+        },
+        {"role": "tool", "content": "{}", "tool_call_id": "call_1"},
+        {"role": "assistant", "content": "Here"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}],
+}
 
 
 def byte_tokenizer() -> str:

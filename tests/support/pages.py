@@ -1,10 +1,12 @@
 """What tests read of a page, its markup without the whitespace that a browser ignores, and forms that they send."""
 
+import csv
 import html
+import io
 import re
 from typing import Any
 
-from django.http import HttpResponse
+from django.http import HttpResponse, StreamingHttpResponse
 from django.test import Client
 
 # Their content is kept: browsers show it as it is.
@@ -56,3 +58,8 @@ def _is_page(response: object) -> bool:
 def text(response: HttpResponse) -> str:
     """Return a page as its reader sees it: with characters, not with entities."""
     return html.unescape(response.content.decode())
+
+
+def csv_rows(response: StreamingHttpResponse) -> list[dict[str, str]]:
+    """Return the rows of a CSV download by their columns."""
+    return list(csv.DictReader(io.StringIO(b"".join(response.streaming_content).decode())))

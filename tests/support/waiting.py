@@ -1,5 +1,6 @@
 """Waiting for what another thread or process does, such as a server that gives its database connection back."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -33,3 +34,9 @@ def wait_until(
         time.sleep(pause)
         pause = min(1.5 * pause, 0.25)
     return found
+
+
+async def settle() -> None:
+    """Let every task run until it waits. Steps of the loop are counted: on a busy machine, time passes without any."""
+    for _ in range(100):
+        await asyncio.sleep(0)

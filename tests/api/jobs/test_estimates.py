@@ -30,18 +30,6 @@ def ask(floor) -> dict[str, object]:
     return {"model": "anneal-demo", "training_file": version.pk}
 
 
-@pytest.fixture
-def post(api_client, key):
-    """Post as the owner, expecting the status given."""
-
-    def send(path: str, body: dict[str, object], status: int = 200) -> dict:
-        answer = api_client(key).post(path, body, format="json")
-        assert answer.status_code == status, answer.content
-        return answer.json()
-
-    return send
-
-
 def in_hours(hours: float) -> str:
     return (db_now() + datetime.timedelta(hours=hours)).isoformat()
 

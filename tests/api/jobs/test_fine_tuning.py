@@ -1,13 +1,12 @@
 """/v1/fine_tuning/jobs as OpenAI's own SDK uses it, and as strangers try to."""
 
-import json
-
 import openai
 import pytest
 
 from apps.finetuning.models import FineTuningJob
 from tests.factories.accounts import make_key
-from tests.factories.datasets import make_ready_version
+from tests.factories.chat import PAIR
+from tests.factories.datasets import jsonl_of, make_ready_version
 from tests.support.sdk import create, openai_client
 
 
@@ -70,12 +69,7 @@ def test_a_held_out_share_and_its_seed_are_part_of_the_job(sdk, file_id):
 
 
 def test_preferences_are_no_conversations_to_fine_tune_on(sdk, floor):
-    pair = {
-        "input": {"messages": [{"role": "user", "content": "Where is it?"}]},
-        "preferred_output": [{"role": "assistant", "content": "On its way."}],
-        "non_preferred_output": [{"role": "assistant", "content": "No idea."}],
-    }
-    version = make_ready_version(floor.organization, (json.dumps(pair).encode() + b"\n") * 12)
+    version = make_ready_version(floor.organization, jsonl_of(PAIR) * 12)
 
     with pytest.raises(openai.BadRequestError) as refused:
         create(sdk, version.pk, method={"type": "supervised"})
@@ -84,12 +78,7 @@ def test_preferences_are_no_conversations_to_fine_tune_on(sdk, floor):
 
 
 def test_preferences_are_trained_without_a_reference_where_that_is_asked(sdk, floor):
-    pair = {
-        "input": {"messages": [{"role": "user", "content": "Where is it?"}]},
-        "preferred_output": [{"role": "assistant", "content": "On its way."}],
-        "non_preferred_output": [{"role": "assistant", "content": "No idea."}],
-    }
-    version = make_ready_version(floor.organization, (json.dumps(pair).encode() + b"\n") * 12)
+    version = make_ready_version(floor.organization, jsonl_of(PAIR) * 12)
     asked = {"type": "orpo", "orpo": {"hyperparameters": {"n_epochs": 2, "beta": 0.3}}}
 
     dpo, orpo = create(sdk, version.pk), create(sdk, version.pk, extra_body={"method": asked})

@@ -39,16 +39,6 @@ def body(market) -> dict[str, object]:
     return {"model": market.base_model.name, "training_file": market.version.pk, "recipe": {"batch_size": 32}}
 
 
-@pytest.fixture
-def post(api_client, key):
-    def send(path: str, body: dict[str, object], status: int = 200) -> dict:
-        answer = api_client(key).post(path, body, format="json")
-        assert answer.status_code == status, answer.content
-        return answer.json()
-
-    return send
-
-
 def small_worker(pool: GpuPool) -> Worker:
     gpus = [{"key": pool.gpu_type_id, "name": "one", "memory_bytes": pool.memory_bytes}]
     return Worker.objects.create(

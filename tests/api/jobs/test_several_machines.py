@@ -35,16 +35,6 @@ def body(organization) -> dict[str, object]:
     return {"model": market.base_model.name, "training_file": market.version.pk, "recipe": {"batch_size": 32}}
 
 
-@pytest.fixture
-def post(api_client, key):
-    def send(path: str, body: dict[str, object], status: int = 200) -> dict:
-        answer = api_client(key).post(path, body, format="json")
-        assert answer.status_code == status, answer.content
-        return answer.json()
-
-    return send
-
-
 def test_machines_are_quoted_held_and_claimed_together(post, body) -> None:
     alone = {option["id"]: option for option in post(URL, body)["pools"]}
     options = {option["id"]: option for option in post(URL, body | {"node_count": 2})["pools"]}

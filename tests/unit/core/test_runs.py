@@ -6,6 +6,7 @@ from typing import Any
 from apps.core.http.asgi import Receive
 from apps.core.http.fair_shares import Pace
 from apps.core.http.turns import TakeTurns
+from tests.support.waiting import settle
 
 ANY = Pace(prompt=600, per_second=10, wait_seconds=10.0)
 TEN = Pace(prompt=10, per_second=1 / 60, wait_seconds=0)
@@ -23,11 +24,6 @@ def empty_body() -> Receive:
         return next(coming, None) or await asyncio.Event().wait()
 
     return receive
-
-
-async def settle() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 async def test_a_machine_that_calls_at_full_rate_leaves_places_to_the_others() -> None:

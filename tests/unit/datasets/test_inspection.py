@@ -18,13 +18,9 @@ from apps.datasets.intake.lanes import ReadingTime
 from apps.datasets.models import VersionInspection
 from apps.datasets.tasks import inspect
 from tests.factories.catalog import make_base_model
-from tests.factories.datasets import chat_row, make_ready_version
+from tests.factories.datasets import chat_row, jsonl_of, make_ready_version
 
 LONG = "The quick brown fox jumps over the lazy dog while the cat looks on from the warm window sill in the sun"
-
-
-def lines_of(*rows: dict[str, Any]) -> bytes:
-    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
 def findings_of(*rows: dict[str, Any], kind: RowKind = RowKind.CHAT) -> dict[str, Finding]:
@@ -103,7 +99,7 @@ def test_rows_compared_in_parts_give_what_all_at_once_give(monkeypatch) -> None:
 @pytest.mark.django_db
 def test_an_inspection_is_made_once_by_a_task_and_kept(organization) -> None:
     rows = [chat_row(f"Where is card {n}?", "here") for n in range(12)] + [chat_row("Mail a@b.com", "x")] * 2
-    version = make_ready_version(organization, lines_of(*rows))
+    version = make_ready_version(organization, jsonl_of(*rows))
 
     inspect(version.pk)
     inspect(version.pk)
@@ -145,7 +141,7 @@ def test_tokens_of_every_kind_are_counted_with_what_each_limit_cuts(organization
             for n in range(12)
         ],
     }
-    version = make_ready_version(organization, lines_of(*rows[kind]))
+    version = make_ready_version(organization, jsonl_of(*rows[kind]))
     assert (version.status, version.kind) == ("ready", kind)
 
     count = operations.count_tokens(version=version, base_model=make_base_model())

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from gpu_workers.serving.traffic.slot_lease import SlotLease, SlotsBusy
+from tests.support.waiting import settle
 
 
 class Clock:
@@ -32,11 +33,6 @@ class Request:
         self._finish.set()
         await self.task
         await settle()
-
-
-async def settle() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 async def begin(lease: SlotLease, *names: str) -> list[Request]:

@@ -1,6 +1,5 @@
 """The dataset pages, without script: what each kind of reader sees and may do."""
 
-import json
 import re
 
 import pytest
@@ -17,7 +16,8 @@ from apps.datasets.validation.leases import validate_version
 from apps.datasets.validation.repair import RepairMode
 from apps.finetuning.usage.quotas import set_quota
 from tests.factories.catalog import make_base_model
-from tests.factories.datasets import jsonl, make_ready_version, make_version
+from tests.factories.chat import PAIR
+from tests.factories.datasets import jsonl, jsonl_of, make_ready_version, make_version
 from tests.web.pages import page_of
 
 pytestmark = pytest.mark.django_db
@@ -294,13 +294,8 @@ def test_a_browser_upload_is_planned_signed_and_completed(organization, alice, c
 @pytest.mark.parametrize("kind", ["preference", "text"])
 def test_rows_of_other_kinds_are_shown_as_they_are_trained(organization, alice, client_for, kind: str) -> None:
     make_base_model()
-    pair = {
-        "input": {"messages": [{"role": "user", "content": "Where is it?"}]},
-        "preferred_output": [{"role": "assistant", "content": "On its way."}],
-        "non_preferred_output": [{"role": "assistant", "content": "No idea."}],
-    }
-    row = pair if kind == "preference" else {"text": "Once upon a time."}
-    version = make_ready_version(organization, (json.dumps(row).encode() + b"\n") * 12)
+    row = PAIR if kind == "preference" else {"text": "Once upon a time."}
+    version = make_ready_version(organization, jsonl_of(row) * 12)
 
     body = client_for(alice).get(page_of(version)).content.decode()
 

@@ -14,6 +14,7 @@ from apps.datasets.tasks import compare
 from apps.finetuning.models import FineTuningJob, Worker
 from apps.finetuning.runs.trackers import store_tracker_key
 from apps.interfaces.web.wizard.draft import Draft
+from tests.factories.chat import PAIR
 from tests.factories.datasets import chat_row, jsonl, jsonl_of, make_ready_version
 from tests.factories.finetuning import make_training_file
 from tests.factories.serving import make_adapter
@@ -183,12 +184,7 @@ def test_inputs_are_trained_where_asked_and_the_preview_follows(floor, chosen, p
 
 
 def test_preferences_are_trained_by_dpo_unless_orpo_is_asked_for(floor, chosen, page, client_for, bob) -> None:
-    pair = {
-        "input": {"messages": [{"role": "user", "content": "Where is it?"}]},
-        "preferred_output": [{"role": "assistant", "content": "On its way."}],
-        "non_preferred_output": [{"role": "assistant", "content": "No idea."}],
-    }
-    rows = make_ready_version(floor.organization, (json.dumps(pair).encode() + b"\n") * 12)
+    rows = make_ready_version(floor.organization, jsonl_of(PAIR) * 12)
     asked = chosen | {"dataset": rows.pk, "objective": "orpo"}
 
     usual = page(chosen | {"dataset": rows.pk, "method": "full", "step": "method"})

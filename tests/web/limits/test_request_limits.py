@@ -12,6 +12,7 @@ from apps.core.http.fair_shares import LateRefusals
 from apps.interfaces.web.edge import callers, dashboard_files
 from apps.interfaces.web.edge.callers import CallerIds
 from apps.interfaces.web.edge.request_limits import LimitRequests, WebLimits
+from tests.support.waiting import settle
 
 ACME = CallerIds("key a", "person alice", "organization acme")
 PEOPLE = {
@@ -82,12 +83,6 @@ async def ask(
     start = sent[0]
     found = {name.decode(): value.decode() for name, value in start["headers"]}
     return start["status"], b"".join(message.get("body", b"") for message in sent), found
-
-
-async def settle() -> None:
-    """Let every task run until it waits. Steps of the loop are counted: on a busy machine, time passes without any."""
-    for _ in range(100):
-        await asyncio.sleep(0)
 
 
 def limited(views: Views, **limits: int) -> LimitRequests:

@@ -1,8 +1,6 @@
 """The traffic page: requests over time, how they ended and how long they took, of one model or of all."""
 
-import csv
 import datetime
-import io
 
 import pytest
 
@@ -10,13 +8,9 @@ from apps.billing.usage.metering import record_usage
 from apps.core.database.clock import db_now
 from apps.core.ids import new_id
 from tests.factories.usage import make_record
-from tests.support.pages import text
+from tests.support.pages import csv_rows, text
 
 TRIAGE = "ft:anneal-demo:acme:triage:01"
-
-
-def rows(response) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(b"".join(response.streaming_content).decode())))
 
 
 @pytest.fixture
@@ -78,8 +72,8 @@ def test_the_csv_has_every_hour_and_adds_up(send, client_for, vera):
     send(hours_ago=5)
     send(finish="not_found", request_count=9, model_name="")
 
-    hours = rows(client_for(vera).get("/usage/traffic/export?days=1"))
-    models = rows(client_for(vera).get("/usage/traffic/export?days=1&by=model"))
+    hours = csv_rows(client_for(vera).get("/usage/traffic/export?days=1"))
+    models = csv_rows(client_for(vera).get("/usage/traffic/export?days=1&by=model"))
 
     assert len(hours) == 24
     assert sum(int(line["requests"]) for line in hours) == 11

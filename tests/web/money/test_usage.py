@@ -20,7 +20,7 @@ from apps.core.http.csv_text import csv_chunks
 from apps.core.ids import new_id
 from apps.finetuning.jobs import control
 from apps.finetuning.models import FineTuningJob
-from tests.support.pages import text
+from tests.support.pages import csv_rows, text
 
 
 @pytest.fixture
@@ -63,10 +63,6 @@ def use(organization, prices):
         record_usage(records=[UsageRecord(**fields)])
 
     return record
-
-
-def rows(response) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(b"".join(response.streaming_content).decode())))
 
 
 @pytest.mark.parametrize("path", ["/usage", "/usage/export"])
@@ -198,7 +194,7 @@ def test_two_dates_choose_the_period(use, client_for, vera):
     day = (db_now() - datetime.timedelta(days=100)).date()
 
     shown = client_for(vera).get(f"/usage?first={day}&last={day + datetime.timedelta(days=20)}")
-    exported = rows(client_for(vera).get(f"/usage/export?first={day}&last={day}"))
+    exported = csv_rows(client_for(vera).get(f"/usage/export?first={day}&last={day}"))
 
     assert ">older<" in text(shown)
     assert len(shown.context["plot"].columns) == 21
@@ -250,7 +246,7 @@ def test_every_table_has_its_csv(use, floor, claim, client_for, vera):
     attempt.succeed(floor.base_model, seconds=20.0)
 
     def exported(table: str) -> list[dict[str, str]]:
-        return rows(client_for(vera).get(f"/usage/export?table={table}"))
+        return csv_rows(client_for(vera).get(f"/usage/export?table={table}"))
 
     assert exported("models") == [
         {"model": "ft:anneal-demo:acme:triage:01", "requests": "1", "input_tokens": "1000000",
@@ -273,7 +269,7 @@ def test_the_export_adds_up(use, floor, claim, client_for, vera):
     attempt.succeed(floor.base_model, seconds=20.0)
 
     response = client_for(vera).get("/usage/export")
-    lines = rows(response)
+    lines = csv_rows(response)
 
     by_sku = {line["sku"]: line for line in lines}
     assert by_sku["inference:input:anneal-demo"]["quantity"] == "2000000"

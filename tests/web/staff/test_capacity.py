@@ -1,19 +1,14 @@
 """The capacity of a pool in the console."""
 
-import html
-
 from apps.core.database.clock import db_now
 from apps.finetuning.models import CapacityNode, PoolCapacity
 from apps.finetuning.quotes.pool_facts import find_open_pools
+from tests.support.pages import text
 
 BODY = {
     "kind": "slurm", "minimum": "0", "maximum": "4", "gpus_per_node": "2", "idle_seconds": "120", "node_usd": "2.50",
     "budget_usd": "7.5", "partition": "gpu", "install_dir": "/opt/anneal", "work_dir": "/scratch/anneal",
 }  # fmt: skip
-
-
-def text(response) -> str:
-    return " ".join(html.unescape(response.content.decode()).split())
 
 
 def test_an_operator_makes_a_pool_elastic_and_sees_its_nodes_with_their_reasons(olga, client_for, floor):

@@ -1,15 +1,10 @@
 """Firm prices on pages: what the customer reads, and what an operator sets, sees and continues."""
 
-import html
-
 import pytest
 
 from apps.contracts import runs as wire
 from apps.finetuning.models import GpuPool
-
-
-def text(response) -> str:
-    return " ".join(html.unescape(response.content.decode()).split())
+from tests.support.pages import text
 
 
 @pytest.fixture

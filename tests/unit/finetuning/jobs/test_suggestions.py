@@ -27,20 +27,11 @@ from apps.finetuning.models import FineTuningJob
 from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.runs.attempts import fail_job
 from apps.finetuning.tasks import admit_waiting
+from tests.factories.chat import TOOL_ROW
 from tests.factories.datasets import chat_row, jsonl_of, make_ready_version, make_version
 from tests.factories.finetuning import TrainingSetup
 
 GOOD = [chat_row(f"Where is card {number}?") for number in range(40)]
-CALL = {"id": "call_1", "type": "function", "function": {"name": "find", "arguments": "{}"}}
-TOOL = {
-    "messages": [
-        {"role": "user", "content": "Where is it?"},
-        {"role": "assistant", "content": None, "tool_calls": [CALL]},
-        {"role": "tool", "content": "{}", "tool_call_id": "call_1"},
-        {"role": "assistant", "content": "Here"},
-    ],
-    "tools": [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}],
-}
 NEW_FILE = "You'll see the price of another file after you upload it."
 
 
@@ -217,7 +208,7 @@ def test_bad_rows_are_repaired_or_left_out_and_trained_at_about_the_quoted_price
 
 def test_rows_that_the_models_template_refuses_are_left_out(floor, organization, reload):
     """The file is good as such; the demo's template knows no tools."""
-    waiting = make_version(organization, jsonl_of(*GOOD[:20], TOOL, *GOOD[20:]))
+    waiting = make_version(organization, jsonl_of(*GOOD[:20], TOOL_ROW, *GOOD[20:]))
     asked = JobRequest(base_model=floor.base_model.name, training_file=waiting.pk)
     job = create_job(organization=organization, request=asked, by="key_test", now=db_now())
     assert validated(waiting.pk).status == "ready"
@@ -307,7 +298,7 @@ def test_only_a_failed_job_is_started_again(floor):
 
 def test_a_refused_row_of_either_file_is_left_out(floor, organization, reload):
     """Which of the two holds it is not told."""
-    job = floor.job(validation_file=make_ready_version(organization, jsonl_of(*GOOD, TOOL)).pk)
+    job = floor.job(validation_file=make_ready_version(organization, jsonl_of(*GOOD, TOOL_ROW)).pk)
     fail_job(job=job, code=INVALID, message="Line 41: The template refused it.", now=db_now())
 
     again = retry(reload(job))

@@ -27,20 +27,11 @@ from apps.finetuning.jobs.retries import retry_job
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.tasks import admit_waiting
 from apps.finetuning.usage.quotas import set_quota
+from tests.factories.chat import PAIR, TOOL_ROW
 from tests.factories.datasets import jsonl, jsonl_of, make_ready_version, make_version
 
 ROW = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]}
 GOOD = (json.dumps(ROW).encode() + b"\n") * 100
-CALL = {"id": "call_1", "type": "function", "function": {"name": "find", "arguments": "{}"}}
-TOOL = {
-    "messages": [
-        {"role": "user", "content": "Where is it?"},
-        {"role": "assistant", "content": None, "tool_calls": [CALL]},
-        {"role": "tool", "content": "{}", "tool_call_id": "call_1"},
-        {"role": "assistant", "content": "Here"},
-    ],
-    "tools": [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}],
-}
 BAD = GOOD + b'{"messages": "none"}\n'
 
 
@@ -211,13 +202,8 @@ def test_waiting_jobs_count_as_unfinished(create, organization, olga):
 
 
 def test_a_job_that_waited_gets_the_recipe_of_one_that_did_not(floor, organization, reload):
-    pair = {
-        "input": {"messages": [{"role": "user", "content": "Where is it?"}]},
-        "preferred_output": [{"role": "assistant", "content": "On its way."}],
-        "non_preferred_output": [{"role": "assistant", "content": "No idea."}],
-    }
-    for row in (ROW, pair):
-        content = (json.dumps(row).encode() + b"\n") * 40
+    for row in (ROW, PAIR):
+        content = jsonl_of(row) * 40
         fields = {"base_model": floor.base_model.name, "hyperparameters": {"lora_rank": 8, "epochs": "auto"}}
         early = make_version(organization, content)
         waiting = create_job(
@@ -255,7 +241,7 @@ def test_a_job_that_cannot_be_judged_keeps_no_other_waiting(create, reload, monk
 
 def test_a_row_the_model_cannot_read_fails_the_job_that_waits_for_a_large_file(create, reload, monkeypatch):
     monkeypatch.setattr(datasets, "COUNT_NOW_BYTES", 10)
-    job = create(GOOD + jsonl_of(TOOL))  # the demo's template knows no tools
+    job = create(GOOD + jsonl_of(TOOL_ROW))  # the demo's template knows no tools
 
     validate(job)
     admit_waiting()

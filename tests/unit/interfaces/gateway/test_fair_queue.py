@@ -10,6 +10,7 @@ import pytest
 from apps.core.errors import RateLimited, Unavailable
 from apps.interfaces.gateway import fair_queue as turning
 from apps.interfaces.gateway.fair_queue import Breaker, FairQueue
+from tests.support.waiting import settle
 
 
 async def test_a_batch_gets_a_place_only_while_more_than_half_are_free():
@@ -23,11 +24,6 @@ async def test_a_batch_gets_a_place_only_while_more_than_half_are_free():
     turns.give_back("batch", "r1")
     turns.require_spare("batch", ["r1"])
     assert turns.take_spare("batch", ["r1"]) == "r1"
-
-
-async def settle() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 async def test_a_request_that_waits_for_one_replica_keeps_no_batch_from_another():
