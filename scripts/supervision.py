@@ -199,7 +199,7 @@ strip_ansi=true
 def _program_section(program: Program, place: Place, home: Path, variables: Mapping[str, str]) -> str:
     # A program that keeps failing is restarted for ever, each time a second later than before. SIGTERM goes only to the
     # program, which stops its own children in order (a Celery child would drop its task); SIGKILL goes to all.
-    environment = ",".join(f"{name}={_quoted(value)}" for name, value in sorted(variables.items()))
+    environment = ",".join(f'{name}="{_escaped(value)}"' for name, value in sorted(variables.items()))
     return f"""\
 [program:{program.name}]
 command={_escaped(shlex.join(place.command(program)))}
@@ -225,10 +225,6 @@ def _escaped(text: object) -> str:
     if re.search(r"""["\n]|\s[;#]""", str(text)):
         raise ValueError(f"a supervisor configuration cannot hold {str(text)!r}: use a plainer path or value")
     return str(text).replace("%", "%%")
-
-
-def _quoted(value: str) -> str:
-    return f'"{_escaped(value)}"'
 
 
 def end_with_launcher() -> None:

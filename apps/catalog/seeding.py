@@ -5,7 +5,6 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import TypedDict
 
 import msgspec
 from django.db import transaction
@@ -91,17 +90,6 @@ def _rename_licences(named: dict[str, str]) -> None:
     for base_model in untouched:
         if base_model.licence != named[base_model.name]:
             BaseModel.objects.filter(pk=base_model.pk).update(licence=named[base_model.name])
-
-
-class _ModelRow(TypedDict):
-    """One row of `models.json`: the fields that the catalogue stores besides the row itself."""
-
-    name: str
-    hf_repo: str
-    license: str
-    params_computed: int
-    max_position_embeddings: int | None
-    source_url: str
 
 
 def _install_demo_model(*, by: str, now: datetime.datetime) -> str:

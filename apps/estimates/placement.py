@@ -93,12 +93,12 @@ def _choose_plan(
     node_bytes_per_second: float,
     host_memory_bytes: int | None,
 ) -> ChosenPlan:
-    sizes = _micro_batch_sizes(task.request, gpu_count)
+    sizes, asked = _micro_batch_sizes(task.request, gpu_count), task.request.gradient_checkpointing
     found: list[tuple[TrainingPlan, MemoryModel]] = []
     smallest: tuple[float, TrainingPlan, MemoryModel] | None = None
     for parallelism in _parallelisms(task.request, gpu, gpu_count):
         base = _base_plan(task.request, gpu, gpu_count, parallelism)
-        for checkpointing in _checkpointings(task.request):
+        for checkpointing in (False, True) if asked is None else (asked,):
             plan, model, needed = _largest(task, base, sizes, gpu, margin, checkpointing)
             if needed <= gpu.memory_bytes:
                 found.append((plan, model))
@@ -189,10 +189,6 @@ def _base_plan(request: QuoteRequest, gpu: Gpu, gpu_count: int, parallelism: str
         is_preference=request.is_preference,
         has_reference=request.has_reference,
     )
-
-
-def _checkpointings(request: QuoteRequest) -> tuple[bool, ...]:
-    return (False, True) if request.gradient_checkpointing is None else (request.gradient_checkpointing,)
 
 
 def _micro_batch_sizes(request: QuoteRequest, gpu_count: int) -> tuple[int, ...]:

@@ -190,6 +190,7 @@ def _quote(
     host_bytes = 0 if pool.gpu.is_cpu else max(chosen.memory.host_bytes, publishing_bytes(request.architecture))
     reason = _obstacle(task, pool, chosen, high, host_bytes, gpu_count)
     times = duration(task, chosen.plan, pool)
+    steps = step_count(rows=request.rows, batch_size=request.batch_size, epochs=request.epochs)
     estimate = Estimate(
         gpu_key=pool.gpu.key,
         fits=reason is None,
@@ -201,7 +202,7 @@ def _quote(
         phase=chosen.memory.phase,
         parts=chosen.memory.parts,
         plan=chosen.plan,
-        steps=times.optimizer_steps if times else _steps(request),
+        steps=times.optimizer_steps if times else steps,
         total_tokens=request.tokens * request.epochs,
         total_trained_tokens=request.trained_tokens * request.epochs,
         startup_seconds=pool.startup_seconds,
@@ -358,10 +359,6 @@ def queue_seconds(pool: PoolFacts, gpu_count: int) -> float | None:
 
 def _download_seconds(pool: PoolFacts) -> float:
     return pool.download_bytes / pool.download_bytes_per_second if pool.download_bytes else 0.0
-
-
-def _steps(request: QuoteRequest) -> int:
-    return step_count(rows=request.rows, batch_size=request.batch_size, epochs=request.epochs)
 
 
 def _time_parts(times: Duration, plan: TrainingPlan) -> tuple[TimePart, ...]:

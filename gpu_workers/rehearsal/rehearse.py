@@ -21,12 +21,13 @@ def rehearse_memory(request: MemoryRequest) -> MemoryReport:
     """Return the memory of one process of the job."""
     started = time.monotonic()
     depths = Depths(dict(request.config), ()) if request.is_full_depth else depths_of(request.config)
+    processes = request.gpu_count if request.parallelism == "fsdp" else 1
 
     def trace(config: Mapping[str, object]) -> Trace:
         with tempfile.TemporaryDirectory(prefix="rehearsal-") as folder:
             live = LiveStorages(block_bytes=CPU_BLOCK_BYTES if request.is_on_cpu else BLOCK_BYTES)
             made_up.write_folder(Path(folder), config)
-            with fake_tensors(live, is_gpu=not request.is_on_cpu, processes=_processes(request)):
+            with fake_tensors(live, is_gpu=not request.is_on_cpu, processes=processes):
                 return trace_step(request, Path(folder), live, CPU if request.is_on_cpu else GPU)
 
     found = whole_trace(depths, trace)
@@ -48,7 +49,3 @@ def rehearse_memory(request: MemoryRequest) -> MemoryReport:
         seconds=time.monotonic() - started,
         software={name: importlib.metadata.version(name) for name in _SOFTWARE},
     )
-
-
-def _processes(request: MemoryRequest) -> int:
-    return request.gpu_count if request.parallelism == "fsdp" else 1

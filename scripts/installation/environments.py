@@ -94,7 +94,8 @@ class Environment:
 
 def environments(*, dev: bool) -> list[Environment]:
     """Return the two environments of this machine, the slower one first."""
-    dev = dev or _has_dev_tools()
+    # `make demo` after `make test` must not remove the tools, only to reinstall them next time.
+    dev = dev or (REPOSITORY / ".venv/bin/pytest").exists()
     web = ("web.lock", "demo.lock", *(["dev.lock"] if dev else []))
     kind = "gpu" if has_nvidia_gpu() else "cpu"
     names = {"gpu": ["engines-gpu.lock"], "cpu": [WITHOUT_HASHES, "engines-cpu.lock", "engines.lock"]}[kind]
@@ -106,11 +107,6 @@ def environments(*, dev: bool) -> list[Environment]:
         fallback_index=PYTORCH_CPU_INDEX if kind == "cpu" else None,
     )
     return [engines, Environment("web", REPOSITORY / ".venv", web)]
-
-
-def _has_dev_tools() -> bool:
-    # `make demo` after `make test` must not remove the tools, only to reinstall them next time.
-    return (REPOSITORY / ".venv/bin/pytest").exists()
 
 
 def has_nvidia_gpu() -> bool:

@@ -63,7 +63,8 @@ def largest_body(model: BaseModel) -> int:
 def require_model(*, organization: Organization | str, name: str, param: str) -> BaseModel:
     """Return the base model behind a name that the organization can ask. Raises InvalidValue."""
     try:
-        alias = Alias.objects.for_organization(organization).filter(model_name=name).first() if _is_text(name) else None
+        named = Alias.objects.for_organization(organization).filter(model_name=name)
+        alias = named.first() if "\x00" not in name else None
         if alias is not None:
             return alias.adapter.base_model
         if name.startswith("ft:"):
@@ -79,10 +80,6 @@ def require_model(*, organization: Organization | str, name: str, param: str) ->
             f"The model '{name[:60]}' does not exist: name one that is served.", param=param
         ) from missing
     raise InvalidValue(f"The model '{name[:60]}' answers no requests here: name one that is served.", param=param)
-
-
-def _is_text(name: str) -> bool:
-    return "\x00" not in name
 
 
 def highest_cost_nano(

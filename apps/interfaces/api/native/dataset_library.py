@@ -15,9 +15,8 @@ from apps.core.database.clock import db_now
 from apps.datasets import operations, queries
 from apps.datasets.inspection.inspections import find_inspection
 from apps.datasets.lifecycle import DatasetVersionStatus
-from apps.datasets.models import DatasetVersion
 from apps.datasets.queries import RowPreview
-from apps.interfaces.api.openai.files import FileObject, file_object
+from apps.interfaces.api.openai.files import FileObject, file_object, listed_object
 from apps.interfaces.api.requests.pagination import ListObject, PageQuery, SearchQuery, page, with_words_of
 from apps.interfaces.api.views import ApiView
 
@@ -108,11 +107,7 @@ class DatasetVersionList(ApiView):
         """List the versions of a dataset, newest first. Each is a file, and its id that of the file."""
         dataset = queries.get_dataset(organization=self.organization, id=dataset_id)
         rows = queries.list_versions(organization=self.organization).filter(dataset=dataset)
-        return page(query, queries.with_first_errors(rows, most=_LISTED_ERRORS), _version_object)
-
-
-def _version_object(version: DatasetVersion) -> FileObject:
-    return file_object(version, errors=version.first_errors)  # type: ignore[attr-defined]  # annotated
+        return page(query, queries.with_first_errors(rows, most=_LISTED_ERRORS), listed_object)
 
 
 def _dataset_object(dataset: Any) -> DatasetObject:

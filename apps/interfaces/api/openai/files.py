@@ -116,7 +116,7 @@ class FileList(ApiView):
         versions = queries.list_versions(organization=self.organization, purpose=purpose)
         listed = queries.with_first_errors(versions, most=LISTED_ERRORS)
         listed = listed.annotate(listed_at=F("created_at"), listed_id=F("id"))
-        sources = [Source(listed, _listed_object, LISTED_FILES)]
+        sources = [Source(listed, listed_object, LISTED_FILES)]
         batches = list_files(organization=self.organization, purpose=purpose)
         sources.append(Source(batches, _batch_object, LISTED_FILES))
         if purpose in (None, PURPOSE):
@@ -196,7 +196,8 @@ class FileContent(ApiView):
         return object_response(request._request, version.object_key, filename=version.filename)
 
 
-def _listed_object(version: DatasetVersion) -> FileObject:
+def listed_object(version: DatasetVersion) -> FileObject:
+    """Return the file object of a version that `with_first_errors` found."""
     return file_object(version, errors=version.first_errors)  # type: ignore[attr-defined]  # annotated
 
 

@@ -62,7 +62,9 @@ def compute_context(request: OrganizationRequest, plan: Plan) -> StepContext:
         "scatter_label": scatter_label(rows, view=view),
         "picture": picture_rows(rows, view=view),
         "samples": samples(plan, chosen),
-        "needs": gettext("Fix the highlighted fields") if _errors(plan) else "",
+        "needs": gettext("Fix the highlighted fields")
+        if plan.compute_form.errors or (plan.form and plan.form.errors)
+        else "",
     }
     return StepContext(values, quote, problem)
 
@@ -95,10 +97,6 @@ def _is_several_needed(quotes: Sequence[PoolQuote], deadline_seconds: float | No
     if deadline_seconds is None or rank_quotes(_few(quotes), deadline_seconds=deadline_seconds).recommended:
         return False
     return rank_quotes(quotes, deadline_seconds=deadline_seconds).recommended is not None
-
-
-def _errors(plan: Plan) -> bool:
-    return bool(plan.compute_form.errors or (plan.form and plan.form.errors))
 
 
 def _few(quotes: Sequence[PoolQuote]) -> list[PoolQuote]:
