@@ -117,15 +117,7 @@ def _claim(
     gpu_count: int | None,
     offer: Offer | None,
 ) -> ClaimResponse | None:
-    changed: dict[str, Any] = {"software": dict(software)} if software and dict(software) != worker.software else {}
-    if gpu_count is not None and gpu_count < len(worker.gpus):
-        changed["gpus"] = worker.gpus[:gpu_count]
-    if offer or worker.offer:
-        changed["offer"] = msgspec.to_builtins(offer)
-    if changed:
-        Worker.objects.filter(pk=worker.pk).update(**changed)
-    # The update locks the worker's row: of two claims at once, the second counts the GPUs that the first has leased.
-    (worker,) = Worker.objects.raw(_SEEN, {"worker": worker.pk})
+    worker = _seen(worker, software, gpu_count, offer)
     now = worker.last_seen_at or db_now()
     if worker.kind != WorkerKind.TRAINER or worker.cordoned_at or worker.drain_requested_at or worker.revoked_at:
         return None
@@ -156,6 +148,22 @@ def _claim(
         if worker.pk in kept:
             return None
     return None
+
+
+def _seen(worker: Worker, software: Mapping[str, str] | None, gpu_count: int | None, offer: Offer | None) -> Worker:
+    """Store what the worker reports, and return it with its row locked.
+
+    So of two claims at once, the second counts the GPUs that the first has leased.
+    """
+    changed: dict[str, Any] = {"software": dict(software)} if software and dict(software) != worker.software else {}
+    if gpu_count is not None and gpu_count < len(worker.gpus):
+        changed["gpus"] = worker.gpus[:gpu_count]
+    if offer or worker.offer:
+        changed["offer"] = msgspec.to_builtins(offer)
+    if changed:
+        Worker.objects.filter(pk=worker.pk).update(**changed)
+    (seen,) = Worker.objects.raw(_SEEN, {"worker": worker.pk})
+    return seen
 
 
 def _keepers_of_group(candidate: Candidate, worker: Worker, now: datetime.datetime) -> set[str]:

@@ -33,30 +33,16 @@ def entrances(platform: Platform) -> dict[str, Entrance]:
 
         return against(ask, attacker)
 
-    def posting(make: Callable[[Tenant, int], tuple[str, object]]) -> Entrance:
+    def posting(make: Callable[[Platform, Tenant, int], tuple[str, object]]) -> Entrance:
         """Each path and body is made with a new number: a dictionary is sent as JSON, bytes as a form."""
         attacker, numbers = platform.make_tenant(), itertools.count(1)
 
         async def post(client: aiohttp.ClientSession, number: int) -> int:
-            path, body = make(attacker, next(numbers))
+            path, body = make(platform, attacker, next(numbers))
             headers = as_person(attacker) | (FORM if isinstance(body, bytes) else {})
             return (await send(client, "POST", path, headers, body))[0]
 
         return Entrance(browse, post, attacker, forget=lambda: platform.forget_files(attacker.organization_id))
-
-    def first_job(attacker: Tenant, number: int) -> tuple[str, object]:
-        return "/first-job", f"once={number}&cap_nano=1000000000&model={platform.training_model}".encode()
-
-    def edited_row(attacker: Tenant, number: int) -> tuple[str, object]:
-        row = quote_plus(json.dumps({"messages": [_QUESTION, {"role": "assistant", "content": f"In {number} days."}]}))
-        return f"/datasets/{attacker.file_id}/row?line=1", f"newest={number}&row={row}".encode()
-
-    def kept_conversation(attacker: Tenant, number: int) -> tuple[str, object]:
-        turns = [_QUESTION, {"role": "assistant", "content": f"In {number} days. " * 3_000}]
-        return "/playground/conversations", {"settings": {"models": [platform.model]}, "columns": [turns]}
-
-    def credit_request(attacker: Tenant, number: int) -> tuple[str, object]:
-        return "/credit", f"amount_usd={number % 50 + 1}&note=bench".encode()
 
     async def guess(client: aiohttp.ClientSession, number: int) -> int:
         return (await send(client, "POST", "/accounts/login/", STRANGER | FORM, _WRONG_PASSWORD))[0]
@@ -72,10 +58,10 @@ def entrances(platform: Platform) -> dict[str, Entrance]:
         "pages beside traffic": asking("/usage/traffic?days=90", "/usage/traffic/export?days=90"),
         "pages beside help": asking("/help?q=train", "/help/reference"),
         "pages beside playground history": asking("/playground/saved", "/playground"),
-        "pages beside kept conversations": posting(kept_conversation),
-        "pages beside edited rows": posting(edited_row),
-        "pages beside requests for credit": posting(credit_request),
-        "pages beside first jobs": posting(first_job),
+        "pages beside kept conversations": posting(_kept_conversation),
+        "pages beside edited rows": posting(_edited_row),
+        "pages beside requests for credit": posting(_credit_request),
+        "pages beside first jobs": posting(_first_job),
         "pages beside unknown pages": asking("/no/such/page"),
         "pages beside unknown files": asking("/static/no-such-file"),
         "pages beside wrong passwords": against(guess, platform.make_tenant()),
@@ -86,6 +72,24 @@ def entrances(platform: Platform) -> dict[str, Entrance]:
             leaving(torn, platform, lambda number: pages_torn[number % 3], after_seconds=0.02), torn
         ),
     }
+
+
+def _first_job(platform: Platform, attacker: Tenant, number: int) -> tuple[str, object]:
+    return "/first-job", f"once={number}&cap_nano=1000000000&model={platform.training_model}".encode()
+
+
+def _edited_row(platform: Platform, attacker: Tenant, number: int) -> tuple[str, object]:
+    row = quote_plus(json.dumps({"messages": [_QUESTION, {"role": "assistant", "content": f"In {number} days."}]}))
+    return f"/datasets/{attacker.file_id}/row?line=1", f"newest={number}&row={row}".encode()
+
+
+def _kept_conversation(platform: Platform, attacker: Tenant, number: int) -> tuple[str, object]:
+    turns = [_QUESTION, {"role": "assistant", "content": f"In {number} days. " * 3_000}]
+    return "/playground/conversations", {"settings": {"models": [platform.model]}, "columns": [turns]}
+
+
+def _credit_request(platform: Platform, attacker: Tenant, number: int) -> tuple[str, object]:
+    return "/credit", f"amount_usd={number % 50 + 1}&note=bench".encode()
 
 
 def _head(line: str, headers: dict[str, str]) -> bytes:
