@@ -110,7 +110,7 @@ fix: setup-dev ## format and repair what ruff can
 migrations: setup-dev ## write migrations for changed models
 	$(WEB) -m scripts.with_services --role owner manage.py makemigrations
 
-translations: setup ## add new texts to the catalogues in locale, and compile what is translated
+translations: setup-dev ## add new texts to the catalogues in locale, and compile what is translated
 	$(WEB) -m scripts.assets.translations
 
 openapi: setup ## the OpenAPI document of the API, into docs/openapi.json

@@ -1,17 +1,18 @@
 """The catalogues of `locale`: what pages and mails say, in languages other than English.
 
 `make translations` adds the texts that templates and code mark to each .po file, drops those that are gone, and writes
-the .mo file, which Django reads. It needs no program beyond Python. A text without a translation is shown in English.
+the .mo file, which Django reads. A text without a translation is shown in English.
 """
 
 import ast
 import re
-import struct
 import sys
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import polib
 from django.utils.translation.template import templatize
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,14 +27,6 @@ class Text(NamedTuple):
 
     one: str
     plural: str = ""
-
-
-class Catalogue(NamedTuple):
-    """A .po file: its comment, its header, and each text's translation, one for each plural form."""
-
-    comment: str
-    header: str
-    translations: dict[Text, list[str]]
 
 
 def find_texts() -> dict[Text, list[str]]:
@@ -65,74 +58,36 @@ def _texts_of_code(source: str) -> list[Text]:
     return texts
 
 
-def read_catalogue(path: Path) -> Catalogue:
+def read_catalogue(path: Path) -> polib.POFile:
     """Return the content of a .po file."""
-    comment, header, translations = "", "", {}
-    for block in path.read_text().split("\n\n"):
-        fields: dict[str, str] = {}
-        name = ""
-        for line in block.splitlines():
-            if line.startswith("#"):
-                continue
-            keyword, _, value = line.partition(" ")
-            if line.startswith('"'):
-                fields[name] += ast.literal_eval(line)
-            else:
-                name, fields[keyword] = keyword, ast.literal_eval(value)
-        if fields.get("msgid"):
-            words = [fields[each] for each in sorted(fields) if each.startswith("msgstr")]
-            translations[Text(fields["msgid"], fields.get("msgid_plural", ""))] = words
-        elif fields:
-            comment = "\n".join(line for line in block.splitlines() if line.startswith("#"))
-            header = fields["msgstr"]
-    return Catalogue(comment, header, translations)
+    return polib.pofile(str(path), wrapwidth=0)
 
 
-def write_catalogue(path: Path, catalogue: Catalogue, places: dict[Text, list[str]]) -> None:
-    """Write a .po file with these texts, each with its translation, if there is one."""
-    lines = "\n".join(_quote(line + "\n") for line in catalogue.header.splitlines())
-    blocks = [f'{catalogue.comment}\nmsgid ""\nmsgstr ""\n{lines}']
-    for text, files in places.items():
-        words = catalogue.translations.get(text, [""] * (2 if text.plural else 1))
-        rows = [*(f"#: {file}" for file in files), f"msgid {_quote(text.one)}"]
-        if text.plural:
-            rows += [f"msgid_plural {_quote(text.plural)}"]
-            rows += [f"msgstr[{number}] {_quote(word)}" for number, word in enumerate(words)]
-        else:
-            rows += [f"msgstr {_quote(words[0])}"]
-        blocks.append("\n".join(rows))
-    path.write_text("\n\n".join(blocks) + "\n")
+def key_of(entry: polib.POEntry) -> Text:
+    """Return the text that an entry translates."""
+    return Text(entry.msgid, entry.msgid_plural)
 
 
-def compiled(catalogue: Catalogue) -> bytes:
-    """Return the .mo file of a catalogue; texts without a translation are left out."""
-    words = {"": catalogue.header}
-    for text, forms in catalogue.translations.items():
-        if all(forms):
-            words["\0".join(filter(None, text))] = "\0".join(forms)
-    pairs = [(key.encode(), value.encode()) for key, value in sorted(words.items())]
-    start = 28 + 16 * len(pairs)
-    keys, values, body = b"", b"", b""
-    for index in (0, 1):
-        for pair in pairs:
-            entry = struct.pack("<II", len(pair[index]), start + len(body))
-            body += pair[index] + b"\0"
-            keys, values = (keys + entry, values) if index == 0 else (keys, values + entry)
-    head = struct.pack("<7I", 0x950412DE, 0, len(pairs), 28, 28 + 8 * len(pairs), 0, 0)
-    return head + keys + values + body
-
-
-def _quote(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+def updated(path: Path, texts: Mapping[Text, list[str]]) -> polib.POFile:
+    """Return the content of a .po file with these texts alone, each with its translation, if there is one."""
+    old, new = read_catalogue(path), polib.POFile(wrapwidth=0)
+    new.header, new.metadata = old.header, old.metadata
+    known = {key_of(entry): entry for entry in old}
+    for text, files in texts.items():
+        empty = {0: "", 1: ""} if text.plural else {}
+        entry = known.get(text) or polib.POEntry(msgid=text.one, msgid_plural=text.plural, msgstr_plural=empty)
+        entry.occurrences = [("\n#: ".join(files), "")]  # a line for each file, which merges better than one for all
+        new.append(entry)
+    return new
 
 
 def main() -> int:
     texts = find_texts()
     for path in sorted(LOCALE.rglob("*.po")):
-        write_catalogue(path, read_catalogue(path), texts)
-        catalogue = read_catalogue(path)
-        path.with_suffix(".mo").write_bytes(compiled(catalogue))
-        missing = sum(not all(words) for words in catalogue.translations.values())
+        catalogue = updated(path, texts)
+        catalogue.save(str(path))
+        catalogue.save_as_mofile(str(path.with_suffix(".mo")))
+        missing = len(catalogue.untranslated_entries())
         print(f"{path.relative_to(ROOT)}: {missing} of {len(texts)} texts without a translation")
     return 0
 
