@@ -33,8 +33,6 @@ class ErrorLine:
     label: str
     path: str
     last: float | None
-    last_x: float
-    last_y: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,5 +81,4 @@ def error_chart(runs: Sequence[int], series: Sequence[tuple[str, str, Sequence[f
 
 def _line(key: str, label: str, places: Sequence[tuple[float, float, float]]) -> ErrorLine:
     path = "M" + " L".join(f"{x},{y}" for x, y, _ in places) if len(places) > 1 else ""
-    x, y, last = places[-1] if places else (0.0, 0.0, None)
-    return ErrorLine(key=key, label=label, path=path, last=last, last_x=x, last_y=y)
+    return ErrorLine(key=key, label=label, path=path, last=places[-1][2] if places else None)
