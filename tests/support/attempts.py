@@ -77,6 +77,11 @@ class Attempt:
             training_seconds=seconds,
         )
 
+    def pause(self, *, step: int, seconds: float) -> None:
+        """Store a checkpoint and stop there, as a pause asks."""
+        self.checkpoint(step=step, seconds=seconds)
+        self.finish(wire.Stopped(reason="paused", step=step, training_seconds=seconds))
+
     def succeed(
         self, base_model: Any, *, seconds: float = 20.0, files: dict[str, bytes] | None = None, **fields: Any
     ) -> None:
@@ -190,8 +195,7 @@ def paused_at(attempt: Attempt, job: FineTuningJob, *, step: int, seconds: float
     """Have the worker checkpoint and pause the job at this step."""
     control.request_pause(job=job, by="key_test", now=db_now())
     assert attempt.beat().is_pause_requested
-    attempt.checkpoint(step=step, seconds=seconds)
-    attempt.finish(wire.Stopped(reason="paused", step=step, training_seconds=seconds))
+    attempt.pause(step=step, seconds=seconds)
 
 
 @pytest.fixture

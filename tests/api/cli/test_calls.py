@@ -19,8 +19,7 @@ WEIGHTS = "adapter_model.safetensors"
 @pytest.fixture
 def model(floor, claim) -> str:
     job = floor.job(suffix="triage")
-    attempt: Attempt = claim()
-    attempt.start()
+    attempt: Attempt = claim().start()
     attempt.succeed(floor.base_model)
     job.refresh_from_db()
     return job.adapter_version.model_name

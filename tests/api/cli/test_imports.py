@@ -77,8 +77,7 @@ def test_jobs_are_imported_once_and_their_old_names_answer(
     sent = b"".join(call.read() + str(call.headers).encode() for call in network.calls)
     assert KEY.encode() not in kept + sent
 
-    attempt: Attempt = claim()
-    attempt.start()
+    attempt: Attempt = claim().start()
     attempt.succeed(floor.base_model)
     ended = FineTuningJob.objects.get(status="succeeded")
     old_name, version = ended.metadata["imported_model"], ended.adapter_version

@@ -27,8 +27,7 @@ ROWS = b'{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", 
 def version(floor, claim) -> AdapterVersion:
     """An adapter with a merged model, which a job left."""
     job = floor.job(suffix="triage", exports=["merged_16bit"])
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     merged = attempt.upload("model", 10, model_files())
     export = Export(kind="merged_16bit", upload_id=merged.pk, manifest_sha256=merged.manifest_sha256)
     attempt.succeed(floor.base_model, exports=(export,))

@@ -16,8 +16,7 @@ from tests.support.sdk import create, openai_client
 
 def test_a_job_runs_to_a_model_and_its_events_tell_the_story(sdk, floor, file_id, claim):
     job = create(sdk, file_id)
-    attempt: Attempt = claim()
-    attempt.start()
+    attempt: Attempt = claim().start()
     attempt.report(
         wire.StepCompleted,
         step=1,
@@ -47,8 +46,7 @@ def test_result_files_are_listed_between_the_uploaded_ones(sdk, floor, file_id, 
     results = []
     for _ in range(3):
         job = create(sdk, file_id)
-        attempt: Attempt = claim()
-        attempt.start()
+        attempt: Attempt = claim().start()
         attempt.succeed(floor.base_model)
         results.insert(0, sdk.fine_tuning.jobs.retrieve(job.id).result_files[0])
     newest = make_training_file(floor.organization, floor.base_model).pk
@@ -66,8 +64,7 @@ def test_result_files_are_listed_between_the_uploaded_ones(sdk, floor, file_id, 
 
 def test_a_finished_jobs_metrics_are_its_result_file(sdk, floor, file_id, claim, rival, charlie):
     job = create(sdk, file_id)
-    attempt: Attempt = claim()
-    attempt.start()
+    attempt: Attempt = claim().start()
     for step, loss in ((1, 2.5), (2, 2.0), (2, 1.75)):  # the last again, as after a resume
         attempt.report(
             wire.StepCompleted,
@@ -110,8 +107,7 @@ def test_a_finished_jobs_metrics_are_its_result_file(sdk, floor, file_id, claim,
 
 def test_a_job_names_the_export_that_it_could_not_make(sdk, file_id, floor, claim):
     job = create(sdk, file_id, extra_body={"exports": ["merged_16bit"]})
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
 
     missing = wire.MissingPart(kind="merged_16bit", cause="the disk was full")
     attempt.succeed(floor.base_model, missing=(missing,))
@@ -125,8 +121,7 @@ def test_a_job_names_the_export_that_it_could_not_make(sdk, file_id, floor, clai
 
 def test_a_failed_job_explains_itself(sdk, floor, file_id, claim):
     job = create(sdk, file_id)
-    attempt: Attempt = claim()
-    attempt.start()
+    attempt: Attempt = claim().start()
     attempt.finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="Out of memory at step 3.", log_tail="the end"))
 
     error = sdk.fine_tuning.jobs.retrieve(job.id).error
@@ -180,8 +175,7 @@ def test_a_key_that_may_not_write_files_starts_no_mended_one(floor, alice, claim
 
 def test_a_job_continues_a_fine_tuned_model_in_its_shape(sdk, floor, file_id, claim):
     create(sdk, file_id, extra_body={"lora": {"rank": 8, "use_rslora": True}})
-    first: Attempt = claim()
-    first.start()
+    first: Attempt = claim().start()
     first.succeed(floor.base_model)
     model = sdk.fine_tuning.jobs.list().data[0].fine_tuned_model
 

@@ -3,7 +3,6 @@
 import openai
 import pytest
 
-from apps.contracts import runs as wire
 from tests.factories.accounts import make_key
 from tests.support.attempts import Attempt
 from tests.support.sdk import create
@@ -21,12 +20,10 @@ def test_pausing_a_queued_job_is_a_wrong_state(sdk, file_id):
 @pytest.mark.usefixtures("metered")
 def test_a_running_job_pauses_and_resumes_through_the_sdk(sdk, floor, file_id, claim):
     job = create(sdk, file_id, extra_body={"budget": {"max_cost_usd": "0.09"}})
-    attempt: Attempt = claim()
-    attempt.start()
+    attempt: Attempt = claim().start()
 
     assert sdk.fine_tuning.jobs.pause(job.id).status == "pausing"
-    attempt.checkpoint(step=5, seconds=9.0)
-    attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=9.0))
+    attempt.pause(step=5, seconds=9.0)
     paused = sdk.fine_tuning.jobs.retrieve(job.id)
     assert (paused.status, paused.model_extra["cost_usd"], paused.model_extra["held_usd"]) == ("paused", "0.009", "0")
     assert [row.step_number for row in sdk.fine_tuning.jobs.checkpoints.list(job.id)] == [5]
@@ -41,11 +38,9 @@ def test_a_running_job_pauses_and_resumes_through_the_sdk(sdk, floor, file_id, c
 @pytest.mark.usefixtures("metered")
 def test_a_resume_may_raise_the_cap(api_client, key, floor, claim):
     job = floor.job(spend_cap_nano=60_000_000)
-    attempt: Attempt = claim()
-    attempt.start()
+    attempt: Attempt = claim().start()
     attempt.beat(training_seconds=46.0)
-    attempt.checkpoint(step=5, seconds=47.0)
-    attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=47.0))
+    attempt.pause(step=5, seconds=47.0)
     url = f"/v1/fine_tuning/jobs/{job.pk}/resume"
 
     refused = api_client(key).post(url)
@@ -73,8 +68,7 @@ def test_who_may_pause_and_resume(
     charlie,
 ):
     floor.job()
-    attempt: Attempt = claim()
-    attempt.start()
+    attempt: Attempt = claim().start()
     url = f"/v1/fine_tuning/jobs/{attempt.claimed.spec.job_id}/{action}"
     keys = [None, make_key(rival, charlie), make_key(organization, vera, scopes=frozenset({"view"}))]
 

@@ -1,6 +1,5 @@
 """Money and steps are whole numbers."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,15 +20,6 @@ def test_cost_is_an_integer_rounded_half_up_and_rises_with_price_and_time(price,
 
 def test_cost_rounds_half_up():
     assert [cost_nano(price_nano=1, price_per_seconds=2, seconds=seconds) for seconds in (0, 1, 2, 3)] == [0, 1, 1, 2]
-
-
-@pytest.mark.parametrize(
-    ("hourly", "hours", "total"), [("32.77", 10, "327.70"), ("41.04", 4, "164.16"), ("17.50", 20, "350.00")]
-)
-def test_total_cost_of_compute_is_rate_times_hours(hourly, hours, total):
-    price_nano, expected = (int(amount.replace(".", "")) * 10**7 for amount in (hourly, total))
-
-    assert cost_nano(price_nano=price_nano, price_per_seconds=3600, seconds=hours * 3600) == expected
 
 
 @given(rows=st.integers(1, 10**6), batch_size=st.integers(1, 512), epochs=st.integers(1, 20))

@@ -22,8 +22,7 @@ from tests.support.pages import text
 @pytest.fixture
 def attempt(floor, claim):
     floor.job(suffix="triage")
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     rank = attempt.claimed.spec.hyperparameters.lora_rank
     attempt.checkpoint(4, 8.0, files=checkpoint_files() | adapter_files(floor.base_model, rank=rank))
     return attempt
@@ -113,8 +112,7 @@ def test_a_name_that_was_never_served_is_made_when_it_is_asked_for(floor, organi
 
 def test_the_newest_the_best_and_one_of_each_epoch_are_kept_and_listed(floor, claim, api_client, key) -> None:
     floor.job(hyperparameters={"epochs": 5})
-    attempt = claim()
-    attempt.start(total_steps=50)
+    attempt = claim().start(total_steps=50)
     rank = attempt.claimed.spec.hyperparameters.lora_rank
     files = checkpoint_files() | adapter_files(floor.base_model, rank=rank)
     for step, loss in ((4, 3.0), (9, 0.5), (12, 0.2), (19, 0.4), (25, 0.6), (27, 0.7), (28, 0.8), (49, 0.9)):
@@ -135,8 +133,7 @@ def test_the_newest_the_best_and_one_of_each_epoch_are_kept_and_listed(floor, cl
 
 def test_a_checkpoint_that_no_engine_loads_names_no_model(floor, claim, api_client, key) -> None:
     floor.job(hyperparameters={"use_dora": True})
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     attempt.checkpoint(4, 8.0)
 
     url = f"/v1/fine_tuning/jobs/{attempt.claimed.spec.job_id}/checkpoints"

@@ -67,8 +67,7 @@ def test_cancelling_several_locks_all_of_them_before_the_first_change(floor, cli
 
 def test_the_page_shows_what_a_running_job_has_done(floor, client_for, alice, claim):
     job = floor.job(suffix="triage")
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     attempt.report(wire.StepCompleted, **step(1, 3.5))
     attempt.report(
         wire.StepCompleted,
@@ -163,8 +162,7 @@ def test_htmx_gets_only_the_part_that_changes(floor, client_for, alice):
 
 def test_an_evaluation_is_kept_with_the_checkpoint_of_its_step(floor, claim):
     job = floor.job()
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     attempt.report(wire.StepCompleted, **step(4, 1.5), train_mean_token_accuracy=0.75)
     attempt.report(wire.EvaluationCompleted, step=4, valid_loss=1.25, valid_mean_token_accuracy=0.5)
     attempt.checkpoint(step=4, seconds=4.0)
@@ -180,8 +178,7 @@ def test_an_evaluation_is_kept_with_the_checkpoint_of_its_step(floor, claim):
 
 def test_the_phases_are_those_of_the_latest_attempt(floor, client_for, alice, claim):
     job = floor.job()
-    first = claim()
-    first.start()
+    first = claim().start()
     job.runs.update(leased_at=job.created_at - datetime.timedelta(hours=1))
     first.checkpoint(step=2, seconds=4.0)
     first.fall_silent()
@@ -207,8 +204,7 @@ def test_a_phase_that_is_told_twice_is_one_event(floor, claim):
 
 def test_a_failed_job_says_why_and_what_was_paid(floor, client_for, alice, claim):
     job = floor.job()
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     attempt.finish(
         wire.Failed(
             code=FailureCode.OUT_OF_MEMORY, message="CUDA out of memory at step 3.", log_tail="Traceback: no room"
@@ -256,8 +252,7 @@ def test_a_failure_that_only_another_file_mends_has_no_button_and_says_so(floor,
 @pytest.mark.usefixtures("metered")
 def test_pause_and_resume_show_their_price(floor, client_for, bob, vera, claim, reload):
     job = floor.job(spend_cap_nano=90_000_000)
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     attempt.checkpoint(step=3, seconds=9.0)
     browser = client_for(bob)
     assert '<span data-live="spent">0.9¢</span>' in browser.get(f"/jobs/{job.pk}").content.decode()
@@ -275,11 +270,9 @@ def test_pause_and_resume_show_their_price(floor, client_for, bob, vera, claim, 
 @pytest.mark.usefixtures("metered")
 def test_a_job_at_its_cap_asks_for_a_higher_one(floor, client_for, bob, claim, reload):
     job = floor.job(spend_cap_nano=60_000_000)
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     attempt.beat(training_seconds=46.0)
-    attempt.checkpoint(step=5, seconds=47.0)
-    attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=47.0))
+    attempt.pause(step=5, seconds=47.0)
     browser = client_for(bob)
 
     assert "New spend cap" in browser.get(f"/jobs/{job.pk}").content.decode()

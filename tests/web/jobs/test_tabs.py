@@ -22,8 +22,7 @@ def show(client_for, alice):
 def attempt(floor, claim):
     """An attempt that has logged one line of each level and saved two checkpoints."""
     floor.job(suffix="triage")
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     for level, message in (("info", "Rehearsed the longest batch"), ("warn", "Memory runs low"), ("error", "Lost it")):
         attempt.report(wire.LogLine, level=level, message=message)
     for number, loss in ((4, 1.25), (6, 1.5)):

@@ -28,8 +28,7 @@ def test_the_stream_of_a_foreign_job_is_not_found(floor, client_for, charlie, ri
 @pytest.mark.django_db(transaction=True)
 def test_a_watcher_who_comes_back_gets_exactly_what_it_missed(floor, organization, alice, claim, client_for):
     job = floor.job()
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     for number in range(1, 4):
         attempt.report(wire.StepCompleted, **step(number, 3.0 / number))
     attempt.succeed(floor.base_model)
@@ -52,8 +51,7 @@ def test_a_watcher_who_comes_back_gets_exactly_what_it_missed(floor, organizatio
 @pytest.mark.django_db(transaction=True)
 def test_a_watcher_sees_progress_money_and_time_move(floor, organization, alice, claim, client_for):
     job = floor.job()
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     for number, speed in ((1, 900.0), (2, 10.0), (3, 950.0)):
         fields = step(number, 3.0) | {"tokens_per_second": speed, "training_seconds": 20.0 * number}
         attempt.report(wire.StepCompleted, **fields)
@@ -154,8 +152,7 @@ def test_a_browser_that_reconnects_goes_on_after_the_last_event_it_saw(
 ):
     """A browser repeats the address it began with and adds the header, which therefore goes before `after`."""
     job = floor.job()
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     for number in range(1, 4):
         attempt.report(wire.StepCompleted, **step(number, 3.0 / number))
     attempt.succeed(floor.base_model)

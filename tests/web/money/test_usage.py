@@ -14,7 +14,6 @@ from apps.billing.usage.metering import UsageRecord, rate_usage, record_quantity
 from apps.billing.usage.slices import close_slice, lease_slice
 from apps.billing.usage.storage import STORED
 from apps.catalog.operations import set_price
-from apps.contracts import runs as wire
 from apps.core.database.clock import db_now
 from apps.core.http.csv_text import csv_chunks
 from apps.core.ids import new_id
@@ -137,8 +136,7 @@ def test_an_amount_far_below_a_cent_is_not_rounded_to_nothing(organization, clie
 
 def test_a_finished_job_is_in_the_sum_and_in_the_ledger(floor, claim, client_for, vera):
     job = floor.job(suffix="triage")
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     attempt.succeed(floor.base_model, seconds=20.0)
 
     page = text(client_for(vera).get("/usage"))
@@ -152,11 +150,9 @@ def test_a_finished_job_is_in_the_sum_and_in_the_ledger(floor, claim, client_for
 @pytest.mark.usefixtures("metered")
 def test_what_a_pause_charged_is_in_the_sum_while_the_job_goes_on(floor, organization, claim, client_for, vera):
     job = floor.job(spend_cap_nano=500_000_000)
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     control.request_pause(job=job, by="key_test", now=db_now())
-    attempt.checkpoint(step=3, seconds=120.0)
-    attempt.finish(wire.Stopped(reason="paused", step=3, training_seconds=120.0))
+    attempt.pause(step=3, seconds=120.0)
 
     for resumed in (False, True):
         if resumed:
@@ -179,8 +175,7 @@ def test_a_week_is_shown_by_the_hour_and_adds_up(use, floor, claim, client_for, 
     use("ft:anneal-demo:acme:triage:01")
     use("ft:anneal-demo:acme:triage:01", days_ago=2)
     floor.job()
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     attempt.succeed(floor.base_model, seconds=20.0)
 
     plot = client_for(vera).get("/usage?days=7").context["plot"]
@@ -241,8 +236,7 @@ def test_the_month_is_forecast_against_the_budget(organization, use, client_for,
 def test_every_table_has_its_csv(use, floor, claim, client_for, vera):
     use("ft:anneal-demo:acme:triage:01")
     job = floor.job()
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     attempt.succeed(floor.base_model, seconds=20.0)
 
     def exported(table: str) -> list[dict[str, str]]:
@@ -264,8 +258,7 @@ def test_the_export_adds_up(use, floor, claim, client_for, vera):
     use("anneal-demo")
     use("anneal-demo")
     job = floor.job()
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     attempt.succeed(floor.base_model, seconds=20.0)
 
     response = client_for(vera).get("/usage/export")

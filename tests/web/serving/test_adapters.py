@@ -29,8 +29,7 @@ from tests.support.pages import text
 def version(floor, claim) -> AdapterVersion:
     """An adapter that a job named triage left."""
     job = floor.job(suffix="triage")
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     attempt.succeed(floor.base_model)
     job.refresh_from_db()
     return job.adapter_version
@@ -71,8 +70,7 @@ def test_the_state_is_what_a_replica_says(state, words, version, organization, f
 
 def test_what_was_trained_further_names_both_ends(version, floor, claim, client_for, vera):
     job = floor.job(suffix="triage-more")
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     attempt.succeed(floor.base_model)
     job.refresh_from_db()
     job.requested |= {"start_from": {"version": version.pk, "model": version.model_name}}
@@ -138,8 +136,7 @@ def test_the_page_shows_where_it_came_from_and_how_to_use_it(version, client_for
 def evaluated(floor, claim) -> AdapterVersion:
     """A version with a report and a merged model."""
     job = floor.job(suffix="evaluated", exports=["merged_16bit"])
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     merged = attempt.upload("model", 10, model_files())
     export = Export(kind="merged_16bit", upload_id=merged.pk, manifest_sha256=merged.manifest_sha256)
     attempt.succeed(floor.base_model, report=REPORT, exports=(export,))

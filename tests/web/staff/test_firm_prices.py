@@ -2,7 +2,6 @@
 
 import pytest
 
-from apps.contracts import runs as wire
 from apps.finetuning.models import GpuPool
 from tests.support.pages import text
 
@@ -16,8 +15,7 @@ def overrun(floor, claim):
     """Return a job that paused at the limit of its firm price."""
     job, attempt = floor.job(), claim().start()
     assert attempt.beat(training_seconds=180.0).is_pause_requested
-    attempt.checkpoint(step=5, seconds=180.0)
-    attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=180.0))
+    attempt.pause(step=5, seconds=180.0)
     return job
 
 

@@ -37,8 +37,7 @@ def test_a_model_that_is_ready_is_named_with_its_cost_and_a_link(job, floor, cla
 
 
 def test_a_failure_names_its_cause(job, claim):
-    attempt = claim()
-    attempt.start()
+    attempt = claim().start()
     attempt.finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="CUDA out of memory at step 3."))
 
     [text] = sent()
@@ -50,8 +49,7 @@ def test_a_pause_is_mailed_to_whoever_did_not_ask_for_it(job, claim, alice):
     attempt = claim()
     attempt.beat(training_seconds=5.0)
     request_pause(job=FineTuningJob.objects.get(pk=job.pk), by="user_bob", now=db_now())
-    attempt.checkpoint(step=5, seconds=6.0)
-    attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=6.0))
+    attempt.pause(step=5, seconds=6.0)
 
     [text] = sent()
 
@@ -62,8 +60,7 @@ def test_what_its_creator_did_is_not_mailed(job, claim, alice):
     attempt = claim()
     attempt.beat(training_seconds=5.0)
     request_pause(job=FineTuningJob.objects.get(pk=job.pk), by=alice.pk, now=db_now())
-    attempt.checkpoint(step=5, seconds=6.0)
-    attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=6.0))
+    attempt.pause(step=5, seconds=6.0)
 
     assert sent() == []
 
@@ -91,8 +88,7 @@ def test_a_job_that_went_on_meanwhile_is_not_reported_as_paused(job, claim, floo
     attempt = claim()
     attempt.beat(training_seconds=5.0)
     request_pause(job=FineTuningJob.objects.get(pk=job.pk), by="user_bob", now=db_now())
-    attempt.checkpoint(step=5, seconds=6.0)
-    attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=6.0))
+    attempt.pause(step=5, seconds=6.0)
     FineTuningJob.objects.filter(pk=job.pk).update(status="queued")
 
     assert sent() == []

@@ -179,8 +179,7 @@ def test_a_run_stopped_at_its_cap_says_so_when_it_has_paused(floor, claim, reloa
     job = floor.job(spend_cap_nano=60 * MILLI_DOLLAR)
     attempt = claim().start()
     attempt.beat(training_seconds=50.0)
-    attempt.checkpoint(step=5, seconds=52.0)
-    attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=52.0))
+    attempt.pause(step=5, seconds=52.0)
 
     assert reload(job).status == "paused"
     assert job.events.last().message == "Paused at the spend cap; the last checkpoint is kept"

@@ -154,8 +154,7 @@ def test_a_job_paused_at_its_cap_goes_on_only_with_a_higher_one(floor, organizat
     job = floor.job(spend_cap_nano=60 * MILLI_DOLLAR)
     attempt = claim().start()
     assert attempt.beat(training_seconds=46.0).is_pause_requested
-    attempt.checkpoint(step=5, seconds=47.0)
-    attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=47.0))
+    attempt.pause(step=5, seconds=47.0)
 
     with pytest.raises(InvalidState, match="raise the cap"):
         control.resume(job=reload(job), by="key_test", now=db_now())

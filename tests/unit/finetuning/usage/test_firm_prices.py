@@ -39,8 +39,7 @@ def losses() -> list[tuple[str, int]]:
 def overrun(attempt, *, seconds: float, step: int = 5) -> None:
     """Have the run reach the limit and pause as it is asked to."""
     assert attempt.beat(training_seconds=seconds).is_pause_requested
-    attempt.checkpoint(step=step, seconds=seconds)
-    attempt.finish(wire.Stopped(reason="paused", step=step, training_seconds=seconds))
+    attempt.pause(step=step, seconds=seconds)
 
 
 def test_a_slow_run_goes_on_and_the_customer_pays_the_maximum_that_was_shown(floor, organization, claim, reload):
