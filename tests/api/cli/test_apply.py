@@ -38,8 +38,7 @@ def train(floor, claim):
     replica = make_replica(floor.base_model, "http://127.0.0.1:1")
 
     def run(report=REPORT) -> str:
-        attempt = claim().start()
-        attempt.succeed(floor.base_model, report=report)
+        claim().start().succeed(floor.base_model, report=report)
         version = FineTuningJob.objects.filter(status="succeeded").latest("created_at").adapter_version
         load(version, replica)
         return str(version.model_name)

@@ -11,7 +11,6 @@ from anneal.output import dollars
 from apps.adapters.models import AdapterVersion
 from tests.factories.finetuning import adapter_files
 from tests.factories.serving import load, make_replica
-from tests.support.attempts import Attempt
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -19,8 +18,7 @@ WEIGHTS = "adapter_model.safetensors"
 @pytest.fixture
 def model(floor, claim) -> str:
     job = floor.job(suffix="triage")
-    attempt: Attempt = claim().start()
-    attempt.succeed(floor.base_model)
+    claim().start().succeed(floor.base_model)
     job.refresh_from_db()
     return job.adapter_version.model_name
 

@@ -16,7 +16,6 @@ from apps.finetuning.models import FineTuningJob
 from apps.serving.models import Alias
 from tests.factories.datasets import jsonl, jsonl_of
 from tests.factories.serving import load, make_replica
-from tests.support.attempts import Attempt
 from tests.twins.openai_jobs import KEY, OpenAiTwin, serve_openai
 
 ASKED = {"messages": [{"role": "user", "content": "What is 6 x 7?"}]}
@@ -77,8 +76,7 @@ def test_jobs_are_imported_once_and_their_old_names_answer(
     sent = b"".join(call.read() + str(call.headers).encode() for call in network.calls)
     assert KEY.encode() not in kept + sent
 
-    attempt: Attempt = claim().start()
-    attempt.succeed(floor.base_model)
+    claim().start().succeed(floor.base_model)
     ended = FineTuningJob.objects.get(status="succeeded")
     old_name, version = ended.metadata["imported_model"], ended.adapter_version
     cold = anneal("import", "finish")

@@ -238,8 +238,7 @@ def test_hyperparameters_come_back_as_they_were_sent(sdk, file_id, place):
 )
 def test_a_suffix_may_be_written_as_people_write_it(sdk, floor, file_id, claim, sent: str, used: str):
     job = create(sdk, file_id, suffix=sent)
-    attempt = claim().start()
-    attempt.succeed(floor.base_model)
+    claim().start().succeed(floor.base_model)
 
     done = sdk.fine_tuning.jobs.retrieve(job.id)
     assert job.model_extra["user_provided_suffix"] == sent

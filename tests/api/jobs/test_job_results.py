@@ -46,8 +46,7 @@ def test_result_files_are_listed_between_the_uploaded_ones(sdk, floor, file_id, 
     results = []
     for _ in range(3):
         job = create(sdk, file_id)
-        attempt: Attempt = claim().start()
-        attempt.succeed(floor.base_model)
+        claim().start().succeed(floor.base_model)
         results.insert(0, sdk.fine_tuning.jobs.retrieve(job.id).result_files[0])
     newest = make_training_file(floor.organization, floor.base_model).pk
     monkeypatch.setattr(files, "LISTED_RESULTS", 2)  # a page may end sooner than it was asked to, and says so
@@ -175,8 +174,7 @@ def test_a_key_that_may_not_write_files_starts_no_mended_one(floor, alice, claim
 
 def test_a_job_continues_a_fine_tuned_model_in_its_shape(sdk, floor, file_id, claim):
     create(sdk, file_id, extra_body={"lora": {"rank": 8, "use_rslora": True}})
-    first: Attempt = claim().start()
-    first.succeed(floor.base_model)
+    claim().start().succeed(floor.base_model)
     model = sdk.fine_tuning.jobs.list().data[0].fine_tuned_model
 
     with pytest.raises(openai.BadRequestError) as refused:

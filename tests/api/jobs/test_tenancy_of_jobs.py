@@ -36,8 +36,7 @@ def test_another_tenants_work_counts_in_the_queue_without_being_seen(floor, riva
 
 def test_a_tenant_undeploys_and_deletes_its_model_through_the_outbox(floor, organization, key, claim):
     floor.job()
-    attempt = claim().start()
-    attempt.succeed(floor.base_model)
+    claim().start().succeed(floor.base_model)
     deliver_due()
     replica, _ = operations.register_replica(worker_id=floor.worker.pk, base_model=floor.base_model, url="unix:///x")
     version = AdapterVersion.objects.get()
@@ -94,8 +93,7 @@ def test_a_name_is_never_given_twice(floor, organization, claim):
     names = set()
     for _ in range(2):
         floor.job(suffix="triage")
-        attempt = claim().start()
-        attempt.succeed(floor.base_model)
+        claim().start().succeed(floor.base_model)
         version = AdapterVersion.objects.order_by("-created_at").first()
         names.add(version.model_name)
         operations.delete_model(organization=organization, model_name=version.model_name, by="user_x", now=db_now())

@@ -57,8 +57,7 @@ def test_an_adapter_may_ask_for_more_agreement_than_the_tolerance_and_not_for_le
 @pytest.fixture
 def version(floor, claim) -> AdapterVersion:  # noqa: F811
     job = floor.job(suffix="triage")
-    attempt = claim().start()
-    attempt.succeed(floor.base_model)
+    claim().start().succeed(floor.base_model)
     job.refresh_from_db()
     return job.adapter_version
 
@@ -123,8 +122,7 @@ def test_what_the_engine_cannot_load_is_delivered_as_files(floor, claim, reload)
     job = floor.job()
     job.hyperparameters["use_dora"] = True
     job.save(update_fields=["hyperparameters"])
-    attempt = claim().start()
-    attempt.succeed(floor.base_model)
+    claim().start().succeed(floor.base_model)
 
     made = reload(job).adapter_version
 

@@ -23,8 +23,7 @@ def taught(floor, rival) -> FineTuningJob:
 
 def test_a_finished_job_shows_its_estimate_beside_what_it_took(floor, claim, client_for, alice, charlie, rival):
     job = floor.job()
-    attempt = claim().start()
-    attempt.succeed(floor.base_model, seconds=20.0, tokens=4_000, peak_memory_bytes=3 * 2**30)
+    claim().start().succeed(floor.base_model, seconds=20.0, tokens=4_000, peak_memory_bytes=3 * 2**30)
 
     page = client_for(alice).get(f"/jobs/{job.pk}").content.decode()
 

@@ -204,8 +204,7 @@ def test_a_phase_that_is_told_twice_is_one_event(floor, claim):
 
 def test_a_failed_job_says_why_and_what_was_paid(floor, client_for, alice, claim):
     job = floor.job()
-    attempt = claim().start()
-    attempt.finish(
+    claim().start().finish(
         wire.Failed(
             code=FailureCode.OUT_OF_MEMORY, message="CUDA out of memory at step 3.", log_tail="Traceback: no room"
         )

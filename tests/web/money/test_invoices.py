@@ -153,8 +153,7 @@ def test_the_price_book_shows_what_this_customer_pays(rich, rival, client_for, v
 
 def test_a_job_is_explained_down_to_the_seconds_of_its_attempts(floor, claim, client_for, vera):
     job = floor.job()
-    attempt = claim().start()
-    attempt.succeed(floor.base_model, seconds=20.0)
+    claim().start().succeed(floor.base_model, seconds=20.0)
     job.refresh_from_db()
 
     page = text(client_for(vera).get(f"/why/{job.hold_id}"))

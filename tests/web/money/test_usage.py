@@ -136,8 +136,7 @@ def test_an_amount_far_below_a_cent_is_not_rounded_to_nothing(organization, clie
 
 def test_a_finished_job_is_in_the_sum_and_in_the_ledger(floor, claim, client_for, vera):
     job = floor.job(suffix="triage")
-    attempt = claim().start()
-    attempt.succeed(floor.base_model, seconds=20.0)
+    claim().start().succeed(floor.base_model, seconds=20.0)
 
     page = text(client_for(vera).get("/usage"))
 
@@ -175,8 +174,7 @@ def test_a_week_is_shown_by_the_hour_and_adds_up(use, floor, claim, client_for, 
     use("ft:anneal-demo:acme:triage:01")
     use("ft:anneal-demo:acme:triage:01", days_ago=2)
     floor.job()
-    attempt = claim().start()
-    attempt.succeed(floor.base_model, seconds=20.0)
+    claim().start().succeed(floor.base_model, seconds=20.0)
 
     plot = client_for(vera).get("/usage?days=7").context["plot"]
 
@@ -236,8 +234,7 @@ def test_the_month_is_forecast_against_the_budget(organization, use, client_for,
 def test_every_table_has_its_csv(use, floor, claim, client_for, vera):
     use("ft:anneal-demo:acme:triage:01")
     job = floor.job()
-    attempt = claim().start()
-    attempt.succeed(floor.base_model, seconds=20.0)
+    claim().start().succeed(floor.base_model, seconds=20.0)
 
     def exported(table: str) -> list[dict[str, str]]:
         return csv_rows(client_for(vera).get(f"/usage/export?table={table}"))
@@ -258,8 +255,7 @@ def test_the_export_adds_up(use, floor, claim, client_for, vera):
     use("anneal-demo")
     use("anneal-demo")
     job = floor.job()
-    attempt = claim().start()
-    attempt.succeed(floor.base_model, seconds=20.0)
+    claim().start().succeed(floor.base_model, seconds=20.0)
 
     response = client_for(vera).get("/usage/export")
     lines = csv_rows(response)

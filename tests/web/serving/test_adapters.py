@@ -29,8 +29,7 @@ from tests.support.pages import text
 def version(floor, claim) -> AdapterVersion:
     """An adapter that a job named triage left."""
     job = floor.job(suffix="triage")
-    attempt = claim().start()
-    attempt.succeed(floor.base_model)
+    claim().start().succeed(floor.base_model)
     job.refresh_from_db()
     return job.adapter_version
 
@@ -70,8 +69,7 @@ def test_the_state_is_what_a_replica_says(state, words, version, organization, f
 
 def test_what_was_trained_further_names_both_ends(version, floor, claim, client_for, vera):
     job = floor.job(suffix="triage-more")
-    attempt = claim().start()
-    attempt.succeed(floor.base_model)
+    claim().start().succeed(floor.base_model)
     job.refresh_from_db()
     job.requested |= {"start_from": {"version": version.pk, "model": version.model_name}}
     job.save(update_fields=["requested"])

@@ -22,8 +22,7 @@ from tests.support.pages import text
 @pytest.fixture
 def version(floor, claim):
     job = floor.job(suffix="triage")
-    attempt = claim().start()
-    attempt.succeed(floor.base_model)
+    claim().start().succeed(floor.base_model)
     job.refresh_from_db()
     return job.adapter_version
 

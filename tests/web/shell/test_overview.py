@@ -64,8 +64,7 @@ def test_the_steps_follow_the_first_job_until_its_adapter_has_answered(floor, cl
 
 def test_a_running_job_shows_how_far_it_is_and_alone_to_htmx(floor, claim, alice, client_for):
     job = floor.job(suffix="triage")
-    attempt = claim().start(total_steps=10)
-    attempt.report(wire.StepCompleted, **step(4, 1.5))
+    claim().start(total_steps=10).report(wire.StepCompleted, **step(4, 1.5))
 
     page = text(client_for(alice).get("/"))
     part = text(client_for(alice).get("/", headers={"HX-Request": "true"}))
@@ -77,8 +76,7 @@ def test_a_running_job_shows_how_far_it_is_and_alone_to_htmx(floor, claim, alice
 
 def test_a_failed_job_offers_to_try_again_with_its_own_recipe(floor, claim, bob, vera, client_for):
     job = floor.job(suffix="triage", hyperparameters={"epochs": 4})
-    attempt = claim().start()
-    attempt.finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="CUDA out of memory at step 3."))
+    claim().start().finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="CUDA out of memory at step 3."))
 
     page = text(client_for(bob).get("/"))
 
@@ -89,8 +87,7 @@ def test_a_failed_job_offers_to_try_again_with_its_own_recipe(floor, claim, bob,
 
 def test_a_failed_job_is_dismissed_from_the_overview(floor, claim, bob, client_for):
     job = floor.job(suffix="triage")
-    attempt = claim().start()
-    attempt.finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="CUDA out of memory at step 3."))
+    claim().start().finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="CUDA out of memory at step 3."))
     client = client_for(bob)
 
     client.post(f"/jobs/{job.pk}/dismiss")

@@ -42,8 +42,7 @@ def test_decisions_that_wait_are_counted_and_lead_to_their_page(floor, organizat
 
 def test_what_waits_and_what_failed_is_shown_with_its_reason_and_links(floor, claim, operator_page):
     failed = floor.job(suffix="failed")
-    attempt = claim().start()
-    attempt.finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="CUDA out of memory at step 3."))
+    claim().start().finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="CUDA out of memory at step 3."))
     waiting = floor.job(suffix="waiting")
     set_quota(organization=floor.organization, by="system", now=db_now(), concurrent_gpus=0)
 
@@ -55,8 +54,7 @@ def test_what_waits_and_what_failed_is_shown_with_its_reason_and_links(floor, cl
 
 def test_a_job_shows_its_attempts_with_the_end_of_their_logs(floor, claim, operator_page):
     job = floor.job()
-    attempt = claim().start()
-    attempt.finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="out", log_tail="the last line"))
+    claim().start().finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="out", log_tail="the last line"))
 
     page = operator_page(f"/staff/jobs/{job.pk}")
 

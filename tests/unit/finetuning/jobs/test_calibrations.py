@@ -19,8 +19,7 @@ from tests.factories.outcomes import leave_queue, teach
 
 
 def finish(job: FineTuningJob, claim, base_model, **fields) -> CalibrationPoint:
-    attempt = claim().start()
-    attempt.succeed(base_model, **fields)
+    claim().start().succeed(base_model, **fields)
     return CalibrationPoint.objects.get(run__job=job)
 
 

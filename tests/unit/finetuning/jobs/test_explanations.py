@@ -67,8 +67,7 @@ def test_rows_cut_to_nothing_want_a_longer_limit(fail):
 def test_a_lost_machine_is_the_providers_and_nothing_needs_to_change(floor, claim, reload):
     job = floor.job()
     for _ in range(3):
-        attempt = claim()
-        attempt.finish(wire.Failed(code=FailureCode.GPU_FAULT, message="The GPU reported a fault."))
+        claim().finish(wire.Failed(code=FailureCode.GPU_FAULT, message="The GPU reported a fault."))
 
     why = explain(job=reload(job), now=db_now())
 

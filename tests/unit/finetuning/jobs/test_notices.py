@@ -37,8 +37,7 @@ def test_a_model_that_is_ready_is_named_with_its_cost_and_a_link(job, floor, cla
 
 
 def test_a_failure_names_its_cause(job, claim):
-    attempt = claim().start()
-    attempt.finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="CUDA out of memory at step 3."))
+    claim().start().finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="CUDA out of memory at step 3."))
 
     [text] = sent()
 

@@ -29,16 +29,14 @@ def test_a_job_is_queued_with_its_cost_held(floor, organization):
 
 def test_an_adapter_without_a_name_has_its_datasets_and_the_end_of_the_jobs_id(floor, claim, reload):
     job = floor.job()
-    attempt = claim().start()
-    attempt.succeed(floor.base_model)
+    claim().start().succeed(floor.base_model)
 
     assert reload(job).adapter_version.adapter.name == f"{job.training_file.dataset.name} {job.pk[-4:]}"
 
 
 def test_the_model_of_a_job_is_known_to_gateways_and_the_playground_when_the_job_ends(floor, claim, reload):
     job = floor.job()
-    attempt = claim().start()
-    attempt.succeed(floor.base_model)
+    claim().start().succeed(floor.base_model)
 
     version = reload(job).adapter_version
     assert version.model_name in {route.model_name for route in list_routes()}
@@ -75,8 +73,7 @@ def test_three_attempts_without_progress_end_the_job_unbilled(floor, organizatio
     job = floor.job()
 
     for _ in range(3):
-        attempt = claim().start()
-        attempt.fall_silent()
+        claim().start().fall_silent()
         leases.reclaim_expired_leases()
 
     job = reload(job)
@@ -108,8 +105,7 @@ def test_steps_a_broken_checkpoint_alone_held_are_paid_when_they_are_trained_aga
     leases.reclaim_expired_leases()
     claim().finish(wire.Failed(code=FailureCode.CHECKPOINT_INVALID, message="optimizer.pt differs from its manifest."))
 
-    third = claim().start(start_step=4)
-    third.succeed(floor.base_model, seconds=15.0)
+    claim().start(start_step=4).succeed(floor.base_model, seconds=15.0)
 
     assert reload(job).status == "succeeded"
     assert charged(organization) == 25 * MILLI_DOLLAR
@@ -135,10 +131,8 @@ def test_a_revoked_worker_loses_its_run_to_another(floor, claim, reload):
 def test_attempts_that_were_stopped_in_order_are_no_crashes(floor, claim, reload):
     job = floor.job()
     for _ in range(2):
-        attempt = claim().start()
-        attempt.finish(wire.Stopped(reason="preempted", step=0, training_seconds=0.0))
-    lost = claim().start()
-    lost.fall_silent()
+        claim().start().finish(wire.Stopped(reason="preempted", step=0, training_seconds=0.0))
+    claim().start().fall_silent()
 
     leases.reclaim_expired_leases()
 

@@ -32,8 +32,7 @@ def slow_report(base_model) -> dict:
 def test_a_finished_job_has_an_adapter_and_pays_for_its_training_seconds(floor, organization, claim, reload):
     job = floor.job(suffix="triage")
 
-    attempt = claim().start()
-    attempt.succeed(floor.base_model, seconds=20.0)
+    claim().start().succeed(floor.base_model, seconds=20.0)
 
     job = reload(job)
     assert job.status == "succeeded"
@@ -57,8 +56,7 @@ def test_steps_that_early_stopping_left_out_are_not_billed(floor, organization, 
 def test_the_bill_never_passes_the_cap(floor, organization, claim, reload):
     job = floor.job(spend_cap_nano=60 * MILLI_DOLLAR)
 
-    attempt = claim().start()
-    attempt.succeed(floor.base_model, seconds=80.0)
+    claim().start().succeed(floor.base_model, seconds=80.0)
 
     assert reload(job).cost_nano == charged(organization) == 60 * MILLI_DOLLAR
 

@@ -58,8 +58,7 @@ def test_the_runs_own_pace_takes_over_within_the_first_minute_without_a_jump(flo
 
 def test_without_a_report_the_time_left_runs_down_and_stays_above_zero(floor, claim):
     job = floor.job()
-    attempt = claim().start()
-    attempt.report(wire.StepCompleted, **step(4, 1.0))
+    claim().start().report(wire.StepCompleted, **step(4, 1.0))
 
     found = progress_of(job)
 
@@ -73,8 +72,7 @@ def test_without_a_report_the_time_left_runs_down_and_stays_above_zero(floor, cl
 
 def test_after_the_last_step_and_while_it_pauses_the_rest_is_unknown(floor, claim):
     job = floor.job()
-    attempt = claim().start()
-    attempt.report(wire.StepCompleted, **step(10, 1.0), eta_seconds=0.0)
+    claim().start().report(wire.StepCompleted, **step(10, 1.0), eta_seconds=0.0)
 
     assert (progress_of(job).percent, progress_of(job).seconds_left) == (99, None)
 

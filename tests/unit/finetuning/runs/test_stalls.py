@@ -57,8 +57,7 @@ def test_a_stall_that_another_attempt_got_past_is_not_billed(floor, claim, reloa
     first.checkpoint(step=4, seconds=8.0)
     first.finish(STALLED)
 
-    second = claim().start(start_step=4)
-    second.succeed(floor.base_model, seconds=11.0)
+    claim().start(start_step=4).succeed(floor.base_model, seconds=11.0)
 
     assert (reload(job).status, reload(job).billed_gpu_ms) == ("succeeded", 19_000)
 

@@ -68,8 +68,7 @@ def test_cancelling_a_job_whose_worker_died_still_ends_it(floor, claim, reload):
 
 def test_a_finished_job_cannot_be_cancelled(floor, claim):
     job = floor.job()
-    attempt = claim().start()
-    attempt.succeed(floor.base_model)
+    claim().start().succeed(floor.base_model)
 
     with pytest.raises(InvalidState):
         control.request_cancellation(job=job, by="key_test", now=db_now())
@@ -96,8 +95,7 @@ def test_every_second_is_billed_once_over_two_pauses(floor, organization, claim,
         paused_at(attempt, reload(job), step=step, seconds=seconds)
         control.resume(job=reload(job), by="key_test", now=db_now())
 
-    last = claim().start(start_step=6)
-    last.succeed(floor.base_model, seconds=8.0)
+    claim().start(start_step=6).succeed(floor.base_model, seconds=8.0)
 
     assert (reload(job).cost_nano, charged(organization)) == (20 * MILLI_DOLLAR, 20 * MILLI_DOLLAR)
     assert get_spending(organization=organization).training_nano == 20 * MILLI_DOLLAR

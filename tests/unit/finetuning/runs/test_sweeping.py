@@ -54,8 +54,7 @@ def test_a_checkpoint_that_an_unfinished_job_begins_with_stays(floor, claim) -> 
 
 def test_a_running_jobs_checkpoints_stay(floor, claim) -> None:
     floor.job()
-    attempt = claim().start()
-    attempt.checkpoint(step=4, seconds=8.0)
+    claim().start().checkpoint(step=4, seconds=8.0)
 
     assert sweep_checkpoints(now=db_now() + CHECKPOINT_RETENTION * 2) == 0
 
@@ -86,11 +85,9 @@ def test_what_a_failed_run_uploaded_as_its_result_goes_and_its_checkpoint_stays(
 
 def test_what_is_published_or_belongs_to_a_run_that_goes_on_stays(floor, claim) -> None:
     job = floor.job()
-    attempt = claim().start()
-    attempt.succeed(floor.base_model)
+    claim().start().succeed(floor.base_model)
     running = floor.job()
-    other = claim().start()
-    other.upload("adapter", 10, adapter_files(floor.base_model))
+    claim().start().upload("adapter", 10, adapter_files(floor.base_model))
     for each in (job, running):
         long_ago(each)
 

@@ -11,8 +11,7 @@ def test_an_attempt_across_the_months_end_counts_in_each_month_as_long_as_it_hel
     floor, organization, claim
 ):
     job = floor.job()
-    attempt = claim().start()
-    attempt.finish(wire.Stopped(reason="preempted", step=0, training_seconds=0.0))
+    claim().start().finish(wire.Stopped(reason="preempted", step=0, training_seconds=0.0))
     midnight = datetime.datetime(2026, 12, 1, tzinfo=datetime.UTC)
     before, after = midnight - datetime.timedelta(seconds=30), midnight + datetime.timedelta(seconds=90)
     Run.objects.filter(job=job, leased_at__isnull=False).update(leased_at=before, finished_at=after)

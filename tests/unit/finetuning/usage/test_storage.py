@@ -25,8 +25,7 @@ EXPORTS = [{"kind": "merged_16bit", "bytes": 3_000_000}, {"kind": "gguf", "bytes
 def exported(floor, claim) -> AdapterVersion:
     """A trained adapter with two other forms of it."""
     job = floor.job()
-    attempt = claim().start()
-    attempt.succeed(floor.base_model)
+    claim().start().succeed(floor.base_model)
     job.refresh_from_db()
     AdapterVersion.objects.filter(pk=job.adapter_version_id).update(exports=EXPORTS)
     return AdapterVersion.objects.get(pk=job.adapter_version_id)
@@ -77,8 +76,7 @@ def test_what_an_operator_set_holds_with_and_without_credit(organization):
 
 def test_a_checkpoint_is_not_copied_into_a_full_storage(floor, organization, claim):
     floor.job()
-    attempt = claim().start()
-    attempt.checkpoint(5, 10.0)
+    claim().start().checkpoint(5, 10.0)
     limit_storage(organization, 1)
 
     with pytest.raises(QuotaExceeded, match="storage is full"):
