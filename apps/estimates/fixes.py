@@ -169,7 +169,7 @@ def _combined(task: Task, pool: PoolFacts, others: tuple[Gpu, ...]) -> tuple[Fix
         changes: dict[str, object] = {"method": "qlora", "max_length": length, "gpu_key": largest.key}
         return (_priced(shorter, elsewhere, smallest_plan(shorter, largest), "max_length", text, changes),)
     peak = smallest_plan(least, largest).memory.peak_bytes
-    text = f"No single GPU offered holds this job: even QLoRA with one row at a time needs {in_gib(peak)}."
+    text = f"No single GPU offered holds this job: even QLoRA with one row at a time needs {_gib(peak)}."
     return (Fix(key="none", text=text if others else "Choose a smaller base model.", peak_bytes=peak),)
 
 
@@ -179,11 +179,11 @@ def _priced(task: Task, pool: PoolFacts, placement: ChosenPlan, key: str, text: 
     cost = None
     if seconds is not None and pool.price_nano is not None:
         cost = round(pool.price_nano * seconds * placement.plan.gpu_count / pool.price_per_seconds)
-    beside = f", and {in_gib(placement.memory.host_bytes)} of the host's" if placement.memory.host_bytes else ""
+    beside = f", and {_gib(placement.memory.host_bytes)} of the host's" if placement.memory.host_bytes else ""
     known = {name: value for name, value in changes.items() if name in Fix.__struct_fields__ and value is not None}
     return Fix(
         key=key,
-        text=f"{text}: that needs {in_gib(peak)} of {pool.gpu.name}'s {in_gib(pool.gpu.memory_bytes)}{beside}.",
+        text=f"{text}: that needs {_gib(peak)} of {pool.gpu.name}'s {_gib(pool.gpu.memory_bytes)}{beside}.",
         peak_bytes=peak,
         host_bytes=placement.memory.host_bytes,
         train_seconds_p50=seconds,
@@ -192,6 +192,5 @@ def _priced(task: Task, pool: PoolFacts, placement: ChosenPlan, key: str, text: 
     )
 
 
-def in_gib(amount: int) -> str:
-    """Return bytes as a customer reads them."""
+def _gib(amount: int) -> str:
     return f"{amount / GIB:,.1f} GiB"
