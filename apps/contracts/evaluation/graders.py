@@ -15,6 +15,7 @@ from apps.contracts.evaluation.text_scores import bleu, check, gleu, rouge_l, ro
 
 MAX_CHARACTERS = 8_000  # of a text, before and after its variables are filled in
 MAX_GRADERS = 10
+MAX_VARIABLES = 100  # of all texts of a criterion or a template, which are filled in for each of many items
 _VARIABLE = re.compile(r"\{\{\s*([^{}\s]{1,200})\s*\}\}")
 
 Text = Annotated[str, Meta(max_length=MAX_CHARACTERS)]
@@ -169,6 +170,11 @@ def fill(template: str, names: Mapping[str, object]) -> str:
     if length + len(template) - end > MAX_CHARACTERS:
         raise TextTooLong
     return "".join([*parts, template[end:]])
+
+
+def count_variables(*texts: str) -> int:
+    """Return how many variables the templates may have at most."""
+    return sum(text.count("{{") for text in texts)
 
 
 def value_at(names: Mapping[str, object], path: str) -> object:
