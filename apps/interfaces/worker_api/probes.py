@@ -74,11 +74,13 @@ def _request(base_model: BaseModel, method: Method, *, has_token: bool, is_first
 def record(*, worker: Worker, report: ProbeReport) -> None:
     """Store a trainer's report.
 
-    Raises NotFound for a base model that is not in the catalogue, InvalidValue without a base model or a valid shape,
-    PermissionDenied for another kind of worker, RateLimited for a worker that reports more than a machine can measure.
+    Raises NotFound for a base model that is not in the catalogue, InvalidValue for another method, or without a base
+    model or a valid shape, PermissionDenied for another kind of worker, RateLimited for a worker that reports more than a machine can measure.
     """
     if worker.kind != WorkerKind.TRAINER:
         raise PermissionDenied("A trainer measures; a replica does not.")
+    if report.method not in list(Method):
+        raise InvalidValue(f"method is one of {', '.join(Method)}.", param="method")
     a_day_ago = db_now() - datetime.timedelta(days=1)
     if ThroughputProbe.objects.filter(worker=worker, measured_at__gte=a_day_ago).count() >= _MAX_A_DAY:
         raise RateLimited(f"A worker reports at most {_MAX_A_DAY} measurements a day.", retry_after_seconds=3600)

@@ -107,12 +107,20 @@ def test_a_line_with_nul_is_kept_without_it(attempt):
     assert JobEvent.objects.order_by("-sequence").first().message == "a\ufffd\ufffd b \\u0000 \\\ufffd"
 
 
+def test_a_claim_that_names_more_models_than_a_machine_has_is_refused(floor):
+    for named in (["m"] * 1_001, ["m" * 1_000_000]):  # an offer is read with each claim of the pool
+        claim = {"address": "10.0.0.1", "port": 29_500, "base_models": named}
+        assert post("claim", json.dumps(claim).encode(), CREDENTIAL)[0] == 400
+    assert Worker.objects.get().offer is None
+
+
 def test_measurements_that_no_machine_makes_are_refused(floor):
     report = msgspec.to_builtins(probe_report(floor.base_model))
 
     for changes in (
         {"tokens_per_second": 1e30}, {"tokens_per_second": 0}, {"tokens_per_second": -1}, {"peak_memory_bytes": 2**60},
         {"seconds_per_micro_step": -1}, {"startup_seconds": 1e12}, {"software": {"torch": "x" * 1000}},
+        {"method": "x" * 100},
     ):  # fmt: skip
         assert post("probes", json.dumps(report | changes).encode(), CREDENTIAL)[0] == 400, changes
 
