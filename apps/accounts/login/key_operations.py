@@ -264,7 +264,7 @@ def revoke_keys_of(*, user: User, now: datetime.datetime) -> int:
     """Revoke every key a person made, in all organizations; return how many API keys. Run it under `system()`.
 
     Of the keys of service accounts that the person knows, those end that manage people, keys or the organization, as
-    with a membership: somebody else who had the password could return with one.
+    with a membership: another person who had the password could return with one.
     """
     known = ApiKey.objects.filter(issued_by=user, revoked_at=None, scopes__overlap=sorted(MANAGING))
     managing = [key.pk for key in with_made(known)]

@@ -75,7 +75,8 @@ def record(*, worker: Worker, report: ProbeReport) -> None:
     """Store a trainer's report.
 
     Raises NotFound for a base model that is not in the catalogue, InvalidValue for another method, or without a base
-    model or a valid shape, PermissionDenied for another kind of worker, RateLimited for a worker that reports more than a machine can measure.
+    model or a valid shape, PermissionDenied for another kind of worker, RateLimited for a worker that reports more than
+    a machine can measure.
     """
     if worker.kind != WorkerKind.TRAINER:
         raise PermissionDenied("A trainer measures; a replica does not.")
