@@ -82,7 +82,8 @@ def create_dataset(
     found = list_completions(organization=organization, model_name=model_name, metadata=metadata)
     newest = found.order_by("-created_at", "-id")[:MAX_ROWS]
     if not newest.exists():
-        raise InvalidValue("No stored completion has this model and this metadata, so there are no rows.")
+        text = "No stored completion has this model and this metadata. Leave one out, or send `store: true` with chats."
+        raise InvalidValue(text, param="stored_completions")
     return create_version(
         organization=organization,
         filename=f"{name}.jsonl",

@@ -220,7 +220,7 @@ def calculate(formula: str, scores: Mapping[str, float]) -> float:
     try:
         tree = ast.parse(formula.strip().replace("^", "**"), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise FormulaError("calculate_output is not a formula, such as 0.7 * exact + 0.3 * close.") from error
+        raise FormulaError("calculate_output must be a formula, such as 0.7 * exact + 0.3 * close.") from error
     try:
         reward = float(_evaluate(tree, scores))
     except (ValueError, TypeError, RecursionError) as error:  # a root of -1, max of one number
@@ -243,4 +243,4 @@ def _evaluate(node: ast.AST, scores: Mapping[str, float]) -> Any:
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS:
             return float(_FUNCTIONS[name](*(_evaluate(one, scores) for one in arguments)))
     known = ", ".join([*scores, *_FUNCTIONS])
-    raise FormulaError(f"calculate_output may have numbers, + - * / ^ and these names alone: {known}.")
+    raise FormulaError(f"calculate_output takes numbers, + - * / ^ and these names alone: {known}.")

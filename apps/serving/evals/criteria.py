@@ -137,7 +137,7 @@ def check_criteria(criteria: Sequence[SentCriterion]) -> list[Criterion]:
                 text = "passing_labels must be some of the labels."
                 raise InvalidValue(text, param=f"{place}.passing_labels")
             case ScoreModelCriterion() if criterion.bounds[0] >= criterion.bounds[1]:
-                raise InvalidValue("range is the lowest and the highest score.", param=f"{place}.range")
+                raise InvalidValue("range must be the lowest score and a higher one.", param=f"{place}.range")
             case ScoreModelCriterion() if criterion.sampling_params:
                 text = "A grader always answers at temperature 0 and with one seed, so that runs compare: leave it out."
                 raise InvalidValue(text, param=f"{place}.sampling_params", code="not_offered")
