@@ -133,6 +133,7 @@ def _record_checkpoint(run: Run, job: FineTuningJob, event: wire.CheckpointSaved
     upload = find_upload(run, event.upload_id, kind="checkpoint")
     require_complete(upload=upload, manifest_sha256=event.manifest_sha256)
     make_durable(run, job, step=event.step, training_seconds=event.training_seconds)
+    byte_count = sum(file["bytes"] for file in upload.manifest["files"])  # as stored: its customer pays for them
     Checkpoint.objects.get_or_create(
         run=run,
         step=event.step,
@@ -140,12 +141,12 @@ def _record_checkpoint(run: Run, job: FineTuningJob, event: wire.CheckpointSaved
             "organization_id": run.organization_id,
             "job": job,
             "upload": upload,
-            "bytes": event.bytes,
+            "bytes": byte_count,
             "metrics": _metrics_at(job, event),
             "billed_gpu_ms": run.billed_gpu_ms,
         },
     )
-    events.append(job, message=f"Checkpoint saved at step {event.step}", step=event.step, bytes=event.bytes)
+    events.append(job, message=f"Checkpoint saved at step {event.step}", step=event.step, bytes=byte_count)
     forget_checkpoints(job=job)
 
 

@@ -12,6 +12,7 @@ from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, RateLimited
 from apps.finetuning.models import FineTuningJob, JobEvent, Run, ThroughputProbe, Worker
 from apps.finetuning.runs import reports
+from apps.finetuning.usage.storage import stored_bytes
 from tests.factories.finetuning import CREDENTIAL, probe_report
 from tests.support.attempts import post, step
 
@@ -24,6 +25,18 @@ def test_no_more_time_is_billed_than_passed(attempt, floor, reload):
     attempt.succeed(floor.base_model, seconds=1e8)
 
     assert 20_000 <= FineTuningJob.objects.get().billed_gpu_ms < 60_000
+
+
+def test_a_checkpoint_takes_the_storage_that_its_files_take(attempt, organization):
+    """Storage is billed by the hour, and limits what the organization may upload."""
+    before = stored_bytes(organizations=[organization.pk])[organization.pk]
+    upload = attempt.upload("checkpoint", 5, {"optimizer.pt": b"x" * 40})
+    attempt.report(
+        wire.CheckpointSaved, step=5, upload_id=upload.pk, manifest_sha256=upload.manifest_sha256, bytes=2**53,
+        trained_tokens=100, training_seconds=1.0,
+    )  # fmt: skip
+
+    assert stored_bytes(organizations=[organization.pk])[organization.pk] - before == 40
 
 
 def test_a_heartbeat_that_claims_years_pauses_nothing(attempt):
