@@ -11,6 +11,7 @@ from apps.contracts import runs as wire
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, RateLimited
 from apps.finetuning.models import FineTuningJob, JobEvent, Run, ThroughputProbe, Worker
+from apps.finetuning.quotes.pool_facts import seconds_ahead
 from apps.finetuning.runs import reports
 from apps.finetuning.usage.storage import stored_bytes
 from tests.factories.finetuning import CREDENTIAL, probe_report
@@ -37,6 +38,13 @@ def test_a_checkpoint_takes_the_storage_that_its_files_take(attempt, organizatio
     )  # fmt: skip
 
     assert stored_bytes(organizations=[organization.pk])[organization.pk] - before == 40
+
+
+def test_steps_beyond_the_last_one_leave_no_work_less_than_none_for_the_pools_quotes(attempt, floor):
+    attempt.report(wire.StepCompleted, **step(2**31 - 1, 2.0) | {"total_steps": 1})
+
+    assert FineTuningJob.objects.get().step == 1
+    assert seconds_ahead(pool=floor.pool) >= 0
 
 
 def test_a_heartbeat_that_claims_years_pauses_nothing(attempt):
