@@ -2,9 +2,11 @@
 
 import msgspec
 import pytest
+from django.db import connection
 
 from apps.accounts.models import Organization
 from apps.batches import operations as batches
+from apps.batches import worker
 from apps.batches.files import create_file
 from apps.batches.lifecycle import BatchStatus
 from apps.batches.models import Batch, BatchFile
@@ -272,3 +274,15 @@ def test_a_run_compares_a_limited_number_of_characters(tenant, monkeypatch) -> N
     run.refresh_from_db()
     assert (run.status, run.passed, run.errored) == (EvalRunStatus.COMPLETED, 1, 1)
     assert "Use fewer items" in run.items.get(number=1).results
+
+
+def test_open_batches_are_found_among_all_that_ever_were_by_an_index(
+    tenant, django_assert_num_queries
+) -> None:
+    progress.prepare(make_run(tenant, ASKING).pk)
+    with django_assert_num_queries(2) as asked:
+        assert len(worker._Worker(0.0)._current_batches()) == 1
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL enable_seqscan = off")
+        cursor.execute(f"EXPLAIN {asked.captured_queries[-1]['sql']}")
+        assert "batch_active" in str(cursor.fetchall())
