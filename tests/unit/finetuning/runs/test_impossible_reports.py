@@ -141,7 +141,7 @@ def test_measurements_that_no_machine_makes_are_refused(floor):
     for changes in (
         {"tokens_per_second": 1e30}, {"tokens_per_second": 0}, {"tokens_per_second": -1}, {"peak_memory_bytes": 2**60},
         {"seconds_per_micro_step": -1}, {"startup_seconds": 1e12}, {"software": {"torch": "x" * 1000}},
-        {"method": "x" * 100},
+        {"method": "x" * 100}, {"config": {"x": "y" * 70_000}},
     ):  # fmt: skip
         assert post("probes", json.dumps(report | changes).encode(), CREDENTIAL)[0] == 400, changes
 
