@@ -12,6 +12,7 @@ from apps.batches.completions.queries import list_completions, read_answer, read
 from apps.batches.queries import find_file
 from apps.contracts.chat import split_lines
 from apps.contracts.evaluation.graders import TextTooLong, UnknownVariable, names_of, value_at
+from apps.contracts.struct import is_deeper
 from apps.core.errors import InvalidValue
 from apps.core.objects.store import read_chunks, store
 from apps.datasets.queries import get_version
@@ -23,6 +24,7 @@ MAX_SOURCE_BYTES = 16 * 1024 * 1024
 MAX_FILE_BYTES, MAX_LINES = 2 * MAX_SOURCE_BYTES, 10 * MAX_ITEMS  # read of a file, blank lines included
 MAX_INLINE_BYTES = 128 * 1024  # of items that come with the request, which the run repeats
 DEFAULT_ANSWER_TOKENS = 1_024
+_MAX_DEPTH = 64
 _READ_AT_ONCE = 4  # each may have 8 MiB
 
 
@@ -159,6 +161,9 @@ def _of_file(file_id: str, organization: Organization | str) -> Iterator[SourceI
             except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
                 text = f"Line {line.number} is no JSON object of at most {MAX_ITEM_BYTES // 1024} KiB."
                 raise InvalidValue(text, param="data_source.source.id") from error
+            if is_deeper(row, _MAX_DEPTH):  # what it becomes part of could not be written
+                text = f"Line {line.number} is nested deeper than {_MAX_DEPTH} levels. Flatten it."
+                raise InvalidValue(text, param="data_source.source.id")
             yield _item_of(row, line.number)
 
 

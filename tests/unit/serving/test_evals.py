@@ -37,6 +37,7 @@ from apps.serving.evals.sources import (
     FileId,
     InlineItem,
     InlineItems,
+    ItemReference,
     JsonlSource,
     Template,
     names_with,
@@ -276,9 +277,7 @@ def test_a_run_compares_a_limited_number_of_characters(tenant, monkeypatch) -> N
     assert "Use fewer items" in run.items.get(number=1).results
 
 
-def test_open_batches_are_found_among_all_that_ever_were_by_an_index(
-    tenant, django_assert_num_queries
-) -> None:
+def test_open_batches_are_found_among_all_that_ever_were_by_an_index(tenant, django_assert_num_queries) -> None:
     progress.prepare(make_run(tenant, ASKING).pk)
     with django_assert_num_queries(2) as asked:
         assert len(worker._Worker(0.0)._current_batches()) == 1
@@ -286,3 +285,19 @@ def test_open_batches_are_found_among_all_that_ever_were_by_an_index(
         cursor.execute("SET LOCAL enable_seqscan = off")
         cursor.execute(f"EXPLAIN {asked.captured_queries[-1]['sql']}")
         assert "batch_active" in str(cursor.fetchall())
+
+
+def test_a_deeply_nested_item_is_refused_and_no_error_of_ours(tenant) -> None:
+    deep = b'{"a":' * 100 + b"1" + b"}" * 100
+    file = create_file(
+        organization=tenant.organization, filename="items.jsonl", by="user_1", now=db_now(), purpose="evals",
+        chunks=[b'{"item": {"m": [{"role": "user", "content": %b}]}}' % deep],
+    )  # fmt: skip
+    asked = ItemReference(item_reference="item.m")
+    run = make_run(tenant, CompletionsSource(source=FileId(id=file.pk), model=BASE_MODEL, input_messages=asked))
+
+    progress.prepare(run.pk)
+
+    run.refresh_from_db()
+    assert (run.status, run.error["code"]) == (EvalRunStatus.FAILED, "invalid_value")
+    assert "Line 1 is nested" in run.error["message"]
