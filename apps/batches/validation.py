@@ -191,4 +191,4 @@ def _bad_field(raw: bytes) -> BadLine:
         decode_body(raw, _sent_line)
     except DomainError as error:
         return BadLine("invalid_request", error.message, error.param)
-    raise AssertionError("the line is a request")
+    return BadLine("invalid_request", "The line is no request. Send custom_id, method, url and body.")
