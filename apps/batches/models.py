@@ -79,7 +79,7 @@ class Batch(OrganizationModel):
             # The worker looks for these after each answer, among all batches that ever were.
             models.Index(
                 fields=["organization", "created_at"],
-                condition=Q(status__in=[each.value for each in ACTIVE]),
+                condition=Q(status__in=[str(each) for each in ACTIVE]),
                 name="batch_active",
             ),
         ]
