@@ -8,6 +8,7 @@ from django.utils.http import urlencode
 from apps.accounts.models import Organization
 from apps.accounts.queries import names_of_actors
 from apps.core.audit_log import PAGE, AuditFilter, list_entries, read_filter
+from apps.core.database.read_times import counted_read
 from apps.core.errors import InvalidValue
 
 _FIELDS = ("actor", "action", "target", "since", "until", "organization")
@@ -23,7 +24,8 @@ def page_context(query: Mapping[str, str], *, organization: Organization | None)
         chosen = read_filter(query)
     except InvalidValue as refused:
         chosen, error = AuditFilter(), refused.message
-    found = list(list_entries(organization=organization, chosen=chosen)[: PAGE + 1])
+    with counted_read():
+        found = list(list_entries(organization=organization, chosen=chosen)[: PAGE + 1])
     entries, has_more = found[:PAGE], len(found) > PAGE
     names = names_of_actors(organization=organization, actors={entry.actor for entry in entries})
     asked = {name: query[name] for name in _FIELDS if query.get(name)}

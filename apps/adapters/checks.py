@@ -33,7 +33,8 @@ def problems_of(
         header = parse_header(_head(f"{object_prefix}/{WEIGHTS}"), file_bytes=sizes[WEIGHTS])
     except AdapterFileError as error:
         return [str(error)]
-    if config.get("r") != rank or set(config.get("target_modules", [])) != set(target_modules):
+    modules = config.get("target_modules")
+    if config.get("r") != rank or not isinstance(modules, list) or set(map(str, modules)) != set(target_modules):
         return ["the adapter's rank or target modules are not those of the job"]
     found = check_adapter(header, config, base_model.config) + _check_origin(config, base_model)
     return [problem.message for problem in found]

@@ -4,7 +4,7 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from apps.batches.lifecycle import BATCH_TRANSITIONS, BatchStatus, RequestStatus
+from apps.batches.lifecycle import ACTIVE, BATCH_TRANSITIONS, BatchStatus, RequestStatus
 from apps.core.database.tenancy import OrganizationModel
 from apps.core.database.transitions import choices_of, status_trigger
 from apps.core.ids import IdField
@@ -74,7 +74,15 @@ class Batch(OrganizationModel):
     cancelled_at = models.DateTimeField(null=True)
 
     class Meta:
-        indexes = [models.Index(fields=["organization", "-created_at", "-id"], name="batch_newest")]
+        indexes = [
+            models.Index(fields=["organization", "-created_at", "-id"], name="batch_newest"),
+            # The worker looks for these after each answer, among all batches that ever were.
+            models.Index(
+                fields=["organization", "created_at"],
+                condition=Q(status__in=[str(each) for each in ACTIVE]),
+                name="batch_active",
+            ),
+        ]
         triggers = [status_trigger("batch_status", BATCH_TRANSITIONS)]
 
 

@@ -13,6 +13,8 @@ from apps.batches.files import MAX_FILE_BYTES
 from apps.batches.lifecycle import BATCH_TRANSITIONS, BatchStatus
 from apps.batches.models import Batch, BatchRequest
 from apps.core.database.transitions import try_advance
+from apps.core.errors import DomainError
+from apps.core.http.json_bodies import decode_body
 from apps.core.objects.store import ObjectMissing, store
 
 MAX_REQUESTS = 50_000  # OpenAI's limit
@@ -38,6 +40,15 @@ class _Body(msgspec.Struct):
     stream: Any = None
 
 
+class _SentLine(msgspec.Struct):
+    """The same line with its body, to name the field at fault."""
+
+    custom_id: str
+    method: str
+    url: str
+    body: _Body
+
+
 class BadLine(Exception):
     """The line is no request. `code`, `param` and message are for the customer."""
 
@@ -48,6 +59,7 @@ class BadLine(Exception):
 
 _decode_line = msgspec.json.Decoder(BatchLine).decode
 _decode_body = msgspec.json.Decoder(_Body).decode
+_sent_line = msgspec.json.Decoder(_SentLine)
 
 
 def validate(*, batch: Batch, now: datetime.datetime) -> None:
@@ -148,8 +160,8 @@ def parse_line(raw: bytes, *, endpoint: str) -> tuple[BatchLine, str]:
         raise BadLine("line_too_long", f"A line may have up to {MAX_LINE_BYTES // 1024**2} MiB.")
     try:
         line = _decode_line(raw)
-    except msgspec.ValidationError as error:
-        raise BadLine("invalid_request", f"The line is no request: {error}.") from error
+    except msgspec.ValidationError:
+        raise _bad_field(raw) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadLine("invalid_json_line", "The line is not a JSON object.") from error
     if not 1 <= len(line.custom_id) <= MAX_CUSTOM_ID or "\x00" in line.custom_id:
@@ -162,10 +174,21 @@ def parse_line(raw: bytes, *, endpoint: str) -> tuple[BatchLine, str]:
         raise BadLine("invalid_url", text.replace("\x00", ""), "url")
     try:
         body = _decode_body(line.body)
+    except msgspec.ValidationError:
+        raise _bad_field(raw) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadLine("invalid_request", f"The body is not valid: {error}.", "body") from error
+        raise BadLine("invalid_request", "The body is not valid JSON, or nested too deeply.", "body") from error
     if not body.model or len(body.model) > 200 or "\x00" in body.model:
         raise BadLine("invalid_request", "The body must name a model.", "body.model")
     if body.stream:
         raise BadLine("invalid_request", "Answers of a batch are not streamed. Remove 'stream'.", "body.stream")
     return line, body.model
+
+
+def _bad_field(raw: bytes) -> BadLine:
+    """Return the error of a line in which a field is missing or has another type."""
+    try:
+        decode_body(raw, _sent_line)
+    except DomainError as error:
+        return BadLine("invalid_request", error.message, error.param)
+    return BadLine("invalid_request", "The line is no request. Send custom_id, method, url and body.")

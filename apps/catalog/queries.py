@@ -81,7 +81,8 @@ def get_base_model(*, name: str) -> BaseModel:
     found = BaseModel.objects.filter(name=name, retired_at=None).first()
     if found is None:
         raise ModelNotFound(
-            f"The model {name!r} does not exist or cannot be fine-tuned. GET /v1/models lists what can.", param="model"
+            f"The model '{name[:100]}' does not exist or cannot be fine-tuned. GET /v1/models lists what can.",
+            param="model",
         )
     return found
 

@@ -13,6 +13,8 @@ from apps.contracts.struct import Struct
 
 PARITY_FILE = "parity.json"
 MAX_PARITY_BYTES = 4 * 2**20
+# What a shared engine is asked for an adapter. Its other tenants wait meanwhile.
+MAX_ROWS, MAX_ROW_TOKENS, MAX_CHAT_CHARACTERS = 8, 2_100, 32_000
 
 # Mean over tokens of |difference| in nats. Measured with vLLM on a CPU against PEFT, both in bfloat16: see the figures
 # in tests/engines/serving/one_replica/test_1_certificates.py.
@@ -35,6 +37,10 @@ class ParityChat(Struct, frozen=True, kw_only=True):
     messages: tuple[dict[str, str], ...]
     token_ids: tuple[int, ...]
 
+    @property
+    def characters(self) -> int:
+        return sum(len(text) for message in self.messages for text in message.values())
+
 
 class ParityProbe(Struct, frozen=True, kw_only=True):
     rows: tuple[ParityRow, ...]
@@ -43,6 +49,12 @@ class ParityProbe(Struct, frozen=True, kw_only=True):
     dtype: str = ""
     tolerance: float = TOLERANCE
     software: dict[str, str] = {}
+
+    def bounded(self) -> "ParityProbe":
+        """Return the probe with no more than a shared engine is asked: its first rows, and no long chat."""
+        is_long = self.chat is not None and self.chat.characters > MAX_CHAT_CHARACTERS
+        few = msgspec.structs.replace(self, rows=self.rows[:MAX_ROWS], chat=None if is_long else self.chat)
+        return few.cut_to(MAX_ROW_TOKENS)
 
     def cut_to(self, most_tokens: int) -> "ParityProbe":
         """Return the probe with each row cut to the engine's maximum length."""

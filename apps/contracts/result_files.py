@@ -17,6 +17,7 @@ from apps.contracts.runs import Manifest
 MODEL_CONFIG = "config.json"
 MAX_FILES = 1024  # per manifest; the largest open model has some two hundred
 MAX_BYTES = 4 * 2**40
+MAX_METADATA = 16_384  # characters of all pairs
 _ADAPTER = frozenset({WEIGHTS_FILE, CONFIG_FILE, PARITY_FILE})
 _BESIDE_WEIGHTS = frozenset(
     {
@@ -57,6 +58,8 @@ def problem_of(manifest: Manifest) -> str:
         return f"No {manifest.kind} has a file named {strange[0][:100]!r}."
     if any(not 0 <= file.bytes <= MAX_BYTES or _SHA256.fullmatch(file.sha256) is None for file in manifest.files):
         return "A file of the manifest has no size or no SHA-256."
+    if sum(len(key) + len(value) for key, value in manifest.metadata.items()) > MAX_METADATA:
+        return f"The metadata of a manifest has at most {MAX_METADATA:,} characters."
     return ""
 
 

@@ -63,7 +63,7 @@ class EnrollResponse(Struct, frozen=True, kw_only=True):
 
 class ClaimRequest(Struct, frozen=True, kw_only=True):
     api_version: int = API_VERSION
-    base_models: tuple[str, ...] | None = None  # ids installed here; None = will download
+    base_models: Annotated[tuple[Text, ...], Meta(max_length=1_000)] | None = None  # ids installed; None: downloads
     software: Software = {}  # installed now, as at enrolment; {}: not reported
     free_gpus: Count | None = None  # that no run of this worker uses; None: all that are not leased
     gpu_count: Count | None = None  # all that it may use, in use or not; None: not reported

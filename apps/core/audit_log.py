@@ -9,6 +9,7 @@ from typing import Any, Literal, TypedDict
 from django.db.models import QuerySet
 from django.utils.dateparse import parse_date, parse_datetime
 
+from apps.core.database.read_times import counted_read
 from apps.core.database.tenancy import Keyed, id_of
 from apps.core.errors import InvalidValue
 from apps.core.http.csv_text import csv_chunks
@@ -117,7 +118,8 @@ def export(rows: QuerySet[AuditEntry], *, kind: str) -> tuple[Iterator[bytes], s
     """
     if kind not in ("csv", "jsonl"):
         raise InvalidValue("An export is csv or jsonl.", param="export")
-    found = list(rows[:MAX_EXPORTED])
+    with counted_read():
+        found = list(rows[:MAX_EXPORTED])
     if kind == "jsonl":
         return ((json.dumps(as_object(entry)) + "\n").encode() for entry in found), "application/jsonl"
     cells = ([_cell(entry, column) for column in COLUMNS] for entry in found)

@@ -24,6 +24,7 @@ from apps.serving.models import EngineTokens, MeteringCheck, Replica
 logger = logging.getLogger(__name__)
 
 TOLERANCE = 0.001
+MAX_STARTS_A_DAY = 100  # of a replica's engine: each keeps a row
 _MARGIN = datetime.timedelta(seconds=2)  # between the clocks of readings and of requests
 _ARRIVED = datetime.timedelta(hours=1)  # by then a day's usage is in the database, or its gateway is in trouble
 _CHECKED_FOR = datetime.timedelta(days=3)  # late usage may settle a difference
@@ -53,8 +54,11 @@ _METERED = """
 
 
 def record_count(*, replica: Replica, engine_generation: str, counted: EngineCount, now: datetime.datetime) -> None:
-    """Store the reading as the newest of its day; the first of a day also ends the day before."""
-    at = now - datetime.timedelta(seconds=max(0.0, counted.age_seconds))
+    """Store the reading as the newest of its day; the first of a day also ends the day before.
+
+    A replica that claims more than MAX_STARTS_A_DAY is not heard any more on that day.
+    """
+    at = now - min(datetime.timedelta(seconds=max(0.0, counted.age_seconds)), _ARRIVED)
     newest = {
         "last_at": Greatest(F("last_at"), at),
         "last_input_tokens": Greatest(F("last_input_tokens"), counted.input_tokens),
@@ -63,6 +67,9 @@ def record_count(*, replica: Replica, engine_generation: str, counted: EngineCou
     days = EngineTokens.objects.filter(replica=replica, engine_generation=engine_generation)
     day = at.astimezone(datetime.UTC).date()
     if days.filter(day=day).update(**newest):
+        return
+    if EngineTokens.objects.filter(replica=replica, day=day).count() >= MAX_STARTS_A_DAY:
+        logger.error("%s claims that its engine started more than %d times today", replica.pk, MAX_STARTS_A_DAY)
         return
     before = days.order_by("-day").first()
     if before is not None and before.day < day:

@@ -99,6 +99,15 @@ def test_a_repeated_upload_makes_one_file_though_its_form_has_another_boundary(k
     assert error_of(other) == (422, "idempotency_key_reused", "Idempotency-Key")
 
 
+def test_the_answers_that_an_organization_keeps_are_limited_in_size(key, post, monkeypatch) -> None:
+    grader = {"type": "string_check", "name": "n", "input": "x" * 8_000, "reference": "y", "operation": "eq"}
+    path, body = "/v1/fine_tuning/alpha/graders/validate", {"grader": grader}
+    monkeypatch.setattr(idempotency, "MAX_KEPT_BYTES", 10_000)
+
+    assert [post(key, path, body, value).status_code for value in ("a", "b", "c")] == [200, 200, 429]
+    assert post(key, path, body, "a").headers["Idempotent-Replayed"] == "true"
+
+
 @pytest.mark.django_db(transaction=True)
 def test_of_two_requests_at_once_one_has_an_effect(key, post, monkeypatch) -> None:
     create, has_begun, may_end = uploads.create_upload, threading.Event(), threading.Event()

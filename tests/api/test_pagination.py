@@ -1,12 +1,14 @@
 """Pages of OpenAI lists, walked over the audit log's neighbour with the fewest rules: invitations."""
 
 import datetime
+import time
 
 import pytest
-from django.db.models import QuerySet
+from django.db.models import Func, QuerySet, TextField
 
 from apps.accounts.models import Invitation, Organization, User
 from apps.core.database.clock import db_now
+from apps.core.database.read_times import read_seconds
 from apps.core.errors import InvalidValue
 from apps.interfaces.api.requests.handlers import read_query
 from apps.interfaces.api.requests.pagination import PageQuery, page
@@ -75,3 +77,12 @@ def test_a_limit_out_of_range_is_refused(rows: QuerySet[Invitation], limit: str)
         read(rows, limit=limit)
 
     assert caught.value.param == "limit"
+
+
+def test_the_databases_time_for_a_list_counts_with_the_request(rows: QuerySet[Invitation]) -> None:
+    sleep = Func(template="pg_sleep(0.04)::text", output_field=TextField())
+    before, own = read_seconds(), time.thread_time()
+
+    read(rows.annotate(slept=sleep))  # five times 0.04 s, in which this thread only waits
+
+    assert 0.15 < read_seconds() - before < 5 and time.thread_time() - own < 0.15

@@ -8,7 +8,7 @@ from django.db.models import Q
 from django.utils.translation import gettext
 
 from apps.accounts.login import api_keys, browser_tokens
-from apps.accounts.members.memberships import lock_members
+from apps.accounts.members.memberships import MANAGING, lock_members
 from apps.accounts.members.service_accounts import lock_service_account
 from apps.accounts.models import ApiKey, KeyKind, Membership, Organization, User
 from apps.accounts.operations import clean_name
@@ -261,8 +261,14 @@ def revoke_key(
 
 @transaction.atomic
 def revoke_keys_of(*, user: User, now: datetime.datetime) -> int:
-    """Revoke every key a person made, in all organizations; return how many API keys. Run it under `system()`."""
-    alive = ApiKey.objects.filter(created_by=user, revoked_at=None)
+    """Revoke every key a person made, in all organizations; return how many API keys. Run it under `system()`.
+
+    Of the keys of service accounts that the person knows, those end that manage people, keys or the organization, as
+    with a membership: another person who had the password could return with one.
+    """
+    known = ApiKey.objects.filter(issued_by=user, revoked_at=None, scopes__overlap=sorted(MANAGING))
+    managing = [key.pk for key in with_made(known)]
+    alive = ApiKey.objects.filter(Q(created_by=user) | Q(pk__in=managing), revoked_at=None)
     shown = alive.filter(kind=KeyKind.SECRET).count()
     for organization_id in list(alive.order_by().values_list("organization_id", flat=True).distinct()):
         revoked = alive.for_organization(organization_id).update(revoked_at=now, revoked_by=user)

@@ -12,7 +12,7 @@ from apps.core import audit
 from apps.core.errors import InvalidState, InvalidValue, NotFound, PermissionDenied
 
 # What manages people, keys or the organization.
-_MANAGING = frozenset({Permission.MEMBER_MANAGE, Permission.KEY_MANAGE, Permission.ORGANIZATION_MANAGE})
+MANAGING = frozenset({Permission.MEMBER_MANAGE, Permission.KEY_MANAGE, Permission.ORGANIZATION_MANAGE})
 
 
 @transaction.atomic
@@ -86,11 +86,11 @@ def remove_member(
 def _revoke_managing_keys(membership: Membership, now: datetime.datetime, by: User, *, role: str = "") -> int:
     """Revoke the keys of service accounts with which their creator could return; return how many, with what they made.
 
-    With a `role` that manages members, these hold a scope of `_MANAGING` that the role lacks; otherwise any of them.
+    With a `role` that manages members, these hold a scope of `MANAGING` that the role lacks; otherwise any of them.
     """
-    scopes = _MANAGING
+    scopes = MANAGING
     if role and has_permission(role, Permission.MEMBER_MANAGE):
-        scopes = _MANAGING - ROLES[role].permissions
+        scopes = MANAGING - ROLES[role].permissions
     known = ApiKey.objects.for_organization(membership.organization_id).filter(issued_by=membership.user_id)
     return with_made(known.filter(scopes__overlap=sorted(scopes))).update(revoked_at=now, revoked_by=by)
 

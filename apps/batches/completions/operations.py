@@ -17,7 +17,8 @@ from apps.datasets.intake.versions import create_version
 from apps.datasets.models import DatasetVersion
 
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
-MAX_ROWS = 10_000  # of a dataset made of stored completions, while its maker waits
+# Of a dataset made of stored completions, while its maker waits.
+MAX_ROWS, MAX_READ_BYTES = 10_000, 64 * 1024 * 1024
 TOMBSTONE = datetime.timedelta(hours=1)  # a living gateway ships what a dead one left within seconds
 _DELETED_AT_ONCE = 500
 _READ_AT_ONCE = 4  # each may have 8 MiB
@@ -74,14 +75,15 @@ def create_dataset(
     model_name: str | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> DatasetVersion:
-    """Make a dataset of stored completions, the newest MAX_ROWS; it is validated like an upload.
+    """Make a dataset of the newest stored completions, within the limits above; it is validated like an upload.
 
     Raises InvalidValue if there are none, StorageFull.
     """
     found = list_completions(organization=organization, model_name=model_name, metadata=metadata)
     newest = found.order_by("-created_at", "-id")[:MAX_ROWS]
     if not newest.exists():
-        raise InvalidValue("No stored completion has this model and this metadata, so there are no rows.")
+        text = "No stored completion has this model and this metadata. Leave one out, or send `store: true` with chats."
+        raise InvalidValue(text, param="stored_completions")
     return create_version(
         organization=organization,
         filename=f"{name}.jsonl",
@@ -95,7 +97,11 @@ def create_dataset(
 
 def _lines(completions: QuerySet[StoredCompletion]) -> Iterator[bytes]:
     """Yield a row for each first choice that has an answer: the messages of the request, then the answer."""
+    read_bytes = 0
     for completion in completions.iterator(_READ_AT_ONCE):
+        read_bytes += completion.bytes
+        if read_bytes > MAX_READ_BYTES:
+            return
         request, choices = read_request(completion), read_answer(completion)["choices"]
         answer = choices[0]["message"] if choices else {}
         if not answer.get("content") and not answer.get("tool_calls"):

@@ -23,6 +23,8 @@ MAX_CONFIG_BYTES = 64 * 2**10
 MAX_TENSORS = 20_000
 MAX_RANK = 512  # the largest rank that vLLM accepts
 MAX_SCALE = 64.0  # lora_alpha / r; 2 is usual, 1e9 makes finite weights overflow
+_MAX_ALPHA = MAX_SCALE * MAX_RANK
+_MAX_SHOWN = 100  # characters of a name in a message
 
 _ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
@@ -189,7 +191,7 @@ def check_origin(adapter_config: Mapping[str, Any], *, base: str, revision: str)
 def check_config(config: Mapping[str, object]) -> list[Problem]:
     """Return why no engine serves an adapter with this configuration; empty when one may. Files are not read."""
     problems = [
-        Problem(ProblemCode.UNKNOWN_KEY, f"adapter_config.json has the unknown key {key!r}.")
+        Problem(ProblemCode.UNKNOWN_KEY, f"adapter_config.json has the unknown key {key[:_MAX_SHOWN]!r}.")
         for key in sorted(set(config) - CONFIG_KEYS)
     ]
     problems += [
@@ -256,15 +258,16 @@ def _refuse_constant(name: str) -> None:
 
 
 def _parse_tensor(name: str, entry: object, header_end: int) -> Tensor:
+    shown = repr(name[:_MAX_SHOWN])
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise AdapterFileError(f"Tensor {name!r} must have dtype, shape and data_offsets.")
+        raise AdapterFileError(f"Tensor {shown} must have dtype, shape and data_offsets.")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if dtype not in _ITEM_BYTES:
-        raise AdapterFileError(f"Tensor {name!r} has the unknown dtype {dtype!r}.")
+    if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
+        raise AdapterFileError(f"Tensor {shown} has the unknown dtype {json.dumps(dtype)[:_MAX_SHOWN]}.")
     if not _are_sizes(shape) or len(shape) > 8 or not _are_sizes(offsets) or len(offsets) != 2:
-        raise AdapterFileError(f"Tensor {name!r} has an unusable shape or offsets.")
+        raise AdapterFileError(f"Tensor {shown} has an unusable shape or offsets.")
     if offsets[1] - offsets[0] != math.prod(shape) * _ITEM_BYTES[dtype]:
-        raise AdapterFileError(f"Tensor {name!r} occupies {offsets[1] - offsets[0]} bytes, not what its shape needs.")
+        raise AdapterFileError(f"Tensor {shown} occupies {offsets[1] - offsets[0]} bytes, not what its shape needs.")
     return Tensor(dtype=dtype, shape=tuple(shape), begin=header_end + offsets[0], end=header_end + offsets[1])
 
 
@@ -276,7 +279,7 @@ def _require_full_cover(tensors: Mapping[str, Tensor], *, begin: int, end: int) 
     position = begin
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if tensor.begin != position:
-            raise AdapterFileError(f"Tensor {name!r} leaves a hole or overlaps its neighbour.")
+            raise AdapterFileError(f"Tensor {name[:_MAX_SHOWN]!r} leaves a hole or overlaps its neighbour.")
         position = tensor.end
     if position != end:
         raise AdapterFileError(f"The tensors end at byte {position}, the file at {end}.")
@@ -311,13 +314,18 @@ def _check_values(config: Mapping[str, object]) -> list[Problem]:
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if type(rank) is not int or not 1 <= rank <= MAX_RANK:
         problems.append(Problem(ProblemCode.INVALID_VALUE, f"r must be a whole number from 1 to {MAX_RANK}."))
-    elif isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < get_scale(config) <= MAX_SCALE:
+    elif (
+        isinstance(alpha, bool)
+        or not isinstance(alpha, int | float)
+        or not 0 < alpha <= _MAX_ALPHA  # a longer integer has no quotient
+        or not 0 < get_scale(config) <= MAX_SCALE
+    ):
         message = f"lora_alpha must be above 0 and scale the adapter by at most {MAX_SCALE:g}."
         problems.append(Problem(ProblemCode.INVALID_VALUE, message))
     if config.get("use_rslora") not in (None, False, True):
         problems.append(Problem(ProblemCode.INVALID_VALUE, "use_rslora must be true or false."))
     modules = config.get("target_modules")
-    if not isinstance(modules, list) or not modules or not set(map(str, modules)) <= set(TARGET_MODULES):
+    if not isinstance(modules, list) or not modules or not all(module in TARGET_MODULES for module in modules):
         message = f"target_modules must be a list out of {', '.join(TARGET_MODULES)}."
         problems.append(Problem(ProblemCode.INVALID_VALUE, message))
     return problems

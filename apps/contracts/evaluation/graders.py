@@ -15,6 +15,7 @@ from apps.contracts.evaluation.text_scores import bleu, check, gleu, rouge_l, ro
 
 MAX_CHARACTERS = 8_000  # of a text, before and after its variables are filled in
 MAX_GRADERS = 10
+MAX_VARIABLES = 100  # of all texts of a criterion or a template, which are filled in for each of many items
 _VARIABLE = re.compile(r"\{\{\s*([^{}\s]{1,200})\s*\}\}")
 
 Text = Annotated[str, Meta(max_length=MAX_CHARACTERS)]
@@ -171,6 +172,11 @@ def fill(template: str, names: Mapping[str, object]) -> str:
     return "".join([*parts, template[end:]])
 
 
+def count_variables(*texts: str) -> int:
+    """Return how many variables the templates may have at most."""
+    return sum(text.count("{{") for text in texts)
+
+
 def value_at(names: Mapping[str, object], path: str) -> object:
     """Return the value at a place such as `item.answers.0`. Raises UnknownVariable."""
     value: object = names
@@ -214,7 +220,7 @@ def calculate(formula: str, scores: Mapping[str, float]) -> float:
     try:
         tree = ast.parse(formula.strip().replace("^", "**"), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise FormulaError("calculate_output is not a formula, such as 0.7 * exact + 0.3 * close.") from error
+        raise FormulaError("calculate_output must be a formula, such as 0.7 * exact + 0.3 * close.") from error
     try:
         reward = float(_evaluate(tree, scores))
     except (ValueError, TypeError, RecursionError) as error:  # a root of -1, max of one number
@@ -237,4 +243,4 @@ def _evaluate(node: ast.AST, scores: Mapping[str, float]) -> Any:
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS:
             return float(_FUNCTIONS[name](*(_evaluate(one, scores) for one in arguments)))
     known = ", ".join([*scores, *_FUNCTIONS])
-    raise FormulaError(f"calculate_output may have numbers, + - * / ^ and these names alone: {known}.")
+    raise FormulaError(f"calculate_output takes numbers, + - * / ^ and these names alone: {known}.")

@@ -7,6 +7,9 @@ import datetime
 import hashlib
 from collections.abc import Callable
 
+from django.db.models import Count, Sum
+from django.db.models.functions import Length
+
 from apps.core.audit import require_transaction
 from apps.core.database.locks import try_lock
 from apps.core.database.tenancy import Keyed, id_of
@@ -18,6 +21,7 @@ HEADER = "Idempotency-Key"
 KEPT = datetime.timedelta(hours=24)
 MAX_ANSWERS = 10_000  # of one organization
 MAX_ANSWER_BYTES = 64 * 1024
+MAX_KEPT_BYTES = 64 * 1024 * 1024  # of one organization's answers: no storage limit counts them
 _PRUNED_AT_ONCE = 10_000
 
 
@@ -57,10 +61,11 @@ def answer_once(
             text = f"This {HEADER} was sent with another request. Use a new value for a new request."
             raise IdempotencyKeyReused(text, param=HEADER)
         return unseal(bytes(found.answer_sealed), place=place), True
-    if rows[:MAX_ANSWERS].count() == MAX_ANSWERS:
+    kept = rows.aggregate(count=Count("pk"), bytes=Sum(Length("answer_sealed"), default=0))
+    if kept["count"] >= MAX_ANSWERS or kept["bytes"] >= MAX_KEPT_BYTES:
         text = (
-            f"Your organization used {MAX_ANSWERS:,} values of {HEADER} in 24 hours. "
-            "Send the request without the header, or wait until older values expire."
+            f"Your organization used {MAX_ANSWERS:,} values of {HEADER} in 24 hours, or their answers take "
+            f"{MAX_KEPT_BYTES // 1024**2} MiB. Send the request without the header, or wait until older values expire."
         )
         raise QuotaExceeded(text, param=HEADER)
     given = answer()

@@ -10,6 +10,8 @@ from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
+from apps.core.database.read_times import counted_read
+
 MIN_CHARACTERS = 2
 _MAX_CHARACTERS = 80
 _MAX_WORDS = 5
@@ -36,7 +38,9 @@ class HitKind:
 
     def find(self, words: list[str]) -> list[Hit]:
         """Return the first rows that contain every word, each in any of the fields, in the order of `rows`."""
-        return [self.show(row) for row in with_words(self.rows, words, self.fields)[:_SHOWN]]
+        with counted_read():
+            found = list(with_words(self.rows, words, self.fields)[:_SHOWN])
+        return [self.show(row) for row in found]
 
 
 def with_words(rows: QuerySet[_Row], words: Iterable[str], fields: Sequence[str]) -> QuerySet[_Row]:

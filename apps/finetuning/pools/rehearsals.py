@@ -10,10 +10,11 @@ import logging
 
 import msgspec
 from django.db import transaction
-from django.db.models import F, Func, IntegerField, Q
+from django.db.models import F, Func, IntegerField, OuterRef, Q, Subquery, Sum
 from django.db.models.lookups import LessThan
 
 from apps.accounts.models import Organization, key_of
+from apps.accounts.shares import get_share_holder
 from apps.contracts.runs import MemoryReport, MemoryRequest
 from apps.contracts.worker_api import RehearsalReport, RehearsalRequest
 from apps.core.database import locks
@@ -40,8 +41,8 @@ _WORKERS_TOLERANCE = 0.01  # between two workers, whose versions of torch may di
 def ask(*, organization: Organization | str, rehearsal: QuotedRehearsal, pool: GpuPool, now: datetime.datetime) -> bool:
     """Ask the workers for the figure, if it is neither known nor asked for; return whether one will come.
 
-    None will come while no trainer is free for it, or after three answers of which none was believed. An organization
-    has at most three open requests.
+    None will come while no trainer is free for it, or after three answers of which none was believed. Organizations
+    that share have at most three open requests together.
     """
     own = MemoryRehearsal.objects.filter(pk=rehearsal.digest)
     open_answers = own.filter(asked_at__gte=now - _OPEN).values_list("answers", flat=True)
@@ -54,7 +55,7 @@ def ask(*, organization: Organization | str, rehearsal: QuotedRehearsal, pool: G
         return True
     if own.filter(reported_at=None, asked_at__gte=now - _OPEN).exists():  # every try failed, or all trainers are busy
         return False
-    asker = hashlib.sha256(key_of(organization).encode()).hexdigest()
+    asker = hashlib.sha256(get_share_holder(organization=organization).encode()).hexdigest()
     waiting = MemoryRehearsal.objects.filter(_is_open(now))
     if waiting.filter(asker_sha256=asker).count() >= _MAX_OPEN_OF_ONE or waiting.count() >= _MAX_OPEN:
         return False
@@ -76,16 +77,20 @@ def ask(*, organization: Organization | str, rehearsal: QuotedRehearsal, pool: G
 
 @transaction.atomic
 def take(*, worker: Worker) -> RehearsalRequest | None:
-    """Give the worker the oldest open request that no other one has and that it has not answered; None without one.
+    """Give the worker an open request that no other one has and that it has not answered; None without one.
 
-    A worker rehearses one job at a time. If it asks while it has one, it was restarted, and may take that one again.
+    Requests of those who had the fewest lately come first. A worker rehearses one job at a time. If it asks while it
+    has one, it was restarted, and may take that one again.
     """
     now = db_now()
     if worker.kind != WorkerKind.TRAINER or worker.cordoned_at or worker.drain_requested_at:
         return None
     is_free = Q(taken_at=None) | Q(taken_at__lt=now - _TAKEN) | Q(worker=worker)
     waiting = MemoryRehearsal.objects.filter(_is_open(now), is_free).exclude(answers__contains=[{"worker": worker.pk}])
-    row = waiting.order_by("asked_at").select_for_update(skip_locked=True).first()
+    lately = MemoryRehearsal.objects.filter(asker_sha256=OuterRef("asker_sha256"), asked_at__gte=now - _OPEN)
+    taken = lately.order_by().values("asker_sha256").annotate(total=Sum("takes")).values("total")
+    in_turn = waiting.order_by(Subquery(taken), "asked_at")
+    row = in_turn.select_for_update(skip_locked=True, of=("self",)).first()
     if row is None:
         return None
     MemoryRehearsal.objects.filter(pk=row.pk).update(worker=worker, taken_at=now, takes=F("takes") + 1)

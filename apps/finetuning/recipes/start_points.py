@@ -115,7 +115,9 @@ def find_checkpoint(organization: Organization | str, checkpoint_id: str, *, is_
     found = (rows.select_for_update(of=("self",)) if is_locked else rows).first()
     if found is None:
         raise NotFound(
-            f"The checkpoint {checkpoint_id!r} does not exist any more.", param="model", code="checkpoint_not_found"
+            f"The checkpoint '{checkpoint_id[:64]}' does not exist any more.",
+            param="model",
+            code="checkpoint_not_found",
         )
     return found
 

@@ -16,7 +16,14 @@ from django.db.models import F, OuterRef, Q, Subquery
 
 from apps.adapters.models import AdapterVersion
 from apps.catalog.references import base_model_ref
-from apps.contracts.parity import MAX_PARITY_BYTES, PARITY_FILE, ParityProbe
+from apps.contracts.parity import (
+    MAX_CHAT_CHARACTERS,
+    MAX_PARITY_BYTES,
+    MAX_ROW_TOKENS,
+    MAX_ROWS,
+    PARITY_FILE,
+    ParityProbe,
+)
 from apps.contracts.runs import Manifest, ManifestFile
 from apps.contracts.worker_api import ExaminationReport, ExaminationRequest
 from apps.core.database.clock import db_now
@@ -35,7 +42,6 @@ MANIFEST = "manifest.json"
 _PATIENCE = datetime.timedelta(minutes=10)  # until a trainer begins
 _TAKEN = datetime.timedelta(minutes=35)  # a trainer ends an examination after half an hour
 _MAX_TRIES = 2
-_MAX_ROWS, _MAX_TOKENS = 8, 2_100  # of a probe, and of each of its rows
 _URL_SECONDS = 3600
 
 
@@ -139,9 +145,10 @@ def _end(row: Examination, *, problem: str = "") -> None:
 def _check(probe: ParityProbe, *, vocabulary: int) -> None:
     """Raise InvalidValue for a probe that an engine could not score, or that would take it long."""
     rows = probe.rows
-    is_sized = 0 < len(rows) <= _MAX_ROWS and all(1 < len(row.token_ids) <= _MAX_TOKENS for row in rows)
+    is_sized = rows and all(len(row.token_ids) > 1 for row in rows) and probe.bounded() == probe
     if not is_sized or len(msgspec.json.encode(probe)) > MAX_PARITY_BYTES:
-        raise InvalidValue(f"A probe has 1 to {_MAX_ROWS} rows of 2 to {_MAX_TOKENS} tokens.", param="probe.rows")
+        text = f"A probe has 1 to {MAX_ROWS} rows of 2 to {MAX_ROW_TOKENS:,} tokens, and a chat of at most"
+        raise InvalidValue(f"{text} {MAX_CHAT_CHARACTERS:,} characters.", param="probe.rows")
     for row in rows:
         scores = (*row.tuned, *row.base)
         is_whole = len(row.tuned) == len(row.base) == len(row.token_ids) - 1

@@ -23,6 +23,7 @@ from apps.catalog.queries import get_base_model, list_base_models
 from apps.contracts.adapter_files import (
     CONFIG_FILE,
     MAX_CONFIG_BYTES,
+    TARGET_MODULES,
     WEIGHTS_FILE,
     AdapterFileError,
     base_reference,
@@ -123,10 +124,12 @@ def _find_base(config: dict[str, object], name: str) -> BaseModel:
         if not base.is_installed:
             raise InvalidValue(f"{name} is not installed here. Choose one of {_names(offered)}.", param="base_model")
         return base
-    asked = str(config.get("base_model_name_or_path") or "")
+    named = config.get("base_model_name_or_path")
+    asked = named if isinstance(named, str) else ""
     found = next((each for each in offered if asked in (each.repo or each.name, f"./{each.name}")), None)
     if found is None:
-        text = f"No installed base model is {asked[:100]!r}. If the adapter belongs to one of these, send its name as "
+        known = f"No installed base model is '{asked[:100]}'" if asked else "The configuration names no base model"
+        text = f"{known}. If the adapter belongs to one of these, send its name as "
         raise InvalidValue(f"{text}base_model: {_names(offered)}.", param="base_model")
     revision = config.get("revision")
     if revision not in (None, "main", found.revision):
@@ -185,6 +188,6 @@ def _new_version(
         manifest_sha256=hashlib.sha256(msgspec.json.encode(manifest)).hexdigest(),
         method=Method.LORA,
         rank=config["r"],
-        target_modules=[str(module) for module in modules],
+        target_modules=[module for module in TARGET_MODULES if module in modules],
         metrics={UPLOADED: scale_of_upload(config)},
     )

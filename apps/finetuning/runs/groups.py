@@ -10,13 +10,13 @@ import math
 from collections.abc import Collection, Sequence
 
 import msgspec
-from django.db.models import Min
+from django.db.models import Min, Q
 
 from apps.contracts.addresses.machines import NodeGroup
 from apps.contracts.failures import FailureCode
 from apps.contracts.worker_api import ClaimRequest
 from apps.core.messages import outbox
-from apps.finetuning.lifecycle import HEARTBEAT_SECONDS, LEASE_SECONDS, RUN_HOLDING_LEASE
+from apps.finetuning.lifecycle import HEARTBEAT_SECONDS, LEASE_SECONDS, RunStatus
 from apps.finetuning.models import FineTuningJob, Run, RunMember, Worker
 from apps.finetuning.quotes.pool_facts import live_worker_filter
 from apps.finetuning.usage.occupancy import Held, held_of, leased_gpus
@@ -24,7 +24,7 @@ from apps.finetuning.usage.offers import Offer, could_join, read_offer
 
 _SILENT = datetime.timedelta(seconds=2.5 * HEARTBEAT_SECONDS)  # a machine that missed two heartbeats may be gone
 
-_DISTRUSTED = datetime.timedelta(minutes=30)  # for which a worker that did not take up a place is chosen last
+_DISTRUSTED = datetime.timedelta(minutes=30)  # for which a worker of a group that failed is chosen last
 
 
 def offer_of(request: ClaimRequest) -> Offer | None:
@@ -152,14 +152,15 @@ def explain_loss(*, run: Run, job: FineTuningJob, now: datetime.datetime) -> tup
 def _offering(job: FineTuningJob, worker: Worker, now: datetime.datetime) -> list[Worker]:
     """Return the pool's other workers that could join now, the smallest first.
 
-    Those that lately did not take up a place come last.
+    Those of groups that lately failed, or did not come together, come last: one of them may do that to every group.
     """
     live = list(worker.pool.workers.filter(live_worker_filter(now), offer__isnull=False).exclude(pk=worker.pk))
     held = held_of(workers=[each.pk for each in live])
     able = [each for each in live if _can_join(each, job, held.get(each.pk, Held()))]
-    unused = RunMember.objects.filter(worker__in=able, started_at=None, run__leased_at__gte=now - _DISTRUSTED)
-    late = set(unused.exclude(run__status__in=RUN_HOLDING_LEASE).values_list("worker_id", flat=True))
-    return sorted(able, key=lambda each: (each.pk in late, each.gpu_count, each.pk))
+    places = RunMember.objects.filter(worker__in=able, run__finished_at__gte=now - _DISTRUSTED)
+    failed = places.filter(Q(started_at=None) | Q(run__status__in=(RunStatus.FAILED, RunStatus.LOST)))
+    last = set(failed.values_list("worker_id", flat=True))
+    return sorted(able, key=lambda each: (each.pk in last, each.gpu_count, each.pk))
 
 
 def _can_join(worker: Worker, job: FineTuningJob, held: Held) -> bool:

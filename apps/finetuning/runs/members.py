@@ -57,7 +57,8 @@ def heartbeat(*, lease: Lease) -> wire.HeartbeatResponse:
 def leave(*, lease: Lease, outcome: wire.LeaveRequest) -> None:
     """Free the machine, whose part is done; with an outcome, end the whole attempt by it. Raises StaleLease.
 
-    No failure that it reports ends the job, is billed or sets a checkpoint aside: only the first machine may say that.
+    No failure that it reports ends the job, is billed or sets a checkpoint aside: only the first machine may say that,
+    and that the run stalled, which ends the job the second time.
     """
     found = _find(lease)
     job = FineTuningJob.objects.select_for_update().get(pk=found.run.job_id)
@@ -70,7 +71,7 @@ def leave(*, lease: Lease, outcome: wire.LeaveRequest) -> None:
 def _believed(outcome: Failed | Stopped) -> Failed | Stopped:
     if isinstance(outcome, Stopped):
         return outcome
-    if outcome.code.is_retryable and outcome.code is not FailureCode.CHECKPOINT_INVALID:
+    if outcome.code.is_retryable and outcome.code not in (FailureCode.CHECKPOINT_INVALID, FailureCode.STALLED):
         return outcome
     return msgspec.structs.replace(outcome, code=FailureCode.INTERNAL_ERROR)
 

@@ -91,7 +91,7 @@ def _record_samples(job: FineTuningJob, event: wire.SamplesGenerated) -> None:
 
 def _start_training(run: Run, job: FineTuningJob, event: wire.TrainingStarted) -> None:
     advance(run, to=RunStatus.RUNNING, transitions=RUN_TRANSITIONS, training_started_at=db_now())
-    job.total_steps, job.step = event.total_steps, event.start_step
+    job.total_steps, job.step = event.total_steps, min(event.start_step, event.total_steps)
     job.save(update_fields=["total_steps", "step"])
     events.append(
         job,
@@ -104,7 +104,9 @@ def _start_training(run: Run, job: FineTuningJob, event: wire.TrainingStarted) -
 
 
 def _record_step(run: Run, job: FineTuningJob, event: wire.StepCompleted) -> None:
-    job.step, job.total_steps, job.trained_tokens = event.step, event.total_steps, event.trained_tokens
+    # The work that is left is part of every tenant's quote for the pool, so it must not be negative.
+    job.step, job.total_steps = min(event.step, event.total_steps), event.total_steps
+    job.trained_tokens = event.trained_tokens
     job.save(update_fields=["step", "total_steps", "trained_tokens"])
     events.append(
         job,
@@ -133,6 +135,7 @@ def _record_checkpoint(run: Run, job: FineTuningJob, event: wire.CheckpointSaved
     upload = find_upload(run, event.upload_id, kind="checkpoint")
     require_complete(upload=upload, manifest_sha256=event.manifest_sha256)
     make_durable(run, job, step=event.step, training_seconds=event.training_seconds)
+    byte_count = sum(file["bytes"] for file in upload.manifest["files"])  # as stored: its customer pays for them
     Checkpoint.objects.get_or_create(
         run=run,
         step=event.step,
@@ -140,12 +143,12 @@ def _record_checkpoint(run: Run, job: FineTuningJob, event: wire.CheckpointSaved
             "organization_id": run.organization_id,
             "job": job,
             "upload": upload,
-            "bytes": event.bytes,
+            "bytes": byte_count,
             "metrics": _metrics_at(job, event),
             "billed_gpu_ms": run.billed_gpu_ms,
         },
     )
-    events.append(job, message=f"Checkpoint saved at step {event.step}", step=event.step, bytes=event.bytes)
+    events.append(job, message=f"Checkpoint saved at step {event.step}", step=event.step, bytes=byte_count)
     forget_checkpoints(job=job)
 
 

@@ -16,6 +16,7 @@ from apps.finetuning.pools import operations
 
 _MAX_PROBE_TOKENS = 512
 _MAX_SHAPE_NAME = 60
+_MAX_REPORT_BYTES = 64 * 1024  # each is kept, with its config.json
 _MAX_A_DAY = 1_000  # per worker: a calibration's grid has some hundred points of ten seconds each
 _LONGEST_MEASUREMENT = datetime.timedelta(minutes=30)
 _PROBED = (Method.LORA, Method.QLORA)  # the duration of full training is derived from these
@@ -74,11 +75,16 @@ def _request(base_model: BaseModel, method: Method, *, has_token: bool, is_first
 def record(*, worker: Worker, report: ProbeReport) -> None:
     """Store a trainer's report.
 
-    Raises NotFound for a base model that is not in the catalogue, InvalidValue without a base model or a valid shape,
-    PermissionDenied for another kind of worker, RateLimited for a worker that reports more than a machine can measure.
+    Raises NotFound for a base model that is not in the catalogue, InvalidValue for another method, or without a base
+    model or a valid shape, PermissionDenied for another kind of worker, RateLimited for a worker that reports more than
+    a machine can measure.
     """
     if worker.kind != WorkerKind.TRAINER:
         raise PermissionDenied("A trainer measures; a replica does not.")
+    if report.method not in list(Method):
+        raise InvalidValue(f"method is one of {', '.join(Method)}.", param="method")
+    if len(msgspec.json.encode(report)) > _MAX_REPORT_BYTES:
+        raise InvalidValue(f"A measurement has at most {_MAX_REPORT_BYTES // 1024} KiB.", param="config")
     a_day_ago = db_now() - datetime.timedelta(days=1)
     if ThroughputProbe.objects.filter(worker=worker, measured_at__gte=a_day_ago).count() >= _MAX_A_DAY:
         raise RateLimited(f"A worker reports at most {_MAX_A_DAY} measurements a day.", retry_after_seconds=3600)

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from apps.contracts.evaluation.graders import (
     MAX_CHARACTERS,
+    MAX_VARIABLES,
     MultiGrader,
     Name,
     PythonGrader,
@@ -16,6 +17,7 @@ from apps.contracts.evaluation.graders import (
     Text,
     TextTooLong,
     UnknownVariable,
+    count_variables,
     fill,
     grade_text,
 )
@@ -135,12 +137,14 @@ def check_criteria(criteria: Sequence[SentCriterion]) -> list[Criterion]:
                 text = "passing_labels must be some of the labels."
                 raise InvalidValue(text, param=f"{place}.passing_labels")
             case ScoreModelCriterion() if criterion.bounds[0] >= criterion.bounds[1]:
-                raise InvalidValue("range is the lowest and the highest score.", param=f"{place}.range")
+                raise InvalidValue("range must be the lowest score and a higher one.", param=f"{place}.range")
             case ScoreModelCriterion() if criterion.sampling_params:
                 text = "A grader always answers at temperature 0 and with one seed, so that runs compare: leave it out."
                 raise InvalidValue(text, param=f"{place}.sampling_params", code="not_offered")
         if isinstance(criterion, LabelModelCriterion | ScoreModelCriterion):
             check_messages(criterion.input, param=f"{place}.input")
+        if isinstance(criterion, StringCheckGrader | SimilarityGrader):
+            _require_few_variables(criterion.input, criterion.reference, param=f"{place}.input")
     return [one for one in criteria if isinstance(one, Criterion)]
 
 
@@ -170,10 +174,17 @@ def fill_messages(template: list[TemplateMessage], names: Mapping[str, object]) 
 
 
 def check_messages(template: list[TemplateMessage], *, param: str) -> None:
-    """Raise InvalidValue for messages that are too long even before their variables are filled in."""
+    """Raise InvalidValue for messages that are too long before their variables are filled in, or have too many."""
     texts = [_text_of(one) for one in template]
     if max(map(len, texts)) > MAX_CHARACTERS or sum(map(len, texts)) > MAX_MESSAGES_CHARACTERS:
         text = f"A message has at most {MAX_CHARACTERS:,} characters, and all have {MAX_MESSAGES_CHARACTERS:,}."
+        raise InvalidValue(text, param=param)
+    _require_few_variables(*texts, param=param)
+
+
+def _require_few_variables(*texts: str, param: str) -> None:
+    if count_variables(*texts) > MAX_VARIABLES:
+        text = f"The texts have more than {MAX_VARIABLES} variables together, such as {{{{item.question}}}}: use fewer."
         raise InvalidValue(text, param=param)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from django.db import transaction
 
+from apps.contracts.evaluation.graders import SimilarityGrader, TextTooLong, UnknownVariable, fill
 from apps.core.database.clock import db_now
 from apps.core.database.transitions import try_advance
 from apps.serving.evals.criteria import Criterion, Grade, ScoreModelCriterion, grade_of
@@ -13,7 +14,9 @@ from apps.serving.evals.lifecycle import RUN_TRANSITIONS, EvalRunStatus, ItemSta
 from apps.serving.evals.models import EvalItem, EvalRun
 from apps.serving.evals.sources import SourceItem, names_with
 
+MAX_COMPARED = 10_000_000  # characters of all texts whose similarity a run computes: ten seconds
 _ROWS_AT_ONCE = 20
+_TOO_MUCH = f"The run compares more than {MAX_COMPARED:,} characters. Use fewer items, criteria or shorter texts."
 _MISSING = {"text": "", "error": {"code": "no_answer", "message": "The model gave no answer."}}
 _USAGE = (("prompt_tokens", "input_tokens"), ("cached_tokens", "cached_tokens"), ("completion_tokens", "output_tokens"))
 
@@ -21,7 +24,7 @@ _USAGE = (("prompt_tokens", "input_tokens"), ("cached_tokens", "cached_tokens"),
 def finish(*, run: EvalRun, error: dict[str, str] | None = None) -> None:
     """Grade the items of a run and end it, as failed if there is an error. Its results are kept either way."""
     criteria: list[Criterion] = msgspec.convert(run.testing_criteria, list[Criterion])
-    counts = _Counts()
+    counts, left = _Counts(), MAX_COMPARED
     with transaction.atomic():
         graded: list[EvalItem] = []
         for row in run.items.order_by("number").iterator(_ROWS_AT_ONCE):
@@ -29,7 +32,8 @@ def finish(*, run: EvalRun, error: dict[str, str] | None = None) -> None:
             if run.model_name and "s" not in answers:
                 answers["s"] = _MISSING
                 row.answers = msgspec.json.encode(answers).decode()
-            grades = _grade(row, answers, criteria)
+            grades, compared = _grade(row, answers, criteria, most_compared=left)
+            left -= compared
             results = [_result(one, grade) for one, grade in zip(criteria, grades, strict=False)]
             row.status, row.results = _status_of(grades), msgspec.json.encode(results).decode()
             counts.add(row, grades, answers)
@@ -74,19 +78,36 @@ class _Counts:
         }
 
 
-def _grade(row: EvalItem, answers: dict[str, Any], criteria: list[Criterion]) -> list[Grade]:
-    """Return a grade for each criterion; none if the item has no answer to grade."""
+def _grade(
+    row: EvalItem, answers: dict[str, Any], criteria: list[Criterion], *, most_compared: int
+) -> tuple[list[Grade], int]:
+    """Return a grade for each criterion, none if the item has no answer to grade, and how many characters it compared.
+
+    A comparison that would exceed `most_compared` is not made.
+    """
     sample = answers.get("s")
     if (sample and sample.get("error")) or any(key[0] == "b" and one.get("error") for key, one in answers.items()):
-        return []
+        return [], 0
     names = names_with(msgspec.json.decode(row.source, type=SourceItem), sample["text"] if sample else None)
-    grades = []
+    grades, compared = [], 0
     for number, criterion in enumerate(criteria):
+        compared += _compared_by(criterion, names)
         try:
-            grades.append(grade_of(number, criterion, names, answers))
+            too_much = isinstance(criterion, SimilarityGrader) and compared > most_compared
+            grades.append(Grade(0.0, False, _TOO_MUCH) if too_much else grade_of(number, criterion, names, answers))
         except KeyError:  # it was not asked before the run ended
             grades.append(Grade(0.0, False, "The model was not asked."))
-    return grades
+    return grades, compared
+
+
+def _compared_by(criterion: Criterion, names: dict[str, Any]) -> int:
+    """Return how many characters a criterion compares."""
+    if not isinstance(criterion, SimilarityGrader):
+        return 0
+    try:
+        return len(fill(criterion.input, names)) + len(fill(criterion.reference, names))
+    except (UnknownVariable, TextTooLong):
+        return 0  # it compares nothing, and its grade says why
 
 
 def _status_of(grades: list[Grade]) -> ItemStatus:

@@ -12,6 +12,7 @@ from apps.batches.completions.queries import list_completions, read_answer, read
 from apps.batches.queries import find_file
 from apps.contracts.chat import split_lines
 from apps.contracts.evaluation.graders import TextTooLong, UnknownVariable, names_of, value_at
+from apps.contracts.struct import is_deeper
 from apps.core.errors import InvalidValue
 from apps.core.objects.store import read_chunks, store
 from apps.datasets.queries import get_version
@@ -20,8 +21,10 @@ from apps.serving.evals.criteria import Messages, check_messages, fill_messages
 MAX_ITEMS = 1_000
 MAX_ITEM_BYTES = 256 * 1024
 MAX_SOURCE_BYTES = 16 * 1024 * 1024
+MAX_FILE_BYTES, MAX_LINES = 2 * MAX_SOURCE_BYTES, 10 * MAX_ITEMS  # read of a file, blank lines included
 MAX_INLINE_BYTES = 128 * 1024  # of items that come with the request, which the run repeats
 DEFAULT_ANSWER_TOKENS = 1_024
+_MAX_DEPTH = 64
 _READ_AT_ONCE = 4  # each may have 8 MiB
 
 
@@ -138,8 +141,7 @@ def read_items(
     for item in found:
         size += len(msgspec.json.encode(item))
         if len(items) >= MAX_ITEMS or size > MAX_SOURCE_BYTES:
-            text = f"A run has at most {MAX_ITEMS:,} items, and {MAX_SOURCE_BYTES // 1024**2} MiB of them."
-            raise InvalidValue(text, param="data_source.source")
+            raise _too_many()
         items.append(item)
     if not items:
         raise InvalidValue("The data source has no items.", param="data_source.source")
@@ -153,13 +155,31 @@ def _of_file(file_id: str, organization: Organization | str) -> Iterator[SourceI
     else:
         key = get_version(organization=organization, id=file_id, param="data_source.source.id").data_key
     with store().open_stream(key) as stream:
-        for line in split_lines(read_chunks(stream), max_line_bytes=MAX_ITEM_BYTES):
+        for line in split_lines(_bounded(read_chunks(stream)), max_line_bytes=MAX_ITEM_BYTES):
             try:
                 row = msgspec.json.decode(line.data, type=dict[str, Any])
             except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
                 text = f"Line {line.number} is no JSON object of at most {MAX_ITEM_BYTES // 1024} KiB."
                 raise InvalidValue(text, param="data_source.source.id") from error
+            if is_deeper(row, _MAX_DEPTH):  # what it becomes part of could not be written
+                text = f"Line {line.number} is nested deeper than {_MAX_DEPTH} levels. Flatten it."
+                raise InvalidValue(text, param="data_source.source.id")
             yield _item_of(row, line.number)
+
+
+def _bounded(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the chunks of a file. Raises InvalidValue for one that takes long to read, although most of it is blank."""
+    size = lines = 0
+    for chunk in chunks:
+        size, lines = size + len(chunk), lines + chunk.count(b"\n")
+        if size > MAX_FILE_BYTES or lines > MAX_LINES:
+            raise _too_many()
+        yield chunk
+
+
+def _too_many() -> InvalidValue:
+    text = f"A run has at most {MAX_ITEMS:,} items, and {MAX_SOURCE_BYTES // 1024**2} MiB of them."
+    return InvalidValue(text, param="data_source.source")
 
 
 def _item_of(row: dict[str, Any], number: int) -> SourceItem:

@@ -64,7 +64,7 @@ async def _score(engine: EngineClient, probe: ParityProbe, lora_name: str, base_
 
 def _read_probe(folder: Path) -> ParityProbe | None:
     try:
-        return msgspec.json.decode((folder / PARITY_FILE).read_bytes(), type=ParityProbe)
+        return msgspec.json.decode((folder / PARITY_FILE).read_bytes(), type=ParityProbe).bounded()
     except FileNotFoundError:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

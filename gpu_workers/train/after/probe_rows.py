@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 
 from apps.contracts.chat import ChatRenderer, parse_row, split_lines
-from apps.contracts.parity import ParityChat, ParityProbe, ParityRow
+from apps.contracts.parity import MAX_CHAT_CHARACTERS, ParityChat, ParityProbe, ParityRow
 from gpu_workers.train.after.scoring import token_logprobs
 from gpu_workers.train.data.examples import Example
 
@@ -60,10 +60,14 @@ def build_probe(
 
 
 def first_chat(path: Path, renderer: ChatRenderer, tokenizer: Tokenizer) -> ParityChat | None:
-    """Return the first plain chat of a file up to its answer, with the tokens that ask for one, or None."""
+    """Return the first plain chat of a file up to its answer, with the tokens that ask for one, or None.
+
+    Long ones are left out: every engine that loads the adapter writes them again.
+    """
     with path.open("rb") as file:
         for line in split_lines(iter(lambda: file.read(_CHUNK_BYTES), b"")):
-            if messages := _plain_messages(line.data):
+            messages = _plain_messages(line.data)
+            if messages and sum(len(message["content"]) for message in messages) <= MAX_CHAT_CHARACTERS // 2:
                 row = parse_row(line.data, line_number=line.number)
                 text = renderer.render_prompt(row.messages[:-1])
                 token_ids = tokenizer.encode(text, add_special_tokens=False).ids

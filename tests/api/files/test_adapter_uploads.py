@@ -52,9 +52,12 @@ def objects_of(organization) -> set[str]:
 def test_an_adapter_is_uploaded_served_and_downloaded(floor, files, api_client, key, organization) -> None:
     client, base = api_client(key), floor.base_model
 
-    made = send(client, files | {CONFIG: config_of(files, peft_version="0.17.0", lora_dropout=0.1)}).json()
+    repeated = json.loads(files[CONFIG])["target_modules"] * 2
+    config = config_of(files, peft_version="0.17.0", lora_dropout=0.1, target_modules=repeated)
+    made = send(client, files | {CONFIG: config}).json()
 
     version = AdapterVersion.objects.get(pk=made["id"])
+    assert len(version.target_modules) == len(set(repeated))
     assert (made["name"], made["version"], made["base_model"], made["rank"]) == ("support-bot", 1, base.name, 16)
     assert (made["is_uploaded"], made["job"], made["certificate"]) == (True, None, "checking")
     assert made["model"].startswith(f"ft:{base.name}:{organization.slug}:support-bot:")
@@ -108,6 +111,8 @@ def test_a_job_that_continues_an_upload_keeps_its_scale(floor, files, api_client
         ({"target_modules": ["lm_head"]}, "adapter_config", "target_modules"),
         ({"target_modules": "all-linear"}, "adapter_config", "target_modules"),
         ({"lora_alpha": 1e9}, "adapter_config", "lora_alpha"),
+        ({"lora_alpha": 10**400}, "adapter_config", "lora_alpha"),
+        ({"base_model_name_or_path": {"name": None}}, "base_model", "names no base model"),
         ({"r": 8}, None, "has shape"),
         ({"target_modules": ["q_proj"]}, None, "does not belong"),
     ],

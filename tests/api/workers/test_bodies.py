@@ -10,7 +10,7 @@ from tests.factories.finetuning import CREDENTIAL, TrainingSetup
     ("body", "code", "param", "words"),
     [
         (b'{"api_version": "new"}', "invalid_value", "api_version", "Use a whole number."),
-        (b'{"base_models": "x"}', "invalid_value", "base_models", "Use a list."),
+        (b'{"base_models": "x"}', "invalid_value", "base_models", "Use a list of at most 1,000 items."),
         (b'{"api_version": 1', "invalid_json", None, "Send one JSON object in UTF-8."),
         (b"[" * 100_000, "invalid_json", None, "Flatten it."),
     ],

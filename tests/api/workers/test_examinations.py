@@ -10,7 +10,7 @@ from django.db.models import F
 from django.test import Client
 
 from apps.adapters.models import AdapterVersion
-from apps.contracts.parity import PARITY_FILE, ParityProbe, ParityRow
+from apps.contracts.parity import PARITY_FILE, ParityChat, ParityProbe, ParityRow
 from apps.contracts.runs import Manifest
 from apps.contracts.worker_api import ExaminationReport, ExaminationRequest
 from apps.core.database.clock import db_now
@@ -101,7 +101,9 @@ def test_numbers_that_no_engine_could_score_are_refused(row, version, call):
     assert call("/examinations", ExaminationReport(id=taken.id, probe=ParityProbe(rows=(row,)))).status_code == 400
 
     assert not is_served(version)
-    assert call("/examinations", ExaminationReport(id=taken.id, probe=ParityProbe(rows=(ROW,) * 9))).status_code == 400
+    long = ParityChat(messages=({"role": "user", "content": "x" * 40_000},), token_ids=(1,))
+    for probe in (ParityProbe(rows=(ROW,) * 9), ParityProbe(rows=(ROW,), chat=long)):
+        assert call("/examinations", ExaminationReport(id=taken.id, probe=probe)).status_code == 400
 
 
 def test_an_adapter_that_no_trainer_examines_is_served_without_a_certificate(version, call):

@@ -1,17 +1,32 @@
 """An adapter version is ready only after an engine gave the trainer's numbers with it."""
 
+import asyncio
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 from django.db import transaction
 
 from apps.adapters.models import AdapterVersion
-from apps.contracts.parity import EngineScores, ParityProbe, ParityResult, ParityRow, compare, problem_of
+from apps.contracts.parity import (
+    MAX_ROW_TOKENS,
+    MAX_ROWS,
+    PARITY_FILE,
+    EngineScores,
+    ParityChat,
+    ParityProbe,
+    ParityResult,
+    ParityRow,
+    compare,
+    problem_of,
+)
 from apps.contracts.serving import LoadState, ObservedAdapter, ObservedState
 from apps.core.errors import InvalidState
 from apps.core.messages.outbox import deliver_due
 from apps.finetuning.models import FineTuningJob
 from apps.serving.models import Placement, Replica
 from apps.serving.operations import deploy, record_observed
+from gpu_workers.serving.trials.parity_check import measure
 from tests.support.attempts import claim, floor, reload  # noqa: F401 - fixtures
 
 GOOD = ParityResult(
@@ -52,6 +67,38 @@ def test_an_adapter_may_ask_for_more_agreement_than_the_tolerance_and_not_for_le
     found = compare(probe, [EngineScores(tuned=(-1.1, -2.1), base=(-3.0, -4.0))], is_template_equal=True, engine="test")
 
     assert found.tolerance == held and "not the weights" in problem_of(found)
+
+
+class CountingEngine:
+    """Scores rows, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    async def list_models(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(id="base", max_model_len=None)]
+
+    async def score_tokens(self, model: str, token_ids: tuple[int, ...]) -> tuple[float, ...]:
+        self.asked.append(len(token_ids))
+        return (-1.0,) * (len(token_ids) - 1)
+
+    async def tokenize_chat(self, model: str, messages: object) -> list[int]:
+        raise AssertionError("a long chat holds up an engine's other tenants")
+
+    async def get_version(self) -> str:
+        return "test"
+
+
+def test_an_engine_is_asked_little_whatever_a_probe_holds(tmp_path):
+    row = ParityRow(token_ids=tuple(range(3_000)), tuned=(-1.0,) * 2_999, base=(-1.0,) * 2_999)
+    chat = ParityChat(messages=({"role": "user", "content": "x" * 40_000},), token_ids=(1,))
+    (tmp_path / PARITY_FILE).write_bytes(msgspec.json.encode(ParityProbe(rows=(row,) * 40, chat=chat)))
+    engine = CountingEngine()
+
+    found = asyncio.run(measure(engine, tmp_path, lora_name="a-1", base_name="base"))
+
+    assert engine.asked == [MAX_ROW_TOKENS] * 2 * MAX_ROWS
+    assert found.is_template_equal is None
 
 
 @pytest.fixture

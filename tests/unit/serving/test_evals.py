@@ -2,9 +2,12 @@
 
 import msgspec
 import pytest
+from django.db import connection
 
 from apps.accounts.models import Organization
 from apps.batches import operations as batches
+from apps.batches import worker
+from apps.batches.files import create_file
 from apps.batches.lifecycle import BatchStatus
 from apps.batches.models import Batch, BatchFile
 from apps.contracts.evaluation.graders import MAX_CHARACTERS, SimilarityGrader, StringCheckGrader, TextTooLong, fill
@@ -14,7 +17,7 @@ from apps.core.objects.store import ObjectMissing
 from apps.finetuning.usage.storage import stored_bytes
 from apps.interfaces.api.openai.eval_objects import ItemRenderer
 from apps.interfaces.api.requests.pagination import PageQuery, take
-from apps.serving.evals import operations, progress
+from apps.serving.evals import operations, progress, results
 from apps.serving.evals.costs import asked_by
 from apps.serving.evals.criteria import (
     MAX_MESSAGES_CHARACTERS,
@@ -28,7 +31,17 @@ from apps.serving.evals.criteria import (
 from apps.serving.evals.lifecycle import EvalRunStatus
 from apps.serving.evals.models import Eval, EvalItem, EvalRun
 from apps.serving.evals.queries import list_items
-from apps.serving.evals.sources import CompletionsSource, InlineItem, InlineItems, JsonlSource, Template, names_with
+from apps.serving.evals.sources import (
+    MAX_LINES,
+    CompletionsSource,
+    FileId,
+    InlineItem,
+    InlineItems,
+    ItemReference,
+    JsonlSource,
+    Template,
+    names_with,
+)
 from tests.factories.serving import BASE_MODEL, CONTEXT_LENGTH, Tenant, make_served_model, make_tenant
 
 EXACT = StringCheckGrader(name="exact", input="{{sample.output_text}}", reference="x", operation="eq")
@@ -112,6 +125,11 @@ def test_a_text_is_refused_and_never_cut(db) -> None:
     ("criterion", "param"),
     [
         (labels(*["x" * MAX_CHARACTERS] * 5), "testing_criteria[0].input"),
+        (labels("{{item.a}}" * 60, "{{item.b}}" * 60), "testing_criteria[0].input"),
+        (
+            SimilarityGrader("s", "{{item.a}}" * 60, "{{item.b}}" * 60, "bleu", 0.5),
+            "testing_criteria[0].input",
+        ),
         (
             ScoreModelCriterion(name="s", model="m", input=[], sampling_params={"temperature": 1}),
             "testing_criteria[0].sampling_params",
@@ -226,3 +244,60 @@ def test_a_page_of_large_rows_ends_early_and_reads_their_run_once(tenant, django
     rendered = ItemRenderer(run)
     with django_assert_num_queries(0):
         assert [rendered.render(row)["run_id"] for row in found] == [run.pk] * 2
+
+
+def test_a_file_that_is_long_to_read_ends_its_run(tenant) -> None:
+    organization, now = tenant.organization, db_now()
+    contents = {
+        b"\n" * (MAX_LINES + 1) + b'{"item": {}}': "at most 1,000 items",
+        b'{"item": {"n": 1e400}}': "no JSON object",
+    }
+    for content, said in contents.items():
+        file = create_file(
+            organization=organization, filename="items.jsonl", chunks=[content], by="user_1", now=now, purpose="evals"
+        )
+        run = make_run(tenant, JsonlSource(source=FileId(id=file.pk)))
+
+        progress.prepare(run.pk)
+
+        run.refresh_from_db()
+        assert (run.status, run.error["code"]) == (EvalRunStatus.FAILED, "invalid_value"), said
+        assert said in run.error["message"]
+
+
+def test_a_run_compares_a_limited_number_of_characters(tenant, monkeypatch) -> None:
+    monkeypatch.setattr(results, "MAX_COMPARED", 12)
+    close = SimilarityGrader("close", "{{item.question}}", "one", "fuzzy_match", 0.5)
+    run = make_run(tenant, OFFLINE, close, close)
+
+    progress.prepare(run.pk)
+
+    run.refresh_from_db()
+    assert (run.status, run.passed, run.errored) == (EvalRunStatus.COMPLETED, 1, 1)
+    assert "Use fewer items" in run.items.get(number=1).results
+
+
+def test_open_batches_are_found_among_all_that_ever_were_by_an_index(tenant, django_assert_num_queries) -> None:
+    progress.prepare(make_run(tenant, ASKING).pk)
+    with django_assert_num_queries(2) as asked:
+        assert len(worker._Worker(0.0)._current_batches()) == 1
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL enable_seqscan = off")
+        cursor.execute(f"EXPLAIN {asked.captured_queries[-1]['sql']}")
+        assert "batch_active" in str(cursor.fetchall())
+
+
+def test_a_deeply_nested_item_is_refused_and_no_error_of_ours(tenant) -> None:
+    deep = b'{"a":' * 100 + b"1" + b"}" * 100
+    file = create_file(
+        organization=tenant.organization, filename="items.jsonl", by="user_1", now=db_now(), purpose="evals",
+        chunks=[b'{"item": {"m": [{"role": "user", "content": %b}]}}' % deep],
+    )  # fmt: skip
+    asked = ItemReference(item_reference="item.m")
+    run = make_run(tenant, CompletionsSource(source=FileId(id=file.pk), model=BASE_MODEL, input_messages=asked))
+
+    progress.prepare(run.pk)
+
+    run.refresh_from_db()
+    assert (run.status, run.error["code"]) == (EvalRunStatus.FAILED, "invalid_value")
+    assert "Line 1 is nested" in run.error["message"]

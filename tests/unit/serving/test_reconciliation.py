@@ -8,6 +8,7 @@ import pytest
 
 from apps.billing.usage.metering import record_usage
 from apps.contracts.serving import EngineCount, ObservedState
+from apps.serving import reconciliation
 from apps.serving.models import EngineTokens, MeteringCheck, Replica
 from apps.serving.operations import record_observed
 from apps.serving.reconciliation import list_checks, reconcile, record_count
@@ -156,3 +157,14 @@ def test_a_replicas_report_brings_its_counts(organization, replica):
 
     kept = EngineTokens.objects.get(replica=replica)
     assert (kept.last_input_tokens, kept.last_output_tokens, kept.engine_generation) == (12, 3, "e1")
+
+
+def test_a_replica_that_claims_many_starts_or_old_readings_keeps_few_rows(replica, monkeypatch, caplog):
+    monkeypatch.setattr(reconciliation, "MAX_STARTS_A_DAY", 3)
+    for number in range(5):
+        count_at(replica, MIDNIGHT + 12 * HOUR, number, number, engine=f"e{number}")
+    old = EngineCount(input_tokens=9, output_tokens=9, age_seconds=9e8)
+    record_count(replica=replica, engine_generation="e0", counted=old, now=MIDNIGHT + 12 * HOUR)
+
+    assert [row.day for row in EngineTokens.objects.all()] == [DAY] * 3
+    assert "more than 3 times" in caplog.text

@@ -9,13 +9,16 @@ import msgspec
 import pytest
 from django.test import Client
 
-from apps.contracts.runs import Hyperparameters, MemoryReport
+from apps.accounts.models import Organization
+from apps.contracts.runs import Hyperparameters, MemoryReport, MemoryRequest
 from apps.contracts.worker_api import RehearsalReport, RehearsalRequest
 from apps.core.database.clock import db_now
 from apps.estimates.physics.memory import device_bytes
 from apps.finetuning.jobs.admission import DoesNotFit
 from apps.finetuning.models import GpuPool, MemoryRehearsal
-from apps.finetuning.quotes.rehearsals import stored_rehearsal
+from apps.finetuning.pools import rehearsals
+from apps.finetuning.quotes.rehearsals import QuotedRehearsal, stored_rehearsal
+from tests.factories.accounts import make_organization
 from tests.factories.finetuning import CREDENTIAL, make_training_file, make_worker
 from tests.factories.market import make_gpu_pool
 
@@ -157,3 +160,20 @@ def test_workers_that_disagree_leave_the_formula_and_an_interruption_is_no_answe
     make_worker(floor.pool, credential=others[-1])
     assert worker_call("/rehearsals/next", credential=others[-1]).status_code == 204, "three answers are enough"
     assert "hx-post" not in rehearse(client, page).content.decode() and "Rehearsed" not in review(client, chosen)
+
+
+def test_askers_take_turns_and_organizations_that_share_ask_as_one(floor, organization, rival, charlie) -> None:
+    def ask(asker: Organization, number: int) -> bool:
+        request = MemoryRequest(config={"n": number}, hyperparameters=Hyperparameters())
+        quoted = QuotedRehearsal(request, computed_bytes=10**9)
+        return rehearsals.ask(organization=asker, rehearsal=quoted, pool=floor.pool, now=db_now())
+
+    assert all(ask(organization, number) for number in range(3))
+    assert ask(rival, 10) and ask(rival, 11)
+    second = make_organization("Second", owner=charlie)
+    assert ask(second, 12) and not ask(second, 13)
+
+    workers = [floor.worker, *(make_worker(floor.pool, credential=f"annw_{number}") for number in range(3))]
+    taken = [rehearsals.take(worker=worker).memory.config["n"] for worker in workers]
+
+    assert taken == [0, 10, 1, 11]

@@ -14,13 +14,21 @@ from allauth.core.internal import ratelimit
 from django.core import mail
 from django.test import Client
 
-from apps.accounts.login.key_operations import IssuedKey
+from apps.accounts.login.key_operations import IssuedKey, issue_key
 from apps.accounts.models import Membership, Organization, User
 from apps.accounts.queries import find_key
 from apps.config.settings import base
+from apps.core.database.clock import db_now
 from apps.core.messages.outbox import deliver_due
 from apps.core.models import AuditEntry, OutboxMessage
-from tests.factories.accounts import PASSWORD, make_key, make_organization, make_user, sign_up
+from tests.factories.accounts import (
+    PASSWORD,
+    make_key,
+    make_organization,
+    make_service_account,
+    make_user,
+    sign_up,
+)
 
 ClientFor = Callable[[User | None], Client]
 
@@ -148,6 +156,25 @@ def test_a_new_password_revokes_keys_in_every_organization_if_asked(
     assert [bool(find_key(secret=each.secret)) for each in (key, elsewhere, of_bob)] == [works, works, True]
     entry = AuditEntry.objects.get(action="person.password_changed", organization=key.key.organization)
     assert entry.details == {"keys_revoked": 0 if works else 2}
+
+
+def test_a_new_password_ends_keys_of_service_accounts_with_which_an_intruder_could_return(
+    alice: User, key: IssuedKey, client_for: ClientFor
+) -> None:
+    organization, now = key.key.organization, db_now()
+    account = make_service_account(organization, alice, role="admin")
+    managing, calling = (
+        issue_key(
+            organization=organization, name=scope, scopes=frozenset({scope}), by=alice, expires_at=None, now=now,
+            service_account_id=account.pk,
+        )
+        for scope in ("member.manage", "inference")
+    )  # fmt: skip
+    form = {"oldpassword": PASSWORD, "password1": "another-good-password", "password2": "another-good-password"}
+
+    client_for(alice).post("/accounts/password/change/", form | {"revoke_keys": "on"})
+
+    assert [bool(find_key(secret=each.secret)) for each in (key, managing, calling)] == [False, False, True]
 
 
 def test_an_address_is_confirmed_by_a_link_that_lies_in_no_table(db: None, client: Client) -> None:

@@ -10,6 +10,7 @@ from rest_framework.request import Request
 from apps.accounts.roles import Permission
 from apps.core import audit
 from apps.core.audit_log import PAGE, AuditObject, as_object, export, list_entries, read_filter
+from apps.core.database.read_times import counted_read
 from apps.core.http.openapi import FileAnswer
 from apps.core.objects.store import attachment
 from apps.interfaces.api.requests.pagination import ListObject, list_object
@@ -41,7 +42,8 @@ class AuditLog(ApiView):
         rows = list_entries(organization=self.organization, chosen=read_filter(msgspec.structs.asdict(query)))
         if query.export:
             return self._file(export(rows, kind=query.export), f"audit-{self.organization.slug}.{query.export}")
-        found = list(rows[: query.limit + 1])
+        with counted_read():
+            found = list(rows[: query.limit + 1])
         return list_object([as_object(entry) for entry in found[: query.limit]], has_more=len(found) > query.limit)
 
     def _file(self, made: tuple[object, str], filename: str) -> HttpResponse:

@@ -11,6 +11,7 @@ from django.db.models import Model, QuerySet
 from msgspec import Meta
 
 from apps.core.database.keyset import Order, beyond, find_place
+from apps.core.database.read_times import counted_read
 from apps.core.database.search import with_words
 from apps.core.errors import InvalidValue
 
@@ -79,12 +80,14 @@ def take(
         rows = _beyond(rows, query.after, order)
     if most_bytes is not None:
         return _take_bytes(query.limit, rows.order_by(*order), most_bytes)
-    found = list(rows.order_by(*order)[: query.limit + 1])
+    with counted_read():
+        found = list(rows.order_by(*order)[: query.limit + 1])
     return found[: query.limit], len(found) > query.limit
 
 
 def _take_bytes(limit: int, rows: QuerySet[T], most_bytes: int) -> tuple[list[T], bool]:
-    sizes = list(rows.values_list("pk", "bytes")[: limit + 1])
+    with counted_read():
+        sizes = list(rows.values_list("pk", "bytes")[: limit + 1])
     totals = accumulate(size for _, size in sizes)
     fitting = sum(total <= most_bytes for total in totals)
     shown = [pk for pk, _ in sizes[: min(max(fitting, 1), limit)]]
@@ -118,7 +121,8 @@ def merged_page(query: PageQuery, sources: Sequence[Source], *, is_descending: b
     for source in sources:
         rows = source.rows if last is None else beyond(source.rows, last, order)
         most = min(limit, source.most)
-        fetched = list(rows.order_by(*order)[: most + 1])
+        with counted_read():
+            fetched = list(rows.order_by(*order)[: most + 1])
         found += [(row.listed_at, row.listed_id, row, source.render) for row in fetched[:most]]
         ends += [(row.listed_at, row.listed_id) for row in fetched[most:]]  # rows beyond this one are unknown
     found.sort(key=itemgetter(0, 1), reverse=is_descending)

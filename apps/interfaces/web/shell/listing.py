@@ -16,6 +16,7 @@ from django.utils.translation import gettext, override
 from apps.accounts.models import SavedView
 from apps.accounts.queries import list_saved_views
 from apps.core.database.keyset import Order, beyond, find_place, reverse_of
+from apps.core.database.read_times import counted_read
 from apps.core.database.search import with_words
 from apps.core.messages.translation import later
 from apps.interfaces.web.shell.access import OrganizationRequest
@@ -63,11 +64,12 @@ class Listing(Generic[Row]):
         after, before = request.GET.get("after", ""), request.GET.get("before", "")
         order = self.orders[asked["sort"]][1]
         way = reverse_of(order) if before else order
-        place = find_place(chosen, before or after, order) if before or after else None
-        found = list(beyond(chosen, place, way).order_by(*way)[: PAGE_ROWS + 1]) if place else []
-        if not found:  # the first page, also where the named row or all rows beyond it are gone
-            place, before, after = None, "", ""
-            found = list(chosen.order_by(*order)[: PAGE_ROWS + 1])
+        with counted_read():
+            place = find_place(chosen, before or after, order) if before or after else None
+            found = list(beyond(chosen, place, way).order_by(*way)[: PAGE_ROWS + 1]) if place else []
+            if not found:  # the first page, also where the named row or all rows beyond it are gone
+                place, before, after = None, "", ""
+                found = list(chosen.order_by(*order)[: PAGE_ROWS + 1])
         has_more, found = len(found) > PAGE_ROWS, found[:PAGE_ROWS]
         if before:
             found.reverse()
@@ -91,7 +93,8 @@ class Listing(Generic[Row]):
     ) -> HttpResponseBase:
         """Return the rows that the request asks for as a CSV file, at most `_MAX_EXPORTED`."""
         asked = self._read(request)
-        found = list(self._choose(rows, asked).order_by(*self.orders[asked["sort"]][1])[:_MAX_EXPORTED])
+        with counted_read():
+            found = list(self._choose(rows, asked).order_by(*self.orders[asked["sort"]][1])[:_MAX_EXPORTED])
         with override(settings.LANGUAGE_CODE):
             name = self.name.replace(" ", "-").lower()
         return download_csv(request, header, [cells(row) for row in found], filename=f"{name}.csv")

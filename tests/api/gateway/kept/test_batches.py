@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -200,6 +201,10 @@ def test_bad_lines_fail_the_batch_and_are_named(tenant):
     assert (failed.status, failed.output_file_id, failed.request_counts.total) == ("failed", None, 0)
     assert [error.line for error in failed.errors.data] == list(range(2, 13))
     assert failed.errors.data[0].code == "duplicate_custom_id"
+    said = {error.line: (error.param, error.message) for error in failed.errors.data}
+    assert said[4] == (None, "The body must be an object, not [].")
+    assert said[8] == ("body.model", "Missing required parameter: 'body.model'. Send it as a string.")
+    assert not re.search(r"msgspec|repr|None|\$|`", str([message for _, message in said.values()]))
     assert usage_of(tenant) == []
     empty = begin(sdk, [""])
     worker.work(seconds=20)

@@ -147,7 +147,7 @@ def test_what_a_killed_gateway_had_answered_is_stored_by_the_next(gateway, tenan
     wait_until(lambda: set(stored.values_list("pk", flat=True)) == set(answered), "a completion is lost", seconds=60)
 
 
-def test_stored_completions_become_a_dataset_and_end_with_their_time(gateway, tenant, settings):
+def test_stored_completions_become_a_dataset_and_end_with_their_time(gateway, tenant, settings, monkeypatch):
     ask(gateway, tenant, "one", metadata={"use": "yes"})
     ask(gateway, tenant, "two", metadata={"use": "no"})
     sdk = openai_client(tenant.key)
@@ -161,6 +161,10 @@ def test_stored_completions_become_a_dataset_and_end_with_their_time(gateway, te
 
     row = json.loads(sdk.files.content(file["id"]).text)
     assert row == {"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "Hello there."}]}
+    newest = StoredCompletion.objects.order_by("-created_at", "-id").first()
+    monkeypatch.setattr(operations, "MAX_READ_BYTES", newest.bytes)
+    file = sdk.post("/../api/v1/datasets", cast_to=object, body={"name": "cut", "stored_completions": {}})
+    assert len(sdk.files.content(file["id"]).text.splitlines()) == 1
     later = db_now() + datetime.timedelta(days=settings.STORED_COMPLETION_DAYS + 1)
     assert operations.delete_expired(now=db_now()) == 0
     assert operations.delete_expired(now=later) >= 2

@@ -43,6 +43,7 @@ _FIX = re.compile(
     r"\b([Uu]se|[Ss]end|[Gg]ive|[Tt]ry|[Ss]et|[Cc]reate|[Cc]hoose|[Nn]ame|[Rr]emove|[Ll]eave|[Aa]dd|[Aa]sk|[Ll]ower"
     r"|[Ss]horten|[Ff]latten|[Tt]ake|[Tt]rain|takes?|must|required|needs?|up to|at most)\b"
 )
+_LONGEST = 1_000  # characters of a message: what it quotes is cut
 # An answer to an address that leads nowhere needs no other fix.
 _GONE = re.compile(r"not offered|not found|does not exist|No such|There is no|No [a-z -]+ has the id")
 
@@ -60,6 +61,8 @@ def problems(case: Case, status: int, body: Any) -> list[str]:
         found.append(f"param {case.param!r} is not in the request")
     if internal := _INTERNAL.search(message):
         found.append(f"internal word {internal[0]!r}")
+    if len(message) > _LONGEST:
+        found.append(f"a message of {len(message):,} characters")
     if not (_FIX.search(message) or (status == 404 and _GONE.search(message))) or not message.strip().endswith(
         (".", "?")
     ):
@@ -76,6 +79,9 @@ _IN_ADDRESS = {
     "integrations": "kind",
     "webhooks": "webhook_id",
     "deliveries": "delivery_id",
+    "evals": "eval_id",
+    "batches": "batch_id",
+    "completions": "completion_id",
 }
 
 

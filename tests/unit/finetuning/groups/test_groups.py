@@ -290,6 +290,7 @@ def test_a_machine_that_has_trained_is_free_while_the_first_one_delivers(machine
         (FailureCode.GPU_FAULT, FailureCode.GPU_FAULT),
         (FailureCode.NO_TRAINABLE_TOKENS, FailureCode.INTERNAL_ERROR),
         (FailureCode.CHECKPOINT_INVALID, FailureCode.INTERNAL_ERROR),
+        (FailureCode.STALLED, FailureCode.INTERNAL_ERROR),
     ],
 )
 def test_a_failure_of_another_machine_ends_the_attempt_and_not_the_job(machines, reload, code, kept):
@@ -305,6 +306,22 @@ def test_a_failure_of_another_machine_ends_the_attempt_and_not_the_job(machines,
     assert (reload(ended.job).status, charged(machines.floor.organization)) == ("queued", 0)
     with pytest.raises(StaleLease):
         first.beat()
+
+
+def test_a_machine_of_a_group_that_failed_is_chosen_last(machines):
+    """A machine that keeps its place and does nothing would otherwise stall every group of its pool."""
+    first, _ = machines.form()
+    first.start()
+    first.finish(wire.Failed(code=FailureCode.STALLED, message="No progress."))
+    assert RunMember.objects.get().worker == machines.workers[0]
+
+    queued = Run.objects.filter(status="queued")
+    queued.update(retry_at=db_now() + datetime.timedelta(hours=1))
+    machines.offer(0, 2)
+    queued.update(retry_at=None)
+    machines.claim(1)
+
+    assert RunMember.objects.get(run__attempt=2).worker == machines.workers[2]
 
 
 def test_draining_any_machine_stops_the_group_in_order(machines):

@@ -71,7 +71,8 @@ def test_a_manifest_is_of_this_attempt_and_of_a_size_its_base_model_can_have(att
     sizes = [(msgspec.structs.replace(manifest.files[0], bytes=size),) for size in (2**60, -1)]
 
     for changes in (
-        {"run_id": "run_another"}, {"attempt": 7}, {"kind": "dataset"}, *({"files": each} for each in [(), *sizes]),
+        {"run_id": "run_another"}, {"attempt": 7}, {"kind": "dataset"}, {"metadata": {"x": "y" * 20_000}},
+        *({"files": each} for each in [(), *sizes]),
     ):  # fmt: skip
         with pytest.raises(InvalidValue):
             announce(attempt, msgspec.structs.replace(manifest, **changes))
@@ -164,6 +165,8 @@ def test_the_merged_model_of_an_architecture_without_adapters_is_delivered(floor
         {"base_model_name_or_path": "anneal-demo"},
         {"auto_mapping": {"base_model_class": "X", "parent_library": "evil"}},
         {"revision": "refs/pr/1"},
+        {"target_modules": [["q_proj"], {}]},
+        {"lora_alpha": 10**400},
         {"base_model_name_or_path": None},
     ],
 )

@@ -11,7 +11,9 @@ from apps.contracts import runs as wire
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, RateLimited
 from apps.finetuning.models import FineTuningJob, JobEvent, Run, ThroughputProbe, Worker
+from apps.finetuning.quotes.pool_facts import seconds_ahead
 from apps.finetuning.runs import reports
+from apps.finetuning.usage.storage import stored_bytes
 from tests.factories.finetuning import CREDENTIAL, probe_report
 from tests.support.attempts import post, step
 
@@ -24,6 +26,25 @@ def test_no_more_time_is_billed_than_passed(attempt, floor, reload):
     attempt.succeed(floor.base_model, seconds=1e8)
 
     assert 20_000 <= FineTuningJob.objects.get().billed_gpu_ms < 60_000
+
+
+def test_a_checkpoint_takes_the_storage_that_its_files_take(attempt, organization):
+    """Storage is billed by the hour, and limits what the organization may upload."""
+    before = stored_bytes(organizations=[organization.pk])[organization.pk]
+    upload = attempt.upload("checkpoint", 5, {"optimizer.pt": b"x" * 40})
+    attempt.report(
+        wire.CheckpointSaved, step=5, upload_id=upload.pk, manifest_sha256=upload.manifest_sha256, bytes=2**53,
+        trained_tokens=100, training_seconds=1.0,
+    )  # fmt: skip
+
+    assert stored_bytes(organizations=[organization.pk])[organization.pk] - before == 40
+
+
+def test_steps_beyond_the_last_one_leave_no_work_less_than_none_for_the_pools_quotes(attempt, floor):
+    attempt.report(wire.StepCompleted, **step(2**31 - 1, 2.0) | {"total_steps": 1})
+
+    assert FineTuningJob.objects.get().step == 1
+    assert seconds_ahead(pool=floor.pool) >= 0
 
 
 def test_a_heartbeat_that_claims_years_pauses_nothing(attempt):
@@ -107,12 +128,20 @@ def test_a_line_with_nul_is_kept_without_it(attempt):
     assert JobEvent.objects.order_by("-sequence").first().message == "a\ufffd\ufffd b \\u0000 \\\ufffd"
 
 
+def test_a_claim_that_names_more_models_than_a_machine_has_is_refused(floor):
+    for named in (["m"] * 1_001, ["m" * 1_000_000]):  # an offer is read with each claim of the pool
+        claim = {"address": "10.0.0.1", "port": 29_500, "base_models": named}
+        assert post("claim", json.dumps(claim).encode(), CREDENTIAL)[0] == 400
+    assert Worker.objects.get().offer is None
+
+
 def test_measurements_that_no_machine_makes_are_refused(floor):
     report = msgspec.to_builtins(probe_report(floor.base_model))
 
     for changes in (
         {"tokens_per_second": 1e30}, {"tokens_per_second": 0}, {"tokens_per_second": -1}, {"peak_memory_bytes": 2**60},
         {"seconds_per_micro_step": -1}, {"startup_seconds": 1e12}, {"software": {"torch": "x" * 1000}},
+        {"method": "x" * 100}, {"config": {"x": "y" * 70_000}},
     ):  # fmt: skip
         assert post("probes", json.dumps(report | changes).encode(), CREDENTIAL)[0] == 400, changes
 
