@@ -12,9 +12,9 @@ from apps.finetuning.recipes.stored_requests import stored_request
 
 _EVALUATION = "evaluation"
 _LABELS = {
-    _EVALUATION: "the evaluation, with the certificate's probe,",
-    "merged_16bit": "the merged model",
-    "gguf": "the GGUF file",
+    _EVALUATION: "The evaluation, with the certificate's probe,",
+    "merged_16bit": "The merged model",
+    "gguf": "The GGUF file",
 }
 _OTHER_FIX = "Start the job again if you need it."
 _FIXES = {
@@ -35,7 +35,7 @@ class UndeliveredPart(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def message(self) -> str:
-        return f"{self.label[0].upper()}{self.label[1:]} could not be made: {self.cause}. {self.fix}"
+        return f"{self.label} could not be made: {self.cause}. {self.fix}"
 
 
 def find_missing(job: FineTuningJob, outcome: wire.Succeeded) -> list[dict[str, str]]:
