@@ -235,7 +235,7 @@ def name_of_actor(*, organization: Organization, actor: str) -> str:
     """Return the display name for an actor id from the organization's own rows."""
     if actor.startswith("user_"):
         user = User.objects.filter(pk=actor).first()
-        return str(user) if user else "a former member"
+        return str(user) if user else gettext("a former member")
     if actor.startswith("key_"):
         key = ApiKey.objects.for_organization(organization).filter(pk=actor).first()
         return f"API key {key.name}" if key else "an API key"

@@ -25,7 +25,9 @@ SOURCES = (
     "apps/datasets/problems.py",
     "apps/datasets/stream.py",
     "apps/datasets/validation",
+    "apps/estimates/calibration.py",
     "apps/estimates/fixes.py",
+    "apps/estimates/intervals.py",
     "apps/estimates/quote.py",
     "apps/estimates/models/families.py",
     "apps/estimates/placement.py",
@@ -50,7 +52,21 @@ SOURCES = (
     "apps/payments/autorecharge.py",
     "apps/payments/dunning.py",
     "apps/serving/operations.py",
+    "gpu_workers/serving/trials",
+    "gpu_workers/train/attempt.py",
+    "gpu_workers/train/data/encoding.py",
+    "gpu_workers/train/data/rows.py",
+    "gpu_workers/train/failure_codes.py",
+    "gpu_workers/train/loop/callbacks.py",
+    "gpu_workers/train/model/adapter_export.py",
+    "gpu_workers/train/model/base_model.py",
+    "gpu_workers/train/model/loading.py",
+    "gpu_workers/train/model/weights.py",
+    "gpu_workers/trainer/run_checks.py",
+    "gpu_workers/trainer/supervision",
 )
+# Names of strings that become part of a sentence, so that they need not begin like one.
+_FRAGMENTS = {"origin", "finished", "measured"}
 # Calls whose strings are for programs, for logs, or marked already.
 _OTHER_CALLS = {
     "gettext", "ngettext", "gettext_noop", "later", "PaymentMismatch", "StaleLease", "ArithmeticError", "ValueError",
@@ -58,7 +74,7 @@ _OTHER_CALLS = {
     "execute", "fetch_prepared",
 }  # fmt: skip
 _VALUE = re.compile(r"%\(\w+\)s")
-_SENTENCE = re.compile(r"(?!(?:UPDATE|SELECT|FROM|WHERE|JOIN|LEFT) )[A-Z0-9`'…](?=.*[a-z]{2})[^\n\\]* ")
+_SENTENCE = re.compile(r"(?!(?:UPDATE|SELECT|FROM|WHERE|JOIN|LEFT) )[A-Z0-9`'…](?=.*[a-z]{2})[^\n\\|]* [^|]*\Z")
 
 
 def sentences() -> Iterator[tuple[Path, str]]:
@@ -76,11 +92,34 @@ def sentences_of(source: str) -> Iterator[str]:
     while nodes:
         node = nodes.pop(0)
         if isinstance(node, ast.Constant | ast.JoinedStr):
-            for line in text_of(node).split("\n"):
-                if _SENTENCE.match(_VALUE.sub("…", line.strip())):
-                    yield line.strip()
+            yield from filter(_is_sentence, map(str.strip, text_of(node).split("\n")))
+        elif _is_fragment(node):
+            yield from filter(_has_words, _strings(node))
         else:
             nodes += [child for child in ast.iter_child_nodes(node) if not _is_other(child)]
+
+
+def _strings(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Constant | ast.JoinedStr):
+        yield text_of(node)
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from _strings(child)
+
+
+def _is_sentence(text: str) -> bool:
+    return _SENTENCE.match(_VALUE.sub("…", text)) is not None
+
+
+def _has_words(text: str) -> bool:
+    return re.search(r"[a-z]{3}.* .*", _VALUE.sub("…", text)) is not None
+
+
+def _is_fragment(node: ast.AST) -> bool:
+    """Return whether the node gives a name of `_FRAGMENTS` to a string."""
+    if isinstance(node, ast.keyword):
+        return node.arg in _FRAGMENTS
+    return isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in _FRAGMENTS
 
 
 def _is_other(node: ast.AST) -> bool:

@@ -99,7 +99,7 @@ def _patterns(language: str) -> tuple[_Pattern, ...]:
 
 
 def _texts(language: str) -> Iterator[str]:
-    catalogue = trans_real.translation(language)._catalog  # no public function lists the texts
+    catalogue = trans_real.translation(language)._catalog  # type: ignore[attr-defined]  # no public way
     yield from (key for key, words in catalogue.items() if words and isinstance(key, str) and _VALUE.search(key))
 
 

@@ -167,7 +167,7 @@ def _choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
         ways = " ".join(translated(fix.text) for fix in fixes) or gettext("Choose a smaller base model.")
         raise DoesNotFit(
             gettext("The job doesn't fit any open pool. %(name)s: %(reason)s %(ways)s")
-            % {"name": first.pool.name, "reason": translated(first.estimate.reason), "ways": ways},
+            % {"name": first.pool.name, "reason": translated(first.estimate.reason or ""), "ways": ways},
             param="compute.pool",
             fixes=[msgspec.to_builtins(fix) for fix in fixes],
         )

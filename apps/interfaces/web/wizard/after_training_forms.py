@@ -116,7 +116,7 @@ class AfterTrainingForm(forms.Form):
         cast(forms.ChoiceField, self.fields["judge"]).choices = judges
         if why_no_gguf:
             self.fields["gguf"].disabled = True
-            self.fields["gguf"].help_text = why_no_gguf
+            self.fields["gguf"].help_text = translated(why_no_gguf)
         self.graded_by = Grader()
 
     @property
