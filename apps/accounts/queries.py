@@ -12,6 +12,7 @@ from django.conf import settings
 from django.db import connection
 from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.db.models.expressions import RawSQL
+from django.utils.translation import gettext
 
 from apps.accounts.login.api_keys import fingerprint, is_well_formed
 from apps.accounts.models import (
@@ -107,7 +108,7 @@ def get_organization(*, id: str) -> Organization:
     """Return the organization. Raises NotFound."""
     organization = Organization.objects.filter(pk=id).first()
     if organization is None:
-        raise NotFound("No such organization.")
+        raise NotFound(gettext("No such organization."))
     return organization
 
 
@@ -127,7 +128,7 @@ def get_membership(*, organization: Organization, id: str, kind: MemberKind = Me
     rows = list_members(organization=organization) if is_person else list_service_accounts(organization=organization)
     membership = rows.filter(pk=id).first()
     if membership is None:
-        raise NotFound("No such member." if is_person else "No such service account.")
+        raise NotFound(gettext("No such member.") if is_person else gettext("No such service account."))
     return membership
 
 
@@ -174,7 +175,7 @@ def get_invitation(*, organization: Organization, id: str) -> Invitation:
     """Return the invitation. Raises NotFound."""
     invitation = Invitation.objects.for_organization(organization).filter(pk=id).first()
     if invitation is None:
-        raise NotFound("No such invitation.")
+        raise NotFound(gettext("No such invitation."))
     return invitation
 
 
@@ -211,7 +212,7 @@ def get_key(*, organization: Organization, id: str) -> ApiKey:
     """Return the key. Raises NotFound."""
     key = list_keys(organization=organization).filter(pk=id).first()
     if key is None:
-        raise NotFound("No such API key.")
+        raise NotFound(gettext("No such API key."))
     return key
 
 
@@ -234,7 +235,7 @@ def name_of_actor(*, organization: Organization, actor: str) -> str:
     """Return the display name for an actor id from the organization's own rows."""
     if actor.startswith("user_"):
         user = User.objects.filter(pk=actor).first()
-        return str(user) if user else "a former member"
+        return str(user) if user else gettext("a former member")
     if actor.startswith("key_"):
         key = ApiKey.objects.for_organization(organization).filter(pk=actor).first()
         return f"API key {key.name}" if key else "an API key"

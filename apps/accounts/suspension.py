@@ -7,6 +7,7 @@ checkpoint. No data is deleted.
 import datetime
 
 from django.db import transaction
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.core import audit
@@ -22,7 +23,7 @@ def suspend_organization(*, organization: Organization, by: str, reason: str, no
     reason = _cleaned(reason)
     rows = Organization.objects.filter(pk=organization.pk, suspended_at=None)
     if not rows.update(suspended_at=now):
-        raise InvalidState(f"{organization.name} is suspended already.")
+        raise InvalidState(gettext("%(name)s is suspended already.") % {"name": organization.name})
     outbox.publish(
         topic="organization.suspended",
         key=f"organization.suspended:{organization.pk}:{now.isoformat()}",
@@ -39,14 +40,14 @@ def reinstate_organization(*, organization: Organization, by: str, reason: str) 
     """
     reason = _cleaned(reason)
     if not Organization.objects.filter(pk=organization.pk, suspended_at__isnull=False).update(suspended_at=None):
-        raise InvalidState(f"{organization.name} is not suspended.")
+        raise InvalidState(gettext("%(name)s is not suspended.") % {"name": organization.name})
     _record(organization, by, "organization.reinstate", reason)
 
 
 def _cleaned(reason: str) -> str:
     cleaned = " ".join(reason.split())[:REASON_LENGTH]
     if not cleaned:
-        raise InvalidValue("A reason is required.", param="reason")
+        raise InvalidValue(gettext("A reason is required."), param="reason")
     return cleaned
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from django.db import transaction
 from django.db.models import Max
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.accounts.notices.events import announce
@@ -124,12 +125,17 @@ def _check_files(new: NewVersion) -> None:
     else:
         problems = problems_of_files(object_prefix=new.object_prefix, manifest=new.manifest, base_model=new.base_model)
     if problems:
-        raise AdapterRejected("The adapter cannot be served: " + "; ".join(problems[:3]))
+        raise AdapterRejected(
+            gettext("The adapter cannot be served: %(problems)s") % {"problems": "; ".join(problems[:3])}
+        )
     for export in new.exports:
         if problems := problems_of_files(
             object_prefix=export["object_prefix"], manifest=export["manifest"], base_model=new.base_model
         ):
-            raise AdapterRejected(f"The export {export['kind']} is not one: " + "; ".join(problems[:3]))
+            raise AdapterRejected(
+                gettext("The export %(kind)s is not one: %(problems)s")
+                % {"kind": export["kind"], "problems": "; ".join(problems[:3])}
+            )
 
 
 @transaction.atomic
@@ -173,7 +179,7 @@ def delete_version(*, version: AdapterVersion, by: str, now: datetime.datetime) 
     """Stop offering the version and delete its files; its row, name and charges stay. Raises InvalidState."""
     changed = AdapterVersion.objects.filter(pk=version.pk, deleted_at=None).update(deleted_at=now)
     if not changed:
-        raise InvalidState("This model was deleted already.", param="model")
+        raise InvalidState(gettext("This model was deleted already."), param="model")
     version.refresh_from_db()
     outbox.publish(topic="objects.delete", key=f"delete:{version.pk}", payload={"prefix": version.object_prefix})
     for export in version.exports:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from django.db.models import QuerySet
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
@@ -42,7 +43,7 @@ def find_files(*, version: AdapterVersion, export: str = "") -> tuple[str, dict[
     for found in version.exports:
         if found["kind"] == export:
             return found["object_prefix"], found["manifest"]
-    raise NotFound("This adapter has no such export.")
+    raise NotFound(gettext("This adapter has no such export."))
 
 
 def find_whole_model(*, version: AdapterVersion) -> tuple[str, dict[str, Any]]:
@@ -54,7 +55,7 @@ def download_url(*, version: AdapterVersion, name: str, export: str = "") -> str
     """Return a URL, valid for five minutes, under which a browser can save one file. Raises NotFound."""
     prefix, manifest = find_files(version=version, export=export)
     if all(file["name"] != name for file in manifest["files"]):
-        raise NotFound("This adapter has no such file.")
+        raise NotFound(gettext("This adapter has no such file."))
     return store().signed_url(
         f"{prefix}/{name}", "GET", expires_seconds=_DOWNLOAD_SECONDS, base="public", filename=name
     )
@@ -64,5 +65,8 @@ def _one(rows: QuerySet[AdapterVersion], asked: str, param: str = "model") -> Ad
     found = rows.first()
     if found is None:
         shown = asked[:_MAX_SHOWN]
-        raise ModelNotFound(f"The model '{shown}' does not exist or you do not have access to it.", param=param)
+        raise ModelNotFound(
+            gettext("The model '%(shown)s' does not exist or you do not have access to it.") % {"shown": shown},
+            param=param,
+        )
     return found

@@ -7,6 +7,7 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import Q
 from django.utils.module_loading import import_string
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.accounts.shares import get_share_holder
@@ -54,7 +55,10 @@ def create_file(
     check_expiry(expires_after_seconds, param="expires_after.seconds")
     file = new_file(organization, purpose, filename, by=by, now=now, expires_after_seconds=expires_after_seconds)
     left = storage_left(organization=organization)
-    too_large = BatchFileTooLarge(f"A batch file may have up to {MAX_FILE_BYTES // 1024**2} MiB.", param="file")
+    too_large = BatchFileTooLarge(
+        gettext("A batch file may have up to %(max_file_bytes)s MiB.") % {"max_file_bytes": MAX_FILE_BYTES // 1024**2},
+        param="file",
+    )
     sent = bounded(bounded(chunks, MAX_FILE_BYTES, too_large), left, _storage_full(left))
     try:
         file.bytes = store().put_stream(file.object_key, sent).bytes
@@ -64,7 +68,9 @@ def create_file(
             if left is not None and file.bytes > left:
                 raise _storage_full(left)
             if list_files(organization=organization).count() >= MAX_FILES:
-                text = f"Your organization keeps {MAX_FILES:,} files of batches, the most allowed: delete some."
+                text = gettext(
+                    "Your organization keeps %(max_files)s files of batches, the most allowed: delete some."
+                ) % {"max_files": f"{MAX_FILES:,}"}
                 raise QuotaExceeded(text, param="file")
             file.save(force_insert=True)
             audit.record(organization=file.organization_id, by=by, action="batch_file.uploaded", target=file.pk)
@@ -101,7 +107,10 @@ def check_expiry(seconds: int | None, *, param: str) -> None:
     """Raise InvalidValue for a lifetime that OpenAI does not accept either."""
     if seconds is not None and not MIN_EXPIRY_SECONDS <= seconds <= MAX_EXPIRY_SECONDS:
         limits = f"{MIN_EXPIRY_SECONDS} and {MAX_EXPIRY_SECONDS}"
-        raise InvalidValue(f"A file must expire between {limits} seconds after it was made.", param=param)
+        raise InvalidValue(
+            gettext("A file must expire between %(limits)s seconds after it was made.") % {"limits": limits},
+            param=param,
+        )
 
 
 @transaction.atomic
@@ -110,7 +119,9 @@ def delete_file(*, file: BatchFile, by: str, now: datetime.datetime) -> None:
     file = BatchFile.objects.select_for_update().get(pk=file.pk)
     if is_in_use(file=file):
         raise InvalidState(
-            "A batch still reads this file: cancel the batch or wait for its end.", param="file_id", code="file_in_use"
+            gettext("A batch still reads this file: cancel the batch or wait for its end."),
+            param="file_id",
+            code="file_in_use",
         )
     if file.deleted_at is None:
         file.deleted_at = now
@@ -155,7 +166,10 @@ def storage_left(*, organization: Organization | str) -> int | None:
 
 def _storage_full(left_bytes: int | None) -> QuotaExceeded:
     return QuotaExceeded(
-        f"Your organization has {left_bytes or 0:,} bytes of storage left, too little for this file: "
-        "delete files you no longer need, or ask the operator for more.",
+        gettext(
+            "Your organization has %(left_bytes)s bytes of storage left, too little for this file: delete "
+            "files you no longer need, or ask the operator for more."
+        )
+        % {"left_bytes": f"{left_bytes or 0:,}"},
         param="file",
     )

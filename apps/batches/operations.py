@@ -4,6 +4,7 @@ import datetime
 from collections.abc import Iterable, Mapping
 
 from django.db import transaction
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.batches.files import MAX_FILE_BYTES, PURPOSE, BatchFileTooLarge, check_expiry, new_file, storage_left
@@ -36,40 +37,30 @@ def create_batch(
 ) -> Batch:
     """Create a batch; a worker validates its file next. Raises InvalidValue, NotFound, QuotaExceeded."""
     if endpoint not in ENDPOINTS:
-        raise InvalidValue(f"'{endpoint[:60]}' takes no batches; use {' or '.join(ENDPOINTS)}.", param="endpoint")
+        raise InvalidValue(
+            gettext("'%(endpoint)s' takes no batches; use %(endpoints)s.")
+            % {"endpoint": endpoint[:60], "endpoints": " or ".join(ENDPOINTS)},
+            param="endpoint",
+        )
     check_expiry(output_expires_after_seconds, param="output_expires_after.seconds")
     if metadata is not None and (
         len(metadata) > _MAX_METADATA or any(len(key) > 64 or len(value) > 512 for key, value in metadata.items())
     ):
         raise InvalidValue(
-            "metadata has at most 16 pairs, keys up to 64 and values up to 512 characters.", param="metadata"
+            gettext("metadata has at most 16 pairs, keys up to 64 and values up to 512 characters."), param="metadata"
         )
     if storage_left(organization=organization) == 0:
         raise QuotaExceeded(
-            "Your organization's storage is full, so there is no room for the answers: delete files you no longer "
-            "need, or ask the operator for more."
+            gettext(
+                "Your organization's storage is full, so there is no room for the answers: delete files you no "
+                "longer need, or ask the operator for more."
+            )
         )
     with transaction.atomic():
-        file = find_file(organization=organization, id=input_file_id)
-        if file is None:
-            raise NotFound(
-                f"No such file: {input_file_id[:80]}. Upload one with the purpose '{PURPOSE}'.",
-                param="input_file_id",
-                code="file_not_found",
-            )
-        if file.purpose != PURPOSE:
-            raise InvalidValue(f"The file's purpose is '{file.purpose}', not '{PURPOSE}'.", param="input_file_id")
+        file = _input_file(organization, input_file_id)
         BatchFile.objects.select_for_update().get(pk=file.pk)  # it is not deleted meanwhile
         lock(f"batches:{id_of(organization)}")
-        mine = Batch.objects.for_organization(organization).filter(eval_run="")
-        if mine.filter(status__in=ACTIVE).count() >= MAX_ACTIVE:
-            raise QuotaExceeded(f"Your organization has {MAX_ACTIVE} batches that have not ended: wait for one.")
-        an_hour_ago = now - datetime.timedelta(hours=1)
-        if mine.filter(created_at__gt=an_hour_ago).count() >= MAX_IN_AN_HOUR:
-            raise QuotaExceeded(
-                f"Your organization created {MAX_IN_AN_HOUR} batches within an hour, the most allowed: "
-                "put more requests into one file, or try again later."
-            )
+        _require_few(organization, now)
         batch = Batch.objects.create(
             organization_id=id_of(organization),
             endpoint=endpoint,
@@ -84,6 +75,44 @@ def create_batch(
     return batch
 
 
+def _input_file(organization: Organization | str, file_id: str) -> BatchFile:
+    """Return the file of requests. Raises NotFound, and InvalidValue for a file of another purpose."""
+    file = find_file(organization=organization, id=file_id)
+    if file is None:
+        raise NotFound(
+            gettext("No such file: %(input_file_id)s. Upload one with the purpose '%(purpose)s'.")
+            % {"input_file_id": file_id[:80], "purpose": PURPOSE},
+            param="input_file_id",
+            code="file_not_found",
+        )
+    if file.purpose != PURPOSE:
+        raise InvalidValue(
+            gettext("The file's purpose is '%(purpose)s', not '%(wanted)s'.")
+            % {"purpose": file.purpose, "wanted": PURPOSE},
+            param="input_file_id",
+        )
+    return file
+
+
+def _require_few(organization: Organization | str, now: datetime.datetime) -> None:
+    """Raise QuotaExceeded if the organization has as many batches as it may have, or began as many within an hour."""
+    mine = Batch.objects.for_organization(organization).filter(eval_run="")
+    if mine.filter(status__in=ACTIVE).count() >= MAX_ACTIVE:
+        raise QuotaExceeded(
+            gettext("Your organization has %(max_active)s batches that have not ended: wait for one.")
+            % {"max_active": MAX_ACTIVE}
+        )
+    an_hour_ago = now - datetime.timedelta(hours=1)
+    if mine.filter(created_at__gt=an_hour_ago).count() >= MAX_IN_AN_HOUR:
+        raise QuotaExceeded(
+            gettext(
+                "Your organization created %(max_in_an_hour)s batches within an hour, the most allowed: "
+                "put more requests into one file, or try again later."
+            )
+            % {"max_in_an_hour": MAX_IN_AN_HOUR}
+        )
+
+
 def create_eval_batch(
     *, organization: str, run_id: str, lines: Iterable[bytes], by: str, now: datetime.datetime
 ) -> Batch:
@@ -93,8 +122,11 @@ def create_eval_batch(
     BatchFileTooLarge.
     """
     file = new_file(organization, INTERNAL_PURPOSE, f"{run_id}.jsonl", by=by, now=now, expires_after_seconds=None)
-    full = QuotaExceeded("Your organization's storage is too small for the requests of the run: delete files.")
-    too_large = BatchFileTooLarge(f"The requests of a run have up to {MAX_FILE_BYTES // 1024**2} MiB: use fewer items.")
+    full = QuotaExceeded(gettext("Your organization's storage is too small for the requests of the run: delete files."))
+    too_large = BatchFileTooLarge(
+        gettext("The requests of a run have up to %(max_file_bytes)s MiB: use fewer items.")
+        % {"max_file_bytes": MAX_FILE_BYTES // 1024**2}
+    )
     sent = bounded(bounded(lines, MAX_FILE_BYTES, too_large), storage_left(organization=organization), full)
     file.bytes = store().put_stream(file.object_key, sent).bytes
     file.save(force_insert=True)
@@ -116,6 +148,8 @@ def cancel_batch(*, batch: Batch, by: str, now: datetime.datetime) -> Batch:
     to = BatchStatus.CANCELLING
     if not try_advance(batch, to=to, transitions=BATCH_TRANSITIONS, cancelling_at=now):
         batch.refresh_from_db()
-        raise InvalidState(f"The batch is {batch.status}, so it cannot be cancelled.", param="batch_id")
+        raise InvalidState(
+            gettext("The batch is %(status)s, so it cannot be cancelled.") % {"status": batch.status}, param="batch_id"
+        )
     audit.record(organization=batch.organization_id, by=by, action="batch.cancelled", target=batch.pk)
     return batch

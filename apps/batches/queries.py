@@ -1,6 +1,7 @@
 """Queries on batches and their files."""
 
 from django.db.models import F, QuerySet
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.batches.lifecycle import ACTIVE, INTERNAL_PURPOSE
@@ -22,7 +23,7 @@ def get_batch(*, organization: Organization | str, id: str) -> Batch:
     """Return one batch. Raises NotFound, the same for unknown and foreign ids."""
     found = list_batches(organization=organization).filter(pk=id).first() if "\x00" not in id else None
     if found is None:
-        raise NotFound(f"No such batch: {id[:80]}.", param="batch_id", code="batch_not_found")
+        raise NotFound(gettext("No such batch: %(id)s.") % {"id": id[:80]}, param="batch_id", code="batch_not_found")
     return found
 
 

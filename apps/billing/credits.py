@@ -2,6 +2,7 @@
 
 from django.db import transaction
 from django.db.models import F, Sum
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.billing.ledger import account, lock_wallet, post, posted_before
@@ -45,7 +46,9 @@ def set_credit_aside(
     free = min(lot.remaining_nano - lot.held_nano, wallet.balance_nano)
     if free < amount_nano and not is_partial_allowed:
         raise InvalidValue(
-            "Less of this payment is still unspent. Enter a smaller amount.", param="amount", available_nano=free
+            gettext("Less of this payment is still unspent. Enter a smaller amount."),
+            param="amount",
+            available_nano=free,
         )
     held_nano = min(amount_nano, free)
     if held_nano <= 0:
@@ -75,7 +78,7 @@ def end_set_aside(*, hold_id: str, is_paid_out: bool, by: str, reason: str, tax_
     captured = found.amount_nano if is_paid_out else 0
     if found.status == HoldStatus.CLOSED:
         if found.captured_nano != captured:
-            raise InvalidState(f"hold {hold_id} ended otherwise")
+            raise InvalidState(gettext("hold %(hold_id)s ended otherwise") % {"hold_id": hold_id})
         return found
     lot = CreditLot.objects.select_for_update().get(pk=found.lot_id)
     lot.held_nano -= found.amount_nano

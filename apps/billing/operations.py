@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from django.db import transaction
 from django.db.models import F, Sum
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.billing.budgets import Attribution, record_spending, require_room
@@ -61,7 +62,7 @@ def grant_credit(
 ) -> LedgerTransaction:
     """Add promotional credit to the wallet as a separate lot, once per key. No two lots have the same `reference`."""
     if amount_nano <= 0:
-        raise InvalidValue("a grant is a positive amount", param="amount")
+        raise InvalidValue(gettext("a grant is a positive amount"), param="amount")
     wallet = lock_wallet(organization=organization)
     request = {"grant": wallet.pk, "amount_nano": amount_nano}
     if expires_at is not None:
@@ -101,7 +102,7 @@ def grant_paid_credit(
     IdempotencyMismatch when the reference was credited with another amount or to another organization.
     """
     if amount_nano <= 0 or tax_nano < 0:
-        raise InvalidValue("a top-up is a positive amount", param="amount")
+        raise InvalidValue(gettext("a top-up is a positive amount"), param="amount")
     wallet = lock_wallet(organization=organization)
     request = {"top_up": wallet.pk, "amount_nano": amount_nano, "tax_nano": tax_nano}
     if posted_before(organization=organization, idempotency_key=f"topup:{reference}", request=request):
@@ -150,7 +151,7 @@ def reverse_paid_credit(
         taken = -sum(found.lot_movements.values_list("amount_nano", flat=True))
         return Reversal(found, taken, amount_nano - taken)
     if not 0 < amount_nano <= lot.amount_nano - lot.reversed_nano:
-        raise InvalidValue("more than the payment is to be taken back", param="amount")
+        raise InvalidValue(gettext("more than the payment is to be taken back"), param="amount")
     taken = min(amount_nano, lot.remaining_nano - lot.held_nano, wallet.balance_nano)
     posted = post(
         organization=organization,
@@ -217,7 +218,7 @@ def hold(
         return Hold.objects.get(pk=found.source)
     require_spending(wallet)
     if wallet.balance_nano < amount_nano:
-        raise insufficient_balance(wallet.balance_nano, amount_nano, otherwise=", or lower the spend cap")
+        raise insufficient_balance(wallet.balance_nano, amount_nano, otherwise=gettext(", or lower the spend cap"))
     whose = attribution or Attribution()
     if wallet.has_budgets:
         require_room(organization=wallet.owner_id, attribution=whose, amount_nano=amount_nano)
@@ -255,11 +256,13 @@ def settle_hold(*, hold_id: str, capture_nano: int, by: str, reason: str = "") -
     found = Hold.objects.get(pk=hold_id)
     if found.status == HoldStatus.CLOSED:
         if found.captured_nano != capture_nano:
-            raise InvalidState(f"hold {hold_id} was settled at another amount")
+            raise InvalidState(gettext("hold %(hold_id)s was settled at another amount") % {"hold_id": hold_id})
         return found
     if not found.captured_nano <= capture_nano <= found.amount_nano:
         raise DomainError(
-            f"hold {hold_id} holds {found.amount_nano} nano, not {capture_nano}", code="capture_above_hold"
+            gettext("hold %(hold_id)s holds %(amount_nano)s nano, not %(capture_nano)s")
+            % {"hold_id": hold_id, "amount_nano": found.amount_nano, "capture_nano": capture_nano},
+            code="capture_above_hold",
         )
     charge = capture_nano - found.captured_nano
     rest = found.amount_nano - capture_nano
@@ -348,7 +351,9 @@ def _whose(found: Hold) -> Attribution:
 def require_spending(wallet: LedgerAccount) -> None:
     """Raise SpendingStopped when the owner of the locked wallet is suspended."""
     if wallet.stopped_because:
-        raise SpendingStopped(f"This organization is suspended: {wallet.stopped_because}")
+        raise SpendingStopped(
+            gettext("This organization is suspended: %(stopped_because)s") % {"stopped_because": wallet.stopped_because}
+        )
 
 
 @transaction.atomic
@@ -361,8 +366,16 @@ def set_spending(*, organization: Organization | str, stopped_because: str) -> N
 def insufficient_balance(balance_nano: int, required_nano: int, *, otherwise: str = "") -> InsufficientBalance:
     """Return the error, with the missing amount; `otherwise` ends the sentence with an alternative."""
     return InsufficientBalance(
-        f"This needs {dollars(required_nano)} and {dollars(balance_nano)} is available. Add at least "
-        f"{dollars(required_nano - balance_nano)} of credit{otherwise}.",
+        gettext(
+            "This needs %(required_nano)s and %(balance_nano)s is available. Add at least %(required_nano_2)s "
+            "of credit%(otherwise)s."
+        )
+        % {
+            "required_nano": dollars(required_nano),
+            "balance_nano": dollars(balance_nano),
+            "required_nano_2": dollars(required_nano - balance_nano),
+            "otherwise": otherwise,
+        },
         balance_nano=balance_nano,
         required_nano=required_nano,
     )

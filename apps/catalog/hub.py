@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx2
 import msgspec
 from django.conf import settings
+from django.utils.translation import gettext
 from huggingface_hub import HfApi, constants, hf_hub_download, set_client_factory
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.hf_api import ModelInfo, RepoSibling
@@ -83,7 +84,10 @@ def read_repository(*, repo: str, revision: str = "", token: str | None, into: P
     try:
         info = api.model_info(repo, revision=revision or None, files_metadata=True, timeout=_ANSWER_SECONDS)
         if revision and info.sha != revision:
-            raise _Refused(f"The hub describes another commit of {repo} than {revision}.")
+            raise _Refused(
+                gettext("The hub describes another commit of %(repo)s than %(revision)s.")
+                % {"repo": repo, "revision": revision}
+            )
         found = _repository(info)
         for file in info.siblings or ():
             if file.rfilename in TEXT_FILES:
@@ -91,19 +95,26 @@ def read_repository(*, repo: str, revision: str = "", token: str | None, into: P
     except GatedRepoError as error:
         raise ModelRefused(_explain_gate(repo, has_token=bool(token)), param="hub_token") from error
     except RevisionNotFoundError as error:
-        raise ModelRefused(f"{repo} has no commit {revision}.", param="revision") from error
+        raise ModelRefused(
+            gettext("%(repo)s has no commit %(revision)s.") % {"repo": repo, "revision": revision}, param="revision"
+        ) from error
     except RepositoryNotFoundError as error:
-        message = f"The hub has no {repo}, or shows it only to a token that may read it."
+        message = gettext("The hub has no %(repo)s, or shows it only to a token that may read it.") % {"repo": repo}
         raise ModelRefused(message, param="repo") from error
     except (HfHubHTTPError, httpx2.HTTPError, OSError) as error:
         if isinstance(error, HfHubHTTPError) and error.response.status_code == 401:
-            message = "The hub does not accept this token: it is wrong, expired or revoked."
+            message = gettext("The hub does not accept this token: it is wrong, expired or revoked.")
             raise ModelRefused(message, param="hub_token") from error
+        reason = gettext("The hub did not hand over %(repo)s (%(error)s): try again.") % {
+            "repo": repo,
+            "error": type(error).__name__,
+        }
         known = isinstance(error, _Limited | _Refused)
-        reason = str(error) if known else f"The hub did not hand over {repo} ({type(error).__name__}): try again."
-        raise Unavailable(reason, code="hub_unavailable") from error
+        raise Unavailable(str(error) if known else reason, code="hub_unavailable") from error
     except (AttributeError, TypeError, ValueError, KeyError, RecursionError) as error:
-        raise ModelRefused(f"The hub's description of {repo} cannot be read.", param="repo") from error
+        raise ModelRefused(
+            gettext("The hub's description of %(repo)s cannot be read.") % {"repo": repo}, param="repo"
+        ) from error
     return found
 
 
@@ -120,18 +131,24 @@ def find_newest_revision(*, repo: str, token: str | None) -> str:
 def _explain_gate(repo: str, *, has_token: bool) -> str:
     page = f"{settings.HUB_URL}/{repo}"
     if has_token:
-        return f"{repo} is gated, and this token's account has no access: accept the licence at {page} with it."
-    return f"{repo} is gated: accept its licence at {page}, and give a token of that account."
+        text = gettext(
+            "%(repo)s is gated, and this token's account has no access: accept the licence at %(page)s with it."
+        )
+    else:
+        text = gettext("%(repo)s is gated: accept its licence at %(page)s, and give a token of that account.")
+    return text % {"repo": repo, "page": page}
 
 
 def _repository(info: ModelInfo) -> HubRepository:
     siblings = info.siblings or []
     require_repository(info.id, info.sha or "none")
     if len(siblings) > _MOST_FILES:
-        raise ModelRefused(f"{info.id} has {len(siblings)} files: too many.", param="repo")
+        raise ModelRefused(
+            gettext("%(info)s has %(count)s files: too many.") % {"info": info.id, "count": len(siblings)}, param="repo"
+        )
     files = tuple(_file(sibling) for sibling in siblings if _is_wanted(sibling.rfilename))
     if sum(file.bytes for file in files) > _MOST_WEIGHT_BYTES:
-        raise ModelRefused(f"{info.id} claims more than 8 TiB of weights.", param="repo")
+        raise ModelRefused(gettext("%(info)s claims more than 8 TiB of weights.") % {"info": info.id}, param="repo")
     licence, licence_url = _read_licence(info)
     return HubRepository(
         repo=info.id,
@@ -152,9 +169,11 @@ def _file(sibling: RepoSibling) -> HubFile:
     if not isinstance(size, int) or size < 0:
         raise ValueError(f"no size of {name}")
     if name in TEXT_FILES and size > _ANSWER_LIMIT_BYTES:
-        raise ModelRefused(f"{name} has {size} bytes: too large for text.", param="repo")
+        raise ModelRefused(
+            gettext("%(name)s has %(size)s bytes: too large for text.") % {"name": name, "size": size}, param="repo"
+        )
     if name.endswith(".safetensors") and (lfs is None or not _SHA256.fullmatch(lfs.sha256)):
-        raise ModelRefused(f"The hub gives no SHA-256 of {name}.", param="repo")
+        raise ModelRefused(gettext("The hub gives no SHA-256 of %(name)s.") % {"name": name}, param="repo")
     return HubFile(name, size, lfs.sha256 if lfs else "")
 
 
@@ -175,7 +194,10 @@ def _download_text(found: HubRepository, file: RepoSibling, *, token: str | None
         git_id = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
         is_right = git_id == file.blob_id
     if not is_right:
-        raise _Refused(f"{file.rfilename} of {found.repo} arrived damaged: its hash differs. Try again.")
+        raise _Refused(
+            gettext("%(file)s of %(repo)s arrived damaged: its hash differs. Try again.")
+            % {"file": file.rfilename, "repo": found.repo}
+        )
 
 
 def _read_licence(info: ModelInfo) -> tuple[str, str]:
@@ -201,7 +223,9 @@ class _Bounded(httpx2.SyncByteStream):
         for chunk in self._stream:
             count += len(chunk)
             if count > _ANSWER_LIMIT_BYTES:
-                raise _Refused(f"The hub's answer is longer than {_ANSWER_LIMIT_BYTES // 1024**2} MiB.")
+                raise _Refused(
+                    gettext("The hub's answer is longer than %(mib)s MiB.") % {"mib": _ANSWER_LIMIT_BYTES // 1024**2}
+                )
             yield chunk
 
     def close(self) -> None:
@@ -215,8 +239,11 @@ def _make_client() -> httpx2.Client:
     def check(request: httpx2.Request) -> None:
         if not addresses.is_allowed(str(request.url)):
             raise _Refused(
-                f"The hub sends us to {request.url.host}, which is not one of its hosts. If it is a mirror's, "
-                "name it in HF_BLOB_HOSTS."
+                gettext(
+                    "The hub sends us to %(host)s, which is not one of its hosts. If it is a mirror's, name it in "
+                    "HF_BLOB_HOSTS."
+                )
+                % {"host": request.url.host}
             )
         if not addresses.is_hub(str(request.url)):
             request.headers.pop("Authorization", None)
@@ -225,10 +252,15 @@ def _make_client() -> httpx2.Client:
     def bound(response: httpx2.Response) -> None:
         if response.status_code == 429:
             seconds = response.headers.get("Retry-After", "")
-            wait = f"in {seconds} seconds" if seconds.isdigit() and len(seconds) < 6 else "later"
-            raise _Limited(f"The hub limits our requests: try again {wait}.")
+            if not seconds.isdigit() or len(seconds) > 5:
+                raise _Limited(gettext("The hub limits our requests: try again later."))
+            raise _Limited(
+                gettext("The hub limits our requests: try again in %(seconds)s seconds.") % {"seconds": seconds}
+            )
         if response.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
-            raise _Refused("The hub sent a compressed answer, which was not requested.")  # the limit counts raw bytes
+            raise _Refused(
+                gettext("The hub sent a compressed answer, which was not requested.")
+            )  # the limit counts raw bytes
         assert isinstance(response.stream, httpx2.SyncByteStream)
         response.stream = _Bounded(response.stream)
 

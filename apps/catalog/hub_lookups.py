@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 from django.db import transaction
 from django.db.models import F, Q
+from django.utils.translation import gettext
 
 from apps.catalog.model_files import ModelFolder, read_hub_folder, require_repository
 from apps.catalog.models import BaseModel, HubLookup
@@ -71,7 +72,9 @@ def install_found(*, lookup: HubLookup, name: str, by: str, now: datetime.dateti
     """
     lookup = HubLookup.objects.select_for_update().get(pk=lookup.pk)
     if lookup.base_model_id or lookup.model is None or lookup.repository is None:
-        raise InvalidState("Only a repository that the hub described can be installed, and once.", param="repo")
+        raise InvalidState(
+            gettext("Only a repository that the hub described can be installed, and once."), param="repo"
+        )
     found = lookup.repository
     row = add_base_model(
         name=name,

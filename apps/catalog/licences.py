@@ -6,6 +6,8 @@ model.
 
 import datetime
 
+from django.utils.translation import gettext
+
 from apps.accounts.models import Organization, key_of
 from apps.catalog.models import BaseModel, LicenceAcceptance
 from apps.core import audit
@@ -35,9 +37,17 @@ def require_licence(*, organization: Organization | str, base_model: BaseModel) 
     """Raise LicenceNotAccepted if the licence must be accepted and was not."""
     if is_licence_missing(organization=organization, base_model=base_model):
         raise LicenceNotAccepted(
-            f"{base_model.display_name} is under {base_model.licence!r}, which your organization has not accepted. "
-            f"Read it at {base_model.licence_url}, then accept it on the review step of a new job or with "
-            f"POST /api/v1/models/{base_model.name}/licence.",
+            gettext(
+                "%(display_name)s is under %(licence)s, which your organization has not accepted. Read it at "
+                "%(licence_url)s, then accept it on the review step of a new job or with POST "
+                "/api/v1/models/%(name)s/licence."
+            )
+            % {
+                "display_name": base_model.display_name,
+                "licence": repr(base_model.licence),
+                "licence_url": base_model.licence_url,
+                "name": base_model.name,
+            },
             param="model",
         )
 
@@ -50,9 +60,17 @@ def accept_licence(
     Accepting again changes nothing. Raises InvalidValue if another licence is named or none needs acceptance.
     """
     if not base_model.demands_acceptance:
-        raise InvalidValue(f"{base_model.display_name} has no licence that must be accepted.", param="model")
+        raise InvalidValue(
+            gettext("%(display_name)s has no licence that must be accepted.")
+            % {"display_name": base_model.display_name},
+            param="model",
+        )
     if licence != base_model.licence:
-        raise InvalidValue(f"The licence of {base_model.display_name} is {base_model.licence!r}.", param="licence")
+        raise InvalidValue(
+            gettext("The licence of %(display_name)s is %(licence)s.")
+            % {"display_name": base_model.display_name, "licence": repr(base_model.licence)},
+            param="licence",
+        )
     accepted, is_new = LicenceAcceptance.objects.get_or_create(
         organization_id=key_of(organization),
         base_model=base_model,

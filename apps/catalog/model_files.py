@@ -9,10 +9,12 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+from django.utils.translation import gettext
 
 from apps.contracts.adapter_files import why_refused
 from apps.contracts.chat import ChatRenderer, InvalidChatTemplate
 from apps.core.errors import InvalidValue
+from apps.core.messages.translation import translated
 from apps.estimates.models.architectures import Architecture, from_config, parameter_count
 from apps.estimates.models.families import ArchitectureError
 
@@ -41,7 +43,6 @@ _INDEX = "model.safetensors.index.json"
 _HEADER_LIMIT_BYTES = 100_000_000
 # compressed-tensors wrote the second before it became a format of transformers.
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config")
-_QUANTISED = "The weights are quantised ({}). Install a copy of the model in 16 bits: it trains, merges and serves."
 _WEIGHT_TYPES = frozenset({"F16", "BF16", "F32", "F64"})
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -72,9 +73,11 @@ class ModelFolder(msgspec.Struct, frozen=True, kw_only=True):
 def require_repository(repo: str, revision: str) -> None:
     """Raise InvalidValue for what is no repository on a hub, or a revision that is neither a full commit nor empty."""
     if not _REPO.fullmatch(repo) or ".." in repo or "--" in repo:
-        raise InvalidValue("A repository is written owner/name, as on the hub.", param="repo")
+        raise InvalidValue(gettext("A repository is written owner/name, as on the hub."), param="repo")
     if revision and not COMMIT.fullmatch(revision):
-        raise InvalidValue("Give the full 40-digit commit, so that the weights cannot change.", param="revision")
+        raise InvalidValue(
+            gettext("Give the full 40-digit commit, so that the weights cannot change."), param="revision"
+        )
 
 
 def read_model_folder(path: Path, *, roots: Sequence[Path]) -> ModelFolder:
@@ -104,7 +107,7 @@ def read_hub_folder(folder: Path, *, weights_sha256: Mapping[str, str]) -> Model
     architecture = check_config(config)
     parameters = parameter_count(architecture)
     if parameters > _MOST_PARAMETERS:
-        raise ModelRefused("config.json describes more than 10 trillion parameters.", param="config")
+        raise ModelRefused(gettext("config.json describes more than 10 trillion parameters."), param="config")
     renderer = _read_renderer(folder)
     return ModelFolder(
         path="",
@@ -124,9 +127,13 @@ def _require_shards(index: Path, weights: Collection[str]) -> None:
     try:
         named = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()
     except msgspec.DecodeError as error:
-        raise ModelRefused(f"{_INDEX} cannot be read.", param="repo") from error
+        raise ModelRefused(gettext("%(index)s cannot be read.") % {"index": _INDEX}, param="repo") from error
     if missing := sorted(set(named) - set(weights)):
-        raise ModelRefused(f"The repository lacks {missing[0]}, which {_INDEX} names.", param="repo")
+        raise ModelRefused(
+            gettext("The repository lacks %(missing)s, which %(index)s names.")
+            % {"missing": missing[0], "index": _INDEX},
+            param="repo",
+        )
 
 
 class _Index(msgspec.Struct, frozen=True):
@@ -136,18 +143,26 @@ class _Index(msgspec.Struct, frozen=True):
 def check_config(config: Mapping[str, object]) -> Architecture:
     """Return the architecture of a config.json. Raises ModelRefused for families that are not on the list."""
     if "auto_map" in config:
-        raise ModelRefused("config.json names code of the repository (auto_map), which is never run.", param="config")
+        raise ModelRefused(
+            gettext("config.json names code of the repository (auto_map), which is never run."), param="config"
+        )
     family = str(config.get("model_type", ""))
     if reason := why_refused(family):
-        raise ModelRefused(f"model_type {family!r} is not supported. {reason}", param="model_type")
+        raise ModelRefused(
+            gettext("model_type %(family)s is not supported. %(reason)s")
+            % {"family": repr(family), "reason": translated(reason)},
+            param="model_type",
+        )
     if kind := _quantization(config):
-        raise ModelRefused(_QUANTISED.format(kind), param="config")
+        raise ModelRefused(_quantised(kind), param="config")
     try:
         architecture = from_config(config)
     except ArchitectureError as error:
-        raise ModelRefused(f"config.json: {error}", param="config") from error
+        raise ModelRefused(
+            gettext("config.json: %(error)s") % {"error": translated(str(error))}, param="config"
+        ) from error
     if (architecture.max_position_embeddings or 0) > _MOST_CONTEXT_TOKENS:
-        raise ModelRefused("config.json describes a context of more than a billion tokens.", param="config")
+        raise ModelRefused(gettext("config.json describes a context of more than a billion tokens."), param="config")
     return architecture
 
 
@@ -163,20 +178,27 @@ def _quantization(config: Mapping[str, object]) -> str:
 def _inside(path: Path, roots: Sequence[Path]) -> Path:
     folder = path.resolve()
     if not any(folder.is_relative_to(root.resolve()) for root in roots):
-        raise ModelRefused(f"{path} does not lie under ANNEAL_BASE_MODEL_ROOTS.", param="path")
+        raise ModelRefused(
+            gettext("%(path)s does not lie under ANNEAL_BASE_MODEL_ROOTS.") % {"path": path}, param="path"
+        )
     if not folder.is_dir():
-        raise ModelRefused(f"{path} is not a folder.", param="path")
+        raise ModelRefused(gettext("%(path)s is not a folder.") % {"path": path}, param="path")
     return folder
 
 
 def _list_files(folder: Path, roots: Sequence[Path]) -> list[Path]:
     for file in folder.rglob("*"):
         if file.suffix.lower() in _CODE_SUFFIXES:
-            raise ModelRefused(f"{file.name} may hold code; keep safetensors and text files only.", param="path")
+            raise ModelRefused(
+                gettext("%(name)s may hold code; keep safetensors and text files only.") % {"name": file.name},
+                param="path",
+            )
     files = sorted(f for f in folder.iterdir() if f.name in TEXT_FILES or f.suffix == ".safetensors")
     for file in files:
         if not any(file.resolve().is_relative_to(root.resolve()) for root in roots):
-            raise ModelRefused(f"{file.name} links out of ANNEAL_BASE_MODEL_ROOTS.", param="path")
+            raise ModelRefused(
+                gettext("%(name)s links out of ANNEAL_BASE_MODEL_ROOTS.") % {"name": file.name}, param="path"
+            )
     _require_files({file.name for file in files}, param="path")
     return files
 
@@ -184,8 +206,9 @@ def _list_files(folder: Path, roots: Sequence[Path]) -> list[Path]:
 def _require_files(names: Collection[str], *, param: str) -> None:
     missing = [name for name in _REQUIRED if name not in names]
     if missing or not any(name.endswith(".safetensors") for name in names):
-        place = "folder" if param == "path" else "repository"
-        raise ModelRefused(f"The {place} lacks {', '.join(missing) or 'safetensors weights'}.", param=param)
+        is_folder = param == "path"
+        text = gettext("The folder lacks %(missing)s.") if is_folder else gettext("The repository lacks %(missing)s.")
+        raise ModelRefused(text % {"missing": ", ".join(missing) or gettext("safetensors weights")}, param=param)
 
 
 def _read_config(folder: Path) -> dict[str, object]:
@@ -194,9 +217,13 @@ def _read_config(folder: Path) -> dict[str, object]:
         config = json.loads(text)
         json.dumps(config, allow_nan=False, ensure_ascii=False).encode()  # the database refuses NaN and lone surrogates
     except (ValueError, RecursionError) as error:
-        raise ModelRefused("config.json is not JSON, or holds NaN or an invalid character.", param="path") from error
+        raise ModelRefused(
+            gettext("config.json is not JSON, or holds NaN or an invalid character."), param="path"
+        ) from error
     if not isinstance(config, dict) or len(text) > _CONFIG_LIMIT or "\\u0000" in text:
-        raise ModelRefused("config.json is not an object of at most 1 MB, or has NUL characters.", param="path")
+        raise ModelRefused(
+            gettext("config.json is not an object of at most 1 MB, or has NUL characters."), param="path"
+        )
     return config
 
 
@@ -206,11 +233,11 @@ def _read_renderer(folder: Path) -> ChatRenderer:
         texts = "".join((renderer.chat_template, *renderer.special_tokens.values()))
         texts.encode()
     except InvalidChatTemplate as error:
-        raise ModelRefused(str(error), param="path") from error
+        raise ModelRefused(translated(str(error)), param="path") from error
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ModelRefused("The tokenizer's configuration cannot be read.", param="path") from error
+        raise ModelRefused(gettext("The tokenizer's configuration cannot be read."), param="path") from error
     if "\0" in texts:
-        raise ModelRefused("The chat template or a special token has NUL characters.", param="path")
+        raise ModelRefused(gettext("The chat template or a special token has NUL characters."), param="path")
     return renderer
 
 
@@ -218,8 +245,15 @@ def _count_parameters(file: Path) -> int:
     """Return the number of elements of all tensors, from the header (https://github.com/huggingface/safetensors)."""
     tensors = _read_header(file)
     if packed := {tensor.dtype for tensor in tensors if len(tensor.shape) > 1} - _WEIGHT_TYPES:
-        raise ModelRefused(_QUANTISED.format(min(packed)[:40]), param="path")
+        raise ModelRefused(_quantised(min(packed)[:40]), param="path")
     return sum(math.prod(tensor.shape) for tensor in tensors)
+
+
+def _quantised(kind: str) -> str:
+    text = gettext(
+        "The weights are quantised (%(kind)s). Install a copy of the model in 16 bits: it trains, merges and serves."
+    )
+    return text % {"kind": kind}
 
 
 class _TensorHeader(msgspec.Struct, frozen=True):
@@ -232,13 +266,15 @@ def _read_header(file: Path) -> list[_TensorHeader]:
         start = stream.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if not 0 < length <= _HEADER_LIMIT_BYTES:
-            raise ModelRefused(f"{file.name} is not a safetensors file.", param="path")
+            raise ModelRefused(gettext("%(name)s is not a safetensors file.") % {"name": file.name}, param="path")
         try:
             header = msgspec.json.decode(stream.read(length), type=dict[str, msgspec.Raw])
             header.pop("__metadata__", None)
             return [msgspec.json.decode(tensor, type=_TensorHeader) for tensor in header.values()]
         except msgspec.DecodeError as error:
-            raise ModelRefused(f"{file.name} is not a safetensors file.", param="path") from error
+            raise ModelRefused(
+                gettext("%(name)s is not a safetensors file.") % {"name": file.name}, param="path"
+            ) from error
 
 
 def _sha256(file: Path) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from django.conf import settings
 from django.db import transaction
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization, key_of
 from apps.catalog.model_files import (
@@ -66,7 +67,7 @@ def add_base_model(
     installs it. Raises ModelRefused, InvalidValue.
     """
     if (path is None) == (not repo):
-        raise InvalidValue("Give either a local path or a hub repository.", param="path")
+        raise InvalidValue(gettext("Give either a local path or a hub repository."), param="path")
     row = _row_for(name, display_name)
     row.licence, row.source_url = licence or row.licence, source_url or row.source_url
     if path is not None:
@@ -88,12 +89,15 @@ def add_base_model(
 
 def _row_for(name: str, display_name: str) -> BaseModel:
     if not _NAME.fullmatch(name) or len(name) > 80:
-        raise InvalidValue("A model's name has lower-case letters, digits, dots and hyphens.", param="name")
+        raise InvalidValue(gettext("A model's name has lower-case letters, digits, dots and hyphens."), param="name")
     row = BaseModel.objects.select_for_update().filter(name=name).first()
     if row is None:
         return BaseModel(name=name, display_name=display_name)
     if row.is_installed or row.retired_at:
-        raise InvalidValue(f"There is a base model {name!r} already; names are not used twice.", param="name")
+        raise InvalidValue(
+            gettext("There is a base model %(name)s already; names are not used twice.") % {"name": repr(name)},
+            param="name",
+        )
     row.display_name = display_name
     return row
 
@@ -105,9 +109,13 @@ def request_install(*, base_model: BaseModel, by: str, now: datetime.datetime) -
     Raises InvalidState if the model is installed or retired, or names no repository and commit.
     """
     if base_model.is_installed or base_model.retired_at:
-        raise InvalidState(f"{base_model.name} is installed or retired already.", param="model")
+        raise InvalidState(
+            gettext("%(name)s is installed or retired already.") % {"name": base_model.name}, param="model"
+        )
     if not (base_model.repo and base_model.revision):
-        raise InvalidState(f"{base_model.name} names no repository with its commit.", param="revision")
+        raise InvalidState(
+            gettext("%(name)s names no repository with its commit.") % {"name": base_model.name}, param="revision"
+        )
     base_model.install_requested_at, base_model.install_error = now, ""
     base_model.save(update_fields=["install_requested_at", "install_error"])
     key = f"install:{base_model.pk}:{now.isoformat()}"
@@ -166,7 +174,7 @@ def _fill_from_folder(
 def _fill_from_repository(row: BaseModel, *, repo: str, revision: str, config: dict[str, object] | None) -> None:
     require_repository(repo, revision or "none")
     if config is None:
-        raise ModelRefused("Give the repository's config.json: quotes are made from it.", param="config")
+        raise ModelRefused(gettext("Give the repository's config.json: quotes are made from it."), param="config")
     architecture = check_config(config)
     row.repo, row.revision, row.config = repo, revision, config
     row.parameter_count = parameter_count(architecture)
@@ -200,7 +208,7 @@ def reinstall_base_model(*, base_model: BaseModel, by: str) -> bool:
 def retire_base_model(*, base_model: BaseModel, by: str, now: datetime.datetime) -> None:
     """Stop offering the model; what was trained on it stays. Raises InvalidState if it is already retired."""
     if not BaseModel.objects.filter(pk=base_model.pk, retired_at=None).update(retired_at=now):
-        raise InvalidState(f"{base_model.name} was retired already.", param="model")
+        raise InvalidState(gettext("%(name)s was retired already.") % {"name": base_model.name}, param="model")
     base_model.refresh_from_db()
     audit.record(organization=None, by=by, action="base_model.retired", target=base_model.pk, name=base_model.name)
 
@@ -227,14 +235,14 @@ def set_price(
     check_price(sku=sku, unit=unit, price_nano=price_nano, per=per, tiers=tiers)
     begin = effective_from or now
     if begin < now:
-        raise InvalidValue("A price can't start in the past.", param="effective_from")
+        raise InvalidValue(gettext("A price can't start in the past."), param="effective_from")
     owner = key_of(organization)
     lock(f"price:{sku}:{owner}")
     rules = PriceRule.objects.select_for_update().filter(sku=sku, organization_id=owner)
     before = rules.filter(effective_from__lt=begin).order_by("-effective_from").first()
     after = rules.filter(effective_from__gte=begin).order_by("effective_from").first()
     if after and after.effective_from == begin:
-        raise InvalidValue("Another price already starts at that time.", param="effective_from")
+        raise InvalidValue(gettext("Another price already starts at that time."), param="effective_from")
     if before and (before.effective_to is None or before.effective_to > begin):
         before.effective_to = begin
         before.save(update_fields=["effective_to"])
@@ -261,20 +269,22 @@ def check_price(*, sku: str, unit: str, price_nano: int, per: int, tiers: Sequen
     """Raise InvalidValue for a price that no SKU can have."""
     if not _SKU.fullmatch(sku):
         raise InvalidValue(
-            f"A SKU is training:<pool>, inference:<input or output>:<model>, warm:<model> or {STORAGE_SKU}.",
+            gettext("A SKU is training:<pool>, inference:<input or output>:<model>, warm:<model> or %(storage_sku)s.")
+            % {"storage_sku": STORAGE_SKU},
             param="sku",
         )
     if unit != unit_of(sku):
         raise InvalidValue(
-            "Training is priced by gpu_ms, inference by tokens, warm by warm_ms, storage by byte_hours.", param="unit"
+            gettext("Training is priced by gpu_ms, inference by tokens, warm by warm_ms, storage by byte_hours."),
+            param="unit",
         )
     if price_nano < 0 or per <= 0:
-        raise InvalidValue("A price can't be negative and must cover at least one unit.", param="price_nano")
+        raise InvalidValue(gettext("A price can't be negative and must cover at least one unit."), param="price_nano")
     if tiers and unit == "gpu_ms":
         raise InvalidValue(
-            "Volume tiers are for tokens and storage; give a customer a GPU price of its own.", param="tiers"
+            gettext("Volume tiers are for tokens and storage; give a customer a GPU price of its own."), param="tiers"
         )
     steps = [Tier(0, price_nano), *tiers]
     for lower, upper in itertools.pairwise(steps):
         if upper.from_units <= lower.from_units or not 0 <= upper.price_nano <= lower.price_nano:
-            raise InvalidValue("Each tier must start above the previous one and cost no more.", param="tiers")
+            raise InvalidValue(gettext("Each tier must start above the previous one and cost no more."), param="tiers")

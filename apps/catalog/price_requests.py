@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from django.db import transaction
 from django.db.models import QuerySet
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.catalog.models import PriceRequest
@@ -37,7 +38,7 @@ def request_price(
     """Ask for a price of one organization or of all; it counts once another operator approves. Raises InvalidValue."""
     check_price(sku=sku, unit=unit_of(sku), price_nano=price_nano, per=per, tiers=tiers)
     if effective_from and effective_from < now:
-        raise InvalidValue("A price can't start in the past.", param="effective_from")
+        raise InvalidValue(gettext("A price can't start in the past."), param="effective_from")
     wanted = PriceRequest.objects.create(
         organization=organization,
         sku=sku,
@@ -63,7 +64,7 @@ def approve_price(*, request_id: str, by: str, now: datetime.datetime) -> PriceR
     """
     wanted = _locked(request_id)
     if wanted.requested_by == by:
-        raise PermissionDenied("Another operator must approve what you asked for.")
+        raise PermissionDenied(gettext("Another operator must approve what you asked for."))
     begin = wanted.effective_from
     wanted.rule = set_price(
         sku=wanted.sku,
@@ -96,7 +97,7 @@ def list_waiting_prices() -> QuerySet[PriceRequest]:
 def _locked(request_id: str) -> PriceRequest:
     wanted = PriceRequest.objects.select_for_update().get(pk=request_id)
     if wanted.decided_at is not None:
-        raise InvalidState("This was already decided.", param="status")
+        raise InvalidState(gettext("This was already decided."), param="status")
     return wanted
 
 

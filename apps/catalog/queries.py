@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 from django.db.models import DateTimeField, F, Func, Q, QuerySet
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization, key_of
 from apps.catalog.models import BaseModel, GpuType, HubToken, PriceRule
@@ -81,7 +82,8 @@ def get_base_model(*, name: str) -> BaseModel:
     found = BaseModel.objects.filter(name=name, retired_at=None).first()
     if found is None:
         raise ModelNotFound(
-            f"The model '{name[:100]}' does not exist or cannot be fine-tuned. GET /v1/models lists what can.",
+            gettext("The model %(name)s does not exist or cannot be fine-tuned. GET /v1/models lists what can.")
+            % {"name": repr(name[:100])},
             param="model",
         )
     return found
@@ -156,7 +158,8 @@ def chat_renderer(*, base_model: BaseModel) -> ChatRenderer:
     """Return the model's renderer, cached in this process. Raises ModelNotInstalled."""
     if not base_model.chat_template or not base_model.tokenizer_key:
         raise ModelNotInstalled(
-            f"{base_model.display_name} is not installed here, so its tokens cannot be counted. Choose another model.",
+            gettext("%(display_name)s is not installed here, so its tokens cannot be counted. Choose another model.")
+            % {"display_name": base_model.display_name},
             param="model",
         )
     tokens = tuple(sorted(base_model.special_tokens.items()))

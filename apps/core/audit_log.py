@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict
 
 from django.db.models import QuerySet
 from django.utils.dateparse import parse_date, parse_datetime
+from django.utils.translation import gettext
 
 from apps.core.database.read_times import counted_read
 from apps.core.database.tenancy import Keyed, id_of
@@ -52,7 +53,10 @@ def _moment(given: Mapping[str, object], name: str) -> datetime.datetime | None:
     except ValueError:  # it looks like a date but is not one
         found = None
     if found is None:
-        raise InvalidValue(f"'{name}' is a date or time such as 2026-01-31 or 2026-01-31T12:00:00Z.", param=name)
+        raise InvalidValue(
+            gettext("'%(name)s' is a date or time such as 2026-01-31 or 2026-01-31T12:00:00Z.") % {"name": name},
+            param=name,
+        )
     if not isinstance(found, datetime.datetime):
         found = datetime.datetime.combine(found, datetime.time())
     return found if found.tzinfo else found.replace(tzinfo=datetime.UTC)
@@ -63,7 +67,7 @@ def _id(given: Mapping[str, object]) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= _MAX_ID):
-        raise InvalidValue("'before' is the id of an entry.", param="before")
+        raise InvalidValue(gettext("'before' is the id of an entry."), param="before")
     return int(text)
 
 
@@ -117,7 +121,7 @@ def export(rows: QuerySet[AuditEntry], *, kind: str) -> tuple[Iterator[bytes], s
     The rows are read at once, because a response is sent after its transaction.
     """
     if kind not in ("csv", "jsonl"):
-        raise InvalidValue("An export is csv or jsonl.", param="export")
+        raise InvalidValue(gettext("An export is csv or jsonl."), param="export")
     with counted_read():
         found = list(rows[:MAX_EXPORTED])
     if kind == "jsonl":

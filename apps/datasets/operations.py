@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 from django.db import transaction
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel
@@ -17,6 +18,7 @@ from apps.core.database.clock import db_now
 from apps.core.database.transitions import advance, sources_of
 from apps.core.errors import DomainError, InvalidState, NotFound
 from apps.core.messages import outbox
+from apps.core.messages.translation import translated
 from apps.datasets.intake.lanes import ReadingTime, TakesLong, lane_of_rows
 from apps.datasets.lifecycle import VERSION_TRANSITIONS, DatasetVersionStatus
 from apps.datasets.models import Dataset, DatasetVersion, TokenCount
@@ -58,7 +60,11 @@ def count_tokens(*, version: DatasetVersion, base_model: BaseModel, until: float
     if refusal := find_refusal(version=version, base_model=base_model):
         raise _refused(refusal)
     if version.status != DatasetVersionStatus.READY:
-        raise NotReady(f"{version.pk} is {version.status}; tokens are counted once it is ready.", param="training_file")
+        raise NotReady(
+            gettext("%(version)s is %(status)s; tokens are counted once it is ready.")
+            % {"version": version.pk, "status": version.status},
+            param="training_file",
+        )
     watch = _watch(version, until)
     try:
         watch()
@@ -102,10 +108,12 @@ def _keep(version: DatasetVersion, base_model: BaseModel, **found: object) -> To
 
 
 def _refused(refusal: LineError) -> RowRefused:
-    return RowRefused(
-        f"Line {refusal.line}: {refusal.message} {refusal.fix}", param="training_file",
-        line=refusal.line, row_code=refusal.code,
-    )  # fmt: skip
+    text = gettext("Line %(line)s: %(message)s %(fix)s") % {
+        "line": refusal.line,
+        "message": translated(refusal.message),
+        "fix": translated(refusal.fix),
+    }
+    return RowRefused(text, param="training_file", line=refusal.line, row_code=refusal.code)
 
 
 def is_counted_at_once(version: DatasetVersion) -> bool:
@@ -152,13 +160,13 @@ def delete_version(*, version: DatasetVersion, by: str, now: datetime.datetime) 
     version = DatasetVersion.objects.select_for_update(of=("self",)).select_related("dataset").get(pk=version.pk)
     release_expired_leases(version, now)
     if version.status == DatasetVersionStatus.VALIDATING:
-        raise InvalidState("The file is being validated; delete it in a moment.", param="file_id")
+        raise InvalidState(gettext("The file is being validated; delete it in a moment."), param="file_id")
     # Jobs are in a higher layer, so they are reached by relation.
     for jobs in (version.jobs, version.validating_jobs):
         job = jobs.filter(finished_at=None).first()
         if job:
             raise InvalidState(
-                f"The job {job.pk} still uses this file: cancel it or wait for its end.",
+                gettext("The job %(job)s still uses this file: cancel it or wait for its end.") % {"job": job.pk},
                 param="file_id",
                 code="file_in_use",
             )
@@ -190,7 +198,7 @@ def delete_dataset(*, organization: Organization, dataset_id: str, by: str, now:
     """Delete every version of a dataset, or none. Raises NotFound, and InvalidState as `delete_version` does."""
     versions = list_versions(organization=organization).filter(dataset=dataset_id)
     if not versions:
-        raise NotFound("No such dataset.")
+        raise NotFound(gettext("No such dataset."))
     for version in versions:
         delete_version(version=version, by=by, now=now)
 

@@ -7,6 +7,7 @@ from itertools import islice
 import msgspec
 from django.db.models import Count, Exists, F, Func, JSONField, OuterRef, Q, QuerySet, Sum, Window
 from django.db.models.functions import Lower, RowNumber
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel
@@ -110,7 +111,7 @@ def get_dataset(*, organization: Organization | str, id: str) -> Dataset:
     """Return one dataset that has files, as `list_datasets` does. Raises NotFound."""
     found = list_datasets(organization=organization).filter(pk=id).first()
     if found is None:
-        raise NotFound("No such dataset.")
+        raise NotFound(gettext("No such dataset."))
     return found
 
 
@@ -136,7 +137,7 @@ def get_version(*, organization: Organization | str, id: str, param: str = "file
     versions = DatasetVersion.objects.for_organization(organization).select_related("dataset")
     found = versions.exclude(status=DatasetVersionStatus.DELETED).filter(pk=id).first() if "\x00" not in id else None
     if found is None:
-        raise UnknownFile(f"No such file: {id[:80]}.", param=param)
+        raise UnknownFile(gettext("No such file: %(id)s.") % {"id": id[:80]}, param=param)
     return found
 
 

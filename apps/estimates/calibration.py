@@ -137,9 +137,11 @@ def correct(calibration: Calibration, *, family: str, method: str) -> Correction
     is_ranged = calibration.runs >= _MIN_RUNS_FOR_SPREAD
     time = _factors(calibration.time, family, method, _TIME_SPREAD if is_ranged else None)
     memory = _factors(calibration.memory, family, method, _MEMORY_SPREAD if is_ranged else None)
-    counts = ((calibration.runs, "finished run"), (calibration.points, "measured point"))
-    words = [f"{count:,} {noun}{'s' if count > 1 else ''}" for count, noun in counts if count]
-    origin = f"{' and '.join(words)} of this pool"
+    finished = f"{calibration.runs:,} finished run{'s' if calibration.runs > 1 else ''}"
+    measured = f"{calibration.points:,} measured point{'s' if calibration.points > 1 else ''}"
+    origin = f"{finished} of this pool" if calibration.runs else f"{measured} of this pool"
+    if calibration.runs and calibration.points:
+        origin = f"{finished} and {measured} of this pool"
     return Correction(
         origin=origin,
         runs=calibration.runs,

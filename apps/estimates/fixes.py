@@ -77,8 +77,9 @@ def _single_changes(task: Task, pool: PoolFacts, gpu_count: int, others: tuple[G
     yield from _more_gpus(task, pool, gpu_count)
     can_offload = request.method != Method.QLORA or task.stack.offloads_quantized
     if can_offload and not request.cpu_offload and not pool.gpu.is_cpu:
-        what = "weights, gradients and optimizer state" if request.method == Method.FULL else "the base model"
-        text = f"Keep {what} in the host's memory (slower)"
+        text = "Keep the base model in the host's memory (slower)"
+        if request.method == Method.FULL:
+            text = "Keep weights, gradients and optimizer state in the host's memory (slower)"
         yield from _change(task, pool, gpu_count, "offload", text, {"cpu_offload": True})
     yield from _other_types(task, pool, others)
 
@@ -179,11 +180,13 @@ def _priced(task: Task, pool: PoolFacts, placement: ChosenPlan, key: str, text: 
     cost = None
     if seconds is not None and pool.price_nano is not None:
         cost = round(pool.price_nano * seconds * placement.plan.gpu_count / pool.price_per_seconds)
-    beside = f", and {_gib(placement.memory.host_bytes)} of the host's" if placement.memory.host_bytes else ""
+    text = f"{text}: that needs {_gib(peak)} of {pool.gpu.name}'s {_gib(pool.gpu.memory_bytes)}"
+    if placement.memory.host_bytes:
+        text = f"{text}, and {_gib(placement.memory.host_bytes)} of the host's"
     known = {name: value for name, value in changes.items() if name in Fix.__struct_fields__ and value is not None}
     return Fix(
         key=key,
-        text=f"{text}: that needs {_gib(peak)} of {pool.gpu.name}'s {_gib(pool.gpu.memory_bytes)}{beside}.",
+        text=f"{text}.",
         peak_bytes=peak,
         host_bytes=placement.memory.host_bytes,
         train_seconds_p50=seconds,

@@ -277,9 +277,12 @@ def _obstacle(
         wanted, there = host_bytes / GIB, (pool.host_memory_bytes or 0) / GIB
         return f"Needs {wanted:,.1f} GiB of the host's memory; a worker here has {there:,.1f} GiB."
     needed, held = needed_bytes / GIB, pool.gpu.memory_bytes / GIB
-    rows = "one row" if placement.plan.micro_batch_size == 1 else f"{placement.plan.micro_batch_size} rows"
-    each = "each of them" if gpu_count > 1 else pool.gpu.name
-    return f"Needs up to {needed:,.1f} GiB with {rows} at a time; {each} holds {held:,.1f} GiB."
+    rows = placement.plan.micro_batch_size
+    at_once = f"Needs up to {needed:,.1f} GiB with {rows} rows at a time"
+    if rows == 1:
+        at_once = f"Needs up to {needed:,.1f} GiB with one row at a time"
+    holder = "each of them" if gpu_count > 1 else pool.gpu.name
+    return f"{at_once}; {holder} holds {held:,.1f} GiB."
 
 
 def _ways_out(

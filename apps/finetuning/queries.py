@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from django.db.models import Q, QuerySet
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
@@ -27,7 +28,9 @@ def get_job(*, organization: Organization | str, id: str, related: Sequence[str]
     job = FineTuningJob.objects.for_organization(organization).select_related(*related).filter(pk=id).first()
     if job is None:
         raise NotFound(
-            f"No fine-tuning job has the id {id[:64]!r}.", param="fine_tuning_job_id", code="fine_tuning_job_not_found"
+            gettext("No fine-tuning job has the id %(id)s.") % {"id": repr(id[:64])},
+            param="fine_tuning_job_id",
+            code="fine_tuning_job_not_found",
         )
     return job
 

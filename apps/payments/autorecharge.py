@@ -11,6 +11,7 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.db.models import Sum
 from django.urls import reverse
+from django.utils.translation import gettext
 
 from apps.accounts.models import Membership, Organization, key_of
 from apps.billing.ledger import lock_wallet
@@ -66,15 +67,20 @@ def set_auto_recharge(
     """Set, change or end the order. Raises InvalidValue, and InvalidState without a card to charge."""
     if not SMALLEST_CENTS <= amount_cents <= LARGEST_CENTS:
         raise InvalidValue(
-            f"Choose between ${SMALLEST_CENTS // 100} and ${LARGEST_CENTS // 100:,}.", param="amount_usd"
+            gettext("Choose between $%(smallest_cents)s and $%(largest_cents)s.")
+            % {"smallest_cents": SMALLEST_CENTS // 100, "largest_cents": f"{LARGEST_CENTS // 100:,}"},
+            param="amount_usd",
         )
     if not 0 <= threshold_cents <= LARGEST_CENTS:
-        raise InvalidValue(f"Choose between $0 and ${LARGEST_CENTS // 100:,}.", param="threshold_usd")
+        raise InvalidValue(
+            gettext("Choose between $0 and $%(largest_cents)s.") % {"largest_cents": f"{LARGEST_CENTS // 100:,}"},
+            param="threshold_usd",
+        )
     if monthly_cap_cents < amount_cents:
-        raise InvalidValue("The monthly maximum must cover at least one charge.", param="monthly_cap_usd")
+        raise InvalidValue(gettext("The monthly maximum must cover at least one charge."), param="monthly_cap_usd")
     customer = get_customer(organization=organization)
     if is_enabled and (customer is None or not customer.has_card):
-        raise InvalidState("Add a card first.", param="is_enabled")
+        raise InvalidState(gettext("Add a card first."), param="is_enabled")
     order = get_auto_recharge(organization=organization)
     order.is_enabled, order.threshold_cents = is_enabled, threshold_cents
     order.amount_cents, order.monthly_cap_cents = amount_cents, monthly_cap_cents

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from django.db import transaction
 from django.db.models import Sum
+from django.utils.translation import gettext
 
 from apps.billing.ledger import account, post, posted_before
 from apps.billing.models import AccountKind, LedgerEntry, PostingKind
@@ -180,5 +181,5 @@ def resolve_difference(*, difference_id: str, by: str, note: str, now: datetime.
         resolved_at=now, resolved_by=by, note=note[:300]
     )
     if not changed:
-        raise NotFound("No such open difference.")
+        raise NotFound(gettext("No such open difference."))
     audit.record(organization=None, by=by, action="difference.resolved", target=difference_id, note=note)

@@ -9,6 +9,7 @@ import logging
 
 from django.db import transaction
 from django.db.models import Q, Sum
+from django.utils.translation import gettext
 
 from apps.billing.books.adjustments import SECOND_APPROVER_ABOVE_NANO
 from apps.billing.credits import end_set_aside, set_credit_aside
@@ -46,7 +47,7 @@ def request_refund(*, topup: TopUp, credit_cents: int, by: str, reason: str) -> 
     lock_wallet(organization=topup.organization_id)
     topup.refresh_from_db()
     if topup.status != TopUpStatus.PAID:
-        raise InvalidState("Only a payment that arrived can go back.")
+        raise InvalidState(gettext("Only a payment that arrived can go back."))
     recent = CardRefund.objects.filter(needs_approval=False, created_at__gt=db_now() - _DAY)
     sums = recent.exclude(status=RefundStatus.FAILED).aggregate(
         of_operator=Sum("credit_cents", filter=Q(requested_by=by)),
@@ -90,9 +91,9 @@ def approve_refund(*, refund: CardRefund, by: str) -> None:
     """
     row = _locked(refund)
     if row.requested_by == by:
-        raise PermissionDenied("Another operator must approve what you asked for.")
+        raise PermissionDenied(gettext("Another operator must approve what you asked for."))
     if not try_advance(row, to=RefundStatus.REQUESTED, transitions=REFUND, approved_by=by):
-        raise InvalidState("This was already decided.", param="status")
+        raise InvalidState(gettext("This was already decided."), param="status")
     audit.record(organization=row.organization_id, by=by, action="refund.approved", target=row.pk)
     _publish(row)
 
@@ -102,7 +103,7 @@ def reject_refund(*, refund: CardRefund, by: str) -> None:
     """Reject a refund that waits, and free its credit; its requester may withdraw it this way. Raises InvalidState."""
     row = _locked(refund)
     if row.status != RefundStatus.WAITING:
-        raise InvalidState("This was already decided.", param="status")
+        raise InvalidState(gettext("This was already decided."), param="status")
     _apply_failure(row, "Rejected by an operator")
     audit.record(organization=row.organization_id, by=by, action="refund.rejected", target=row.pk)
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from django.conf import settings
 from django.db import transaction
 from django.urls import reverse
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization, key_of
 from apps.billing.ledger import lock_wallet
@@ -52,7 +53,9 @@ def request_topup(*, organization: Organization | str, amount_cents: int, by: st
     """Request the page that sells `amount_cents` of credit. Raises InvalidValue."""
     if not SMALLEST_CENTS <= amount_cents <= LARGEST_CENTS:
         raise InvalidValue(
-            f"Choose between ${SMALLEST_CENTS // 100} and ${LARGEST_CENTS // 100:,}.", param="amount_usd"
+            gettext("Choose between $%(smallest_cents)s and $%(largest_cents)s.")
+            % {"smallest_cents": SMALLEST_CENTS // 100, "largest_cents": f"{LARGEST_CENTS // 100:,}"},
+            param="amount_usd",
         )
     topup = TopUp.objects.create(
         organization_id=key_of(organization), origin=TopUpOrigin.USER, amount_cents=amount_cents, requested_by=by
@@ -67,7 +70,7 @@ def request_page(
 ) -> HostedPage:
     """Request a Stripe page; a task creates it after commit. Raises InvalidState when payments are not set up."""
     if not gateway.is_configured():
-        raise InvalidState("This installation takes no payments. Its operator grants credit.")
+        raise InvalidState(gettext("This installation takes no payments. Its operator grants credit."))
     page = HostedPage.objects.create(organization_id=key_of(organization), kind=kind, topup=topup, requested_by=by)
     outbox.publish(topic="payments.page", key=f"payments.page:{page.pk}", payload={"page_id": page.pk})
     return page

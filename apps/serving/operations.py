@@ -2,6 +2,7 @@
 
 import datetime
 import secrets
+from typing import Literal
 
 import msgspec
 from django.conf import settings
@@ -84,12 +85,13 @@ def _get_or_create_deployment(version: AdapterVersion, *, by: str) -> tuple[Depl
     return deployment, is_new
 
 
-def _announce(version: AdapterVersion, what: str, *, key: str) -> None:
+def _announce(version: AdapterVersion, what: Literal["deployed", "undeployed"], *, key: str) -> None:
+    texts = {"deployed": "The adapter is deployed", "undeployed": "The adapter is undeployed"}
     announce(
         organization=version.organization_id,
         type=f"adapter.{what}",
         subject=version.pk,
-        title=lambda: f"The adapter is {what}: {version.model_name}",
+        title=lambda: f"{texts[what]}: {version.model_name}",
         path=f"/adapters/{version.pk}",
         key=key,
         data={"model": version.model_name},

@@ -8,6 +8,7 @@ import datetime
 
 import msgspec
 from django.db.models import F
+from django.utils.translation import gettext
 
 from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
@@ -32,8 +33,10 @@ def require_replica(*, version: AdapterVersion) -> None:
     """Raise InvalidState for a version that needs a separate replica and has none."""
     if version.status == AdapterVersionStatus.FILES_ONLY and not has_replica(version=version):
         raise InvalidState(
-            "The engine cannot load this result as an adapter, and no replica serves it as a whole model: download it, "
-            "or ask the operator of this installation for one."
+            gettext(
+                "The engine cannot load this result as an adapter, and no replica serves it as a whole model: "
+                "download it, or ask the operator of this installation for one."
+            )
         )
 
 

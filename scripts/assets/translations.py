@@ -15,6 +15,8 @@ from typing import NamedTuple
 import polib
 from django.utils.translation.template import templatize
 
+from scripts.assets.sentences import sentences
+
 ROOT = Path(__file__).resolve().parents[2]
 LOCALE = ROOT / "locale"
 _STRING = r"""u?('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")"""
@@ -40,6 +42,8 @@ def find_texts() -> dict[Text, list[str]]:
         if "translation import" in source:
             for text in _texts_of_code(source):
                 found[text].add(str(path.relative_to(ROOT)))
+    for path, sentence in sentences():
+        found[Text(sentence)].add(str(path.relative_to(ROOT)))
     return {text: sorted(paths) for text, paths in sorted(found.items(), key=lambda item: (min(item[1]), item[0]))}
 
 

@@ -14,15 +14,16 @@ from apps.accounts.models import User
 from apps.core.database.clock import db_now
 from apps.core.ids import new_id
 from apps.core.messages import outbox
+from apps.core.messages.translation import later
 
 
 class AccountAdapter(DefaultAccountAdapter):
     """Sends mail through the outbox and keeps addresses in lower case."""
 
     error_messages = DefaultAccountAdapter.error_messages | {
-        "email_password_mismatch": "That email and password don't match.",
-        "incorrect_password": "That password is not right.",
-        "enter_current_password": "That is not your current password.",
+        "email_password_mismatch": later("That email and password don't match."),
+        "incorrect_password": later("That password is not right."),
+        "enter_current_password": later("That is not your current password."),
     }
 
     def clean_email(self, email: str) -> str:

@@ -207,7 +207,7 @@ def _issuer(by: User, identity: KeyIdentity | None) -> User | None:
     asking = ApiKey.objects.filter(pk=identity.key_id if identity else "", revoked_at=None)
     known = asking.select_related("issued_by").first()
     if known is None:
-        raise PermissionDenied("This API key was revoked.")
+        raise PermissionDenied(gettext("This API key was revoked."))
     return known.issued_by
 
 

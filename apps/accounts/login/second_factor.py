@@ -17,9 +17,11 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils.http import urlencode
+from django.utils.translation import gettext
 
 from apps.accounts.login.person_audit import record_for_person
 from apps.accounts.models import User
+from apps.core.messages.translation import later
 from apps.core.secrets.resealing import resealed
 from apps.core.secrets.sealing import place_of, seal, unseal
 
@@ -32,7 +34,9 @@ _PLACE = place_of(table="mfa_authenticator", column="data", row_id="")
 class SecondFactorAdapter(DefaultMFAAdapter):
     """Seals the secrets of authenticator apps and recovery codes in the database."""
 
-    error_messages = DefaultMFAAdapter.error_messages | {"incorrect_code": "That code is not right. Try the next one."}
+    error_messages = DefaultMFAAdapter.error_messages | {
+        "incorrect_code": later("That code is not right. Try the next one.")
+    }
 
     def encrypt(self, text: str) -> str:
         return base64.b64encode(seal(text, place=_PLACE)).decode()
@@ -68,7 +72,7 @@ def require_second_factor(request: HttpRequest, *, why: str) -> HttpResponse | N
     user = request.user
     assert isinstance(user, User)
     if not has_second_factor(user):
-        messages.info(request, f"{why} Add an authenticator app or a passkey to continue.")
+        messages.info(request, gettext("%(why)s Add an authenticator app or a passkey to continue.") % {"why": why})
         return redirect("mfa_index")
     records = get_authentication_records(request, user)
     if request.session.get(_ADDED_HERE) or any(record["method"] == "mfa" for record in records):
@@ -81,7 +85,7 @@ def require_of_operator(request: HttpRequest) -> HttpResponse | None:
     """Return where to send an operator who has not shown a second factor; None if they have or need none."""
     if not settings.OPERATOR_MFA:
         return None
-    return require_second_factor(request, why="Operators of this installation need a second factor.")
+    return require_second_factor(request, why=gettext("Operators of this installation need a second factor."))
 
 
 def note_added(*, request: HttpRequest, user: User, authenticator: Authenticator, **_: object) -> None:

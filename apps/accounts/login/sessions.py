@@ -19,6 +19,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.deprecation import MiddlewareMixin
+from django.utils.translation import get_language_from_request, gettext, override
 
 from apps.accounts.login.browser_tokens import revoke_browser_tokens
 from apps.accounts.login.person_audit import record_for_person
@@ -111,7 +112,8 @@ class EndIdleOperatorSessions(MiddlewareMixin):
             record_for_person(user=user, action="person.session_idle")  # type: ignore[arg-type]
             revoke_browser_tokens(user=user, now=db_now())  # type: ignore[arg-type]
             logout(request)
-            messages.info(request, "You were signed out because you were away. Sign in again.")
+            with override(getattr(user, "language", "") or get_language_from_request(request)):
+                messages.info(request, gettext("You were signed out because you were away. Sign in again."))
             return redirect_to_login(request.get_full_path() if request.method == "GET" else "/")
         if seen_at is None or now - seen_at > _NOTED_EVERY_SECONDS:
             request.session[_SEEN_AT] = now

@@ -15,6 +15,7 @@ from django.core.exceptions import PermissionDenied as PageForbidden
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.deprecation import MiddlewareMixin
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization, User
 from apps.core import audit
@@ -85,8 +86,8 @@ class LimitViewing(MiddlewareMixin):
         if viewing is None:
             del request.session[_SESSION]
             if not (is_read or is_always_open):  # it was meant for the page of the viewed organization
-                raise PageForbidden("You no longer view the organization. Go back and reload the page.")
-            messages.info(request, "Viewing has ended.")
+                raise PageForbidden(gettext("You no longer view the organization. Go back and reload the page."))
+            messages.info(request, gettext("Viewing has ended."))
             return
         request.viewing = viewing  # type: ignore[attr-defined]
         if is_always_open:
@@ -94,7 +95,9 @@ class LimitViewing(MiddlewareMixin):
         action = "organization.viewed" if is_read else "organization.view_refused"
         _record(request, viewing.organization_id, action, method=request.method, path=request.path)
         if not is_read:
-            raise PageForbidden("You are viewing an organization and cannot change anything. Stop viewing first.")
+            raise PageForbidden(
+                gettext("You are viewing an organization and cannot change anything. Stop viewing first.")
+            )
 
 
 def _record(request: HttpRequest, organization_id: str, action: str, **details: object) -> None:

@@ -64,7 +64,7 @@ def invite_member(
     TooManyInvitations, InvalidValue.
     """
     if by.service_account_of_id:
-        raise PermissionDenied("A service account cannot invite people. Use the API key of a person.")
+        raise PermissionDenied(gettext("A service account cannot invite people. Use the API key of a person."))
     acting = lock_members(organization, by)
     require_grantable(acting, known_role(role), identity=identity)
     email = email.strip().lower()

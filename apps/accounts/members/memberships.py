@@ -134,7 +134,11 @@ def require_grantable(acting: Membership, *roles: str, identity: KeyIdentity | N
         raise PermissionDenied(gettext("Your role, %(role)s, does not allow managing members.") % {"role": acting.role})
     for role in roles:
         if not ROLES[role].permissions <= ROLES[acting.role].permissions:
-            raise PermissionDenied(f"Only an owner may do this to an {role}." if role == Owner.name else "Not allowed.")
+            raise PermissionDenied(
+                gettext("Only an owner may do this to an %(role)s.") % {"role": role}
+                if role == Owner.name
+                else gettext("Not allowed.")
+            )
         if identity and (missing := sorted(ROLES[role].permissions - identity.scopes)):
             text = gettext("This API key lacks %(missing)s, so it cannot give, change or remove the role %(role)s.") % {
                 "missing": ", ".join(missing),

@@ -8,6 +8,7 @@ import datetime
 from collections import Counter
 
 from django.db import transaction
+from django.utils.translation import gettext
 
 from apps.accounts.members.memberships import known_role, lock_members, require_grantable
 from apps.accounts.models import ApiKey, KeyKind, Membership, Organization, User
@@ -42,10 +43,15 @@ def create_service_account(
     require_grantable(acting, known_role(role), identity=identity)
     name = _free_name(organization, name)
     if list_service_accounts(organization=organization).count() >= MAX_SERVICE_ACCOUNTS:
-        raise InvalidState(f"An organization has at most {MAX_SERVICE_ACCOUNTS} service accounts. Remove one first.")
+        raise InvalidState(
+            gettext("An organization has at most %(max_service_accounts)s service accounts. Remove one first.")
+            % {"max_service_accounts": MAX_SERVICE_ACCOUNTS}
+        )
     today = User.objects.filter(service_account_of=organization, created_at__gt=now - datetime.timedelta(days=1))
     if today.count() >= MAX_SERVICE_ACCOUNTS:  # rows of removed ones stay, for the audit log
-        text = f"An organization creates at most {MAX_SERVICE_ACCOUNTS} service accounts a day. Continue tomorrow."
+        text = gettext(
+            "An organization creates at most %(max_service_accounts)s service accounts a day. Continue tomorrow."
+        ) % {"max_service_accounts": MAX_SERVICE_ACCOUNTS}
         raise RateLimited(text, retry_after_seconds=3600)
     user = User(name=name, service_account_of=organization, created_at=now)
     user.email = f"{user.pk}@{_DOMAIN}"
@@ -100,7 +106,10 @@ def lock_service_account(
     account = get_membership(organization=organization, id=id, kind=MemberKind.SERVICE_ACCOUNT)
     require_grantable(acting, account.role, identity=identity)
     if identity and (missing := sorted(needed - identity.scopes)):
-        raise PermissionDenied(f"This API key lacks {', '.join(missing)}, so it cannot make keys of service accounts.")
+        raise PermissionDenied(
+            gettext("This API key lacks %(missing)s, so it cannot make keys of service accounts.")
+            % {"missing": ", ".join(missing)}
+        )
     return account
 
 
@@ -114,8 +123,14 @@ def count_active_keys(*, organization: Organization, now: datetime.datetime) -> 
 def _free_name(organization: Organization, name: str, *, but: Membership | None = None) -> str:
     name = " ".join(name.split())
     if not 0 < len(name) <= _NAME_LENGTH:
-        raise InvalidValue(f"The name of a service account has 1 to {_NAME_LENGTH} characters.", param="name")
+        raise InvalidValue(
+            gettext("The name of a service account has 1 to %(name_length)s characters.")
+            % {"name_length": _NAME_LENGTH},
+            param="name",
+        )
     same = list_service_accounts(organization=organization).filter(user__name__iexact=name)
     if same.exclude(pk=but.pk if but else "").exists():
-        raise InvalidState(f"There is a service account {name} already. Choose another name.", param="name")
+        raise InvalidState(
+            gettext("There is a service account %(name)s already. Choose another name.") % {"name": name}, param="name"
+        )
     return name

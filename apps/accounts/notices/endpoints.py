@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from django.db import transaction
+from django.utils.translation import gettext
 
 from apps.accounts.models import (
     DeliveryStatus,
@@ -24,6 +25,7 @@ from apps.core.database.locks import lock
 from apps.core.database.tenancy import OrganizationQuerySet
 from apps.core.errors import InvalidState, InvalidValue, NotFound
 from apps.core.ids import new_id
+from apps.core.messages.translation import translated
 from apps.core.secrets.sealing import seal, unseal
 
 MAX_ENDPOINTS = 20
@@ -43,7 +45,7 @@ def get_endpoint(*, organization: Organization, endpoint_id: str) -> WebhookEndp
     if "\x00" not in endpoint_id:
         found = WebhookEndpoint.objects.for_organization(organization).filter(pk=endpoint_id).first()
     if found is None:
-        raise NotFound("No such webhook.")
+        raise NotFound(gettext("No such webhook."))
     return found
 
 
@@ -61,7 +63,10 @@ def create_endpoint(
     _check(url=url, event_types=event_types, format=format)
     lock(f"webhooks:{organization.pk}")
     if list_endpoints(organization=organization).count() >= MAX_ENDPOINTS:
-        raise InvalidState(f"An organization has at most {MAX_ENDPOINTS} webhooks. Delete one first.")
+        raise InvalidState(
+            gettext("An organization has at most %(max_endpoints)s webhooks. Delete one first.")
+            % {"max_endpoints": MAX_ENDPOINTS}
+        )
     endpoint = WebhookEndpoint(
         id=new_id("we"), organization_id=organization.pk, url=url, event_types=_sorted(event_types), format=format,
         created_by=by,
@@ -142,11 +147,11 @@ def replay(*, endpoint: WebhookEndpoint, delivery_id: str, by: str) -> WebhookDe
     """Send an event of the log again, with the same `webhook-id`. Raises NotFound, InvalidState."""
     found = None if "\x00" in delivery_id else list_deliveries(endpoint=endpoint).filter(pk=delivery_id).first()
     if found is None:
-        raise NotFound("No such delivery.")
+        raise NotFound(gettext("No such delivery."))
     _require_room(endpoint)
     ended = WebhookDelivery.objects.filter(pk=found.pk).exclude(status=DeliveryStatus.PENDING)
     if not ended.update(status=DeliveryStatus.PENDING, attempts_left=ATTEMPTS):
-        raise InvalidState("This event is still being delivered. Wait for its last attempt.")
+        raise InvalidState(gettext("This event is still being delivered. Wait for its last attempt."))
     delivery = list_deliveries(endpoint=endpoint).get(pk=found.pk)
     publish_attempt(delivery)
     _audit(endpoint, "replayed", by, event=delivery.event_id)
@@ -155,23 +160,29 @@ def replay(*, endpoint: WebhookEndpoint, delivery_id: str, by: str) -> WebhookDe
 
 def _require_room(endpoint: WebhookEndpoint) -> None:
     if endpoint.status != EndpointStatus.ACTIVE:
-        raise InvalidState(f"This webhook is {endpoint.status}. Resume it first.")
+        raise InvalidState(gettext("This webhook is %(status)s. Resume it first.") % {"status": endpoint.status})
     if endpoint.deliveries.filter(status=DeliveryStatus.PENDING).count() >= MAX_PENDING:
-        raise InvalidState(f"{MAX_PENDING} deliveries to this webhook are pending. Wait until some have ended.")
+        raise InvalidState(
+            gettext("%(max_pending)s deliveries to this webhook are pending. Wait until some have ended.")
+            % {"max_pending": MAX_PENDING}
+        )
 
 
 def _check(*, url: str, event_types: Sequence[str], format: str) -> None:
     try:
         check_url(url)
     except ValueError as error:
-        raise InvalidValue(str(error), param="url") from error
+        raise InvalidValue(translated(str(error)), param="url") from error
     if format not in WebhookFormat.values:
-        raise InvalidValue(f"format is one of {', '.join(WebhookFormat.values)}.", param="format")
+        raise InvalidValue(
+            gettext("format is one of %(values)s.") % {"values": ", ".join(WebhookFormat.values)}, param="format"
+        )
     if not event_types:
-        raise InvalidValue("Choose at least one type of event.", param="event_types")
+        raise InvalidValue(gettext("Choose at least one type of event."), param="event_types")
     if unknown := sorted(set(event_types) - set(EVENT_TYPES)):
         raise InvalidValue(
-            f"No event has the type '{unknown[0][:64]}'. Use a type of docs/webhooks.md, such as batch.completed.",
+            gettext("No event has the type '%(unknown)s'. Use a type of docs/webhooks.md, such as batch.completed.")
+            % {"unknown": unknown[0][:64]},
             param="event_types",
         )
 

@@ -12,10 +12,12 @@ from allauth.account.models import EmailAddress, EmailConfirmationHMAC
 from django.conf import settings
 from django.core.mail import EmailMessage
 from django.urls import reverse
+from django.utils.translation import override
 
 from apps.accounts.members.invitations import invitation_token
 from apps.accounts.models import Invitation, User
 from apps.core.messages.mail import render_mail, write_mail
+from apps.core.messages.translation import translated
 
 Payload = Mapping[str, str]
 _NAME_LENGTH = 60
@@ -75,15 +77,21 @@ def _email_confirmation(payload: Payload) -> EmailMessage | None:
 
 def _plain(payload: Payload) -> EmailMessage:
     """Return a message with the caller's text, which must hold no secret."""
-    return write_mail(payload["subject"], payload["body"], to=[payload["to"]])
+    language = User.objects.filter(email=payload["to"]).values_list("language", flat=True).first()
+    return _translated_mail(payload, to=payload["to"], language=language or "")
 
 
 def _person(payload: Payload) -> EmailMessage | None:
     """Return a message with the caller's text to the current address of a person."""
     user = User.objects.filter(pk=payload["user_id"], is_active=True).first()
-    if user is None:
-        return None
-    return write_mail(payload["subject"], payload["body"], to=[user.email])
+    return None if user is None else _translated_mail(payload, to=user.email, language=user.language)
+
+
+def _translated_mail(payload: Payload, *, to: str, language: str) -> EmailMessage:
+    """Return a message with the caller's English text in another language, as far as the catalogue has its lines."""
+    with override(language or settings.LANGUAGE_CODE):
+        body = "\n".join(translated(line) for line in payload["body"].split("\n"))
+        return write_mail(translated(payload["subject"]), body, to=[to])
 
 
 def _operators(payload: Payload) -> EmailMessage | None:

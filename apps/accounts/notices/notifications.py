@@ -5,6 +5,7 @@ from typing import Any
 
 from django.db.models import Exists, F, OuterRef, QuerySet, Window
 from django.db.models.functions import RowNumber
+from django.utils.translation import gettext
 
 from apps.accounts.models import (
     DeliveryStatus,
@@ -38,7 +39,9 @@ def mark_read(*, organization: Organization, user: User, now: datetime.datetime,
     if notification_id:
         rows = rows.filter(pk=notification_id)
         if not rows.exists():
-            raise InvalidValue("You have no such notification. Use the id of one that is listed.", param="notification")
+            raise InvalidValue(
+                gettext("You have no such notification. Use the id of one that is listed."), param="notification"
+            )
     return rows.filter(read_at=None).update(read_at=now)
 
 

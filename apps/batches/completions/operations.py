@@ -7,6 +7,7 @@ import msgspec
 from django.conf import settings
 from django.db import transaction
 from django.db.models import Q, QuerySet
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.batches.completions.models import StoredCompletion
@@ -41,8 +42,15 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
         len(key) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE for key, value in metadata.items()
     ):
         raise InvalidValue(
-            f"metadata has at most {MAX_METADATA} pairs, keys up to {MAX_METADATA_KEY} and values up to "
-            f"{MAX_METADATA_VALUE} characters.",
+            gettext(
+                "metadata has at most %(max_metadata)s pairs, keys up to %(max_metadata_key)s and values up to "
+                "%(max_metadata_value)s characters."
+            )
+            % {
+                "max_metadata": MAX_METADATA,
+                "max_metadata_key": MAX_METADATA_KEY,
+                "max_metadata_value": MAX_METADATA_VALUE,
+            },
             param="metadata",
         )
 
@@ -82,7 +90,9 @@ def create_dataset(
     found = list_completions(organization=organization, model_name=model_name, metadata=metadata)
     newest = found.order_by("-created_at", "-id")[:MAX_ROWS]
     if not newest.exists():
-        text = "No stored completion has this model and this metadata. Leave one out, or send `store: true` with chats."
+        text = gettext(
+            "No stored completion has this model and this metadata. Leave one out, or send `store: true` with chats."
+        )
         raise InvalidValue(text, param="stored_completions")
     return create_version(
         organization=organization,

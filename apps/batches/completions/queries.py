@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 from django.db.models import QuerySet
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.batches.completions.models import StoredCompletion
@@ -30,7 +31,8 @@ def get_completion(*, organization: Organization | str, id: str) -> StoredComple
     found = list_completions(organization=organization).filter(pk=id).first() if "\x00" not in id else None
     if found is None:
         raise NotFound(
-            f"No such stored completion: {id[:80]}. Send `store: true` to have a completion stored.",
+            gettext("No such stored completion: %(id)s. Send `store: true` to have a completion stored.")
+            % {"id": id[:80]},
             param="completion_id",
             code="completion_not_found",
         )

@@ -4,6 +4,7 @@ import datetime
 
 from django.db import transaction
 from django.db.models import F, Q, Sum
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.billing.books.credit_requests import note_granted
@@ -54,15 +55,17 @@ def request_adjustment(
     taken is summed separately. The same `id` twice is one adjustment. Raises InvalidValue, InvalidState.
     """
     if not amount_nano or (refund_of and amount_nano < 0):
-        raise InvalidValue("Give an amount; a refund is positive.", param="amount_usd")
+        raise InvalidValue(gettext("Give an amount; a refund is positive."), param="amount_usd")
     if not reason.strip():
-        raise InvalidValue("Give a reason: the customer reads it.", param="reason")
+        raise InvalidValue(gettext("Give a reason: the customer reads it."), param="reason")
     locks.lock(f"adjustments:{by}")
     wallet = lock_wallet(organization=organization)
     if id is not None and (found := Adjustment.objects.filter(pk=id).first()):
         asked = (wallet.owner_id, amount_nano, refund_of, by)
         if (found.organization_id, found.amount_nano, found.source, found.requested_by) != asked:
-            raise InvalidState("This form was sent before with other values: open it again.", param="amount_usd")
+            raise InvalidState(
+                gettext("This form was sent before with other values: open it again."), param="amount_usd"
+            )
         return found
     if refund_of:
         _require_refundable(wallet, refund_of, amount_nano)
@@ -94,7 +97,7 @@ def approve_adjustment(*, adjustment_id: str, by: str, now: datetime.datetime) -
     wanted.refresh_from_db()
     _require_open(wanted)
     if wanted.requested_by == by:
-        raise PermissionDenied("Another operator must approve what you asked for.")
+        raise PermissionDenied(gettext("Another operator must approve what you asked for."))
     return _post(wanted, wallet, by=by, now=now)
 
 
@@ -122,7 +125,7 @@ def _needs_approval(wallet: LedgerAccount, amount_nano: int, *, by: str, now: da
 
 def _require_open(wanted: Adjustment) -> None:
     if wanted.status != AdjustmentStatus.REQUESTED:
-        raise InvalidState(f"It was {wanted.status} already.", param="status")
+        raise InvalidState(gettext("It was %(status)s already.") % {"status": wanted.status}, param="status")
 
 
 def _refundable(wallet: LedgerAccount, source: str) -> list[Hold]:
@@ -136,7 +139,8 @@ def _require_refundable(wallet: LedgerAccount, source: str, amount_nano: int) ->
     most = sum(hold.captured_nano - hold.refunded_nano for hold in _refundable(wallet, source))
     if amount_nano > most:
         raise InvalidValue(
-            f"{dollars(most)} was charged for {source} and not given back: that is the most.",
+            gettext("%(most)s was charged for %(source)s and not given back: that is the most.")
+            % {"most": dollars(most), "source": source},
             param="amount_usd",
         )
 
@@ -178,7 +182,10 @@ def _post_adjustment(wanted: Adjustment, wallet: LedgerAccount, by: str) -> Ledg
         lot = open_lot(organization_id=wanted.organization_id, kind=LotKind.PROMOTIONAL, amount_nano=amount)
         lots = {lot.pk: amount}
     elif wallet.balance_nano + amount < 0:
-        raise InvalidValue(f"Only {dollars(wallet.balance_nano)} is available to take.", param="amount_usd")
+        raise InvalidValue(
+            gettext("Only %(balance_nano)s is available to take.") % {"balance_nano": dollars(wallet.balance_nano)},
+            param="amount_usd",
+        )
     return post(
         organization=wanted.organization_id,
         kind=PostingKind.ADJUSTMENT,

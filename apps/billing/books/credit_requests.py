@@ -4,6 +4,7 @@ import datetime
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization, User, key_of
 from apps.accounts.notices.events import announce
@@ -32,17 +33,22 @@ def request_credit(*, organization: Organization, amount_nano: int, note: str, b
     Raises InvalidValue, InvalidState, QuotaExceeded.
     """
     if not 0 < amount_nano <= MAX_NANO:
-        raise InvalidValue(f"Ask for an amount up to {dollars(MAX_NANO)}.", param="amount_usd")
+        raise InvalidValue(
+            gettext("Ask for an amount up to %(max_nano)s.") % {"max_nano": dollars(MAX_NANO)}, param="amount_usd"
+        )
     made = CreditRequest.objects.for_organization(organization)
     if made.filter(requested_at__gt=db_now() - _DAY).count() >= MAX_A_DAY:
-        raise QuotaExceeded(f"You can send {MAX_A_DAY} requests in 24 hours. Try again tomorrow.", param="amount_usd")
+        raise QuotaExceeded(
+            gettext("You can send %(max_a_day)s requests in 24 hours. Try again tomorrow.") % {"max_a_day": MAX_A_DAY},
+            param="amount_usd",
+        )
     try:
         with transaction.atomic():
             request = CreditRequest.objects.create(
                 organization=organization, amount_nano=amount_nano, note=note.strip(), requested_by=by.pk
             )
     except IntegrityError as error:
-        raise InvalidState("Your last request is still waiting for an answer.", param="amount_usd") from error
+        raise InvalidState(gettext("Your last request is still waiting for an answer."), param="amount_usd") from error
     audit.record(
         organization=organization, by=by.pk, action="credit.requested", target=request.pk, amount_nano=amount_nano
     )
@@ -61,10 +67,10 @@ def request_credit(*, organization: Organization, amount_nano: int, note: str, b
 def decline_request(*, request_id: str, reason: str, by: str, now: datetime.datetime) -> CreditRequest:
     """Decline an open request with a reason that the customer reads. Raises InvalidValue, InvalidState."""
     if not reason.strip():
-        raise InvalidValue("Give a reason: the customer reads it.", param="reason")
+        raise InvalidValue(gettext("Give a reason: the customer reads it."), param="reason")
     request = CreditRequest.objects.select_for_update(of=("self",)).get(pk=request_id)
     if request.status != CreditRequestStatus.OPEN:
-        raise InvalidState(f"The request was {request.status} already.")
+        raise InvalidState(gettext("The request was %(status)s already.") % {"status": request.status})
     return _answer(request, CreditRequestStatus.DECLINED, answer=reason.strip(), by=by, now=now)
 
 

@@ -112,12 +112,12 @@ def _parse_message(value: object, param: str, number: int) -> ChatMessage:
 def _parse_role(value: object, param: str, number: int) -> MessageRole:
     role = _ROLES.get(value) if isinstance(value, str) else None
     if role is None:
-        what = "has no role" if value is None else f"has the role {short(str(value))}"
+        message = f"`{param}` has no role." if value is None else f"`{param}` has the role {short(str(value))}."
         hint = " Function messages are called tool messages now." if value == "function" else ""
         raise RowError(
             number,
             RowErrorCode.INVALID_ROLE,
-            f"`{param}` {what}.",
+            message,
             param=f"{param}.role",
             fix=f"Use system, developer, user, assistant or tool.{hint}",
         )
@@ -144,9 +144,9 @@ def _parse_content(
                 )
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
-        what = "is missing" if "content" not in message else f"is a JSON {json_type(content)}, not a string"
-        fix = "Give the text of the message as one string."
-        raise RowError(number, RowErrorCode.INVALID_CONTENT, f"`{field}` {what}.", param=field, fix=fix)
+        is_missing, fix = "content" not in message, "Give the text of the message as one string."
+        what = f"`{field}` is missing." if is_missing else f"`{field}` is a JSON {json_type(content)}, not a string."
+        raise RowError(number, RowErrorCode.INVALID_CONTENT, what, param=field, fix=fix)
     if role is MessageRole.ASSISTANT and not may_be_empty and not content.strip():
         raise RowError(
             number,

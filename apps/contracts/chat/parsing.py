@@ -151,9 +151,10 @@ def _answer(value: object, param: str, number: int) -> tuple[ChatMessage, ...]:
 def _text(value: dict[str, object], number: int) -> TextRow:
     text = value.get("text")
     if not isinstance(text, str) or not text.strip():
-        what = "no `text`" if "text" not in value else "an empty `text`" if text == "" else "no text in `text`"
+        message = "The row has no text in `text`." if text != "" else "The row has an empty `text`."
+        message = message if "text" in value else "The row has no `text`."
         fix = 'Write {"text": "..."}.'
-        raise RowError(number, RowErrorCode.MISSING_TEXT, f"The row has {what}.", param="text", fix=fix)
+        raise RowError(number, RowErrorCode.MISSING_TEXT, message, param="text", fix=fix)
     _reject_unknown(value, {"text"}, number)
     return TextRow(text, number)
 

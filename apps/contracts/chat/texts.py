@@ -162,9 +162,9 @@ class TextMaker:
         spelled = found.group() if found else next((mark for mark in MARKS if mark in text), None)
         if spelled is None:
             return None
-        what = "a control token of this base model" if found else "a Unicode noncharacter"
-        shown = spelled if found else f"U+{ord(spelled):04X}"
-        message = f"The text holds {short(shown)}, {what}."
+        message = f"The text holds {short(spelled)}, a control token of this base model."
+        if not found:
+            message = f"The text holds `U+{ord(spelled):04X}`, a Unicode noncharacter."
         code = RowErrorCode.CONTROL_TOKEN_IN_CONTENT
         return RowError(line, code, message, param=param, fix="Remove or rewrite it.")
 

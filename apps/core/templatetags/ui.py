@@ -25,11 +25,12 @@ from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext, gettext_noop
 
-from apps.core.messages.translation import later
+from apps.core.messages.translation import later, translated
 from apps.core.money import dollars, nano_to_usd
 from apps.core.templatetags.statuses import STATUSES, StatusLabel
 
 register = template.Library()
+register.filter(translated)
 
 MINUS = "\N{MINUS SIGN}"
 NONE = "\N{EN DASH}"

@@ -9,6 +9,7 @@ from django.utils.translation import gettext
 
 from apps.contracts.chat import Line
 from apps.core.errors import InvalidState, InvalidValue, NotFound
+from apps.core.messages.translation import translated
 from apps.datasets.intake.versions import derive, lock_storage
 from apps.datasets.lifecycle import UNVALIDATED, DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
@@ -109,8 +110,10 @@ def _checked(version: DatasetVersion, line: int, text: str, old: str) -> bytes:
     if problem is None:
         return msgspec.json.format(data, indent=0)  # on one line, each value as it was written
     is_named = not problem.param or f"`{problem.param}" in problem.message
-    named = problem.message if is_named else f"`{problem.param}`: {problem.message}"
-    raise InvalidValue(f"{named} {problem.fix}".strip(), param="row")
+    message, fix = translated(problem.message), translated(problem.fix)
+    named = message if is_named else f"`{problem.param}`: {message}"
+    text = f"{named} {fix}".strip()
+    raise InvalidValue(text, param="row")
 
 
 def _value_of(row: str) -> object:

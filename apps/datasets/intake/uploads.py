@@ -14,6 +14,7 @@ import msgspec
 from django.conf import settings
 from django.db import transaction
 from django.db.models import Count, Sum
+from django.utils.translation import gettext, ngettext
 
 from apps.accounts.models import Organization
 from apps.core import audit
@@ -78,18 +79,21 @@ def create_upload(
     check_purpose(purpose)
     check_expiry(expires_after_seconds)
     if bytes < 1:
-        raise InvalidValue("'bytes' must be at least 1.", param="bytes")
+        raise InvalidValue(gettext("'bytes' must be at least 1."), param="bytes")
     limit = settings.MAX_UPLOAD_BYTES
     if bytes > limit:
-        message = (
-            f"The file has {bytes:,} bytes; one file may have up to {limit:,} here, a limit the operator sets. "
-            "Send it as gzip, or split it into several files."
-        )
+        message = gettext(
+            "The file has %(bytes)s bytes; one file may have up to %(limit)s here, a limit the operator "
+            "sets. Send it as gzip, or split it into several files."
+        ) % {"bytes": f"{bytes:,}", "limit": f"{limit:,}"}
         raise FileTooLarge(message, param="bytes")
     lock_storage(organization)
     require_storage(organization=organization, wanted_bytes=bytes)
     if Upload.objects.for_organization(organization).filter(status=UploadStatus.PENDING).count() >= MAX_OPEN:
-        raise QuotaExceeded(f"Your organization has {MAX_OPEN:,} uploads open: complete or cancel some.")
+        raise QuotaExceeded(
+            gettext("Your organization has %(max_open)s uploads open: complete or cancel some.")
+            % {"max_open": f"{MAX_OPEN:,}"}
+        )
     return Upload.objects.create(
         organization_id=id_of(organization),
         filename=clean_filename(filename),
@@ -110,7 +114,7 @@ def get_upload(*, organization: Organization | str, id: str) -> Upload:
     uploads = Upload.objects.for_organization(organization).select_related("version")
     found = uploads.filter(pk=id).first() if "\x00" not in id else None
     if found is None:
-        raise NotFound(f"No such upload: {id[:80]}.", param="upload_id", code="upload_not_found")
+        raise NotFound(gettext("No such upload: %(id)s.") % {"id": id[:80]}, param="upload_id", code="upload_not_found")
     return found
 
 
@@ -120,7 +124,10 @@ def add_part(*, upload: Upload, chunks: Iterable[bytes], now: datetime.datetime)
     require_open(upload, now)
     part = UploadPart(pk=new_id("part"), organization_id=upload.organization_id, upload=upload)
     key = _key(upload, part.pk)
-    too_large = FileTooLarge(f"A part may have up to {MAX_PART_BYTES // 1024**2} MiB.", param="data")
+    too_large = FileTooLarge(
+        gettext("A part may have up to %(max_part_bytes)s MiB.") % {"max_part_bytes": MAX_PART_BYTES // 1024**2},
+        param="data",
+    )
     try:
         part.bytes = store().put_stream(key, bounded(chunks, MAX_PART_BYTES, too_large)).bytes
         locked = _locked(upload)
@@ -130,9 +137,15 @@ def add_part(*, upload: Upload, chunks: Iterable[bytes], now: datetime.datetime)
         found = locked.parts.aggregate(total=Sum("bytes"), count=Count("pk"))
         sent = found["total"] or 0
         if found["count"] >= MAX_PARTS:
-            raise InvalidValue(f"An upload has at most {MAX_PARTS:,} parts: send larger ones.", param="data")
+            raise InvalidValue(
+                gettext("An upload has at most %(max_parts)s parts: send larger ones.")
+                % {"max_parts": f"{MAX_PARTS:,}"},
+                param="data",
+            )
         if part.bytes > locked.bytes or sent + part.bytes > 2 * locked.bytes + MAX_PART_BYTES:
-            message = f"The parts are longer than the {locked.bytes:,} bytes announced."
+            message = gettext("The parts are longer than the %(bytes)s bytes announced.") % {
+                "bytes": f"{locked.bytes:,}"
+            }
             raise InvalidValue(message, param="data")
         require_storage(organization=upload.organization_id, wanted_bytes=_beyond(locked, part.bytes))
         part.save(force_insert=True)
@@ -174,7 +187,7 @@ def cancel_upload(*, upload: Upload, by: str) -> Upload:
     if upload.status == UploadStatus.CANCELLED:
         return upload
     if not try_advance(upload, to=UploadStatus.CANCELLED, transitions=UPLOAD_TRANSITIONS):
-        raise UploadClosed(f"The upload is {upload.status}.", param="upload_id")
+        raise UploadClosed(gettext("The upload is %(status)s.") % {"status": upload.status}, param="upload_id")
     _forget_parts(upload)
     audit.record(organization=upload.organization_id, by=by, action="upload.cancelled", target=upload.pk)
     return upload
@@ -216,9 +229,9 @@ def _expire(upload: Upload) -> bool:
 def require_open(upload: Upload, now: datetime.datetime) -> None:
     """Raise UploadClosed unless the upload still accepts parts."""
     if upload.status != UploadStatus.PENDING:
-        raise UploadClosed(f"The upload is {upload.status}.", param="upload_id")
+        raise UploadClosed(gettext("The upload is %(status)s.") % {"status": upload.status}, param="upload_id")
     if upload.expires_at <= now:
-        raise UploadClosed("The upload has expired; start a new one.", param="upload_id")
+        raise UploadClosed(gettext("The upload has expired; start a new one."), param="upload_id")
 
 
 # --- planned parts ----------------------------------------------------------------------------------------------------
@@ -248,10 +261,10 @@ def sign_parts(*, upload: Upload, numbers: Sequence[int], now: datetime.datetime
     """
     require_open(upload, now)
     if len(numbers) > MAX_SIGNED_AT_ONCE or not all(1 <= number <= count_parts(upload) for number in numbers):
-        raise InvalidValue("The upload has no such part.", param="numbers")
+        raise InvalidValue(gettext("The upload has no such part."), param="numbers")
     until = now + datetime.timedelta(seconds=SIGNED_SECONDS) + _CLOCKS_APART
     if not Upload.objects.filter(pk=upload.pk, status=UploadStatus.PENDING).update(signed_until=until):
-        raise UploadClosed("The upload was closed meanwhile.", param="upload_id")
+        raise UploadClosed(gettext("The upload was closed meanwhile."), param="upload_id")
     return {
         number: store().signed_url(
             _planned_key(upload, number), "PUT",
@@ -264,7 +277,10 @@ def sign_parts(*, upload: Upload, numbers: Sequence[int], now: datetime.datetime
 def _planned_keys(upload: Upload) -> list[str]:
     missing = count_parts(upload) - len(list_present(upload=upload))
     if missing:
-        raise InvalidValue(f"{missing} {'part is' if missing == 1 else 'parts are'} missing.", param="parts")
+        raise InvalidValue(
+            ngettext("%(missing)s part is missing.", "%(missing)s parts are missing.", missing) % {"missing": missing},
+            param="parts",
+        )
     return [_planned_key(upload, number) for number in range(1, count_parts(upload) + 1)]
 
 
@@ -292,13 +308,18 @@ def _beyond(upload: Upload, bytes: int) -> int:
 def _sent_keys(upload: Upload, part_ids: Sequence[str]) -> list[str]:
     sizes = dict(upload.parts.values_list("pk", "bytes"))
     if len(set(part_ids)) != len(part_ids):
-        raise InvalidValue("A part is named twice.", param="part_ids")
+        raise InvalidValue(gettext("A part is named twice."), param="part_ids")
     for part_id in part_ids:
         if part_id not in sizes:
-            raise InvalidValue(f"The upload has no part {part_id[:80]}.", param="part_ids")
+            raise InvalidValue(
+                gettext("The upload has no part %(part_id)s.") % {"part_id": part_id[:80]}, param="part_ids"
+            )
     total = sum(sizes[part_id] for part_id in part_ids)
     if total != upload.bytes:
-        message = f"The parts have {total:,} bytes together; {upload.bytes:,} were announced."
+        message = gettext("The parts have %(total)s bytes together; %(bytes)s were announced.") % {
+            "total": f"{total:,}",
+            "bytes": f"{upload.bytes:,}",
+        }
         raise InvalidValue(message, param="part_ids")
     return [_key(upload, part_id) for part_id in part_ids]
 
@@ -331,7 +352,9 @@ def _compose(key: str, part_keys: Sequence[str], md5: str | None) -> StoredObjec
     stored = store().compose(key, part_keys, on_chunk=digest.update if md5 else lambda _: None)
     if md5 and digest.hexdigest() != md5.lower():
         store().delete(key)
-        message = f"The file has the MD5 {digest.hexdigest()}, not the one announced: send its parts again."
+        message = gettext("The file has the MD5 %(digest)s, not the one announced: send its parts again.") % {
+            "digest": digest.hexdigest()
+        }
         raise InvalidValue(message, param="md5", code="invalid_checksum")
     return stored
 

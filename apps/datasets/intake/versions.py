@@ -11,6 +11,7 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import Max
 from django.utils.module_loading import import_string
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.accounts.shares import get_share_holder
@@ -97,7 +98,9 @@ def create_version(
     )
     version = new_version(organization=organization, arrival=arrival)
     limit = f"{MAX_FILE_BYTES // 1024**2} MiB"
-    too_large = FileTooLarge(f"A file sent at once may have up to {limit}; send it in parts.", param="file")
+    too_large = FileTooLarge(
+        gettext("A file sent at once may have up to %(limit)s; send it in parts.") % {"limit": limit}, param="file"
+    )
     sent = bounded(chunks, MAX_FILE_BYTES, too_large)
     stored = store().put_stream(version.object_key, limited(sent, organization=organization))
     return register(version=version, stored=stored, arrival=arrival)
@@ -132,13 +135,19 @@ def register(*, version: DatasetVersion, stored: StoredObject, arrival: Arrival)
 
 def check_purpose(purpose: str) -> None:
     if purpose not in PURPOSES:
-        raise InvalidValue(f"'{purpose[:40]}' is not accepted; use 'fine-tune' or 'evals'.", param="purpose")
+        raise InvalidValue(
+            gettext("'%(purpose)s' is not accepted; use 'fine-tune' or 'evals'.") % {"purpose": purpose[:40]},
+            param="purpose",
+        )
 
 
 def check_expiry(seconds: int | None) -> None:
     if seconds is not None and not MIN_EXPIRY_SECONDS <= seconds <= MAX_EXPIRY_SECONDS:
         limits = f"{MIN_EXPIRY_SECONDS} and {MAX_EXPIRY_SECONDS}"
-        raise InvalidValue(f"A file must expire between {limits} seconds after upload.", param="expires_after.seconds")
+        raise InvalidValue(
+            gettext("A file must expire between %(limits)s seconds after upload.") % {"limits": limits},
+            param="expires_after.seconds",
+        )
 
 
 def clean_filename(filename: str) -> str:
@@ -181,8 +190,11 @@ def limited(pieces: Iterable[bytes], *, organization: Organization | str) -> Ite
 
 def _storage_full(left_bytes: int) -> StorageFull:
     return StorageFull(
-        f"Your organization has {left_bytes:,} bytes of storage left, too little for this file: "
-        "delete files you no longer need, or ask the operator for more.",
+        gettext(
+            "Your organization has %(left_bytes)s bytes of storage left, too little for this file: delete "
+            "files you no longer need, or ask the operator for more."
+        )
+        % {"left_bytes": f"{left_bytes:,}"},
         param="file",
     )
 
@@ -207,7 +219,9 @@ def _dataset(version: DatasetVersion, name: str) -> Dataset:
 def _save_next(version: DatasetVersion, action: str, **details: object) -> DatasetVersion:
     """Number the version, save it and request its validation. The caller has serialized uploads. Raises StorageFull."""
     if list_versions(organization=version.organization_id).count() >= MAX_FILES:
-        text = f"Your organization keeps {MAX_FILES:,} files, the most allowed: delete files you no longer need."
+        text = gettext(
+            "Your organization keeps %(max_files)s files, the most allowed: delete files you no longer need."
+        ) % {"max_files": f"{MAX_FILES:,}"}
         raise StorageFull(text, param="file")
     version.number = (version.dataset.versions.aggregate(last=Max("number"))["last"] or 0) + 1
     version.save(force_insert=True)
@@ -262,11 +276,16 @@ def repair_version(
     Raises NotRepairable, StorageFull.
     """
     if version.status != DatasetVersionStatus.INVALID:
-        raise NotRepairable(f"{version.pk} is {version.status}: only a file with bad rows can be repaired.")
+        raise NotRepairable(
+            gettext("%(version)s is %(status)s: only a file with bad rows can be repaired.")
+            % {"version": version.pk, "status": version.status}
+        )
     if version.layout.is_rejected:
-        raise NotRepairable("The file cannot be read as rows, so there are none to repair: see its first problem.")
+        raise NotRepairable(
+            gettext("The file cannot be read as rows, so there are none to repair: see its first problem.")
+        )
     if not version.has_bad_rows:
-        raise NotRepairable("The file has no bad rows, only too few: add more and upload it again.")
+        raise NotRepairable(gettext("The file has no bad rows, only too few: add more and upload it again."))
     return derive(version, mode, by=by, now=now)
 
 
@@ -283,7 +302,10 @@ def fit_version(
     Raises NotRepairable, StorageFull.
     """
     if version.status != DatasetVersionStatus.READY:
-        raise NotRepairable(f"{version.pk} is {version.status}: repair its own bad rows first.")
+        raise NotRepairable(
+            gettext("%(version)s is %(status)s: repair its own bad rows first.")
+            % {"version": version.pk, "status": version.status}
+        )
     return derive(version, FIT, by=by, now=now, layout=FileLayout(fits=base_model.pk))
 
 
@@ -340,7 +362,7 @@ def remap_version(
     if version.status == DatasetVersionStatus.INVALID:
         return _read_again(version, mapping, by, now)
     if version.status != DatasetVersionStatus.READY:
-        raise InvalidState("The file is being validated; choose its columns in a moment.", param="file_id")
+        raise InvalidState(gettext("The file is being validated; choose its columns in a moment."), param="file_id")
     arrival = Arrival(
         filename=version.filename,
         purpose=version.purpose,

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import NoReturn
 
 import msgspec
+from django.utils.translation import gettext_noop
 
 from apps.contracts.chat.errors import RowErrorCode
 from apps.contracts.chat.lines import Line, split_lines
@@ -63,25 +64,25 @@ def rows_of(container: Container, chunks: Iterable[bytes], *, head: bytes = b"")
 GZIP_SIGNATURE = b"\x1f\x8b"
 _PARQUET_SIGNATURE = b"PAR1"
 _SIGNATURES = (
-    (b"PK\x03\x04", "a ZIP archive (or an Office document)"),
-    (GZIP_SIGNATURE, "a gzip archive inside another"),
-    (b"\x89PNG", "a PNG image"),
-    (b"\xff\xd8\xff", "a JPEG image"),
-    (b"%PDF", "a PDF document"),
-    (b"ARROW1", "an Arrow file"),
-    (b"SQLite format 3", "a SQLite database"),
-    (b"\x28\xb5\x2f\xfd", "a Zstandard archive"),
-    (b"BZh", "a bzip2 archive"),
-    (b"\xfd7zXZ", "an xz archive"),
-    (b"7z\xbc\xaf", "a 7-Zip archive"),
-    (b"\x7fELF", "a program"),
-    (b"MZ\x90", "a program"),
-    (b"\x80\x02", "a Python pickle"),
-    (b"\x80\x04", "a Python pickle"),
-    (b"\x80\x05", "a Python pickle"),
-    (b"<!doctype", "an HTML document"),
-    (b"<html", "an HTML document"),
-    (b"<?xml", "an XML document"),
+    (b"PK\x03\x04", gettext_noop("a ZIP archive (or an Office document)")),
+    (GZIP_SIGNATURE, gettext_noop("a gzip archive inside another")),
+    (b"\x89PNG", gettext_noop("a PNG image")),
+    (b"\xff\xd8\xff", gettext_noop("a JPEG image")),
+    (b"%PDF", gettext_noop("a PDF document")),
+    (b"ARROW1", gettext_noop("an Arrow file")),
+    (b"SQLite format 3", gettext_noop("a SQLite database")),
+    (b"\x28\xb5\x2f\xfd", gettext_noop("a Zstandard archive")),
+    (b"BZh", gettext_noop("a bzip2 archive")),
+    (b"\xfd7zXZ", gettext_noop("an xz archive")),
+    (b"7z\xbc\xaf", gettext_noop("a 7-Zip archive")),
+    (b"\x7fELF", gettext_noop("a program")),
+    (b"MZ\x90", gettext_noop("a program")),
+    (b"\x80\x02", gettext_noop("a Python pickle")),
+    (b"\x80\x04", gettext_noop("a Python pickle")),
+    (b"\x80\x05", gettext_noop("a Python pickle")),
+    (b"<!doctype", gettext_noop("an HTML document")),
+    (b"<html", gettext_noop("an HTML document")),
+    (b"<?xml", gettext_noop("an XML document")),
 )
 _CONTROL = bytes(code for code in range(32) if code not in b"\t\n\r\f\x1b")  # logs contain ESC
 _MAX_CONTROL, _JUDGED_BYTES = 0.05, 1024

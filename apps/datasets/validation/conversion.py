@@ -69,7 +69,7 @@ class Columns:
                 raise Unconvertible(f"`{column}` is empty.", param=column, fix="Fill it in, or remove the row.")
             return ""
         if not isinstance(found, str):
-            raise _wrong(column, "text")
+            raise _wrong(column, f"`{column}` is not text.")
         return found
 
     def column(self, field: str) -> str:
@@ -93,9 +93,9 @@ def _inner_json(value: Json) -> Json | None:
     return msgspec.Raw(text.replace("\r", " ").replace("\n", " ").encode())
 
 
-def _wrong(column: str, wanted: str) -> Unconvertible:
+def _wrong(column: str, message: str) -> Unconvertible:
     return Unconvertible(
-        f"`{column}` is not {wanted}.",
+        message,
         param=column,
         fix="Correct the row, or choose another column.",
         code=FileErrorCode.INVALID_VALUE,
@@ -197,7 +197,7 @@ def _sharegpt(columns: Columns) -> bytes:
     column = columns.column("conversations")
     turns = _read(columns.required("conversations"))
     if not isinstance(turns, list) or not turns:
-        raise _wrong(column, "an array of turns")
+        raise _wrong(column, f"`{column}` is not an array of turns.")
     messages = _system(columns) + list(_sharegpt_messages(turns, column))
     return _encode({"messages": messages} | _present(columns, "tools"))
 
@@ -219,7 +219,7 @@ def _sharegpt_messages(turns: list[Any], column: str) -> Iterator[_Turn]:
 
 def _sharegpt_turn(turn: object, param: str) -> tuple[str, str]:
     if not isinstance(turn, dict):
-        raise _wrong(param, "an object")
+        raise _wrong(param, f"`{param}` is not an object.")
     sender, content = turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))
     role = _ROLES.get(sender) if isinstance(sender, str) else None
     if role is None:
@@ -230,7 +230,7 @@ def _sharegpt_turn(turn: object, param: str) -> tuple[str, str]:
             code="invalid_role",
         )
     if not isinstance(content, str):
-        raise _wrong(f"{param}.value", "text")
+        raise _wrong(f"{param}.value", f"`{param}.value` is not text.")
     return role, content
 
 
@@ -240,7 +240,8 @@ def _tool_call(call_id: str, content: str, param: str) -> _Turn:
         call = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
         name, arguments = _read(call["name"]), call.get("arguments", call.get("parameters", msgspec.Raw(b"{}")))
     except (msgspec.MsgspecError, KeyError, UnicodeError, RecursionError):
-        raise _wrong(f"{param}.value", 'a call {"name": ..., "arguments": {...}}') from None
+        message = f'`{param}.value` is not a call {{"name": ..., "arguments": {{...}}}}.'
+        raise _wrong(f"{param}.value", message) from None
     text = _read(arguments) if bytes(arguments)[:1] == b'"' else bytes(arguments).decode()
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
 

@@ -12,6 +12,7 @@ from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.database.transitions import advance
 from apps.core.errors import DomainError, InvalidValue, Unavailable
+from apps.core.messages.translation import translated
 from apps.core.money import dollars, usd_decimal
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.operations import request_count
@@ -163,15 +164,18 @@ def _choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
     quotes = _with_gpus(quotes, gpu_count)
     if not any(quoted.estimate.fits for quoted in quotes):
         first, fixes = quotes[0], quotes[0].estimate.fixes
-        ways = " ".join(fix.text for fix in fixes) or "Choose a smaller base model."
+        ways = " ".join(translated(fix.text) for fix in fixes) or gettext("Choose a smaller base model.")
         raise DoesNotFit(
             gettext("The job doesn't fit any open pool. %(name)s: %(reason)s %(ways)s")
-            % {"name": first.pool.name, "reason": first.estimate.reason, "ways": ways},
+            % {"name": first.pool.name, "reason": translated(first.estimate.reason or ""), "ways": ways},
             param="compute.pool",
             fixes=[msgspec.to_builtins(fix) for fix in fixes],
         )
     if not quotes[0].is_launchable:
-        raise CannotLaunch(f"{quotes[0].pool.name}: {quotes[0].block_reason}", param="compute.pool")
+        raise CannotLaunch(
+            f"{quotes[0].pool.name}: {translated(quotes[0].block_reason)}",
+            param="compute.pool",
+        )
     return quotes[0]
 
 
@@ -228,7 +232,7 @@ def note_fault(*, job_id: str) -> None:
     _refuse(
         job,
         DomainError(
-            "We couldn't start the job because of a problem on our side. Nothing was charged. Try again.",
+            gettext("We couldn't start the job because of a problem on our side. Nothing was charged. Try again."),
             code=FailureCode.INTERNAL_ERROR.value,
         ),
         now,

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 from django.db import transaction
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization, key_of
 from apps.catalog.licences import require_licence
@@ -87,7 +88,7 @@ def _new_job(organization: Organization | str, request: JobRequest, by: str) -> 
     _check_metadata(request.metadata)
     require_judge(organization=organization, plan=request.evaluation)
     if request.spend_cap_nano is not None and request.spend_cap_nano <= 0:
-        raise InvalidValue("The spend cap must be above zero.", param="budget.max_cost_usd")
+        raise InvalidValue(gettext("The spend cap must be above zero."), param="budget.max_cost_usd")
     if request.spend_cap_nano is not None:  # admission checks the cost of a start on the chosen pool
         require_cap(cap_nano=request.spend_cap_nano, least_nano=cheapest_start_nano(organization=organization))
     return FineTuningJob.objects.create(
@@ -127,10 +128,14 @@ def _check_machines(request: JobRequest, recipe: Hyperparameters) -> None:
     """Raise InvalidValue for a malformed option, and for several machines that cannot share the job."""
     _, gpu_count = split_key(request.pool or "", gpu_count=request.gpu_count)
     if request.node_count > 1 and recipe.cpu_offload:
-        message = "Training on several machines does not work with cpu_offload: turn it off, or use one machine."
+        message = gettext(
+            "Training on several machines does not work with cpu_offload: turn it off, or use one machine."
+        )
         raise InvalidValue(message, param="compute.node_count")
     if gpu_count is not None and gpu_count % request.node_count:
-        message = f"{request.node_count} machines share the {gpu_count} GPUs: give a multiple of {request.node_count}."
+        message = gettext(
+            "%(node_count)s machines share the %(gpu_count)s GPUs: give a multiple of %(node_count)s."
+        ) % {"node_count": request.node_count, "gpu_count": gpu_count}
         raise InvalidValue(message, param="compute.gpu_count")
 
 
@@ -139,5 +144,6 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
         not isinstance(value, str) or len(key) > 64 or len(value) > 512 for key, value in metadata.items()
     ):
         raise InvalidValue(
-            "metadata has at most 16 pairs, keys up to 64 and string values up to 512 characters.", param="metadata"
+            gettext("metadata has at most 16 pairs, keys up to 64 and string values up to 512 characters."),
+            param="metadata",
         )

@@ -3,6 +3,7 @@
 import datetime
 
 import msgspec
+from django.utils.translation import gettext_noop
 
 from apps.contracts.failures import CAUSES, Blame, FailureCode
 from apps.estimates.physics.gpus import GIB
@@ -50,19 +51,19 @@ def _failure_code(code: str) -> FailureCode | None:
 
 
 def _evidence(job: FineTuningJob) -> list[Evidence]:
-    found = [Evidence("Reported", job.error_message)]
+    found = [Evidence(gettext_noop("Reported"), job.error_message)]
     if job.total_steps and job.step:
-        found.append(Evidence("Step", f"{job.step} of {job.total_steps}"))
+        found.append(Evidence(gettext_noop("Step"), f"{job.step} of {job.total_steps}"))
     losses = [event.data.get("train_loss") for event in job.events.filter(type="metrics").order_by("-sequence")[:3]]
     shown = [f"{loss:.3f}" for loss in reversed(losses) if loss is not None]
     if shown:
-        found.append(Evidence("Last losses", ", ".join(shown)))
+        found.append(Evidence(gettext_noop("Last losses"), ", ".join(shown)))
     runs = list(job.runs.order_by("attempt"))
     peak = max((run.peak_memory_bytes or 0 for run in runs), default=0)
     if peak and job.estimate.get("capacity_bytes"):
         capacity = job.estimate["capacity_bytes"]
-        found.append(Evidence("Peak memory", f"{peak / GIB:.1f} of {capacity / GIB:.1f} GiB"))
+        found.append(Evidence(gettext_noop("Peak memory"), f"{peak / GIB:.1f} of {capacity / GIB:.1f} GiB"))
     if len(runs) > 1:
         codes = ", ".join(run.failure_code or run.status for run in runs)
-        found.append(Evidence("Attempts", f"{len(runs)}: {codes}"))
+        found.append(Evidence(gettext_noop("Attempts"), f"{len(runs)}: {codes}"))
     return found

@@ -1,9 +1,12 @@
 """Files of a job: the objectives their rows allow, and their errors."""
 
+from django.utils.translation import gettext, ngettext
+
 from apps.accounts.models import Organization
 from apps.contracts.chat import RowKind
 from apps.contracts.runs import Objective
 from apps.core.errors import DomainError, Unavailable
+from apps.core.messages.translation import translated
 from apps.datasets.inspection.comparisons import find_comparison, find_or_compare
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, TokenCount
@@ -33,7 +36,11 @@ def usable_file(organization: Organization | str, file_id: str, param: str) -> D
     DatasetVersion.objects.select_for_update(of=("self",), no_key=True).get(pk=version.pk)
     version.refresh_from_db()
     if version.purpose != "fine-tune":
-        raise InvalidTrainingFile(f"{file_id} was uploaded for {version.purpose!r}, not for 'fine-tune'.", param=param)
+        raise InvalidTrainingFile(
+            gettext("%(file_id)s was uploaded for %(purpose)s, not for 'fine-tune'.")
+            % {"file_id": file_id, "purpose": repr(version.purpose)},
+            param=param,
+        )
     if version.status == DatasetVersionStatus.INVALID:
         raise invalid_file(version, param)
     return version
@@ -65,7 +72,12 @@ def _require_rows(objective: Objective, version: DatasetVersion, param: str) -> 
     """Raise InvalidTrainingFile if the rows' kind is known and the objective does not train on it."""
     wanted = _ROWS_OF[objective]
     if version.kind not in ("", wanted):
-        message = f"{version.pk} holds {version.kind} rows; {objective} training needs {wanted} rows."
+        message = gettext("%(version)s holds %(kind)s rows; %(objective)s training needs %(wanted)s rows.") % {
+            "version": version.pk,
+            "kind": version.kind,
+            "objective": objective,
+            "wanted": wanted,
+        }
         raise InvalidTrainingFile(message, param=param)
 
 
@@ -98,10 +110,10 @@ def require_ready(version: DatasetVersion, param: str) -> None:
     if version.status == DatasetVersionStatus.INVALID:
         raise invalid_file(version, param)
     if version.status != DatasetVersionStatus.READY:
-        message = (
-            f"{version.filename} ({version.pk}) is still being validated: ask again in {_RETRY_SECONDS} seconds. "
+        message = gettext(
+            "%(filename)s (%(version)s) is still being validated: ask again in %(retry_seconds)s seconds. "
             "You can create the job now: it waits for the file."
-        )
+        ) % {"filename": version.filename, "version": version.pk, "retry_seconds": _RETRY_SECONDS}
         raise StillValidating(message, param=param, retry_after_seconds=_RETRY_SECONDS)
 
 
@@ -109,12 +121,20 @@ def invalid_file(version: DatasetVersion, param: str) -> InvalidTrainingFile:
     """Return why an invalid or deleted file cannot be trained on: its first problem, with line and fix."""
     name = f"{version.filename} ({version.pk})"
     if version.status == DatasetVersionStatus.DELETED:
-        return InvalidTrainingFile(f"{name} was deleted before the job could begin.", param=param)
+        return InvalidTrainingFile(
+            gettext("%(name)s was deleted before the job could begin.") % {"name": name}, param=param
+        )
     if not version.errors:
-        return InvalidTrainingFile(f"{name} has errors. Upload it again.", param=param)
+        return InvalidTrainingFile(gettext("%(name)s has errors. Upload it again.") % {"name": name}, param=param)
     first, others = version.errors[0], version.error_count - 1
-    more = f" {others:,} more {'problem' if others == 1 else 'problems'} in the file." if others else ""
-    message = f"{name}, line {first['line']}: {first['message']} {first.get('fix', '')}".rstrip() + more
+    message = gettext("%(name)s, line %(line)s: %(message)s %(fix)s") % {
+        "name": name,
+        "line": first["line"],
+        "message": translated(first["message"]),
+        "fix": translated(first.get("fix", "")),
+    }
+    more = ngettext("%(others)s more problem in the file.", "%(others)s more problems in the file.", others)
+    message = f"{message.rstrip()} {more % {'others': f'{others:,}'}}" if others else message.rstrip()
     return InvalidTrainingFile(message, param=param, line=first["line"])
 
 
@@ -125,9 +145,9 @@ def require_rows_to_train(training_file: DatasetVersion, validation_file: Datase
     if not _is_same(training_file, validation_file):
         find_or_compare(version=training_file, other=validation_file)
     if is_all_held_out(training_file, validation_file):
-        message = (
-            "Every row of the training file repeats one of the validation file, or nearly does: nothing would be left "
-            "to train on. Choose a validation file with other rows, or none."
+        message = gettext(
+            "Every row of the training file repeats one of the validation file, or nearly does: nothing "
+            "would be left to train on. Choose a validation file with other rows, or none."
         )
         raise InvalidTrainingFile(message, param="validation_file")
 

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from django.utils.translation import gettext
+
 from apps.contracts.evaluation import EvaluationPlan
 from apps.contracts.runs import Method, Objective
 from apps.core.errors import InvalidValue
@@ -65,7 +67,7 @@ def choose_recipe(
         ),
     )
     if validation_file is not None and chosen.hyperparameters.validation_share:
-        message = "Give a validation file or a share to hold out, not both."
+        message = gettext("Give a validation file or a share to hold out, not both.")
         raise InvalidValue(message, param="hyperparameters.validation_share")
     require_rows_to_train(training_file, validation_file)
     return chosen

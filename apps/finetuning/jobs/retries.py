@@ -11,6 +11,7 @@ from django.utils.translation import gettext
 from apps.contracts.runs import Objective
 from apps.core.database import locks
 from apps.core.errors import DomainError, InvalidState
+from apps.core.messages.translation import translated
 from apps.core.objects.store import ObjectMissing
 from apps.datasets.intake.versions import fit_version, repair_version
 from apps.datasets.lifecycle import DatasetVersionStatus
@@ -64,7 +65,7 @@ def retry_job(
         count_files(version=version, count=count, validation=validation, counting=counting)
     suggestion = suggest(job=job, now=now)
     if suggestion.hold_nano is None:
-        raise CannotLaunch(f"{suggestion.text} {suggestion.obstacle}", param="job_id")
+        raise CannotLaunch(f"{translated(suggestion.text)} {translated(suggestion.obstacle)}", param="job_id")
     cap_nano = spend_cap_nano or suggestion.hold_nano
     require_maximum(cap_nano=cap_nano, shown_nano=shown_max_nano)
     files = _files(job, suggestion, by=by, now=now)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+from django.utils.translation import gettext
 
 from apps.catalog.models import BaseModel
 from apps.contracts.adapter_files import MAX_RANK, MAX_SCALE, get_scale
@@ -303,6 +304,8 @@ def _counted(change: Change, job: FineTuningJob) -> Counted:
 def _repaired(version: DatasetVersion, counting: BaseModel, param: str) -> tuple[DatasetVersion, TokenCount]:
     found = estimate_repair(version=version, base_model=counting)
     if found is None:
-        message = f"None of the first rows of {version.filename} is valid as it is: fix them and upload it again."
+        message = gettext("None of the first rows of %(filename)s is valid as it is: fix them and upload it again.") % {
+            "filename": version.filename
+        }
         raise InvalidTrainingFile(message, param=param)
     return found

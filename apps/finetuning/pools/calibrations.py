@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import msgspec
 from django.db import transaction
 from django.db.models import QuerySet
+from django.utils.translation import gettext
 
 from apps.core import audit
 from apps.core.database.clock import db_now
@@ -76,7 +77,11 @@ def use_version(*, pool: GpuPool, number: int | None, by: str) -> None:
     """Pin this version for quotes; None pins no calibration. Raises NotFound."""
     version = None if number is None else pool.calibrations.filter(number=number).first()
     if number is not None and version is None:
-        raise NotFound(f"{pool.name} has no calibration {number}.", param="number", code="calibration_not_found")
+        raise NotFound(
+            gettext("%(name)s has no calibration %(number)s.") % {"name": pool.name, "number": number},
+            param="number",
+            code="calibration_not_found",
+        )
     _choose(pool, version, pinned_at=db_now(), by=by, action="calibration.pinned")
 
 

@@ -5,6 +5,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from django.db.models import OuterRef, QuerySet, Subquery, Sum
+from django.utils.translation import gettext
 
 from apps.billing.models import AccountKind, Hold, HoldPurpose, HoldStatus, LedgerEntry, PoolCost
 from apps.core import audit
@@ -93,7 +94,7 @@ def list_estimate_losses(*, month: datetime.date, now: datetime.datetime) -> lis
 def set_pool_cost(*, pool: GpuPool, nano_per_gpu_hour: int, from_day: datetime.date, by: str) -> PoolCost:
     """Set our cost of one GPU hour of the pool, from a day on. Raises InvalidValue."""
     if nano_per_gpu_hour < 0:
-        raise InvalidValue("A cost is not negative.", param="cost_usd")
+        raise InvalidValue(gettext("A cost is not negative."), param="cost_usd")
     cost, _ = PoolCost.objects.update_or_create(
         pool_name=pool.name, from_day=from_day, defaults={"nano_per_gpu_hour": nano_per_gpu_hour, "set_by": by}
     )

@@ -5,6 +5,7 @@ import secrets
 from decimal import Decimal
 
 from django.db import transaction
+from django.utils.translation import gettext
 
 from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
@@ -54,7 +55,7 @@ def create_pool(
     Raises InvalidValue, also for a name already in use.
     """
     if GpuPool.objects.filter(name=name).exists():
-        raise InvalidValue(f"There is a pool named {name!r} already.", param="name")
+        raise InvalidValue(gettext("There is a pool named %(name)s already.") % {"name": repr(name)}, param="name")
     pool = GpuPool.objects.create(
         name=name,
         gpu_type=gpu_type,
@@ -104,9 +105,12 @@ def edit_pool(
 def _policy(price_policy: str, firm_factor: Decimal) -> dict[str, object]:
     """Return the fields of a pool's price policy. Raises InvalidValue."""
     if price_policy not in PricePolicy.values:
-        raise InvalidValue("Choose firm or metered.", param="price_policy")
+        raise InvalidValue(gettext("Choose firm or metered."), param="price_policy")
     if not (firm_factor.is_finite() and 1 <= firm_factor <= MAX_FIRM_FACTOR):
-        raise InvalidValue(f"Set a factor from 1 to {MAX_FIRM_FACTOR}.", param="firm_factor")
+        raise InvalidValue(
+            gettext("Set a factor from 1 to %(max_firm_factor)s.") % {"max_firm_factor": MAX_FIRM_FACTOR},
+            param="firm_factor",
+        )
     return {"price_policy": price_policy, "firm_factor": firm_factor}
 
 
@@ -116,7 +120,10 @@ def _spot(interruptions_per_hour: float | None) -> dict[str, object]:
         return {"is_spot": False, "interruptions_per_hour": 0.0}
     if not 0 < interruptions_per_hour <= _MAX_INTERRUPTIONS_PER_HOUR:
         raise InvalidValue(
-            f"Expect more than 0 and at most {_MAX_INTERRUPTIONS_PER_HOUR:g} interruptions an hour of a spot machine.",
+            gettext(
+                "Expect more than 0 and at most %(max_interruptions_per_hour)s interruptions an hour of a spot machine."
+            )
+            % {"max_interruptions_per_hour": f"{_MAX_INTERRUPTIONS_PER_HOUR:g}"},
             param="interruptions_per_hour",
         )
     return {"is_spot": True, "interruptions_per_hour": interruptions_per_hour}
@@ -139,7 +146,7 @@ def issue_worker_token(
     if whole_model is not None:
         base_model = _base_of(whole_model, pool=pool, base_model=base_model)
     if (kind == WorkerKind.REPLICA) != (base_model is not None):
-        raise InvalidValue("A replica serves one base model; a trainer serves none.", param="base_model")
+        raise InvalidValue(gettext("A replica serves one base model; a trainer serves none."), param="base_model")
     token = f"annt_{secrets.token_urlsafe(32)}"
     issued = WorkerToken.objects.create(
         pool=pool,
@@ -158,17 +165,20 @@ def _base_of(version: AdapterVersion, *, pool: GpuPool, base_model: BaseModel | 
     """Return the base of a version that may have its own replica in the pool. Raises InvalidValue."""
     base_of_version: BaseModel = version.adapter.base_model
     if base_model not in (None, base_of_version):
-        raise InvalidValue("This model was made from another base model.", param="base_model")
+        raise InvalidValue(gettext("This model was made from another base model."), param="base_model")
     if not pool.serves_whole_models:
-        raise InvalidValue("This pool does not serve whole models: allow it in its settings.", param="whole_model")
+        raise InvalidValue(
+            gettext("This pool does not serve whole models: allow it in its settings."), param="whole_model"
+        )
     if version.status != AdapterVersionStatus.FILES_ONLY or version.deleted_at is not None:
         raise InvalidValue(
-            "This model is an adapter: any replica of its base model serves it beside others.", param="whole_model"
+            gettext("This model is an adapter: any replica of its base model serves it beside others."),
+            param="whole_model",
         )
     try:
         find_whole_model(version=version)
     except NotFound as missing:
-        raise InvalidValue("There is no merged model of this version.", param="whole_model") from missing
+        raise InvalidValue(gettext("There is no merged model of this version."), param="whole_model") from missing
     return base_of_version
 
 
@@ -183,7 +193,7 @@ def enroll(*, request: EnrollRequest) -> tuple[Worker, WorkerToken, EnrollRespon
     token = tokens.filter(token_sha256=sha256_hex(request.token), used_at=None, expires_at__gt=now).first()
     if token is None or token.kind != request.kind:
         raise InvalidWorkerCredential(
-            "This token was used, has expired, or is for another kind of worker.", param="token"
+            gettext("This token was used, has expired, or is for another kind of worker."), param="token"
         )
     token.used_at = now
     token.save(update_fields=["used_at"])
@@ -209,7 +219,7 @@ def authenticate(*, credential: str) -> Worker:
         Worker.objects.select_related("pool").filter(credential_sha256=sha256_hex(credential), revoked_at=None).first()
     )
     if worker is None:
-        raise InvalidWorkerCredential("This worker credential is not accepted.")
+        raise InvalidWorkerCredential(gettext("This worker credential is not accepted."))
     return worker
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from django.db.models import Q
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel, PriceRequest, PriceRule
@@ -81,7 +82,9 @@ def price_sku(
     """
     if sku not in list_skus(only_installed=True):
         raise InvalidValue(
-            f"{sku} is not a SKU of this installation: add its pool or install its model first.", param="sku"
+            gettext("%(sku)s is not a SKU of this installation: add its pool or install its model first.")
+            % {"sku": sku},
+            param="sku",
         )
     unit = unit_of(sku)
     per = usual_per(unit)

@@ -7,12 +7,14 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
+from django.utils.translation import gettext
 
 from apps.catalog.models import BaseModel, PriceRule
 from apps.contracts.adapter_files import adapted_modules
 from apps.contracts.runs import Hyperparameters, Objective
 from apps.contracts.worker_api import ProbeReport
 from apps.core.errors import InvalidValue
+from apps.core.messages.translation import translated
 from apps.core.money import rated
 from apps.estimates.durations import step_count
 from apps.estimates.errors import EstimateError
@@ -112,7 +114,11 @@ def architecture_of(base_model: BaseModel) -> architectures.Architecture:
             return architectures.from_catalog_row(config)
         return architectures.from_config(config)
     except architectures.ArchitectureError as error:
-        raise CannotEstimate(f"{base_model.display_name} cannot be estimated: {error}", param="model") from error
+        raise CannotEstimate(
+            gettext("%(display_name)s cannot be estimated: %(error)s")
+            % {"display_name": base_model.display_name, "error": translated(str(error))},
+            param="model",
+        ) from error
 
 
 def snapshot(estimate: Estimate) -> dict[str, object]:
@@ -126,8 +132,11 @@ def snapshot(estimate: Estimate) -> dict[str, object]:
 def _request(base_model: BaseModel, data: TrainingData, recipe: Hyperparameters) -> QuoteRequest:
     if not data.tokens or not data.trained_tokens or not data.rows:
         raise InvalidValue(
-            f"The file has no trained tokens: every row needs an assistant's answer, and within {recipe.max_length:,} "
-            "tokens it must be reached.",
+            gettext(
+                "The file has no trained tokens: every row needs an assistant's answer, and within "
+                "%(max_length)s tokens it must be reached."
+            )
+            % {"max_length": f"{recipe.max_length:,}"},
             param="training_file",
             code="invalid_training_file",
         )
@@ -178,7 +187,7 @@ def _task(request: QuoteRequest) -> Task:
 
 def as_invalid(error: EstimateError) -> InvalidValue:
     """Return the error with the public name of the invalid field."""
-    return InvalidValue(f"{error}.", param=_PARAMS.get(error.field, f"hyperparameters.{error.field}"))
+    return InvalidValue(translated(f"{error}."), param=_PARAMS.get(error.field, f"hyperparameters.{error.field}"))
 
 
 def _facts(state: PoolState, base_model: BaseModel, memory_bytes: int | None = None) -> PoolFacts:

@@ -10,6 +10,7 @@ from apps.catalog.pricing import GB_MONTH_BYTE_HOURS, STORAGE_SKU
 from apps.catalog.queries import active_price, active_prices, inference_sku
 from apps.contracts.runs import Hyperparameters, Method
 from apps.core.errors import InvalidValue
+from apps.core.messages.translation import translated
 from apps.core.money import rated
 from apps.estimates.models.architectures import lora_parameter_count, parameter_count
 from apps.finetuning.models import GpuPool, Worker, WorkerKind
@@ -112,7 +113,7 @@ def required_exports(*, base_model: BaseModel, recipe: Hyperparameters, asked: S
     Raises InvalidValue for an export that no worker can make.
     """
     if GGUF in asked and (reason := why_no_gguf()):
-        raise InvalidValue(reason, param="exports")
+        raise InvalidValue(translated(reason), param="exports")
     if recipe.method is Method.FULL:
         return sorted({*asked} - {MERGED_16BIT})  # the result is already a whole 16-bit model
     is_served = kind_of(base_model=base_model, recipe=recipe).delivered_as == "adapter"

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from django.utils.translation import gettext
+
 from apps.catalog.models import PriceRule
 from apps.core.errors import InvalidValue
 from apps.estimates.fixes import Fix
@@ -142,10 +144,15 @@ def split_key(key: str, *, gpu_count: int | None = None) -> tuple[str, int | Non
     if not colon:
         return name, gpu_count
     if not _COUNT.fullmatch(count):
-        message = f"There is no open GPU pool named '{key[:60]}'. Use the id of an estimate's option, such as h200:4."
+        message = gettext(
+            "There is no open GPU pool named '%(key)s'. Use the id of an estimate's option, such as h200:4."
+        ) % {"key": key[:60]}
         raise InvalidValue(message, param="compute.pool")
     if gpu_count not in (None, int(count)):
-        message = f"compute.pool names {count} GPUs and gpu_count {gpu_count}: leave one of them out."
+        message = gettext("compute.pool names %(count)s GPUs and gpu_count %(gpu_count)s: leave one of them out.") % {
+            "count": count,
+            "gpu_count": gpu_count,
+        }
         raise InvalidValue(message, param="compute.gpu_count")
     return name, int(count)
 

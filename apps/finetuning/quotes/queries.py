@@ -3,6 +3,8 @@
 import datetime
 from collections.abc import Sequence
 
+from django.utils.translation import gettext
+
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
 from apps.contracts.runs import Hyperparameters
@@ -95,10 +97,14 @@ def count_files(
     Raises StillCounting for a file too large to count in a request, and for two too large to compare in one.
     """
     if is_still_counting(version=version, count=count, base_model=counting):
-        raise StillCounting(f"The tokens of {version.pk} are being counted: try again soon.", param="training_file")
+        raise StillCounting(
+            gettext("The tokens of %(version)s are being counted: try again soon.") % {"version": version.pk},
+            param="training_file",
+        )
     if is_still_comparing(version=version, validation=validation):
         raise StillCounting(
-            f"The rows of {version.pk} are being compared with its validation file: try again soon.",
+            gettext("The rows of %(version)s are being compared with its validation file: try again soon.")
+            % {"version": version.pk},
             param="validation_file",
         )
     count = count or count_tokens(version=version, base_model=counting)
@@ -112,10 +118,14 @@ def find_counted(*, version: DatasetVersion, validation: DatasetVersion | None, 
     """
     count = find_token_count(version=version, base_model=counting)
     if count is None:
-        raise StillCounting(f"The tokens of {version.pk} are not counted yet.", param="training_file")
+        raise StillCounting(
+            gettext("The tokens of %(version)s are not counted yet.") % {"version": version.pk}, param="training_file"
+        )
     other = validation if validation is not None and _are_ready(version, validation) else None
     if other is not None and find_comparison(version=version, other=other) is None:
-        message = f"The rows of {version.pk} are not compared with its validation file yet."
+        message = gettext("The rows of %(version)s are not compared with its validation file yet.") % {
+            "version": version.pk
+        }
         raise StillCounting(message, param="validation_file")
     return _counted(version, count, validation, counting)
 

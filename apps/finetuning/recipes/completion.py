@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from django.utils.translation import gettext, gettext_noop
 
 from apps.catalog.models import BaseModel
 from apps.contracts.adapter_files import MAX_SCALE, get_scale
@@ -155,32 +156,44 @@ def _require_settable(wanted: Mapping[str, object], limits: RecipeLimits) -> Non
     for name in wanted:
         if name in CHOSEN_BY_US or limits.of(name) is None:
             settable = ", ".join(limit.name for limit in limits.hyperparameters)
-            message = f"{name!r} is not a hyperparameter you can set: use {settable}."
+            message = gettext("%(name)s is not a hyperparameter you can set: use %(settable)s.") % {
+                "name": repr(name),
+                "settable": settable,
+            }
             raise InvalidValue(message, param=f"hyperparameters.{name}")
 
 
 def _require_sensible(values: Mapping[str, object], method: Method) -> None:
     if method is Method.QLORA and values["cpu_offload"]:
-        message = "cpu_offload is for LoRA and full fine-tuning: 4-bit weights stay on the GPU."
+        message = gettext("cpu_offload is for LoRA and full fine-tuning: 4-bit weights stay on the GPU.")
         raise InvalidValue(message, param="hyperparameters.cpu_offload")
     if method is Method.FULL:
         for name in ("use_dora", "use_rslora"):
             if values[name]:
-                message = f"{name} belongs to an adapter; full fine-tuning has none. Leave it out."
+                message = gettext("%(name)s belongs to an adapter; full fine-tuning has none. Leave it out.") % {
+                    "name": name
+                }
                 raise InvalidValue(message, param=f"hyperparameters.{name}")
         return
     config = {"r": values["lora_rank"], "lora_alpha": values["lora_alpha"], "use_rslora": values["use_rslora"]}
     if get_scale(config) > MAX_SCALE:
-        by = "the rank's root" if values["use_rslora"] else "the rank"
-        scale = f"lora_alpha by {by} is {get_scale(config):g}"
-        message = f"{scale}; no replica serves an adapter above {MAX_SCALE:g}. Give a smaller lora_alpha."
+        message = gettext(
+            "lora_alpha by the rank is %(scale)s; no replica serves an adapter above %(max_scale)s. Give a smaller "
+            "lora_alpha."
+        )
+        if values["use_rslora"]:
+            message = gettext(
+                "lora_alpha by the rank's root is %(scale)s; no replica serves an adapter above %(max_scale)s. Give a "
+                "smaller lora_alpha."
+            )
+        message %= {"scale": f"{get_scale(config):g}", "max_scale": f"{MAX_SCALE:g}"}
         raise InvalidValue(message, param="hyperparameters.lora_alpha")
 
 
 def _multiplier(value: object) -> float:
     if not is_number(value) or not 1e-3 <= value <= 1e3:
         param = "hyperparameters.learning_rate_multiplier"
-        raise InvalidValue("learning_rate_multiplier must be a number from 0.001 to 1000.", param=param)
+        raise InvalidValue(gettext("learning_rate_multiplier must be a number from 0.001 to 1000."), param=param)
     return float(value)
 
 
@@ -236,12 +249,13 @@ class _Rules:
         }[self._objective]
         what = {
             Objective.SUPERVISED: "",
-            Objective.TEXT: " and running text moves it far",
-            Objective.DPO: " and preferences need small steps",
-            Objective.ORPO: " and preferences need small steps",
+            Objective.TEXT: gettext_noop("and running text moves it far"),
+            Objective.DPO: gettext_noop("and preferences need small steps"),
+            Objective.ORPO: gettext_noop("and preferences need small steps"),
         }[self._objective]
-        why = "every weight moves" if is_full else "an adapter starts from nothing"
-        return rate, f"{rate:.0e} because {why}{what}.".replace("e-0", "e-")
+        why, shown = f" {what}".rstrip(), f"{rate:.0e}".replace("e-0", "e-")
+        reason = f"{shown} because an adapter starts from nothing{why}."
+        return rate, f"{shown} because every weight moves{why}." if is_full else reason
 
     def _batch_size(self) -> tuple[int, str]:
         rows = self._data.rows

@@ -6,6 +6,7 @@ from decimal import Decimal
 from typing import TypeGuard
 
 import msgspec
+from django.utils.translation import gettext
 
 from apps.catalog.models import BaseModel
 from apps.contracts.adapter_files import TARGET_MODULES, Served, adapted_modules, find_support
@@ -134,14 +135,16 @@ def _require(limit: Limit, value: object) -> None:
         asked = [value] if not limit.is_list else list(value) if isinstance(value, list | tuple) else []
         if not asked or any(not _is_among(item, limit.options) for item in asked):
             among = as_json(*limit.options)
-            raise InvalidValue(
-                f"{limit.name} must be {'a list of' if limit.is_list else 'one of'} {among}.", param=param
-            )
+            is_one = gettext("%(name)s must be one of %(among)s.")
+            text = gettext("%(name)s must be a list of %(among)s.") if limit.is_list else is_one
+            raise InvalidValue(text % {"name": limit.name, "among": among}, param=param)
         return
     low, high = limit.minimum or 0.0, limit.maximum or 0.0
     if not is_number(value) or not low <= value <= high or (limit.is_whole and value != int(value)):
-        kind = "whole number" if limit.is_whole else "number"
-        raise InvalidValue(f"{limit.name} must be a {kind} from {_plain(low)} to {_plain(high)}.", param=param)
+        text = gettext("%(name)s must be a number from %(low)s to %(high)s.")
+        if limit.is_whole:
+            text = gettext("%(name)s must be a whole number from %(low)s to %(high)s.")
+        raise InvalidValue(text % {"name": limit.name, "low": _plain(low), "high": _plain(high)}, param=param)
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
@@ -40,7 +41,9 @@ class StartPoint(msgspec.Struct, frozen=True, kw_only=True):
             return dict(asked)
         for name, value in self.shape.items():
             if asked.get(name) not in (None, "auto", value) and list(_many(asked[name])) != list(_many(value)):
-                message = f"{name} is {as_json(value)} in what this job continues: leave it out, or use the base model."
+                message = gettext(
+                    "%(name)s is %(value)s in what this job continues: leave it out, or use the base model."
+                ) % {"name": name, "value": as_json(value)}
                 raise InvalidValue(message, param=f"hyperparameters.{name}")
         return dict(asked) | self.shape
 
@@ -115,7 +118,8 @@ def find_checkpoint(organization: Organization | str, checkpoint_id: str, *, is_
     found = (rows.select_for_update(of=("self",)) if is_locked else rows).first()
     if found is None:
         raise NotFound(
-            f"The checkpoint '{checkpoint_id[:64]}' does not exist any more.",
+            gettext("The checkpoint %(checkpoint_id)s does not exist any more.")
+            % {"checkpoint_id": repr(checkpoint_id[:64])},
             param="model",
             code="checkpoint_not_found",
         )

@@ -3,6 +3,8 @@
 import re
 import unicodedata
 
+from django.utils.translation import gettext
+
 from apps.core.errors import InvalidValue
 
 _MAX_SUFFIX = 64
@@ -16,6 +18,8 @@ def plain_suffix(text: str, *, param: str = "suffix") -> str:
     letters = unicodedata.normalize("NFKD", text.casefold()).encode("ascii", "ignore").decode()
     suffix = re.sub(r"[^a-z0-9]+", "-", letters)[:_MAX_SUFFIX].strip("-")
     if len(text) > _MAX_SUFFIX or (text and not suffix):
-        message = f"{param} must have at most {_MAX_SUFFIX} characters, at least one of them a letter a-z or a digit."
+        message = gettext(
+            "%(param)s must have at most %(max_suffix)s characters, at least one of them a letter a-z or a digit."
+        ) % {"param": param, "max_suffix": _MAX_SUFFIX}
         raise InvalidValue(message, param=param)
     return suffix

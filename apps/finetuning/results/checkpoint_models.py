@@ -4,6 +4,7 @@ The copy is made when a request first uses the name. It outlives the checkpoint,
 """
 
 from django.db import transaction
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
@@ -51,7 +52,9 @@ def require_checkpoint(*, organization: Organization | str, model_name: str) -> 
     """Raise ModelNotFound unless this is the name of a checkpoint, whether or not its model exists yet."""
     is_served = CHECKPOINT_MARK in model_name and list_versions(organization=organization).filter(model_name=model_name)
     if not is_served and find_named(organization, model_name) is None:
-        raise ModelNotFound("There is no checkpoint of this name: a job's checkpoints list theirs.", param="model")
+        raise ModelNotFound(
+            gettext("There is no checkpoint of this name: a job's checkpoints list theirs."), param="model"
+        )
 
 
 @transaction.atomic
@@ -66,9 +69,11 @@ def serve_checkpoint(*, organization: Organization | str, checkpoint_id: str) ->
     if version is not None and version.deleted_at is None:
         return version
     if version is not None:
-        raise InvalidState("The model of this checkpoint was deleted, and a name is never used again.")
+        raise InvalidState(gettext("The model of this checkpoint was deleted, and a name is never used again."))
     if not may_answer(job):
-        raise InvalidState("The engine cannot load what this job trains as an adapter: no checkpoint of it answers.")
+        raise InvalidState(
+            gettext("The engine cannot load what this job trains as an adapter: no checkpoint of it answers.")
+        )
     require_any_storage(organization=job.organization_id)
     manifest, prefix = _copy(checkpoint)
     new = NewVersion(
@@ -96,10 +101,10 @@ def _copy(checkpoint: Checkpoint) -> tuple[dict[str, object], str]:
     whole, source = checkpoint.upload.manifest, checkpoint.upload.object_prefix
     files = [file for file in whole["files"] if file["name"] in _FILES]
     if len(files) < len(_FILES):
-        raise InvalidState("This checkpoint holds no adapter.")
+        raise InvalidState(gettext("This checkpoint holds no adapter."))
     prefix = object_key(checkpoint.organization_id, "runs", checkpoint.job_id, "served", checkpoint.pk)
     for file in files:
         copied = store().compose(f"{prefix}/{file['name']}", [f"{source}/{file['name']}"])
         if copied.sha256 != file["sha256"]:
-            raise InvalidState("The checkpoint's files are damaged.")
+            raise InvalidState(gettext("The checkpoint's files are damaged."))
     return whole | {"kind": "adapter", "files": files}, prefix

@@ -4,6 +4,7 @@ Making a part has no price, and storage is charged by the stored bytes, so a mis
 """
 
 import msgspec
+from django.utils.translation import gettext_noop
 
 from apps.adapters.models import AdapterVersion
 from apps.contracts import runs as wire
@@ -12,9 +13,14 @@ from apps.finetuning.recipes.stored_requests import stored_request
 
 _EVALUATION = "evaluation"
 _LABELS = {
-    _EVALUATION: "the evaluation, with the certificate's probe,",
-    "merged_16bit": "the merged model",
-    "gguf": "the GGUF file",
+    _EVALUATION: gettext_noop("the evaluation, with the certificate's probe,"),
+    "merged_16bit": gettext_noop("the merged model"),
+    "gguf": gettext_noop("the GGUF file"),
+}
+_UNMADE = {
+    _EVALUATION: "The evaluation, with the certificate's probe, could not be made",
+    "merged_16bit": "The merged model could not be made",
+    "gguf": "The GGUF file could not be made",
 }
 _OTHER_FIX = "Start the job again if you need it."
 _FIXES = {
@@ -35,7 +41,7 @@ class UndeliveredPart(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def message(self) -> str:
-        return f"{self.label[0].upper()}{self.label[1:]} could not be made: {self.cause}. {self.fix}"
+        return f"{_UNMADE.get(self.kind, f'{self.label} could not be made')}: {self.cause}. {self.fix}"
 
 
 def find_missing(job: FineTuningJob, outcome: wire.Succeeded) -> list[dict[str, str]]:

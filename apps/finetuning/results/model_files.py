@@ -5,6 +5,7 @@ import json
 import mimetypes
 
 import msgspec
+from django.utils.translation import gettext
 
 from apps.adapters.models import AdapterVersion
 from apps.adapters.queries import find_files
@@ -42,7 +43,11 @@ def find_file(*, version: AdapterVersion, name: str, export: str = "") -> ModelF
     """Return one file of the version or of its export. Raises NotFound."""
     found = {file.name: file for file in _files(version, export)}
     if name not in found:
-        raise NotFound(f"This model has no file '{name[:100]}'. It has {', '.join(found)}.", param="name")
+        raise NotFound(
+            gettext("This model has no file '%(name)s'. It has %(found)s.")
+            % {"name": name[:100], "found": ", ".join(found)},
+            param="name",
+        )
     return found[name]
 
 

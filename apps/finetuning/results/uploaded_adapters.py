@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 from django.db import transaction
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.accounts.shares import share_of
@@ -34,6 +35,7 @@ from apps.contracts.adapter_files import (
 from apps.contracts.runs import Manifest, ManifestFile, Method
 from apps.core.errors import InvalidValue, QuotaExceeded, RateLimited
 from apps.core.ids import new_ulid
+from apps.core.messages.translation import translated
 from apps.core.objects.orphans import sweep
 from apps.core.objects.store import bounded, object_key, store
 from apps.datasets.intake.versions import FileTooLarge, limited, lock_storage, require_storage
@@ -67,7 +69,7 @@ def upload_adapter(
     """
     suffix = plain_suffix(name, param="name")
     if not suffix:
-        raise InvalidValue("Give the adapter a name, such as 'support'.", param="name")
+        raise InvalidValue(gettext("Give the adapter a name, such as 'support'."), param="name")
     read = _read_config(config)
     base = _find_base(read, base_model)
     require_licence(organization=organization, base_model=base)
@@ -75,7 +77,9 @@ def upload_adapter(
     _require_room(organization, now)
     ulid = new_ulid()
     prefix = object_key(organization.pk, _KIND, f"adpv_{ulid}")
-    too_large = FileTooLarge(f"The weights may have up to {MAX_BYTES // 1024**2} MiB.", param="weights")
+    too_large = FileTooLarge(
+        gettext("The weights may have up to %(max_bytes)s MiB.") % {"max_bytes": MAX_BYTES // 1024**2}, param="weights"
+    )
     try:
         sent = bounded(weights, MAX_BYTES, too_large)
         kept = store().put_stream(f"{prefix}/{WEIGHTS_FILE}", limited(sent, organization=organization))
@@ -109,11 +113,15 @@ def _known(ids: list[str]) -> set[str]:
 
 
 def _read_config(chunks: Iterable[bytes]) -> dict[str, object]:
-    too_large = FileTooLarge(f"{CONFIG_FILE} may have up to {MAX_CONFIG_BYTES:,} bytes.", param="adapter_config")
+    too_large = FileTooLarge(
+        gettext("%(config_file)s may have up to %(max_config_bytes)s bytes.")
+        % {"config_file": CONFIG_FILE, "max_config_bytes": f"{MAX_CONFIG_BYTES:,}"},
+        param="adapter_config",
+    )
     try:
         return parse_config(b"".join(bounded(chunks, MAX_CONFIG_BYTES, too_large)))
     except AdapterFileError as error:
-        raise InvalidValue(str(error), param="adapter_config") from error
+        raise InvalidValue(translated(str(error)), param="adapter_config") from error
 
 
 def _find_base(config: dict[str, object], name: str) -> BaseModel:
@@ -122,19 +130,31 @@ def _find_base(config: dict[str, object], name: str) -> BaseModel:
     if name:
         base = get_base_model(name=name)
         if not base.is_installed:
-            raise InvalidValue(f"{name} is not installed here. Choose one of {_names(offered)}.", param="base_model")
+            raise InvalidValue(
+                gettext("%(name)s is not installed here. Choose one of %(offered)s.")
+                % {"name": name, "offered": _names(offered)},
+                param="base_model",
+            )
         return base
     named = config.get("base_model_name_or_path")
     asked = named if isinstance(named, str) else ""
     found = next((each for each in offered if asked in (each.repo or each.name, f"./{each.name}")), None)
     if found is None:
-        known = f"No installed base model is '{asked[:100]}'" if asked else "The configuration names no base model"
-        text = f"{known}. If the adapter belongs to one of these, send its name as "
-        raise InvalidValue(f"{text}base_model: {_names(offered)}.", param="base_model")
+        if asked:
+            known = gettext("No installed base model is %(asked)s.") % {"asked": repr(asked[:100])}
+        else:
+            known = gettext("The configuration names no base model.")
+        advice = gettext("If the adapter belongs to one of these, send its name as base_model: %(offered)s.") % {
+            "offered": _names(offered)
+        }
+        raise InvalidValue(f"{known} {advice}", param="base_model")
     revision = config.get("revision")
     if revision not in (None, "main", found.revision):
-        text = f"The adapter was trained on commit {str(revision)[:64]} of {asked}, and {found.revision} is installed."
-        raise InvalidValue(f"{text} If it fits that one too, send base_model: {found.name}.", param="base_model")
+        text = gettext(
+            "The adapter was trained on commit %(revision)s of %(asked)s, and %(installed)s is installed. If it fits "
+            "that one too, send base_model: %(name)s."
+        ) % {"revision": str(revision)[:64], "asked": asked, "installed": found.revision, "name": found.name}
+        raise InvalidValue(text, param="base_model")
     return found
 
 
@@ -149,7 +169,10 @@ def _require_values(config: dict[str, object]) -> None:
     if not problems and isinstance(config["r"], int) and config["r"] > most:
         problems = [f"r is {config['r']}, and replicas serve adapters up to rank {most}."]
     if problems:
-        raise AdapterRejected("This adapter cannot be served: " + " ".join(problems[:3]), param="adapter_config")
+        shown = " ".join(translated(problem) for problem in problems[:3])
+        raise AdapterRejected(
+            gettext("This adapter cannot be served: %(problems)s") % {"problems": shown}, param="adapter_config"
+        )
 
 
 def _require_room(organization: Organization, now: datetime.datetime) -> None:
@@ -157,10 +180,15 @@ def _require_room(organization: Organization, now: datetime.datetime) -> None:
     with share_of(organization) as organizations:
         rows = AdapterVersion.objects.filter(organization__in=organizations, metrics__has_key=UPLOADED)
         if rows.filter(created_at__gt=now - _A_DAY).count() >= MAX_A_DAY:
-            text = f"An organization uploads at most {MAX_A_DAY} adapters a day. Continue tomorrow."
+            text = gettext("An organization uploads at most %(max_a_day)s adapters a day. Continue tomorrow.") % {
+                "max_a_day": MAX_A_DAY
+            }
             raise RateLimited(text, retry_after_seconds=3600)
         if rows.filter(deleted_at=None).count() >= MAX_KEPT:
-            raise QuotaExceeded(f"An organization keeps at most {MAX_KEPT} uploaded adapters. Delete one first.")
+            raise QuotaExceeded(
+                gettext("An organization keeps at most %(max_kept)s uploaded adapters. Delete one first.")
+                % {"max_kept": MAX_KEPT}
+            )
 
 
 def _new_version(

@@ -85,8 +85,10 @@ def continue_or_give_up(*, job: FineTuningJob, run: Run, code: FailureCode, now:
         wait = min(GROUP_RETRY_SECONDS * 2 ** min(len(not_begun), 10), GROUP_RETRY_SECONDS_AT_MOST)
         queue_attempt(job=job, retry_at=now + datetime.timedelta(seconds=wait) if run.pk in not_begun else None)
         step = latest_checkpoint(job=job)
-        where = f"from step {step.step}" if step else "from the start"
-        events.append(job, type="state", message=f"Queued again, to resume {where}", attempt=run.attempt + 1)
+        message = "Queued again, to resume from the start"
+        if step:
+            message = f"Queued again, to resume from step {step.step}"
+        events.append(job, type="state", message=message, attempt=run.attempt + 1)
 
 
 def _attempts_not_begun(job: FineTuningJob) -> set[str]:
@@ -133,8 +135,9 @@ def succeed_job(
     *, job: FineTuningJob, now: datetime.datetime, without: tuple[str, ...] = (), **changes: Unpack[JobChanges]
 ) -> None:
     """End the job as succeeded; `without` names the promised parts that could not be made."""
-    lacks = f", without {' and '.join(without)}" if without else ""
-    message = f"The job has successfully completed{lacks}"
+    message = "The job has successfully completed"
+    if without:
+        message = f"The job has successfully completed, without {' and '.join(without)}"
     _end_job(job, JobStatus.SUCCEEDED, billed_ms(job=job), now, message=message, **changes)
 
 

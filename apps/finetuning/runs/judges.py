@@ -4,6 +4,7 @@ import datetime
 
 from django.conf import settings
 from django.db import transaction
+from django.utils.translation import gettext
 
 from apps.accounts.login.key_operations import issue_member_token
 from apps.accounts.models import Organization
@@ -46,11 +47,14 @@ def require_judge(*, organization: Organization | str, plan: EvaluationPlan | No
             is_served = get_base_model(name=name).is_installed
     except NotFound as missing:
         raise InvalidValue(
-            f"The judge '{name[:60]}' does not exist: name a model that is served.", param=_PARAM
+            gettext("The judge '%(name)s' does not exist: name a model that is served.") % {"name": name[:60]},
+            param=_PARAM,
         ) from missing
     if not is_served:
         raise InvalidValue(
-            f"The judge '{name[:60]}' answers no requests here: name a model that is served.", param=_PARAM
+            gettext("The judge '%(name)s' answers no requests here: name a model that is served.")
+            % {"name": name[:60]},
+            param=_PARAM,
         )
 
 
@@ -63,9 +67,9 @@ def open_judge(*, lease: Lease, now: datetime.datetime) -> JudgeAccess:
     _, job = lock_run(lease=lease)
     plan = stored_request(job).evaluation
     if plan is None or plan.grader.kind is not GraderKind.JUDGE:
-        raise NotFound("This run has no judge.")
+        raise NotFound(gettext("This run has no judge."))
     maker = find_actor(organization=job.organization_id, actor=job.created_by, now=now)
     if maker is None:
-        raise PermissionDenied("Who created the job has left, or the key that did was revoked or has expired.")
+        raise PermissionDenied(gettext("Who created the job has left, or the key that did was revoked or has expired."))
     issued = issue_member_token(membership=maker, now=now, name=f"Judge of {job.pk}", lifetime=KEY_LIFETIME)
     return JudgeAccess(url=f"{settings.PUBLIC_URL}/v1", key=issued.secret, model=plan.grader.model)

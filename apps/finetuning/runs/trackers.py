@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.contracts.addresses.customer_servers import check_server
@@ -15,6 +16,7 @@ from apps.contracts.runs import Tracker
 from apps.core import audit
 from apps.core.errors import InvalidValue, MissingParameter, NotFound
 from apps.core.ids import new_id
+from apps.core.messages.translation import translated
 from apps.core.secrets.sealing import place_of, seal, unseal
 from apps.finetuning.models import FineTuningJob, TrackerKey
 from apps.finetuning.recipes.stored_requests import Integration, TrackerProject, stored_request
@@ -35,15 +37,15 @@ def store_tracker_key(
     """Store the organization's key of a tracker, replacing the previous one. Raises InvalidValue."""
     _require_kind(kind)
     if not _SHORTEST_KEY <= len(secret) <= _MAX_KEY or not _PRINTABLE.fullmatch(secret):
-        raise InvalidValue("A key must have 8 to 400 characters and no spaces.", param="key")
+        raise InvalidValue(gettext("A key must have 8 to 400 characters and no spaces."), param="key")
     if kind == "mlflow":
         # Reject an address that cannot be public. The worker checks a name's addresses at each call.
         try:
             check_server(url)
         except ValueError as error:
-            raise InvalidValue(str(error), param="url") from error
+            raise InvalidValue(translated(str(error)), param="url") from error
     elif url:
-        raise InvalidValue("Only MLflow has a server of your own: leave url out.", param="url")
+        raise InvalidValue(gettext("Only MLflow has a server of your own: leave url out."), param="url")
     found = TrackerKey.objects.for_organization(organization).select_for_update().filter(kind=kind).first()
     row = found or TrackerKey(id=new_id("trk"), organization_id=organization.pk, kind=kind)
     row.secret_sealed, row.hint, row.url = seal(secret, place=_place(row)), secret[-_HINT:], url
@@ -57,7 +59,7 @@ def remove_tracker_key(*, organization: Organization, kind: str, by: str) -> Non
     """Delete a key; jobs that report with it continue without the tracker. Raises NotFound."""
     row = TrackerKey.objects.for_organization(organization).filter(kind=kind).first()
     if row is None:
-        raise NotFound(f"No key of {NAMES.get(kind, kind)} is stored.", param="kind")
+        raise NotFound(gettext("No key of %(kind)s is stored.") % {"kind": NAMES.get(kind, kind)}, param="kind")
     audit.record(organization=organization, by=by, action="tracker_key.removed", target=row.pk, kind=kind)
     row.delete()
 
@@ -71,16 +73,19 @@ def check_integrations(
     for index, given in enumerate(asked):
         kind, param = given.get("type"), f"integrations[{index}]"
         if kind is None:
-            text = f"Missing required parameter: '{param}.type'. Send it as one of {_offered()}."
+            text = gettext("Missing required parameter: '%(param)s.type'. Send it as one of %(offered)s.") % {
+                "param": param,
+                "offered": _offered(),
+            }
             raise MissingParameter(text, param=f"{param}.type")
         kind = _require_kind(kind, param=f"{param}.type")
         if any(one.type == kind for one in kept):
-            raise InvalidValue(f"{NAMES[kind]} is named twice.", param=f"{param}.type")
+            raise InvalidValue(gettext("%(names)s is named twice.") % {"names": NAMES[kind]}, param=f"{param}.type")
         integration = _integration(given, kind, param)
         if kind not in stored:
-            message = (
-                f"No key of {NAMES[kind]} is stored: add yours under Tracking or with PUT /api/v1/integrations/{kind}."
-            )
+            message = gettext(
+                "No key of %(names)s is stored: add yours under Tracking or with PUT /api/v1/integrations/%(kind)s."
+            ) % {"names": NAMES[kind], "kind": kind}
             raise InvalidValue(message, param=param)
         kept.append(integration)
     return tuple(kept)
@@ -114,16 +119,22 @@ def open_trackers(*, job: FineTuningJob) -> tuple[Tracker, ...]:
 def _integration(given: Mapping[str, object], kind: str, param: str) -> Integration:
     if unknown := set(given) - {"type", kind}:
         name = min(unknown)
-        raise InvalidValue(f"'{param}' takes type and {kind}, nothing else.", param=f"{param}.{name}")
+        raise InvalidValue(
+            gettext("'%(param)s' takes type and %(kind)s, nothing else.") % {"param": param, "kind": kind},
+            param=f"{param}.{name}",
+        )
     try:
         chosen = msgspec.convert(given.get(kind), TrackerProject)
     except msgspec.ValidationError as error:
-        text = f"'{param}.{kind}' takes project, a string, and if you like name, entity (strings) and tags (a list)."
+        text = gettext(
+            "'%(param)s.%(kind)s' takes project, a string, and if you like name, entity (strings) and tags (a list)."
+        ) % {"param": param, "kind": kind}
         raise InvalidValue(text, param=f"{param}.{kind}") from error
     names = [chosen.project, chosen.name or "-", chosen.entity or "-", *chosen.tags]
     if len(chosen.tags) > _MAX_TAGS or not all(name.strip() and len(name) <= _MAX_NAME for name in names):
         raise InvalidValue(
-            f"Names have 1 to {_MAX_NAME} characters, and there are up to {_MAX_TAGS} tags.",
+            gettext("Names have 1 to %(max_name)s characters, and there are up to %(max_tags)s tags.")
+            % {"max_name": _MAX_NAME, "max_tags": _MAX_TAGS},
             param=f"{param}.{kind}",
         )
     return Integration(type=kind, **{kind: chosen})
@@ -132,7 +143,10 @@ def _integration(given: Mapping[str, object], kind: str, param: str) -> Integrat
 def _require_kind(kind: object, *, param: str = "kind") -> str:
     if not isinstance(kind, str) or kind not in NAMES:
         named = f"'{kind[:60]}'" if isinstance(kind, str) else "This"
-        raise InvalidValue(f"{named} is no tracker known here: use {_offered()}.", param=param)
+        raise InvalidValue(
+            gettext("%(named)s is no tracker known here: use %(offered)s.") % {"named": named, "offered": _offered()},
+            param=param,
+        )
     return kind
 
 

@@ -4,6 +4,8 @@ import datetime
 from collections import Counter
 from collections.abc import Collection
 
+from django.utils.translation import gettext
+
 from apps.accounts.models import Organization
 from apps.accounts.shares import share_of
 from apps.billing.usage.storage import record_storage
@@ -66,8 +68,10 @@ def require_any_storage(*, organization: Organization | str) -> None:
     """
     if left_bytes(organization=organization) == 0:
         raise QuotaExceeded(
-            "Your organization's storage is full, so there is no room for what the job makes: delete files or models "
-            "you no longer need, or ask the operator for more."
+            gettext(
+                "Your organization's storage is full, so there is no room for what the job makes: delete files "
+                "or models you no longer need, or ask the operator for more."
+            )
         )
 
 

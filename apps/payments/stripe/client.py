@@ -7,6 +7,7 @@ from functools import cache
 import stripe
 from django.conf import settings
 from django.db import connection
+from django.utils.translation import gettext
 
 from apps.payments.stripe.errors import CardDeclined, StripeRefused, StripeUnavailable
 
@@ -48,13 +49,14 @@ def translated() -> Iterator[None]:
         yield
     except stripe.CardError as error:
         reason = getattr(error.error, "decline_code", None) or error.code or "card_declined"
-        raise CardDeclined(error.user_message or "The card was declined.", reason=reason) from error
+        raise CardDeclined(error.user_message or gettext("The card was declined."), reason=reason) from error
     except (stripe.RateLimitError, stripe.APIConnectionError) as error:
-        raise StripeUnavailable("Stripe does not answer just now.") from error
+        raise StripeUnavailable(gettext("Stripe does not answer just now.")) from error
     except stripe.StripeError as error:
         if error.http_status is None or error.http_status >= 500 or error.http_status in (409, 429):
-            raise StripeUnavailable("Stripe does not answer just now.") from error
-        raise StripeRefused(error.user_message or f"Stripe refused the request: {error.code}.") from error
+            raise StripeUnavailable(gettext("Stripe does not answer just now.")) from error
+        text = gettext("Stripe refused the request: %(code)s.") % {"code": error.code}
+        raise StripeRefused(error.user_message or text) from error
 
 
 def keyed(key: str) -> stripe.RequestOptions:

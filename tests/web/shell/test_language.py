@@ -2,10 +2,14 @@
 
 import html
 import re
+from urllib.parse import urlencode
 
 from django.urls import reverse
 
+from apps.contracts import runs as wire
+from apps.contracts.failures import FailureCode
 from apps.core.messages.mail import render_mail
+from tests.factories.datasets import make_ready_version
 from tests.factories.finetuning import TrainingSetup
 
 GERMAN = {"HTTP_ACCEPT_LANGUAGE": "de-DE,de;q=0.9,en;q=0.5"}
@@ -33,8 +37,17 @@ PAGES = [
     "notification_list",
     "accuracy",
 ]
-# Code, long lists of choices, and the reasons that a job keeps as they were written.
-_CODE = re.compile(r"<(script|style|pre|code|kbd|svg|option|details)\b.*?</\1>", re.DOTALL)
+BROKEN = b"""{"messages": [{"role": "user", "content": "a"}]}
+[1]
+{"messages": 3}
+{"x": 1}
+not json
+{"messages": [{"role": "boss", "content": "a"}]}
+{"messages": [{"role": "assistant"}]}
+{"messages": [{"role": "assistant", "content": "a", "weight": 7}]}
+"""
+# Code, and long lists of choices.
+_CODE = re.compile(r"<(script|style|pre|code|kbd|svg|option)\b.*?</\1>", re.DOTALL)
 # Words of every English sentence that no German one has.
 _ENGLISH = re.compile(r"\b(?:the|and|your|you|with|this|that|of|are|yet|for|from)\b", re.IGNORECASE)
 
@@ -61,11 +74,13 @@ def test_a_visitor_reads_the_sign_in_page_in_the_language_of_the_browser(client_
     assert "Forgot your password?" in words(client_for(None).get(reverse("account_login"), HTTP_ACCEPT_LANGUAGE="fr"))
 
 
-def test_the_api_answers_in_english_whatever_the_caller_accepts(client):
-    answer = client.get("/v1/files", **GERMAN)
+def test_the_api_answers_in_english_whatever_the_caller_accepts(client, key):
+    nobody = client.get("/v1/files", **GERMAN)
+    member = client.get("/v1/files/file-none", HTTP_AUTHORIZATION=f"Bearer {key.secret}", **GERMAN)
 
-    assert answer.status_code == 401 and "key" in answer.json()["error"]["message"]
-    assert "Content-Language" not in answer
+    assert nobody.status_code == 401 and "key" in nobody.json()["error"]["message"]
+    assert member.json()["error"]["message"] == "No such file: file-none."
+    assert "Content-Language" not in nobody and "Content-Language" not in member
 
 
 def test_errors_of_the_domain_and_texts_of_scripts_are_in_the_language_of_the_page(floor, bob, client_for):
@@ -91,10 +106,41 @@ def test_german_pages_hold_no_english_sentence(organization, alice, client_for):
     addresses = [reverse(f"web:{name}") for name in PAGES]
     addresses += [reverse("web:job_detail", args=[job.pk]), reverse("web:dataset_detail", args=[job.training_file_id])]
 
-    found = {}
-    for address in addresses:
-        text = words(client.get(address, **GERMAN, follow=True))
-        if english := [text[max(0, match.start() - 40) : match.end() + 40] for match in _ENGLISH.finditer(text)]:
-            found[address] = english
+    found = {address: english_in(client.get(address, **GERMAN, follow=True)) for address in addresses}
+    assert not {address: texts for address, texts in found.items() if texts}
 
-    assert not found
+
+def test_errors_findings_and_reasons_are_german_too(organization, alice, client_for, claim, floor):
+    """A damaged file, a failed job, and forms with wrong values."""
+    broken = make_ready_version(organization, BROKEN)
+    picture = make_ready_version(organization, b"\x89PNG" + bytes(100), filename="cat.png")
+    job = floor.job()
+    claim().start().finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message=""))
+    client = client_for(alice)
+    chosen = {"dataset": job.training_file_id, "model": floor.base_model.name}
+    trained = chosen | {"method": "lora"}
+    gets = [reverse("web:dataset_detail", args=[version.pk]) for version in (broken, picture)]
+    gets += [f"/jobs/{job.pk}{tab}" for tab in ("", "?tab=events", "?tab=log", "?tab=dataset")]
+    gets += ["/jobs", "/notifications", "/"]
+    steps = ({}, chosen, trained, trained | {"epochs": "0"}, trained | {"epochs": "3", "pool": floor.pool.name})
+    gets += [f"/jobs/new?{urlencode(step)}" for step in (*steps, trained | {"pool": "x"}, {"dataset": broken.pk})]
+    posts: dict[str, dict[str, str]] = {
+        "/keys": {"name": "", "scopes": "x"},
+        "/members/invite": {"email": "nobody", "role": "king"},
+        "/organization/webhooks": {"url": "https://10.0.0.1", "event_types": "x"},
+        "/datasets/upload": {"name": "a"},
+        "/budgets": {"limit_usd": "-1"},
+        f"/jobs/{job.pk}/resume": {},
+        f"/jobs/{job.pk}/retry": {"cap": "a lot"},
+    }
+    answers = {address: client.get(address, **GERMAN, follow=True) for address in gets}
+    answers |= {f"POST {address}": client.post(address, sent, follow=True, **GERMAN) for address, sent in posts.items()}
+
+    assert {answer.status_code for answer in answers.values()} <= {200, 422}
+    found = {address: english_in(answer) for address, answer in answers.items()}
+    assert not {address: texts for address, texts in found.items() if texts}
+
+
+def english_in(response) -> list[str]:
+    text = words(response)
+    return [text[max(0, match.start() - 40) : match.end() + 40] for match in _ENGLISH.finditer(text)]

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 from django.db import transaction
+from django.utils.translation import gettext
 
 from apps.core import audit
 from apps.core.errors import InvalidState, InvalidValue
@@ -43,17 +44,19 @@ def set_capacity(
         ("idle_seconds", idle_seconds, MIN_IDLE_SECONDS, MAX_IDLE_SECONDS),
     ):
         if not least <= value <= most:
-            raise InvalidValue(f"Set a number from {least} to {most:,}.", param=name)
+            raise InvalidValue(
+                gettext("Set a number from %(least)s to %(most)s.") % {"least": least, "most": f"{most:,}"}, param=name
+            )
     if budget_nano_per_hour is not None and not node_nano_per_hour:
-        raise InvalidValue("Set the cost of a node: the budget is divided by it.", param="node_usd")
+        raise InvalidValue(gettext("Set the cost of a node: the budget is divided by it."), param="node_usd")
     if budget_nano_per_hour is not None and budget_nano_per_hour < node_nano_per_hour:
-        raise InvalidValue("Set at least the cost of one node, or leave the budget empty.", param="budget_usd")
+        raise InvalidValue(gettext("Set at least the cost of one node, or leave the budget empty."), param="budget_usd")
     kept = {} if kind == CapacityKind.STATIC else msgspec.to_builtins(read_settings(kind, settings))
     capacity, _ = PoolCapacity.objects.select_for_update().get_or_create(pool=pool)
     is_other_cluster = kept.get("slurm_conf") != capacity.settings.get("slurm_conf")
     if (kind != capacity.kind or is_other_cluster) and pool.nodes.exclude(status__in=NODE_ENDED).exists():
         raise InvalidState(
-            "Nodes of this pool still run: set the maximum to 0 and wait until they are gone.",
+            gettext("Nodes of this pool still run: set the maximum to 0 and wait until they are gone."),
             param="kind" if kind != capacity.kind else "slurm_conf",
         )
     values = {
@@ -71,20 +74,20 @@ def set_capacity(
 def read_settings(kind: str, settings: dict[str, Any]) -> SlurmSettings:
     """Return the engine's settings. Raises InvalidValue that names the setting."""
     if kind != CapacityKind.SLURM:
-        raise InvalidValue("Choose static or slurm.", param="kind")
+        raise InvalidValue(gettext("Choose static or slurm."), param="kind")
     for name in ("partition", "install_dir", "work_dir"):
         if not settings.get(name):
-            raise InvalidValue("Slurm needs this setting.", param=name)
+            raise InvalidValue(gettext("Slurm needs this setting."), param=name)
     for name, value in settings.items():
         try:
             msgspec.convert(_EXAMPLE | {name: value}, SlurmSettings)
         except msgspec.ValidationError as error:
-            what = "a plain name of letters, digits and .,:_-"
+            text = gettext("Enter a plain name of letters, digits and .,:_-.")
             if name in ("install_dir", "work_dir", "model_root", "slurm_conf"):
-                what = "an absolute path of letters, digits and ._-/"
+                text = gettext("Enter an absolute path of letters, digits and ._-/.")
             elif name == "minutes":
-                what = "a number from 5 to 43,200"
-            raise InvalidValue(f"Enter {what}.", param=name) from error
+                text = gettext("Enter a number from 5 to 43,200.")
+            raise InvalidValue(text, param=name) from error
     return msgspec.convert(settings, SlurmSettings)
 
 

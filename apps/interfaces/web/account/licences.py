@@ -29,7 +29,7 @@ def accept(request: OrganizationRequest) -> HttpResponse:
     messages.success(
         request,
         gettext("%(licence)s is accepted for %(name)s.")
-        % {"licence": base_model.licence or "The licence", "name": request.organization.name},
+        % {"licence": base_model.licence or gettext("The licence"), "name": request.organization.name},
     )
     back = request.POST.get("next", "")
     is_ours = url_has_allowed_host_and_scheme(back, allowed_hosts={request.get_host()}, require_https=False)

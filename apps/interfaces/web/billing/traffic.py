@@ -112,11 +112,10 @@ def _times(parts: Sequence[TrafficSum], period: Period) -> list[str]:
 
 
 def _request_plot(parts: Sequence[TrafficSum], period: Period) -> Days:
-    counts = [
-        {"Answered": each.answered, "Left by client": each.aborted, "Refused": each.refused, "Failed": each.failed}
-        for each in parts
-    ]
     series = [gettext("Answered"), gettext("Left by client"), gettext("Refused"), gettext("Failed")]
+    counts = [
+        dict(zip(series, (each.answered, each.aborted, each.refused, each.failed), strict=True)) for each in parts
+    ]
     return stacked_days(list(zip(_times(parts, period), counts, strict=True)), series=series, is_money=False)
 
 

@@ -12,7 +12,7 @@ from apps.accounts.queries import name_of_actor
 from apps.accounts.roles import Permission, has_permission
 from apps.contracts.chat import RowKind, TrainOn
 from apps.contracts.held_rows import Repeats
-from apps.core.messages.translation import later
+from apps.core.messages.translation import later, translated
 from apps.datasets import queries
 from apps.datasets.inspection import comparisons
 from apps.datasets.inspection.inspector import FindingCode
@@ -228,7 +228,8 @@ def _checks(address: Address, looked: RowContext, refusal: LineError | None) -> 
         return [
             FileCheck(
                 "bad",
-                gettext("Line %(line)s: %(message)s") % {"line": f"{error['line']:,}", "message": error["message"]},
+                gettext("Line %(line)s: %(message)s")
+                % {"line": f"{error['line']:,}", "message": translated(error["message"])},
                 error["fix"],
                 address.at(error["line"]),
             )
@@ -245,7 +246,10 @@ def _checks(address: Address, looked: RowContext, refusal: LineError | None) -> 
         FileCheck("ok", is_whole),
     ]
     if refusal:
-        text = gettext("Line %(line)s: %(message)s") % {"line": f"{refusal.line:,}", "message": refusal.message}
+        text = gettext("Line %(line)s: %(message)s") % {
+            "line": f"{refusal.line:,}",
+            "message": translated(refusal.message),
+        }
         checks.append(FileCheck("bad", text, refusal.fix, address.at(refusal.line)))
     if looked.count:
         checks += _length_checks(looked.count, address)

@@ -189,7 +189,7 @@ def _page(
 
 
 def _dataset(request: OrganizationRequest, job: FineTuningJob) -> dict[str, object]:
-    versions = {"Training file": job.training_file, "Validation file": job.validation_file}
+    versions = {gettext("Training file"): job.training_file, gettext("Validation file"): job.validation_file}
     there = {role: version for role, version in versions.items() if version is not None}
     counts = {
         count.version_id: count

@@ -20,6 +20,7 @@ from apps.core.database.clock import db_now
 from apps.core.database.locks import lock
 from apps.core.errors import DomainError, InvalidJson, InvalidValue
 from apps.core.http.json_bodies import decode_body
+from apps.core.messages.translation import translated
 from apps.core.objects.store import read_object
 from apps.datasets.intake.versions import create_version
 from apps.datasets.models import DatasetVersion
@@ -107,7 +108,7 @@ def _row_of(asked: Conversation, kind: RowKind) -> bytes:
     try:
         parse_row_as(line, kind, line_number=1)
     except RowError as error:
-        raise InvalidValue(f"{error.message} {error.fix}", param=error.param) from error
+        raise InvalidValue(f"{translated(error.message)} {translated(error.fix)}", param=error.param) from error
     return line
 
 

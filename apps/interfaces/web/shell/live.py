@@ -17,6 +17,7 @@ from typing import Any
 import redis.asyncio
 from asgiref.sync import sync_to_async
 from django.conf import settings
+from django.utils.translation import gettext
 
 from apps.accounts.login.sessions import find_session
 from apps.accounts.login.viewing import find_viewing
@@ -109,10 +110,16 @@ class Watcher:
     def require_room(self) -> None:
         """Raise RateLimited if the person or the organization has reached its limit of live pages."""
         limits = (MAX_OF_PERSON, MAX_OF_ORGANIZATION)
-        for owner, most, name in zip(self.owners, limits, ("You follow", "Your organization follows"), strict=True):
+        texts = (
+            gettext("You follow %(most)s live pages at once, the most allowed. Close one and reload this page."),
+            gettext(
+                "Your organization follows %(most)s live pages at once, the most allowed. Close one and reload this "
+                "page."
+            ),
+        )
+        for owner, most, text in zip(self.owners, limits, texts, strict=True):
             if _open[owner] >= most:
-                text = f"{name} {most} live pages at once, the most allowed. Close one and reload this page."
-                raise RateLimited(text, retry_after_seconds=30)
+                raise RateLimited(text % {"most": most}, retry_after_seconds=30)
 
     def may_watch(self) -> bool:
         """Return whether the session still belongs to a member who may see jobs, or to an operator who views them."""

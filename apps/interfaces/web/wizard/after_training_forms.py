@@ -9,7 +9,7 @@ from django.utils.text import format_lazy
 from django.utils.translation import gettext
 
 from apps.contracts.evaluation import MAX_PATTERN_CHARACTERS, EvaluationPlan, Grader, GraderKind, problem_of
-from apps.core.messages.translation import later
+from apps.core.messages.translation import later, translated
 from apps.finetuning.quotes.delivery import GGUF, MERGED_16BIT
 from apps.finetuning.recipes.stored_requests import StoredRequest
 
@@ -116,7 +116,7 @@ class AfterTrainingForm(forms.Form):
         cast(forms.ChoiceField, self.fields["judge"]).choices = judges
         if why_no_gguf:
             self.fields["gguf"].disabled = True
-            self.fields["gguf"].help_text = why_no_gguf
+            self.fields["gguf"].help_text = translated(why_no_gguf)
         self.graded_by = Grader()
 
     @property
@@ -171,7 +171,7 @@ class AfterTrainingForm(forms.Form):
             return cleaned
         grader = Grader(kind=kind, **asked)
         if problem := problem_of(grader):
-            self.add_error(next(iter(own), "grader"), problem[0].upper() + problem[1:])
+            self.add_error(next(iter(own), "grader"), translated(problem[0].upper() + problem[1:]))
         else:
             self.graded_by = grader
         return cleaned
@@ -182,20 +182,20 @@ def _schema_of(text: str) -> dict[str, object]:
         schema = json.loads(text, parse_constant=_refuse_constant)
         kept = json.dumps(schema, ensure_ascii=False).encode()
     except RecursionError as error:
-        raise ValueError("The schema is nested too deeply. Flatten it.") from error
+        raise ValueError(gettext("The schema is nested too deeply. Flatten it.")) from error
     except UnicodeEncodeError as error:
-        raise ValueError("The schema holds half of a surrogate pair. Remove it.") from error
+        raise ValueError(gettext("The schema holds half of a surrogate pair. Remove it.")) from error
     except ValueError as error:
-        raise ValueError(f"This is not JSON: {error}.") from error
+        raise ValueError(gettext("This is not JSON: %(error)s.") % {"error": error}) from error
     if rb"\u0000" in kept:
-        raise ValueError("The schema holds a NUL character. Remove it.")
+        raise ValueError(gettext("The schema holds a NUL character. Remove it."))
     if not isinstance(schema, dict):
-        raise ValueError('A schema is a JSON object, such as {"type": "object"}.')
+        raise ValueError(gettext('A schema is a JSON object, such as {"type": "object"}.'))
     return schema
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number of JSON")
+    raise ValueError(gettext("%(name)s is not a number of JSON") % {"name": name})
 
 
 def given_of(requested: StoredRequest) -> dict[str, str]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from django.utils.translation import gettext
+from django.utils.translation import gettext, ngettext
 
 from apps.core.messages.translation import later
 from apps.core.money import nano_to_usd, rated
@@ -349,9 +349,12 @@ def scatter_label(rows: Sequence[ComputeRow], *, view: TableView) -> str:
     if not listed:
         return ""
     soonest, cheapest = listed[0], min(listed, key=lambda item: item.cost_nano)
-    return (
-        f"Cost against finish time of {len(listed)} option{'' if len(listed) == 1 else 's'}. "
-        f"Soonest: {soonest.key}, {about(soonest.p50)}, {usd(soonest.cost_nano)}. "
-        f"Cheapest: {cheapest.key}, {about(cheapest.p50)}, {usd(cheapest.cost_nano)}. "
-        "The table below holds every value."
+    text = ngettext(
+        "Cost against finish time of %(count)d option. Soonest: %(soonest)s. Cheapest: %(cheapest)s. The table below "
+        "holds every value.",
+        "Cost against finish time of %(count)d options. Soonest: %(soonest)s. Cheapest: %(cheapest)s. The table below "
+        "holds every value.",
+        len(listed),
     )
+    names = [f"{each.key}, {about(each.p50)}, {usd(each.cost_nano)}" for each in (soonest, cheapest)]
+    return text % {"count": len(listed), "soonest": names[0], "cheapest": names[1]}

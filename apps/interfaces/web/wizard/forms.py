@@ -14,7 +14,7 @@ from apps.contracts.chat import TrainOn
 from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
-from apps.core.messages.translation import later
+from apps.core.messages.translation import later, translated
 from apps.core.money import usd_to_nano
 from apps.finetuning.recipes import completion
 from apps.finetuning.recipes.limits import NOT_OFFERED, RecipeLimits, TrainingKind, get_limits
@@ -244,7 +244,7 @@ class RecipeForm(forms.Form):
             limit = limits.of(choice.name)
             if choice.name not in self.fields or limit is None:
                 continue
-            self.fields[choice.name].help_text = f"{_OURS if choice.name in changed else ''}{choice.reason}"
+            self.fields[choice.name].help_text = f"{_OURS if choice.name in changed else ''}{translated(choice.reason)}"
             if limit.is_whole:
                 self.fields[choice.name].widget.attrs |= {"min": f"{limit.minimum:g}", "max": f"{limit.maximum:g}"}
 

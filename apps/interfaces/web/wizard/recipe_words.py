@@ -7,7 +7,7 @@ from typing import Any
 from django.utils.translation import gettext, ngettext
 
 from apps.contracts.runs import Hyperparameters, Method
-from apps.core.messages.translation import later
+from apps.core.messages.translation import later, translated
 from apps.finetuning.recipes.completion import RecipeChoice
 from apps.interfaces.web.wizard.forms import RECIPE_FIELDS, TRAINED
 
@@ -68,8 +68,9 @@ def value_in_words(name: str, value: object) -> str:
 
 def _in_words(choice: RecipeChoice) -> ChosenValue:
     value = value_in_words(choice.name, choice.value)
-    is_said = _plain(choice.reason).startswith(_plain(value))
-    return ChosenValue(NAMES[choice.name], "" if is_said else value, choice.reason)
+    reason = translated(choice.reason)
+    is_said = _plain(reason).startswith(_plain(value))
+    return ChosenValue(NAMES[choice.name], "" if is_said else value, reason)
 
 
 def _plain(text: str) -> str:
