@@ -28,8 +28,6 @@ def run_main_job(platform: Platform, state: State, stage: Stage, *, rows: int, f
     show_answers(platform, stage, model)
     bill = show_bill(platform, stage, job)
     stage.mark("compare_and_bill")
-    members = extra(job, JobMembers)
-    quote = members.estimate or JobEstimate()
     return {
         "model": model,
         "seconds_until_served": round(seconds, 1),
@@ -37,10 +35,7 @@ def run_main_job(platform: Platform, state: State, stage: Stage, *, rows: int, f
         "main_job_ended_at": time.time(),
         "accuracy_base": accuracy_base,
         "accuracy_lora": accuracy_lora,
-        "quote_seconds_p10": quote.train_seconds_p10,
-        "quote_seconds_p50": quote.train_seconds_p50,
-        "quote_seconds_p90": quote.train_seconds_p90,
-        "training_seconds_billed": members.billed_gpu_seconds,
+        **seconds_of(job),
         **bill,
     }
 
@@ -58,7 +53,19 @@ def run_longer_check(
     return {
         "accuracy_lora": accuracy_lora,
         "accuracy_qlora": accuracy_qlora,
-        "qlora_training_seconds_billed": extra(job, JobMembers).billed_gpu_seconds,
+        **{f"qlora_{name}": seconds for name, seconds in seconds_of(job).items()},
+    }
+
+
+def seconds_of(job: FineTuningJob) -> dict[str, float | None]:
+    """Return the seconds of training that were quoted and billed."""
+    members = extra(job, JobMembers)
+    quote = members.estimate or JobEstimate()
+    return {
+        "quote_seconds_p10": quote.train_seconds_p10,
+        "quote_seconds_p50": quote.train_seconds_p50,
+        "quote_seconds_p90": quote.train_seconds_p90,
+        "training_seconds_billed": members.billed_gpu_seconds,
     }
 
 

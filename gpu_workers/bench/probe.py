@@ -41,11 +41,13 @@ from gpu_workers.train.model.memory import peak_allocated_bytes, peak_memory_byt
 from gpu_workers.trainer.idle.probes import PROBE_FILE
 
 WARM_UP_STEPS = 8  # the number of batches: each shape has been seen
-MEASURED_SECONDS = 6.0
+# The loop ends after this time with hardly any waiting for a core. If other programs never leave it so much, the whole
+# longest time counts: their load lasts.
+MEASURED_SECONDS, QUIET_SHARE, LONGEST_SECONDS = 6.0, 0.02, 20.0
 REPEATS = 5
 MIN_REPEATS = 3
 _BATCHES = 8
-_MAX_STEPS = 400
+_MAX_STEPS = 4_000
 _TRAINED_SHARE = 0.5
 _LENGTH_SPREAD = 0.75  # of the mean length; as many rows are longer as are shorter
 
@@ -67,6 +69,8 @@ class Stopwatch(TrainerCallback):
     def __init__(self) -> None:
         self.ends: list[StepEnd] = []
         self.trainer: RunTrainer
+        self._first = WARM_UP_STEPS - 1  # index of the end before the first step that counts
+        self._window = self._first  # the same of the shortest measurement that ends now
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
@@ -75,14 +79,29 @@ class Stopwatch(TrainerCallback):
             torch.cuda.synchronize()
         progress = self.trainer.progress
         tokens = (progress.tokens or 0) + float(progress.window.n_tokens)
-        self.ends.append(StepEnd(time.perf_counter(), _seconds_waited(), tokens))
-        measured = self.ends[WARM_UP_STEPS:]
-        if len(measured) > MIN_REPEATS and measured[-1].at - measured[0].at >= MEASURED_SECONDS:
+        if self.add(StepEnd(time.perf_counter(), _seconds_waited(), tokens)):
             control.should_training_stop = True
+
+    def add(self, end: StepEnd) -> bool:
+        """Record the end of a step; return whether the measurement is over."""
+        self.ends.append(end)
+        if not self._has_enough_after(self._first):
+            return False
+        while self._has_enough_after(self._window + 1):
+            self._window += 1
+        since = self.ends[self._window]
+        if end.waited - since.waited <= QUIET_SHARE * (end.at - since.at):
+            self._first = self._window
+            return True
+        return end.at - self.ends[self._first].at >= LONGEST_SECONDS
+
+    def _has_enough_after(self, index: int) -> bool:
+        steps = len(self.ends) - 1 - index
+        return steps > MIN_REPEATS and self.ends[-1].at - self.ends[index].at >= MEASURED_SECONDS
 
     def steps(self) -> list[StepEnd]:
         """Return the duration of each measured step."""
-        pairs = itertools.pairwise(self.ends[WARM_UP_STEPS - 1 :])
+        pairs = itertools.pairwise(self.ends[self._first :])
         return [StepEnd(b.at - a.at, b.waited - a.waited, b.tokens - a.tokens) for a, b in pairs]
 
 

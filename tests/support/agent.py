@@ -69,7 +69,7 @@ def make_agent(
     prober = None
     if probe_command:
         probing = SubprocessExecutor(thread_limit=1, command=probe_command)
-        prober = Prober(config, CLIENTS[-1], gpu_key="cpu", device=devices[0], executor=probing)
+        prober = Prober(config, CLIENTS[-1], gpu_key="cpu", device=devices[0], executor=probing, patience_seconds=0.0)
     agent = Agent(
         config, CLIENTS[-1], devices=Devices(devices), executor=executor, publisher=publisher, prober=prober,
         rehearser=rehearser, address=address,

@@ -232,7 +232,7 @@ def _with_weights(base_model: BaseModel, workers: Sequence[str]) -> set[str]:
 def _probed(method: str) -> tuple[str, ...]:
     """Return the methods whose probes give a method's speed, nearest first.
 
-    Workers do not probe full training when they start.
+    Workers probe full training on CPUs alone, of small models, and last.
     """
     return (method, Method.LORA) if method == Method.FULL else (method,)
 

@@ -11,7 +11,7 @@ from apps.contracts.runs import Hyperparameters, Method
 from apps.contracts.worker_api import ProbeReport, ProbeRequest
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue, NotFound, PermissionDenied, RateLimited
-from apps.finetuning.models import ThroughputProbe, Worker, WorkerKind
+from apps.finetuning.models import GpuPool, ThroughputProbe, Worker, WorkerKind
 from apps.finetuning.pools import operations
 
 _MAX_PROBE_TOKENS = 512
@@ -19,11 +19,15 @@ _MAX_SHAPE_NAME = 60
 _MAX_REPORT_BYTES = 64 * 1024  # each is kept, with its config.json
 _MAX_A_DAY = 1_000  # per worker: a calibration's grid has some hundred points of ten seconds each
 _LONGEST_MEASUREMENT = datetime.timedelta(minutes=30)
-_PROBED = (Method.LORA, Method.QLORA)  # the duration of full training is derived from these
+_PROBED = (Method.LORA, Method.QLORA)
+# Full training holds weights, gradients and two moments in float32; as much room is left for activations.
+_FULL_TRAINING_BYTES = 2 * 16  # of each parameter
 
 
 def list_missing(*, worker: Worker, about_to_measure: str = "") -> tuple[ProbeRequest, ...]:
     """Return the missing measurements: each installed base model and probed method without a row in the worker's pool.
+
+    Full training is measured on CPUs alone: on GPUs, its duration follows from LoRA's and the data sheet.
 
     Each worker measures each model of a hub once, so that it has downloaded the model before a job needs it. Those of a
     method that the pool has not measured at all come first.
@@ -40,7 +44,7 @@ def list_missing(*, worker: Worker, about_to_measure: str = "") -> tuple[ProbeRe
     missing = [
         (each, method)
         for each in models
-        for method in _PROBED
+        for method in _probed(each, worker.pool)
         if (each.pk, method.value) not in measured or (method is Method.LORA and not each.path and each.pk not in held)
     ]
     if any(each.is_gated and each.pk == about_to_measure for each, _ in missing):
@@ -52,11 +56,17 @@ def list_missing(*, worker: Worker, about_to_measure: str = "") -> tuple[ProbeRe
             message = "A worker measures one gated base model at a time: report it first, or wait half an hour."
             raise RateLimited(message, retry_after_seconds=60)
     known = {method for base_model_id, method in measured if base_model_id}
+    first = set(_PROBED) - known  # without its own measurement, full training is quoted by that of LoRA
     requests = [
-        _request(each, method, has_token=each.pk == about_to_measure, is_first=method not in known)
+        _request(each, method, has_token=each.pk == about_to_measure, is_first=method in first)
         for each, method in missing
     ]
     return tuple(sorted(requests, key=lambda request: not request.is_first))
+
+
+def _probed(base_model: BaseModel, pool: GpuPool) -> tuple[Method, ...]:
+    is_small = _FULL_TRAINING_BYTES * base_model.parameter_count <= pool.memory_bytes
+    return (*_PROBED, Method.FULL) if pool.gpu_type_id == "cpu" and is_small else _PROBED
 
 
 def _request(base_model: BaseModel, method: Method, *, has_token: bool, is_first: bool) -> ProbeRequest:

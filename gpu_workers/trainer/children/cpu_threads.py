@@ -44,10 +44,22 @@ def count_cores() -> int:
 
 def measure_busy_cores() -> float:
     """Return how many cores of the machine were busy during half a second."""
-    busy, total = _read_ticks()
+    load = Load()
     time.sleep(_MEASURED_SECONDS)
-    busy_later, total_later = _read_ticks()
-    return (os.cpu_count() or 1) * (busy_later - busy) / max(total_later - total, 1)
+    return (os.cpu_count() or 1) * load.busy_share()
+
+
+class Load:
+    """How busy the machine's cores are between two readings."""
+
+    def __init__(self) -> None:
+        self._busy, self._total = _read_ticks()
+
+    def busy_share(self) -> float:
+        """Return the share of all cores' time in which they were busy since the last reading."""
+        (busy, total), before = _read_ticks(), (self._busy, self._total)
+        self._busy, self._total = busy, total
+        return (busy - before[0]) / max(total - before[1], 1)
 
 
 def _read_ticks() -> tuple[int, int]:

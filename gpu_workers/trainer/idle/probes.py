@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from apps.contracts.runs import Method
 from apps.contracts.worker_api import ProbeReport, ProbeRequest
 from gpu_workers.common.api_client import ApiClient, ApiError, Unavailable
 from gpu_workers.common.base_models import NotInstalled, locate_base_model
@@ -16,6 +17,7 @@ from gpu_workers.common.config import WorkerConfig
 from gpu_workers.common.events import SPEC_FILE
 from gpu_workers.common.files import replace_file
 from gpu_workers.common.redaction import tail_of_log
+from gpu_workers.trainer.children.cpu_threads import Load
 from gpu_workers.trainer.children.executor import SubprocessExecutor
 from gpu_workers.trainer.progress_watch import ChildActivity, ProgressWatch
 
@@ -25,19 +27,32 @@ MODULE = "gpu_workers.bench.probe"
 PROBE_FILE = "probe.json"
 _STALL_SECONDS = 600.0  # without progress
 _MAX_FAILURES = 3  # of one measurement in this process
+_QUIET_SECONDS, _QUIET_SHARE = 2.0, 0.5  # the machine is quiet if no more than half of its cores were busy so long
 
 
 class Prober:
-    """Runs each probe in a separate child. A probe is given up after three failures; a stopped one is no failure."""
+    """Runs each probe in a separate child. A probe is given up after three failures; a stopped one is no failure.
+
+    A probe waits for a quiet machine, because bursts pass, such as many requests to a new adapter. A load that stays
+    longer than `patience_seconds` belongs to the machine.
+    """
 
     def __init__(
-        self, config: WorkerConfig, api: ApiClient, *, gpu_key: str, device: str, executor: SubprocessExecutor
+        self,
+        config: WorkerConfig,
+        api: ApiClient,
+        *,
+        gpu_key: str,
+        device: str,
+        executor: SubprocessExecutor,
+        patience_seconds: float = 90.0,
     ) -> None:
         self._config = config
         self._api = api
         self._gpu_key = gpu_key
         self._device = device
         self._executor = executor
+        self._patience_seconds = patience_seconds
         self._failures: Counter[tuple[str, str]] = Counter()
         self._was_interrupted = False
 
@@ -53,17 +68,15 @@ class Prober:
     def run(self, request: ProbeRequest, *, should_stop: Callable[[], bool], not_before: float = 0.0) -> bool:
         """Take and report the measurement; return False if the control plane does not give it.
 
-        It begins at `not_before` (in time.monotonic()) at the earliest. `should_stop` is called five times a second; if
-        it returns true, the measurement ends without a report.
+        It begins when the machine is quiet, at `not_before` (in time.monotonic()) at the earliest. `should_stop` is
+        called five times a second; if it returns true, the measurement ends without a report.
         """
         try:
             opened = self._opened(request)
             if opened is None:
                 return False
-            while time.monotonic() < not_before:
-                if should_stop():
-                    return True
-                time.sleep(0.2)
+            if not self._wait_for_quiet(request, should_stop=should_stop, not_before=not_before):
+                return True
             report = self._measure(opened, should_stop)
             if report is not None:
                 self._api.report_probe(report)
@@ -72,6 +85,24 @@ class Prober:
         except (ApiError, Unavailable) as error:
             log.warning("No measurement: %s", error)
             return False
+        return True
+
+    def _wait_for_quiet(self, request: ProbeRequest, *, should_stop: Callable[[], bool], not_before: float) -> bool:
+        """Return true once the machine is quiet or patience ends, false if `should_stop` returns true.
+
+        The first measurement by LoRA needs no quiet machine, because the pool cannot quote any job without it.
+        """
+        is_needed_now = request.is_first and request.method == Method.LORA
+        latest = max(time.monotonic(), not_before) + (0.0 if is_needed_now else self._patience_seconds)
+        load, read_at = Load(), time.monotonic()
+        while (now := time.monotonic()) < latest:
+            if should_stop():
+                return False
+            if now - read_at >= _QUIET_SECONDS:
+                is_quiet, read_at = load.busy_share() <= _QUIET_SHARE, now
+                if is_quiet and now >= not_before:
+                    break
+            time.sleep(0.2)
         return True
 
     def _opened(self, request: ProbeRequest) -> ProbeRequest | None:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from django.test import Client
 
+from apps.catalog.models import GpuType
 from apps.contracts.worker_api import ProbeReport
 from apps.finetuning.models import ThroughputProbe
 from apps.finetuning.quotes.pool_facts import list_shape_probes, newest_probes
@@ -67,6 +68,7 @@ def test_each_worker_measures_each_model_of_a_hub_once_and_so_holds_it_before_a_
         answer = Client().get("/internal/v1/probes/missing", headers={"Authorization": f"Bearer {credential}"})
         return [probe["method"] for probe in json.loads(answer.content)["probes"]]
 
+    post(probe_report(floor.base_model, "full"))
     make_worker(floor.pool, credential="annw_second")
     assert (missing(CREDENTIAL), missing("annw_second")) == ([], [])  # the model lies in a folder
 
@@ -85,4 +87,24 @@ def test_a_method_that_the_pool_has_never_measured_comes_first(floor):
 
     found = [(probe["base_model"]["name"], probe["method"], probe["is_first"]) for probe in answer.json()["probes"]]
     first = [(floor.base_model.name, "qlora", True), ("larger", "qlora", True)]
-    assert found == [*first, ("larger", "lora", False)]
+    assert found == [
+        *first,
+        (floor.base_model.name, "full", False),
+        ("larger", "lora", False),
+        ("larger", "full", False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gpu_type", "parameters", "is_measured"), [("cpu", 1, True), ("cpu", 10**9, False), ("l4-24", 1, False)]
+)
+def test_full_training_is_measured_where_no_data_sheet_tells_its_speed_and_it_fits(
+    floor, gpu_type, parameters, is_measured
+):
+    GpuType.objects.get_or_create(key=gpu_type, defaults={"name": gpu_type, "memory_bytes": floor.pool.memory_bytes})
+    type(floor.pool).objects.filter(pk=floor.pool.pk).update(gpu_type=gpu_type)
+    type(floor.base_model).objects.filter(pk=floor.base_model.pk).update(parameter_count=parameters)
+
+    answer = Client().get("/internal/v1/probes/missing", headers={"Authorization": f"Bearer {CREDENTIAL}"})
+
+    assert [probe["method"] for probe in answer.json()["probes"]] == ["full"] * is_measured

@@ -11,7 +11,7 @@ import torch
 from bitsandbytes.nn import Linear4bit
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from apps.contracts.runs import Hyperparameters, Method
+from apps.contracts.runs import BaseModelRef, Hyperparameters, Method
 from apps.contracts.worker_api import ProbeReport, ProbeRequest
 from apps.estimates.models.architectures import from_config, parameter_count
 from apps.estimates.physics import gpus
@@ -91,6 +91,7 @@ class ProbeHere:
 def test_a_point_is_measured_and_reported(plane: ControlPlane, tmp_path, monkeypatch):
     monkeypatch.setattr(calibrate, "SubprocessExecutor", ProbeHere)
     monkeypatch.setattr(probe, "MEASURED_SECONDS", 0.3)
+    monkeypatch.setattr(probe, "LONGEST_SECONDS", 0.6)
     monkeypatch.setattr(calibrate, "CPU_GRID", (POINT,))
     monkeypatch.setattr("gpu_workers.bench.calibrate.os.getloadavg", lambda: (0.5, 0.5, 0.5))
     (tmp_path / "credential.json").write_text(
@@ -113,6 +114,38 @@ def test_a_point_is_measured_and_reported(plane: ControlPlane, tmp_path, monkeyp
     assert (report.peak_allocated_bytes, report.threads) == (None, 1)
     assert report.config["hidden_size"] == 192
     assert row["cores"] >= 1
+
+
+def measure_under(*loads: tuple[float, float, float], folder: Path) -> ProbeReport:
+    """Return the report of a loop under these loads: seconds, tokens a second of computing, share of waiting."""
+    watch, at, waited, tokens = probe.Stopwatch(), 0.0, 0.0, 0.0
+    for seconds, speed, share in loads:
+        end = at + seconds
+        while at < end:
+            step = 400 / speed / (1 - share)
+            at, waited, tokens = at + step, waited + share * step, tokens + 400
+            if watch.add(probe.StepEnd(at, waited, tokens)):
+                request = ProbeRequest(
+                    base_model=BaseModelRef(id="", name=""), method="qlora", micro_batch_size=16, sequence_length=25
+                )
+                return probe._report(request, watch.steps(), 1.0, folder)
+    raise AssertionError("the measurement did not end")
+
+
+@pytest.mark.parametrize(
+    ("loads", "speed", "waited"),
+    [
+        ([(60.0, 2_000.0, 0.01)], 2_000.0, 0.01),
+        ([(10.0, 1_600.0, 0.5), (60.0, 2_000.0, 0.01)], 2_000.0, 0.01),  # requests to a new adapter, which end
+        ([(60.0, 2_000.0, 0.11)], 2_000.0, 0.11),  # another program keeps a core
+        ([(3.0, 2_000.0, 0.06), (60.0, 2_000.0, 0.16)], 2_000.0, 0.145),
+    ],
+)
+def test_a_load_that_ends_does_not_count_and_one_that_stays_does(tmp_path, loads, speed, waited):
+    report = measure_under(*loads, folder=tmp_path)
+
+    assert report.tokens_per_second == pytest.approx(speed, rel=0.02)
+    assert report.waited_share == pytest.approx(waited, abs=0.015)
 
 
 def test_the_grid_stops_before_its_budget_and_says_what_was_left_out(tmp_path):

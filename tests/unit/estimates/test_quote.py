@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from apps.estimates.durations import padded_mean, pooled_padding
+from apps.estimates.intervals import whole_job_factor
 from apps.estimates.physics.plans import TrainingPlan
 from apps.estimates.placement import task_of
 from apps.estimates.quote import Correction, Estimate, quote, quote_placements
@@ -32,7 +33,8 @@ def test_a_probed_pool_is_quoted_from_its_probe(ask, probe):
     ("waited_share", "middle", "upper"),
     [
         (0.0, 1.0, 1.31),
-        (0.1, 1 / 0.9, 1.31 / 0.9),
+        (0.05, 1 / 0.9, 1.31 / 0.9),
+        (0.1, 1 / 0.8, 1.31 / 0.8),
         (0.2, 1 / 0.8, 1.31 / 0.8),
         (0.4, 1 / 0.8, 1.80),
         (0.78, 1 / 0.8, 4.5),
@@ -46,8 +48,11 @@ def test_a_probe_that_waited_for_cores_raises_the_middle_a_little_and_widens_the
     """The job has the probe's own batch and lengths: nothing is carried over. Factors are of the quiet P50."""
     own = ask(batch_size=16, tokens=64_000, rows=1000)
     quiet = quote(request=own, pool=pool(probe))
-    busy = quote(request=own, pool=pool(msgspec.structs.replace(probe, waited_share=waited_share)))
+    waiting = pool(msgspec.structs.replace(probe, waited_share=waited_share))
+    busy = quote(request=own, pool=waiting)
 
+    alone = whole_job_factor(waiting) * busy.tokens_per_second  # the loop's own speed, which waiting does not change
+    assert alone == pytest.approx(whole_job_factor(pool(probe)) * quiet.tokens_per_second)
     assert busy.train_seconds_p10 == quiet.train_seconds_p10
     assert busy.train_seconds_p50 / quiet.train_seconds_p50 == pytest.approx(middle, rel=0.01)
     assert busy.train_seconds_p90 / quiet.train_seconds_p50 == pytest.approx(upper, rel=0.03)

@@ -66,8 +66,8 @@ def test_a_machine_that_takes_no_work_gets_no_hub_token(gated, state):
 
 
 def test_nor_does_one_of_a_closed_pool_or_one_that_measured_it(gated, floor):
-    post("probes", msgspec.json.encode(probe_report(gated, "lora")), CREDENTIAL)
-    post("probes", msgspec.json.encode(probe_report(gated, "qlora")), CREDENTIAL)
+    for method in ("lora", "qlora", "full"):
+        post("probes", msgspec.json.encode(probe_report(gated, method)), CREDENTIAL)
     measured = tokens(f"?base_model={gated.pk}")
     ThroughputProbe.objects.all().delete()
     floor.pool.is_open = False
