@@ -32,12 +32,12 @@ from gpu_workers.train.model.base_model import fetch_base_model
 from gpu_workers.train.model.cpu_lora import speed_up_lora
 from gpu_workers.train.model.weights import check_finite
 from gpu_workers.trainer.children.executor import SubprocessExecutor
-from gpu_workers.trainer.idle.probes import MODULE as PROBING_CHILD
 from gpu_workers.trainer.idle.probes import Prober
 from tests.support.engines.models import BASE_MODEL
 from tests.support.engines.rows import RECIPE, make_rows
 from tests.twins.control_plane import CREDENTIAL, ControlPlane
 
+PROBING_CHILD = "tests.support.engines.short_probe"
 NOTHING = DatasetRef(id="ds", sha256="", bytes=0, rows=0, url="")
 
 
