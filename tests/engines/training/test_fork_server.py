@@ -51,7 +51,13 @@ def fork(tmp_path: Path) -> Callable[..., Forked]:
 
 @pytest.mark.parametrize(
     ("end", "code", "words"),
-    [("succeed", 0, ""), ("fail", 3, ""), ("raise", 1, "RuntimeError: This is its fault."), ("abort", -6, "reporting")],
+    [
+        ("succeed", 0, ""),
+        ("fail", 3, ""),
+        ("explain", 1, "It explains itself.\n"),
+        ("raise", 1, "RuntimeError: This is its fault."),
+        ("abort", -6, "reporting"),
+    ],
 )
 def test_its_end_is_reported_as_that_of_an_interpreter(fork_server, fork, tmp_path, end, code, words):
     child = fork(fork_server, end)
@@ -60,6 +66,7 @@ def test_its_end_is_reported_as_that_of_an_interpreter(fork_server, fork, tmp_pa
     assert child.poll() == code
     log = (tmp_path / "log").read_text()
     assert log.startswith("It reported.") and words in log
+    assert log.endswith("Its thread ended.\nIt cleaned up.\n") is (end != "abort")
 
 
 def test_it_has_its_own_environment_and_nothing_of_the_agents(fork_server, fork, tmp_path, monkeypatch):
