@@ -12,7 +12,15 @@ gc.disable()  # until all tests are collected: imports leave almost no garbage
 
 REPLICA = "one_replica"  # the folder whose files share one replica with vLLM
 FORKING = "forking"  # the modules that share the process that forks trainers
-FORKING_MODULES = ("test_processes", "test_publish", "test_runs")
+FORKING_MODULES = (
+    "test_processes",
+    "test_runs",
+    "test_groups",
+    "test_fork_server",
+    "test_memory_rehearsal",
+    "test_examination",
+    "test_parts",
+)
 # The rest follows, a module at a time, in the order in which it was collected.
 LONGEST = (REPLICA, FORKING, "test_reliability", "test_whole_model", "test_canary_engine_of_vllm", "test_methods")
 

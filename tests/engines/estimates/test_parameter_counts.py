@@ -4,6 +4,7 @@ For every model of the catalogue, rebuilt from its dimensions; and for configura
 """
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,14 @@ FAMILIES = (
     "gemma3_text", "phi3", "phi", "gpt_neox", "falcon", "gpt2", "mpt", "starcoder2", "stablelm", "cohere", "olmo2",
     "gpt_oss", "ministral3", "granitemoe", "olmo3", "glm4", "cohere2",
 )  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_initial_values() -> Iterator[None]:
+    """Weights on the meta device have none, and to draw them took half of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.Linear, "reset_parameters", lambda layer: None)
+        yield
 
 
 def built(config: dict[str, Any]) -> torch.nn.Module:

@@ -110,7 +110,7 @@ def make_agent(
 ) -> Iterator[Callable[..., Agent]]:
     clients: list[ApiClient] = []
 
-    def make(devices: tuple[str, ...] = ("0",)) -> Agent:
+    def make(devices: tuple[str, ...] = ("0",), *, publishes: bool = True) -> Agent:
         config = WorkerConfig(
             internal_url=plane.url,
             credential_file=tmp_path / "credential.json",
@@ -122,7 +122,12 @@ def make_agent(
         executor = SubprocessExecutor(thread_limit=1, fork_server=fork_server)
         publisher = Publisher(SubprocessExecutor(PUBLISHING_CHILD, thread_limit=1, fork_server=fork_server))
         agent = Agent(
-            config, clients[-1], devices=Devices(devices), executor=executor, publisher=publisher, prober=None
+            config,
+            clients[-1],
+            devices=Devices(devices),
+            executor=executor,
+            publisher=publisher if publishes else None,
+            prober=None,
         )
         agent.recover()
         return agent

@@ -13,16 +13,19 @@ import pytest
 
 from gpu_workers.common.config import child_environment
 from gpu_workers.common.process_tree import identify
+from gpu_workers.trainer.children import fork_server as client
 from gpu_workers.trainer.children.executor import SubprocessExecutor
 from gpu_workers.trainer.children.fork_server import Forked, ForkServer, ServerGone
 from tests.support.engines.control_plane import wait_until
 
 CHILD = "tests.support.engines.reporting_child"
+LIGHT_SERVER = "tests.support.engines.light_fork_server"
 
 
 @pytest.fixture
-def own_server():
-    """A server that a test may kill."""
+def own_server(monkeypatch):
+    """A server that a test may kill, without the libraries of training."""
+    monkeypatch.setattr(client, "MODULE", LIGHT_SERVER)
     server = ForkServer()
     yield server
     server.close()
@@ -48,7 +51,13 @@ def fork(tmp_path: Path) -> Callable[..., Forked]:
 
 @pytest.mark.parametrize(
     ("end", "code", "words"),
-    [("succeed", 0, ""), ("fail", 3, ""), ("raise", 1, "RuntimeError: This is its fault."), ("abort", -6, "reporting")],
+    [
+        ("succeed", 0, ""),
+        ("fail", 3, ""),
+        ("explain", 1, "It explains itself.\n"),
+        ("raise", 1, "RuntimeError: This is its fault."),
+        ("abort", -6, "reporting"),
+    ],
 )
 def test_its_end_is_reported_as_that_of_an_interpreter(fork_server, fork, tmp_path, end, code, words):
     child = fork(fork_server, end)
@@ -57,6 +66,7 @@ def test_its_end_is_reported_as_that_of_an_interpreter(fork_server, fork, tmp_pa
     assert child.poll() == code
     log = (tmp_path / "log").read_text()
     assert log.startswith("It reported.") and words in log
+    assert log.endswith("Its thread ended.\nIt cleaned up.\n") is (end != "abort")
 
 
 def test_it_has_its_own_environment_and_nothing_of_the_agents(fork_server, fork, tmp_path, monkeypatch):
@@ -100,10 +110,11 @@ def test_it_ends_with_an_agent_that_was_killed(tmp_path):
     program = f"""
 import os, signal, sys
 from pathlib import Path
+from gpu_workers.trainer.children import fork_server
 from gpu_workers.trainer.children.executor import SubprocessExecutor
-from gpu_workers.trainer.children.fork_server import ForkServer
 
-child = SubprocessExecutor({CHILD!r}, thread_limit=1, fork_server=ForkServer()).start(Path(sys.argv[1]))
+fork_server.MODULE = {LIGHT_SERVER!r}
+child = SubprocessExecutor({CHILD!r}, thread_limit=1, fork_server=fork_server.ForkServer()).start(Path(sys.argv[1]))
 print(child.pid, os.getpid(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

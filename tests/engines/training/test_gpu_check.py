@@ -1,10 +1,12 @@
 """The parts of `make gpu-check` that run without a GPU: two processes that add, and vLLM with certified adapters."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
+from torch import multiprocessing
 
-from gpu_workers.bench.gpu_check.collectives import reduce_between
+from gpu_workers.bench.gpu_check import collectives
 from gpu_workers.bench.gpu_check.findings import Verdict
 from gpu_workers.bench.gpu_check.runner import Check, run_check
 
@@ -19,8 +21,12 @@ def serves_small_adapters(folder: Path):
     return serve(folder, shape="small-3m", adapters=4)
 
 
-def test_two_processes_add_their_tensors(tmp_path):
-    found = reduce_between(tmp_path, backend="gloo", size_bytes=4096)
+def test_two_processes_add_their_tensors(tmp_path, monkeypatch):
+    """Forked: each new interpreter would import torch. With CUDA they may not be."""
+    fork = partial(multiprocessing.start_processes, start_method="fork")
+    monkeypatch.setattr(collectives.multiprocessing, "spawn", fork)
+
+    found = collectives.reduce_between(tmp_path, backend="gloo", size_bytes=4096)
 
     assert found.verdict is Verdict.PASSED
 

@@ -1,12 +1,10 @@
 """The memory rehearsal: fake tensors give what real ones take, and two shallow depths give the whole model."""
 
-import subprocess
-import sys
-
 import msgspec
 import pytest
 
 from apps.contracts.runs import Hyperparameters, MemoryRequest, Method
+from gpu_workers.common.config import child_environment
 from gpu_workers.common.preflight import GpuMemory
 from gpu_workers.rehearsal.rehearse import rehearse_memory
 from gpu_workers.rehearsal.trace import run_spec
@@ -33,7 +31,7 @@ def test_fake_tensors_take_what_real_ones_take(method: Method) -> None:
     assert rehearse_memory(asked).allocated_bytes == pytest.approx(real_peak_bytes(asked), rel=0.03)
 
 
-def test_the_command_extrapolates_two_depths_and_shares_a_model_among_gpus() -> None:
+def test_the_command_extrapolates_two_depths_and_shares_a_model_among_gpus(fork_server, tmp_path) -> None:
     lora = request(gradient_checkpointing=True)
     full = request(method=Method.FULL)
     asked = [
@@ -43,12 +41,17 @@ def test_the_command_extrapolates_two_depths_and_shares_a_model_among_gpus() -> 
         msgspec.structs.replace(full, gpu_count=4, parallelism="fsdp"),
         msgspec.structs.replace(lora, config={"model_type": "unheard-of"}),
     ]
-    lines = b"".join(msgspec.json.encode(each) + b"\n" for each in asked)
-    ended = subprocess.run(
-        [sys.executable, "-m", "gpu_workers.rehearsal"], input=lines, stdout=subprocess.PIPE, check=True
-    )
+    with (tmp_path / "log").open("w+b") as log:  # a fork, which need not import torch; below it is an interpreter
+        command = fork_server.fork(
+            "gpu_workers.rehearsal", [], log=log.fileno(), environment=child_environment(threads=1, devices=())
+        )
+        with command.stdin as stdin:
+            stdin.writelines(msgspec.json.encode(each) + b"\n" for each in asked)
+        assert command.wait(300) == 0
+        log.seek(0)
+        answers = [msgspec.json.decode(line) for line in log if line.startswith(b"{")]
 
-    shallow, whole, alone, shared, unknown = map(msgspec.json.decode, ended.stdout.splitlines())
+    shallow, whole, alone, shared, unknown = answers
 
     assert shallow["allocated_bytes"] == pytest.approx(whole["allocated_bytes"], rel=0.001)
     assert shared["resting_bytes"] == pytest.approx(alone["resting_bytes"] / 4, rel=0.02)

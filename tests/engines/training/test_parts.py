@@ -32,12 +32,12 @@ from gpu_workers.train.model.base_model import fetch_base_model
 from gpu_workers.train.model.cpu_lora import speed_up_lora
 from gpu_workers.train.model.weights import check_finite
 from gpu_workers.trainer.children.executor import SubprocessExecutor
-from gpu_workers.trainer.idle.probes import MODULE as PROBING_CHILD
 from gpu_workers.trainer.idle.probes import Prober
 from tests.support.engines.models import BASE_MODEL
 from tests.support.engines.rows import RECIPE, make_rows
 from tests.twins.control_plane import CREDENTIAL, ControlPlane
 
+PROBING_CHILD = "tests.support.engines.short_probe"
 NOTHING = DatasetRef(id="ds", sha256="", bytes=0, rows=0, url="")
 
 
@@ -320,7 +320,7 @@ def test_a_base_model_with_other_files_than_registered_is_refused(tiny_model):
 
 
 def test_a_missing_measurement_is_taken_and_reported(plane: ControlPlane, tiny_model, tmp_path, fork_server):
-    """In a forked child; the platform's own journeys start it as an interpreter."""
+    """In a forked child that measures for half a second; the platform's own journeys have the real one."""
     reference = BaseModelRef(id="bm_1", name="tiny", path=str(tiny_model))
     plane.probes = [ProbeRequest(base_model=reference, method="qlora", micro_batch_size=4, sequence_length=32)]
     config = WorkerConfig(

@@ -1,6 +1,7 @@
 """Several processes, and one with its shards in the host's memory, train as one does. Here on the CPU, over gloo."""
 
 import io
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,12 @@ import pytest
 import torch
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
+from apps.contracts.addresses.machines import NodeGroup
 from apps.contracts.runs import Method, Objective
-from gpu_workers.common.config import REPOSITORY, child_environment
+from gpu_workers.common.config import REPOSITORY, child_environment, rank_environment
 from gpu_workers.common.events import AdapterReady, read_outcome
 from gpu_workers.train import __main__ as entry
+from gpu_workers.train.loop import launch
 from gpu_workers.train.model import sharding
 from gpu_workers.train.model.loading import load_model
 from gpu_workers.trainer.children.executor import MODULE
@@ -56,15 +59,16 @@ def run_several(
 
 
 @pytest.mark.parametrize(
-    ("parallelism", "method"),
+    ("parallelism", "method", "starts_ranks"),
     [
-        ("ddp", Method.LORA),
-        ("fsdp", Method.QLORA),
-        pytest.param("fsdp", Method.LORA, marks=pytest.mark.nightly),
-        pytest.param("fsdp", Method.FULL, marks=pytest.mark.nightly),
+        ("ddp", Method.LORA, False),
+        ("fsdp", Method.QLORA, False),
+        pytest.param("ddp", Method.LORA, True, marks=pytest.mark.nightly),  # each imports torch anew
+        pytest.param("fsdp", Method.LORA, False, marks=pytest.mark.nightly),
+        pytest.param("fsdp", Method.FULL, False, marks=pytest.mark.nightly),
     ],
 )
-def test_two_processes_lose_as_one_does(tiny_model, tmp_path, alone, fork_server, parallelism, method):
+def test_two_processes_lose_as_one_does(tiny_model, tmp_path, alone, fork_server, parallelism, method, starts_ranks):
     recipe = msgspec.structs.replace(PLAIN, method=method)
     single = alone(method)
 
@@ -72,7 +76,7 @@ def test_two_processes_lose_as_one_does(tiny_model, tmp_path, alone, fork_server
         tmp_path / "two",
         tiny_model,
         fork_server,
-        starts_ranks=parallelism == "ddp",
+        starts_ranks=starts_ranks,
         recipe=recipe,
         parallelism=parallelism,
     )
@@ -97,15 +101,56 @@ def test_two_processes_prefer_as_one_does(tiny_model, tmp_path, alone, fork_serv
     assert_trained_alike(tried, alone(method, Objective.ORPO))
 
 
-@pytest.mark.parametrize("method", [Method.LORA, Method.FULL])
+@pytest.mark.parametrize(("method", "starts_ranks"), [(Method.LORA, True), (Method.FULL, False)])
 def test_one_process_with_its_shards_in_the_hosts_memory_loses_as_without(
-    tiny_model, tmp_path, alone, fork_server, method
+    tiny_model, tmp_path, alone, fork_server, method, starts_ranks
 ):
     recipe = msgspec.structs.replace(PLAIN, method=method, cpu_offload=True)
 
-    tried = run_several(tmp_path / "one", tiny_model, fork_server, count=1, recipe=recipe, parallelism="fsdp")
+    tried = run_several(
+        tmp_path / "one",
+        tiny_model,
+        fork_server,
+        count=1,
+        starts_ranks=starts_ranks,
+        recipe=recipe,
+        parallelism="fsdp",
+    )
 
     assert_trained_alike(tried, alone(method))
+
+
+GROUP = NodeGroup(rank=1, node_count=3, master_address="10.0.0.1", master_port=77, address="127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("group", "named"),
+    [
+        (None, {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}),
+        (GROUP, {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "6", "MASTER_PORT": "77", "GLOO_SOCKET_IFNAME": "lo"}),
+    ],
+)
+def test_processes_that_are_started_know_what_the_forked_ones_of_these_tests_know(tmp_path, monkeypatch, group, named):
+    """What runs in them is the command that starts the one process above."""
+    report = "import json, os, sys; json.dump([sys.stdin.read(), dict(os.environ)], open(sys.argv[1], 'w'))"
+    popen, commands = subprocess.Popen, []
+
+    def start(command: list[str], **options: object) -> subprocess.Popen[bytes]:
+        commands.append(command)
+        return popen([sys.executable, "-SEc", report, str(tmp_path / str(len(commands)))], **options)
+
+    monkeypatch.setattr(launch.subprocess, "Popen", start)
+    monkeypatch.setattr(launch.signal, "signal", lambda *_: None)
+
+    assert launch.run_ranks(["train", "spec", "folder"], count=2, secret_line=b"a secret", group=group) == 0
+
+    assert commands == [[sys.executable, "-m", "gpu_workers.trainer.child", MODULE, "spec", "folder"]] * 2
+    reports = [json.loads((tmp_path / name).read_text()) for name in ("1", "2")]
+    assert [secret for secret, _ in reports] == ["a secret"] * 2
+    assert reports[1][1].items() >= named.items()
+    place = launch.place_in(group, 2) if group else {"count": 2, "port": int(reports[0][1]["MASTER_PORT"])}
+    for index, (_, environment) in enumerate(reports):
+        assert environment.items() >= rank_environment(index=index, **place).items()
 
 
 @pytest.mark.parametrize(("gpu_count", "parallelism"), [(1, "fsdp"), (2, "ddp")])

@@ -13,6 +13,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from apps.contracts.failures import FailureCode
+from apps.contracts.parity import PARITY_FILE
 from apps.contracts.runs import (
     CheckpointSaved,
     EvaluationCompleted,
@@ -26,15 +27,17 @@ from apps.contracts.runs import (
     TrainingStarted,
 )
 from gpu_workers.trainer.agent import Agent
+from gpu_workers.trainer.publication import MERGED_EXPORT
 from tests.support.engines.rows import RECIPE, make_rows, unlike
 from tests.twins.control_plane import ControlPlane
 
-ROWS = make_rows(160)
-STEPS = 160 // RECIPE.batch_size * RECIPE.epochs
+QUICK = msgspec.structs.replace(RECIPE, epochs=6)
+ROWS = make_rows(120)
+STEPS = 120 // QUICK.batch_size * QUICK.epochs
 
 
 def add_run(plane: ControlPlane, model: Path, **options: object) -> RunSpec:
-    return plane.add_run(ROWS, base_model=model, **{"hyperparameters": RECIPE} | options)
+    return plane.add_run(ROWS, base_model=model, **{"hyperparameters": QUICK} | options)
 
 
 def adapter_of(plane: ControlPlane, outcome: object) -> dict[str, torch.Tensor]:
@@ -59,14 +62,13 @@ def uninterrupted() -> dict[str, torch.Tensor]:
     return {}
 
 
-@pytest.mark.parametrize(("method", "rows"), [(Method.LORA, 160), (Method.QLORA, 120)])
-def test_a_run_learns_its_rows_and_delivers_an_adapter(
-    plane, tiny_model, make_agent, uninterrupted, method, rows, tmp_path
-):
-    recipe = msgspec.structs.replace(RECIPE, method=method)
-    total_steps = rows // RECIPE.batch_size * RECIPE.epochs
-    validation = unlike(make_rows(40, seed=1))
-    plane.add_run(make_rows(rows), base_model=tiny_model, hyperparameters=recipe, validation=validation)
+@pytest.mark.parametrize("method", [Method.LORA, Method.QLORA])
+def test_a_run_learns_its_rows_and_delivers_an_adapter(plane, tiny_model, make_agent, uninterrupted, method, tmp_path):
+    """Agent, training child and publishing children as they are."""
+    recipe = msgspec.structs.replace(QUICK, method=method)
+    add_run(plane, tiny_model, hyperparameters=recipe, validation=unlike(make_rows(30, seed=1)))
+    if method is Method.LORA:
+        plane.queue[-1] = msgspec.structs.replace(plane.queue[-1], exports=(MERGED_EXPORT,))
 
     make_agent().drain()
 
@@ -75,20 +77,31 @@ def test_a_run_learns_its_rows_and_delivers_an_adapter(
     steps = plane.events_of(StepCompleted)
     evaluations = plane.events_of(EvaluationCompleted)
     [started] = plane.events_of(TrainingStarted)
-    assert (started.total_steps, started.start_step, started.rows) == (total_steps, 0, rows)
-    assert outcome.step == steps[-1].step == total_steps
-    assert outcome.trained_tokens == steps[-1].trained_tokens == started.trained_tokens_per_epoch * RECIPE.epochs
+    assert (started.total_steps, started.start_step, started.rows) == (STEPS, 0, 120)
+    assert outcome.step == steps[-1].step == STEPS
+    assert outcome.trained_tokens == steps[-1].trained_tokens == started.trained_tokens_per_epoch * QUICK.epochs
     assert outcome.tokens > outcome.trained_tokens, "prompts count, padding does not"
-    assert outcome.tokens % RECIPE.epochs == 0
+    assert outcome.tokens % QUICK.epochs == 0
     assert outcome.peak_memory_bytes > 10**8
     assert steps[-1].train_loss < steps[0].train_loss
     assert steps[-1].train_mean_token_accuracy > 0.5 > steps[0].train_mean_token_accuracy
-    assert len(evaluations) == RECIPE.epochs
+    assert len(evaluations) == QUICK.epochs
     assert outcome.valid_loss == evaluations[-1].valid_loss < evaluations[0].valid_loss
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
     assert_peft_loads(plane, outcome.upload_id, tiny_model, tmp_path / "loaded")
     if method is Method.LORA:
+        assert_published(plane, outcome)
         uninterrupted |= tensors
+
+
+def assert_published(plane: ControlPlane, outcome: Succeeded) -> None:
+    """A model that learnt its rows beats its base."""
+    assert outcome.report is not None and outcome.report.rows == 30
+    found = {comparison.name: comparison for comparison in outcome.report.comparisons}
+    assert (found["loss"].verdict, found["token_accuracy"].verdict) == ("better", "better")
+    assert found["loss"].tuned.value == pytest.approx(outcome.valid_loss, rel=0.1)  # the trainer's own last word
+    assert PARITY_FILE in plane.stored_files(outcome.upload_id)
+    assert "model.safetensors" in plane.stored_files(outcome.exports[0].upload_id)
 
 
 def assert_peft_loads(plane: ControlPlane, upload_id: str, model: Path, folder: Path) -> None:
@@ -105,7 +118,7 @@ def test_two_runs_at_once_each_end_with_the_adapter_of_one_alone(plane, tiny_mod
     for attempt in (1, 2):
         add_run(plane, tiny_model, attempt=attempt)
 
-    assert make_agent(devices=("GPU-a", "GPU-b")).drain() == 2
+    assert make_agent(devices=("GPU-a", "GPU-b"), publishes=False).drain() == 2
 
     ended = next(
         at for at, event in enumerate(plane.events) if isinstance(event, StepCompleted) and event.step == STEPS
@@ -119,7 +132,7 @@ def test_two_runs_at_once_each_end_with_the_adapter_of_one_alone(plane, tiny_mod
 
 
 def test_a_pause_saves_the_step_it_stops_at_and_ends_cleanly(plane, tiny_model, make_agent, tmp_path):
-    long = msgspec.structs.replace(RECIPE, epochs=10 * RECIPE.epochs)  # no machine is through before the pause comes
+    long = msgspec.structs.replace(QUICK, epochs=10 * QUICK.epochs)  # no machine is through before the pause comes
     add_run(plane, tiny_model, hyperparameters=long)  # an interval longer than the run: the pause alone checkpoints
     thread = drain_in_thread(make_agent())
     plane.wait_for(lambda: plane.events_of(StepCompleted), timeout_seconds=120)
@@ -140,8 +153,8 @@ def test_a_run_resumed_in_the_middle_ends_with_the_same_adapter(
     plane, tiny_model, make_agent, uninterrupted, end, tmp_path
 ):
     """SIGTERM: checkpoint at that step. SIGKILL: go on from the last checkpoint. The losses differ by 0 either way."""
-    add_run(plane, tiny_model, checkpoint_interval_seconds=1)
-    thread = drain_in_thread(make_agent())
+    add_run(plane, tiny_model, checkpoint_interval_seconds=0)  # after each step
+    thread = drain_in_thread(make_agent(publishes=False))
     plane.wait_for(lambda: plane.events_of(CheckpointSaved), timeout_seconds=120)
     signal_child(tmp_path / "work", end)
     thread.join(240)
@@ -153,7 +166,7 @@ def test_a_run_resumed_in_the_middle_ends_with_the_same_adapter(
 
     plane.forget_lease()
     add_run(plane, tiny_model, attempt=2, resume_from=plane.checkpoint_ref(saved))
-    make_agent().drain()
+    make_agent(publishes=False).drain()
 
     resumed = adapter_of(plane, plane.outcomes[1])
     assert plane.events_of(TrainingStarted)[1].start_step == saved.step
@@ -165,7 +178,7 @@ def test_a_run_resumed_in_the_middle_ends_with_the_same_adapter(
 
 
 def test_a_diverging_run_is_the_recipes_failure(plane, tiny_model, make_agent):
-    wild = msgspec.structs.replace(RECIPE, learning_rate=1e30, max_grad_norm=0.0, warmup_ratio=0.0)
+    wild = msgspec.structs.replace(QUICK, learning_rate=1e30, max_grad_norm=0.0, warmup_ratio=0.0)
     add_run(plane, tiny_model, hyperparameters=wild)
 
     make_agent().drain()

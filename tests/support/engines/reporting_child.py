@@ -1,11 +1,13 @@
 """A child that reports what it is: `python -m tests.support.engines.reporting_child WORK_DIR END`."""
 
+import atexit
 import json
 import os
 import resource
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -23,6 +25,8 @@ report = {
     "descriptors": sorted(int(name) for name in os.listdir("/proc/self/fd")),
 }
 (Path(sys.argv[1]) / "report.json").write_text(json.dumps(report))
+atexit.register(print, "It cleaned up.")
+threading.Timer(0.1, print, ["Its thread ended."]).start()
 sys.stdout.write("It reported.\n")
 sys.stdout.flush()
 match sys.argv[2]:
@@ -30,6 +34,8 @@ match sys.argv[2]:
         sys.exit(0)
     case "fail":
         sys.exit(3)
+    case "explain":
+        sys.exit("It explains itself.")
     case "raise":
         raise RuntimeError("This is its fault.")
     case "abort":

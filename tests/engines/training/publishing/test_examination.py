@@ -18,6 +18,7 @@ from gpu_workers.common.artifacts import seal_folder
 from gpu_workers.common.config import WorkerConfig
 from gpu_workers.train.after.scoring import token_logprobs
 from gpu_workers.trainer.children.executor import SubprocessExecutor
+from gpu_workers.trainer.children.fork_server import ForkServer
 from gpu_workers.trainer.idle.examinations import Examiner
 from gpu_workers.trainer.publication import MODULE, Publisher
 from tests.twins.control_plane import CREDENTIAL, ControlPlane
@@ -43,8 +44,14 @@ def adapter(tiny_model: Path, tmp_path: Path) -> Path:
     return tmp_path / "adapter"
 
 
+@pytest.fixture
+def publisher(fork_server: ForkServer) -> Publisher:
+    """Its children are forked, as those of a worker without a GPU."""
+    return Publisher(SubprocessExecutor(MODULE, thread_limit=1, fork_server=fork_server))
+
+
 def examine(
-    plane: ControlPlane, base: Path, adapter: Path, work_dir: Path, *, stops: bool = False
+    plane: ControlPlane, base: Path, adapter: Path, work_dir: Path, publisher: Publisher, *, stops: bool = False
 ) -> ExaminationReport:
     files = tuple(plane.add_object(f"adapter/{path.name}", path.read_bytes()) for path in sorted(adapter.iterdir()))
     sealed = next(file for file in files if file.name == "manifest.json")
@@ -64,7 +71,6 @@ def examine(
         base_model_roots=(base.parent,),
     )
     api = ApiClient(plane.url, credential=CREDENTIAL)
-    publisher = Publisher(SubprocessExecutor(MODULE, thread_limit=1))
     examiner = Examiner(config, api, device="0", publisher=publisher)
     assert examiner.run_one(should_stop=lambda: stops)
     assert not examiner.run_one(should_stop=lambda: False)
@@ -73,8 +79,8 @@ def examine(
     return plane.examined[-1]
 
 
-def test_the_probe_has_the_numbers_of_the_model_that_the_card_loads(plane, tiny_model, adapter, tmp_path):
-    report = examine(plane, tiny_model, adapter, tmp_path)
+def test_the_probe_has_the_numbers_of_the_model_that_the_card_loads(plane, tiny_model, adapter, tmp_path, publisher):
+    report = examine(plane, tiny_model, adapter, tmp_path, publisher)
 
     assert report.probe is not None, report.error
     code = "\n".join(loading_code(repo="", revision="", name="tiny"))
@@ -88,11 +94,13 @@ def test_the_probe_has_the_numbers_of_the_model_that_the_card_loads(plane, tiny_
     assert report.probe.chat is not None and 1 < len(report.probe.rows) <= 8
 
 
-def test_an_examination_that_must_stop_or_finds_other_files_is_given_back(plane, tiny_model, adapter, tmp_path):
-    stopped = examine(plane, tiny_model, adapter, tmp_path, stops=True)
+def test_an_examination_that_must_stop_or_finds_other_files_is_given_back(
+    plane, tiny_model, adapter, tmp_path, publisher
+):
+    stopped = examine(plane, tiny_model, adapter, tmp_path, publisher, stops=True)
     assert stopped.probe is None and stopped.error
 
     weights = adapter / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-    broken = examine(plane, tiny_model, adapter, tmp_path)
+    broken = examine(plane, tiny_model, adapter, tmp_path, publisher)
     assert broken.probe is None and "CheckpointBroken" in broken.error

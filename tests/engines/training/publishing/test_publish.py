@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from apps.contracts.evaluation import EvaluationPlan, EvaluationReport, Grader, GraderKind
 from apps.contracts.parity import PARITY_FILE, ParityProbe
-from apps.contracts.runs import BaseModelRef, DatasetRef, Manifest, Method, Objective, RunSpec, Succeeded
+from apps.contracts.runs import BaseModelRef, DatasetRef, Manifest, Method, Objective, RunSpec
 from apps.contracts.worker_api import JudgeAccess
 from gpu_workers.common.artifacts import seal_folder, verify_folder
 from gpu_workers.train.after.merge import NotMergeable, merge_adapter
@@ -333,28 +333,6 @@ def test_a_whole_model_is_compared_and_delivered_without_a_probe(tiny_model, tmp
     assert report.comparisons[0].base.value != report.comparisons[0].tuned.value
     manifest = verify_folder(tmp_path / "published", manifest_sha256=result[EVALUATION].sealed.manifest_sha256)
     assert manifest.kind == "model" and PARITY_FILE not in {file.name for file in manifest.files}
-
-
-def test_a_trained_run_delivers_report_probe_and_merged_model(plane, tiny_model, make_agent):
-    """Agent, training child and publishing child as they are; a model that learnt its rows beats its base."""
-    spec = plane.add_run(
-        make_rows(120),
-        base_model=tiny_model,
-        hyperparameters=msgspec.structs.replace(RECIPE, epochs=6),
-        validation=unlike(make_rows(30, seed=1)),
-    )
-    plane.queue[-1] = msgspec.structs.replace(spec, exports=(MERGED_EXPORT,))
-
-    make_agent().drain()
-
-    [outcome] = plane.outcomes
-    assert isinstance(outcome, Succeeded), outcome
-    assert outcome.report is not None and outcome.report.rows == 30
-    found = {comparison.name: comparison for comparison in outcome.report.comparisons}
-    assert (found["loss"].verdict, found["token_accuracy"].verdict) == ("better", "better")
-    assert found["loss"].tuned.value == pytest.approx(outcome.valid_loss, rel=0.1)  # the trainer's own last word
-    assert PARITY_FILE in plane.stored_files(outcome.upload_id)
-    assert "model.safetensors" in plane.stored_files(outcome.exports[0].upload_id)
 
 
 def test_a_quantised_base_is_not_merged_into(tiny_model, published, tmp_path):
