@@ -42,8 +42,8 @@ def browser_type_launch_args() -> dict[str, Any]:
     arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
     # All pages are of one site that we trust: none gets a process of its own, and none is started in reserve.
     arguments += ["--renderer-process-limit=1", "--disable-site-isolation-trials"]
-    # No page lives long enough to gain from the optimizing compiler; axe makes much garbage and comes again and again.
-    arguments += ["--js-flags=--no-turbofan --no-flush-bytecode --min-semi-space-size=64 --max-semi-space-size=64"]
+    # No page lives long enough to gain from optimized code: axe took a fifth more processor time with it.
+    arguments += ["--js-flags=--no-opt"]
     return {"executable_path": path, "args": arguments}
 
 
