@@ -3,25 +3,24 @@
 Every page opened through `open_page` fails its test on a console error, an uncaught exception or a policy violation.
 """
 
-import asyncio
 import os
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from urllib.request import urlopen
 
 import pytest
 import uvicorn
 from django.conf import settings
-from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
 from django.db import connection
 from django.test import Client
-from playwright.sync_api import Browser, BrowserContext, Page, Request, expect
+from playwright.sync_api import Browser, Page, Request, expect
 
 from apps.accounts.models import User
-from apps.core.http.asgi import DjangoApplication
+from apps.core.http.asgi import DjangoApplication, Receive, Scope, Send
+from tests.support.asgi import StaticFiles
 from tests.support.browser import browser_type_launch_args as browser_type_launch_args
 from tests.support.browser import wait_until
 
@@ -35,27 +34,15 @@ class Counted:
     """The web application, and how many requests it is at: one whose caller left counts until its view has ended."""
 
     def __init__(self) -> None:
-        self._application = ASGIStaticFilesHandler(DjangoApplication())
+        self._application = StaticFiles(DjangoApplication())
         self.under_way = 0
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.under_way += 1
         try:
-            # Django cancels a request whose caller left, and leaves the file that it was about to send unclosed.
-            is_file = scope["type"] == "http" and scope["path"].startswith(settings.STATIC_URL)
-            await self._application(scope, _without_disconnects(receive) if is_file else receive, send)
+            await self._application(scope, receive, send)
         finally:
             self.under_way -= 1
-
-
-def _without_disconnects(receive: Any) -> Callable[[], Awaitable[Any]]:
-    async def receive_or_wait() -> Any:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            await asyncio.Event().wait()
-        return message
-
-    return receive_or_wait
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +51,22 @@ def web_application() -> Counted:
 
 
 @pytest.fixture(scope="session")
-def server_url(django_db_setup: None, web_application: Counted) -> Iterator[str]:
+def pooled_connections(django_db_setup: None) -> Iterator[None]:
+    """Let requests share connections, as those of an installation do: each new one reads the catalogue of all tables.
+
+    The test's own thread takes its connection from the pool too.
+    """
+    connection.close()
+    options = connection.settings_dict["OPTIONS"]
+    options["pool"] = {"min_size": 1, "max_size": 12}
+    yield
+    connection.close()
+    connection.close_pool()
+    del options["pool"]
+
+
+@pytest.fixture(scope="session")
+def server_url(pooled_connections: None, web_application: Counted) -> Iterator[str]:
     """Serve the web application; requests see what a test with `transactional_db` has committed."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(web_application, log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
@@ -78,46 +80,88 @@ def server_url(django_db_setup: None, web_application: Counted) -> Iterator[str]
     listener.close()
 
 
+@dataclass
+class Tab:
+    """A page in a context of its own, with what the test that has it now must know of it.
+
+    Tests have it in turn. The browser then has the static files and their compiled scripts in its caches, and starts
+    no process: a third of the processor time of a page.
+    """
+
+    page: Page
+    is_fresh: bool
+    complaints: list[str] = field(default_factory=list)
+    waiting: set[Request] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.waiting.add(request))
+        self.page.on("response", lambda response: self.waiting.discard(response.request))
+        self.page.on("requestfailed", lambda request: self.waiting.discard(request))
+
+    def leave(self) -> bool:
+        """End what the test left, and return whether another test may have this page."""
+        self.complaints = []
+        if self.is_fresh or self.page.is_closed() or len(self.page.context.pages) > 1:
+            self.page.context.close()
+            return False
+        self.page.unroute_all(behavior="ignoreErrors")
+        is_usual = self.page.evaluate(
+            "() => { localStorage.clear(); sessionStorage.clear(); return !('__pwClock' in globalThis); }"
+        )
+        assert is_usual, "a test that sets the clock needs open_page(..., is_fresh=True)"
+        self.page.goto("about:blank")
+        self.page.mouse.move(-1, -1)  # over nothing that the next page shows
+        self.page.context.clear_cookies()
+        self.waiting.clear()
+        return True
+
+
+@pytest.fixture(scope="session")
+def idle_tabs() -> list[Tab]:
+    """Pages that no test has now."""
+    return []
+
+
 @pytest.fixture
 def open_page(
-    browser: Browser, server_url: str, web_application: Counted, transactional_db: None
+    browser: Browser, server_url: str, web_application: Counted, idle_tabs: list[Tab], transactional_db: None
 ) -> Iterator[Callable[..., Page]]:
-    """Return a maker of pages: `open_page("/keys", user=alice, width=390, theme="dark")`."""
-    contexts: list[BrowserContext] = []
-    complaints: list[str] = []
-    unanswered: dict[Page, set[Request]] = {}
+    """Return a maker of pages: `open_page("/keys", user=alice, width=390)`.
 
-    def make(path: str = "/", *, user: User | None = None, width: int = 1440, theme: str = "light") -> Page:
-        context = browser.new_context(
-            base_url=server_url,
-            viewport={"width": width, "height": 900 if width > 600 else 780},
-            color_scheme="dark" if theme == "dark" else "light",
-            reduced_motion="reduce",
+    `is_fresh` is for a test that sets the page's clock or listens to its events: no other test has the page.
+    """
+    tabs: list[Tab] = []
+    complaints: list[str] = []
+
+    def make(path: str = "/", *, user: User | None = None, width: int = 1440, is_fresh: bool = False) -> Page:
+        tab = idle_tabs.pop() if idle_tabs and not is_fresh else _open_tab(browser, server_url, is_fresh=is_fresh)
+        tabs.append(tab)
+        tab.complaints = complaints
+        tab.page.context.add_cookies(
+            [{"name": "theme", "value": "light", "url": server_url}, *_session(user, server_url)]
         )
-        contexts.append(context)
-        context.grant_permissions(["clipboard-read", "clipboard-write"])
-        context.add_cookies([{"name": "theme", "value": theme, "url": server_url}, *_session(user, server_url)])
-        page = context.new_page()
-        page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        unanswered[page] = waiting = set()
-        page.on("request", lambda request: waiting.add(request))
-        page.on("response", lambda response: waiting.discard(response.request))
-        page.on("requestfailed", lambda request: waiting.discard(request))
-        page.goto(path)
-        return page
+        tab.page.set_viewport_size({"width": width, "height": 900 if width > 600 else 780})
+        tab.page.goto(path)
+        return tab.page
 
     make.complaints = complaints  # type: ignore[attr-defined]
     yield make
-    for page, waiting in unanswered.items():
-        _wait_for_answers(page, waiting)
-    for context in contexts:
-        context.close()
+    for tab in tabs:
+        _wait_for_answers(tab.page, tab.waiting)
+    idle_tabs += [tab for tab in tabs if tab.leave()]
     with urlopen(f"{server_url}{settings.STATIC_URL}favicon.svg"):
         pass  # by its answer the server has begun whatever was sent before
     wait_until(lambda: not web_application.under_way)
     wait_until(_is_database_idle)
     assert complaints == []
+
+
+def _open_tab(browser: Browser, url: str, *, is_fresh: bool) -> Tab:
+    context = browser.new_context(base_url=url, color_scheme="light", reduced_motion="reduce")
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    return Tab(context.new_page(), is_fresh)
 
 
 def _wait_for_answers(page: Page, waiting: set[Request], *, seconds: float = 5) -> None:

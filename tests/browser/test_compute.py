@@ -37,7 +37,7 @@ def test_the_compute_step_is_accessible_in_every_state(open_page: Open, market: 
 def test_changing_the_recipe_updates_the_panel_and_leaves_what_is_being_typed(
     open_page: Open, market: Market, alice: User
 ) -> None:
-    page = open_page(f"{market.wizard}&step=compute", user=alice)
+    page = open_page(f"{market.wizard}&step=compute", user=alice, is_fresh=True)
     asked: list[Request] = []
     page.on("request", lambda request: asked.append(request) if "/jobs/new" in request.url else None)
     price, l4 = page.locator(".price-hero b"), page.locator("tr:has(#g-l4)")

@@ -18,16 +18,24 @@ from tests.factories.accounts import make_key
 from tests.factories.batches import make_batch, make_line
 from tests.factories.catalog import make_hub_lookup, make_listed_model
 from tests.factories.finetuning import TrainingSetup
-from tests.support.browser import WIDTHS, check_page, find_overflow
+from tests.support.browser import WIDTHS, check_page
 
 Open = Callable[..., Page]
+# Of what is folded axe reads ids alone, and takes a quarter of a minute for the reference.
+REFERENCE = "/help/reference"
+TAKE_FOLDED_AWAY = """() => {
+  const ids = [...document.querySelectorAll("[id]")].map((node) => node.id);
+  document.querySelectorAll("details:not([open]) > :not(summary)").forEach((node) => node.remove());
+  return ids.filter((id, place) => ids.indexOf(id) !== place);
+}"""
+
 SIGNED_OUT = ("/accounts/login/", "/accounts/signup/", "/accounts/password/reset/", "/accuracy")
 CUSTOMERS = (
     "/keys", "/members", "/service-accounts", "/organization", "/organization/audit", "/organization/trackers",
     "/organization/webhooks", "/organization/new", "/accounts/second-factor/", "/invoices", "/budgets", "/prices",
     "/usage", "/usage?days=7", "/adapters/upload",
     "/usage/traffic", "/datasets", "/datasets/upload", "/credit", "/account", "/account/sessions", "/notifications",
-    "/help", "/help/training", "/help/quickstart", "/help/reference", "/batches",
+    "/help", "/help/training", "/help/quickstart", REFERENCE, "/batches",
     "/batches/{batch}", "/batches/cancel?batch={batch}",
 )  # fmt: skip
 OPERATORS = (
@@ -72,10 +80,9 @@ def test_pages_around_the_work_are_accessible_and_reflow(
 
     for path in paths:
         page.goto(path.format(**names))
-        for width in WIDTHS:
-            page.set_viewport_size({"width": width, "height": 900})
-            assert find_overflow(page) == 0, f"{path} at {width} px"
-        check_page(page, WIDTHS[-1:])
+        if path == REFERENCE:
+            assert page.evaluate(TAKE_FOLDED_AWAY) == []
+        check_page(page, WIDTHS, read_at=WIDTHS[-1:])
 
 
 def test_pages_that_an_operator_views_have_a_banner_that_is_accessible(
@@ -88,10 +95,7 @@ def test_pages_that_an_operator_views_have_a_banner_that_is_accessible(
     for path in ("/", "/jobs", "/usage", "/accuracy", "/organization/new"):
         page.goto(path)
         page.get_by_role("button", name="Stop viewing").wait_for()
-        for width in WIDTHS:
-            page.set_viewport_size({"width": width, "height": 900})
-            assert find_overflow(page) == 0, f"{path} at {width} px"
-        check_page(page, WIDTHS[-1:])
+        check_page(page, WIDTHS, read_at=WIDTHS[-1:])
     page.get_by_role("button", name="Stop viewing").click()
 
     page.wait_for_url("**/staff/organizations/*")

@@ -40,7 +40,7 @@ def test_the_palette_filters_by_words_and_opens_what_is_chosen(open_page: Open, 
 
 
 def test_single_keys_lead_somewhere_except_from_fields(open_page: Open, reader: User) -> None:
-    page = open_page("/styleguide", user=reader)
+    page = open_page("/styleguide", user=reader, is_fresh=True)
 
     page.locator("#id_name").press_sequentially("g m?")
     expect(page.locator("#id_name")).to_have_value("g m?")
@@ -84,7 +84,7 @@ def test_tabs_move_by_arrow_and_rows_choose_by_click(open_page: Open, reader: Us
 
 
 def test_the_theme_is_kept_by_the_server(open_page: Open, reader: User) -> None:
-    page = open_page("/styleguide", user=reader, theme="light")
+    page = open_page("/styleguide", user=reader)
 
     page.get_by_role("button", name="Switch theme").click()
     page.reload()

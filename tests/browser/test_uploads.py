@@ -9,7 +9,6 @@ from pathlib import Path
 import boto3
 import pytest
 import uvicorn
-from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
 from moto.server import ThreadedMotoServer
 from playwright.sync_api import Page, Request, Route, expect
 
@@ -23,6 +22,7 @@ from apps.interfaces.web.datasets import views
 from tests.factories.accounts import make_organization, make_user
 from tests.factories.catalog import make_base_model
 from tests.factories.datasets import jsonl
+from tests.support.asgi import StaticFiles
 from tests.support.browser import DRAWN, wait_on, wait_until
 
 Open = Callable[..., Page]
@@ -55,8 +55,9 @@ class Server:
         listener.bind(("127.0.0.1", port))
         listener.listen(100)
         self.port = listener.getsockname()[1]
-        application = ASGIStaticFilesHandler(DjangoApplication())
-        config = uvicorn.Config(application, log_level="critical", lifespan="off", timeout_graceful_shutdown=0)
+        config = uvicorn.Config(
+            StaticFiles(DjangoApplication()), log_level="critical", lifespan="off", timeout_graceful_shutdown=0
+        )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})
         self._thread.start()
@@ -82,7 +83,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_large_file_goes_in_parts_and_a_reload_resumes_it(open_page: Open, alice: User, file: Path) -> None:
-    page = open_page("/datasets/upload", user=alice)
+    page = open_page("/datasets/upload", user=alice, is_fresh=True)
     page.route("**/objects/**/p00005*", lambda route: None)  # never answered: this part hangs
     page.set_input_files("input[type=file]", file)
     page.get_by_role("button", name="Upload").click()
@@ -117,7 +118,7 @@ def _note_part(request: Request, sent: list[str]) -> None:
 
 
 def test_a_large_file_can_be_paused_and_goes_on_after_it(open_page: Open, alice: User, file: Path) -> None:
-    page = open_page("/datasets/upload", user=alice)
+    page = open_page("/datasets/upload", user=alice, is_fresh=True)
     sent: list[str] = []
     page.on("request", lambda request: _note_part(request, sent))
     page.route("**/objects/**/p00005*", lambda route: None)  # never answered: this part hangs
@@ -149,7 +150,7 @@ def test_a_large_file_can_be_paused_and_goes_on_after_it(open_page: Open, alice:
 def test_a_part_being_signed_when_its_file_is_paused_waits_for_it_to_go_on(
     open_page: Open, alice: User, file: Path
 ) -> None:
-    page = open_page("/datasets/upload", user=alice)
+    page = open_page("/datasets/upload", user=alice, is_fresh=True)
     sent: list[str] = []
     held: list[Route] = []
     page.on("request", lambda request: _note_part(request, sent))
@@ -170,7 +171,7 @@ def test_a_part_being_signed_when_its_file_is_paused_waits_for_it_to_go_on(
 
 
 def test_a_file_sent_twice_at_once_is_uploaded_once(open_page: Open, alice: User, file: Path) -> None:
-    page = open_page("/datasets/upload", user=alice)
+    page = open_page("/datasets/upload", user=alice, is_fresh=True)
     page.set_input_files("input[type=file]", file)
     page.locator("input[name=name]").focus()
     for _ in range(2):
@@ -187,7 +188,7 @@ def test_an_upload_outlives_the_server_it_began_on(
 ) -> None:
     port = server[0].port
     settings.PUBLIC_URL = f"http://127.0.0.1:{port}"
-    page = open_page("/datasets/upload", user=alice)
+    page = open_page("/datasets/upload", user=alice, is_fresh=True)
     page.goto(f"http://127.0.0.1:{port}/datasets/upload")  # cookies are for the host, whatever the port
     held: list[Route] = []
     page.route("**/objects/**/p00006*", lambda route: held.append(route))
@@ -229,7 +230,7 @@ def bucket(settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_parts_go_straight_to_a_bucket_by_presigned_addresses_and_resume_there(
     open_page: Open, alice: User, file: Path, bucket: str
 ) -> None:
-    page = open_page("/datasets/upload", user=alice)
+    page = open_page("/datasets/upload", user=alice, is_fresh=True)
     held: list[Route] = []
     page.route(re.compile("p00005"), lambda route: held.append(route))
     page.set_input_files("input[type=file]", file)

@@ -129,7 +129,7 @@ def test_a_failed_answer_is_said_and_asked_for_again(open_page: Open, market: Ma
 
 
 def test_an_answer_to_values_that_changed_meanwhile_is_not_shown(open_page: Open, market: Market, alice: User) -> None:
-    page = open_page(f"{market.wizard}&step=compute", user=alice)
+    page = open_page(f"{market.wizard}&step=compute", user=alice, is_fresh=True)
     held: list[Route] = []
     page.route(re.compile("[?&]epochs=4(&|$)"), lambda route: held.append(route))
     before = page.locator(PRICE).inner_text()
