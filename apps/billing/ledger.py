@@ -20,7 +20,7 @@ from apps.billing.models import AccountKind, Hold, LedgerAccount, LedgerTransact
 from apps.core.audit import require_transaction
 from apps.core.errors import DomainError
 
-# The functions are defined in billing's migrations: 0001_initial.py and 0008_no_reversals.py.
+# The functions are defined in apps/billing/migrations/0001_initial.py.
 _LOCK = "SELECT * FROM ledger_lock_wallet(%s)"
 _LOCK_OF_HOLD = "SELECT * FROM ledger_lock_wallet((SELECT organization_id FROM billing_hold WHERE id = %s))"
 _FIND = "SELECT id FROM billing_ledgertransaction WHERE idempotency_key = %s"

@@ -1,4 +1,4 @@
-"""People, organizations, their members and keys."""
+"""People, organizations, their members and keys, notifications and webhooks."""
 
 import apps.core.ids
 import django.contrib.postgres.fields
@@ -51,11 +51,19 @@ class Migration(InitialMigration):
                 ('name', models.CharField(blank=True, max_length=120)),
                 ('is_active', models.BooleanField(default=True)),
                 ('is_operator', models.BooleanField(default=False, help_text='May open the operator console of this installation.')),
+                ('wants_job_mail', models.BooleanField(db_default=True, default=True, help_text='Mail when a job of theirs ends.')),
+                ('wants_balance_mail', models.BooleanField(db_default=True, default=True, help_text='Mail when a balance is low.')),
+                ('wants_budget_mail', models.BooleanField(db_default=True, default=True, help_text='Mail when a budget is reached.')),
+                ('wants_invoice_mail', models.BooleanField(db_default=True, default=True, help_text='Mail when an invoice is issued.')),
+                ('time_zone', models.CharField(blank=True, db_default='', help_text="IANA name; empty: the zone of the person's browser.", max_length=64)),
+                ('language', models.CharField(blank=True, db_default='', help_text='Of pages and mails; empty: of the browser, and English mails.', max_length=8)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ('service_account_of', models.ForeignKey(help_text='The organization whose programs act in this name. It cannot sign in. Null: a person.', null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
             ],
             options={
                 'constraints': [
                     models.UniqueConstraint(django.db.models.functions.text.Lower('email'), name='user_email_case_insensitive'),
+                    models.CheckConstraint(condition=models.Q(('service_account_of', None), ('is_operator', False), _connector='OR'), name='service_account_is_no_operator'),
                 ],
                 'triggers': [
                     pgtrigger.compiler.Trigger(
@@ -80,6 +88,9 @@ class Migration(InitialMigration):
                 ('slug', models.SlugField(help_text='Part of the names of its fine-tuned models.', max_length=40, unique=True)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('suspended_at', models.DateTimeField(null=True)),
+                ('founded_by', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to=settings.AUTH_USER_MODEL)),
+                ('has_own_share', models.BooleanField(db_default=False, help_text='It has paid, or an operator has set its limits. Until then it has one share of queues and limits together with the others its founder made.')),
+                ('requires_second_factor', models.BooleanField(default=False, help_text='Its pages open only for members who have shown a second factor.')),
             ],
             options={
                 'triggers': [
@@ -139,6 +150,7 @@ class Migration(InitialMigration):
                 ('accepted_at', models.DateTimeField(null=True)),
                 ('accepted_by', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to=settings.AUTH_USER_MODEL)),
                 ('revoked_at', models.DateTimeField(null=True)),
+                ('only_for_address', models.BooleanField(default=False, help_text='Only an account that has verified this address may accept it.')),
             ],
             options={
                 'constraints': [
@@ -158,6 +170,7 @@ class Migration(InitialMigration):
                 ('hmac', models.CharField(max_length=64, unique=True)),
                 ('scopes', django.contrib.postgres.fields.ArrayField(base_field=models.CharField(max_length=32), size=None)),
                 ('created_by', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to=settings.AUTH_USER_MODEL)),
+                ('issued_by', models.ForeignKey(help_text="Of a service account's key: who created it, and so knows it.", null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to=settings.AUTH_USER_MODEL)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('expires_at', models.DateTimeField(null=True)),
                 ('last_used_at', models.DateTimeField(null=True)),
@@ -166,8 +179,14 @@ class Migration(InitialMigration):
                 ('requests_per_minute', models.PositiveIntegerField(help_text='Of this key alone; null: no limit of its own.', null=True)),
                 ('tokens_per_minute', models.PositiveIntegerField(null=True)),
                 ('concurrent_requests', models.PositiveIntegerField(null=True)),
+                ('made_with', models.CharField(blank=True, db_default='', help_text='The key that made this one, and is revoked with it.', max_length=64)),
+                ('first_key', models.CharField(blank=True, db_default='', help_text='Of a rotated key: the first, whose budget it shares.', max_length=64)),
             ],
             options={
+                'indexes': [
+                    models.Index(fields=['made_with'], name='accounts_ap_made_wi_d2a7c6_idx'),
+                    models.Index(fields=['first_key'], name='accounts_ap_first_k_4a3ff1_idx'),
+                ],
                 'constraints': [
                     models.CheckConstraint(condition=models.Q(models.Q(('revoked_at', None), ('revoked_by', None)), models.Q(('revoked_at__isnull', False), ('revoked_by__isnull', False)), _connector='OR'), name='api_key_revoked_pair'),
                 ],
@@ -183,6 +202,118 @@ class Migration(InitialMigration):
                             pgid='pgtrigger_api_key_news_c9f91',
                         ),
                     ),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name='Notification',
+            fields=[
+                ('organization', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
+                ('id', apps.core.ids.IdField(editable=False, max_length=31, prefix='note', primary_key=True, separator='_', serialize=False)),
+                ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to=settings.AUTH_USER_MODEL)),
+                ('kind', models.CharField(choices=[('job', 'Fine-tune'), ('balance', 'Low balance'), ('budget', 'Budget'), ('invoice', 'Invoice'), ('credit', 'Credit'), ('member', 'Member'), ('webhook', 'Webhook')], max_length=8)),
+                ('title', models.CharField(max_length=200)),
+                ('path', models.CharField(help_text='The page about it.', max_length=200)),
+                ('key', models.CharField(help_text='Of the event: an event that is repeated is one notification.', max_length=200)),
+                ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ('read_at', models.DateTimeField(null=True)),
+            ],
+            options={
+                'indexes': [
+                    models.Index(fields=['organization', 'user', '-id'], name='notification_newest'),
+                    models.Index(condition=models.Q(('read_at', None)), fields=['user', 'organization'], name='notification_unread'),
+                    models.Index(fields=['created_at'], name='notification_age'),
+                ],
+                'constraints': [
+                    models.UniqueConstraint(fields=('organization', 'user', 'key'), name='notification_once'),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name='SavedView',
+            fields=[
+                ('organization', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
+                ('id', apps.core.ids.IdField(editable=False, max_length=31, prefix='view', primary_key=True, separator='_', serialize=False)),
+                ('membership', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='saved_views', to='accounts.membership')),
+                ('listing', models.CharField(help_text="The name of the list's address, such as web:job_list.", max_length=40)),
+                ('name', models.CharField(max_length=60)),
+                ('query', models.CharField(help_text="What follows the question mark in the list's address.", max_length=500)),
+                ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+            ],
+            options={
+                'constraints': [
+                    models.UniqueConstraint(fields=('membership', 'listing', 'name'), name='saved_view_name_once'),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name='OrganizationEvent',
+            fields=[
+                ('organization', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
+                ('id', apps.core.ids.IdField(editable=False, max_length=30, prefix='evt', primary_key=True, separator='_', serialize=False)),
+                ('type', models.CharField(help_text='Such as fine_tuning.job.succeeded.', max_length=64)),
+                ('subject', models.CharField(help_text='The id of the object that it is about.', max_length=64)),
+                ('data', models.JSONField(default=dict, help_text="What programs learn beside the subject's id.")),
+                ('title', models.CharField(max_length=200)),
+                ('path', models.CharField(help_text='The page about it.', max_length=200)),
+                ('key', models.CharField(help_text='An event that is repeated with its key is the same event.', max_length=200)),
+                ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+            ],
+            options={
+                'indexes': [
+                    models.Index(fields=['created_at'], name='event_age'),
+                ],
+                'constraints': [
+                    models.UniqueConstraint(fields=('organization', 'key'), name='event_once'),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name='WebhookEndpoint',
+            fields=[
+                ('organization', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
+                ('id', apps.core.ids.IdField(editable=False, max_length=29, prefix='we', primary_key=True, separator='_', serialize=False)),
+                ('url', models.CharField(max_length=400)),
+                ('event_types', django.contrib.postgres.fields.ArrayField(base_field=models.CharField(max_length=64), size=None)),
+                ('format', models.CharField(choices=[('standard', 'Standard Webhooks'), ('slack', 'Slack')], max_length=8)),
+                ('secret_sealed', models.BinaryField()),
+                ('previous_sealed', models.BinaryField(help_text='Signs as well until previous_until.', null=True)),
+                ('previous_until', models.DateTimeField(null=True)),
+                ('created_by', models.CharField(max_length=64)),
+                ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ('paused_at', models.DateTimeField(null=True)),
+                ('disabled_because', models.CharField(blank=True, db_default='', max_length=200)),
+                ('failing_since', models.DateTimeField(null=True)),
+            ],
+            options={
+                'abstract': False,
+            },
+        ),
+        migrations.CreateModel(
+            name='WebhookDelivery',
+            fields=[
+                ('organization', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
+                ('id', apps.core.ids.IdField(editable=False, max_length=30, prefix='whd', primary_key=True, separator='_', serialize=False)),
+                ('endpoint', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='deliveries', to='accounts.webhookendpoint')),
+                ('event', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='accounts.organizationevent')),
+                ('status', models.CharField(choices=[('pending', 'Pending'), ('delivered', 'Delivered'), ('failed', 'Failed')], default='pending', max_length=10)),
+                ('attempts', models.PositiveSmallIntegerField(default=0)),
+                ('attempts_left', models.PositiveSmallIntegerField()),
+                ('response_code', models.PositiveSmallIntegerField(null=True)),
+                ('response_text', models.CharField(blank=True, max_length=500)),
+                ('error', models.CharField(blank=True, max_length=200)),
+                ('duration_ms', models.PositiveIntegerField(null=True)),
+                ('attempted_at', models.DateTimeField(null=True)),
+                ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+            ],
+            options={
+                'indexes': [
+                    models.Index(fields=['endpoint', '-id'], name='webhook_delivery_newest'),
+                    models.Index(fields=['created_at'], name='webhook_delivery_age'),
+                    models.Index(condition=models.Q(('status', 'pending')), fields=['endpoint'], name='webhook_delivery_pending'),
+                ],
+                'constraints': [
+                    models.UniqueConstraint(fields=('endpoint', 'event'), name='webhook_delivery_once'),
                 ],
             },
         ),

@@ -1,26 +1,23 @@
 """Batches, their requests and their files."""
 
-import apps.batches.lifecycle
 import apps.core.ids
 import django.db.models.deletion
 import django.db.models.functions.datetime
 import pgtrigger.compiler
-import pgtrigger.migrations
+from apps.core.database.initial_migration import InitialMigration
 from django.db import migrations, models
 
 
-class Migration(migrations.Migration):
-
-    initial = True
-
+class Migration(InitialMigration):
     dependencies = [
-        ('accounts', '0010_user_language'),
+        ('accounts', '0001_initial'),
     ]
 
     operations = [
         migrations.CreateModel(
             name='BatchFile',
             fields=[
+                ('organization', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
                 ('id', apps.core.ids.IdField(editable=False, max_length=31, prefix='file', primary_key=True, separator='-', serialize=False)),
                 ('purpose', models.CharField(max_length=24)),
                 ('filename', models.CharField(max_length=255)),
@@ -30,15 +27,23 @@ class Migration(migrations.Migration):
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('expires_at', models.DateTimeField(null=True)),
                 ('deleted_at', models.DateTimeField(null=True)),
-                ('organization', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
             ],
+            options={
+                'indexes': [
+                    models.Index(condition=models.Q(('deleted_at', None)), fields=['organization', '-created_at', '-id'], name='batch_file_newest'),
+                ],
+            },
         ),
         migrations.CreateModel(
             name='Batch',
             fields=[
+                ('organization', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
                 ('id', apps.core.ids.IdField(editable=False, max_length=32, prefix='batch', primary_key=True, separator='_', serialize=False)),
-                ('status', models.CharField(choices=[(apps.batches.lifecycle.BatchStatus['CANCELLED'], 'cancelled'), (apps.batches.lifecycle.BatchStatus['CANCELLING'], 'cancelling'), (apps.batches.lifecycle.BatchStatus['COMPLETED'], 'completed'), (apps.batches.lifecycle.BatchStatus['EXPIRED'], 'expired'), (apps.batches.lifecycle.BatchStatus['FAILED'], 'failed'), (apps.batches.lifecycle.BatchStatus['FINALIZING'], 'finalizing'), (apps.batches.lifecycle.BatchStatus['IN_PROGRESS'], 'in progress'), (apps.batches.lifecycle.BatchStatus['VALIDATING'], 'validating')], default=apps.batches.lifecycle.BatchStatus['VALIDATING'], max_length=12)),
+                ('status', models.CharField(choices=[('cancelled', 'cancelled'), ('cancelling', 'cancelling'), ('completed', 'completed'), ('expired', 'expired'), ('failed', 'failed'), ('finalizing', 'finalizing'), ('in_progress', 'in progress'), ('validating', 'validating')], default='validating', max_length=12)),
                 ('endpoint', models.CharField(max_length=40)),
+                ('input_file', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='batches', to='batches.batchfile')),
+                ('output_file', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='batches.batchfile')),
+                ('error_file', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='batches.batchfile')),
                 ('output_expires_after_seconds', models.PositiveIntegerField(null=True)),
                 ('metadata', models.JSONField(null=True)),
                 ('model_name', models.CharField(default='', help_text='The model of the first request.', max_length=200)),
@@ -50,6 +55,10 @@ class Migration(migrations.Migration):
                 ('input_tokens', models.BigIntegerField(default=0)),
                 ('cached_tokens', models.BigIntegerField(default=0)),
                 ('output_tokens', models.BigIntegerField(default=0)),
+                ('result_bytes', models.BigIntegerField(db_default=0, default=0, help_text='Size of the recorded answers.')),
+                ('faults', models.PositiveSmallIntegerField(db_default=0, default=0, help_text='Errors of ours since the last answer.')),
+                ('retry_at', models.DateTimeField(help_text='Left out until then, after an error of ours.', null=True)),
+                ('eval_run', models.CharField(db_default='', default='', help_text="The run of an eval that asks; empty for a customer's own.", max_length=40)),
                 ('created_by', models.CharField(max_length=64)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('expires_at', models.DateTimeField()),
@@ -60,45 +69,49 @@ class Migration(migrations.Migration):
                 ('failed_at', models.DateTimeField(null=True)),
                 ('expired_at', models.DateTimeField(null=True)),
                 ('cancelled_at', models.DateTimeField(null=True)),
-                ('organization', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
-                ('error_file', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='batches.batchfile')),
-                ('input_file', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='batches', to='batches.batchfile')),
-                ('output_file', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='batches.batchfile')),
             ],
+            options={
+                'indexes': [
+                    models.Index(fields=['organization', '-created_at', '-id'], name='batch_newest'),
+                    models.Index(condition=models.Q(('status__in', ['validating', 'in_progress', 'finalizing', 'cancelling'])), fields=['organization', 'created_at'], name='batch_active'),
+                ],
+                'triggers': [
+                    pgtrigger.compiler.Trigger(
+                        name='batch_status',
+                        sql=pgtrigger.compiler.UpsertTriggerSql(
+                            declare='DECLARE _is_valid_transition BOOLEAN;',
+                            operation='UPDATE',
+                            table='batches_batch',
+                            when='BEFORE',
+                            func='SELECT CONCAT(OLD."status", \':\', NEW."status") = ANY(\'{cancelling:cancelled,cancelling:failed,finalizing:completed,finalizing:failed,in_progress:cancelling,in_progress:expired,in_progress:finalizing,validating:cancelling,validating:expired,validating:failed,validating:in_progress}\'::text[]) INTO _is_valid_transition; IF (_is_valid_transition IS FALSE AND OLD."status" IS DISTINCT FROM NEW."status") THEN RAISE EXCEPTION \'pgtrigger: Invalid transition of field "status" from "%" to "%" on table %\', OLD."status", NEW."status", TG_TABLE_NAME; ELSE RETURN NEW; END IF;',
+                            hash='30a6938555267644671a76e249dc28230b9187b1',
+                            pgid='pgtrigger_batch_status_f0222',
+                        ),
+                    ),
+                ],
+            },
         ),
         migrations.CreateModel(
             name='BatchRequest',
             fields=[
+                ('organization', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
                 ('id', apps.core.ids.IdField(editable=False, max_length=36, prefix='batch_req', primary_key=True, separator='_', serialize=False)),
+                ('batch', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='requests', to='batches.batch')),
                 ('line', models.PositiveIntegerField()),
                 ('custom_id', models.CharField(max_length=256)),
                 ('offset', models.BigIntegerField(help_text='Where the line begins in the input file, in bytes.')),
                 ('bytes', models.PositiveIntegerField()),
-                ('status', models.CharField(choices=[('pending', 'pending'), ('completed', 'completed'), ('failed', 'failed')], default=apps.batches.lifecycle.RequestStatus['PENDING'], max_length=12)),
+                ('status', models.CharField(choices=[('pending', 'pending'), ('completed', 'completed'), ('failed', 'failed')], default='pending', max_length=12)),
                 ('failures', models.PositiveSmallIntegerField(default=0, help_text='Answers of 5xx so far.')),
                 ('result', models.TextField(default='', help_text='Its line of the output or error file.')),
-                ('batch', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='requests', to='batches.batch')),
-                ('organization', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
             ],
-        ),
-        migrations.AddIndex(
-            model_name='batchfile',
-            index=models.Index(condition=models.Q(('deleted_at', None)), fields=['organization', '-created_at', '-id'], name='batch_file_newest'),
-        ),
-        migrations.AddIndex(
-            model_name='batch',
-            index=models.Index(fields=['organization', '-created_at', '-id'], name='batch_newest'),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name='batch',
-            trigger=pgtrigger.compiler.Trigger(name='batch_status', sql=pgtrigger.compiler.UpsertTriggerSql(declare='DECLARE _is_valid_transition BOOLEAN;', func='SELECT CONCAT(OLD."status", \':\', NEW."status") = ANY(\'{cancelling:cancelled,finalizing:completed,in_progress:cancelling,in_progress:expired,in_progress:finalizing,validating:cancelling,validating:expired,validating:failed,validating:in_progress}\'::text[]) INTO _is_valid_transition; IF (_is_valid_transition IS FALSE AND OLD."status" IS DISTINCT FROM NEW."status") THEN RAISE EXCEPTION \'pgtrigger: Invalid transition of field "status" from "%" to "%" on table %\', OLD."status", NEW."status", TG_TABLE_NAME; ELSE RETURN NEW; END IF;', hash='ce3a1d8998b967b017bbfdeaec0a7ce664544110', operation='UPDATE', pgid='pgtrigger_batch_status_f0222', table='batches_batch', when='BEFORE')),
-        ),
-        migrations.AddIndex(
-            model_name='batchrequest',
-            index=models.Index(condition=models.Q(('status', 'pending')), fields=['batch', 'line'], name='batch_request_pending'),
-        ),
-        migrations.AddConstraint(
-            model_name='batchrequest',
-            constraint=models.UniqueConstraint(fields=('batch', 'line'), name='batch_request_once'),
+            options={
+                'indexes': [
+                    models.Index(condition=models.Q(('status', 'pending')), fields=['batch', 'line'], name='batch_request_pending'),
+                ],
+                'constraints': [
+                    models.UniqueConstraint(fields=('batch', 'line'), name='batch_request_once'),
+                ],
+            },
         ),
     ]

@@ -1,6 +1,7 @@
-"""The ledger, holds, lots, usage, budgets and invoices."""
+"""The ledger, holds, lots, usage, traffic, budgets, requests for credit, and invoices."""
 
 import apps.core.ids
+import django.contrib.postgres.fields
 import django.contrib.postgres.indexes
 import django.db.models.deletion
 import django.db.models.functions.datetime
@@ -60,6 +61,47 @@ BEGIN
         SELECT FROM billing_budget budget WHERE budget.organization_id = of_organization AND budget.ended_at IS NULL);
     locked_at := clock_timestamp();
     RETURN NEXT;
+END $$
+"""
+# One call writes a posting, so that the lock of the wallet is held for as short as can be.
+# The order in which lots are drawn is that of apps.billing.lots.spendable_lots.
+POST = """
+CREATE FUNCTION ledger_post(
+    new_id text, of_organization text, of_kind text, of_key text, of_sha256 text, of_source text, of_actor text,
+    of_reason text, accounts text[], amounts bigint[], lots text[], lot_amounts bigint[], draw_nano bigint)
+RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    drawn_nano bigint := 0;
+BEGIN
+    INSERT INTO billing_ledgertransaction (id, organization_id, kind, idempotency_key, request_sha256, source, actor,
+                                           reason)
+    VALUES (new_id, of_organization, of_kind, of_key, of_sha256, of_source, of_actor, of_reason);
+    INSERT INTO billing_ledgerentry (transaction_id, organization_id, account_id, amount_nano)
+    SELECT new_id, of_organization, leg.account_id, leg.nano
+      FROM unnest(accounts, amounts) AS leg(account_id, nano) ORDER BY leg.account_id;
+    IF cardinality(lots) > 0 THEN
+        INSERT INTO billing_lotmovement (transaction_id, organization_id, lot_id, amount_nano)
+        SELECT new_id, of_organization, part.lot_id, part.nano
+          FROM unnest(lots, lot_amounts) AS part(lot_id, nano) ORDER BY part.lot_id;
+    END IF;
+    IF draw_nano > 0 THEN
+        WITH spendable AS (
+            SELECT lot.id, lot.remaining_nano - lot.held_nano AS nano,
+                   coalesce(sum(lot.remaining_nano - lot.held_nano) OVER (
+                       ORDER BY lot.priority, lot.expires_at NULLS LAST, lot.created_at, lot.id
+                       ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before_nano
+              FROM billing_creditlot lot
+             WHERE lot.organization_id = of_organization AND lot.remaining_nano > 0
+               AND lot.remaining_nano > lot.held_nano
+        ), drawn AS (
+            INSERT INTO billing_lotmovement (transaction_id, organization_id, lot_id, amount_nano)
+            SELECT new_id, of_organization, spendable.id, -least(spendable.nano, draw_nano - spendable.before_nano)
+              FROM spendable WHERE spendable.before_nano < draw_nano ORDER BY spendable.id
+            RETURNING amount_nano
+        )
+        SELECT coalesce(-sum(amount_nano), 0) INTO drawn_nano FROM drawn;
+    END IF;
+    RETURN draw_nano - drawn_nano;
 END $$
 """
 
@@ -161,6 +203,7 @@ class Migration(InitialMigration):
                 ('address', models.TextField(blank=True, max_length=1000)),
                 ('is_daily_report_wanted', models.BooleanField(default=True)),
                 ('chargeback_label', models.CharField(default='team', help_text='Invoices are split by it.', max_length=64)),
+                ('low_balance_at', models.DateTimeField(help_text='When its members got notice of its low balance.', null=True)),
                 ('updated_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
             options={
@@ -306,7 +349,7 @@ class Migration(InitialMigration):
             fields=[
                 ('id', apps.core.ids.IdField(editable=False, max_length=31, prefix='acct', primary_key=True, separator='_', serialize=False)),
                 ('organization', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
-                ('kind', models.CharField(choices=[('wallet', 'Wallet'), ('hold', 'Hold'), ('revenue', 'Revenue'), ('promotional_credit', 'Promotional Credit'), ('cash_clearing', 'Cash Clearing'), ('adjustment', 'Adjustment'), ('receivable', 'Receivable'), ('stripe_fees', 'Stripe Fees'), ('tax_payable', 'Tax Payable'), ('breakage', 'Breakage')], max_length=24)),
+                ('kind', models.CharField(choices=[('wallet', 'Wallet'), ('hold', 'Hold'), ('revenue', 'Revenue'), ('promotional_credit', 'Promotional Credit'), ('cash_clearing', 'Cash Clearing'), ('adjustment', 'Adjustment'), ('receivable', 'Receivable'), ('stripe_fees', 'Stripe Fees'), ('tax_payable', 'Tax Payable'), ('breakage', 'Breakage'), ('estimate_loss', 'Estimate Loss')], max_length=24)),
                 ('balance_nano', models.BigIntegerField(default=0, help_text='Kept by trigger, only where a floor is set.')),
                 ('floor_nano', models.BigIntegerField(null=True)),
                 ('stopped_because', models.CharField(blank=True, help_text='Of a wallet nothing is spent from, jobs and requests alike: why.', max_length=200)),
@@ -337,10 +380,9 @@ class Migration(InitialMigration):
             fields=[
                 ('id', apps.core.ids.IdField(editable=False, max_length=30, prefix='txn', primary_key=True, separator='_', serialize=False)),
                 ('organization', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
-                ('kind', models.CharField(max_length=32)),
+                ('kind', models.CharField(choices=[('grant', 'Credit granted'), ('hold', 'Held'), ('settle', 'Charge settled, hold released'), ('refund', 'Given back'), ('usage', 'Usage charged'), ('topup', 'Paid in'), ('expiry', 'Credit expired'), ('adjustment', 'Adjusted by the operator'), ('rebate', 'Given back for volume'), ('debt_paid', 'Debt paid'), ('payment_reversed', 'Payment taken back'), ('payment_refunded', 'Paid back'), ('release', 'Hold released'), ('stripe_fee', "Stripe's fee"), ('estimate_loss', 'Time above the firm price, at our expense')], max_length=32)),
                 ('idempotency_key', models.CharField(max_length=200, unique=True)),
                 ('request_sha256', models.CharField(max_length=64)),
-                ('reverses', models.OneToOneField(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='reversed_by', to='billing.ledgertransaction')),
                 ('source', models.CharField(help_text='The job, slice or grant it is for.', max_length=64)),
                 ('actor', models.CharField(max_length=64)),
                 ('reason', models.CharField(blank=True, max_length=300)),
@@ -489,7 +531,7 @@ class Migration(InitialMigration):
                 ('organization', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
                 ('id', apps.core.ids.IdField(editable=False, max_length=30, prefix='lot', primary_key=True, separator='_', serialize=False)),
                 ('kind', models.CharField(choices=[('paid', 'Paid'), ('promotional', 'Promotional')], max_length=16)),
-                ('reference', models.CharField(help_text='What paid for it elsewhere, e.g. stripe:pi:<id>.', max_length=200, null=True, unique=True)),
+                ('reference', models.CharField(help_text='What it came from, e.g. stripe:pi:<id>.', max_length=200, null=True, unique=True)),
                 ('amount_nano', models.BigIntegerField()),
                 ('remaining_nano', models.BigIntegerField(default=0, help_text='Kept by trigger, from the movements.')),
                 ('held_nano', models.BigIntegerField(default=0, help_text='Of what remains, set aside to be paid back.')),
@@ -664,7 +706,6 @@ class Migration(InitialMigration):
             fields=[
                 ('organization', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
                 ('id', models.CharField(max_length=40, primary_key=True, serialize=False)),
-                ('kind', models.CharField(default='inference', max_length=16)),
                 ('key_id', models.CharField(max_length=40)),
                 ('model_name', models.CharField(max_length=200)),
                 ('adapter_version_id', models.CharField(blank=True, max_length=40)),
@@ -674,13 +715,15 @@ class Migration(InitialMigration):
                 ('input_tokens', models.BigIntegerField()),
                 ('cached_input_tokens', models.BigIntegerField(default=0)),
                 ('output_tokens', models.BigIntegerField()),
-                ('finish', models.CharField(help_text='stop, length, aborted, error; lost: the gateway died meanwhile', max_length=16)),
+                ('finish', models.CharField(help_text='stop, length, aborted; a Refusal; lost: the gateway died meanwhile', max_length=16)),
+                ('request_count', models.IntegerField(db_default=1, help_text='More than one: refused alike, and counted together.')),
                 ('latency_ms', models.PositiveIntegerField(default=0)),
                 ('first_token_ms', models.PositiveIntegerField(null=True)),
                 ('occurred_at', models.DateTimeField()),
                 ('replica_id', models.CharField(blank=True, db_default='', help_text='Which replica answered.', max_length=40)),
                 ('engine_input_tokens', models.BigIntegerField(db_default=0)),
                 ('engine_output_tokens', models.BigIntegerField(db_default=0)),
+                ('output_bytes', models.BigIntegerField(help_text='Of the answer, as the gateway saw it.', null=True)),
                 ('body_sha256', models.CharField(max_length=64)),
             ],
             options={
@@ -810,5 +853,79 @@ class Migration(InitialMigration):
                 ],
             },
         ),
+        migrations.CreateModel(
+            name='CreditRequest',
+            fields=[
+                ('organization', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
+                ('id', apps.core.ids.IdField(editable=False, max_length=31, prefix='creq', primary_key=True, separator='_', serialize=False)),
+                ('status', models.CharField(choices=[('declined', 'declined'), ('granted', 'granted'), ('open', 'open')], default='open', max_length=12)),
+                ('amount_nano', models.BigIntegerField()),
+                ('note', models.CharField(blank=True, max_length=300)),
+                ('granted_nano', models.BigIntegerField(null=True)),
+                ('answer', models.CharField(blank=True, help_text="The operator's reason, which the customer reads.", max_length=300)),
+                ('requested_by', models.CharField(max_length=64)),
+                ('requested_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ('decided_by', models.CharField(max_length=64, null=True)),
+                ('decided_at', models.DateTimeField(null=True)),
+            ],
+            options={
+                'indexes': [
+                    models.Index(fields=['organization', '-requested_at'], name='credit_request_newest'),
+                ],
+                'constraints': [
+                    models.UniqueConstraint(condition=models.Q(('status', 'open')), fields=('organization',), name='credit_request_one_open'),
+                    models.CheckConstraint(condition=models.Q(('amount_nano__gt', 0)), name='credit_request_positive'),
+                    models.CheckConstraint(condition=models.Q(models.Q(('decided_at', None), ('status', 'open')), models.Q(models.Q(('status', 'open'), _negated=True), ('decided_at__isnull', False)), _connector='OR'), name='credit_request_decided_pair'),
+                ],
+                'triggers': [
+                    pgtrigger.compiler.Trigger(
+                        name='credit_request_status',
+                        sql=pgtrigger.compiler.UpsertTriggerSql(
+                            declare='DECLARE _is_valid_transition BOOLEAN;',
+                            operation='UPDATE',
+                            table='billing_creditrequest',
+                            when='BEFORE',
+                            func='SELECT CONCAT(OLD."status", \':\', NEW."status") = ANY(\'{open:declined,open:granted}\'::text[]) INTO _is_valid_transition; IF (_is_valid_transition IS FALSE AND OLD."status" IS DISTINCT FROM NEW."status") THEN RAISE EXCEPTION \'pgtrigger: Invalid transition of field "status" from "%" to "%" on table %\', OLD."status", NEW."status", TG_TABLE_NAME; ELSE RETURN NEW; END IF;',
+                            hash='57336a3a9a3f6a85ac5bad70324312f5d8404aa9',
+                            pgid='pgtrigger_credit_request_status_edad7',
+                        ),
+                    ),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name='TrafficHour',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('organization', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
+                ('model_name', models.CharField(blank=True, max_length=200)),
+                ('adapter_version_id', models.CharField(blank=True, max_length=40)),
+                ('key_id', models.CharField(blank=True, max_length=40)),
+                ('hour_at', models.DateTimeField()),
+                ('requests', models.BigIntegerField(help_text='All of them, however they ended.')),
+                ('aborted', models.BigIntegerField(help_text='The client left before the end of its answer.')),
+                ('rate_limited', models.BigIntegerField()),
+                ('over_quota', models.BigIntegerField(help_text='No credit, or a budget is reached.')),
+                ('not_found', models.BigIntegerField()),
+                ('invalid', models.BigIntegerField(help_text='Refused for another reason with a 4xx status.')),
+                ('failed', models.BigIntegerField(help_text="The platform's fault: 5xx, or the gateway died meanwhile.")),
+                ('input_tokens', models.BigIntegerField()),
+                ('cached_input_tokens', models.BigIntegerField()),
+                ('output_tokens', models.BigIntegerField()),
+                ('cost_nano', models.BigIntegerField(help_text='To a nano for each batch; the ledger has what was charged.')),
+                ('first_token_counts', django.contrib.postgres.fields.ArrayField(base_field=models.IntegerField(), size=None)),
+                ('latency_counts', django.contrib.postgres.fields.ArrayField(base_field=models.IntegerField(), help_text='Of whole answers.', size=None)),
+            ],
+            options={
+                'indexes': [
+                    models.Index(fields=['organization', 'hour_at'], name='traffic_hour_newest'),
+                    django.contrib.postgres.indexes.BrinIndex(fields=['hour_at'], name='traffic_by_time'),
+                ],
+                'constraints': [
+                    models.UniqueConstraint(fields=('organization', 'model_name', 'adapter_version_id', 'hour_at', 'key_id'), name='traffic_hour_once'),
+                ],
+            },
+        ),
         migrations.RunSQL(LOCK_WALLET, reverse_sql="DROP FUNCTION ledger_lock_wallet"),
+        migrations.RunSQL(POST, reverse_sql="DROP FUNCTION ledger_post"),
     ]

@@ -25,17 +25,6 @@ def reseal_columns() -> int:
     return sum(_reseal(model, column) for model, column in sealed_columns())
 
 
-def move_sealed(source: type[models.Model], column: str, target: type[models.Model], target_column: str) -> None:
-    """Copy the secrets of `source` to rows of `target` with the same primary key.
-
-    Used by migrations. Raises SealBroken.
-    """
-    for row in source._default_manager.exclude(**{column: None}).only("pk", column):
-        secret = unseal(getattr(row, column), place=place_of(table=source._meta.db_table, column=column, row_id=row.pk))
-        place = place_of(table=target._meta.db_table, column=target_column, row_id=row.pk)
-        target._default_manager.create(pk=row.pk, **{target_column: seal(secret, place=place)})
-
-
 def resealed(sealed: bytes, *, place: bytes, owner: str) -> bytes | None:
     """Return the value sealed under the current SECRET_KEY; None if it is so already.
 

@@ -60,7 +60,9 @@ class Migration(InitialMigration):
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('expires_at', models.DateTimeField(null=True)),
                 ('validation_lease_expires_at', models.DateTimeField(help_text='Renewed by the validating task. Expired means that the task died.', null=True)),
+                ('validation_attempts', models.PositiveSmallIntegerField(default=0, help_text='Also those that ended with a worker.')),
                 ('validated_at', models.DateTimeField(null=True)),
+                ('dismissed_at', models.DateTimeField(help_text='Since then its errors need no attention.', null=True)),
                 ('deleted_at', models.DateTimeField(null=True)),
             ],
             options={
@@ -100,6 +102,7 @@ class Migration(InitialMigration):
                 ('longest_row_tokens', models.PositiveIntegerField()),
                 ('histogram', models.JSONField(help_text='Ascending [upper bound in tokens, rows] pairs.')),
                 ('cuts', models.JSONField(default=list, help_text='What each usual limit would cut: apps.datasets.token_counts.Cut.')),
+                ('refusal', models.JSONField(help_text="The first row that the model's template cannot render, as a LineError.", null=True)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
             options={
@@ -124,6 +127,7 @@ class Migration(InitialMigration):
                 ('file_expires_after_seconds', models.PositiveIntegerField(null=True)),
                 ('part_ids', models.JSONField(default=list, help_text='The parts it was completed with, in their order.')),
                 ('version', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='datasets.datasetversion')),
+                ('signed_until', models.DateTimeField(help_text='Until then a client may hold a URL that takes a part; null once none can be used.', null=True)),
                 ('created_by', models.CharField(max_length=64)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('expires_at', models.DateTimeField()),
@@ -131,6 +135,7 @@ class Migration(InitialMigration):
             options={
                 'indexes': [
                     models.Index(condition=models.Q(('status', 'pending')), fields=['expires_at'], name='upload_pending'),
+                    models.Index(condition=models.Q(('signed_until__isnull', False)), fields=['signed_until'], name='upload_signed'),
                 ],
                 'constraints': [
                     models.CheckConstraint(condition=models.Q(('bytes__gt', 0)), name='upload_size'),

@@ -1,11 +1,42 @@
-"""Jobs, runs, pools, workers, and calibrations from finished runs."""
+"""Jobs, runs, pools, workers, rehearsals, and calibrations from finished runs."""
 
 import apps.core.ids
 import django.db.models.deletion
+import django.db.models.expressions
 import django.db.models.functions.datetime
+import django.db.models.lookups
 import pgtrigger.compiler
 from apps.core.database.initial_migration import InitialMigration
 from django.db import migrations, models
+
+COUNT_IN_SHARE = """
+    IF added_queued = 0 AND added_held = 0 THEN
+        RETURN NULL;
+    END IF;
+    SELECT gpu_count INTO gpus FROM finetuning_finetuningjob WHERE id = said.job_id;
+    gpus := coalesce(gpus, 1);
+    IF added_held < 0 AND said.leased_at IS NOT NULL THEN
+        hours := greatest(extract(epoch FROM moment - said.leased_at)::float8, 0) / 3600;
+    END IF;
+    FOR attempt IN 1..2 LOOP
+        UPDATE finetuning_queueshare SET
+            queued = queued + added_queued,
+            queued_since = CASE
+                WHEN queued + added_queued = 0 THEN NULL WHEN queued = 0 THEN said.created_at ELSE queued_since
+            END,
+            held_gpus = held_gpus + added_held * gpus,
+            used_gpu_hours = used_gpu_hours
+                * exp(-least(greatest(extract(epoch FROM moment - used_at)::float8, 0) / 3600, 500))
+                + gpus * (1 - exp(-least(hours, 500))),
+            used_at = moment,
+            served_at = CASE WHEN added_held > 0 THEN said.leased_at ELSE served_at END
+        WHERE organization_id = said.organization_id AND pool_id = said.pool_id;
+        EXIT WHEN FOUND;
+        INSERT INTO finetuning_queueshare (organization_id, pool_id) VALUES (said.organization_id, said.pool_id)
+            ON CONFLICT DO NOTHING;
+    END LOOP;
+    RETURN NULL;
+"""
 
 
 class Migration(InitialMigration):
@@ -82,6 +113,8 @@ class Migration(InitialMigration):
                 ('serves_whole_models', models.BooleanField(default=False, help_text='A replica may be given to one merged or fully trained model.')),
                 ('is_spot', models.BooleanField(default=False, help_text='Its machines may be taken away at any moment.')),
                 ('interruptions_per_hour', models.FloatField(default=0.0, help_text='Expected of one machine; 0 unless spot.')),
+                ('price_policy', models.CharField(choices=[('firm', 'Firm: the customer pays at most the quoted maximum'), ('metered', 'Metered: the customer pays for the time, up to the spend cap')], default='firm', max_length=8)),
+                ('firm_factor', models.DecimalField(decimal_places=2, default=3, help_text='A run with a firm price pauses once its time costs this many times the quoted maximum.', max_digits=4)),
                 ('calibration', models.ForeignKey(help_text='In use; null: none.', null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='finetuning.calibrationversion')),
                 ('calibration_pinned_at', models.DateTimeField(help_text='Set: new versions wait for an operator.', null=True)),
                 ('calibration_pinned_by', models.CharField(max_length=64, null=True)),
@@ -91,6 +124,7 @@ class Migration(InitialMigration):
                 'constraints': [
                     models.CheckConstraint(condition=models.Q(models.Q(('calibration_pinned_at', None), ('calibration_pinned_by', None)), models.Q(('calibration_pinned_at__isnull', False), ('calibration_pinned_by__isnull', False)), _connector='OR'), name='pool_calibration_pin_pair'),
                     models.CheckConstraint(condition=models.Q(models.Q(('interruptions_per_hour__gt', 0), ('is_spot', True)), models.Q(('interruptions_per_hour', 0), ('is_spot', False)), _connector='OR'), name='pool_interruptions_iff_spot'),
+                    models.CheckConstraint(condition=models.Q(('firm_factor__gte', 1), ('firm_factor__lte', 10)), name='pool_firm_factor'),
                 ],
             },
         ),
@@ -99,7 +133,7 @@ class Migration(InitialMigration):
             fields=[
                 ('id', apps.core.ids.IdField(editable=False, max_length=31, prefix='wtok', primary_key=True, separator='_', serialize=False)),
                 ('pool', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='finetuning.gpupool')),
-                ('kind', models.CharField(choices=[('trainer', 'trainer'), ('replica', 'replica')], max_length=8)),
+                ('kind', models.CharField(choices=[('trainer', 'Trainer: takes fine-tuning runs'), ('replica', 'Replica: serves one model')], max_length=8)),
                 ('base_model', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='catalog.basemodel')),
                 ('whole_model', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='adapters.adapterversion')),
                 ('token_sha256', models.CharField(max_length=64, unique=True)),
@@ -114,7 +148,7 @@ class Migration(InitialMigration):
             fields=[
                 ('id', apps.core.ids.IdField(editable=False, max_length=33, prefix='worker', primary_key=True, separator='_', serialize=False)),
                 ('pool', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='workers', to='finetuning.gpupool')),
-                ('kind', models.CharField(default='trainer', max_length=8)),
+                ('kind', models.CharField(choices=[('trainer', 'Trainer: takes fine-tuning runs'), ('replica', 'Replica: serves one model')], default='trainer', max_length=8)),
                 ('hostname', models.CharField(max_length=120)),
                 ('credential_sha256', models.CharField(max_length=64, unique=True)),
                 ('gpus', models.JSONField(default=list)),
@@ -125,6 +159,9 @@ class Migration(InitialMigration):
                 ('cordoned_at', models.DateTimeField(null=True)),
                 ('drain_requested_at', models.DateTimeField(null=True)),
                 ('revoked_at', models.DateTimeField(null=True)),
+                ('offer', models.JSONField(help_text='apps.finetuning.usage.offers.Offer, of its last claim; null: it joins no group.', null=True)),
+                ('measuring', models.ForeignKey(help_text='It got its hub token.', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='catalog.basemodel')),
+                ('measuring_since', models.DateTimeField(null=True)),
             ],
         ),
         migrations.CreateModel(
@@ -155,7 +192,8 @@ class Migration(InitialMigration):
                 ('training_file', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='jobs', to='datasets.datasetversion')),
                 ('validation_file', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='validating_jobs', to='datasets.datasetversion')),
                 ('pool', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='jobs', to='finetuning.gpupool')),
-                ('gpu_count', models.PositiveSmallIntegerField(default=1, help_text='GPUs of one machine that each attempt takes.')),
+                ('gpu_count', models.PositiveSmallIntegerField(default=1, help_text='GPUs that each attempt takes, of all machines.')),
+                ('node_count', models.PositiveSmallIntegerField(default=1, help_text='Machines that share these GPUs evenly.')),
                 ('suffix', models.CharField(blank=True, max_length=64)),
                 ('method', models.CharField(max_length=16)),
                 ('hyperparameters', models.JSONField(help_text='apps.contracts.runs.Hyperparameters, every field resolved')),
@@ -165,17 +203,20 @@ class Migration(InitialMigration):
                 ('estimate', models.JSONField(default=dict, help_text='apps.estimates.quote.Estimate at the moment of launch')),
                 ('price_rule', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='catalog.pricerule')),
                 ('spend_cap_nano', models.BigIntegerField(default=0)),
+                ('firm_max_nano', models.BigIntegerField(help_text='The quoted maximum, if the price was firm at launch; no cap is above it.', null=True)),
+                ('firm_limit_nano', models.BigIntegerField(help_text='What the time of a run may cost before a job with a firm price pauses.', null=True)),
+                ('overran_at', models.DateTimeField(help_text='When it reached that limit; an operator continues it.', null=True)),
                 ('hold_id', models.CharField(blank=True, max_length=40)),
                 ('created_by', models.CharField(max_length=64)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('queued_at', models.DateTimeField(null=True)),
                 ('started_at', models.DateTimeField(null=True)),
                 ('finished_at', models.DateTimeField(null=True)),
+                ('dismissed_at', models.DateTimeField(help_text='When its failure was dismissed from the overview.', null=True)),
                 ('cancel_requested_at', models.DateTimeField(null=True)),
                 ('cancel_requested_by', models.CharField(max_length=64, null=True)),
                 ('pause_requested_at', models.DateTimeField(null=True)),
                 ('pause_requested_by', models.CharField(max_length=64, null=True)),
-                ('waiting_reason', models.CharField(blank=True, help_text='Why a queued job is held back, if it is.', max_length=300)),
                 ('last_event_sequence', models.BigIntegerField(default=0)),
                 ('step', models.PositiveIntegerField(default=0)),
                 ('total_steps', models.PositiveIntegerField(null=True)),
@@ -196,10 +237,12 @@ class Migration(InitialMigration):
                 'constraints': [
                     models.CheckConstraint(condition=models.Q(('queued_at', None), models.Q(('pool__isnull', False), ('price_rule__isnull', False), ('spend_cap_nano__gt', 0), models.Q(('hold_id', ''), _negated=True)), _connector='OR'), name='job_admitted_whole'),
                     models.CheckConstraint(condition=models.Q(('gpu_count__gte', 1)), name='job_takes_a_gpu'),
+                    models.CheckConstraint(condition=models.Q(('node_count__gte', 1), django.db.models.lookups.Exact(django.db.models.expressions.CombinedExpression(models.F('gpu_count'), '%%', models.F('node_count')), models.Value(0))), name='job_nodes_share_gpus'),
                     models.CheckConstraint(condition=models.Q(models.Q(('cancel_requested_at', None), ('cancel_requested_by', None)), models.Q(('cancel_requested_at__isnull', False), ('cancel_requested_by__isnull', False)), _connector='OR'), name='job_cancel_pair'),
                     models.CheckConstraint(condition=models.Q(models.Q(('pause_requested_at', None), ('pause_requested_by', None)), models.Q(('pause_requested_at__isnull', False), ('pause_requested_by__isnull', False)), _connector='OR'), name='job_pause_pair'),
                     models.CheckConstraint(condition=models.Q(models.Q(('finished_at__isnull', False), ('status__in', ['cancelled', 'failed', 'succeeded'])), models.Q(models.Q(('status__in', ['cancelled', 'failed', 'succeeded']), _negated=True), ('finished_at', None)), _connector='OR'), name='job_finished_iff_terminal'),
                     models.CheckConstraint(condition=models.Q(('cost_nano__lte', models.F('spend_cap_nano'))), name='job_cost_within_cap'),
+                    models.CheckConstraint(condition=models.Q(models.Q(('firm_limit_nano', None), ('firm_max_nano', None), ('overran_at', None)), models.Q(('firm_limit_nano__gte', models.F('firm_max_nano')), ('firm_limit_nano__isnull', False), ('firm_max_nano__gte', models.F('spend_cap_nano')), ('firm_max_nano__isnull', False)), _connector='OR'), name='job_cap_within_firm_max'),
                     models.UniqueConstraint(condition=models.Q(('idempotency_key__isnull', False)), fields=('organization', 'idempotency_key'), name='job_idempotent'),
                 ],
                 'triggers': [
@@ -226,12 +269,15 @@ class Migration(InitialMigration):
                 ('job', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='events', to='finetuning.finetuningjob')),
                 ('sequence', models.BigIntegerField()),
                 ('level', models.CharField(default='info', max_length=8)),
-                ('type', models.CharField(default='message', help_text='message | metrics | state', max_length=16)),
+                ('type', models.CharField(default='message', help_text='message | metrics | state | log | samples', max_length=16)),
                 ('message', models.CharField(max_length=1000)),
                 ('data', models.JSONField(default=dict)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
             options={
+                'indexes': [
+                    models.Index(condition=models.Q(('type', 'metrics'), _negated=True), fields=['job', 'sequence'], name='job_event_words'),
+                ],
                 'constraints': [
                     models.UniqueConstraint(fields=('job', 'sequence'), name='job_event_once'),
                 ],
@@ -284,7 +330,7 @@ class Migration(InitialMigration):
             name='PoolAccuracy',
             fields=[
                 ('pool', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='accuracy', serialize=False, to='finetuning.gpupool')),
-                ('report', models.JSONField(help_text='apps.finetuning.pools.accuracy.Report')),
+                ('report', models.JSONField(help_text='apps.finetuning.pools.accuracy.AccuracyReport')),
                 ('updated_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
         ),
@@ -303,8 +349,13 @@ class Migration(InitialMigration):
                 ('lease_expires_at', models.DateTimeField(null=True)),
                 ('heartbeat_at', models.DateTimeField(null=True)),
                 ('worker', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='runs', to='finetuning.worker')),
+                ('master', models.CharField(blank=True, help_text='Where its machines meet, as host:port; blank for one machine.', max_length=300)),
+                ('retry_at', models.DateTimeField(help_text='No claim takes it before: a limit of the month held it back, or its group did not come together.', null=True)),
                 ('resume_from', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='finetuning.checkpoint')),
                 ('last_sequence', models.BigIntegerField(default=0, help_text='Highest worker event sequence taken in.')),
+                ('work', models.BigIntegerField(default=0, help_text='Units of work, as its worker counts them: without any for long, it is stalled.')),
+                ('idle_ms', models.BigIntegerField(default=0, help_text='Time between heartbeats since the last work.')),
+                ('stepless_ms', models.BigIntegerField(default=0, help_text='Time between heartbeats since the last new step.')),
                 ('training_started_at', models.DateTimeField(null=True)),
                 ('durable_step', models.PositiveIntegerField(default=0)),
                 ('billed_gpu_ms', models.BigIntegerField(default=0, help_text='Time whose steps are durable, of all its GPUs.')),
@@ -318,7 +369,9 @@ class Migration(InitialMigration):
             ],
             options={
                 'indexes': [
-                    models.Index(condition=models.Q(('status', 'queued')), fields=['pool', 'created_at'], name='run_queue'),
+                    models.Index(condition=models.Q(('status', 'queued')), fields=['pool', 'organization', 'created_at', 'id'], name='run_queue'),
+                    models.Index(fields=['organization', 'finished_at'], name='run_ended'),
+                    models.Index(condition=models.Q(('training_started_at', None), _negated=True), fields=['pool', 'finished_at'], name='run_trained'),
                 ],
                 'constraints': [
                     models.UniqueConstraint(fields=('job', 'attempt'), name='run_attempt_once'),
@@ -339,11 +392,23 @@ class Migration(InitialMigration):
                             pgid='pgtrigger_run_status_e16b1',
                         ),
                     ),
+                    pgtrigger.compiler.Trigger(
+                        name='run_share',
+                        sql=pgtrigger.compiler.UpsertTriggerSql(
+                            declare="DECLARE said finetuning_run := CASE WHEN TG_OP = 'DELETE' THEN OLD ELSE NEW END; added_queued integer := coalesce((NEW.status IN ('queued'))::int, 0) - coalesce((OLD.status IN ('queued'))::int, 0); added_held integer := coalesce((NEW.status IN ('leased', 'running'))::int, 0) - coalesce((OLD.status IN ('leased', 'running'))::int, 0); moment timestamptz := clock_timestamp(); gpus integer; hours double precision := 0;",
+                            operation='INSERT OR UPDATE OF "status" OR DELETE',
+                            table='finetuning_run',
+                            when='AFTER',
+                            func=COUNT_IN_SHARE,
+                            hash='d9aff1a87e16c693bec705bb5aaa6945dd404ae6',
+                            pgid='pgtrigger_run_share_ac7e3',
+                        ),
+                    ),
                 ],
             },
         ),
         migrations.CreateModel(
-            name='Upload',
+            name='RunUpload',
             fields=[
                 ('organization', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
                 ('id', apps.core.ids.IdField(editable=False, max_length=29, prefix='up', primary_key=True, separator='_', serialize=False)),
@@ -352,9 +417,11 @@ class Migration(InitialMigration):
                 ('manifest', models.JSONField()),
                 ('manifest_sha256', models.CharField(max_length=64)),
                 ('object_prefix', models.CharField(max_length=300)),
+                ('verified_at', models.DateTimeField(help_text='When every file was read and had the promised hash.', null=True)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
             options={
+                'db_table': 'finetuning_upload',
                 'constraints': [
                     models.UniqueConstraint(fields=('run', 'manifest_sha256'), name='upload_once'),
                 ],
@@ -367,7 +434,7 @@ class Migration(InitialMigration):
                 ('id', apps.core.ids.IdField(editable=False, max_length=33, prefix='ftckpt', primary_key=True, separator='_', serialize=False)),
                 ('job', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='checkpoints', to='finetuning.finetuningjob')),
                 ('run', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='checkpoints', to='finetuning.run')),
-                ('upload', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='finetuning.upload')),
+                ('upload', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='finetuning.runupload')),
                 ('step', models.PositiveIntegerField()),
                 ('metrics', models.JSONField(default=dict)),
                 ('bytes', models.BigIntegerField()),
@@ -417,6 +484,157 @@ class Migration(InitialMigration):
             options={
                 'indexes': [
                     models.Index(fields=['pool', '-id'], name='calibration_point_newest'),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name='MemoryRehearsal',
+            fields=[
+                ('digest', models.CharField(help_text='SHA-256 of the request and its version.', max_length=64, primary_key=True, serialize=False)),
+                ('request', models.JSONField(help_text='apps.contracts.runs.MemoryRequest')),
+                ('computed_bytes', models.BigIntegerField(help_text='Peak by the formula; a figure far from it is refused.')),
+                ('asker_sha256', models.CharField(help_text="Of the organization's id, to count its open requests.", max_length=64)),
+                ('asked_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ('worker', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='finetuning.worker')),
+                ('taken_at', models.DateTimeField(null=True)),
+                ('takes', models.PositiveSmallIntegerField(default=0, help_text='By workers, those that were interrupted included.')),
+                ('answers', models.JSONField(default=list, help_text='Not believed yet: worker, and memory or null.')),
+                ('report', models.JSONField(help_text='Believed: apps.contracts.runs.MemoryReport', null=True)),
+                ('reported_at', models.DateTimeField(null=True)),
+            ],
+            options={
+                'indexes': [
+                    models.Index(condition=models.Q(('reported_at', None)), fields=['asked_at'], name='rehearsal_open'),
+                    models.Index(fields=['-asked_at'], name='rehearsal_newest'),
+                ],
+                'constraints': [
+                    models.CheckConstraint(condition=models.Q(models.Q(('report', None), ('reported_at', None)), models.Q(('report__isnull', False), ('reported_at__isnull', False)), _connector='OR'), name='rehearsal_report_pair'),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name='PoolCapacity',
+            fields=[
+                ('pool', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='capacity', serialize=False, to='finetuning.gpupool')),
+                ('kind', models.CharField(choices=[('static', 'You: machines join by hand'), ('slurm', 'Slurm: Anneal submits and cancels jobs')], default='static', max_length=10)),
+                ('minimum', models.PositiveSmallIntegerField(default=0)),
+                ('maximum', models.PositiveSmallIntegerField(default=1)),
+                ('gpus_per_node', models.PositiveSmallIntegerField(default=1)),
+                ('idle_seconds', models.PositiveIntegerField(default=300, help_text='A node without work for so long is released.')),
+                ('node_nano_per_hour', models.BigIntegerField(default=0, help_text='What one node costs the operator.')),
+                ('budget_nano_per_hour', models.BigIntegerField(help_text='Null: only the maximum limits the nodes.', null=True)),
+                ('settings', models.JSONField(default=dict, help_text='Of the engine, as its Struct says.')),
+                ('wanted', models.PositiveSmallIntegerField(default=0, help_text='By the last reconciliation.')),
+                ('failures', models.PositiveSmallIntegerField(default=0, help_text='Of starts in a row; each doubles the wait.')),
+                ('retry_at', models.DateTimeField(help_text='Nothing is requested before.', null=True)),
+                ('problem', models.CharField(blank=True, max_length=300)),
+                ('busy_until', models.DateTimeField(help_text='Set while one task reconciles the pool.', null=True)),
+            ],
+            options={
+                'constraints': [
+                    models.CheckConstraint(condition=models.Q(('minimum__lte', models.F('maximum'))), name='capacity_minimum'),
+                    models.CheckConstraint(condition=models.Q(('gpus_per_node__gte', 1), ('node_nano_per_hour__gte', 0), models.Q(('budget_nano_per_hour', None), ('budget_nano_per_hour__gte', 0), _connector='OR')), name='capacity_amounts'),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name='CapacityNode',
+            fields=[
+                ('id', apps.core.ids.IdField(editable=False, max_length=31, prefix='node', primary_key=True, separator='_', serialize=False)),
+                ('pool', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='nodes', to='finetuning.gpupool')),
+                ('status', models.CharField(choices=[('draining', 'draining'), ('lost', 'lost'), ('released', 'released'), ('requested', 'requested'), ('running', 'running'), ('starting', 'starting')], default='requested', max_length=10)),
+                ('external_id', models.CharField(blank=True, help_text='As the engine calls it.', max_length=64)),
+                ('reason', models.CharField(blank=True, help_text='Why it waits, or why it ended.', max_length=300)),
+                ('token', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='finetuning.workertoken')),
+                ('worker', models.OneToOneField(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='node', to='finetuning.worker')),
+                ('requested_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ('ended_at', models.DateTimeField(null=True)),
+            ],
+            options={
+                'indexes': [
+                    models.Index(fields=['pool', '-requested_at'], name='node_newest'),
+                ],
+                'constraints': [
+                    models.CheckConstraint(condition=models.Q(models.Q(('ended_at', None), ('status__in', ['draining', 'requested', 'running', 'starting'])), models.Q(('ended_at__isnull', False), ('status__in', ['lost', 'released'])), _connector='OR'), name='node_ended_iff_status'),
+                ],
+                'triggers': [
+                    pgtrigger.compiler.Trigger(
+                        name='node_moves',
+                        sql=pgtrigger.compiler.UpsertTriggerSql(
+                            declare='DECLARE _is_valid_transition BOOLEAN;',
+                            operation='UPDATE',
+                            table='finetuning_capacitynode',
+                            when='BEFORE',
+                            func='SELECT CONCAT(OLD."status", \':\', NEW."status") = ANY(\'{draining:lost,draining:released,requested:released,requested:starting,running:draining,running:lost,running:released,starting:draining,starting:lost,starting:released,starting:running}\'::text[]) INTO _is_valid_transition; IF (_is_valid_transition IS FALSE AND OLD."status" IS DISTINCT FROM NEW."status") THEN RAISE EXCEPTION \'pgtrigger: Invalid transition of field "status" from "%" to "%" on table %\', OLD."status", NEW."status", TG_TABLE_NAME; ELSE RETURN NEW; END IF;',
+                            hash='7b27cd24b5ab5a41ae801c2ceb3b1a7873c8e7ae',
+                            pgid='pgtrigger_node_moves_527d2',
+                        ),
+                    ),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name='QueueShare',
+            fields=[
+                ('organization', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
+                ('id', models.BigAutoField(primary_key=True, serialize=False)),
+                ('pool', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='finetuning.gpupool')),
+                ('queued', models.IntegerField(db_default=0)),
+                ('queued_since', models.DateTimeField(help_text='When the oldest run came since none was queued.', null=True)),
+                ('held_gpus', models.IntegerField(db_default=0)),
+                ('used_gpu_hours', models.FloatField(db_default=0.0, help_text='Of ended attempts; after each hour 1/e of it is left.')),
+                ('used_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), help_text='When used_gpu_hours had its value.')),
+                ('served_at', models.DateTimeField(help_text='When a worker last took one of its runs.', null=True)),
+            ],
+            options={
+                'indexes': [
+                    models.Index(condition=models.Q(('queued__gt', 0)), fields=['pool'], name='queue_share_waiting'),
+                ],
+                'constraints': [
+                    models.UniqueConstraint(fields=('pool', 'organization'), name='queue_share_once'),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name='Examination',
+            fields=[
+                ('organization', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
+                ('id', apps.core.ids.IdField(editable=False, max_length=31, prefix='exam', primary_key=True, separator='_', serialize=False)),
+                ('version', models.OneToOneField(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='adapters.adapterversion')),
+                ('asked_at', models.DateTimeField()),
+                ('worker', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='finetuning.worker')),
+                ('taken_at', models.DateTimeField(null=True)),
+                ('tries', models.PositiveSmallIntegerField(default=0)),
+                ('ended_at', models.DateTimeField(null=True)),
+                ('problem', models.CharField(blank=True, help_text='Why there are no numbers, once it has ended.', max_length=300)),
+            ],
+            options={
+                'indexes': [
+                    models.Index(condition=models.Q(('ended_at', None)), fields=['asked_at'], name='examination_open'),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name='RunMember',
+            fields=[
+                ('organization', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
+                ('id', apps.core.ids.IdField(editable=False, max_length=33, prefix='member', primary_key=True, separator='_', serialize=False)),
+                ('run', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='members', to='finetuning.run')),
+                ('rank', models.PositiveSmallIntegerField(help_text="From 1: the run's worker is 0.")),
+                ('worker', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='memberships', to='finetuning.worker')),
+                ('address', models.CharField(help_text='Where the others reach this machine.', max_length=253)),
+                ('token_sha256', models.CharField(max_length=64, null=True, unique=True)),
+                ('handed_at', models.DateTimeField(help_text='When a claim was last answered with this place.', null=True)),
+                ('started_at', models.DateTimeField(help_text='Of its first heartbeat.', null=True)),
+                ('heartbeat_at', models.DateTimeField(help_text='Of its last heartbeat; before the first one, of the lease.')),
+                ('left_at', models.DateTimeField(help_text='When its part of the training was done.', null=True)),
+            ],
+            options={
+                'constraints': [
+                    models.UniqueConstraint(fields=('run', 'rank'), name='member_rank_once'),
+                    models.UniqueConstraint(fields=('run', 'worker'), name='member_worker_once'),
+                    models.CheckConstraint(condition=models.Q(('rank__gte', 1)), name='member_rank'),
+                    models.CheckConstraint(condition=models.Q(models.Q(('handed_at', None), ('started_at', None), ('token_sha256', None)), models.Q(('handed_at__isnull', False), ('token_sha256__isnull', False)), _connector='OR'), name='member_handed_pair'),
                 ],
             },
         ),

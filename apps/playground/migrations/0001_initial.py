@@ -25,7 +25,9 @@ class Migration(InitialMigration):
                 ('updated_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
             options={
-                'constraints': [models.UniqueConstraint(fields=('organization', 'membership', 'name'), name='preset_name_once', nulls_distinct=False)],
+                'constraints': [
+                    models.UniqueConstraint(fields=('organization', 'membership', 'name'), name='preset_name_once', nulls_distinct=False),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -39,7 +41,9 @@ class Migration(InitialMigration):
                 ('updated_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
             options={
-                'indexes': [models.Index(fields=['membership', '-updated_at', '-id'], name='conversation_newest')],
+                'indexes': [
+                    models.Index(fields=['membership', '-updated_at', '-id'], name='conversation_newest'),
+                ],
             },
         ),
     ]

@@ -24,7 +24,7 @@ class Migration(InitialMigration):
                 ('whole_model', models.ForeignKey(help_text='The version it serves merged, and nothing else; null: the base model and adapters.', null=True, on_delete=django.db.models.deletion.PROTECT, related_name='whole_replicas', to='adapters.adapterversion')),
                 ('worker', models.OneToOneField(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='replica', to='finetuning.worker')),
                 ('url', models.CharField(blank=True, help_text='Where its proxy listens: unix:///… or http(s)://…', max_length=300)),
-                ('token_sealed', models.BinaryField(help_text='What the gateway presents to the proxy, encrypted.')),
+                ('is_address_accepted', models.BooleanField(db_default=True, help_text='By the settings or an operator.')),
                 ('capacity', models.PositiveIntegerField(default=56, help_text='Adapters registered at once.')),
                 ('slots', models.PositiveIntegerField(default=8, help_text='Adapters in one batch without loss of speed.')),
                 ('max_rank', models.PositiveIntegerField(default=64)),
@@ -37,6 +37,9 @@ class Migration(InitialMigration):
                 ('is_ready', models.BooleanField(default=False)),
                 ('reason', models.CharField(blank=True, max_length=300)),
                 ('observed_at', models.DateTimeField(null=True)),
+                ('isolated_at', models.DateTimeField(help_text='Found faulty: asked nothing until it is cleared.', null=True)),
+                ('isolated_because', models.CharField(blank=True, db_default='', max_length=300)),
+                ('fault_count', models.PositiveIntegerField(db_default=0, help_text='How often it was found faulty, ever.')),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
         ),
@@ -110,8 +113,8 @@ class Migration(InitialMigration):
                 ('organization', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
                 ('id', apps.core.ids.IdField(editable=False, max_length=32, prefix='alias', primary_key=True, separator='_', serialize=False)),
                 ('adapter', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='aliases', to='adapters.adapter')),
-                ('name', models.CharField(max_length=40)),
-                ('model_name', models.CharField(help_text='ft:<base>:<organization>:<suffix>:<name>', max_length=240, unique=True)),
+                ('name', models.CharField(help_text='Of an imported alias, the whole name.', max_length=240)),
+                ('model_name', models.CharField(help_text='ft:<base>:<organization>:<suffix>:<name>', max_length=240)),
                 ('version', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='adapters.adapterversion')),
                 ('canary_version', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='adapters.adapterversion')),
                 ('canary_percent', models.PositiveSmallIntegerField(default=0)),
@@ -122,6 +125,7 @@ class Migration(InitialMigration):
             options={
                 'constraints': [
                     models.UniqueConstraint(fields=('adapter', 'name'), name='alias_once'),
+                    models.UniqueConstraint(fields=('organization', 'model_name'), name='alias_model_name_once'),
                     models.CheckConstraint(condition=models.Q(models.Q(('canary_percent', 0), ('canary_version', None)), models.Q(('canary_percent__gte', 1), ('canary_percent__lte', 99), ('canary_version__isnull', False)), _connector='OR'), name='alias_canary_share'),
                 ],
             },
@@ -157,5 +161,12 @@ class Migration(InitialMigration):
                     models.UniqueConstraint(fields=('replica', 'adapter_version'), name='loaded_once'),
                 ],
             },
+        ),
+        migrations.CreateModel(
+            name='ReplicaToken',
+            fields=[
+                ('replica', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='token', serialize=False, to='serving.replica')),
+                ('token_sealed', models.BinaryField()),
+            ],
         ),
     ]
