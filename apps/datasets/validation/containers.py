@@ -13,7 +13,6 @@ from enum import StrEnum
 from typing import NoReturn
 
 import msgspec
-from django.utils.translation import gettext_noop
 
 from apps.contracts.chat.errors import RowErrorCode
 from apps.contracts.chat.lines import Line, split_lines
@@ -64,25 +63,25 @@ def rows_of(container: Container, chunks: Iterable[bytes], *, head: bytes = b"")
 GZIP_SIGNATURE = b"\x1f\x8b"
 _PARQUET_SIGNATURE = b"PAR1"
 _SIGNATURES = (
-    (b"PK\x03\x04", gettext_noop("a ZIP archive (or an Office document)")),
-    (GZIP_SIGNATURE, gettext_noop("a gzip archive inside another")),
-    (b"\x89PNG", gettext_noop("a PNG image")),
-    (b"\xff\xd8\xff", gettext_noop("a JPEG image")),
-    (b"%PDF", gettext_noop("a PDF document")),
-    (b"ARROW1", gettext_noop("an Arrow file")),
-    (b"SQLite format 3", gettext_noop("a SQLite database")),
-    (b"\x28\xb5\x2f\xfd", gettext_noop("a Zstandard archive")),
-    (b"BZh", gettext_noop("a bzip2 archive")),
-    (b"\xfd7zXZ", gettext_noop("an xz archive")),
-    (b"7z\xbc\xaf", gettext_noop("a 7-Zip archive")),
-    (b"\x7fELF", gettext_noop("a program")),
-    (b"MZ\x90", gettext_noop("a program")),
-    (b"\x80\x02", gettext_noop("a Python pickle")),
-    (b"\x80\x04", gettext_noop("a Python pickle")),
-    (b"\x80\x05", gettext_noop("a Python pickle")),
-    (b"<!doctype", gettext_noop("an HTML document")),
-    (b"<html", gettext_noop("an HTML document")),
-    (b"<?xml", gettext_noop("an XML document")),
+    (b"PK\x03\x04", "The file is a ZIP archive (or an Office document), not training data."),
+    (GZIP_SIGNATURE, "The file is a gzip archive inside another, not training data."),
+    (b"\x89PNG", "The file is a PNG image, not training data."),
+    (b"\xff\xd8\xff", "The file is a JPEG image, not training data."),
+    (b"%PDF", "The file is a PDF document, not training data."),
+    (b"ARROW1", "The file is an Arrow file, not training data."),
+    (b"SQLite format 3", "The file is a SQLite database, not training data."),
+    (b"\x28\xb5\x2f\xfd", "The file is a Zstandard archive, not training data."),
+    (b"BZh", "The file is a bzip2 archive, not training data."),
+    (b"\xfd7zXZ", "The file is an xz archive, not training data."),
+    (b"7z\xbc\xaf", "The file is a 7-Zip archive, not training data."),
+    (b"\x7fELF", "The file is a program, not training data."),
+    (b"MZ\x90", "The file is a program, not training data."),
+    (b"\x80\x02", "The file is a Python pickle, not training data."),
+    (b"\x80\x04", "The file is a Python pickle, not training data."),
+    (b"\x80\x05", "The file is a Python pickle, not training data."),
+    (b"<!doctype", "The file is an HTML document, not training data."),
+    (b"<html", "The file is an HTML document, not training data."),
+    (b"<?xml", "The file is an XML document, not training data."),
 )
 _CONTROL = bytes(code for code in range(32) if code not in b"\t\n\r\f\x1b")  # logs contain ESC
 _MAX_CONTROL, _JUDGED_BYTES = 0.05, 1024
@@ -97,9 +96,9 @@ def recognize(head: bytes, filename: str) -> Container:
         raise Rejected(FileErrorCode.NOT_UTF8, "The file is UTF-16 text, not UTF-8.", "Save it as UTF-8.")
     if head.startswith(_PARQUET_SIGNATURE):
         return Container.PARQUET
-    for signature, kind in _SIGNATURES:
+    for signature, message in _SIGNATURES:
         if head[: len(signature)].lower() == signature.lower():
-            raise Rejected(FileErrorCode.NOT_TRAINING_DATA, f"The file is {kind}, not training data.", _ACCEPTED)
+            raise Rejected(FileErrorCode.NOT_TRAINING_DATA, message, _ACCEPTED)
     _require_text(head)
     first = head.removeprefix(UTF8_MARK).lstrip()[:1]
     name = re.sub(r"\.gz$", "", filename.lower())
