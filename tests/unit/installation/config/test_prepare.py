@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import connection
+from django.db.migrations.recorder import MigrationRecorder
 from pytest_django import Settings
 
 from apps.accounts.models import User
@@ -43,6 +45,14 @@ def test_a_second_time_adds_nothing(transactional_db: None, home: Path) -> None:
     assert "GPU types: 0 new; base models: 0 new; prices: 0 new" in second and "(new)" not in second
     assert (home / "demo.json").read_text() == account
     assert (GpuPool.objects.count(), PriceRule.objects.count()) == (pools, prices)
+
+
+def test_a_database_of_another_version_is_refused_and_stays_as_it_is(db: None) -> None:
+    MigrationRecorder(connection).record_applied("billing", "0099_other")
+
+    with pytest.raises(CommandError, match=r"it has billing\.0099_other and 0 more migrations that this version lacks"):
+        prepare()
+    assert not GpuType.objects.exists()
 
 
 def test_without_the_demonstration_there_is_a_catalogue_and_no_pool(transactional_db: None, home: Path) -> None:

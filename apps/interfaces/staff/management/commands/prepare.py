@@ -3,9 +3,12 @@
 from argparse import ArgumentParser
 from typing import Any
 
+from django.apps import apps
 from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
+from django.db import connection
+from django.db.migrations.loader import MigrationLoader
 
 from apps.catalog.seeding import seed_catalog
 from apps.contracts.addresses.networks import is_loopback
@@ -28,6 +31,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         if options["demo"]:
             _refuse_demo_for_others()
+        _refuse_other_migrations()
         call_command("migrate", verbosity=options["verbosity"], stdout=self.stdout)
         seeded = seed_catalog(by="system", now=db_now())
         self.stdout.write(
@@ -52,6 +56,19 @@ def _refuse_demo_for_others() -> None:
         )
     if not settings.DATABASES["default"]["HOST"].startswith("/"):
         raise CommandError("The demonstration's account is made in the embedded database only. Use --local.")
+
+
+def _refuse_other_migrations() -> None:
+    """Raise CommandError if the database has migrations of ours that this version lacks: its tables may differ."""
+    ours = {app.label for app in apps.get_app_configs() if app.name.startswith("apps.")}
+    loader = MigrationLoader(connection)
+    other = sorted(set(loader.applied_migrations) - set(loader.disk_migrations))
+    if named := [f"{label}.{name}" for label, name in other if label in ours]:
+        raise CommandError(
+            f"Another version made this database: it has {named[0]} and {len(named) - 1} more migrations that this "
+            f"version lacks. Return to that version, or start with an empty database: delete {settings.HOME}, or drop "
+            "the database if you run PostgreSQL yourself."
+        )
 
 
 def _are_static_files_changed() -> bool:
