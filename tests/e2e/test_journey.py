@@ -43,7 +43,8 @@ def test_from_sign_up_to_an_answer_in_six_clicks(visit: Any, platform: Platform)
     person = visit()
     sign_up(person, platform, "nora@example.com", "Nora's Bakery")  # two clicks
 
-    person.get_by_role("button", name=re.compile("^Train the sample, at most")).click()
+    button = person.get_by_role("button", name=re.compile("^Train the sample, at most"))
+    button.click(timeout=120_000)  # it appears when the worker has measured the model
     expect(person).to_have_url(re.compile(r"/jobs/ftjob-"))
     expect(person.get_by_role("link", name="Try it")).to_be_visible(timeout=TRAINING_MS)
     with person.expect_navigation():

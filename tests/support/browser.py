@@ -22,6 +22,9 @@ DRAWN = """() => new Promise((done) => {
   setTimeout(done, 1000);
   requestAnimationFrame(() => requestAnimationFrame(done));
 })"""
+_WIDE = """() => [...document.querySelectorAll("body *")]
+  .filter((each) => each.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
+  .slice(0, 8).map((each) => `${each.tagName}#${each.id}.${each.className}`)"""
 _SWITCH_THEME = """() => {
   // However short, a transition takes a frame, and a busy machine draws one late.
   const still = new CSSStyleSheet();
@@ -81,7 +84,7 @@ def check_page(page: Page, widths: Sequence[int], *, height: int = 900, read_at:
             page.evaluate(_SWITCH_THEME)
             seen += find_violations(page, COLOUR_RULES if reads_all_here else AXE_TAGS)
             page.evaluate(_SWITCH_THEME)
-        assert seen == [0], f"{page.url} at {width} px: {seen}"
+        assert seen == [0], f"{page.url} at {width} px: {seen}; wider than the window: {page.evaluate(_WIDE)}"
 
 
 def find_overflow(page: Page) -> int:

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
-from django.utils.translation import gettext
 
 from apps.contracts.chat.rows import RowKind
 from apps.core.errors import InvalidValue
@@ -157,17 +156,12 @@ def check_mapping(mapping: Mapping) -> Mapping:
     columns = {field: column for field, column in mapping.columns.items() if column}
     for field, column in columns.items():
         if field not in fields:
-            raise InvalidValue(
-                gettext("%(format)s has no field '%(field)s'.") % {"format": mapping.format, "field": field[:40]},
-                param=f"mapping.columns.{field[:40]}",
-            )
+            raise InvalidValue(f"{mapping.format} has no field '{field[:40]}'.", param=f"mapping.columns.{field[:40]}")
         if len(column) > _COLUMN_NAME_LIMIT:
-            raise InvalidValue(gettext("The column's name is too long."), param=f"mapping.columns.{field}")
+            raise InvalidValue("The column's name is too long.", param=f"mapping.columns.{field}")
     for name, wanted in fields.items():
         if wanted.is_required and name not in columns:
-            raise InvalidValue(
-                gettext("Name the column that holds '%(name)s'.") % {"name": name}, param=f"mapping.columns.{name}"
-            )
+            raise InvalidValue(f"Name the column that holds '{name}'.", param=f"mapping.columns.{name}")
     return Mapping(format=mapping.format, columns=columns)
 
 
@@ -178,9 +172,7 @@ def read_mapping(value: object, *, param: str = "mapping") -> Mapping | None:
     try:
         data = msgspec.json.decode(value) if isinstance(value, str) else value
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise InvalidValue(
-            gettext("'%(param)s' must be a JSON object with 'format' and 'columns'.") % {"param": param}, param=param
-        ) from error
+        raise InvalidValue(f"'{param}' must be a JSON object with 'format' and 'columns'.", param=param) from error
     try:
         mapping = msgspec.convert(data, Mapping)
     except msgspec.ValidationError as error:

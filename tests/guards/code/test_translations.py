@@ -46,6 +46,7 @@ FOR_PROGRAMS = {
     "apps/core/http/json_bodies.py": "bodies of the API and of workers",
     "apps/core/http/turns.py": "machines that call too often",
     "apps/core/objects": "signed links, which programs follow",
+    "apps/datasets/validation/formats.py": "the command line too, without Django; pages show them through `translated`",
     "apps/finetuning/pools/rehearsals.py": "workers",
     "apps/finetuning/results/examinations.py": "workers",
     "apps/finetuning/runs/endings.py": "workers",

@@ -3,12 +3,14 @@
 import re
 from typing import Any
 
+import msgspec
 import pytest
 
 from apps.core.money import NANO_PER_USD
 from apps.datasets.models import DatasetVersion
-from apps.finetuning.models import FineTuningJob
-from tests.factories.finetuning import TrainingSetup
+from apps.finetuning.models import FineTuningJob, ThroughputProbe
+from apps.finetuning.pools.operations import record_probe
+from tests.factories.finetuning import TrainingSetup, probe_report
 from tests.support.pages import text
 
 
@@ -47,6 +49,19 @@ def test_a_price_that_rose_since_the_button_was_shown_starts_nothing_and_is_show
 
     assert "The maximum is now " in text(answer) and form_of(text(answer))["cap_nano"] == str(shown_nano)
     assert not FineTuningJob.objects.exists() and not DatasetVersion.objects.exists()
+
+
+def test_the_button_appears_when_a_worker_has_measured_the_model(floor: TrainingSetup, bob, client_for):
+    ThroughputProbe.objects.all().delete()
+    page = client_for(bob)
+    assert 'id="train-step" hx-get="/" hx-trigger="every 5s"' in text(page.get("/"))
+
+    for method in ("lora", "qlora"):
+        report = msgspec.to_builtins(probe_report(floor.base_model, method))
+        record_probe(worker=floor.worker, base_model=floor.base_model, method=method, report=report)
+    part = text(page.get("/", headers={"HX-Request": "true", "HX-Target": "li#train-step"}))
+
+    assert "Train the sample, at most $" in part and "hx-get" not in part and "<body" not in part
 
 
 def test_without_credit_the_button_is_replaced_by_the_way_to_get_some(page, organization, settings):

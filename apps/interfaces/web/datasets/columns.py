@@ -9,6 +9,7 @@ from apps.accounts.roles import Permission
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.http.forms import domain_errors_shown
+from apps.core.messages.translation import translated
 from apps.datasets import operations, queries
 from apps.datasets.inspection.repair_preview import preview_repair
 from apps.datasets.intake import versions
@@ -39,7 +40,7 @@ def columns(request: OrganizationRequest, file_id: str) -> HttpResponse:
             )
             return redirect("web:dataset_detail", mapped.pk)
         except DomainError as error:
-            problem = error.message
+            problem = translated(error.message)
     context = _context(version, mapping) | {"problem": problem}
     return render(request, "datasets/columns.html", context, status=422 if problem else 200)
 

@@ -40,19 +40,26 @@ _STARTED = 3  # an organization with more jobs than that knows the first steps
 @require_safe
 @organization_view(Permission.VIEW)
 def index(request: OrganizationRequest) -> HttpResponse:
-    """Show the organization at a glance; htmx asks for the running jobs alone."""
+    """Show the organization at a glance; htmx asks for the running jobs alone, or for the step of the first job."""
+    may_train = has_permission(request.membership.role, Permission.JOB_WRITE)
+    if request.htmx and request.headers.get("HX-Target", "").endswith("#train-step"):
+        step = {"may_train": may_train} | _start(request.organization, may_train)
+        return _answer(request, "#train-step", step)
     jobs = list_jobs(organization=request.organization)
     shown = list(jobs.exclude(status__in=JOB_TERMINAL)[:_SHOWN])
     waiting = reasons_to_wait(jobs=[job for job in shown if job.status == JobStatus.QUEUED], now=db_now())
     running = [_progress(job) | {"waiting": waiting.get(job.pk, "")} for job in shown]
-    may_train = has_permission(request.membership.role, Permission.JOB_WRITE)
     context: dict[str, object] = {"running": running, "may_train": may_train}
     if not request.htmx:
         context |= _figures(request.organization) | _attention(request.organization) | _adapters(request.organization)
         context["may_write_files"] = has_permission(request.membership.role, Permission.DATASET_WRITE)
         context |= _start(request.organization, may_train)
-    response = render(request, "shell/overview.html" + ("#running" if request.htmx else ""), context)
-    patch_vary_headers(response, ["HX-Request"])
+    return _answer(request, "#running" if request.htmx else "", context)
+
+
+def _answer(request: OrganizationRequest, part: str, context: dict[str, object]) -> HttpResponse:
+    response = render(request, f"shell/overview.html{part}", context)
+    patch_vary_headers(response, ["HX-Request", "HX-Target"])
     return response
 
 
