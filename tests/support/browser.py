@@ -17,9 +17,10 @@ AXE_TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practi
 # Of the rules with these tags, those that read colours.
 COLOUR_RULES = ["color-contrast", "link-in-text-block"]
 
-# Two frames; a page that draws none has nothing to wait for.
+# Two frames. On a busy machine the first one can take longer than a second, and what observes a size is told in it.
+# A page that draws none at all has nothing to wait for.
 DRAWN = """() => new Promise((done) => {
-  setTimeout(done, 1000);
+  setTimeout(done, 10_000);
   requestAnimationFrame(() => requestAnimationFrame(done));
 })"""
 _WIDE = """() => [...document.querySelectorAll("body *")]
