@@ -75,12 +75,12 @@ def test_a_visitor_reads_the_sign_in_page_in_the_language_of_the_browser(client_
 
 
 def test_the_api_answers_in_english_whatever_the_caller_accepts(client, key):
-    nobody = client.get("/v1/files", **GERMAN)
+    anonymous = client.get("/v1/files", **GERMAN)
     member = client.get("/v1/files/file-none", HTTP_AUTHORIZATION=f"Bearer {key.secret}", **GERMAN)
 
-    assert nobody.status_code == 401 and "key" in nobody.json()["error"]["message"]
+    assert anonymous.status_code == 401 and "key" in anonymous.json()["error"]["message"]
     assert member.json()["error"]["message"] == "No such file: file-none."
-    assert "Content-Language" not in nobody and "Content-Language" not in member
+    assert "Content-Language" not in anonymous and "Content-Language" not in member
 
 
 def test_errors_of_the_domain_and_texts_of_scripts_are_in_the_language_of_the_page(floor, bob, client_for):
