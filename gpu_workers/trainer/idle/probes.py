@@ -28,6 +28,7 @@ PROBE_FILE = "probe.json"
 _STALL_SECONDS = 600.0  # without progress
 _MAX_FAILURES = 3  # of one measurement in this process
 _QUIET_SECONDS, _QUIET_SHARE = 2.0, 0.5  # the machine is quiet if no more than half of its cores were busy so long
+_FIRST_PATIENCE_SECONDS = 45.0  # vLLM and Celery start in 25 to 40 s on two cores
 
 
 class Prober:
@@ -90,10 +91,11 @@ class Prober:
     def _wait_for_quiet(self, request: ProbeRequest, *, should_stop: Callable[[], bool], not_before: float) -> bool:
         """Return true once the machine is quiet or patience ends, false if `should_stop` returns true.
 
-        The first measurement by LoRA needs no quiet machine, because the pool cannot quote any job without it.
+        Patience is shorter for the first measurement by LoRA, because the pool cannot quote any job without it.
         """
         is_needed_now = request.is_first and request.method == Method.LORA
-        latest = max(time.monotonic(), not_before) + (0.0 if is_needed_now else self._patience_seconds)
+        patience = min(self._patience_seconds, _FIRST_PATIENCE_SECONDS) if is_needed_now else self._patience_seconds
+        latest = max(time.monotonic(), not_before) + patience
         load, read_at = Load(), time.monotonic()
         while (now := time.monotonic()) < latest:
             if should_stop():
