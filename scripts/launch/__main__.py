@@ -19,11 +19,10 @@ from scripts.launch.main_job import (
     end_main_job,
     figures_of_start,
     run_for_figures,
-    start_engine_when_quoted,
     start_main_job,
 )
 from scripts.launch.starting import Starting, bring_up, has_demo, say
-from scripts.processes import REPOSITORY, Tier
+from scripts.processes import REPOSITORY
 from scripts.supervision import LaunchFailed, Supervision, end, find_leftovers, lock
 
 
@@ -102,10 +101,6 @@ def _keep_running(given: argparse.Namespace, starting: Starting) -> None:
             if child and child.poll() is not None:
                 say(after_main_job(prepared, child.returncode))
                 child = None
-            if child:
-                start_engine_when_quoted(starting)
-            else:
-                starting.start(Tier.SERVING)
             is_up = starting.watch()
             if is_up and not child and not is_said:
                 is_said = True

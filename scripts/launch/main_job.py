@@ -8,11 +8,10 @@ from collections.abc import Sequence
 
 from scripts.environment import Prepared, plain_environment
 from scripts.launch.starting import Starting, has_demo, say
-from scripts.processes import REPOSITORY, Tier
+from scripts.processes import REPOSITORY
 from scripts.supervision import LAUNCH_MARK, end_with_launcher
 
 MAIN_JOB = (".venv/bin/python", "-m", "demo.main_job")
-QUOTE_SECONDS = 120.0
 CI_ROWS = "1000"  # after the main job, which scores as many as `make demo` does
 
 
@@ -30,18 +29,6 @@ def start_main_job(starting: Starting, options: Sequence[str] = ()) -> subproces
         process_group=0,
         preexec_fn=end_with_launcher,
     )
-
-
-def start_engine_when_quoted(starting: Starting) -> None:
-    """Start the engine once the training job exists, or after the time that a quote may take.
-
-    The trainer measures its speed for the quote. An engine that loads at the same time makes it up to 20 % slower, even
-    if each has its own core.
-    """
-    state = starting.prepared.home / "demo/state.json"
-    has_job = state.exists() and "ftjob-" in state.read_text()
-    if has_job or time.time() - starting.began_at > QUOTE_SECONDS:
-        starting.start(Tier.SERVING)
 
 
 def end_main_job(child: subprocess.Popen[bytes] | None) -> None:
@@ -71,7 +58,6 @@ def run_for_figures(starting: Starting) -> dict[str, object]:
     child = start_main_job(starting, ["--then-score", CI_ROWS, "--figures", str(path)])
     try:
         while child.poll() is None:
-            start_engine_when_quoted(starting)
             starting.watch()
             time.sleep(0.2)
     finally:

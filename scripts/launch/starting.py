@@ -105,7 +105,9 @@ class Starting:
 
 
 def bring_up(starting: Starting) -> None:
-    """Return once the control plane answers, with the trainer starting and the engine not started.
+    """Return once the control plane answers, while the engine and the trainer start.
+
+    The trainer measures its speed when the engine has loaded and the machine is quiet.
 
     Raises LaunchFailed with the log of a process that does not answer.
     """
@@ -123,6 +125,7 @@ def bring_up(starting: Starting) -> None:
     say(_sign_in(prepared))
     starting.start(Tier.CONTROL)
     starting.wait()
+    starting.start(Tier.SERVING)
     starting.start(Tier.TRAINING)
 
 

@@ -27,8 +27,8 @@ MODULE = "gpu_workers.bench.probe"
 PROBE_FILE = "probe.json"
 _STALL_SECONDS = 600.0  # without progress
 _MAX_FAILURES = 3  # of one measurement in this process
-_QUIET_SECONDS, _QUIET_SHARE = 2.0, 0.5  # the machine is quiet if no more than half of its cores were busy so long
-_FIRST_PATIENCE_SECONDS = 45.0  # vLLM and Celery start in 25 to 40 s on two cores
+_QUIET_SECONDS, _QUIET_SHARE = 2.0, 0.35  # the machine is quiet if no more of all cores was busy for so long
+_FIRST_PATIENCE_SECONDS = 45.0  # vLLM starts in 25 to 40 s on two cores
 
 
 class Prober:
