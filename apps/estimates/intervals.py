@@ -58,8 +58,8 @@ _ENOUGH_DAYS = 5  # of a pool's runs; their own spread then includes the variati
 # five times.
 _MAX_WAITED = 0.8
 # A probe's waiting below the first share passes: with a core of two kept busy, probes waited about 10 % of their time,
-# and their jobs took 0.98, 0.99, 1.03, 1.24 and 1.27 times the time by them alone. What is above lasts, because a probe waits
-# for a quiet machine: it counts in P50, up to the second share.
+# and their jobs took 0.98, 0.99, 1.03, 1.24 and 1.27 times the time by them alone. What is above lasts, because a probe
+# waits for a quiet machine: it counts in P50, up to the second share.
 _PASSING, _MAX_LASTING = 0.1, 0.2
 # On a CPU, resident memory was measured at 1.44 to 1.88 times the live memory; the reserve is the middle.
 CPU_MEMORY = PredictionInterval(p10=0.82, p50=1.0, p90=1.10, origin="four jobs measured on a CPU")

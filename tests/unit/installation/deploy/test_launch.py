@@ -174,10 +174,8 @@ class Started:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def bring_up(self, *, has_engine: bool = True) -> None:
+    def bring_up(self) -> None:
         launch.bring_up(self.starting)
-        if has_engine:
-            self.starting.start(Tier.SERVING)
         self.starting.update()
 
 
@@ -187,10 +185,10 @@ def started(tmp_path: Path, take: Take, monkeypatch: pytest.MonkeyPatch) -> Star
     return Started(prepare(tmp_path, is_debug=False, is_launch=True), monkeypatch)
 
 
-def test_the_web_process_starts_first_on_prepared_data_and_the_trainer_before_the_engine(started: Started) -> None:
+def test_the_web_process_starts_first_on_prepared_data_and_the_trainer_last(started: Started) -> None:
     started.silent = {"trainer"}
 
-    started.bring_up(has_engine=False)
+    started.bring_up()
 
     assert started.supervised.started == [
         "supervisord",
@@ -198,33 +196,10 @@ def test_the_web_process_starts_first_on_prepared_data_and_the_trainer_before_th
         "data",
         Tier.WEB,
         Tier.CONTROL,
+        Tier.SERVING,
         Tier.TRAINING,
     ]
     assert not started.starting.is_up
-
-
-def test_the_engine_starts_once_when_the_training_job_exists(started: Started) -> None:
-    started.bring_up(has_engine=False)
-    state = started.prepared.home / "demo/state.json"
-    state.parent.mkdir(exist_ok=True)
-
-    main_job.start_engine_when_quoted(started.starting)
-    assert Tier.SERVING not in started.supervised.started
-
-    for text in ('{"file_id": "file-01"}', '{"file_id": "file-01", "lora": "ftjob-01"}', '{"lora": "ftjob-01"}'):
-        state.write_text(text)
-        main_job.start_engine_when_quoted(started.starting)
-        assert (Tier.SERVING in started.supervised.started) is ("ftjob" in text)
-    assert started.supervised.started.count(Tier.SERVING) == 1
-
-
-def test_the_engine_waits_for_a_quote_that_does_not_come_no_longer_than_two_minutes(started: Started) -> None:
-    started.bring_up(has_engine=False)
-
-    started.sleep(121.0)
-    main_job.start_engine_when_quoted(started.starting)
-
-    assert Tier.SERVING in started.supervised.started
 
 
 @pytest.mark.parametrize(
