@@ -16,7 +16,7 @@ from apps.core.errors import InvalidValue
 from apps.core.messages import outbox
 from apps.finetuning import events
 from apps.finetuning.jobs.admission import admit, is_ready_to_admit
-from apps.finetuning.jobs.files import usable_file
+from apps.finetuning.jobs.files import usable_files
 from apps.finetuning.jobs.requests import JobRequest, asked_hyperparameters, choose_recipe
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotes.delivery import required_exports
@@ -79,9 +79,8 @@ def _new_job(organization: Organization | str, request: JobRequest, by: str) -> 
     start_point = find_start_point(organization=organization, model=request.base_model)
     base_model = start_point.base_model
     require_licence(organization=organization, base_model=base_model)
-    training_file = usable_file(organization, request.training_file, "training_file")
-    validation_file = request.validation_file and usable_file(organization, request.validation_file, "validation_file")
-    chosen = choose_recipe(start_point, request, training_file=training_file, validation_file=validation_file or None)
+    training_file, validation_file = usable_files(organization, request.training_file, request.validation_file)
+    chosen = choose_recipe(start_point, request, training_file=training_file, validation_file=validation_file)
     recipe = chosen.hyperparameters
     suffix = plain_suffix(request.suffix)
     _check_machines(request, recipe)
@@ -95,7 +94,7 @@ def _new_job(organization: Organization | str, request: JobRequest, by: str) -> 
         organization_id=key_of(organization),
         base_model=base_model,
         training_file=training_file,
-        validation_file=validation_file or None,
+        validation_file=validation_file,
         suffix=suffix,
         method=request.method,
         hyperparameters=msgspec.to_builtins(recipe),
