@@ -20,6 +20,7 @@ from apps.finetuning.jobs.files import usable_files
 from apps.finetuning.jobs.requests import JobRequest, asked_hyperparameters, choose_recipe
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotes.delivery import required_exports
+from apps.finetuning.quotes.obstacles import require_machines
 from apps.finetuning.quotes.options import split_key
 from apps.finetuning.recipes.start_points import find_start_point
 from apps.finetuning.recipes.stored_requests import StoredRequest
@@ -125,12 +126,8 @@ def _new_job(organization: Organization | str, request: JobRequest, by: str) -> 
 
 def _check_machines(request: JobRequest, recipe: Hyperparameters) -> None:
     """Raise InvalidValue for a malformed option, and for several machines that cannot share the job."""
+    require_machines(recipe, request.node_count)
     _, gpu_count = split_key(request.pool or "", gpu_count=request.gpu_count)
-    if request.node_count > 1 and recipe.cpu_offload:
-        message = gettext(
-            "Training on several machines does not work with cpu_offload: turn it off, or use one machine."
-        )
-        raise InvalidValue(message, param="compute.node_count")
     if gpu_count is not None and gpu_count % request.node_count:
         message = gettext(
             "%(node_count)s machines share the %(gpu_count)s GPUs: give a multiple of %(node_count)s."
