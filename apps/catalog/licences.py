@@ -6,6 +6,7 @@ model.
 
 import datetime
 
+from django.db import transaction
 from django.utils.translation import gettext
 
 from apps.accounts.models import Organization, key_of
@@ -52,6 +53,7 @@ def require_licence(*, organization: Organization | str, base_model: BaseModel) 
         )
 
 
+@transaction.atomic
 def accept_licence(
     *, organization: Organization | str, base_model: BaseModel, licence: str, by: str, now: datetime.datetime
 ) -> LicenceAcceptance:

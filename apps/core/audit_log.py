@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from django.db.models import QuerySet
+from django.db.models.functions import Now
 from django.utils.dateparse import parse_date, parse_datetime
 from django.utils.translation import gettext
 
+from apps.core.audit import MAX_PER_HOUR
 from apps.core.database.read_times import counted_read
 from apps.core.database.tenancy import Keyed, id_of
 from apps.core.errors import InvalidValue
@@ -84,6 +86,13 @@ def list_entries(*, organization: Keyed | str | None, chosen: AuditFilter) -> Qu
     if chosen.until:
         rows = rows.filter(created_at__lt=chosen.until)
     return rows.filter(id__lt=chosen.before) if chosen.before is not None else rows
+
+
+def count_of_hour(*, organization: Keyed | str, action: str) -> int:
+    """Return how many of an organization's newest MAX_PER_HOUR entries have the action and are of the last hour."""
+    newest = AuditEntry.objects.filter(organization_id=id_of(organization)).order_by("-id")[:MAX_PER_HOUR]
+    within = AuditEntry.objects.filter(created_at__gt=Now() - datetime.timedelta(hours=1))
+    return within.filter(pk__in=newest.values("pk"), action=action).count()
 
 
 class AuditObject(TypedDict):

@@ -76,7 +76,7 @@ def _single_changes(task: Task, pool: PoolFacts, gpu_count: int, others: tuple[G
     yield from _shorter(task, pool, gpu_count)
     yield from _more_gpus(task, pool, gpu_count)
     can_offload = request.method != Method.QLORA or task.stack.offloads_quantized
-    if can_offload and not request.cpu_offload and not pool.gpu.is_cpu:
+    if can_offload and not (request.cpu_offload or request.is_replicated or pool.gpu.is_cpu):
         text = "Keep the base model in the host's memory (slower)"
         if request.method == Method.FULL:
             text = "Keep weights, gradients and optimizer state in the host's memory (slower)"

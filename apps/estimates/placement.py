@@ -165,6 +165,8 @@ def _parallelisms(request: QuoteRequest, gpu: Gpu, gpu_count: int) -> tuple[Para
         return (Parallelism.ZERO3,)
     if gpu_count == 1:
         return (Parallelism.SINGLE,)
+    if request.is_replicated:
+        return (Parallelism.DDP,)
     if request.method == Method.FULL and request.stack != ANNEAL.key:  # our trainer shards everything or nothing
         return (Parallelism.DDP, Parallelism.ZERO2, Parallelism.ZERO3)
     return (Parallelism.DDP, Parallelism.ZERO3)

@@ -61,6 +61,16 @@ BEGIN
   END IF;
 END $$;
 
+-- The roles that serve requests have limits of time, so that no request holds a connection, or what others wait for,
+-- without end. The longest list, export or search takes seconds. A request that puts a file of gigabytes together
+-- leaves its transaction idle for minutes. A limit goes with the login: staff pages keep it when they widen their role.
+-- anneal_owner, which migrates, and anneal_sys, which works on whole tables, have none.
+SELECT format('ALTER ROLE %I SET %s = %L', role, name, value)
+  FROM unnest(ARRAY['anneal_app', 'anneal_internal', 'anneal_gateway']) AS serving (role),
+       (VALUES ('statement_timeout', '30s'), ('lock_timeout', '15s'),
+               ('idle_in_transaction_session_timeout', '30min')) AS wanted (name, value)
+\gexec
+
 -- Staff pages widen themselves by SET LOCAL ROLE inside one transaction; nothing is inherited silently.
 GRANT anneal_sys TO anneal_app WITH INHERIT FALSE, SET TRUE;
 -- The owner may act as each of them, so that tests and data repairs can run under the policies they check.

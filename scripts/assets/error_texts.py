@@ -187,8 +187,12 @@ ERRORS: dict[str, Words] = {
     "price_not_set": Words(
         "No operator has set a price for the model, so it is not served.", "Ask the operator. Waiting does not help."
     ),
+    "query_timeout": Words(
+        "The database took too long for this request, so it was stopped. It changed nothing.",
+        "Ask for less: a shorter period, a lower `limit`, or a filter or search that matches fewer rows.",
+    ),
     "rate_limit_exceeded": Words(
-        "Too many requests or tokens in this minute, or too many requests open at once.",
+        "Too many requests or tokens in this minute, too many requests open at once, or too many changes in this hour.",
         f"{_REPEAT} The headers `x-ratelimit-*` of inference show what is left.",
     ),
     "request_failed": Words(
@@ -201,6 +205,7 @@ ERRORS: dict[str, Words] = {
         "Send less. For large files, use `/v1/uploads`, which takes them in parts.",
     ),
     "row_not_found": Words("The version has no row at this line.", "List the rows of the version."),
+    "rows_in_use": Words("Another request is changing the same rows and did not end in time.", _REPEAT),
     "run_not_found": Words(f"The eval has no run with this id. {_NOT_YOURS}", _FIND),
     "server_error": Words(
         "A bug or a broken dependency. The message reveals no internals.",

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, Request, Route, expect
 from apps.accounts.models import Organization, User
 from apps.billing.models import Hold
 from apps.finetuning.models import FineTuningJob
-from tests.factories.market import Market
+from tests.factories.market import Market, join_machines
 from tests.support.browser import WIDTHS, check_page, find_violations, wait_until
 
 Open = Callable[..., Page]
@@ -25,6 +25,7 @@ def market(transactional_db: None, organization: Organization) -> Market:
 
 
 def test_the_compute_step_is_accessible_in_every_state(open_page: Open, market: Market, alice: User) -> None:
+    join_machines()
     due = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=2)
     page = open_page(f"{market.wizard}&step=compute&several=1&needed_by={due:%Y-%m-%dT%H:%MZ}", user=alice)
     for summary in page.locator("summary").all():

@@ -24,6 +24,8 @@ POOLS = (
     ("l40s-48", 1.10, "us-east", 1),
     ("l4-24", 0.55, "us-east", 1),
 )
+# What a worker says of itself that may train with others, whatever the base model.
+MACHINE_OFFER = {"address": "10.0.0.1", "port": 29_500, "free_gpus": None, "base_models": None}
 
 
 class Market:
@@ -68,6 +70,15 @@ def make_gpu_pool(key: str, usd_per_hour: float, region: str, gpus: int, *, copy
             pool=pool, hostname=name, credential_sha256=sha256_hex(name), last_seen_at=db_now(), gpus=[card] * gpus
         )
     return pool
+
+
+def join_machines(pool: str = "h200") -> None:
+    """Make the pool two machines with four GPUs each that reach each other."""
+    first = Worker.objects.get(pool__name=pool)
+    Worker.objects.create(
+        pool=first.pool, hostname="two", credential_sha256=sha256_hex("two"), last_seen_at=db_now(), gpus=first.gpus
+    )
+    Worker.objects.filter(pool=first.pool).update(gpus=first.gpus[:4], offer=MACHINE_OFFER)
 
 
 def make_counted_file(organization: Organization, base_model: BaseModel) -> DatasetVersion:

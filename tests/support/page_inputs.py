@@ -49,6 +49,7 @@ PAGES = [
             "validation_share",
             "needed_by",
             "within",
+            "node_count",
             "cap",
             "pool",
             "sort",

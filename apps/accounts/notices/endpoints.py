@@ -21,17 +21,20 @@ from apps.accounts.notices.deliveries import ATTEMPTS, TEST_TYPE, publish_attemp
 from apps.accounts.notices.events import EVENT_TYPES
 from apps.accounts.notices.outgoing import check_url
 from apps.core import audit
+from apps.core.audit_log import count_of_hour
 from apps.core.database.locks import lock
 from apps.core.database.tenancy import OrganizationQuerySet
-from apps.core.errors import InvalidState, InvalidValue, NotFound
+from apps.core.errors import InvalidState, InvalidValue, NotFound, RateLimited
 from apps.core.ids import new_id
 from apps.core.messages.translation import translated
 from apps.core.secrets.sealing import seal, unseal
 
 MAX_ENDPOINTS = 20
 MAX_PENDING = 100  # deliveries of an endpoint, before tests and replays are refused; events have a higher limit
+MAX_TESTS_PER_HOUR, MAX_REPLAYS_PER_HOUR = 60, 1_000  # of an organization
 OVERLAP = datetime.timedelta(hours=24)  # in which the previous secret signs as well
 _SECRET_BYTES = 32
+_AGAIN_SECONDS = 300
 
 
 def list_endpoints(*, organization: Organization) -> OrganizationQuerySet:
@@ -126,8 +129,9 @@ def delete_endpoint(*, endpoint: WebhookEndpoint, by: str) -> None:
 
 @transaction.atomic
 def send_test(*, endpoint: WebhookEndpoint, by: str) -> WebhookDelivery:
-    """Queue an event of the type `webhook.test` for this endpoint alone. Raises InvalidState."""
+    """Queue an event of the type `webhook.test` for this endpoint alone. Raises InvalidState, RateLimited."""
     _require_room(endpoint)
+    _require_pace(endpoint, "webhook.tested", MAX_TESTS_PER_HOUR)
     event_id = new_id("evt")
     event = OrganizationEvent.objects.create(
         id=event_id,
@@ -144,11 +148,12 @@ def send_test(*, endpoint: WebhookEndpoint, by: str) -> WebhookDelivery:
 
 @transaction.atomic
 def replay(*, endpoint: WebhookEndpoint, delivery_id: str, by: str) -> WebhookDelivery:
-    """Send an event of the log again, with the same `webhook-id`. Raises NotFound, InvalidState."""
+    """Send an event of the log again, with the same `webhook-id`. Raises NotFound, InvalidState, RateLimited."""
     found = None if "\x00" in delivery_id else list_deliveries(endpoint=endpoint).filter(pk=delivery_id).first()
     if found is None:
         raise NotFound(gettext("No such delivery."))
     _require_room(endpoint)
+    _require_pace(endpoint, "webhook.replayed", MAX_REPLAYS_PER_HOUR)
     ended = WebhookDelivery.objects.filter(pk=found.pk).exclude(status=DeliveryStatus.PENDING)
     if not ended.update(status=DeliveryStatus.PENDING, attempts_left=ATTEMPTS):
         raise InvalidState(gettext("This event is still being delivered. Wait for its last attempt."))
@@ -165,6 +170,16 @@ def _require_room(endpoint: WebhookEndpoint) -> None:
         raise InvalidState(
             gettext("%(max_pending)s deliveries to this webhook are pending. Wait until some have ended.")
             % {"max_pending": MAX_PENDING}
+        )
+
+
+def _require_pace(endpoint: WebhookEndpoint, action: str, most: int) -> None:
+    """Raise RateLimited if the organization did this `most` times within an hour, also with endpoints since deleted."""
+    if count_of_hour(organization=endpoint.organization_id, action=action) >= most:
+        raise RateLimited(
+            gettext("Your organization did this %(most)s times within an hour, the most allowed. Try again later.")
+            % {"most": f"{most:,}"},
+            retry_after_seconds=_AGAIN_SECONDS,
         )
 
 

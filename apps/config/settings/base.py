@@ -98,6 +98,7 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "apps.core.http.asgi.RequestIdMiddleware",
+    "apps.core.http.statement_limits.RefuseStoppedStatements",
     "apps.core.http.origin.OriginMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "csp.middleware.CSPMiddleware",

@@ -9,6 +9,7 @@ ROOT_URLCONF = "apps.config.urls_internal"
 ALLOWED_HOSTS = ["*"]  # a private listener; workers use any name that the network gives it
 MIDDLEWARE = [
     "apps.core.http.asgi.RequestIdMiddleware",
+    "apps.core.http.statement_limits.RefuseStoppedStatements",
     "apps.core.http.origin.OriginMiddleware",
     "django.middleware.common.CommonMiddleware",
     "apps.core.http.asgi.RefuseNulMiddleware",

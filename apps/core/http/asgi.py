@@ -216,7 +216,7 @@ def error_headers(error: DomainError) -> dict[str, str]:
     """Return the headers that control whether and when an OpenAI client retries."""
     if error.is_retryable:
         return {"Retry-After": str(error.data.get("retry_after_seconds", 1))}
-    return {"x-should-retry": "false"} if error.status is Status.TOO_MANY else {}
+    return {"x-should-retry": "false"} if error.status in (Status.TOO_MANY, Status.UNAVAILABLE) else {}
 
 
 def error_response(error: DomainError) -> JsonResponse:

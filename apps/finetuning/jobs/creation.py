@@ -16,10 +16,11 @@ from apps.core.errors import InvalidValue
 from apps.core.messages import outbox
 from apps.finetuning import events
 from apps.finetuning.jobs.admission import admit, is_ready_to_admit
-from apps.finetuning.jobs.files import usable_file
+from apps.finetuning.jobs.files import usable_files
 from apps.finetuning.jobs.requests import JobRequest, asked_hyperparameters, choose_recipe
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotes.delivery import required_exports
+from apps.finetuning.quotes.obstacles import require_machines
 from apps.finetuning.quotes.options import split_key
 from apps.finetuning.recipes.start_points import find_start_point
 from apps.finetuning.recipes.stored_requests import StoredRequest
@@ -79,9 +80,8 @@ def _new_job(organization: Organization | str, request: JobRequest, by: str) -> 
     start_point = find_start_point(organization=organization, model=request.base_model)
     base_model = start_point.base_model
     require_licence(organization=organization, base_model=base_model)
-    training_file = usable_file(organization, request.training_file, "training_file")
-    validation_file = request.validation_file and usable_file(organization, request.validation_file, "validation_file")
-    chosen = choose_recipe(start_point, request, training_file=training_file, validation_file=validation_file or None)
+    training_file, validation_file = usable_files(organization, request.training_file, request.validation_file)
+    chosen = choose_recipe(start_point, request, training_file=training_file, validation_file=validation_file)
     recipe = chosen.hyperparameters
     suffix = plain_suffix(request.suffix)
     _check_machines(request, recipe)
@@ -95,7 +95,7 @@ def _new_job(organization: Organization | str, request: JobRequest, by: str) -> 
         organization_id=key_of(organization),
         base_model=base_model,
         training_file=training_file,
-        validation_file=validation_file or None,
+        validation_file=validation_file,
         suffix=suffix,
         method=request.method,
         hyperparameters=msgspec.to_builtins(recipe),
@@ -126,12 +126,8 @@ def _new_job(organization: Organization | str, request: JobRequest, by: str) -> 
 
 def _check_machines(request: JobRequest, recipe: Hyperparameters) -> None:
     """Raise InvalidValue for a malformed option, and for several machines that cannot share the job."""
+    require_machines(recipe, request.node_count)
     _, gpu_count = split_key(request.pool or "", gpu_count=request.gpu_count)
-    if request.node_count > 1 and recipe.cpu_offload:
-        message = gettext(
-            "Training on several machines does not work with cpu_offload: turn it off, or use one machine."
-        )
-        raise InvalidValue(message, param="compute.node_count")
     if gpu_count is not None and gpu_count % request.node_count:
         message = gettext(
             "%(node_count)s machines share the %(gpu_count)s GPUs: give a multiple of %(node_count)s."

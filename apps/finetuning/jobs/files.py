@@ -28,13 +28,22 @@ class StillValidating(Unavailable):
     code = "file_still_validating"
 
 
-def usable_file(organization: Organization | str, file_id: str, param: str) -> DatasetVersion:
-    """Return the file, locked against deletion. Raises UnknownFile and InvalidTrainingFile."""
-    version = get_version(organization=organization, id=file_id, param=param)
+def usable_files(
+    organization: Organization | str, training_file: str, validation_file: str | None
+) -> tuple[DatasetVersion, DatasetVersion | None]:
+    """Return the files, locked against deletion. Raises UnknownFile and InvalidTrainingFile."""
     # Deletion locks the row as well, so a file is either deleted before the job or in use after it. The lock lets the
-    # checks of foreign keys pass, which jobs of the same file make when they commit while they hold their share.
-    DatasetVersion.objects.select_for_update(of=("self",), no_key=True).get(pk=version.pk)
-    version.refresh_from_db()
+    # checks of foreign keys pass, which jobs of the same file make when they commit while they hold their share. It is
+    # taken in the order of the ids, or two jobs with the same files in opposite roles would wait for each other.
+    named = [file_id for file_id in (training_file, validation_file) if file_id and "\x00" not in file_id]
+    rows = DatasetVersion.objects.for_organization(organization).filter(pk__in=named)
+    list(rows.order_by("pk").select_for_update(no_key=True).values_list("pk", flat=True))
+    training = _usable_file(organization, training_file, "training_file")
+    return training, _usable_file(organization, validation_file, "validation_file") if validation_file else None
+
+
+def _usable_file(organization: Organization | str, file_id: str, param: str) -> DatasetVersion:
+    version = get_version(organization=organization, id=file_id, param=param)
     if version.purpose != "fine-tune":
         raise InvalidTrainingFile(
             gettext("%(file_id)s was uploaded for %(purpose)s, not for 'fine-tune'.")

@@ -19,6 +19,7 @@ from apps.core.money import rated
 from apps.estimates.durations import step_count
 from apps.estimates.errors import EstimateError
 from apps.estimates.fixes import Fix
+from apps.estimates.machines import shared_evenly
 from apps.estimates.models import architectures
 from apps.estimates.physics import gpus
 from apps.estimates.physics.throughput import ProbeRow, SpeedSource
@@ -27,7 +28,7 @@ from apps.estimates.published import sources
 from apps.estimates.quote import Estimate, PoolFacts, QuoteRequest, quote_placements
 from apps.finetuning.lifecycle import LEASE_SECONDS, MAX_CHECKPOINT_SECONDS, REAPER_SECONDS
 from apps.finetuning.models import GpuPool, ThroughputProbe
-from apps.finetuning.quotes.obstacles import block_reason, on_machines
+from apps.finetuning.quotes.obstacles import block_reason, require_machines
 from apps.finetuning.quotes.options import PoolQuote, add_remedies, by_use
 from apps.finetuning.quotes.pool_facts import OpenPools, PoolState
 from apps.finetuning.quotes.rehearsals import rehearsal_of, with_figures
@@ -39,9 +40,6 @@ _WEIGHT_BYTES = 2  # of each parameter in a hub repository, by any method
 _NOTICED_SECONDS = LEASE_SECONDS + REAPER_SECONDS / 2  # from the loss of a machine until it is noticed
 _DATA = Path(__file__).resolve().parents[2] / "catalog" / "data"
 GPU_COUNTS = (1, 2, 4, 8)  # of one machine; a count must divide the batch, or the batch would change
-# Between two machines, each way: 10 Gbit/s Ethernet, which every cloud's GPU machines have at least. All GPUs of a
-# machine share it.
-_NODE_BYTES_PER_SECOND = 1.25e9
 # The estimator's field name -> the request's field; all others are hyperparameters.
 _PARAMS = {
     "rows": "training_file",
@@ -75,7 +73,8 @@ def quote_pools(
     `with_ways` adds the rehearsed memory, and to each quote that does not fit the changes that make it fit. Raises
     CannotEstimate and InvalidValue, which name the invalid field.
     """
-    request = _request(base_model, data, hyperparameters)
+    require_machines(hyperparameters, node_count)
+    request = _request(base_model, data, hyperparameters, is_replicated=node_count > 1)
     task = _task(request)
     states = pools.states(family=request.architecture.model_type, method=request.method)
     quotes = [
@@ -129,7 +128,9 @@ def snapshot(estimate: Estimate) -> dict[str, object]:
 # --- the request ------------------------------------------------------------------------------------------------------
 
 
-def _request(base_model: BaseModel, data: TrainingData, recipe: Hyperparameters) -> QuoteRequest:
+def _request(
+    base_model: BaseModel, data: TrainingData, recipe: Hyperparameters, *, is_replicated: bool
+) -> QuoteRequest:
     if not data.tokens or not data.trained_tokens or not data.rows:
         raise InvalidValue(
             gettext(
@@ -159,6 +160,7 @@ def _request(base_model: BaseModel, data: TrainingData, recipe: Hyperparameters)
             cpu_offload=recipe.cpu_offload,
             pads_rows=recipe.packing is False,
             is_preference=recipe.objective.is_preference,
+            is_replicated=is_replicated,
             splits_rows=data.is_split,
             has_reference=recipe.objective is Objective.DPO,
             row_lengths=data.row_lengths,
@@ -269,7 +271,7 @@ def _quote_pool(
         counts = (gpu_count // node_count if gpu_count else 1,)
     try:
         estimates = [
-            on_machines(estimate, node_count)
+            estimate
             for each in _by_machines(facts, counts, node_count)
             for estimate in quote_placements(
                 task=task,
@@ -292,6 +294,7 @@ def _quote_pool(
             block_reason=block_reason(state, estimate, base_model, node_count),
             correction=state.correction,
             node_count=node_count,
+            joining_workers=len(state.joining_gpus),
         )
         for estimate in _sensible(estimates)
     ]
@@ -301,15 +304,7 @@ def _by_machines(facts: PoolFacts, counts: Sequence[int], node_count: int) -> tu
     """Return the pool's facts for each number of GPUs of a machine, if several machines share the job."""
     if node_count == 1:
         return (facts,)
-    return tuple(
-        msgspec.structs.replace(
-            facts,
-            gpus_per_worker=count,
-            max_gpu_count=count * node_count,
-            node_bytes_per_second=_NODE_BYTES_PER_SECOND / count,
-        )
-        for count in counts
-    )
+    return tuple(shared_evenly(facts, gpu_count=count * node_count, node_count=node_count) for count in counts)
 
 
 def _with_rehearsals(quotes: list[PoolQuote], base_model: BaseModel, recipe: Hyperparameters) -> list[PoolQuote]:

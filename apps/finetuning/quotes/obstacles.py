@@ -1,10 +1,30 @@
-"""Why an option of a quote cannot be launched now."""
+"""Why a job cannot be quoted for several machines, and why an option of a quote cannot be launched now."""
 
-import msgspec
+from django.utils.translation import gettext
 
 from apps.catalog.models import BaseModel
+from apps.contracts.runs import Hyperparameters
+from apps.core.errors import InvalidValue
+from apps.estimates.machines import MAX_NODES
 from apps.estimates.quote import Estimate
 from apps.finetuning.quotes.pool_facts import PoolState
+
+
+def require_node_count(node_count: int) -> None:
+    """Raise InvalidValue for a number of machines that no job can have."""
+    if not 1 <= node_count <= MAX_NODES:
+        text = gettext("%(name)s must be a whole number from %(low)s to %(high)s.")
+        raise InvalidValue(text % {"name": "node_count", "low": 1, "high": MAX_NODES}, param="compute.node_count")
+
+
+def require_machines(recipe: Hyperparameters, node_count: int) -> None:
+    """Raise InvalidValue for a number out of range, and for a recipe that several machines cannot share."""
+    require_node_count(node_count)
+    if node_count > 1 and recipe.cpu_offload:
+        message = gettext(
+            "Training on several machines does not work with cpu_offload: turn it off, or use one machine."
+        )
+        raise InvalidValue(message, param="compute.node_count")
 
 
 def block_reason(state: PoolState, estimate: Estimate, base_model: BaseModel, node_count: int) -> str:
@@ -29,11 +49,3 @@ def block_reason(state: PoolState, estimate: Estimate, base_model: BaseModel, no
     if estimate.cost_nano_p90 is None:
         return f"No time estimate yet: {estimate.speed_source.text}"
     return ""
-
-
-def on_machines(estimate: Estimate, node_count: int) -> Estimate:
-    """Refuse what does not run on several machines: each GPU must hold the whole model."""
-    if node_count == 1 or not estimate.fits or estimate.parallelism == "ddp":
-        return estimate
-    reason = "Training on several machines needs the whole model on each GPU, and it does not fit there."
-    return msgspec.structs.replace(estimate, fits=False, reason=reason)

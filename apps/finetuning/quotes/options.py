@@ -26,7 +26,8 @@ _COUNT = re.compile("[1-9][0-9]{0,2}")
 class PoolQuote:
     """One option: a number of GPUs of one pool, which `node_count` machines share evenly.
 
-    `cap_nano` is the quoted maximum: the suggested spend cap, and the hold of a launch.
+    `cap_nano` is the quoted maximum: the suggested spend cap, and the hold of a launch. `joining_workers` counts the
+    pool's machines that train this base model together with others.
     """
 
     pool: GpuPool
@@ -39,6 +40,7 @@ class PoolQuote:
     ways: tuple["Remedy", ...] = ()
     rehearsal: QuotedRehearsal | None = None
     node_count: int = 1
+    joining_workers: int = 0
 
     @property
     def is_oversized(self) -> bool:
@@ -52,6 +54,11 @@ class PoolQuote:
     @property
     def gpu_count(self) -> int:
         return self.estimate.gpu_count
+
+    @property
+    def gpus_per_node(self) -> int:
+        """Return the GPUs of each machine."""
+        return self.gpu_count // self.node_count
 
     @property
     def is_minimum(self) -> bool:
@@ -171,7 +178,7 @@ def _remedies(quoted: PoolQuote, quotes: list[PoolQuote]) -> tuple[Remedy, ...]:
     """
     changes = [_change(fix) for fix in quoted.estimate.fixes if fix.key not in ("gpu", "gpu_count")]
     more = [_more_gpus(other) for other in quotes if other.pool.pk == quoted.pool.pk and other.estimate.fits]
-    others = [other for other in quotes if other.gpu_count == 1 and other.estimate.fits]
+    others = [other for other in quotes if other.gpus_per_node == 1 and other.estimate.fits]
     elsewhere = [_elsewhere(min(others, key=by_use))] if others else []
     unoffered = [
         Remedy(fix=fix, changes={}, pool=None, cost_nano=None, note="No pool here offers it.")
@@ -199,7 +206,7 @@ def _elsewhere(quoted: PoolQuote) -> Remedy:
     estimate, pool = quoted.estimate, quoted.pool
     text = f"Use {pool.gpu_type.name} in {pool.name}: {_gib(estimate.peak_bytes)} of {_gib(estimate.capacity_bytes)}."
     fix = Fix(key="gpu", text=text, peak_bytes=estimate.peak_bytes, gpu_key=pool.gpu_type_id)
-    taken = pool.name if quoted.is_launchable else None
+    taken = quoted.key if quoted.is_launchable else None
     return Remedy(fix=fix, changes={}, pool=taken, cost_nano=estimate.cost_nano_p50, note=quoted.block_reason)
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from django.db import transaction
 from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
@@ -31,6 +32,7 @@ def list_tracker_keys(*, organization: Organization | str) -> list[TrackerKey]:
     return list(TrackerKey.objects.for_organization(organization).order_by("kind"))
 
 
+@transaction.atomic
 def store_tracker_key(
     *, organization: Organization, kind: str, secret: str, url: str, by: str, now: datetime.datetime
 ) -> TrackerKey:

@@ -11,11 +11,12 @@ from apps.interfaces.cli.catalog import HourlyPrice
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The estimate for one GPU type and count."""
+    """The estimate for one GPU type and count, shared evenly by `node_count` machines."""
 
     gpu: Gpu
     price: HourlyPrice | None
     estimate: Estimate
+    node_count: int = 1
 
     @property
     def key(self) -> str:

@@ -7,6 +7,7 @@ import msgspec
 
 from apps.estimates.errors import EstimateError
 from apps.estimates.fixes import Fix
+from apps.estimates.machines import MAX_NODES, shared_evenly
 from apps.estimates.physics.gpus import GIB, Gpu
 from apps.estimates.physics.plans import parse_method
 from apps.estimates.quote import PoolFacts, QuoteRequest, quote
@@ -68,7 +69,13 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     job.add_argument("--stack", default="anneal", help="whose training loop: anneal (default), hf, unsloth, ...")
     place = parser.add_argument_group("the place")
     place.add_argument("--gpu", required=True, help="a type such as h100 or l40s-48; all ranks every type")
-    place.add_argument("--gpus", default="1", help="how many, such as 1 or 1,2,4,8 (default 1)")
+    place.add_argument("--gpus", help="how many in all, such as 1 or 1,2,4,8 (default: one of each machine)")
+    place.add_argument(
+        "--nodes",
+        type=_whole,
+        help="machines that share the GPUs evenly, each GPU with the whole model, over 10 Gbit/s "
+        "(default: as few as hold them, over InfiniBand)",
+    )
     place.add_argument("--host-memory", type=_gib, help="GiB of the machine's own memory, which --offload needs")
     place.add_argument("--price", type=_dollars, help="dollars for an hour of one GPU (default: published prices)")
     place.add_argument("--spot", type=_rate, help="interruptions an hour of a spot GPU: adds the work they undo")
@@ -79,7 +86,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 def run(given: argparse.Namespace) -> str:
     """Return the text to print. Raises BadOption naming the option at fault."""
     model = catalog.find_model(given.model)
-    types, counts = catalog.find_gpus(given.gpu), _counts(given.gpus)
+    types, counts = catalog.find_gpus(given.gpu), _counts(given)
     request = _request(given, model)
     answers = [_answer(request, gpu, count, given) for gpu in types for count in counts]
     ranking = rank_answers(answers, within_hours=given.within)
@@ -123,6 +130,7 @@ def _request(given: argparse.Namespace, model: Model) -> QuoteRequest:
             cpu_offload=given.offload,
             is_preference=given.preference,
             has_reference=not given.no_reference,
+            is_replicated=(given.nodes or 1) > 1,
             stack=given.stack,
         )
     except EstimateError as error:
@@ -148,20 +156,22 @@ def _tokens_and_rows(given: argparse.Namespace) -> tuple[int, int]:
 
 def _answer(request: QuoteRequest, gpu: Gpu, count: int, given: argparse.Namespace) -> Answer:
     price = catalog.list_price(gpu) if given.price is None else HourlyPrice(usd_per_hour=given.price, origin="as given")
+    in_one = _IN_ONE_RACK if gpu.key.startswith(_RACK_PREFIX) else _IN_ONE_MACHINE
     facts = PoolFacts(
         gpu=gpu,
         price_nano=round(price.usd_per_hour * output.NANO_PER_USD) if price else None,
         live_workers=1,
-        gpus_per_worker=_IN_ONE_RACK if gpu.key.startswith(_RACK_PREFIX) else _IN_ONE_MACHINE,
+        gpus_per_worker=in_one,
         max_gpu_count=max(count, _MAX_SUGGESTED_GPUS),
         host_memory_bytes=given.host_memory,
         is_spot=given.spot is not None,
         interruptions_per_hour=given.spot or 0.0,
     )
+    nodes = given.nodes or math.ceil(count / in_one)
     try:
         estimate = quote(
             request=request,
-            pool=facts,
+            pool=shared_evenly(facts, gpu_count=count, node_count=nodes) if given.nodes else facts,
             published=catalog.published_speeds(),
             other_gpus=tuple(catalog.gpu_types().values()),
             gpu_count=count,
@@ -169,7 +179,7 @@ def _answer(request: QuoteRequest, gpu: Gpu, count: int, given: argparse.Namespa
     except EstimateError as error:
         raise _named(error) from error
     fixes = tuple(_with_list_price(fix) for fix in estimate.fixes)
-    return Answer(gpu=gpu, price=price, estimate=msgspec.structs.replace(estimate, fixes=fixes))
+    return Answer(gpu=gpu, price=price, estimate=msgspec.structs.replace(estimate, fixes=fixes), node_count=nodes)
 
 
 def _with_list_price(fix: Fix) -> Fix:
@@ -188,13 +198,19 @@ def _named(error: EstimateError) -> BadOption:
     return BadOption("--targets" if error.field == "target_modules" else option, str(error))
 
 
-def _counts(text: str) -> list[int]:
+def _counts(given: argparse.Namespace) -> list[int]:
+    """Return the numbers of GPUs, each of them on all machines."""
+    nodes, text = 1 if given.nodes is None else given.nodes, given.gpus
+    if not 1 <= nodes <= MAX_NODES:
+        raise BadOption("--nodes", f"must be between 1 and {MAX_NODES}")
     try:
-        counts = [int(part) for part in text.split(",")]
+        counts = [nodes] if text is None else [int(part) for part in text.split(",")]
     except ValueError as error:
         raise BadOption("--gpus", f"{text!r} is not a number such as 4, nor a list such as 1,2,4,8") from error
     if any(not 1 <= count <= 1024 for count in counts):
         raise BadOption("--gpus", "must be between 1 and 1,024")
+    if odd := next((count for count in counts if count % nodes), None):
+        raise BadOption("--gpus", f"{nodes} machines share the {odd} GPUs: give a multiple of {nodes}")
     return list(dict.fromkeys(counts))
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from apps.estimates.machines import network_share
 from apps.estimates.models.architectures import parameter_count
 from apps.estimates.physics.gpus import GIB
 from apps.estimates.quote import Estimate, QuoteRequest
@@ -68,6 +69,7 @@ def _option(answer: Answer) -> dict[str, object]:
     return {
         "id": answer.key,
         "gpu": answer.gpu.name,
+        "node_count": answer.node_count,
         "price_usd_per_gpu_hour": price.usd_per_hour if price else None,
         "price_origin": price.origin if price else None,
         "estimate": msgspec.to_builtins(answer.estimate),
@@ -139,6 +141,10 @@ def _notes(answers: Sequence[Answer], best: Answer) -> list[str]:
         lines.append(
             f"Before training the base judges every row: {_span(best.estimate.reference_seconds)}, not billed."
         )
+    if best.node_count > 1:
+        share = network_share((part.key, part.seconds) for part in best.estimate.time_parts)
+        network = "" if share is None else f", whose network takes {share:.0%} of the time and cost"
+        lines.append(f"{best.key} is on {best.node_count} machines{network}.")
     if best.estimate.is_spot and best.estimate.train_seconds_p50 is not None:
         redone = _span(best.estimate.redone_seconds)
         lines.append(

@@ -53,8 +53,6 @@ def body_of(error: DomainError) -> bytes:
 def headers_of(error: DomainError, request_id: str) -> bytes:
     """Return the header lines."""
     named = error_headers(error) | {"content-type": "application/json", REQUEST_ID_HEADER: request_id}
-    if error.status is Status.UNAVAILABLE and not error.is_retryable:
-        named["x-should-retry"] = "false"
     if error.status is Status.UNAUTHENTICATED:
         named["www-authenticate"] = "Bearer"
     return "".join([f"{name.lower()}: {value}\r\n" for name, value in named.items()]).encode()

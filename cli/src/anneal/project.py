@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -39,6 +39,7 @@ class Project(msgspec.Struct, forbid_unknown_fields=True):
     quantization: str | None = None
     evaluation: dict[str, Any] = {}
     pool: str | None = None
+    node_count: Annotated[int, msgspec.Meta(ge=1)] = 1
     max_cost_usd: float | None = None
     gates: dict[str, Bounds] = {}
     beat_current: bool = True
@@ -140,11 +141,16 @@ def request_of(project: Project, content: dict[str, str], file_ids: dict[str, st
         "lora": project.lora,
         "quantization": project.quantization,
         "evaluation": project.evaluation,
-        "compute": {"pool": project.pool} if project.pool else None,
+        "compute": _compute(project),
         "budget": None if project.max_cost_usd is None else {"max_cost_usd": str(project.max_cost_usd)},
         "metadata": metadata_of(project, content),
     }
     return {name: value for name, value in body.items() if value not in (None, {})}
+
+
+def _compute(project: Project) -> dict[str, Any]:
+    several = {"node_count": project.node_count} if project.node_count > 1 else {}
+    return ({"pool": project.pool} if project.pool else {}) | several
 
 
 # --- gates ------------------------------------------------------------------------------------------------------------

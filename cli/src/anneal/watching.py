@@ -146,6 +146,7 @@ def job_text(job: dict[str, Any]) -> str:
             ("Model", job["fine_tuned_model"]),
             ("Training file", job["training_file"]),
             ("Pool", job["pool"]),
+            ("Machines", job["node_count"] if (job["node_count"] or 1) > 1 else None),
             ("Step", f"{job['step']} of {steps}" if steps else None),
             ("Time left", span(job["seconds_remaining"])),
             ("Waiting", waiting_text(job)),

@@ -102,6 +102,15 @@ def test_production_is_beaten_only_on_the_same_measure() -> None:
     assert command._short("a" * 64) == "a" * 12
 
 
+def test_the_machines_of_a_project_are_asked_for_and_train_nothing_anew() -> None:
+    wanted = project.Project(name="x", dataset="x", model="x", pool="h200", node_count=2)
+
+    body = project.request_of(wanted, {}, {"dataset": "file-x"})
+
+    assert body["compute"] == {"pool": "h200", "node_count": 2}
+    assert not any("node_count" in name for name in body["metadata"])
+
+
 def test_two_runs_at_once_start_one_job(anneal, folder, monkeypatch) -> None:
     monkeypatch.setattr(command, "project_jobs", lambda api, wanted: iter(()))  # neither sees the other's job
 

@@ -1,6 +1,7 @@
 """`anneal jobs`: the price before the start, following, steering and comparing."""
 
 import json
+import re
 from decimal import Decimal
 from io import StringIO
 
@@ -11,7 +12,9 @@ from rich.console import Console
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.core.money import usd_to_nano
-from apps.finetuning.models import FineTuningJob
+from apps.finetuning.models import FineTuningJob, Worker
+from tests.factories.finetuning import make_worker
+from tests.factories.market import MACHINE_OFFER
 from tests.support.sdk import create
 
 CREATE = ("jobs", "create", "--model", "anneal-demo")
@@ -76,6 +79,23 @@ def test_a_dry_run_in_a_file_creates_no_job(anneal, file_id, tmp_path, network) 
 
     assert shown.exit_code == 0 and "It would start" in shown.output
     assert len(network.paths("POST")) == 1 and not FineTuningJob.objects.exists()
+
+
+def test_a_job_on_several_machines_is_asked_for_and_what_their_network_takes_is_said(anneal, file_id, floor) -> None:
+    make_worker(floor.pool, credential="annw_two")
+    Worker.objects.update(offer=MACHINE_OFFER)
+    words = (*CREATE, "--file", file_id, "--yes", "--nodes")
+
+    priced = anneal("estimate", "--model", "anneal-demo", "--file", file_id, "--nodes", "2")
+    rehearsed, refused = anneal(*words, "2", "--dry-run"), anneal(*words, "3")
+    created = anneal(*words, "2")
+
+    said = r"on 2 machines, whose network takes \d+% of the billed time"
+    assert all(re.search(said, text) for text in (priced.output, rehearsed.output, created.errors))
+    assert "It uses 2 GPUs on 2 machines" in rehearsed.output and re.search(r"Machines +2\n", created.output)
+    assert refused.exit_code == 5 and "3 GPUs cannot share a batch of 8 rows evenly." in refused.errors
+    job = FineTuningJob.objects.get()
+    assert (job.gpu_count, job.node_count, job.requested["node_count"]) == (2, 2, 2)
 
 
 def test_a_refusal_is_one_sentence_that_names_the_field(anneal, floor) -> None:

@@ -12,12 +12,10 @@ from apps.finetuning.jobs.retries import retry_job
 from apps.finetuning.models import FineTuningJob, GpuPool, Run, Worker
 from apps.finetuning.runs import members
 from apps.finetuning.runs.attempts import fail_job
-from apps.finetuning.runs.leases import sha256_hex
 from apps.finetuning.usage import quotas
-from tests.factories.market import Market
+from tests.factories.market import MACHINE_OFFER, Market, join_machines
 
 URL, JOBS = "/api/v1/estimates", "/v1/fine_tuning/jobs"
-OFFER = {"address": "10.0.0.1", "port": 29_500, "free_gpus": None, "base_models": None}
 
 
 @pytest.fixture
@@ -27,11 +25,7 @@ def body(organization) -> dict[str, object]:
         market = Market(organization)
         quotas.set_quota(organization=organization, by="system", now=db_now(), concurrent_gpus=16)
     GpuPool.objects.exclude(name="h200").update(is_open=False)
-    first = Worker.objects.get(pool__name="h200")
-    Worker.objects.create(
-        pool=first.pool, hostname="two", credential_sha256=sha256_hex("two"), last_seen_at=db_now(), gpus=first.gpus[:4]
-    )
-    Worker.objects.filter(pool=first.pool).update(gpus=first.gpus[:4], offer=OFFER)
+    join_machines()
     return {"model": market.base_model.name, "training_file": market.version.pk, "recipe": {"batch_size": 32}}
 
 
@@ -77,7 +71,7 @@ def test_what_several_machines_cannot_do_is_refused_by_its_field(post, body, com
 
 
 def test_machines_that_lack_the_base_model_do_not_count(post, body) -> None:
-    Worker.objects.filter(hostname="two").update(offer=OFFER | {"base_models": ["other"]})
+    Worker.objects.filter(hostname="two").update(offer=MACHINE_OFFER | {"base_models": ["other"]})
 
     asked = body | {"compute": {"pool": "h200", "gpu_count": 8, "node_count": 2}}
 
@@ -102,5 +96,15 @@ def test_a_model_that_one_gpu_does_not_hold_is_not_divided_over_machines(post, b
 
     [option] = post(URL, body | {"node_count": 2})["pools"]
 
-    assert not option["is_launchable"]
-    assert "the whole model on each GPU" in option["block_reason"] or not option["estimate"]["fits"]
+    assert "On several machines, each GPU needs the whole model." in option["block_reason"]
+    assert (option["is_launchable"], option["cost_usd"]["p50"]) == (False, None)
+    assert option["estimate"]["parallelism"] == "ddp"
+    assert {way["key"] for way in option["ways_to_fit"]}.isdisjoint({"offload", "gpu_count"})
+
+
+def test_an_estimate_for_several_machines_refuses_the_hosts_memory_by_its_own_field(post, body) -> None:
+    asked = body | {"node_count": 2, "recipe": {"batch_size": 32, "cpu_offload": True}}
+
+    error = post(URL, asked, status=400)["error"]
+
+    assert (error["param"], "cpu_offload" in error["message"]) == ("node_count", True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -126,6 +127,19 @@ def test_many_gpus_are_several_machines(capsys) -> None:
     assert two["tokens_per_second"] < 2 * one["tokens_per_second"]
 
 
+def test_machines_share_the_gpus_and_their_network_takes_its_part(capsys) -> None:
+    one, two = (
+        json.loads(estimate(capsys, *asked(gpus="8", nodes=nodes), "--json"))["options"][0] for nodes in ("1", "2")
+    )
+    said, whole = estimate(capsys, *asked(nodes="2")), estimate(capsys, *asked(nodes="2", method="full"))
+
+    assert (one["node_count"], two["node_count"], two["estimate"]["parallelism"]) == (1, 2, "ddp")
+    assert two["estimate"]["train_seconds_p50"] > one["estimate"]["train_seconds_p50"]
+    assert two["estimate"]["cost_nano_p50"] > one["estimate"]["cost_nano_p50"]
+    assert re.search(r"h100-sxm-80:2 is on 2 machines, whose network takes [1-9]\d?% of the time and cost\.", said)
+    assert "On several machines, each GPU needs the whole model." in whole
+
+
 def test_a_reference_belongs_to_preferences(capsys) -> None:
     assert "--no-reference" in refused(capsys, *asked(), "--no-reference")
 
@@ -194,6 +208,10 @@ def test_a_config_that_is_none_is_refused(capsys, tmp_path, content) -> None:
         ({"tokens": "1e40"}, "--tokens", ""),
         ({"tokens": "100", "rows": "1000"}, "--tokens", ""),
         ({"within": "0"}, "--within", ""),
+        ({"nodes": "0"}, "--nodes", "between 1 and 64"),
+        ({"nodes": "65"}, "--nodes", "between 1 and 64"),
+        ({"nodes": "2", "gpus": "3"}, "--gpus", "give a multiple of 2"),
+        ({"nodes": "3"}, "--batch", "3 GPUs cannot share"),
     ],
 )
 def test_bad_input_is_refused_with_the_option_and_near_names(capsys, changes, option, near) -> None:

@@ -16,7 +16,7 @@ from apps.accounts.notices import deliveries, endpoints, notifications, outgoing
 from apps.accounts.notices.events import announce, announce_batch
 from apps.accounts.notices.outgoing import post
 from apps.core.database.clock import db_now
-from apps.core.errors import InvalidState, InvalidValue, NotFound
+from apps.core.errors import InvalidState, InvalidValue, NotFound, RateLimited
 from apps.core.messages.outbox import deliver_due
 from apps.core.models import OutboxMessage
 from tests.twins.http_server import Answer, Request, serve_http
@@ -48,9 +48,9 @@ def receiver(settings) -> Iterator[Receiver]:
 
 @pytest.fixture
 def create(organization, alice, receiver) -> Callable[..., tuple[WebhookEndpoint, str]]:
-    def make(**changes: str) -> tuple[WebhookEndpoint, str]:
-        given = {"url": receiver.url, "event_types": TYPES, "format": "standard"} | changes
-        return endpoints.create_endpoint(organization=organization, by=alice.pk, **given)
+    def make(**changes: object) -> tuple[WebhookEndpoint, str]:
+        given = {"organization": organization, "url": receiver.url, "event_types": TYPES, "format": "standard"}
+        return endpoints.create_endpoint(by=alice.pk, **(given | changes))
 
     return make
 
@@ -202,6 +202,31 @@ def test_beyond_the_limit_of_pending_deliveries_an_event_waits_for_its_replay(
     endpoints.replay(endpoint=endpoint, delivery_id=failed.pk, by=alice.pk)
     send_due()
     assert receiver.requests[-1].headers["webhook-id"] == failed.event_id
+
+
+def test_an_organization_tests_and_replays_a_limited_number_of_times_an_hour(
+    organization, rival, alice, charlie, create, receiver, monkeypatch
+):
+    monkeypatch.setattr(endpoints, "MAX_TESTS_PER_HOUR", 1)
+    monkeypatch.setattr(endpoints, "MAX_REPLAYS_PER_HOUR", 1)
+    endpoint, _ = create()
+    delivery = endpoints.send_test(endpoint=endpoint, by=alice.pk)
+    send_due()
+    endpoints.replay(endpoint=endpoint, delivery_id=delivery.pk, by=alice.pk)
+    send_due()
+    other, _ = create()  # deleted endpoints and other ones count together
+
+    for attempt in (
+        lambda: endpoints.send_test(endpoint=other, by=alice.pk),
+        lambda: endpoints.replay(endpoint=endpoint, delivery_id=delivery.pk, by=alice.pk),
+    ):
+        with pytest.raises(RateLimited, match="1 times within an hour"):
+            attempt()
+    send_due()
+    assert len(receiver.requests) == 2
+
+    of_rival, _ = create(organization=rival)
+    endpoints.send_test(endpoint=of_rival, by=charlie.pk)
 
 
 def test_pending_deliveries_outlast_the_log(organization, create, monkeypatch):

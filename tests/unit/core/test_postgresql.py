@@ -1,8 +1,13 @@
-"""Text is compared by its bytes, so that the one index of a text key serves LIKE too."""
+"""What deploy/postgres/roles.sql sets up.
+
+Text is compared by its bytes, so that the one index of a text key serves LIKE too. The roles that serve requests have
+limits of time.
+"""
 
 from django.db import connection
 
 from apps.accounts.models import Organization
+from apps.core.database.policies import APP_ROLE, OWNER_ROLE, SYSTEM_ROLE
 
 
 def indexes_for_like() -> list[str]:
@@ -16,3 +21,18 @@ def test_a_search_for_a_beginning_uses_the_plain_index(db: None) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_seqscan = off")
     assert "Index Cond" in Organization.objects.filter(pk__startswith="org_").explain()
+
+
+def test_roles_that_serve_requests_have_limits_of_time_and_the_others_none(db: None) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT rolname, rolconfig FROM pg_roles WHERE rolname LIKE 'anneal%'")
+        limits = {role: set(settings or ()) for role, settings in cursor.fetchall()}
+
+    serving = {"statement_timeout=30s", "lock_timeout=15s", "idle_in_transaction_session_timeout=30min"}
+    assert limits == {
+        APP_ROLE: serving,
+        "anneal_internal": serving,
+        "anneal_gateway": serving,
+        SYSTEM_ROLE: set(),
+        OWNER_ROLE: set(),
+    }

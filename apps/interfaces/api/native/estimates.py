@@ -16,6 +16,7 @@ from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.money import usd_decimal
 from apps.datasets.queries import find_token_count, get_version
+from apps.estimates.machines import MAX_NODES
 from apps.estimates.ranking import Ranking
 from apps.finetuning.jobs.files import data_facts, require_objective, require_ready
 from apps.finetuning.quotes.computation import snapshot
@@ -46,7 +47,7 @@ class EstimateRequest(msgspec.Struct, forbid_unknown_fields=True):
     method: MethodType | None = None
     needed_by: int | str | None = None
     exports: list[Literal["merged_16bit", "gguf"]] | None = None
-    node_count: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    node_count: Annotated[int, msgspec.Meta(ge=1, le=MAX_NODES)] = 1
 
 
 Value = TypeVar("Value")

@@ -15,6 +15,7 @@ from apps.contracts.evaluation import EvaluationPlan, Grader, GraderKind, proble
 from apps.contracts.runs import Objective
 from apps.core.errors import InvalidValue
 from apps.core.money import LARGEST_USD, usd_to_nano
+from apps.estimates.machines import MAX_NODES
 from apps.finetuning.jobs.creation import JobRequest
 from apps.interfaces.api.requests.recipes import LoraChoice, Recipe, adapter_fields, parse_method, parse_objective
 
@@ -76,7 +77,7 @@ class ComputeChoice(msgspec.Struct, forbid_unknown_fields=True):
 
     pool: str | None = None
     gpu_count: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
-    node_count: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    node_count: Annotated[int, msgspec.Meta(ge=1, le=MAX_NODES)] = 1
 
 
 _Dollars = str | int | float | None

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from apps.core.errors import DomainError
 
 _DOMAIN = "hyperparameters."
+_COMPUTE = "compute."  # a job's object, whose members an estimate has at the top
 _RENAMED = {"budget.max_cost": "budget.max_cost_usd"}
 _OF_OPENAI = {
     "epochs": "n_epochs",
@@ -31,6 +32,8 @@ def as_sent(data: object) -> Iterator[None]:
         yield
     except DomainError as error:
         error.param = _RENAMED.get(error.param or "", error.param)
+        if isinstance(data, dict) and (member := (error.param or "").removeprefix(_COMPUTE)) in data:
+            error.param = member
         name = (error.param or "").removeprefix(_DOMAIN)
         sent = _sent_name(name, data) if error.param != name else None
         if sent:

@@ -14,7 +14,7 @@ from apps.finetuning.runs.judges import list_judges
 from apps.interfaces.web.shell.code_samples import job_samples
 from apps.interfaces.web.wizard.after_training_forms import AfterTrainingForm, given_of
 from apps.interfaces.web.wizard.forms import ADAPTER_FIELDS, RECIPE_FIELDS, TRAINED
-from apps.interfaces.web.wizard.recipe_words import ChosenValue, value_in_words, values_in_words
+from apps.interfaces.web.wizard.recipe_words import ChosenValue, machine_words, value_in_words, values_in_words
 
 _OFF_BY_DEFAULT = ("use_rslora", "cpu_offload")
 
@@ -48,6 +48,7 @@ def recipe_lines(job: FineTuningJob) -> list[tuple[str, str]]:
         (gettext("Longest row"), gettext("%(max_length)s tokens") % {"max_length": f"{recipe.max_length:,}"}),
         (gettext("Early stopping"), value_in_words("early_stopping_patience", recipe.early_stopping_patience)),
         (gettext("Seed"), str(recipe.seed)),
+        *([(gettext("Machines"), _machines(job))] if job.node_count > 1 else []),
     ]
 
 
@@ -74,8 +75,14 @@ def recipe_samples(job: FineTuningJob, *, model: str) -> list[dict[str, str]]:
         integrations=[msgspec.to_builtins(each) for each in asked.integrations],
         pool=job.pool.name if job.pool and asked.pool else "",
         gpu_count=job.gpu_count,
+        node_count=job.node_count,
         cap_usd=usd_decimal(asked.spend_cap_nano) if asked.spend_cap_nano else "",
     )
+
+
+def _machines(job: FineTuningJob) -> str:
+    parts = job.estimate.get("time_parts", ())
+    return machine_words(job.node_count, [(part["key"], part["seconds"]) for part in parts])
 
 
 def _values(job: FineTuningJob, recipe: Hyperparameters) -> dict[str, object]:

@@ -30,6 +30,7 @@ def job_samples(
     integrations: Sequence[Mapping[str, object]] = (),
     pool: str = "",
     gpu_count: int = 1,
+    node_count: int = 1,
     cap_usd: str = "",
 ) -> list[dict[str, str]]:
     """Return POST /v1/fine_tuning/jobs. `recipe` holds the values that differ from the model's own choice."""
@@ -43,7 +44,8 @@ def job_samples(
     if integrations:
         standard["integrations"] = list(integrations)
     after = {"evaluation": {"grader": dict(grader)} if grader else None, "exports": list(exports)}
-    compute = {"pool": pool} | ({"gpu_count": gpu_count} if gpu_count > 1 else {}) if pool else None
+    counts = {"gpu_count": gpu_count if pool else 1, "node_count": node_count}
+    compute = ({"pool": pool} if pool else {}) | {name: count for name, count in counts.items() if count > 1}
     ours = _our_fields(method, recipe, compute, cap_usd) | {name: value for name, value in after.items() if value}
     return [
         sample("curl", "curl", curl(_JOBS, standard | ours)),
@@ -52,7 +54,7 @@ def job_samples(
 
 
 def _our_fields(
-    method: str, recipe: Mapping[str, object], compute: Mapping[str, object] | None, cap_usd: str
+    method: str, recipe: Mapping[str, object], compute: Mapping[str, object], cap_usd: str
 ) -> dict[str, object]:
     adapter = {name.removeprefix("lora_"): recipe[name] for name in _ADAPTER if name in recipe}
     whole = {"method": method} if method == "full" else {}

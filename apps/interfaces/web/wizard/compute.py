@@ -24,10 +24,13 @@ from apps.interfaces.web.wizard.compute_table import (
 )
 from apps.interfaces.web.wizard.plan import Plan, StepContext
 
+_OF_MACHINES = ("compute.node_count", "hyperparameters.batch_size")  # what several machines cannot share
+
 
 def compute_context(request: OrganizationRequest, plan: Plan) -> StepContext:
-    """Return the context of the page and its live parts, without rows if the recipe or the deadline is wrong."""
-    quotes, problem = ([], None) if plan.compute_form.errors else quotes_of(plan)
+    """Return the context of the page and its live parts, without rows if the recipe or a field of the step is wrong."""
+    found, problem = _quotes_or_field_error(plan)
+    quotes = [] if plan.compute_form.errors else found
     now, needed_by = plan.now, plan.compute_form.deadline
     asked = plan.draft.get("pool") if plan.draft.get("pool") != request.GET.get("auto") else ""
     order = request.GET.get("sort", "")
@@ -55,6 +58,7 @@ def compute_context(request: OrganizationRequest, plan: Plan) -> StepContext:
         "is_late_everywhere": bool(needed_by and ranking.fastest and not ranking.recommended),
         "hidden_count": len(quotes) - len(shown),
         "with_several": with_several,
+        "with_machines": _with_machines(plan, found),
         "orders": ORDERS,
         "order": order if order in dict(ORDERS) else "",
         "lines": memory_lines(of_quote, rows) if of_quote else None,
@@ -67,6 +71,20 @@ def compute_context(request: OrganizationRequest, plan: Plan) -> StepContext:
         else "",
     }
     return StepContext(values, quote, problem)
+
+
+def _quotes_or_field_error(plan: Plan) -> tuple[list[PoolQuote], DomainError | None]:
+    """Return the plan's quotes, or the error that prevents them; one that fewer machines avoid becomes the field's."""
+    quotes, problem = quotes_of(plan)
+    if problem and plan.compute_form.nodes > 1 and problem.param in _OF_MACHINES:
+        plan.compute_form.add_error("node_count", problem.message)
+        problem = None
+    return quotes, problem
+
+
+def _with_machines(plan: Plan, quotes: Sequence[PoolQuote]) -> bool:
+    """Return whether to offer several machines: if some could train together, or if the address names a number."""
+    return plan.draft.get("node_count") not in ("", "1") or any(quoted.joining_workers > 1 for quoted in quotes)
 
 
 def _require_cap(plan: Plan, chosen: PoolQuote | None) -> None:
@@ -100,16 +118,16 @@ def _is_several_needed(quotes: Sequence[PoolQuote], deadline_seconds: float | No
 
 
 def _few(quotes: Sequence[PoolQuote]) -> list[PoolQuote]:
-    """Return for each pool the single-GPU option and, if that does not fit, the one with the fewest GPUs.
+    """Return for each pool the option with one GPU of a machine and, if that does not fit, the one with the fewest.
 
-    A single-GPU option that does not fit stays in the list: it shows why.
+    An option with one GPU that does not fit stays in the list: it shows why.
     """
-    fitting = {quoted.pool.name for quoted in quotes if quoted.gpu_count == 1 and quoted.estimate.fits}
+    fitting = {quoted.pool.name for quoted in quotes if quoted.gpus_per_node == 1 and quoted.estimate.fits}
     fewest: dict[str, int] = {}
     for quoted in sorted(quotes, key=lambda quoted: quoted.gpu_count):
-        if quoted.gpu_count > 1 and quoted.pool.name not in fitting:
-            fewest.setdefault(quoted.pool.name, quoted.gpu_count)
-    return [quoted for quoted in quotes if quoted.gpu_count in (1, fewest.get(quoted.pool.name))]
+        if quoted.gpus_per_node > 1 and quoted.pool.name not in fitting:
+            fewest.setdefault(quoted.pool.name, quoted.gpus_per_node)
+    return [quoted for quoted in quotes if quoted.gpus_per_node in (1, fewest.get(quoted.pool.name))]
 
 
 def quotes_of(plan: Plan) -> tuple[list[PoolQuote], DomainError | None]:
@@ -155,6 +173,7 @@ def samples(plan: Plan, quoted: PoolQuote | None) -> list[dict[str, str]]:
         integrations=plan.tracking.integrations,
         pool=quoted.pool.name if quoted else "",
         gpu_count=quoted.gpu_count if quoted else 1,
+        node_count=plan.compute_form.nodes,
         cap_usd=usd_decimal(cap_nano) if cap_nano else "",
     )
 

@@ -15,6 +15,7 @@ from apps.estimates.quote import Estimate
 from apps.estimates.ranking import Ranking
 from apps.finetuning.quotes.options import PoolQuote, Remedy, finish_seconds
 from apps.interfaces.web.charts import memory_charts, scatter_charts
+from apps.interfaces.web.wizard.recipe_words import machine_words, on_machines
 
 HOUR_MS = 3_600_000
 ORDERS = (("", later("Recommended")), ("cost", later("Cost")), ("finish", later("Finish")))
@@ -130,7 +131,15 @@ class ComputeRow:
     def where(self) -> str:
         estimate, pool, count = self.quoted.estimate, self.quoted.pool, self.quoted.gpu_count
         cards = f"{count} × " if count > 1 else ""
-        return f"{pool.name}, {cards}{memory(estimate.capacity_bytes)}, {usd_hour(self.hourly_nano)}, {pool.region}"
+        nodes = self.quoted.node_count
+        name = pool.name if nodes == 1 else f"{pool.name}, {on_machines(nodes)}"
+        return f"{name}, {cards}{memory(estimate.capacity_bytes)}, {usd_hour(self.hourly_nano)}, {pool.region}"
+
+    @property
+    def machines(self) -> str:
+        """The number of machines with the part of the time that their network takes."""
+        parts = self.quoted.estimate.time_parts
+        return machine_words(self.quoted.node_count, [(part.key, part.seconds) for part in parts])
 
     @property
     def memory_words(self) -> str:

@@ -24,7 +24,7 @@ METHOD_NAMES = (
     "method", "objective", "shown", *RECIPE_FIELDS, "suffix", *AfterTrainingForm.base_fields,
     *TrackingForm.base_fields,
 )  # fmt: skip
-NAMES = (*FILE_NAMES, "model", *METHOD_NAMES, "pool", "cap", "within", "needed_by")
+NAMES = (*FILE_NAMES, "model", *METHOD_NAMES, "node_count", "pool", "cap", "within", "needed_by")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Draft:
     @classmethod
     def of_job(cls, job: FineTuningJob, *, changes: Mapping[str, Any] | None = None) -> "Draft":
         """Return the draft of a job's own recipe with the given changes, without its pool and cap."""
-        values = job.hyperparameters | dict(changes or {})
+        values, requested = job.hyperparameters | dict(changes or {}), stored_request(job)
         chosen = {
             "dataset": job.training_file_id,
             "validation": job.validation_file_id or "",
@@ -48,9 +48,9 @@ class Draft:
             "method": kind_of(base_model=job.base_model, recipe=msgspec.convert(values, Hyperparameters)).key,
             "objective": values["objective"] if Objective(values["objective"]).is_preference else "",
             "suffix": job.suffix,
+            "node_count": str(requested.node_count) if requested.node_count > 1 else "",
         }
         recipe = {name: str(values[name]) for name in RECIPE_FIELDS if name in values}
-        requested = stored_request(job)
         return cls({}).with_changes(chosen | recipe | given_of(requested) | trackers_given(requested))
 
     def with_changes(self, changes: Mapping[str, str]) -> "Draft":

@@ -16,6 +16,8 @@ from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.messages.translation import later, translated
 from apps.core.money import usd_to_nano
+from apps.estimates.machines import MAX_NODES
+from apps.finetuning.quotes.obstacles import require_node_count
 from apps.finetuning.recipes import completion
 from apps.finetuning.recipes.limits import NOT_OFFERED, RecipeLimits, TrainingKind, get_limits
 
@@ -305,7 +307,10 @@ class CapForm(forms.Form):
 
 
 class ComputeForm(CapForm):
-    """When the adapter is needed, and the most a run may cost. Empty fields mean any time and the suggested cap."""
+    """When the adapter is needed, how many machines train it, and the most a run may cost.
+
+    Empty fields mean any time, one machine and the suggested cap.
+    """
 
     within = forms.TypedChoiceField(
         required=False,
@@ -320,10 +325,22 @@ class ComputeForm(CapForm):
         label=later("Needed by"),
         widget=forms.DateTimeInput(attrs={"type": "datetime-local", "autocomplete": "off", "data-utc": ""}),
     )
+    node_count = forms.IntegerField(
+        label=later("Machines"), widget=forms.NumberInput(attrs=_NUMBER | {"min": 1, "max": MAX_NODES})
+    )
 
     def __init__(self, given: Mapping[str, str]) -> None:
         moment = given.get("needed_by", "").removesuffix("Z")  # as the date input expects it
-        super().__init__({"cap": given.get("cap", ""), "within": given.get("within", ""), "needed_by": moment})
+        kept = {name: given.get(name, "") for name in ("cap", "within")}
+        super().__init__(kept | {"needed_by": moment, "node_count": given.get("node_count") or "1"})
+
+    def clean_node_count(self) -> int:
+        node_count: int = self.cleaned_data["node_count"]
+        try:
+            require_node_count(node_count)
+        except InvalidValue as error:
+            raise forms.ValidationError(error.message) from error
+        return node_count
 
     def clean_needed_by(self) -> datetime.datetime | None:
         """Read a moment without a zone as UTC, because the page's script sends UTC only."""
@@ -346,6 +363,12 @@ class ComputeForm(CapForm):
         soon = db_now() + datetime.timedelta(hours=hours) if hours else None
         cleaned["deadline"] = min(moment, soon) if moment and soon else moment or soon
         return cleaned
+
+    @property
+    def nodes(self) -> int:
+        """Return the number of machines of a checked form; return one if it is wrong."""
+        nodes: int | None = self.cleaned_data.get("node_count")
+        return nodes or 1
 
     @property
     def deadline(self) -> datetime.datetime | None:

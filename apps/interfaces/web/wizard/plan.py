@@ -148,7 +148,7 @@ class Plan:
 
     @cached_property
     def compute_form(self) -> ComputeForm:
-        """The deadline and the spend cap, already checked."""
+        """The deadline, the number of machines and the spend cap, already checked."""
         form = ComputeForm(self.draft.choices)
         form.is_valid()
         return form
@@ -181,6 +181,7 @@ class Plan:
             now=self.now,
             with_ways=with_ways,
             max_age_seconds=settings.ESTIMATE_FACTS_SECONDS,
+            node_count=self.compute_form.nodes,
         )
 
     @cached_property

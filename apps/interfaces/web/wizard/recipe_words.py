@@ -1,4 +1,4 @@
-"""The values of a recipe in words, each with the reason it was chosen."""
+"""The values of a recipe in words, each with the reason it was chosen, and the machines that train it."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -8,6 +8,8 @@ from django.utils.translation import gettext, ngettext
 
 from apps.contracts.runs import Hyperparameters, Method
 from apps.core.messages.translation import later, translated
+from apps.core.templatetags.ui import percent
+from apps.estimates.machines import network_share
 from apps.finetuning.recipes.completion import RecipeChoice
 from apps.interfaces.web.wizard.forms import RECIPE_FIELDS, TRAINED
 
@@ -64,6 +66,24 @@ def values_in_words(
 
 def value_in_words(name: str, value: object) -> str:
     return _WORDS[name](value) if name in _WORDS else str(value)
+
+
+def on_machines(node_count: int) -> str:
+    return gettext("on %(node_count)s machines") % {"node_count": node_count}
+
+
+def machine_words(node_count: int, parts: Iterable[tuple[str, float]]) -> str:
+    """Return the number of machines with the share of the time, and so of the cost, that their network takes.
+
+    `parts` are the keys and seconds of an estimate's `time_parts`.
+    """
+    share = network_share(parts)
+    if share is None:
+        return str(node_count)
+    return gettext("%(node_count)s, their network takes %(share)s of the billed time") % {
+        "node_count": node_count,
+        "share": percent(share),
+    }
 
 
 def _in_words(choice: RecipeChoice) -> ChosenValue:

@@ -70,9 +70,15 @@ _LISTED = (
         heading=later("Choose compute"),
         context=compute_context,
         opens_next="pool",
-        fields=("method", *LIVE_FIELDS, "pool", "cap", "within", "needed_by"),
+        fields=("method", *LIVE_FIELDS, "node_count", "pool", "cap", "within", "needed_by"),
         forms=("form", "compute_form"),
-        params=("compute.pool", "compute.gpu_count", "budget.max_cost_usd", "budget.quoted_max_usd"),
+        params=(
+            "compute.pool",
+            "compute.gpu_count",
+            "compute.node_count",
+            "budget.max_cost_usd",
+            "budget.quoted_max_usd",
+        ),
     ),
     Step(name="review", heading=later("Review and launch"), context=review_context),
 )

@@ -95,6 +95,7 @@ def _launch(request: OrganizationRequest, plan: Plan) -> HttpResponse:
         hyperparameters=form.changed | ({"use_dora": True} if form.kind.use_dora else {}),
         pool=plan.draft.get("pool") or None,
         gpu_count=None if ":" in plan.draft.get("pool") else 1,  # a key with ":" includes the number of GPUs
+        node_count=plan.compute_form.nodes,
         spend_cap_nano=plan.compute_form.cap_nano,
         shown_max_nano=int(cap_nano),
         suffix=form.cleaned_data["suffix"],

@@ -9,7 +9,7 @@ import typer
 
 from anneal.api import JOBS, job_path
 from anneal.commands.comparison import comparison, comparison_table
-from anneal.commands.estimates import options_table
+from anneal.commands.estimates import Nodes, machines_text, options_table
 from anneal.commands.requests import JobOptions, budget_of, read_body
 from anneal.failures import ExitCode, Failure
 from anneal.output import AsJson, Yes, confirm_price, console, dollars, emit, emit_line, moment, notice, plain, table
@@ -39,6 +39,7 @@ def create(
     metadata: Annotated[list[str] | None, typer.Option(help="A label of yours: team=support.")] = None,
     export: Annotated[list[str] | None, typer.Option(help="merged_16bit or gguf.")] = None,
     pool: Annotated[str | None, typer.Option(help="An option of the estimate, such as h200:4.")] = None,
+    nodes: Nodes = None,
     max_cost: MaxCost = None,
     seed: Annotated[int | None, typer.Option(help="The seed.")] = None,
     body: Annotated[typer.FileText | None, typer.Option(help="The request as JSON; options take precedence.")] = None,
@@ -52,7 +53,7 @@ def create(
     options = JobOptions(
         model=model, file=file, validation_file=validation_file, method=method, suffix=suffix, epochs=epochs,
         batch_size=batch_size, rank=rank, quantization=quantization, settings=set_ or [], metadata=metadata or [],
-        exports=export or [], pool=pool, max_cost=max_cost, seed=seed,
+        exports=export or [], pool=pool, nodes=nodes, max_cost=max_cost, seed=seed,
     )  # fmt: skip
     request = options.request(read_body(body))
     dry_run = request.pop("dry_run", None) is True or dry_run
@@ -66,6 +67,8 @@ def create(
         return
     if refusal := rehearsal["refusal"]:
         raise Failure(refusal["message"], ExitCode.REFUSED, details=refusal)
+    if machines := _machines(rehearsal):
+        notice(machines)
     confirm_price(rehearsal["hold_usd"], "Start?", is_accepted=yes)
     request["budget"] = budget_of(request, shown_usd=rehearsal["hold_usd"])
     job = session.api.post(JOBS, request, headers={"Idempotency-Key": str(uuid.uuid4())})
@@ -221,4 +224,13 @@ def _would(rehearsal: dict[str, Any]) -> str:
     if refusal := rehearsal["refusal"]:
         return f"It would not start: {refusal['message']}"
     hold = dollars(rehearsal["hold_usd"], is_limit=True)
-    return f"It would start on {rehearsal['pool']} and cost at most {hold}."
+    start = f"It would start on {rehearsal['pool']} and cost at most {hold}."
+    return f"{start} {_machines(rehearsal)}".strip()
+
+
+def _machines(rehearsal: dict[str, Any]) -> str:
+    """Return a sentence on the machines of a job that would start, "" for one machine."""
+    place = rehearsal["pool"], rehearsal["gpu_count"]
+    chosen = next((each for each in rehearsal["pools"] if (each["pool"], each["gpu_count"]) == place), None)
+    words = machines_text(chosen) if chosen else ""
+    return f"It uses {rehearsal['gpu_count']} GPUs {words}." if words else ""

@@ -26,6 +26,7 @@ class JobOptions:
     metadata: list[str]
     exports: list[str]
     pool: str | None
+    nodes: int | None
     max_cost: str | None
     seed: int | None
 
@@ -42,7 +43,7 @@ class JobOptions:
             "metadata": _object(body, "metadata") | pairs_of(self.metadata, "--metadata") or None,
             "recipe": _object(body, "recipe") | settings_of(self.settings) or None,
             "lora": _object(body, "lora") | present(rank=self.rank) or None,
-            "compute": _object(body, "compute") | present(pool=self.pool) or None,
+            "compute": _object(body, "compute") | present(pool=self.pool, node_count=self.nodes) or None,
             "budget": _object(body, "budget") | present(max_cost_usd=self.max_cost) or None,
             "method": self._method(body),
         }

@@ -9,7 +9,7 @@ from django.db import transaction
 from apps.core.database.clock import db_now
 from apps.core.ids import new_id
 from apps.finetuning.jobs import control
-from apps.finetuning.jobs.files import usable_file
+from apps.finetuning.jobs.files import usable_files
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE, JobStatus, RunStatus
 from apps.finetuning.models import FineTuningJob, QueueShare, Quota, Run
 from apps.finetuning.runs import attempts, leases
@@ -30,7 +30,7 @@ def create_like(made: FineTuningJob) -> FineTuningJob:
     """Queue a copy of the job as it was first, by the locks of `create_job` in their order."""
     job = copy.copy(made)
     with transaction.atomic():
-        usable_file(job.organization_id, job.training_file_id, "training_file")
+        usable_files(job.organization_id, job.training_file_id, None)
         job.pk, job.status, job.hold_id, job.queued_at = new_id("ftjob"), JobStatus.VALIDATING_FILES, "", None
         job.save(force_insert=True)
         require_place_for_job(organization=job.organization_id, but=job)

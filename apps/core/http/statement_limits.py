@@ -1,0 +1,64 @@
+"""Answers to requests whose statement PostgreSQL stopped, by the limits that deploy/postgres/roles.sql sets."""
+
+import logging
+
+from django.db import OperationalError
+from django.http import HttpRequest, HttpResponse
+from django.template.loader import render_to_string
+from django.utils.deprecation import MiddlewareMixin
+from django.utils.translation import gettext
+from psycopg.errors import DeadlockDetected, LockNotAvailable, QueryCanceled
+
+from apps.core.errors import DomainError, Status, Unavailable
+from apps.core.http.asgi import error_headers, error_response, is_machine_path
+
+logger = logging.getLogger(__name__)
+
+
+class QueryTimeout(DomainError):
+    """A statement took too long. It would take as long again, so clients must not repeat the request."""
+
+    code = "query_timeout"
+    status = Status.UNAVAILABLE
+    type = "server_error"
+
+
+class RowsInUse(Unavailable):
+    """Another transaction holds rows that the request needs."""
+
+    code = "rows_in_use"
+
+
+class RefuseStoppedStatements(MiddlewareMixin):
+    """Answers 503 where a view ended because its statement was stopped. The view's transaction is rolled back."""
+
+    def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
+        refusal = _refusal_of(exception)
+        if refusal is None:
+            return None
+        logger.warning("%s %r was refused", request.method, request.path, exc_info=exception)
+        if is_machine_path(request.path):
+            return error_response(refusal)
+        # Render without the request: the page's frame would query the database, and may wait for the same rows.
+        context = {"status": int(refusal.status), "message": refusal.message}
+        page = render_to_string("errors/stopped.html", context)
+        return HttpResponse(page, status=refusal.status, headers=error_headers(refusal))
+
+
+def _refusal_of(exception: Exception) -> DomainError | None:
+    if not isinstance(exception, OperationalError):
+        return None
+    match exception.__cause__:
+        case QueryCanceled():
+            return QueryTimeout(
+                gettext(
+                    "The database took too long for this, so it was stopped. Nothing was changed. Ask for less: a "
+                    "shorter period, fewer rows, or a filter or search that matches less."
+                )
+            )
+        case LockNotAvailable() | DeadlockDetected():
+            return RowsInUse(
+                gettext("Another request is changing the same data. Nothing was changed. Try again in a few seconds."),
+                retry_after_seconds=2,
+            )
+    return None

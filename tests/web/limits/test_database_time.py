@@ -1,0 +1,54 @@
+"""A request whose statement the database stops gets an answer that says what to do, and changes nothing."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+
+from apps.config.settings import internal
+
+TOO_LONG = ["SET LOCAL statement_timeout = 1", "SELECT pg_sleep(10)"]
+IN_USE = ["DO $$ BEGIN RAISE lock_not_available; END $$"]
+DEADLOCK = ["DO $$ BEGIN RAISE deadlock_detected; END $$"]
+
+
+@contextmanager
+def stopping(table: str, statements: list[str]) -> Iterator[None]:
+    """Have each statement that names the table end as the database ends these ones."""
+
+    def execute(run: Callable[..., Any], statement: str, arguments: Any, many: bool, context: Any) -> Any:
+        for instead in statements if f'"{table}"' in statement else ():
+            run(instead, None, False, context)
+        return run(statement, arguments, many, context)
+
+    with connection.execute_wrapper(execute):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("statements", "code", "says", "headers"),
+    [
+        (TOO_LONG, "query_timeout", "Ask for less: a shorter period", {"x-should-retry": "false"}),
+        (IN_USE, "rows_in_use", "Try again in a few seconds", {"Retry-After": "2"}),
+        (DEADLOCK, "rows_in_use", "Try again in a few seconds", {"Retry-After": "2"}),
+    ],
+    ids=["too long", "in use", "deadlock"],
+)
+def test_it_is_refused_with_what_to_do(statements, code, says, headers, key, alice, client_for, api_client, settings):
+    with stopping("finetuning_finetuningjob", statements):
+        page = client_for(alice).get("/jobs", {"q": "anything"})
+        answer = api_client(key).get("/v1/fine_tuning/jobs")
+    settings.ROOT_URLCONF, settings.MIDDLEWARE = "apps.config.urls_internal", internal.MIDDLEWARE
+    with stopping("finetuning_worker", statements):
+        of_worker = Client().post("/internal/v1/claim", b"{}", content_type="application/json")
+
+    assert page.status_code == answer.status_code == of_worker.status_code == 503
+    assert says in page.content.decode() and "<h1>That took too long</h1>" in page.content.decode()
+    assert answer.json()["error"]["code"] == of_worker.json()["error"]["code"] == code
+    assert says in answer.json()["error"]["message"]
+    for each in (page, answer, of_worker):
+        assert headers.items() <= dict(each.headers).items()
+        assert each.headers["x-request-id"]
