@@ -24,7 +24,7 @@ POOLS = (
     ("l40s-48", 1.10, "us-east", 1),
     ("l4-24", 0.55, "us-east", 1),
 )
-# What a worker says of itself that may train with others, whatever the base model.
+# The report of a worker that may train with others, on any base model.
 MACHINE_OFFER = {"address": "10.0.0.1", "port": 29_500, "free_gpus": None, "base_models": None}
 
 
