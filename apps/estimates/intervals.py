@@ -58,7 +58,7 @@ _ENOUGH_DAYS = 5  # of a pool's runs; their own spread then includes the variati
 # five times.
 _MAX_WAITED = 0.8
 # A probe's waiting below the first share passes: with a core of two kept busy, probes waited about 10 % of their time,
-# and their jobs took 0.98, 0.99, 1.03, 1.24 and 1.27 times the time by them alone. What is above lasts, because a probe
+# and their jobs took 0.98, 0.99, 1.03 and 1.24 times the time by them alone. What is above lasts, because a probe
 # waits for a quiet machine: it counts in P50, up to the second share.
 _PASSING, _MAX_LASTING = 0.1, 0.2
 # On a CPU, resident memory was measured at 1.44 to 1.88 times the live memory; the reserve is the middle.

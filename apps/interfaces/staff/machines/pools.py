@@ -19,9 +19,9 @@ from apps.catalog.models import PriceRule
 from apps.catalog.queries import list_active_prices
 from apps.core.database.clock import db_now
 from apps.core.http.forms import domain_errors_on
-from apps.core.http.shown_once import keep_secret, take_secret
 from apps.core.messages.outbox import list_failing
 from apps.core.money import usd_to_nano
+from apps.core.secrets.shown_once import keep_secret, take_secret
 from apps.estimates.physics.gpus import GIB
 from apps.finetuning import queries
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE, RunStatus

@@ -20,8 +20,8 @@ from apps.billing.budget_settings import issue_key
 from apps.core.database.clock import db_now
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.http.forms import domain_errors_on
-from apps.core.http.shown_once import keep_secret, take_secret
 from apps.core.messages.translation import later
+from apps.core.secrets.shown_once import keep_secret, take_secret
 from apps.interfaces.web.account.forms import KeyForm
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, require
 from apps.interfaces.web.shell.listing import NEWEST_FIRST, Filter, Listing, render_list

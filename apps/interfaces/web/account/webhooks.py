@@ -18,8 +18,8 @@ from apps.accounts.roles import Permission
 from apps.core.database.clock import db_now
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm, say_undoable
 from apps.core.http.forms import domain_errors_on
-from apps.core.http.shown_once import keep_secret, take_secret
 from apps.core.messages.translation import later
+from apps.core.secrets.shown_once import keep_secret, take_secret
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
 _PAGE = 25
