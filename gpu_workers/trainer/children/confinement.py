@@ -3,15 +3,20 @@
 Training needs local files only, so a child runs in a separate network namespace that contains only its own loopback
 interface. If the kernel does not allow this user such a namespace (in many containers), the child keeps the network,
 and its log says so.
+
+As a program, it confines itself and becomes another: see `confined`.
 """
 
 import ctypes
 import fcntl
+import json
 import os
 import resource
 import signal
 import socket
 import struct
+import sys
+from collections.abc import Sequence
 from contextlib import suppress
 
 from gpu_workers.common.process_tree import die_with_parent
@@ -21,6 +26,16 @@ _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # sched.h
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1  # linux/sockios.h, net/if.h
 _KEPT = b"This child keeps the network: the kernel allows it no network namespace of its own (%s).\n"
 _GONE = b"This child has no network.\n"
+
+
+def confined(command: Sequence[str], *, has_network: bool, limits: Sequence[tuple[int, int]] = ()) -> list[str]:
+    """Return a command by which a child of this process confines itself and becomes `command`, with the same number.
+
+    `limits` are pairs for resource.setrlimit. Run it in the repository. A `preexec_fn` would run Python between fork
+    and exec, where a lock that another thread held at the fork (OpenSSL's, for example) is never released.
+    """
+    given = json.dumps([os.getpid(), has_network, limits])
+    return [sys.executable, "-m", __name__, given, *command]
 
 
 def confine(parent: int, *, has_network: bool) -> None:
@@ -56,3 +71,11 @@ def _write(path: str, text: str) -> None:
         os.write(descriptor, text.encode())
     finally:
         os.close(descriptor)
+
+
+if __name__ == "__main__":
+    parent, has_network, limits = json.loads(sys.argv[1])
+    confine(parent, has_network=has_network)
+    for kind, limit in limits:
+        resource.setrlimit(kind, (limit, limit))
+    os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606 - a program of the worker's own

@@ -16,7 +16,7 @@ from gpu_workers.common.config import REPOSITORY, child_environment
 from gpu_workers.common.events import LOG_FILE, SPEC_FILE
 from gpu_workers.common.files import replace_file
 from gpu_workers.common.process_tree import Process, identify, is_alive, kill_all, list_session
-from gpu_workers.trainer.children.confinement import confine
+from gpu_workers.trainer.children.confinement import confined
 from gpu_workers.trainer.children.cpu_threads import choose_threads
 from gpu_workers.trainer.children.fork_server import Forked, ForkServer, ServerGone
 
@@ -153,16 +153,14 @@ class SubprocessExecutor:
                 )
             except ServerGone as error:
                 logger.warning("No fork, a new interpreter instead: %s", error)
-        parent = os.getpid()
         return subprocess.Popen(
-            [*self._command, *arguments],
+            confined([*self._command, *arguments], has_network=has_network),
             cwd=REPOSITORY,
             env=environment,
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=lambda: confine(parent, has_network=has_network),
         )
 
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from os import getpid
 
 import msgspec
 
@@ -15,13 +14,16 @@ from apps.contracts.worker_api import RehearsalReport
 from gpu_workers.common.api_client import ApiClient, ApiError, Unavailable
 from gpu_workers.common.config import REPOSITORY, child_environment
 from gpu_workers.common.preflight import list_gpus
-from gpu_workers.trainer.children.confinement import confine
+from gpu_workers.trainer.children.confinement import confined
 
 log = logging.getLogger(__name__)
 
-_SECONDS, _CPU_SECONDS = 300.0, 240
+_SECONDS = 300.0
 _LEASED_SECONDS = 60.0  # while a run holds its GPUs
-_MAX_BYTES = 8 * 1024**3  # of the process's own data; a rehearsal takes less than one
+_LIMITS = (
+    (resource.RLIMIT_CPU, 240),
+    (resource.RLIMIT_DATA, 8 * 1024**3),  # of the process's own data; a rehearsal takes less than one
+)
 
 
 class NotRehearsed(Exception):
@@ -64,17 +66,15 @@ def rehearse(
 
     Raises NotRehearsed, and Interrupted once `should_stop` says so.
     """
-    parent = getpid()
     ends_at, sent = time.monotonic() + seconds, msgspec.json.encode(request)
     with subprocess.Popen(
-        [sys.executable, "-m", "gpu_workers.rehearsal"],
+        confined([sys.executable, "-m", "gpu_workers.rehearsal"], has_network=False, limits=_LIMITS),
         cwd=REPOSITORY,
         env=child_environment(threads=1, devices=()),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
-        preexec_fn=lambda: _limit(parent),
     ) as child:
         try:
             while True:
@@ -107,9 +107,3 @@ def with_rehearsal(spec: RunSpec, *, should_stop: Callable[[], bool]) -> RunSpec
         log.warning("%s was not rehearsed: %s", spec.run_id, error)
         return spec
     return msgspec.structs.replace(spec, rehearsed_bytes=found.peak_bytes)
-
-
-def _limit(parent: int) -> None:
-    confine(parent, has_network=False)
-    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
-    resource.setrlimit(resource.RLIMIT_DATA, (_MAX_BYTES, _MAX_BYTES))

@@ -13,7 +13,7 @@ import msgspec
 from apps.contracts.runs import LogLine, RunSpec
 from gpu_workers.common.config import REPOSITORY, child_environment
 from gpu_workers.common.events import LOG_FILE, UNNUMBERED, EventTail
-from gpu_workers.common.process_tree import die_with_parent
+from gpu_workers.trainer.children.confinement import confined
 from gpu_workers.trainer.tracking.points import FinalStatus
 
 MODULE = "gpu_workers.trainer.tracking.process"
@@ -64,14 +64,13 @@ class TrackingChild:
 def _start(spec: RunSpec, work_dir: Path) -> subprocess.Popen[bytes]:
     with (work_dir / LOG_FILE).open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", MODULE, str(work_dir)],
+            confined([sys.executable, "-m", MODULE, str(work_dir)], has_network=True),
             cwd=REPOSITORY,
             env=child_environment(threads=1, has_network=True),
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=lambda: die_with_parent(signal.SIGKILL),
         )
     recipe = msgspec.to_builtins(spec.hyperparameters)
     parameters = {name: str(value) for name, value in recipe.items()} | {"base_model": spec.base_model.name}

@@ -52,3 +52,13 @@ def test_without_a_network_it_reaches_itself_alone_and_is_who_it_was(tmp_path, o
 
 def test_with_one_it_reaches_others(tmp_path, outside):
     assert "outside 0" in run(tmp_path, outside, has_network=True)
+
+
+def test_no_python_runs_in_it_before_its_own(tmp_path, outside):
+    """It would wait for ever for a lock that another thread of the worker held at the fork."""
+    is_forking = True
+    os.register_at_fork(after_in_child=lambda: os._exit(99) if is_forking else None)
+    try:
+        assert "outside 0" in run(tmp_path, outside, has_network=True)
+    finally:
+        is_forking = False
