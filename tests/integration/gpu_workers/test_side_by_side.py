@@ -26,7 +26,8 @@ def children(tmp_path: Path) -> dict[str, tuple[int, str]]:
         with contextlib.suppress(OSError):
             pid = msgspec.json.decode(file.read_bytes())["pid"]
             text = Path(f"/proc/{pid}/environ").read_text()
-            found[file.parent.name.rpartition("-")[0]] = pid, re.search(r"CUDA_VISIBLE_DEVICES=([^\0]*)", text)[1]
+            if seen := re.search(r"CUDA_VISIBLE_DEVICES=([^\0]*)", text):  # there is none for a moment at each exec
+                found[file.parent.name.rpartition("-")[0]] = pid, seen[1]
     return found
 
 
