@@ -103,18 +103,21 @@ def test_report_says_how_to_reach_the_replica_and_what_it_takes(replica: Replica
     assert replica.get_state().generation == observed.engine_generation
 
 
-def test_stream_arrives_piece_by_piece_with_usage(replica: Replica) -> None:
-    body = {"model": GOOD, "prompt": "My card", "stream": True} | ENDLESS | {"max_tokens": 24}
+def test_stream_is_the_whole_answer_and_ends_with_usage(replica: Replica) -> None:
+    asked = ENDLESS | {"max_tokens": 24, "temperature": 0}
+    body = {"model": GOOD, "prompt": "My card", "stream": True} | asked
     with replica.http.stream("POST", "/v1/completions", json=body) as answer:
-        chunks = [chunk for chunk in answer.iter_raw() if chunk]
+        *events, end, rest = answer.read().decode().split("\n\n")
 
     assert answer.headers["content-type"].startswith("text/event-stream")
-    assert len(chunks) > 5
-    assert b'"usage"' in chunks[-1] + chunks[-2]
-    assert chunks[-1].endswith(b"data: [DONE]\n\n")
+    assert (end, rest) == ("data: [DONE]", "")
+    pieces = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert pieces[-1]["usage"]["completion_tokens"] == 24
+    text = "".join(choice["text"] for piece in pieces for choice in piece["choices"])
+    assert text == replica.complete(GOOD, **asked).json()["choices"][0]["text"]
 
 
-def test_client_that_leaves_stops_the_generation(replica: Replica) -> None:
+def test_a_streams_first_piece_comes_while_the_rest_is_made_and_leaving_ends_it(replica: Replica) -> None:
     body = {"model": GOOD, "prompt": "My card", "stream": True} | ENDLESS
     before = count(replica, "generation_tokens_total")
     with replica.http.stream("POST", "/v1/completions", json=body) as answer:
