@@ -142,6 +142,9 @@ class FinishResponse(Struct, frozen=True, kw_only=True):
     job_status: str
 
 
+PROBE_TRAINED_SHARE = 0.5  # of the tokens of a made-up row: its answer
+
+
 class ProbeReport(Struct, frozen=True, kw_only=True):
     """One short measured training loop on this worker: the basis of every time estimate of its pool.
 

@@ -14,16 +14,15 @@ from statistics import median
 import msgspec
 
 from apps.contracts.adapter_files import adapted_modules
-from apps.contracts.worker_api import ProbeReport
+from apps.contracts.worker_api import PROBE_TRAINED_SHARE, ProbeReport
 from apps.estimates.intervals import whole_job_factor
 from apps.estimates.models import architectures
 from apps.estimates.quote import Estimate, quote
 from apps.estimates.requests import Correction, PoolFacts, QuoteRequest
 
 # Version of the formulas that ratios refer to. Change it with the formulas: a ratio to other formulas is useless.
-PHYSICS = "4"
+PHYSICS = "5"
 
-_TRAINED_SHARE = 0.5  # of a made-up row, as gpu_workers.bench.probe makes it
 _ROWS = 64  # an arbitrary number: rates do not depend on it
 
 _Z90 = 1.2816  # 90th percentile of the standard normal distribution
@@ -351,7 +350,7 @@ def _request(report: ProbeReport) -> QuoteRequest:
         epochs=1,
         rows=_ROWS * report.micro_batch_size,
         tokens=tokens,
-        trained_tokens=max(1, round(tokens * _TRAINED_SHARE)),
+        trained_tokens=max(1, round(tokens * PROBE_TRAINED_SHARE)),
         longest_row_tokens=report.sequence_length,
         row_lengths=((report.sequence_length, _ROWS * report.micro_batch_size),),
         lora_rank=report.lora_rank,

@@ -81,6 +81,7 @@ def duration(task: Task, plan: TrainingPlan, pool: PoolFacts) -> Duration | None
         rows=plan.sequences,
         node_bytes_per_second=pool.node_bytes_per_second,
         gpus_per_node=max(pool.gpus_per_worker, 1) if pool.max_gpu_count else max(plan.gpu_count, 1),
+        trained_share=request.trained_share,
     )
     factor = probe_factor(pool.probe, gpu) if pool.probe else 1.0
     micro_steps = rows * request.epochs / (plan.micro_batch_size * plan.gpu_count)
@@ -129,7 +130,13 @@ def probe_factor(probe: ProbeRow, gpu: Gpu) -> float:
     )
     shape = shape_of(probe.architecture, rank=probe.lora_rank, target_modules=probe.target_modules, use_dora=False)
     step = step_time(
-        shape=shape, plan=plan, gpu=gpu, stack=ANNEAL, row_tokens=probe.tokens_per_micro_step / rows, rows=rows
+        shape=shape,
+        plan=plan,
+        gpu=gpu,
+        stack=ANNEAL,
+        row_tokens=probe.tokens_per_micro_step / rows,
+        rows=rows,
+        trained_share=probe.trained_share,
     )
     return probe.tokens_per_micro_step / probe.tokens_per_second / (step.micro_step + step.optimizer)
 
@@ -276,5 +283,13 @@ def _checkpoint_seconds(task: Task) -> float:
 
 def _a100_seconds(task: Task, plan: TrainingPlan, length: float, micro_steps: float) -> float:
     alone = msgspec.structs.replace(plan, gpu_count=1, parallelism="single", cpu_offload=False)
-    step = step_time(shape=task.shape, plan=alone, gpu=A100, stack=task.stack, row_tokens=length, rows=plan.sequences)
+    step = step_time(
+        shape=task.shape,
+        plan=alone,
+        gpu=A100,
+        stack=task.stack,
+        row_tokens=length,
+        rows=plan.sequences,
+        trained_share=task.request.trained_share,
+    )
     return micro_steps * step.micro_step

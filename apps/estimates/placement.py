@@ -235,6 +235,7 @@ def _seconds_per_row(task: Task, plan: TrainingPlan, gpu: Gpu, node_bytes_per_se
         rows=plan.sequences,
         node_bytes_per_second=node_bytes_per_second,
         gpus_per_node=plan.gpu_count,
+        trained_share=task.request.trained_share,
     )
     return (step.micro_step + step.optimizer / plan.gradient_accumulation_steps) / plan.micro_batch_size
 

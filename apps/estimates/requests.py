@@ -100,6 +100,10 @@ class QuoteRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Return the mean tokens of one sequence."""
         return self.tokens / (self.rows * self.sequences_per_row)
 
+    @property
+    def trained_share(self) -> float:
+        return self.trained_tokens / self.tokens
+
     def _check_choices(self) -> None:
         for name in ("evaluations", "evaluation_tokens", "checkpoints"):
             if (getattr(self, name) or 0) < 0:

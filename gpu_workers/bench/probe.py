@@ -23,7 +23,7 @@ from transformers import AutoConfig, TrainerCallback, TrainerControl, TrainerSta
 from apps.contracts.adapter_files import adapted_modules
 from apps.contracts.chat import RenderedRow
 from apps.contracts.runs import BaseModelRef, DatasetRef, Hyperparameters, Method, RunSpec
-from apps.contracts.worker_api import ProbeReport, ProbeRequest
+from apps.contracts.worker_api import PROBE_TRAINED_SHARE, ProbeReport, ProbeRequest
 from gpu_workers.bench import made_up
 from gpu_workers.common.events import EVENTS_FILE, EventWriter
 from gpu_workers.common.files import replace_file
@@ -48,7 +48,6 @@ REPEATS = 5
 MIN_REPEATS = 3
 _BATCHES = 8
 _MAX_STEPS = 4_000
-_TRAINED_SHARE = 0.5
 _LENGTH_SPREAD = 0.75  # of the mean length; as many rows are longer as are shorter
 
 
@@ -198,7 +197,7 @@ def _made_up_rows(folder: Path, request: ProbeRequest) -> Encoded:
             text="",
             spans=(),
             token_ids=random.integers(0, config.vocab_size, n).tolist(),
-            trained=((math.ceil(n * (1 - _TRAINED_SHARE)), n),),
+            trained=((math.ceil(n * (1 - PROBE_TRAINED_SHARE)), n),),
         )
         for n in lengths.tolist()
     ]

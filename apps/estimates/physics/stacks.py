@@ -28,6 +28,7 @@ class StackProfile(msgspec.Struct, frozen=True, kw_only=True):
     loss_bytes: float = 12.0
     compiled_loss_bytes: float = 12.0  # the same under torch.compile, if less
     is_tiled_loss: bool = False
+    heads_trained_only: bool = False  # computes the output head only where a token is trained
     adapter_bytes: int = 4  # of each LoRA weight, if the base is 16-bit
     quantized_adapter_bytes: int = 4  # the same, if the base is 4-bit
     is_autocast: bool = True  # fp32 adapters are cast to 16 bits at each use, and the copies are kept for the step
@@ -65,6 +66,7 @@ ANNEAL = StackProfile(
     name="Anneal (TRL, PEFT)",
     loss_bytes=0.0,
     is_tiled_loss=True,
+    heads_trained_only=True,
     expert_bytes=2,
     has_wide_norms=True,
     casts_trained_weights=True,
@@ -75,7 +77,8 @@ ANNEAL = StackProfile(
     offloads_quantized=False,
     reference_ahead=True,
     sources=(
-        "TRL 1.16 trl/kernels/chunked_logprob.py",
+        "TRL 1.16 trl/kernels/chunked_logprob.py; trl/trainer/utils.py add_fused_lm_head: only valid positions",
+        "gpu_workers/train/loop/sft.py _score_selected, on a CPU",
         "PEFT autocast_adapter_dtype; gpu_workers/train/loop/sft.py _adapter_in_float32",
         "gpu_workers/train/model/loading.py _prepare_quantized",
         "gpu_workers/train/loop/dpo.py",

@@ -22,7 +22,8 @@ class ProbeRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     `tokens_per_second` counts real tokens of the whole micro-step, `tokens_per_micro_step` those in one.
     `fixed_seconds_per_micro_step` is the part of its time that does not grow with tokens, if measured. `waited_share`
-    is the share of the measurement spent waiting for a core; the speed excludes it.
+    is the share of the measurement spent waiting for a core; the speed excludes it. `trained_share` of the tokens were
+    trained.
     """
 
     gpu_key: str
@@ -39,6 +40,7 @@ class ProbeRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     gradient_checkpointing: bool = False
     fixed_seconds_per_micro_step: float = 0.0
     waited_share: float = 0.0
+    trained_share: float = 1.0
     gpu_count: int = 1
     conditions: str = ""
 

@@ -128,9 +128,13 @@ def step_time(
     precision: str = "bf16",
     node_bytes_per_second: float = 50e9,
     gpus_per_node: int = 8,
+    trained_share: float = 1.0,
     constants: Constants = CONSTANTS,
 ) -> StepTime:
-    """Return the time of one micro-step of `rows` rows of `row_tokens` tokens on each of the plan's GPUs."""
+    """Return the time of one micro-step of `rows` rows of `row_tokens` tokens on each of the plan's GPUs.
+
+    `trained_share` of the tokens are trained: stacks that compute the head only for these take less time.
+    """
     k, tokens = constants, rows * row_tokens
     peak = gpu.reachable_flops
     bandwidth = float(gpu.memory_bandwidth_bytes_per_second or 0)
@@ -143,7 +147,8 @@ def step_time(
     compute = _compute(shape, plan, tokens, rate, bandwidth)
     attention = _attention(shape, plan, gpu, k, scores)
     memory = k.elementwise * fused * moves * _moved_bytes(shape, plan, tokens, row_tokens) / bandwidth
-    head = _head(shape, plan, stack, k, tokens, peak, bandwidth)
+    headed = tokens * (trained_share if stack.heads_trained_only else 1.0)
+    head = _head(shape, plan, stack, k, headed, peak, bandwidth)
     adapters = 0.0 if is_full else _adapters(shape, plan, k, tokens, moves, rate, bandwidth) * fused
     dequantization = _dequantization(shape, plan, stack, k, bandwidth)
     busy = compute + attention + memory + head + adapters + dequantization
@@ -153,7 +158,7 @@ def step_time(
     communication = _communication(
         shape, plan, gpu, stack, k, busy, node_bytes_per_second=node_bytes_per_second, gpus_per_node=gpus_per_node
     )
-    useful = (3 if is_full else 2) * _PRODUCT * (shape.active_linear + shape.head) * tokens
+    useful = (3 if is_full else 2) * _PRODUCT * (shape.active_linear * tokens + shape.head * headed)
     return StepTime(
         compute=compute,
         attention=attention,
@@ -195,7 +200,7 @@ def _moved_bytes(shape: Shape, plan: TrainingPlan, tokens: float, row_tokens: fl
 def _head(
     shape: Shape, plan: TrainingPlan, stack: StackProfile, k: Constants, tokens: float, peak: float, bandwidth: float
 ) -> float:
-    """Return the seconds of the output head and the loss."""
+    """Return the seconds of the output head and the loss over `tokens` tokens."""
     products = 2 + (1 if plan.method == Method.FULL else 0) + (1 if stack.is_tiled_loss else 0)
     loss_bytes = _TILED_LOSS_BYTES if stack.is_tiled_loss else _LOSS_BYTES
     seconds = products * _PRODUCT * shape.head * tokens / (peak * k.gemm)

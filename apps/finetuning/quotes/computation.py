@@ -12,7 +12,7 @@ from django.utils.translation import gettext
 from apps.catalog.models import BaseModel, PriceRule
 from apps.contracts.adapter_files import adapted_modules
 from apps.contracts.runs import Hyperparameters, Objective
-from apps.contracts.worker_api import ProbeReport
+from apps.contracts.worker_api import PROBE_TRAINED_SHARE, ProbeReport
 from apps.core.errors import InvalidValue
 from apps.core.messages.translation import translated
 from apps.core.money import rated
@@ -240,6 +240,7 @@ def probe_row(probe: ThroughputProbe, report: ProbeReport) -> ProbeRow:
         lora_rank=report.lora_rank,
         target_modules=adapted_modules(probe.base_model.config),
         waited_share=report.waited_share,
+        trained_share=PROBE_TRAINED_SHARE,
         source=source,
     )
 

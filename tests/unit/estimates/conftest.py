@@ -51,6 +51,7 @@ def probe(small):
         tokens_per_second_high=520.0,
         tokens_per_micro_step=1024,
         sequence_length=64,
+        trained_share=10_000 / 64_000,  # as in `ask`
         source=SpeedSource(kind="probe", text="Probe of this pool", measured_at="2026-01-01T00:00:00Z"),
     )
 

@@ -20,7 +20,7 @@ def test_a_probed_pool_is_quoted_from_its_probe(ask, probe):
     assert estimate.fits
     assert estimate.steps == 63 * 3
     assert estimate.total_tokens == 192_000
-    assert estimate.tokens_per_second == pytest.approx(500 / 1.05, rel=0.05)  # a little is padding
+    assert estimate.tokens_per_second == pytest.approx(500, rel=0.05)  # a little is padding
     assert estimate.train_seconds_p50 == pytest.approx(192_000 / estimate.tokens_per_second)
     assert estimate.train_seconds_p10 < estimate.train_seconds_p50 < estimate.train_seconds_p90
     assert estimate.billed_seconds_p50 == math.ceil(estimate.train_seconds_p50)
@@ -106,6 +106,17 @@ def test_a_faster_probe_is_a_faster_quote_by_as_much(ask, probe):
     assert slow / fast == pytest.approx(2)
 
 
+def test_a_token_that_is_not_trained_needs_no_head(ask, probe):
+    """SmolLM2's head is a fifth of its weights. Other frameworks compute it for every token."""
+    few, all_ = ask(trained_tokens=6_400), ask(trained_tokens=64_000)
+
+    def seconds(request, **changes):
+        return quote(request=msgspec.structs.replace(request, **changes), pool=pool(probe)).train_seconds_p50
+
+    assert 1.1 < seconds(all_) / seconds(few) < 1.5
+    assert seconds(all_, stack="hf") == seconds(few, stack="hf")
+
+
 def test_the_probes_own_job_is_narrower_than_a_carried_one(ask, probe, models):
     near = quote(request=ask(), pool=pool(probe))
     far = quote(request=ask(architecture=models["SmolLM2-360M"]), pool=pool(probe))
@@ -141,7 +152,7 @@ def test_a_few_runs_widen_the_range_and_never_narrow_it(ask, probe):
         estimate = quote(request=ask(), pool=pool(probe, correction=Correction(origin="4 runs", runs=4, **learned)))
         return estimate.train_seconds_p90 / estimate.train_seconds_p50
 
-    assert spread(time_high=1.02) == spread() == pytest.approx(1.31, abs=0.01)
+    assert spread(time_high=1.02) == spread() == pytest.approx(1.35, abs=0.01)
     assert spread(time_high=1.8) == pytest.approx(1.8)
 
 
