@@ -68,7 +68,8 @@ def test_a_run_that_asks_a_model_starts_once_its_limit_is_accepted(anneal, floor
             {"role": "system", "content": "Be brief."}, {"role": "user", "content": "{{item.question}}"},
         ]},
     }  # fmt: skip
-    assert dataset.json["data_source"]["input_messages"]["item_reference"] == "item.input"
+    source = json.loads(dataset.output.removeprefix(" y\n"))["data_source"]  # the runner echoes the answer
+    assert source["input_messages"]["item_reference"] == "item.input"
     assert "No price is known. Start without --max-cost?" in dataset.errors
     assert canceled.exit_code == 0 and "canceled" in canceled.output
 
