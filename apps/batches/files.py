@@ -47,24 +47,22 @@ def create_file(
     now: datetime.datetime,
     expires_after_seconds: int | None = None,
     purpose: str = PURPOSE,
+    upload_id: str = "",
 ) -> BatchFile:
     """Store the input of a batch, or the items of evals. A failure leaves neither row nor object.
 
-    Raises InvalidValue, BatchFileTooLarge, QuotaExceeded.
+    `upload_id` is the upload that the bytes come from; they are not counted twice. Raises InvalidValue,
+    BatchFileTooLarge, QuotaExceeded.
     """
     check_expiry(expires_after_seconds, param="expires_after.seconds")
     file = new_file(organization, purpose, filename, by=by, now=now, expires_after_seconds=expires_after_seconds)
-    left = storage_left(organization=organization)
-    too_large = BatchFileTooLarge(
-        gettext("A batch file may have up to %(max_file_bytes)s MiB.") % {"max_file_bytes": MAX_FILE_BYTES // 1024**2},
-        param="file",
-    )
-    sent = bounded(bounded(chunks, MAX_FILE_BYTES, too_large), left, _storage_full(left))
+    left = storage_left(organization=organization, but_upload=upload_id)
+    sent = bounded(bounded(chunks, MAX_FILE_BYTES, too_large(param="file")), left, _storage_full(left))
     try:
         file.bytes = store().put_stream(file.object_key, sent).bytes
         with transaction.atomic():
             lock(f"uploads:{get_share_holder(organization=organization)}")
-            left = storage_left(organization=organization)
+            left = storage_left(organization=organization, but_upload=upload_id)
             if left is not None and file.bytes > left:
                 raise _storage_full(left)
             if list_files(organization=organization).count() >= MAX_FILES:
@@ -79,6 +77,11 @@ def create_file(
         raise
     file.refresh_from_db()
     return file
+
+
+def too_large(*, param: str) -> BatchFileTooLarge:
+    message = gettext("A batch file may have up to %(max_file_bytes)s MiB.")
+    return BatchFileTooLarge(message % {"max_file_bytes": MAX_FILE_BYTES // 1024**2}, param=param)
 
 
 def new_file(
@@ -158,9 +161,9 @@ def _known(ids: list[str]) -> set[str]:
     return {*kept.filter(pk__in=ids).values_list("pk", flat=True), *batches.values_list("pk", flat=True)}
 
 
-def storage_left(*, organization: Organization | str) -> int | None:
-    """Return the bytes the organization may still store; None if it has no limit."""
-    left: int | None = import_string(settings.STORAGE_LEFT)(organization=organization, but_upload="")
+def storage_left(*, organization: Organization | str, but_upload: str = "") -> int | None:
+    """Return the bytes the organization may still store, None without a limit. `but_upload` is not counted."""
+    left: int | None = import_string(settings.STORAGE_LEFT)(organization=organization, but_upload=but_upload)
     return left
 
 

@@ -137,6 +137,7 @@ class Upload(OrganizationModel):
     file_expires_after_seconds = models.PositiveIntegerField(null=True)
     part_ids = models.JSONField(default=list, help_text="The parts it was completed with, in their order.")
     version = models.ForeignKey(DatasetVersion, on_delete=models.PROTECT, null=True, related_name="+")
+    file_id = models.CharField(max_length=64, default="", help_text="The file it became, if that is no version.")
     signed_until = models.DateTimeField(
         null=True, help_text="Until then a client may hold a URL that takes a part; null once none can be used."
     )

@@ -8,7 +8,7 @@ store's listing shows which parts have arrived, so a reload or restart loses not
 import datetime
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 from django.conf import settings
@@ -23,8 +23,9 @@ from apps.core.database.transitions import advance, try_advance
 from apps.core.errors import InvalidState, InvalidValue, NotFound, QuotaExceeded
 from apps.core.ids import new_id
 from apps.core.messages import outbox
-from apps.core.objects.store import StoredObject, bounded, object_key, store
+from apps.core.objects.store import CHUNK_BYTES, StoredObject, bounded, object_key, store
 from apps.datasets.intake.versions import (
+    PURPOSES,
     Arrival,
     FileTooLarge,
     check_expiry,
@@ -54,6 +55,10 @@ _CLOSED_AT_ONCE = 500  # the rest minutes later: the task also serves other tena
 _MIME_LIMIT, _DATASET_NAME_LIMIT = 120, 120
 
 
+# Stores the bytes of an upload if they are no dataset: returns the file's id, and "" if they are one.
+Keep = Callable[[Upload, Iterator[bytes]], str]
+
+
 class UploadClosed(InvalidState):
     """The upload was completed or cancelled, or it has expired."""
 
@@ -74,9 +79,13 @@ def create_upload(
     dataset_name: str = "",
     expires_after_seconds: int | None = None,
     mapping: Mapping | None = None,
+    purposes: Sequence[str] = PURPOSES,
 ) -> Upload:
-    """Announce a file of this many bytes. Raises InvalidValue, FileTooLarge, QuotaExceeded, StorageFull."""
-    check_purpose(purpose)
+    """Announce a file of this many bytes, for one of the `purposes`.
+
+    Raises InvalidValue, FileTooLarge, QuotaExceeded, StorageFull.
+    """
+    check_purpose(purpose, purposes)
     check_expiry(expires_after_seconds)
     if bytes < 1:
         raise InvalidValue(gettext("'bytes' must be at least 1."), param="bytes")
@@ -164,10 +173,11 @@ def complete_upload(
     by: str,
     part_ids: Sequence[str] = (),
     md5: str | None = None,
+    keep: Keep | None = None,
 ) -> Upload:
     """Assemble the parts, in the given or planned order, into a new file; repeating the call changes nothing.
 
-    Raises UploadClosed, InvalidValue, StorageFull; the upload then stays unchanged.
+    Raises UploadClosed, InvalidValue, StorageFull, and what `keep` raises; the upload then stays unchanged.
     """
     locked = _locked(upload)
     if locked.status == UploadStatus.COMPLETED and locked.part_ids == list(part_ids):
@@ -175,8 +185,11 @@ def complete_upload(
     require_open(locked, now)
     keys = _planned_keys(locked) if locked.part_bytes else _sent_keys(locked, part_ids)
     advance(locked, to=UploadStatus.COMPLETED, transitions=UPLOAD_TRANSITIONS, part_ids=list(part_ids))
-    locked.version = _assemble(locked, keys, md5, by=by, now=now)
-    locked.save(update_fields=["version"])
+    if keep:
+        locked.file_id = keep(locked, _checked(_read(keys), md5))
+    if not locked.file_id:
+        locked.version = _assemble(locked, keys, md5, by=by, now=now)
+    locked.save(update_fields=["version", "file_id"])
     _forget_parts(locked)
     return locked
 
@@ -352,11 +365,31 @@ def _compose(key: str, part_keys: Sequence[str], md5: str | None) -> StoredObjec
     stored = store().compose(key, part_keys, on_chunk=digest.update if md5 else lambda _: None)
     if md5 and digest.hexdigest() != md5.lower():
         store().delete(key)
-        message = gettext("The file has the MD5 %(digest)s, not the one announced: send its parts again.") % {
-            "digest": digest.hexdigest()
-        }
-        raise InvalidValue(message, param="md5", code="invalid_checksum")
+        raise _wrong_md5(digest.hexdigest())
     return stored
+
+
+def _read(part_keys: Sequence[str]) -> Iterator[bytes]:
+    for key in part_keys:
+        with store().open_stream(key) as part:
+            while chunk := part.read(CHUNK_BYTES):
+                yield chunk
+
+
+def _checked(chunks: Iterator[bytes], md5: str | None) -> Iterator[bytes]:
+    """Yield the chunks; raise InvalidValue at their end if their MD5 is not the one announced."""
+    digest = hashlib.md5(usedforsecurity=False)
+    for chunk in chunks:
+        if md5:
+            digest.update(chunk)
+        yield chunk
+    if md5 and digest.hexdigest() != md5.lower():
+        raise _wrong_md5(digest.hexdigest())
+
+
+def _wrong_md5(found: str) -> InvalidValue:
+    message = gettext("The file has the MD5 %(digest)s, not the one announced: send its parts again.")
+    return InvalidValue(message % {"digest": found}, param="md5", code="invalid_checksum")
 
 
 def _forget_parts(upload: Upload) -> None:

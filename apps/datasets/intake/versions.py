@@ -4,7 +4,7 @@ import datetime
 import hashlib
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 from django.conf import settings
@@ -133,10 +133,12 @@ def register(*, version: DatasetVersion, stored: StoredObject, arrival: Arrival)
         raise
 
 
-def check_purpose(purpose: str) -> None:
-    if purpose not in PURPOSES:
+def check_purpose(purpose: str, accepted: Sequence[str] = PURPOSES) -> None:
+    if purpose not in accepted:
+        *most, last = (f"'{each}'" for each in accepted)
         raise InvalidValue(
-            gettext("'%(purpose)s' is not accepted; use 'fine-tune' or 'evals'.") % {"purpose": purpose[:40]},
+            gettext("'%(purpose)s' is not accepted; use %(most)s or %(last)s.")
+            % {"purpose": purpose[:40], "most": ", ".join(most), "last": last},
             param="purpose",
         )
 

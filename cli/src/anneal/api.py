@@ -5,6 +5,7 @@ import json
 import random
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote
@@ -15,7 +16,7 @@ from anneal.failures import ConnectionLost, ExitCode, Failure
 
 JOBS = "/v1/fine_tuning/jobs"
 ATTEMPTS = 5
-PATIENT_ATTEMPTS = 40  # of commands that follow a job: five minutes without a connection
+PATIENT_ATTEMPTS = 40  # of commands that follow something: five minutes without a connection
 _LONGEST_WAIT = 8.0
 _MOST_ASKED = 120.0  # of a Retry-After that is obeyed
 _EXIT_CODES = {401: ExitCode.SIGNED_OUT, 403: ExitCode.SIGNED_OUT, 404: ExitCode.NOT_FOUND}
@@ -23,8 +24,13 @@ _RETRIED = frozenset({408, 409, 429, 500, 502, 503, 504})
 _PAGE = 100
 
 
+def item_path(place: str, item_id: str) -> str:
+    """Return the address of one object of a list."""
+    return f"{place}/{quote(item_id, safe='')}"
+
+
 def job_path(job_id: str) -> str:
-    return f"{JOBS}/{quote(job_id, safe='')}"
+    return item_path(JOBS, job_id)
 
 
 def model_path(name: str, *, is_own: bool = False) -> str:
@@ -64,6 +70,10 @@ class Api:
 
     def post(self, path: str, body: object = None, **options: Any) -> Any:
         return _json(self.send("POST", path, **({} if body is None else {"json": body}), **options))
+
+    def post_once(self, path: str, body: object = None, *, key: str | None = None, **options: Any) -> Any:
+        """Send a POST that has one effect, also if it is sent again because its answer was lost."""
+        return self.post(path, body, headers={"Idempotency-Key": key or str(uuid.uuid4())}, **options)
 
     def send(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Return the whole answer. Raises Failure for a refusal, or once no attempt succeeded."""

@@ -7,7 +7,20 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from anneal.commands import account, apply, chat, estimates, files, imports, jobs, keys, models
+from anneal.commands import (
+    account,
+    apply,
+    batches,
+    chat,
+    estimates,
+    evals,
+    files,
+    imports,
+    jobs,
+    keys,
+    models,
+    webhooks,
+)
 from anneal.failures import ExitCode, Failure
 from anneal.output import notice
 from anneal.session import session_of
@@ -59,5 +72,8 @@ app.command(context_settings=estimates.OFFLINE)(estimates.estimate)
 app.add_typer(files.app, name="files")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(models.app, name="models")
+app.add_typer(batches.app, name="batches")
+app.add_typer(evals.app, name="evals")
 app.add_typer(imports.app, name="import")
 app.add_typer(keys.app, name="keys")
+app.add_typer(webhooks.app, name="webhooks")

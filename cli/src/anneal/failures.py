@@ -5,7 +5,7 @@ from enum import IntEnum
 
 class ExitCode(IntEnum):
     DONE = 0
-    NEGATIVE = 1  # the file has problems, the job did not succeed, or the price was declined
+    NEGATIVE = 1  # the file has problems, what was started did not succeed, or the price was declined
     USAGE = 2  # Typer's own
     SIGNED_OUT = 3  # no key, a wrong key, or one without the scope
     NOT_FOUND = 4
@@ -17,14 +17,14 @@ class ExitCode(IntEnum):
 
 MEANINGS = {
     ExitCode.DONE: "Done.",
-    ExitCode.NEGATIVE: "The file has problems, the job did not succeed, or you declined the price.",
+    ExitCode.NEGATIVE: "The file has problems, the job, batch or run did not succeed, or you declined the price.",
     ExitCode.USAGE: "An option or argument is wrong.",
     ExitCode.SIGNED_OUT: "There is no API key, it is not valid, or it lacks a scope.",
     ExitCode.NOT_FOUND: "The object does not exist.",
     ExitCode.REFUSED: "Anneal refused the request. The message names the field and the fix.",
     ExitCode.UNREACHABLE: "Anneal did not answer, or failed or limited every attempt.",
     ExitCode.LOCAL: "A file or folder on this machine cannot be read or written.",
-    ExitCode.INTERRUPTED: "You pressed Ctrl-C. Jobs keep running.",
+    ExitCode.INTERRUPTED: "You pressed Ctrl-C. Jobs, batches and runs go on.",
 }
 
 

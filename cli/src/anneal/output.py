@@ -10,7 +10,7 @@ from decimal import ROUND_CEILING, Decimal
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 
 from anneal.failures import ExitCode, Failure
@@ -28,6 +28,8 @@ def _remember(context: typer.Context, value: bool) -> bool:
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.", callback=_remember)]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Accept the price without a question.")]
+Limit = Annotated[int, typer.Option(min=1, max=10_000, help="How many.")]
+Shown = str | Table | Group
 
 
 def console(*, is_error: bool = False) -> Console:
@@ -37,13 +39,31 @@ def console(*, is_error: bool = False) -> Console:
     )
 
 
-def emit(context: typer.Context, data: object, text: str | Table | Callable[[], str | Table]) -> None:
+def emit(context: typer.Context, data: object, text: Shown | Callable[[], Shown]) -> None:
     """Print the data as JSON if that was asked for, else the text."""
     if session_of(context).as_json:
         sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
     else:
         shown = text() if callable(text) else text
         console().print(plain(shown) if isinstance(shown, str) else shown, soft_wrap=isinstance(shown, str))
+
+
+def emit_list(
+    context: typer.Context,
+    found: Iterable[dict[str, Any]],
+    head: Sequence[str],
+    cells: Callable[[dict[str, Any]], Sequence[object]],
+) -> None:
+    """Print a list: as a table with a row of cells for each object, or as the API's list."""
+    data = list(found)
+    emit(context, {"object": "list", "data": data}, lambda: table(head, map(cells, data)))
+
+
+def emit_secret(context: typer.Context, found: dict[str, Any]) -> None:
+    """Print a new object: with --json all of it, else only its secret, so that it can be piped."""
+    if not session_of(context).as_json:
+        notice(f"The secret of {found['id']} is shown only now:")
+    emit(context, found, found["secret"])
 
 
 def emit_line(data: object) -> None:

@@ -124,35 +124,53 @@ def _send(api: Api, path: Path, body: dict[str, Any], begun: Begun) -> dict[str,
     return found
 
 
+def upload_whole(session: Session, path: Path, *, purpose: str) -> dict[str, Any]:
+    """Send a file in one request, as files of requests and of items are sent, and return its object."""
+    with path.open("rb") as file, progress(path.name, path.stat().st_size) as shown:
+        content = shown.bar.wrap_file(file, task_id=shown.task)
+        files, fields = {"file": (path.name, content)}, {"purpose": purpose}
+        found: dict[str, Any] = session.api.post_once("/v1/files", files=files, data=fields)
+    return found
+
+
 # --- download ---------------------------------------------------------------------------------------------------------
 
 
-def download(api: Api, address: str, target: Path, *, size: int, sha256: str, params: dict[str, str]) -> bool:
-    """Write a file whose hash is right, and return whether any of it was fetched.
+def download(
+    api: Api, address: str, target: Path, *, size: int, sha256: str | None = None, params: dict[str, str] | None = None
+) -> bool:
+    """Write a file whose size and hash are right, and return whether any of it was fetched.
 
-    A part that an earlier call left is kept. Raises Failure if the content has another hash.
+    What an earlier call left is kept if the hash is known, because only that tells what file it is of. Raises Failure
+    if the content is another one.
     """
-    if target.exists() and target.stat().st_size == size and hash_of(target) == sha256:
+    if sha256 is not None and target.exists() and _is_right(target, size, sha256):
         return False
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.part")
+    if sha256 is None:
+        part.unlink(missing_ok=True)
     had_part = part.exists()
     with progress(target.name, size) as shown:
         for attempt in range(1, api.attempts + 1):
             try:
-                _fetch(api, address, part, size, params, shown)
+                _fetch(api, address, part, size, params or {}, shown)
                 break
             except ConnectionLost:  # what arrived is kept
                 if attempt == api.attempts:
                     raise
-    if part.stat().st_size == size and hash_of(part) == sha256:
+    if _is_right(part, size, sha256):
         part.replace(target)
         return True
     part.unlink()
     if had_part:  # it was of another file
         return download(api, address, target, size=size, sha256=sha256, params=params)
-    text = f"{target.name} arrived damaged: its SHA-256 is not the one that Anneal lists. Run the command again."
+    text = f"{target.name} arrived damaged: its size or SHA-256 is not what Anneal lists. Run the command again."
     raise Failure(text, ExitCode.UNREACHABLE)
+
+
+def _is_right(path: Path, size: int, sha256: str | None) -> bool:
+    return path.stat().st_size == size and (sha256 is None or hash_of(path) == sha256)
 
 
 def _fetch(api: Api, address: str, part: Path, size: int, params: dict[str, str], shown: Progressing) -> None:

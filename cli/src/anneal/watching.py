@@ -1,8 +1,8 @@
-"""A job as it runs: its events as they come, and its loss in the terminal."""
+"""What runs, as it runs: a job with its events and its loss; a batch, or a run of an eval, with its counts."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -17,7 +17,7 @@ from anneal.api import PATIENT_ATTEMPTS, Api, job_path
 from anneal.failures import ExitCode
 from anneal.output import console, dollars, fields, moment, notice, plain, span
 
-SUCCEEDED, FAILED, PAUSED = "succeeded", "failed", "paused"
+SUCCEEDED, COMPLETED, FAILED, PAUSED = "succeeded", "completed", "failed", "paused"
 # `pausing` and statuses that a later version adds go on; these do not change without a command.
 SETTLED = frozenset({SUCCEEDED, FAILED, "cancelled", PAUSED})
 _SECONDS = 2.0
@@ -25,6 +25,58 @@ _MOST_EVENTS = 100_000
 _DRAWN_EVENTS, _PRINTED_EVENTS = 5_000, 100  # of those before the watching began
 _BARS = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH, _SHOWN_EVENTS = 60, 6
+
+
+def states(api: Api, path: str, *, settled: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Yield an object again and again, until its status is a settled one."""
+    api.attempts = PATIENT_ATTEMPTS
+    while True:
+        found = api.get(path)
+        yield found
+        if found["status"] in settled:
+            return
+        time.sleep(_SECONDS)
+
+
+@contextmanager
+def screen(*, is_drawn: bool, farewell: str) -> Iterator[Live | None]:
+    """Give the place to draw in if the output is a terminal. Ctrl-C ends the watching, and not what is watched."""
+    shown = console()
+    try:
+        with Live(console=shown, auto_refresh=False) if is_drawn and shown.is_terminal else nullcontext() as live:
+            yield live
+    except KeyboardInterrupt:
+        notice(f"\n{farewell}")
+        raise
+
+
+def watch_counts(
+    api: Api,
+    path: str,
+    *,
+    settled: Collection[str],
+    counts: Callable[[dict[str, Any]], tuple[int, int]],
+    is_drawn: bool,
+    farewell: str,
+) -> dict[str, Any]:
+    """Follow a batch or a run, drawn if the output is a terminal; return it once its status is a settled one.
+
+    `counts` returns how much of it is done, and all of it, which is 0 until it is known.
+    """
+    found = dict[str, Any]()
+    with screen(is_drawn=is_drawn, farewell=farewell) as live:
+        for found in states(api, path, settled=settled):
+            if live:
+                done, total = counts(found)
+                text = f"{done:,} of {total:,}" if total else ""
+                live.update(progress_line(found["status"], done, total, text), refresh=True)
+    return found
+
+
+def progress_line(status: str, done: int, total: int | None, text: str) -> Table:
+    line = Table.grid(padding=(0, 2))
+    line.add_row(Text(status), ProgressBar(total=total or 1, completed=done, width=40), Text(text))
+    return line
 
 
 def new_events(api: Api, job_id: str, *, last_id: str | None, limit: int = _MOST_EVENTS) -> list[dict[str, Any]]:
@@ -39,41 +91,29 @@ def new_events(api: Api, job_id: str, *, last_id: str | None, limit: int = _MOST
 
 def follow(api: Api, job_id: str, *, tail: int) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Yield the job and its new events again and again, until the job has settled."""
-    api.attempts = PATIENT_ATTEMPTS
     last_id: str | None = None
-    while True:
-        job = api.get(job_path(job_id))
+    for job in states(api, job_path(job_id), settled=SETTLED):
         # Once there was an event, all later ones are read; before, only the latest.
         events = new_events(api, job_id, last_id=last_id, limit=_MOST_EVENTS if last_id else tail)
         last_id = events[-1]["id"] if events else last_id
         yield job, events
-        if job["status"] in SETTLED:
-            return
-        time.sleep(_SECONDS)
 
 
 def watch(api: Api, job_id: str, *, on_event: Callable[[dict[str, Any]], None], is_drawn: bool) -> dict[str, Any]:
-    """Follow a job, drawn if the output is a terminal, else event by event; return it once it has settled.
-
-    Ctrl-C ends the watching, not the job.
-    """
-    shown, view, job = console(), View(), dict[str, Any]()
-    is_live = is_drawn and shown.is_terminal
-    try:
-        with Live(console=shown, auto_refresh=False) if is_live else nullcontext() as live:
-            for job, events in follow(api, job_id, tail=_DRAWN_EVENTS if live else _PRINTED_EVENTS):
-                if live:
-                    view.add(events)
-                    live.update(view.render(job), refresh=True)
-                else:
-                    for event in events:
-                        on_event(event)
-    except KeyboardInterrupt:
-        notice(
-            f"\n{job_id} keeps running. Watch it again with `anneal jobs watch {job_id}`, "
-            f"or stop it with `anneal jobs cancel {job_id}`."
-        )
-        raise
+    """Follow a job, drawn if the output is a terminal, else event by event; return it once it has settled."""
+    view, job = View(), dict[str, Any]()
+    farewell = (
+        f"{job_id} keeps running. Watch it again with `anneal jobs watch {job_id}`, "
+        f"or stop it with `anneal jobs cancel {job_id}`."
+    )
+    with screen(is_drawn=is_drawn, farewell=farewell) as live:
+        for job, events in follow(api, job_id, tail=_DRAWN_EVENTS if live else _PRINTED_EVENTS):
+            if live:
+                view.add(events)
+                live.update(view.render(job), refresh=True)
+            else:
+                for event in events:
+                    on_event(event)
     return job
 
 
@@ -98,9 +138,8 @@ class View:
 
     def render(self, job: dict[str, Any]) -> Group:
         total = job["total_steps"]
-        head = Table.grid(padding=(0, 2))
-        head.add_row(Text(f"{job['status']}"), ProgressBar(total=total or 1, completed=job["step"], width=40),
-                     Text(f"step {job['step']} of {total}" if total else waiting_text(job)))  # fmt: skip
+        place = f"step {job['step']} of {total}" if total else waiting_text(job)
+        head = progress_line(job["status"], job["step"], total, place)
         facts = fields(
             [
                 ("Time left", span(job["seconds_remaining"])),

@@ -1,13 +1,16 @@
 """Our own calls on files: columns and repair; and what /v1/uploads answers to strangers."""
 
+import hashlib
 import json
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 
+from apps.batches.files import MAX_FILE_BYTES
 from apps.core.database.clock import db_now
 from apps.datasets.models import DatasetVersion
 from apps.datasets.validation.leases import validate_version
+from apps.finetuning.usage.storage import counted_bytes
 from tests.factories.accounts import make_key
 from tests.factories.datasets import jsonl, make_ready_version, make_upload
 
@@ -90,6 +93,65 @@ def test_an_upload_of_another_tenant_is_unknown(key, rival, api_client, path: st
     )
 
     assert (response.status_code, response.json()["error"]["code"]) == (404, "upload_not_found")
+
+
+ASK = b'{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "m", "messages": []}}\n'
+
+
+@pytest.mark.parametrize(
+    ("purpose", "content", "is_dataset"),
+    [
+        ("batch", ASK * 3, False),
+        ("evals", b'  {"item": {"question": "How?"}}\n' * 3, False),
+        ("evals", jsonl(), True),
+        ("fine-tune", jsonl(), True),
+    ],
+)
+def test_an_upload_becomes_what_the_same_file_sent_at_once_would(
+    key, organization, api_client, purpose: str, content: bytes, is_dataset: bool
+) -> None:
+    client = api_client(key)
+    announced = {"bytes": len(content), "filename": "a.jsonl", "purpose": purpose, "mime_type": "application/jsonl"}
+    upload = client.post("/v1/uploads", announced, format="json").json()
+    pieces = [content[:5], content[5:40], content[40:]]  # shorter than a line
+    sent = [
+        client.post(f"/v1/uploads/{upload['id']}/parts", {"data": SimpleUploadedFile("part", each)}, format="multipart")
+        for each in pieces
+    ]
+    body = {"part_ids": [each.json()["id"] for each in sent]}
+    address = f"/v1/uploads/{upload['id']}/complete"
+
+    wrong = client.post(address, body | {"md5": "0" * 32}, format="json")
+    done = client.post(address, body | {"md5": hashlib.md5(content).hexdigest()}, format="json").json()
+    again = client.post(address, body, format="json").json()
+
+    assert wrong.json()["error"]["code"] == "invalid_checksum"
+    assert again == done and done["status"] == "completed"
+    file = done["file"]
+    assert (file["purpose"], file["bytes"], file["filename"]) == (purpose, len(content), "a.jsonl")
+    assert b"".join(client.get(f"/v1/files/{file['id']}/content").streaming_content) == content
+    assert DatasetVersion.objects.filter(pk=file["id"]).exists() == is_dataset
+    assert [each["id"] for each in client.get("/v1/files").json()["data"]] == [file["id"]]
+    assert counted_bytes(organization=organization) == len(content)
+
+
+def test_items_of_evals_are_known_as_such_also_with_an_idempotency_key(key, api_client) -> None:
+    """The digest of the request has read the file to its end."""
+    file = SimpleUploadedFile("items.jsonl", b'{"item": {"question": "How?"}}\n')
+    form = {"purpose": "evals", "file": file}
+
+    made = api_client(key).post("/v1/files", form, format="multipart", headers={"Idempotency-Key": "once"}).json()
+
+    assert made["status"] == "processed" and not DatasetVersion.objects.exists()
+
+
+def test_an_upload_for_a_batch_has_the_limit_of_its_file(key, api_client) -> None:
+    announced = {"bytes": MAX_FILE_BYTES + 1, "filename": "a.jsonl", "purpose": "batch"}
+
+    answer = api_client(key).post("/v1/uploads", announced, format="json")
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (413, "bytes")
+    assert "200 MiB" in answer.json()["error"]["message"]
 
 
 def test_a_file_in_place_of_a_text_is_named(key, api_client) -> None:

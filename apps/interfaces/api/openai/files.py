@@ -49,8 +49,7 @@ _STATUSES: dict[DatasetVersionStatus, Literal["uploaded", "processed", "error"]]
     DatasetVersionStatus.READY: "processed",
     DatasetVersionStatus.INVALID: "error",
 }
-# Purposes of other services that are not offered here, refused by name so that they do not look like typos.
-_OTHER_PURPOSES = {"assistants", "vision", "user_data", "assistants_output", "batch_output"}
+PURPOSES = (*intake.PURPOSES, batch_files.PURPOSE)  # of files that customers send
 
 
 class FilesQuery(PageQuery):
@@ -118,7 +117,7 @@ class FileList(ApiView):
         listed = listed.annotate(listed_at=F("created_at"), listed_id=F("id"))
         sources = [Source(listed, listed_object, LISTED_FILES)]
         batches = list_files(organization=self.organization, purpose=purpose)
-        sources.append(Source(batches, _batch_object, LISTED_FILES))
+        sources.append(Source(batches, batch_object, LISTED_FILES))
         if purpose in (None, PURPOSE):
             results = list_jobs_with_file(organization=self.organization)
             sources.append(Source(results, _result_object, LISTED_RESULTS))
@@ -126,9 +125,10 @@ class FileList(ApiView):
 
     def post(self, request: Request, form: FileForm) -> FileObject:
         """Upload a file. It is checked at once; poll its status."""
-        refuse_other_purposes(form.purpose)
+        intake.check_purpose(form.purpose, PURPOSES)
         upload = form.file
-        if form.purpose == batch_files.PURPOSE or _has_eval_items(form):
+        head = next(iter(upload.chunks(CHUNK_BYTES)), b"")
+        if is_for_batches(form.purpose, head):
             file = batch_files.create_file(
                 organization=self.organization,
                 filename=intake.clean_filename(upload.name or ""),
@@ -138,7 +138,7 @@ class FileList(ApiView):
                 expires_after_seconds=_expires_after(form),
                 purpose=form.purpose,
             )
-            return _batch_object(file)
+            return batch_object(file)
         if (upload.size or 0) > intake.MAX_FILE_BYTES:
             message = "A file sent at once may have up to 512 MiB; send a longer one in parts, by /v1/uploads."
             raise intake.FileTooLarge(message, param="file")
@@ -163,7 +163,7 @@ class FileDetail(ApiView):
         if job := find_job_of(organization=self.organization, file_id=file_id):
             return _result_object(job)
         if file := find_file(organization=self.organization, id=file_id):
-            return _batch_object(file)
+            return batch_object(file)
         version = queries.get_version(organization=self.organization, id=file_id)
         return file_object(version, tokens=_tokens(version), errors=version.errors)
 
@@ -252,7 +252,7 @@ def _result_object(job: FineTuningJob) -> FileObject:
     }
 
 
-def _batch_object(file: BatchFile) -> FileObject:
+def batch_object(file: BatchFile) -> FileObject:
     return {
         "id": file.pk,
         "object": "file",
@@ -278,19 +278,14 @@ def _tokens(version: DatasetVersion) -> dict[str, object]:
     }
 
 
-def refuse_other_purposes(purpose: str) -> None:
-    """Raise InvalidValue for a purpose that exists only on other services."""
-    if purpose in _OTHER_PURPOSES:
-        message = f"Files for '{purpose}' are not kept here; use 'fine-tune', 'evals' or 'batch'."
-        raise InvalidValue(message, param="purpose")
+def is_for_batches(purpose: str, head: bytes) -> bool:
+    """Return whether a file that begins with `head` is for batches or has items of evals, `{"item": …}`.
 
-
-def _has_eval_items(form: FileForm) -> bool:
-    """Return whether a file for evals begins with an item, `{"item": …}`; otherwise it has the rows of a dataset."""
-    if form.purpose != batch_files.EVAL_PURPOSE:
-        return False
-    first = form.file.read(CHUNK_BYTES).lstrip().partition(b"\n")[0]
-    form.file.seek(0)
+    Otherwise, it has the rows of a dataset.
+    """
+    if purpose != batch_files.EVAL_PURPOSE:
+        return purpose == batch_files.PURPOSE
+    first = head.lstrip().partition(b"\n")[0]
     try:
         return "item" in msgspec.json.decode(first, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,5 +1,7 @@
 """/v1/uploads: OpenAI's uploads in parts, for files too large for one request."""
 
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Literal, TypedDict
 
 import msgspec
@@ -7,13 +9,15 @@ from django.core.files.uploadedfile import UploadedFile
 from rest_framework.request import Request
 
 from apps.accounts.roles import Permission
+from apps.batches import files as batch_files
+from apps.batches.queries import find_file
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.objects.store import CHUNK_BYTES
 from apps.datasets.intake import uploads
 from apps.datasets.models import Upload, UploadPart
 from apps.datasets.validation.formats import read_mapping
-from apps.interfaces.api.openai.files import FileObject, file_object, refuse_other_purposes
+from apps.interfaces.api.openai.files import PURPOSES, FileObject, batch_object, file_object, is_for_batches
 from apps.interfaces.api.requests.parsers import PlainMultiPartParser
 from apps.interfaces.api.views import ApiView
 
@@ -71,9 +75,10 @@ class UploadList(ApiView):
     }
 
     def post(self, request: Request, body: CreateUpload) -> UploadObject:
-        refuse_other_purposes(body.purpose)
         if body.expires_after and body.expires_after.anchor != "created_at":
             raise InvalidValue("'expires_after.anchor' must be 'created_at'.", param="expires_after.anchor")
+        if body.purpose == batch_files.PURPOSE and body.bytes > batch_files.MAX_FILE_BYTES:
+            raise batch_files.too_large(param="bytes")
         upload = uploads.create_upload(
             organization=self.organization,
             filename=body.filename,
@@ -84,6 +89,7 @@ class UploadList(ApiView):
             expires_after_seconds=body.expires_after.seconds if body.expires_after else None,
             by=self.actor,
             now=db_now(),
+            purposes=PURPOSES,
         )
         upload.refresh_from_db()
         return upload_object(upload)
@@ -114,8 +120,32 @@ class UploadComplete(ApiView):
             md5=body.md5 or None,
             by=self.actor,
             now=db_now(),
+            keep=self._keep,
         )
         return upload_object(completed)
+
+    def _keep(self, upload: Upload, chunks: Iterator[bytes]) -> str:
+        """Store what is for batches or evals, as /v1/files does; return "" for the rows of a dataset."""
+        if upload.purpose not in (batch_files.PURPOSE, batch_files.EVAL_PURPOSE):
+            return ""
+        head = b""
+        for chunk in chunks:  # parts may be shorter than the first line
+            head += chunk
+            if b"\n" in head.lstrip() or len(head) >= CHUNK_BYTES:
+                break
+        if not is_for_batches(upload.purpose, head):
+            return ""
+        file = batch_files.create_file(
+            organization=self.organization,
+            filename=upload.filename,
+            chunks=chain([head], chunks),
+            by=self.actor,
+            now=db_now(),
+            expires_after_seconds=upload.file_expires_after_seconds,
+            purpose=upload.purpose,
+            upload_id=upload.pk,
+        )
+        return file.pk
 
 
 class UploadCancel(ApiView):
@@ -129,7 +159,9 @@ class UploadCancel(ApiView):
 
 
 def upload_object(upload: Upload) -> UploadObject:
-    """Return OpenAI's upload object, with the file once there is one."""
+    """Return OpenAI's upload object, with the file once there is one and until it is deleted."""
+    kept = find_file(organization=upload.organization_id, id=upload.file_id) if upload.file_id else None
+    file = file_object(upload.version) if upload.version else None
     return {
         "id": upload.pk,
         "object": "upload",
@@ -139,7 +171,7 @@ def upload_object(upload: Upload) -> UploadObject:
         "filename": upload.filename,
         "purpose": upload.purpose,
         "status": upload.status,
-        "file": file_object(upload.version) if upload.version else None,
+        "file": batch_object(kept) if kept else file,
     }
 
 

@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from anneal.api import JOBS, PATIENT_ATTEMPTS, Api, model_path
-from anneal.commands.files import check_file, wait_for_file
+from anneal.commands.files import accepted_id, check_file
 from anneal.commands.requests import budget_of
 from anneal.failures import ExitCode, Failure
 from anneal.output import AsJson, Yes, confirm_price, dollars, emit, notice
@@ -107,7 +107,7 @@ def _started(
     confirm_price(rehearsal["hold_usd"], "Start?", is_accepted=yes)
     request["budget"] = budget_of(request, shown_usd=rehearsal["hold_usd"])
     try:
-        job: dict[str, Any] = session.api.post(JOBS, request, headers={"Idempotency-Key": key})
+        job: dict[str, Any] = session.api.post_once(JOBS, request, key=key)
     except Failure as failure:
         if failure.code != "idempotency_key_reused":
             raise
@@ -124,10 +124,7 @@ def _sent(session: Session, path: Path) -> str:
     if not report.is_valid:
         first = report.errors[0]
         raise Failure(f"{path}, line {first.line}: {first.message} {first.fix}", ExitCode.NEGATIVE)
-    file = wait_for_file(session, upload(session, path, purpose="fine-tune", mapping=None))
-    if file["status"] == "error":
-        raise Failure(f"{path}: {file['status_details']}", ExitCode.NEGATIVE)
-    return str(file["id"])
+    return accepted_id(session, path, upload(session, path, purpose="fine-tune", mapping=None))
 
 
 def _ended(api: Api, project: Project, job: dict[str, Any], result: dict[str, Any], *, wait: bool) -> None:

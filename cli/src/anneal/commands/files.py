@@ -11,9 +11,10 @@ import typer
 
 from anneal.failures import ExitCode, Failure
 from anneal.migration.rows import conversion_text, convert_file
-from anneal.output import AsJson, emit, fields, moment, notice, size, table
+from anneal.output import AsJson, Limit, emit, emit_list, fields, moment, notice, size
 from anneal.session import Session, session_of
 from anneal.transfers import upload as send
+from anneal.transfers import upload_whole
 from apps.core.errors import DomainError
 from apps.datasets.problems import LineError
 from apps.datasets.validation.containers import Container
@@ -105,21 +106,22 @@ def upload(
 @app.command("list")
 def list_files(
     context: typer.Context,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many.")] = 20,
-    purpose: Annotated[str | None, typer.Option(help="fine-tune, evals or fine-tune-results.")] = None,
+    limit: Limit = 20,
+    purpose: Annotated[
+        str | None, typer.Option(help="fine-tune, fine-tune-results, evals, batch or batch_output.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List files, newest first."""
-    found = list(session_of(context).api.pages("/v1/files", limit=limit, purpose=purpose))
-    rows = (
-        (
-            file["id"], file["filename"], file["purpose"], file["status"],
-            file.get("validation", {}).get("rows"), size(file["bytes"]), moment(file["created_at"]),
-        )
-        for file in found
-    )  # fmt: skip
     head = ("ID", "NAME", "PURPOSE", "STATUS", "ROWS", "SIZE", "CREATED")
-    emit(context, {"object": "list", "data": found}, lambda: table(head, rows))
+    emit_list(context, session_of(context).api.pages("/v1/files", limit=limit, purpose=purpose), head, _cells)
+
+
+def _cells(file: dict[str, Any]) -> tuple[object, ...]:
+    return (
+        file["id"], file["filename"], file["purpose"], file["status"],
+        file.get("validation", {}).get("rows"), size(file["bytes"]), moment(file["created_at"]),
+    )  # fmt: skip
 
 
 def check_file(path: Path, mapping: Mapping | None = None) -> ValidationReport:
@@ -143,6 +145,33 @@ def wait_for_file(session: Session, file: dict[str, Any]) -> dict[str, Any]:
         time.sleep(_POLL_SECONDS)
         file = session.api.get(f"/v1/files/{file['id']}")
     return file
+
+
+def accepted_id(session: Session, path: Path, file: dict[str, Any]) -> str:
+    """Return the id of a file that was sent, once the server has checked it. Raises Failure with its first problem."""
+    file = wait_for_file(session, file)
+    if file["status"] == "error":
+        raise Failure(f"{path}: {file['status_details']}", ExitCode.NEGATIVE)
+    return str(file["id"])
+
+
+def find_path(given: str, option: str) -> Path | None:
+    """Return the path of a file on this machine, or None for the id of an uploaded one. Raises BadParameter."""
+    if Path(given).is_file():
+        return Path(given)
+    if given.startswith("file-"):
+        return None
+    raise typer.BadParameter(f"{given} is neither a file here nor the id of an uploaded one.", param_hint=option)
+
+
+def id_of(session: Session, given: str, *, purpose: str, option: str) -> str:
+    """Return the id of an uploaded file. A file on this machine is uploaded first. Raises BadParameter, Failure."""
+    path = find_path(given, option)
+    if path is None:
+        return given
+    found = accepted_id(session, path, upload_whole(session, path, purpose=purpose))
+    notice(f"{path} is uploaded as {found}.")
+    return found
 
 
 def file_text(file: dict[str, Any]) -> str:

@@ -1,7 +1,5 @@
 """`anneal jobs`: create, follow and steer fine-tuning jobs."""
 
-import uuid
-from contextlib import suppress
 from decimal import Decimal
 from typing import Annotated, Any
 
@@ -10,9 +8,22 @@ import typer
 from anneal.api import JOBS, job_path
 from anneal.commands.comparison import comparison, comparison_table
 from anneal.commands.estimates import Nodes, machines_text, options_table
-from anneal.commands.requests import JobOptions, budget_of, read_body
+from anneal.commands.requests import Body, JobOptions, Metadata, amount_of, budget_of, read_body
 from anneal.failures import ExitCode, Failure
-from anneal.output import AsJson, Yes, confirm_price, console, dollars, emit, emit_line, moment, notice, plain, table
+from anneal.output import (
+    AsJson,
+    Limit,
+    Yes,
+    confirm_price,
+    console,
+    dollars,
+    emit,
+    emit_line,
+    emit_list,
+    moment,
+    notice,
+    plain,
+)
 from anneal.session import Session, session_of
 from anneal.watching import FAILED, event_line, exit_code_of, follow, job_text, new_events
 from anneal.watching import watch as watch_job
@@ -36,13 +47,13 @@ def create(
     rank: Annotated[int | None, typer.Option(help="The LoRA rank.")] = None,
     quantization: Annotated[str | None, typer.Option(help="nf4 for QLoRA.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="A setting of the recipe: epochs=2.")] = None,
-    metadata: Annotated[list[str] | None, typer.Option(help="A label of yours: team=support.")] = None,
+    metadata: Metadata = None,
     export: Annotated[list[str] | None, typer.Option(help="merged_16bit or gguf.")] = None,
     pool: Annotated[str | None, typer.Option(help="An option of the estimate, such as h200:4.")] = None,
     nodes: Nodes = None,
     max_cost: MaxCost = None,
     seed: Annotated[int | None, typer.Option(help="The seed.")] = None,
-    body: Annotated[typer.FileText | None, typer.Option(help="The request as JSON; options take precedence.")] = None,
+    body: Body = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the price and whether it would start.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Follow the job until it ends.")] = False,
     yes: Yes = False,
@@ -71,7 +82,7 @@ def create(
         notice(machines)
     confirm_price(rehearsal["hold_usd"], "Start?", is_accepted=yes)
     request["budget"] = budget_of(request, shown_usd=rehearsal["hold_usd"])
-    job = session.api.post(JOBS, request, headers={"Idempotency-Key": str(uuid.uuid4())})
+    job = session.api.post_once(JOBS, request)
     if not watch:
         emit(context, job, lambda: f"{job_text(job)}\nFollow it with `anneal jobs watch {job['id']}`.")
         return
@@ -80,22 +91,17 @@ def create(
 
 
 @app.command("list")
-def list_jobs(
-    context: typer.Context,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many.")] = 20,
-    as_json: AsJson = False,
-) -> None:
+def list_jobs(context: typer.Context, limit: Limit = 20, as_json: AsJson = False) -> None:
     """List jobs, newest first."""
-    found = list(session_of(context).api.pages(JOBS, limit=limit))
-    rows = (
-        (
-            job["id"], job["status"], job["model"], f"{job['step']}/{job['total_steps'] or '-'}",
-            dollars(job["cost_usd"]), moment(job["created_at"]), job["fine_tuned_model"],
-        )
-        for job in found
-    )  # fmt: skip
     head = ("ID", "STATUS", "BASE MODEL", "STEP", "COST", "CREATED", "MODEL")
-    emit(context, {"object": "list", "data": found}, lambda: table(head, rows))
+    emit_list(context, session_of(context).api.pages(JOBS, limit=limit), head, _cells)
+
+
+def _cells(job: dict[str, Any]) -> tuple[object, ...]:
+    return (
+        job["id"], job["status"], job["model"], f"{job['step']}/{job['total_steps'] or '-'}",
+        dollars(job["cost_usd"]), moment(job["created_at"]), job["fine_tuned_model"],
+    )  # fmt: skip
 
 
 @app.command()
@@ -170,7 +176,7 @@ def resume(
     """Continue a paused job from its checkpoint, optionally with a new spend cap."""
     found = session_of(context).api.get(job_path(job))
     cap = found["spend_cap_usd"] if max_cost is None else max_cost
-    left = None if cap is None else str(max(Decimal(0), _amount(cap) - Decimal(found["cost_usd"] or 0)))
+    left = None if cap is None else str(max(Decimal(0), amount_of(cap) - Decimal(found["cost_usd"] or 0)))
     confirm_price(left, "Resume?", is_accepted=yes)
     _act(context, job, "resume", None if max_cost is None else {"max_cost_usd": max_cost})
 
@@ -185,7 +191,7 @@ def retry(
     if found["status"] != FAILED:
         raise Failure(f"{job} is {found['status']}: only a failed job can be retried.", ExitCode.REFUSED)
     notice(advice.get("text", ""))
-    budget = {} if max_cost is None else {"max_cost_usd": str(_amount(max_cost))}
+    budget = {} if max_cost is None else {"max_cost_usd": str(amount_of(max_cost))}
     shown_usd = budget.get("max_cost_usd", advice.get("hold_usd"))
     confirm_price(shown_usd, "Start?", is_accepted=yes)
     _act(context, job, "retry", budget_of({"budget": budget}, shown_usd=shown_usd), prefix="/api")
@@ -197,14 +203,6 @@ def _act(
     body = {"budget": budget} if budget else None
     job = session_of(context).api.post(f"{prefix}{job_path(job_id)}/{action}", body)
     emit(context, job, lambda: job_text(job))
-
-
-def _amount(text: str) -> Decimal:
-    with suppress(ArithmeticError):
-        amount = Decimal(text.removeprefix("$"))
-        if amount.is_finite():
-            return amount
-    raise typer.BadParameter(f"{text!r} is not an amount in dollars. Write it like 2.50.", param_hint="--max-cost")
 
 
 @app.command()

@@ -2,12 +2,12 @@
 
 import time
 from typing import Annotated, Any
-from urllib.parse import quote
 
 import typer
 
+from anneal.api import item_path
 from anneal.commands.requests import present
-from anneal.output import AsJson, emit, moment, notice, table
+from anneal.output import AsJson, Limit, emit, emit_list, emit_secret, moment
 from anneal.session import session_of
 
 app = typer.Typer(no_args_is_help=True, help="List, create, rotate and revoke API keys.")
@@ -20,21 +20,20 @@ KeyId = Annotated[str, typer.Argument(help="The id of a key, from `anneal keys l
 @app.command("list")
 def list_keys(
     context: typer.Context,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many.")] = 20,
+    limit: Limit = 20,
     status: Annotated[str | None, typer.Option(help="active, expired or revoked.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List API keys, newest first."""
-    found = list(session_of(context).api.pages(_KEYS, limit=limit, status=status))
-    rows = (
-        (
-            key["id"], key["name"], key["prefix"], key["status"], ", ".join(key["scopes"]),
-            moment(key["last_used_at"]), moment(key["expires_at"]),
-        )
-        for key in found
-    )  # fmt: skip
     head = ("ID", "NAME", "BEGINS WITH", "STATUS", "SCOPES", "LAST USED", "EXPIRES")
-    emit(context, {"object": "list", "data": found}, lambda: table(head, rows))
+    emit_list(context, session_of(context).api.pages(_KEYS, limit=limit, status=status), head, _cells)
+
+
+def _cells(key: dict[str, Any]) -> tuple[object, ...]:
+    return (
+        key["id"], key["name"], key["prefix"], key["status"], ", ".join(key["scopes"]),
+        moment(key["last_used_at"]), moment(key["expires_at"]),
+    )  # fmt: skip
 
 
 @app.command()
@@ -63,7 +62,7 @@ def create(
         tokens_per_minute=tokens_per_minute,
         concurrent_requests=concurrent_requests,
     )
-    _issued(context, f"{_ACCOUNTS}/{quote(service_account, safe='')}/keys" if service_account else _KEYS, body)
+    _issue(context, f"{item_path(_ACCOUNTS, service_account)}/keys" if service_account else _KEYS, body)
 
 
 @app.command()
@@ -74,25 +73,17 @@ def rotate(
     as_json: AsJson = False,
 ) -> None:
     """Replace a key by a new one that may do the same, and print the new secret, which is shown only now."""
-    _issued(context, f"{_path(key)}/rotate", {"overlap_hours": overlap_hours})
+    _issue(context, f"{item_path(_KEYS, key)}/rotate", {"overlap_hours": overlap_hours})
 
 
 @app.command()
 def revoke(context: typer.Context, key: KeyId, as_json: AsJson = False) -> None:
     """Revoke a key at once. It never works again."""
-    found: dict[str, Any] = session_of(context).api.send("DELETE", _path(key)).json()
+    found: dict[str, Any] = session_of(context).api.send("DELETE", item_path(_KEYS, key)).json()
     emit(context, found, f"{found['id']} is revoked.")
 
 
-def _issued(context: typer.Context, path: str, body: dict[str, Any]) -> None:
-    """Print a new key: with --json the whole object, else only the secret, so that it can be piped."""
-    session = session_of(context)
-    session.api.attempts = 1  # another attempt could make another key
-    found = session.api.post(path, body)
-    if not session.as_json:
-        notice(f"The secret of {found['id']} is shown only now:")
-    emit(context, found, found["secret"])
-
-
-def _path(key: str) -> str:
-    return f"{_KEYS}/{quote(key, safe='')}"
+def _issue(context: typer.Context, path: str, body: dict[str, Any]) -> None:
+    api = session_of(context).api
+    api.attempts = 1  # another attempt could make another key
+    emit_secret(context, api.post(path, body))

@@ -121,6 +121,6 @@ def _pulled(api: Api, model: str, file: dict[str, Any], folder: Path) -> dict[st
         target,
         size=file["bytes"],
         sha256=file["sha256"],
-        params={"export": file["export"]} if file["export"] else {},
+        params={"export": file["export"]} if file["export"] else None,
     )
     return {"name": file["name"], "bytes": file["bytes"], "sha256": file["sha256"], "is_new": is_new}

@@ -1,12 +1,17 @@
-"""The body of a request for a job, from the options of the command line."""
+"""The bodies of requests, from the options of the command line."""
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Any
+from decimal import Decimal
+from typing import IO, Annotated, Any
 
 import typer
 
 AUTO = "auto"
+
+Body = Annotated[typer.FileText | None, typer.Option(help="The request as JSON; options take precedence.")]
+Metadata = Annotated[list[str] | None, typer.Option(help="A label of yours: team=support.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +45,11 @@ class JobOptions:
             "seed": self.seed,
             "quantization": self.quantization,
             "exports": self.exports or None,
-            "metadata": _object(body, "metadata") | pairs_of(self.metadata, "--metadata") or None,
-            "recipe": _object(body, "recipe") | settings_of(self.settings) or None,
-            "lora": _object(body, "lora") | present(rank=self.rank) or None,
-            "compute": _object(body, "compute") | present(pool=self.pool, node_count=self.nodes) or None,
-            "budget": _object(body, "budget") | present(max_cost_usd=self.max_cost) or None,
+            "metadata": metadata_of(body, self.metadata),
+            "recipe": object_of(body, "recipe") | settings_of(self.settings) or None,
+            "lora": object_of(body, "lora") | present(rank=self.rank) or None,
+            "compute": object_of(body, "compute") | present(pool=self.pool, node_count=self.nodes) or None,
+            "budget": object_of(body, "budget") | present(max_cost_usd=self.max_cost) or None,
             "method": self._method(body),
         }
         request = body | present(**given)
@@ -57,15 +62,15 @@ class JobOptions:
         chosen = present(n_epochs=_number(self.epochs, "--epochs"), batch_size=_number(self.batch_size, "--batch-size"))
         if self.method is None and not chosen:
             return None
-        sent = _object(body, "method")
+        sent = object_of(body, "method")
         kind = self.method or str(sent.get("type", "supervised"))
-        before = _object(_object(sent, kind), "hyperparameters")
+        before = object_of(object_of(sent, kind), "hyperparameters")
         return {"type": kind, kind: {"hyperparameters": before | chosen}}
 
 
 def budget_of(request: dict[str, Any], *, shown_usd: str | None) -> dict[str, Any]:
     """Return the request's budget with the maximum that was shown: the job is refused if it is higher by now."""
-    return _object(request, "budget") | present(quoted_max_usd=shown_usd)
+    return object_of(request, "budget") | present(quoted_max_usd=shown_usd)
 
 
 def read_body(file: IO[str] | None) -> dict[str, Any]:
@@ -81,7 +86,7 @@ def read_body(file: IO[str] | None) -> dict[str, Any]:
     return found
 
 
-def _object(body: dict[str, Any], name: str) -> dict[str, Any]:
+def object_of(body: dict[str, Any], name: str) -> dict[str, Any]:
     """Return a member of the body, empty if it is missing or null. Raises BadParameter for anything but an object."""
     found = body.get(name)
     if found is None or isinstance(found, dict):
@@ -91,6 +96,20 @@ def _object(body: dict[str, Any], name: str) -> dict[str, Any]:
 
 def present(**values: object) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
+
+
+def metadata_of(body: dict[str, Any], words: list[str] | None) -> dict[str, Any] | None:
+    """Return the labels of a request: those of the body, and those of the option."""
+    return object_of(body, "metadata") | pairs_of(words or [], "--metadata") or None
+
+
+def amount_of(text: str) -> Decimal:
+    """Return the dollars of --max-cost. Raises BadParameter."""
+    with suppress(ArithmeticError):
+        amount = Decimal(text.removeprefix("$"))
+        if amount.is_finite():
+            return amount
+    raise typer.BadParameter(f"{text!r} is not an amount in dollars. Write it like 2.50.", param_hint="--max-cost")
 
 
 def _number(text: str | None, option: str) -> int | str | None:
@@ -103,11 +122,14 @@ def _number(text: str | None, option: str) -> int | str | None:
 
 
 def pairs_of(words: list[str], option: str) -> dict[str, str]:
-    pairs = [word.partition("=") for word in words]
-    for name, sign, _ in pairs:
-        if not (name and sign):
-            raise typer.BadParameter(f"{name!r} has no value: write name=value.", param_hint=option)
-    return {name: value for name, _, value in pairs}
+    return dict(pair_of(word, option) for word in words)
+
+
+def pair_of(word: str, option: str) -> tuple[str, str]:
+    name, sign, value = word.partition("=")
+    if not (name and sign):
+        raise typer.BadParameter(f"{name!r} has no value: write name=value.", param_hint=option)
+    return name, value
 
 
 def settings_of(words: list[str]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """The work of an import: files sent once, prices, jobs and the old names; a folder remembers what was done."""
 
 import json
-import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,7 +131,7 @@ def start(api: Api, plan: Plan) -> dict[str, Any]:
     """Create the job; it is refused if it may cost more than was quoted."""
     assert plan.quote is not None
     request = plan.request | {"budget": budget_of(plan.request, shown_usd=plan.quote["hold_usd"])}
-    job: dict[str, Any] = api.post(JOBS, request, headers={"Idempotency-Key": str(uuid.uuid4())})
+    job: dict[str, Any] = api.post_once(JOBS, request)
     plan.job = job
     return job
 

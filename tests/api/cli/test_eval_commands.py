@@ -1,0 +1,89 @@
+"""`anneal evals`: criteria, runs with their pass rates, and the price of those that ask a model."""
+
+import json
+from decimal import Decimal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from anneal import watching
+
+from apps.batches.models import BatchFile
+from apps.serving.evals.models import EvalRun
+from apps.serving.evals.progress import prepare
+
+ITEMS = [
+    {"item": {"question": "part", "answer": "Bye."}, "sample": {"output_text": "Bye."}},
+    {"item": {"question": "greet", "answer": "Hi."}, "sample": {"output_text": "Bye."}},
+]
+
+
+@pytest.fixture
+def items(tmp_path: Path) -> Path:
+    path = tmp_path / "items.jsonl"
+    path.write_text("\n".join(map(json.dumps, ITEMS)))
+    return path
+
+
+def test_answers_in_a_file_are_graded_at_no_cost_and_shown_as_pass_rates(
+    anneal, floor, items, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(watching, "time", SimpleNamespace(sleep=lambda seconds: prepare(EvalRun.objects.get().pk)))
+    made = anneal("evals", "create", "sums", "--check", "eq={{item.answer}}", "--check", "like=ye", "--json").json
+    run = anneal("evals", "run", made["id"], "--file", str(items), "--wait", "--json")
+    shown, one = anneal("evals", "show", made["id"]), anneal("evals", "show", made["id"], run.json["id"])
+    body = tmp_path / "run.json"
+    body.write_text(
+        json.dumps({"data_source": {"type": "jsonl", "source": {"type": "file_content", "content": ITEMS}}})
+    )
+    inline = anneal("evals", "run", made["id"], "--body", str(body), "--metadata", "team=core", "--json")
+
+    assert run.exit_code == 0 and run.json["status"] == "completed", run.errors
+    assert "1 of 2 (50.0 %)" in shown.output and "eq {{item.answer}} (string_check)" in shown.output
+    rates = [line.rpartition("  ")[2] for line in one.output.splitlines() if line.startswith("Passed")]
+    assert rates == ["1 of 2 (50.0 %)", "1 of 2 (50.0 %)", "2 of 2 (100.0 %)"]
+    assert inline.json["metadata"] == {"team": "core"}, inline.errors
+    assert len(anneal("evals", "show", made["id"], "--json").json["runs"]) == 2
+    assert made["id"] in anneal("evals", "list").output
+
+
+def test_a_run_that_asks_a_model_starts_once_its_limit_is_accepted(anneal, floor, items) -> None:
+    words = ("evals", "create", "pairs", "--baseline", "anneal-demo", "--judge", "anneal-demo", "--json")
+    made = anneal(*words).json["id"]
+    asked = ("evals", "run", made, "--model", "anneal-demo")
+    question = ("--prompt", "{{item.question}}", "--system", "Be brief.", "--max-tokens", "16")
+    declined = anneal(*asked, *question, "--file", str(items), "--max-cost", "0.50", answer="n\n")
+    files = BatchFile.objects.count()
+    run = anneal(*asked, *question, "--file", str(items), "--max-cost", "$0.50", "--yes", "--json").json
+    file_id = run["data_source"]["source"]["id"]
+    dataset = anneal(*asked, "--file", file_id, "--json", answer="y\n")
+    canceled = anneal("evals", "cancel", made, run["id"])
+
+    assert (declined.exit_code, files) == (1, 0) and "At most $0.50. Start? [y/N]" in declined.errors
+    assert Decimal(run["max_cost_usd"]) == Decimal("0.5")
+    assert run["data_source"] == {
+        "type": "completions", "model": "anneal-demo", "sampling_params": {"max_completion_tokens": 16},
+        "source": {"type": "file_id", "id": file_id},
+        "input_messages": {"type": "template", "template": [
+            {"role": "system", "content": "Be brief."}, {"role": "user", "content": "{{item.question}}"},
+        ]},
+    }  # fmt: skip
+    source = json.loads(dataset.output.removeprefix(" y\n"))["data_source"]  # the runner echoes the answer
+    assert source["input_messages"]["item_reference"] == "item.input"
+    assert "No price is known. Start without --max-cost?" in dataset.errors
+    assert canceled.exit_code == 0 and "canceled" in canceled.output
+
+
+def test_wrong_words_are_refused_before_anything_is_sent(anneal, network, items) -> None:
+    run = ("evals", "run", "eval_1", "--model", "anneal-demo")
+    wrong = [
+        anneal("evals", "create", "sums", key="k"),
+        anneal("evals", "create", "sums", "--judge", "anneal-demo", key="k"),
+        anneal("evals", "create", "sums", "--check", "eq", key="k"),
+        anneal(*run, key="k"),
+        anneal(*run, "--file", "nothing.jsonl", key="k"),
+        anneal(*run, "--file", str(items), "--system", "Be brief.", key="k"),
+        anneal(*run, "--file", str(items), "--max-cost", "much", key="k"),
+    ]
+
+    assert [each.exit_code for each in wrong] == [2] * 7 and network.calls == []
