@@ -13,4 +13,4 @@ urlpatterns = [
 handler400 = "apps.core.http.asgi.bad_request"
 handler403 = "apps.core.http.asgi.permission_denied"
 handler404 = "apps.core.http.asgi.not_found"
-handler500 = "apps.core.http.asgi.server_error"
+handler500 = "apps.core.http.statement_limits.server_error"

@@ -63,12 +63,15 @@ END $$;
 
 -- The roles that serve requests have limits of time, so that no request holds a connection, or what others wait for,
 -- without end. The longest list, export or search takes seconds. A request that puts a file of gigabytes together
--- leaves its transaction idle for minutes. A limit goes with the login: staff pages keep it when they widen their role.
--- anneal_owner, which migrates, and anneal_sys, which works on whole tables, have none.
+-- leaves its transaction idle for minutes. PostgreSQL 17 and later also limit a transaction of many short statements.
+-- A limit goes with the login: staff pages keep it when they widen their role. anneal_owner, which migrates, and
+-- anneal_sys, which works on whole tables, have none.
+SELECT current_setting('server_version_num')::int >= 170000 AS is_17 \gset
 SELECT format('ALTER ROLE %I SET %s = %L', role, name, value)
   FROM unnest(ARRAY['anneal_app', 'anneal_internal', 'anneal_gateway']) AS serving (role),
        (VALUES ('statement_timeout', '30s'), ('lock_timeout', '15s'),
-               ('idle_in_transaction_session_timeout', '30min')) AS wanted (name, value)
+               ('idle_in_transaction_session_timeout', '30min'), ('transaction_timeout', '45min')) AS wanted (name, value)
+ WHERE name <> 'transaction_timeout' OR :'is_17'
 \gexec
 
 -- Staff pages widen themselves by SET LOCAL ROLE inside one transaction; nothing is inherited silently.
@@ -81,8 +84,7 @@ SELECT format('GRANT anneal_owner TO %I WITH INHERIT TRUE, SET TRUE', current_us
  WHERE NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
 \gexec
 -- Text is compared by its bytes: fast, the same on every machine, and one index serves LIKE as well.
-SELECT current_setting('server_version_num')::int >= 170000 AS has_builtin_locales \gset
-\if :has_builtin_locales
+\if :is_17
   \set locale 'LOCALE_PROVIDER builtin BUILTIN_LOCALE ''C.UTF-8'' LOCALE ''C'''
 \else
   \set locale 'LC_COLLATE ''C'' LC_CTYPE ''C.UTF-8'''

@@ -1,5 +1,9 @@
 """Where the machines that train a run together meet."""
 
+import ipaddress
+import socket
+
+from apps.contracts.addresses.networks import is_local
 from apps.contracts.struct import Struct
 
 
@@ -11,3 +15,21 @@ class NodeGroup(Struct, frozen=True, kw_only=True):
     master_address: str
     master_port: int
     address: str  # of this machine, for the others
+
+
+def leads_elsewhere(address: str) -> bool:
+    """Return whether other machines may connect to this name or IP address, in any notation that resolvers accept.
+
+    False for addresses that mean the connecting machine itself, its link, a reserved range or a metadata service.
+    """
+    name = address.lower().rstrip(".")
+    if name == "localhost" or name.endswith(".localhost"):
+        return False
+    try:
+        return not is_local(ipaddress.ip_address(address))
+    except ValueError:
+        pass
+    try:
+        return not is_local(ipaddress.IPv4Address(socket.inet_aton(address)))  # "127.1", "0x7f000001", "2130706433"
+    except OSError:
+        return ":" not in address

@@ -270,14 +270,6 @@ def bad_request(request: HttpRequest, exception: Exception | None = None) -> Htt
     return error_page(request, 400)
 
 
-def server_error(request: HttpRequest) -> HttpResponse:
-    if is_machine_path(request.path):
-        return error_response(ServerFault("The server had an error while processing your request."))
-    # Render without the request: no context processor and so no query, because the database may have failed.
-    page = render_to_string("errors/500.html", {"status": 500, "request_id": getattr(request, "id", "")})
-    return HttpResponse(page, status=500)
-
-
 def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
     message = "The form was too old or came from another site. Go back, reload the page and try again."
     return error_page(request, 403, message=message)

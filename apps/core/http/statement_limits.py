@@ -1,16 +1,17 @@
 """Answers to requests whose statement PostgreSQL stopped, by the limits that deploy/postgres/roles.sql sets."""
 
 import logging
+import sys
 
-from django.db import OperationalError
+from django.db import DatabaseError
 from django.http import HttpRequest, HttpResponse
 from django.template.loader import render_to_string
 from django.utils.deprecation import MiddlewareMixin
 from django.utils.translation import gettext
-from psycopg.errors import DeadlockDetected, LockNotAvailable, QueryCanceled
+from psycopg.errors import DeadlockDetected, LockNotAvailable, QueryCanceled, TransactionTimeout
 
 from apps.core.errors import DomainError, Status, Unavailable
-from apps.core.http.asgi import error_headers, error_response, is_machine_path
+from apps.core.http.asgi import ServerFault, error_headers, error_response, is_machine_path
 
 logger = logging.getLogger(__name__)
 
@@ -37,19 +38,35 @@ class RefuseStoppedStatements(MiddlewareMixin):
         if refusal is None:
             return None
         logger.warning("%s %r was refused", request.method, request.path, exc_info=exception)
-        if is_machine_path(request.path):
-            return error_response(refusal)
-        # Render without the request: the page's frame would query the database, and may wait for the same rows.
-        context = {"status": int(refusal.status), "message": refusal.message}
-        page = render_to_string("errors/stopped.html", context)
-        return HttpResponse(page, status=refusal.status, headers=error_headers(refusal))
+        return _stopped(request, refusal)
 
 
-def _refusal_of(exception: Exception) -> DomainError | None:
-    if not isinstance(exception, OperationalError):
+def server_error(request: HttpRequest) -> HttpResponse:
+    """Answer a request that ended with an exception, also outside its view: in a middleware.
+
+    Pages render without the request: their frame would query the database, which may have failed.
+    """
+    refusal = _refusal_of(sys.exc_info()[1])
+    if refusal is not None:
+        return _stopped(request, refusal)
+    if is_machine_path(request.path):
+        return error_response(ServerFault(gettext("The server had an error while processing your request.")))
+    page = render_to_string("errors/500.html", {"status": 500, "request_id": getattr(request, "id", "")})
+    return HttpResponse(page, status=500)
+
+
+def _stopped(request: HttpRequest, refusal: DomainError) -> HttpResponse:
+    if is_machine_path(request.path):
+        return error_response(refusal)
+    page = render_to_string("errors/stopped.html", {"status": int(refusal.status), "message": refusal.message})
+    return HttpResponse(page, status=refusal.status, headers=error_headers(refusal))
+
+
+def _refusal_of(exception: BaseException | None) -> DomainError | None:
+    if not isinstance(exception, DatabaseError):
         return None
     match exception.__cause__:
-        case QueryCanceled():
+        case QueryCanceled() | TransactionTimeout():
             return QueryTimeout(
                 gettext(
                     "The database took too long for this, so it was stopped. Nothing was changed. Ask for less: a "

@@ -10,11 +10,15 @@ import math
 from collections.abc import Collection, Sequence
 
 import msgspec
+from django.conf import settings
 from django.db.models import Min, Q
+from django.utils.translation import gettext
 
-from apps.contracts.addresses.machines import NodeGroup
+from apps.contracts.addresses.machines import NodeGroup, leads_elsewhere
+from apps.contracts.addresses.networks import is_loopback
 from apps.contracts.failures import FailureCode
 from apps.contracts.worker_api import ClaimRequest
+from apps.core.errors import InvalidValue
 from apps.core.messages import outbox
 from apps.finetuning.lifecycle import HEARTBEAT_SECONDS, LEASE_SECONDS, RunStatus
 from apps.finetuning.models import FineTuningJob, Run, RunMember, Worker
@@ -28,9 +32,17 @@ _DISTRUSTED = datetime.timedelta(minutes=30)  # for which a worker of a group th
 
 
 def offer_of(request: ClaimRequest) -> Offer | None:
-    """Return the worker's offer; None if it joins no group."""
+    """Return the worker's offer; None if it joins no group. Raises InvalidValue for an address that is no machine's.
+
+    Other machines connect there. Workers that reach the control plane by loopback all run on its machine.
+    """
     if not request.address or request.port is None:
         return None
+    if not leads_elsewhere(request.address) and not is_loopback(settings.INTERNAL_URL):
+        text = gettext(
+            "Other machines cannot reach %(address)s. Set ANNEAL_NODE_ADDRESS to the worker's name or IPv4 address."
+        )
+        raise InvalidValue(text % {"address": request.address}, param="address")
     return Offer(
         address=request.address, port=request.port, free_gpus=request.free_gpus, base_models=request.base_models
     )

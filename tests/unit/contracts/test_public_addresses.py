@@ -3,6 +3,7 @@
 import pytest
 
 from apps.contracts.addresses.customer_servers import check_server
+from apps.contracts.addresses.machines import leads_elsewhere
 from apps.contracts.addresses.networks import is_public
 
 
@@ -60,3 +61,19 @@ def test_a_public_server_may_be_named(url: str) -> None:
 def test_anything_else_is_refused_with_what_to_give(url: str) -> None:
     with pytest.raises(ValueError, match=r"https address|public internet|port|ASCII"):
         check_server(url)
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "192.168.1.9", "8.8.8.8", "node-1", "node-1.cluster.local", "fd12::1"])
+def test_machines_meet_at_names_and_addresses_of_a_cluster(address: str) -> None:
+    assert leads_elsewhere(address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1", "127.1", "0x7f.1", "2130706433", "017700000001", "0", "0.0.0.0", "localhost", "a.localhost.",
+        "169.254.169.254", "0xa9fea9fe", "100.100.100.200", "224.0.0.1", "::1", "::ffff:127.0.0.1", "fe80::1", "a:b",
+    ],
+)  # fmt: skip
+def test_machines_do_not_meet_where_each_finds_itself_or_a_metadata_service(address: str) -> None:
+    assert not leads_elsewhere(address)

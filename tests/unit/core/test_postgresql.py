@@ -28,7 +28,8 @@ def test_roles_that_serve_requests_have_limits_of_time_and_the_others_none(db: N
         cursor.execute("SELECT rolname, rolconfig FROM pg_roles WHERE rolname LIKE 'anneal%'")
         limits = {role: set(settings or ()) for role, settings in cursor.fetchall()}
 
-    serving = {"statement_timeout=30s", "lock_timeout=15s", "idle_in_transaction_session_timeout=30min"}
+    serving = {"statement_timeout=30s", "lock_timeout=15s", "transaction_timeout=45min"}
+    serving.add("idle_in_transaction_session_timeout=30min")
     assert limits == {
         APP_ROLE: serving,
         "anneal_internal": serving,

@@ -52,3 +52,26 @@ def test_it_is_refused_with_what_to_do(statements, code, says, headers, key, ali
     for each in (page, answer, of_worker):
         assert headers.items() <= dict(each.headers).items()
         assert each.headers["x-request-id"]
+
+
+def test_a_statement_outside_a_view_is_refused_in_the_same_way(key, alice, client_for) -> None:
+    browser = client_for(alice)
+    browser.raise_request_exception = False
+    with stopping("django_session", TOO_LONG):
+        page = browser.get("/jobs")
+    with stopping("django_session", ["DO $$ BEGIN RAISE division_by_zero; END $$"]):
+        fault = browser.get("/jobs")
+
+    assert (page.status_code, fault.status_code) == (503, 500)
+    assert "<h1>That took too long</h1>" in page.content.decode()
+    assert page.headers["x-request-id"] and page.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_transaction_that_takes_too_long_is_refused(key, api_client) -> None:
+    with stopping("finetuning_finetuningjob", ["SET LOCAL transaction_timeout = 1", "SELECT pg_sleep(10)"]):
+        answer = api_client(key).get("/v1/fine_tuning/jobs")
+    connection.close()  # the server has closed its end; outside tests, Django does so after the request
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "query_timeout")
+    assert api_client(key).get("/v1/fine_tuning/jobs").status_code == 200

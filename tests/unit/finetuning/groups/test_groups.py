@@ -8,6 +8,7 @@ from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.contracts.worker_api import ClaimRequest, ClaimResponse, LeaveRequest
 from apps.core.database.clock import db_now
+from apps.core.errors import InvalidValue
 from apps.finetuning.jobs import control
 from apps.finetuning.lifecycle import MAX_LOST_ATTEMPTS
 from apps.finetuning.models import FineTuningJob, Run, RunMember, Worker
@@ -72,6 +73,19 @@ def fall_silent(claimed: ClaimResponse) -> None:
 @pytest.fixture
 def machines(floor) -> Machines:
     return Machines(floor)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0x7f.1", "169.254.169.254"])
+def test_a_machine_cannot_send_others_to_themselves_or_a_metadata_service(machines, settings, address: str):
+    settings.INTERNAL_URL = "https://anneal.internal:8001"
+    machines.job()
+    machines.offer(0)
+    request = ClaimRequest(address=address, port=29_500)
+
+    with pytest.raises(InvalidValue, match="ANNEAL_NODE_ADDRESS"):
+        members.claim(worker=Worker.objects.get(pk=machines.workers[1].pk), request=request)
+
+    assert held_of() == {}
 
 
 def test_a_group_forms_with_the_claim_that_completes_it(machines):
