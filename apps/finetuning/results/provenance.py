@@ -65,7 +65,12 @@ def reproducibility(*, job: FineTuningJob, version: AdapterVersion) -> dict[str,
         "recipe": job.hyperparameters,
         "seed": job.seed,
         "software": version.manifest.get("metadata", {}),
-        "hardware": {"gpu_type": job.pool.gpu_type.name, "gpu_count": job.gpu_count, "pool": job.pool.name}
+        "hardware": {
+            "gpu_type": job.pool.gpu_type.name,
+            "gpu_count": job.gpu_count,
+            "node_count": job.node_count,
+            "pool": job.pool.name,
+        }
         if job.pool
         else {},
         "attempts": list(job.runs.order_by("attempt").values("attempt", "status", "durable_step", "billed_gpu_ms")),

@@ -39,11 +39,14 @@ def test_two_jobs_show_their_curves_what_differs_and_their_results(trained, vera
     second = trained("fast", losses=(3.0, 1.0, 0.5), evaluation=0.6, hyperparameters={"learning_rate": 0.001})
 
     page = text(client_for(vera).get(url(first, second)))
+    FineTuningJob.objects.filter(pk=first.pk).update(gpu_count=2, node_count=2)
+    on_two_machines = text(client_for(vera).get(url(first, second)))
 
+    assert "Machines" in on_two_machines.partition("Settings that differ")[2].partition("<details")[0]
     assert page.count('class="svg-curve') == 2
     different = page.partition("Settings that differ")[2].partition("<details")[0]
     assert "Learning rate" in different and "0.0001" in different and "0.001" in different
-    assert "Epochs" not in different
+    assert "Epochs" not in different and "Machines" not in different
     assert "0.6000" in page and "1.4000" in page
 
 

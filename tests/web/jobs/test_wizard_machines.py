@@ -98,3 +98,6 @@ def test_a_job_launched_on_several_machines_takes_them_and_says_so(ask, client_f
     assert re.search(r"8 × [^<]+, h200, on 2 machines</span>", page)
     assert re.search(f'<dt>Machines</dt><dd class="break">{NETWORK}</dd>', page)
     assert re.search(r'href="/jobs/new\?[^"]*node_count=2', page)  # of its duplicate
+    assert re.search(r'8 × [^<]+<div class="sub">\s*on 2 machines', text(client.get("/jobs")))
+    head, row = b"".join(client.get("/jobs/export").streaming_content).decode().splitlines()
+    assert dict(zip(head.split(","), row.split(","), strict=True))["machines"] == "2"

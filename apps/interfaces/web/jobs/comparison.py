@@ -74,6 +74,8 @@ class ComparedJob:
             "Method": method_words(self.job),
             "Objective": recipe.objective.value,
             "Pool": self.job.pool.name if self.job.pool else NONE,
+            "GPUs": number(self.job.gpu_count),
+            "Machines": number(self.job.node_count),
         } | {label: _words(name, getattr(recipe, name)) for name, label in NAMES.items()}
 
     def results(self) -> dict[str, str]:

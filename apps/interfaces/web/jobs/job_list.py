@@ -49,8 +49,8 @@ _LIST = Listing[FineTuningJob](
     },
 )
 _EXPORTED = (
-    "id", "name", "status", "base_model", "dataset", "method", "pool", "gpus", "created_at", "finished_at", "step",
-    "total_steps", "trained_tokens", "billed_gpu_seconds", "cost_usd", "error",
+    "id", "name", "status", "base_model", "dataset", "method", "pool", "gpus", "machines", "created_at", "finished_at",
+    "step", "total_steps", "trained_tokens", "billed_gpu_seconds", "cost_usd", "error",
 )  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def export(request: OrganizationRequest) -> HttpResponseBase:
 def _exported(job: FineTuningJob) -> tuple[object, ...]:
     return (
         job.pk, title_of(job), job.status, job.base_model.name, job.training_file.dataset.name, job.method,
-        job.pool.name if job.pool else "", job.gpu_count, job.created_at.isoformat(),
+        job.pool.name if job.pool else "", job.gpu_count, job.node_count, job.created_at.isoformat(),
         job.finished_at.isoformat() if job.finished_at else "", job.step, job.total_steps or "", job.trained_tokens,
         job.billed_gpu_ms / 1000, usd_decimal(job.cost_nano), job.error_code,
     )  # fmt: skip
