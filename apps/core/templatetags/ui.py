@@ -65,9 +65,12 @@ def usd(nano: int | None) -> str:
 
 
 @register.filter
-def usd_exact(nano: int | None) -> str:
-    """Format nano-USD as dollars without rounding, for an amount that a person enters."""
-    return NONE if nano is None else dollars(nano)
+def usd_least(nano: int | None) -> str:
+    """Format nano-USD as the least dollars that a person may enter: rounded up to three significant digits."""
+    if nano is None:
+        return NONE
+    unit = 10 ** max(len(str(nano)) - 3, 0)
+    return dollars(-(-nano // unit) * unit)
 
 
 @register.filter

@@ -129,3 +129,17 @@ def test_controls_get_the_class_of_their_kind_and_name_their_help_and_error() ->
 def test_an_icons_label_is_escaped_although_the_same_text_was_safe_before() -> None:
     assert "<b>" in ui.icon("menu", label=SafeString("<b>"))
     assert "&lt;b&gt;" in ui.icon("menu", label="<b>")
+
+
+@pytest.mark.parametrize(
+    ("nano", "shown"),
+    [
+        (116_333_333, "$0.117"),
+        (116_000_000, "$0.116"),
+        (5_000_000_001, "$5.01"),
+        (1, "$0.000000001"),
+        (None, "\N{EN DASH}"),
+    ],
+)
+def test_the_least_that_a_person_may_enter_is_rounded_up(nano: int | None, shown: str) -> None:
+    assert ui.usd_least(nano) == shown
