@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.utils.http import urlencode
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.accounts.queries import names_of_actors
 from apps.core.audit_log import PAGE, AuditFilter, list_entries, read_filter
 from apps.core.database.read_times import counted_read
 from apps.core.errors import InvalidValue
+from apps.core.money import dollars
 
 _FIELDS = ("actor", "action", "target", "since", "until", "organization")
 
@@ -30,10 +32,31 @@ def page_context(query: Mapping[str, str], *, organization: Organization | None)
     names = names_of_actors(organization=organization, actors={entry.actor for entry in entries})
     asked = {name: query[name] for name in _FIELDS if query.get(name)}
     return {
-        "rows": [{"entry": entry, "who": names[entry.actor], "details": entry.details.items()} for entry in entries],
+        "rows": [{"entry": entry, "who": names[entry.actor], "details": in_words(entry.details)} for entry in entries],
         "asked": asked,
         "error": error,
         "query": urlencode(asked),
         "older": f"?{urlencode(asked | {'before': str(entries[-1].pk)})}" if has_more else "",
         "newest": f"?{urlencode(asked)}" if chosen.before is not None else "",
     }
+
+
+def in_words(details: Mapping[str, object]) -> list[tuple[str, str]]:
+    """Return the details of an entry as names and texts, without those that are empty."""
+    return [_pair(name, value) for name, value in details.items() if value not in (None, "", [], {})]
+
+
+def _pair(name: str, value: object) -> tuple[str, str]:
+    if name.endswith("_nano") and isinstance(value, int):
+        return name.removesuffix("_nano").replace("_", " "), dollars(value)
+    return name.replace("_", " "), _text(value)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {text}" for name, text in in_words(value))
+    if isinstance(value, list):
+        return ", ".join(_text(each) for each in value)
+    if isinstance(value, bool):
+        return gettext("yes") if value else gettext("no")
+    return str(value)

@@ -46,6 +46,20 @@ def test_it_shows_the_organizations_own_entries_alone(organization, rival, alice
     assert olga.name not in page.content.decode() and "Operator" in page.content.decode()
 
 
+def test_details_are_words_and_amounts(organization, alice, client_for):
+    details = {"limit_nano": 2_500_000_000, "spend_cap": None, "of": "", "scopes": ["view", "job.write"], "paid": True}
+    note(organization, alice.pk, **details, changes={"role": "admin", "until": None})
+
+    row = client_for(alice).get("/organization/audit").context["rows"][0]
+
+    assert dict(row["details"]) == {
+        "limit": "$2.50",
+        "scopes": "view, job.write",
+        "paid": "yes",
+        "changes": "role admin",
+    }
+
+
 @pytest.mark.parametrize(
     ("query", "found"),
     [
