@@ -1,11 +1,13 @@
 """Admission of jobs whose files are validated: the pool is chosen, the cost is held and the first attempt queued."""
 
 import datetime
+from typing import Any
 
 import msgspec
 from django.db import transaction
 from django.utils.translation import gettext
 
+from apps.billing.operations import settle_hold
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import Method, Objective
 from apps.core import audit
@@ -83,9 +85,25 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
     """Choose the pool, hold the cost and queue the first attempt. Raises the errors of `create_job`."""
     require_objective(Objective(job.hyperparameters["objective"]), job.training_file, job.validation_file)
     require_rows_to_train(job.training_file, job.validation_file)
-    quoted = _choose_pool(job, now)
-    estimate = quoted.estimate
-    asked = stored_request(job)
+    quoted = choose_pool(job, now)
+    changes: dict[str, Any] = place(job=job, quoted=quoted, by=job.created_by, now=now)
+    advance(job, to=JobStatus.QUEUED, transitions=JOB_TRANSITIONS, queued_at=now, **changes)
+    events.append(
+        job,
+        type="state",
+        message=f"Files validated, moving job to queued state on {place_words(quoted)}",
+        hold_nano=job.spend_cap_nano,
+        pool=quoted.pool.name,
+        gpu_count=quoted.gpu_count,
+    )
+
+
+def place(*, job: FineTuningJob, quoted: PoolQuote, by: str, now: datetime.datetime) -> dict[str, object]:
+    """Queue an attempt on the option and hold its maximum; return the job's columns that follow from it.
+
+    What an earlier hold of the job has left returns first. Raises the errors of `create_job`.
+    """
+    estimate, asked = quoted.estimate, stored_request(job)
     cap_nano = quoted.maximum_nano(asked.spend_cap_nano)
     if quoted.price is None or cap_nano is None or quoted.cap_nano is None:
         raise CannotLaunch(gettext("The job has no price."), param="compute.pool")
@@ -97,51 +115,42 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
     require_room_for_job(job=job, seconds=run_seconds * job.gpu_count, now=now)
     recipe = with_plan(recipe_of(job), estimate)
     job.pool = quoted.pool
-    attempts.queue_attempt(job=job)
+    run = attempts.queue_attempt(job=job)
+    if job.hold_id:
+        settle_hold(hold_id=job.hold_id, capture_nano=0, by=by)
     held = attempts.hold_cap(
         job=job,
         price_rule=quoted.price,
         amount_nano=cap_nano,
-        by=job.created_by,
-        idempotency_key=f"hold:{job.pk}",
-    )
-    advance(
-        job,
-        to=JobStatus.QUEUED,
-        transitions=JOB_TRANSITIONS,
-        pool=quoted.pool,
-        gpu_count=estimate.gpu_count,
-        node_count=quoted.node_count,
-        price_rule=quoted.price,
-        estimate=snapshot(estimate) | outcomes.provenance(base_model=job.base_model, correction=quoted.correction),
-        hyperparameters=msgspec.to_builtins(recipe),
-        spend_cap_nano=cap_nano,
-        firm_max_nano=quoted.cap_nano if quoted.is_firm else None,
-        firm_limit_nano=quoted.pool.firm_limit_nano(quoted.cap_nano) if quoted.is_firm else None,
-        hold_id=held.pk,
-        queued_at=now,
-        total_steps=estimate.steps,
-    )
-    events.append(
-        job,
-        type="state",
-        message=f"Files validated, moving job to queued state on {_place(quoted)}",
-        hold_nano=cap_nano,
-        pool=quoted.pool.name,
-        gpu_count=estimate.gpu_count,
+        by=by,
+        idempotency_key=f"hold:{job.pk}:{run.attempt}" if job.hold_id else f"hold:{job.pk}",
     )
     rehearsal = quoted.rehearsal
     if rehearsal and rehearsal.peak_bytes is None and not rehearsal.request.is_on_cpu:
         # Idle workers trace it while the job waits, so that it does not cost time on the job's GPUs.
         ask(organization=job.organization_id, rehearsal=rehearsal, pool=quoted.pool, now=now)
+    return {
+        "pool": quoted.pool,
+        "gpu_count": estimate.gpu_count,
+        "node_count": quoted.node_count,
+        "price_rule": quoted.price,
+        "estimate": snapshot(estimate) | outcomes.provenance(base_model=job.base_model, correction=quoted.correction),
+        "hyperparameters": msgspec.to_builtins(recipe),
+        "spend_cap_nano": cap_nano,
+        "firm_max_nano": quoted.cap_nano if quoted.is_firm else None,
+        "firm_limit_nano": quoted.pool.firm_limit_nano(quoted.cap_nano) if quoted.is_firm else None,
+        "hold_id": held.pk,
+        "total_steps": estimate.steps,
+    }
 
 
-def _place(quoted: PoolQuote) -> str:
+def place_words(quoted: PoolQuote) -> str:
     place = quoted.pool.name if quoted.gpu_count == 1 else f"{quoted.gpu_count} GPUs of {quoted.pool.name}"
     return place if quoted.node_count == 1 else f"{place}, on {quoted.node_count} machines"
 
 
-def _choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
+def choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
+    """Return the option that the job asked for, else the best one. Raises the errors of `create_job`."""
     recipe, asked = recipe_of(job), stored_request(job)
     quotes = get_quotes(
         base_model=job.base_model,

@@ -67,16 +67,17 @@ def queue_attempt(*, job: FineTuningJob, retry_at: datetime.datetime | None = No
 def continue_or_give_up(*, job: FineTuningJob, run: Run, code: FailureCode, now: datetime.datetime) -> None:
     """Handle a lost or retryable attempt: obey a requested stop, else try again, else fail the job.
 
-    Attempts that not all machines of a group began do not count: each is followed by a longer wait.
+    Attempts that moved to another pool do not count, and neither do those that not all machines of a group began: each
+    of the latter is followed by a longer wait.
     """
-    not_begun = _attempts_not_begun(job)
+    not_begun, moved = _attempts_not_begun(job), job.runs.filter(status=RunStatus.CANCELLED).count()
     if job.cancel_requested_at:
         cancel_job(job=job, now=now)
     elif job.pause_requested_at:
         pause_job(job=job, now=now)
     elif code is FailureCode.STALLED and job.runs.filter(failure_code=code).count() >= MAX_STALLED_ATTEMPTS:
         fail_job(job=job, code=code, message=run.failure_message, now=now)
-    elif run.attempt - len(not_begun) >= MAX_LOST_ATTEMPTS:
+    elif run.attempt - len(not_begun) - moved >= MAX_LOST_ATTEMPTS:
         fail_job(job=job, code=code, message="", now=now)
     elif _attempts_without_progress(job) >= MAX_ATTEMPTS_WITHOUT_PROGRESS and code is not FailureCode.PREEMPTED:
         fail_job(job=job, code=FailureCode.CRASH_LOOP, message="", now=now)
@@ -99,9 +100,10 @@ def _attempts_not_begun(job: FineTuningJob) -> set[str]:
 
 
 def _attempts_without_progress(job: FineTuningJob) -> int:
-    """Count consecutive attempts that ended before any progress. Pauses and preemptions do not count."""
+    """Count consecutive attempts that ended before any progress. Pauses, moves and preemptions do not count."""
     count = 0
-    died = job.runs.exclude(status__in=(RunStatus.QUEUED, RunStatus.PAUSED)).exclude(failure_code=FailureCode.PREEMPTED)
+    alive = (RunStatus.QUEUED, RunStatus.PAUSED, RunStatus.CANCELLED)
+    died = job.runs.exclude(status__in=alive).exclude(failure_code=FailureCode.PREEMPTED)
     for run in died.order_by("-attempt"):
         if run.durable_step > (run.resume_from.step if run.resume_from else 0):
             break

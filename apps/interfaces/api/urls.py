@@ -83,6 +83,7 @@ urlpatterns = [
     ),
     path(f"{_GRADERS}/validate", graders.GraderValidation.as_view(), name="api_grader_validate"),
     path(f"{_GRADERS}/run", graders.GraderRun.as_view(), name="api_grader_run"),
+    path(f"api/{_JOB}/moves", fine_tuning.JobMoves.as_view(), name="api_job_moves"),
     path(f"api/{_JOB}/retry", fine_tuning.JobRetry.as_view(), name="api_job_retry"),
     path(f"api/{_JOB}/tensorboard", fine_tuning.JobTensorBoard.as_view(), name="api_job_tensorboard"),
     path("api/v1/audit", audit.AuditLog.as_view(), name="api_audit"),

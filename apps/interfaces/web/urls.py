@@ -77,6 +77,7 @@ urlpatterns = [
     path("checkpoints/<str:checkpoint_id>/try", serving.try_checkpoint, name="checkpoint_try"),
     path("jobs/<str:job_id>/pause", jobs.pause, name="job_pause"),
     path("jobs/<str:job_id>/resume", jobs.resume, name="job_resume"),
+    path("jobs/<str:job_id>/move", jobs.move, name="job_move"),
     path("jobs/<str:job_id>/retry", jobs.retry, name="job_retry"),
     path("jobs/<str:job_id>/dismiss", jobs.dismiss, name="job_dismiss"),
     path("datasets", dataset_list.index, name="dataset_list"),

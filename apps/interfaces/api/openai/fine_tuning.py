@@ -14,16 +14,18 @@ from apps.accounts.queries import KeyIdentity
 from apps.accounts.roles import Permission
 from apps.contracts.evaluation import EvaluationPlan, GraderKind
 from apps.core.database.clock import db_now
-from apps.core.errors import InvalidValue, PermissionDenied
+from apps.core.errors import DomainError, InvalidValue, PermissionDenied
 from apps.core.http.openapi import FileAnswer
 from apps.core.objects.store import attachment
 from apps.finetuning import queries
 from apps.finetuning.jobs import control, creation
 from apps.finetuning.jobs.dry_runs import rehearse_job
 from apps.finetuning.jobs.explanations import explain
+from apps.finetuning.jobs.moves import list_moves, move_job
 from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.jobs.retries import retry_job
 from apps.finetuning.jobs.suggestions import suggest
+from apps.finetuning.jobs.waits import explain_wait
 from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotes.delivery import deliver
@@ -34,29 +36,34 @@ from apps.interfaces.api.native.estimates import delivery_object, options_object
 from apps.interfaces.api.native.serving import ServingObject, serving_object
 from apps.interfaces.api.openai.fine_tuning_bodies import (
     CreateJob,
+    MoveJob,
     ResumeJob,
     RetryJob,
     cap_nano,
     evaluation_plan,
     parse_request,
     quoted_max_nano,
+    shown_max_nano,
 )
 from apps.interfaces.api.openai.fine_tuning_objects import (
     CheckpointObject,
     DryRunObject,
     EventObject,
     JobObject,
+    MoveObject,
     checkpoint_object,
     dry_run_object,
     event_object,
     job_object,
     job_objects,
+    move_object,
 )
 from apps.interfaces.api.requests.idempotency import read_idempotency_key
 from apps.interfaces.api.requests.pagination import (
     ListObject,
     PageQuery,
     SearchQuery,
+    list_object,
     page,
     page_together,
     with_words_of,
@@ -67,6 +74,11 @@ from apps.interfaces.api.views import ApiView
 _MetadataFilter = Annotated[
     dict[str, str] | str, Meta(description="`metadata[key]=value`, or `metadata=null` for jobs without any.")
 ]
+
+# Members of a job's body, as those of a move's.
+_PARAMS_OF_MOVE = {
+    "compute.pool": "option", "compute.gpu_count": "option", "budget.quoted_max_usd": "quoted_max_usd",
+}  # fmt: skip
 
 
 class JobsQuery(SearchQuery):
@@ -180,6 +192,32 @@ class JobResume(ApiView):
     def post(self, request: Request, job_id: str, body: ResumeJob) -> JobObject:
         job = queries.get_job(organization=self.organization, id=job_id)
         control.resume(job=job, by=self.actor, now=db_now(), spend_cap_nano=cap_nano(body.budget))
+        return job_object(queries.get_job(organization=self.organization, id=job_id))
+
+
+class JobMoves(ApiView):
+    """Start a queued job sooner, on another pool."""
+
+    required_scope = {"GET": Permission.VIEW, "POST": Permission.JOB_WRITE}
+    examples = {"POST": {"option": "h200:4", "quoted_max_usd": "5.20"}}
+
+    def get(self, request: Request, job_id: str) -> ListObject[MoveObject]:
+        """List up to three pools where a queued job would start sooner, with what it would cost there."""
+        job, now = queries.get_job(organization=self.organization, id=job_id), db_now()
+        moves = list_moves(job=job, wait=explain_wait(job=job, now=now), now=now)
+        return list_object([move_object(each) for each in moves])
+
+    def post(self, request: Request, job_id: str, body: MoveJob) -> JobObject:
+        """Queue the job for another option. What was held returns, and the new maximum is held.
+
+        A job that a machine has taken is refused. With `quoted_max_usd`, so is an option whose maximum has risen.
+        """
+        job = queries.get_job(organization=self.organization, id=job_id)
+        try:
+            move_job(job=job, option=body.option, by=self.actor, now=db_now(), shown_max_nano=shown_max_nano(body))
+        except DomainError as refused:
+            refused.param = _PARAMS_OF_MOVE.get(refused.param or "", refused.param)
+            raise
         return job_object(queries.get_job(organization=self.organization, id=job_id))
 
 

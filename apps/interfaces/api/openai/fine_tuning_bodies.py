@@ -129,6 +129,13 @@ class RetryJob(msgspec.Struct, forbid_unknown_fields=True):
     budget: BudgetChoice | None = None
 
 
+class MoveJob(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of POST …/jobs/{id}/moves. `option` is a pool, or a pool and its GPUs, such as h200:4."""
+
+    option: str
+    quoted_max_usd: _Dollars = None
+
+
 def parse_request(body: CreateJob, data: object, *, is_retry: bool = False) -> JobRequest:
     """Return the domain's request; `data` is the body as sent. Raises InvalidValue that names the field."""
     recipe = dict(body.recipe or {})
@@ -212,6 +219,11 @@ def cap_nano(budget: CapChoice | None) -> int | None:
 def quoted_max_nano(budget: BudgetChoice | None) -> int | None:
     """Return the maximum that the customer was shown in nano-USD; None if it was not sent. Raises InvalidValue."""
     return _nano("budget.quoted_max_usd", budget.quoted_max_usd) if budget else None
+
+
+def shown_max_nano(body: MoveJob) -> int | None:
+    """Return the maximum that the customer was shown for the option, in nano-USD. Raises InvalidValue."""
+    return _nano("quoted_max_usd", body.quoted_max_usd)
 
 
 def _nano(param: str, amount: _Dollars) -> int | None:

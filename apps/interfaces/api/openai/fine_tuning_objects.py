@@ -12,6 +12,7 @@ from apps.core.database.clock import db_now
 from apps.core.errors import ErrorDetails
 from apps.finetuning.jobs.dry_runs import Rehearsal
 from apps.finetuning.jobs.explanations import Explanation
+from apps.finetuning.jobs.moves import Move
 from apps.finetuning.jobs.progress import JobProgress, finish_of, list_progress
 from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.jobs.waits import Wait, explain_waits
@@ -45,6 +46,26 @@ class WaitMembers(TypedDict):
     waiting_for: Literal["capacity", "share", "quota", "budget"] | None
     waiting_reason: str | None
     estimated_start: StartObject | None
+
+
+class MoveObject(TypedDict):
+    """A pool where a queued job would start sooner; `option` is the value that moves it there.
+
+    `sooner_seconds` is null if no machine can take the job where it waits. `extra_usd` is the expected cost less that
+    of the job as it is.
+    """
+
+    id: str
+    object: Literal["fine_tuning.job.move"]
+    option: str
+    pool: str
+    gpu_type: str
+    gpu_count: int
+    starts_after_seconds: int
+    sooner_seconds: int | None
+    cost_usd: str | None
+    extra_usd: str | None
+    maximum_usd: str | None
 
 
 class OurMembers(TypedDict):
@@ -270,6 +291,23 @@ def _ours(job: FineTuningJob, requested: StoredRequest, progress: JobProgress, h
             {"kind": part.kind, "cause": part.cause, "fix": part.fix} for part in list_missing(job.adapter_version)
         ],
         "adapter_status": job.adapter_version.status if job.adapter_version else None,
+    }
+
+
+def move_object(move: Move) -> MoveObject:
+    quoted = move.quoted
+    return {
+        "id": quoted.key,
+        "object": "fine_tuning.job.move",
+        "option": quoted.key,
+        "pool": quoted.pool.name,
+        "gpu_type": quoted.pool.gpu_type.name,
+        "gpu_count": quoted.gpu_count,
+        "starts_after_seconds": round(move.starts_after_seconds),
+        "sooner_seconds": None if move.sooner_seconds is None else round(move.sooner_seconds),
+        "cost_usd": usd(quoted.estimate.cost_nano_p50),
+        "extra_usd": usd(move.extra_nano),
+        "maximum_usd": usd(move.maximum_nano),
     }
 
 

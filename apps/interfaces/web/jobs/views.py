@@ -23,6 +23,7 @@ from apps.core.money import NANO_PER_CENT, usd_decimal
 from apps.finetuning import queries
 from apps.finetuning.jobs import control
 from apps.finetuning.jobs.explanations import explain
+from apps.finetuning.jobs.moves import list_moves, move_job
 from apps.finetuning.jobs.progress import get_progress, percent_of
 from apps.finetuning.jobs.retries import retry_job
 from apps.finetuning.jobs.waits import explain_wait
@@ -155,6 +156,18 @@ def retry(request: OrganizationRequest, job_id: str) -> HttpResponse:
 
 @require_POST
 @organization_view(Permission.JOB_WRITE)
+def move(request: OrganizationRequest, job_id: str) -> HttpResponse:
+    """Queue the job for another `option`, at most at the `cap` shown on the button."""
+    form = CapForm(request.POST)
+    if not form.is_valid():
+        messages.error(request, gettext("The cap is an amount in dollars, such as 2.50."))
+        return redirect("web:job_detail", job_id=job_id)
+    act = partial(move_job, option=request.POST.get("option", ""), shown_max_nano=form.cap_nano)
+    return _act(request, job_id, act, gettext("The job moved. It keeps its name and address."))
+
+
+@require_POST
+@organization_view(Permission.JOB_WRITE)
 def dismiss(request: OrganizationRequest, job_id: str) -> HttpResponse:
     """Remove a failed job from the overview."""
     job = queries.get_job(organization=request.organization, id=job_id)
@@ -216,7 +229,8 @@ def _state(request: OrganizationRequest, job: FineTuningJob) -> dict[str, Any]:
         "estimated_seconds": _estimated_seconds(job, is_live=is_live),
         "billed_seconds": job.billed_gpu_ms / 1000,
         "is_minimum": not is_live and job.billed_gpu_ms > charges.trained_ms(job=job),
-        "wait": explain_wait(job=job, now=now),
+        "wait": (wait := explain_wait(job=job, now=now)),
+        "moves": list_moves(job=job, wait=wait, now=now),
         "pause": _pause_state(job),
         "explanation": (why := explain(job=job, now=now)),
         "retry_url": Draft.of_job(job, changes=why.suggestion.change.recipe).url() if why else "",

@@ -197,6 +197,35 @@ def retry(
     _act(context, job, "retry", budget_of({"budget": budget}, shown_usd=shown_usd), prefix="/api")
 
 
+@app.command()
+def move(
+    context: typer.Context,
+    job: JobId,
+    to: Annotated[str | None, typer.Option("--to", help="The option to move to, such as h200:4.")] = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the pools where a queued job would start sooner, or move it to one with --to."""
+    api, place = session_of(context).api, f"/api{job_path(job)}/moves"
+    moves = api.get(place)["data"]
+    if to is None:
+        emit_list(context, moves, ("OPTION", "GPU", "STARTS IN", "SOONER BY", "COST", "AT MOST"), _move_cells)
+        return
+    shown_usd = next((each["maximum_usd"] for each in moves if each["option"] == to), None)
+    confirm_price(shown_usd, f"Move to {to}?", is_accepted=yes)
+    moved = api.post(place, {"option": to} | ({"quoted_max_usd": shown_usd} if shown_usd else {}))
+    emit(context, moved, lambda: job_text(moved))
+
+
+def _move_cells(move: dict[str, Any]) -> tuple[object, ...]:
+    sooner = move["sooner_seconds"]
+    return (
+        move["option"], f"{move['gpu_count']} × {move['gpu_type']}", f"{move['starts_after_seconds']} s",
+        None if sooner is None else f"{sooner} s", dollars(move["cost_usd"]),
+        dollars(move["maximum_usd"], is_limit=True),
+    )  # fmt: skip
+
+
 def _act(
     context: typer.Context, job_id: str, action: str, budget: dict[str, str] | None = None, *, prefix: str = ""
 ) -> None:

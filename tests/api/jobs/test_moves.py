@@ -1,0 +1,139 @@
+"""Moving a queued job to a pool where it starts sooner: what is offered, what it costs, and that it happens once."""
+
+import re
+from decimal import Decimal
+
+import pytest
+from django.db import transaction
+
+from apps.billing.models import Hold
+from apps.contracts.worker_api import ClaimRequest
+from apps.core.database.clock import db_now
+from apps.core.errors import InvalidState
+from apps.core.models import AuditEntry
+from apps.core.money import usd_to_nano
+from apps.finetuning.jobs.moves import move_job
+from apps.finetuning.models import FineTuningJob, GpuPool, QueueShare, Worker
+from apps.finetuning.runs import members
+from apps.finetuning.usage import quotas
+from tests.factories.market import Market
+from tests.support.database import at_once
+from tests.support.pages import text
+
+JOBS = "/v1/fine_tuning/jobs"
+
+
+def claim(pool: str):
+    return members.claim(worker=Worker.objects.get(pool__name=pool), request=ClaimRequest())
+
+
+@pytest.fixture
+def market(organization) -> Market:
+    with transaction.atomic():
+        market = Market(organization)
+        quotas.set_quota(organization=organization, by="system", now=db_now(), concurrent_gpus=8)
+    GpuPool.objects.exclude(name__in=("h100", "h200", "l4")).update(is_open=False)
+    return market
+
+
+@pytest.fixture
+def waiting(market, key, api_client) -> FineTuningJob:
+    """A job that waits behind another one for the only GPU of h100; h200 has eight free ones."""
+    body = {"model": market.base_model.name, "training_file": market.version.pk, "compute": {"pool": "h100"}}
+    first, second = (api_client(key).post(JOBS, body, format="json").json()["id"] for _ in range(2))
+    assert claim("h100").spec.job_id == first
+    return FineTuningJob.objects.get(pk=second)
+
+
+def address(job: FineTuningJob) -> str:
+    return f"/api{JOBS}/{job.pk}/moves"
+
+
+def test_a_waiting_job_moves_with_one_call_and_its_money_follows(waiting, key, api_client) -> None:
+    client, old = api_client(key), Hold.objects.get(pk=waiting.hold_id)
+
+    offered = client.get(address(waiting)).json()["data"]
+    best = next(each for each in offered if each["pool"] == "h200")
+    asked = {"option": best["option"], "quoted_max_usd": best["maximum_usd"]}
+    moved = client.post(address(waiting), asked, format="json").json()
+
+    assert [each["pool"] for each in offered] == ["h200"]  # l4 holds no model of this size
+    assert best["starts_after_seconds"] == 0 and best["sooner_seconds"] > 60
+    assert (moved["status"], moved["pool"], moved["spend_cap_usd"]) == ("queued", "h200", best["maximum_usd"])
+    job = FineTuningJob.objects.get(pk=waiting.pk)
+    assert [(run.status, run.pool.name) for run in job.runs.order_by("attempt")] == [
+        ("cancelled", "h100"),
+        ("queued", "h200"),
+    ]
+    old.refresh_from_db()
+    assert (old.status, old.captured_nano) == ("closed", 0)
+    assert Hold.objects.get(pk=job.hold_id).amount_nano == usd_to_nano(Decimal(best["maximum_usd"]))
+    assert job.price_rule.sku == "training:h200" and job.estimate["gpu_count"] == job.gpu_count
+    assert dict(QueueShare.objects.values_list("pool__name", "queued")) == {"h100": 0, "h200": 1}
+    entry = AuditEntry.objects.get(action="job.moved")
+    assert (entry.target, entry.details["from_pool"], entry.details["to_pool"]) == (job.pk, "h100", best["option"])
+    assert client.get(f"{JOBS}/{job.pk}/events").json()["data"][0]["message"] == "Moved to h200"
+    assert claim("h200").spec.job_id == job.pk
+    assert client.get(address(waiting)).json()["data"] == []
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({"option": "h200", "quoted_max_usd": "0.01"}, "maximum_raised", "quoted_max_usd"),
+        ({"option": "nowhere"}, "invalid_value", "option"),
+        ({"option": "l4"}, "cannot_launch", "option"),
+        ({"option": "h100"}, "invalid_state", "option"),
+        ({"option": "h200:3"}, "invalid_value", "option"),
+        ({}, "missing_required_parameter", "option"),
+    ],
+)
+def test_a_refused_move_leaves_the_job_where_it_is(waiting, key, api_client, body, code: str, param: str) -> None:
+    before = FineTuningJob.objects.filter(pk=waiting.pk).values().get()
+
+    error = api_client(key).post(address(waiting), body, format="json").json()["error"]
+
+    assert (error["code"], error["param"]) == (code, param)
+    assert FineTuningJob.objects.filter(pk=waiting.pk).values().get() == before
+    assert [run.status for run in waiting.runs.all()] == ["queued"]
+
+
+def test_the_page_moves_it_with_one_click(waiting, client_for, alice, vera) -> None:
+    page = text(client_for(alice).get(f"/jobs/{waiting.pk}"))
+    form = dict(re.findall(r'<input type="hidden" name="(option|cap)" value="([^"]+)"', page))
+
+    client_for(alice).post(f"/jobs/{waiting.pk}/move", form)
+
+    assert "h200" in page and "can start it sooner" in page and "within seconds" in page
+    assert FineTuningJob.objects.get(pk=waiting.pk).pool.name == "h200"
+    assert "can start it sooner" not in text(client_for(vera).get(f"/jobs/{waiting.pk}"))
+
+
+def test_a_job_that_a_machine_took_does_not_move(waiting, key, api_client) -> None:
+    running = FineTuningJob.objects.exclude(pk=waiting.pk).get()
+
+    answer = api_client(key).post(address(running), {"option": "h200"}, format="json")
+
+    assert answer.json()["error"]["code"] == "invalid_state"
+    assert "no machine has taken" in answer.json()["error"]["message"]
+    assert api_client(key).get(address(running)).json()["data"] == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_a_claim_and_a_move_at_once_one_wins(waiting, alice) -> None:
+    machine = Worker.objects.get(pool__name="h100")
+    Worker.objects.filter(pk=machine.pk).update(gpus=machine.gpus * 2)
+
+    def act(number: int) -> object:
+        if number:
+            return claim("h100")
+        return move_job(job=waiting, option="h200", by=alice.pk, now=db_now())
+
+    moved, claimed = at_once(act, 2)
+
+    job = FineTuningJob.objects.get(pk=waiting.pk)
+    if isinstance(moved, InvalidState):
+        assert claimed.spec.job_id == job.pk and job.pool.name == "h100"
+    else:
+        assert claimed is None and job.pool.name == "h200"
+    assert Hold.objects.filter(source=job.pk, status="open").count() == 1
