@@ -2,6 +2,7 @@
 
 from apps.finetuning.models.calibrations import CalibrationPoint, CalibrationVersion, PoolAccuracy
 from apps.finetuning.models.capacity import CapacityKind, CapacityNode, PoolCapacity
+from apps.finetuning.models.conversions import Conversion
 from apps.finetuning.models.examinations import Examination
 from apps.finetuning.models.jobs import FineTuningJob, JobEvent, Quota, TrackerKey
 from apps.finetuning.models.pools import (
@@ -21,6 +22,7 @@ __all__ = [
     "CapacityKind",
     "CapacityNode",
     "Checkpoint",
+    "Conversion",
     "Examination",
     "FineTuningJob",
     "GpuPool",
