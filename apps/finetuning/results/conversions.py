@@ -45,7 +45,7 @@ class PriceRaised(DomainError):
 
 
 @dataclass(frozen=True)
-class Offer:
+class ConversionOffer:
     """One form of a version: what it would cost, why it cannot be ordered, and its latest order.
 
     `bytes` is None if the base model's dimensions are unknown; `refusal` is then set.
@@ -64,7 +64,7 @@ class Offer:
         return self.conversion is not None and self.conversion.status in CONVERSION_OPEN
 
 
-def list_offers(*, version: AdapterVersion) -> list[Offer]:
+def list_offers(*, version: AdapterVersion) -> list[ConversionOffer]:
     """Return every form that a version could be converted to, in a fixed order."""
     rows = Conversion.objects.for_organization(version.organization_id).filter(version=version)
     latest = {row.kind: row for row in rows.order_by("created_at", "pk")}
@@ -118,11 +118,11 @@ def order(*, version: AdapterVersion, kind: str, shown_nano: int, by: str, now: 
     return conversion
 
 
-def _offer(version: AdapterVersion, kind: str, rule: PriceRule | None, latest: Conversion | None) -> Offer:
+def _offer(version: AdapterVersion, kind: str, rule: PriceRule | None, latest: Conversion | None) -> ConversionOffer:
     size = whole_model_bytes(base_model=version.adapter.base_model)
     price_nano = rated(quantity=size, price_nano=rule.price_nano, per=rule.per) if rule and size else 0
     refusal = _why_not(version, kind, size)
-    return Offer(
+    return ConversionOffer(
         kind=kind, bytes=size, price_nano=price_nano, price_rule=rule, refusal=refusal, conversion=latest
     )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Leases of conversions: an idle trainer makes one at a time, stores the files, and has them charged once.
 
-A lease lasts while the worker beats. Whoever loses it is refused everything else under it, and another trainer begins
-anew, elsewhere in the store.
+A lease lasts while the worker beats. A worker that loses it is refused everything else under it, and another trainer
+begins anew, elsewhere in the store.
 """
 
 import datetime
@@ -136,7 +136,7 @@ def finish(*, worker: Worker, conversion_id: str, report: ConversionReport) -> N
 
 
 def release_overdue(*, now: datetime.datetime) -> int:
-    """Give back what silent workers took, and end the conversions that nobody makes in time; return how many."""
+    """Give back what silent workers took, and end the conversions that are not made in time; return how many."""
     silent = Q(status=ConversionStatus.RUNNING, heartbeat_at__lt=now - _SILENT)
     late = Q(status__in=CONVERSION_OPEN) & (Q(created_at__lt=now - _PATIENCE) | Q(version__deleted_at__isnull=False))
     ids = Conversion.objects.filter(silent | late).values_list("pk", flat=True)
