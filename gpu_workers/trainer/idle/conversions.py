@@ -32,7 +32,7 @@ class Converter:
         self._publisher = publisher
 
     def run_one(self, *, should_stop: Callable[[], bool]) -> bool:
-        """Take, make and deliver one conversion; return whether there was one. Give it back if `should_stop` says so."""
+        """Take, make and deliver one conversion, unless `should_stop` ends it; return whether there was one."""
         try:
             taken = self._api.take_conversion()
             if taken is None:

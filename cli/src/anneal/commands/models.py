@@ -34,9 +34,7 @@ def pull(
     context: typer.Context,
     model: TunedModel,
     to: Annotated[Path | None, typer.Option(help="The folder. By default, it has the model's name.")] = None,
-    export: Annotated[
-        str | None, typer.Option(help="merged_16bit or gguf, if it was made.")
-    ] = None,
+    export: Annotated[str | None, typer.Option(help="merged_16bit or gguf, if it was made.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Download the files of a model and check the SHA-256 of each.
