@@ -43,7 +43,7 @@ class NodeStatus(StrEnum):
 
 
 class ConversionStatus(StrEnum):
-    """Where the later conversion of a finished model is."""
+    """Where the later conversion of a finished model is, or its push to a hub."""
 
     WAITING = "waiting"
     RUNNING = "running"

@@ -16,7 +16,7 @@ from apps.finetuning.pools.accuracy import refresh_public_reports
 from apps.finetuning.pools.calibrations import refit_pools
 from apps.finetuning.pools.capacity.reconciliation import list_elastic_pools, reconcile_pool
 from apps.finetuning.pools.rehearsals import sweep_rehearsals
-from apps.finetuning.results import examinations, uploaded_adapters
+from apps.finetuning.results import examinations, hub_pushes, uploaded_adapters
 from apps.finetuning.results.checkpoint_models import serve_checkpoint
 from apps.finetuning.results.retention import sweep_checkpoints, sweep_uploads
 from apps.finetuning.runs import conversion_leases
@@ -36,6 +36,7 @@ def reclaim(**_: object) -> None:
     end_stalled_runs()
     examinations.release_overdue(now=db_now())
     conversion_leases.release_overdue(now=db_now())
+    hub_pushes.end_overdue(now=db_now())
     repair_shares()
 
 

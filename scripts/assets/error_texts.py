@@ -159,6 +159,12 @@ ERRORS: dict[str, Words] = {
         "No trainer of this installation can make this form, or its size is unknown.",
         "Choose the other form, or ask the operator.",
     ),
+    "push_refused": Words(
+        "The hub does not let the token write to the repository.", "Give a token with write access to the repository."
+    ),
+    "push_unavailable": Words(
+        "This installation does not push to a hub.", "Download the files, and send them with `hf upload`."
+    ),
     "price_raised": Words("The price rose after you saw it.", "Look at the new price, then confirm it."),
     "maximum_raised": Words(
         "The job's maximum price rose after you saw it.", "Look at the new price, then confirm it."

@@ -4,6 +4,7 @@ from apps.finetuning.models.calibrations import CalibrationPoint, CalibrationVer
 from apps.finetuning.models.capacity import CapacityKind, CapacityNode, PoolCapacity
 from apps.finetuning.models.conversions import Conversion
 from apps.finetuning.models.examinations import Examination
+from apps.finetuning.models.hub_pushes import HubPush, HubPushToken
 from apps.finetuning.models.jobs import FineTuningJob, JobEvent, Quota, TrackerKey
 from apps.finetuning.models.pools import (
     GpuPool,
@@ -26,6 +27,8 @@ __all__ = [
     "Examination",
     "FineTuningJob",
     "GpuPool",
+    "HubPush",
+    "HubPushToken",
     "JobEvent",
     "MemoryRehearsal",
     "PoolAccuracy",

@@ -133,6 +133,21 @@ def test_a_model_is_converted_for_a_price_that_is_confirmed(anneal, model) -> No
     assert "anneal models pull" in anneal("models", "convert", model, "--to", "merged_16bit").output
 
 
+def test_a_model_is_pushed_to_the_hub_with_a_token_that_is_never_shown(anneal, model, monkeypatch, settings) -> None:
+    off = anneal("models", "publish", model, "--to", "acme/support", answer="hf_a-token\n")
+    settings.HUB_PUSHES = True
+    asked = anneal("models", "publish", model, "--to", "acme/support", answer="hf_a-token\n")
+    monkeypatch.setenv("HF_TOKEN", "hf_a-token")
+    given = anneal("models", "publish", model, "--to", "acme/support", "--json")
+    listed = anneal("models", "publications", model)
+
+    assert off.exit_code == 5 and "hf upload" in off.errors
+    assert asked.exit_code == 0, asked.errors
+    assert (given.exit_code, given.json["status"], listed.exit_code) == (0, "waiting", 0), given.errors
+    assert "acme/support" in listed.output
+    assert "hf_a-token" not in "".join(f"{each.output}{each.errors}" for each in (off, asked, given, listed))
+
+
 def test_a_folder_that_cannot_be_written_is_named(anneal, model, tmp_path) -> None:
     (tmp_path / "file").touch()
 

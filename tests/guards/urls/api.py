@@ -116,6 +116,12 @@ API: dict[str, Url] = {
         ids={"model": "model_name"},
         data={"kind": "merged_16bit", "quoted_max_usd": "1"},
     ),
+    "api_model_pushes": api(
+        GET=P.VIEW,
+        POST=P.ADAPTER_WRITE,
+        ids={"model": "model_name"},
+        data={"repository": "acme/support", "token": "hf_a-token-of-the-hub"},
+    ),
     "api_alias_list": api(
         GET=P.VIEW, POST=P.ADAPTER_WRITE, data={"name": "production"}, refs={"version": "model_name"}
     ),

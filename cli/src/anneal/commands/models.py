@@ -141,6 +141,42 @@ def alias(
     emit(context, found, f"{found['model']} now points to {found['version']}{share}.")
 
 
+@app.command()
+def publish(
+    context: typer.Context,
+    model: TunedModel,
+    to: Annotated[str, typer.Option(help="The repository on the hub, owner/name. It is made, private, if missing.")],
+    export: Annotated[str, typer.Option(help="merged_16bit or gguf, if it was made. By default, the adapter.")] = "",
+    token: Annotated[str | None, typer.Option(envvar="HF_TOKEN", help="Your token of the hub.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Push a model to your own repository on the hub. Without HF_TOKEN, it asks for your token of the hub.
+
+    Run `anneal models publications` to see whether it is there.
+    """
+    given = token or typer.prompt("Token of the hub", hide_input=True, err=True)
+    body = {"repository": to, "token": given.strip(), "export": export}
+    found = session_of(context).api.post(f"{model_path(model, is_own=True)}/pushes", body)
+    emit(context, found, f"{model} will be pushed to {found['url']}. The token is erased when the push has ended.")
+
+
+@app.command()
+def publications(context: typer.Context, model: TunedModel, as_json: AsJson = False) -> None:
+    """List the pushes of a model to the hub, newest first."""
+    found = session_of(context).api.get(f"{model_path(model, is_own=True)}/pushes")
+    rows = (
+        (
+            push["repository"],
+            push["export"],
+            push["status"],
+            moment(push["created_at"]),
+            push["commit"] or push["problem"],
+        )
+        for push in found["data"]
+    )
+    emit(context, found, lambda: table(("REPOSITORY", "EXPORT", "STATUS", "CREATED", "COMMIT OR PROBLEM"), rows))
+
+
 def _conversion_text(found: dict[str, Any]) -> str:
     if found["status"] == "succeeded":
         return f"It is made. Download it with `anneal models pull {found['model']} --export {found['kind']}`."
