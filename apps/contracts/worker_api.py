@@ -219,6 +219,12 @@ class ExaminationReport(Struct, frozen=True, kw_only=True):
     error: Text = ""
 
 
+class ConversionClaim(Struct, frozen=True, kw_only=True):
+    """Ask for a conversion. `base_models` are the ids installed, as in a claim; None: this worker downloads them."""
+
+    base_models: Annotated[tuple[Text, ...], Meta(max_length=1_000)] | None = None
+
+
 class ConversionRequest(Struct, frozen=True, kw_only=True):
     """Response of POST /internal/v1/conversions/next (worker credential): a leased conversion; 204 without one.
 

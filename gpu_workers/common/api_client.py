@@ -18,6 +18,7 @@ from apps.contracts.serving import DesiredState, ObservedState
 from apps.contracts.worker_api import (
     ClaimRequest,
     ClaimResponse,
+    ConversionClaim,
     ConversionReport,
     ConversionRequest,
     EnrollRequest,
@@ -142,9 +143,9 @@ class ApiClient:
     def report_examination(self, report: ExaminationReport) -> None:
         self._send("POST", "/examinations", report, token=self._credential, patience_seconds=60)
 
-    def take_conversion(self) -> ConversionRequest | None:
+    def take_conversion(self, claim: ConversionClaim) -> ConversionRequest | None:
         """Return a conversion of a finished model that is now leased to this worker, or None if none waits."""
-        return self._optional("POST", "/conversions/next", None, ConversionRequest, patience_seconds=0)
+        return self._optional("POST", "/conversions/next", claim, ConversionRequest, patience_seconds=0)
 
     def keep_conversion(self, conversion_id: str) -> None:
         """Keep the lease; sent once, because the caller beats again soon. Raises StaleLease."""

@@ -19,7 +19,13 @@ from apps.billing.budgets import attribution_of_actor
 from apps.billing.operations import settle_hold
 from apps.catalog.references import base_model_ref
 from apps.contracts.runs import Manifest
-from apps.contracts.worker_api import ConversionReport, ConversionRequest, UploadRequest, UploadResponse
+from apps.contracts.worker_api import (
+    ConversionClaim,
+    ConversionReport,
+    ConversionRequest,
+    UploadRequest,
+    UploadResponse,
+)
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.database.locks import lock
@@ -31,7 +37,7 @@ from apps.core.objects.orphans import sweep
 from apps.core.objects.store import object_key
 from apps.finetuning.lifecycle import CONVERSION_OPEN, CONVERSION_TRANSITIONS, ConversionStatus
 from apps.finetuning.models import Conversion, Worker, WorkerKind
-from apps.finetuning.quotes.delivery import CONVERTER, GGUF
+from apps.finetuning.quotes.delivery import CONVERTER, GGUF, MERGED_16BIT
 from apps.finetuning.recipes.start_points import signed_ref
 from apps.finetuning.results.conversions import LABELS
 from apps.finetuning.runs.leases import StaleLease
@@ -46,13 +52,14 @@ _MAX_FAILURES = 2
 _URL_SECONDS = 3600
 _KIND = "conversions"
 _BYTES_BESIDE = 2**30  # tokenizer, metadata, and parts of a model that are not counted in its price
+_ENDINGS = {MERGED_16BIT: ".safetensors", GGUF: ".gguf"}  # of a form's weights
 _DELETED = gettext_noop("The model was deleted.")
 _STOPPED = gettext_noop("The trainer stopped unexpectedly.")
 _NOT_IDLE = gettext_noop("No trainer was idle for long enough within a day.")
 
 
 @transaction.atomic
-def take(*, worker: Worker) -> ConversionRequest | None:
+def take(*, worker: Worker, claim: ConversionClaim) -> ConversionRequest | None:
     """Lease the worker the next conversion that it can make; return None if there is none.
 
     Organizations take turns, and each has one trainer at a time.
@@ -63,6 +70,8 @@ def take(*, worker: Worker) -> ConversionRequest | None:
     waiting = Conversion.objects.filter(status=ConversionStatus.WAITING, version__deleted_at=None)
     if CONVERTER not in worker.software:
         waiting = waiting.exclude(kind=GGUF)
+    if claim.base_models is not None:
+        waiting = waiting.filter(version__adapter__base_model__in=claim.base_models)
     running = Conversion.objects.filter(status=ConversionStatus.RUNNING)
     left = running.filter(worker=worker)
     if not waiting.exists() and not left.exists():
@@ -198,6 +207,8 @@ def _finish(worker: Worker, conversion_id: str, report: ConversionReport) -> Non
     problems = problems_of_files(
         object_prefix=row.object_prefix, manifest=row.manifest, base_model=version.adapter.base_model
     )
+    if not any(file["name"].endswith(_ENDINGS[row.kind]) for file in row.manifest["files"]):
+        problems.append(f"there is no {_ENDINGS[row.kind]} file")
     if version.deleted_at is not None:
         _fail(row, _DELETED)
     elif problems:

@@ -166,7 +166,7 @@ def report_examination(request: HttpRequest) -> HttpResponse:
 
 @endpoint("POST")
 def take_conversion(request: HttpRequest) -> HttpResponse:
-    taken = conversion_leases.take(worker=_worker(request))
+    taken = conversion_leases.take(worker=_worker(request), claim=_decode(request, wire.ConversionClaim))
     return HttpResponse(status=204) if taken is None else _json(taken)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from apps.contracts.runs import Hyperparameters
-from apps.contracts.worker_api import ConversionReport, ConversionRequest, UploadRequest
+from apps.contracts.worker_api import ConversionClaim, ConversionReport, ConversionRequest, UploadRequest
 from gpu_workers.common.api_client import ApiClient, ApiError, StaleLease, Unavailable
 from gpu_workers.common.artifacts import read_manifest
 from gpu_workers.common.base_models import NotInstalled, locate_base_model
@@ -34,7 +34,7 @@ class Converter:
     def run_one(self, *, should_stop: Callable[[], bool]) -> bool:
         """Take, make and deliver one conversion, unless `should_stop` ends it; return whether there was one."""
         try:
-            taken = self._api.take_conversion()
+            taken = self._api.take_conversion(ConversionClaim(base_models=self._config.base_models))
             if taken is None:
                 return False
             lease = _Lease(self._api, taken, should_stop)

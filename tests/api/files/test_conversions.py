@@ -16,7 +16,13 @@ from apps.billing.queries import get_balance, get_ledger_sum_nano
 from apps.billing.usage.spending import list_spending
 from apps.catalog.models import BaseModel
 from apps.catalog.operations import set_price
-from apps.contracts.worker_api import ConversionReport, ConversionRequest, UploadRequest, UploadResponse
+from apps.contracts.worker_api import (
+    ConversionClaim,
+    ConversionReport,
+    ConversionRequest,
+    UploadRequest,
+    UploadResponse,
+)
 from apps.core.database.clock import db_now
 from apps.core.models import AuditEntry, OutboxMessage
 from apps.core.objects.store import store
@@ -72,7 +78,7 @@ def shop(api_client, key, version):
 
 
 def take(call) -> ConversionRequest:
-    return msgspec.json.decode(call("next").content, type=ConversionRequest)
+    return msgspec.json.decode(call("next", ConversionClaim()).content, type=ConversionRequest)
 
 
 def stored(call, taken: ConversionRequest, files: dict[str, bytes], *, leave_out: str = "") -> str:
@@ -191,7 +197,7 @@ def test_who_may_order(api_client, key, version, organization, alice, rival, cha
     for path in ("next", "conv_1/heartbeat", "conv_1/uploads", "conv_1/finish"):
         assert call(path, credential="annw_wrong").status_code in (400, 401)
     Worker.objects.update(kind="replica")
-    assert call("next").status_code == 204
+    assert call("next", ConversionClaim()).status_code == 204
 
 
 def test_what_makes_nothing_costs_nothing(shop, call, version, organization):
@@ -214,6 +220,9 @@ def test_what_makes_nothing_costs_nothing(shop, call, version, organization):
     assert OutboxMessage.objects.filter(topic="objects.delete").count() == 2, "each attempt's files are deleted"
     assert OrganizationEvent.objects.filter(type="adapter.not_converted").count() == 1
     assert shop("gguf").json()["status"] == "waiting", "it can be ordered again"
+    other = take(call)
+    assert finish(call, other, manifest_sha256=stored(call, other, model_files())) == 204
+    assert "no .gguf file" in shop()["gguf"]["problem"], "a merged model is no GGUF file"
     lasting = take(call)
     finish(call, lasting, problem="It could not be made: the tokenizer is unknown.", is_lasting=True)
     assert shop()["gguf"]["status"] == "failed"
@@ -227,7 +236,7 @@ def test_a_lease_that_is_lost_opens_nothing_more(shop, call, floor, version):
     assert release_overdue(now=db_now() + datetime.timedelta(minutes=6)) == 1
     assert call(f"{taken.id}/heartbeat").status_code == 409
     other = make_worker(floor.pool, credential="annw_other")
-    assert take_as(worker=other) is not None
+    assert take_as(worker=other, claim=ConversionClaim()) is not None
     before = Conversion.objects.values().get()
     manifest = manifest_of("model", "run_1", 1, 10, model_files())
     wanted = UploadRequest(manifest=manifest, manifest_sha256=hashlib.sha256(msgspec.json.encode(manifest)).hexdigest())
@@ -269,7 +278,13 @@ def test_organizations_take_turns_and_a_converter_is_needed(shop, call, floor, v
     with_converter.refresh_from_db()
     without = make_worker(floor.pool, credential="annw_2")
 
-    assert take_as(worker=without).kind == "merged_16bit", "it has no converter"
-    assert take_as(worker=with_converter).id == theirs.pk, "each organization has one trainer at a time"
-    assert take_as(worker=floor.worker) is None
+    assert take_as(worker=without, claim=ConversionClaim()).kind == "merged_16bit", "it has no converter"
+    assert take_as(worker=with_converter, claim=ConversionClaim()).id == theirs.pk, (
+        "each organization has one trainer at a time"
+    )
+    assert take_as(worker=floor.worker, claim=ConversionClaim()) is None
     assert Conversion.objects.get(pk=mine.pk).status == "waiting"
+    Conversion.objects.filter(status="running").delete()
+    claim = ConversionClaim(base_models=("bm_another",))
+    assert take_as(worker=with_converter, claim=claim) is None, "its machine has other base models"
+    assert take_as(worker=with_converter, claim=ConversionClaim(base_models=(floor.base_model.pk,))).id == mine.pk
